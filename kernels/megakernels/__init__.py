@@ -14,6 +14,7 @@ from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_
 from megakernels.ops.causal_conv1d import causal_conv1d
 from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
 from megakernels.ops.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
+from megakernels.ops.fp8_linear import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
 from megakernels.ops.gated_conv1d import gated_conv1d
 from megakernels.ops.gated_conv1d.pieces import gated_conv_pieces, gated_conv_pieces_backward
 from megakernels.ops.gated_delta import gated_delta
@@ -77,6 +78,10 @@ __all__ = [
     "dispatch",
     "dispatch_plan",
     "experts",
+    "fp8_input_gradients",
+    "fp8_linears",
+    "fp8_quantize",
+    "fp8_weight_gradients",
     "gated_add",
     "gated_conv1d",
     "gated_conv_pieces",

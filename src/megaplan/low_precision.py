@@ -20,6 +20,8 @@ FORMATS = {
     "mxfp8": "e4m3",
 }
 """hybrid: e4m3 forward and e5m2 for gradients; 4 bits have one format."""
+TRAINED = frozenset({"fp8_current", "fp8_rowwise"})
+"""Recipes that megarun trains."""
 GENERATIONS = {
     "fp8_delayed": ("ada", "hopper", "blackwell", "cdna"),
     "fp8_current": ("ada", "hopper", "blackwell", "cdna"),

@@ -40,6 +40,9 @@ class Op(NamedTuple):
         late: Parameters whose gradients a split backward leaves to W, those of linears, each with the output whose gradient that needs.
         late_fetches: Beside `fetches`, what only those gradients need; in a split backward W makes it.
         hands_views: Whether the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
+        call: The first of the linears that one call of the runtime multiplies, where several are operations of their own.
+        before: Moments of its backward before its parameters' gradients, each with the storages that it makes for itself, in place of
+            `fetches`, and whether the gradients of what it reads are there.
     """
 
     name: str
@@ -56,6 +59,8 @@ class Op(NamedTuple):
     late: tuple[tuple[str, str], ...] = ()
     late_fetches: tuple[str, ...] = ()
     hands_views: bool = False
+    call: str = ""
+    before: tuple[tuple[tuple[str, ...], bool], ...] = ()
 
     @property
     def is_view(self) -> bool:
@@ -100,7 +105,9 @@ def project(reads: str, gathered: str, *projections: Projection, sharded: bool, 
         holds: See `Op`.
     """
     if not sharded:
-        return tuple(linear(each.name, reads, each.makes, each.param, bias=each.bias, holds=holds) for each in projections)
+        call = projections[0].name
+        ops = (linear(each.name, reads, each.makes, each.param, bias=each.bias, holds=holds) for each in projections)
+        return tuple(op._replace(call=call) for op in ops)
     weights, biases = (each.param for each in projections), (each.bias for each in projections if each.bias is not None)
     return (
         Op(

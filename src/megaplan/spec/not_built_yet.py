@@ -10,6 +10,9 @@ from collections.abc import Callable
 from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
+from megaplan.families.registry import FAMILIES
+from megaplan.low_precision import TRAINED
+from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
 from megaplan.spec.models import Spec
 from megaplan.spec.options import ROUTING, given_options
@@ -17,6 +20,7 @@ from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
 _BUILT_DTYPES = (DType.FP32, DType.BF16)
+_BANKS = next(family.letter for family in FAMILIES.values() if family.banks)
 
 
 def _above_one(axis: str) -> Found:
@@ -51,7 +55,28 @@ def _families(spec: Spec) -> object | None:
 
 
 def _recipe(spec: Spec) -> object | None:
-    return spec.precision.recipe.name if spec.precision.recipe is not None else None
+    recipe = spec.precision.recipe
+    return recipe.name if recipe is not None and recipe.name not in TRAINED else None
+
+
+def _recipe_gather(spec: Spec) -> object | None:
+    recipe = spec.precision.recipe
+    return "true" if recipe is not None and recipe.param_gather else None
+
+
+def _recipe_banks(spec: Spec) -> object | None:
+    """The families of a recipe that covers banks of experts, in a model that has some."""
+    recipe = spec.precision.recipe
+    if recipe is None or recipe.name not in TRAINED or _BANKS not in spec.model.pattern.upper():
+        return None
+    if recipe.families is None:
+        return "null"
+    return f"[{', '.join(recipe.families)}]" if _BANKS in recipe.families else None
+
+
+def _recipe_split(spec: Spec) -> object | None:
+    recipe, kind = spec.precision.recipe, spec.schedule.kind
+    return kind if recipe is not None and kind in SPLIT_BACKWARD and spec.mesh.is_pipelined else None
 
 
 def _other_host(spec: Spec) -> object | None:
@@ -66,7 +91,10 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),
-    ("precision.recipe", _recipe, "null"),
+    ("precision.recipe.name", _recipe, " or ".join(sorted(TRAINED))),
+    ("precision.recipe.param_gather", _recipe_gather, "false"),
+    ("precision.recipe.families", _recipe_banks, "a list without E, whose experts' banks keep 16 bits"),
+    ("schedule.kind", _recipe_split, "a recipe under a schedule whose backward is whole"),
     ("host.name", _other_host, "megarun"),
 )
 

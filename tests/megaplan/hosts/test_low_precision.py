@@ -61,7 +61,7 @@ def test_delayed_scaling_remembers_the_maxima_of_five_roles() -> None:
 
 
 def test_products_of_one_input_keep_one_copy_of_it() -> None:
-    wide, narrow = saved(spec_of(), 0), saved(spec_of({"name": "fp8_current"}), 0)
+    wide, narrow = saved(spec_of(), 0), saved(spec_of({"name": "fp8_delayed"}), 0)
     assert wide["normed"] == 2 * ELEMENTS
     assert "normed" not in narrow
     assert narrow["normed.low"] == ELEMENTS + 4
@@ -69,15 +69,58 @@ def test_products_of_one_input_keep_one_copy_of_it() -> None:
 
 
 def test_what_another_operation_keeps_in_sixteen_bits_has_no_copy() -> None:
-    narrow = saved(spec_of({"name": "fp8_current"}), 0)
+    narrow = saved(spec_of({"name": "fp8_delayed"}), 0)
     kept = {name for name in narrow if name.endswith(".low")}
     assert kept == {"normed.low"}  # the output of attention is attention's own
 
 
 def test_a_dense_block_saves_its_activation_in_eight_bits_and_its_products_in_sixteen() -> None:
-    wide, narrow = saved(spec_of(), 1), saved(spec_of({"name": "fp8_rowwise"}), 1)
-    assert narrow["activation.low"] == ROWS * F + 4 * F
+    wide, narrow = saved(spec_of(), 1), saved(spec_of({"name": "fp8_blockwise"}), 1)
+    assert narrow["activation.low"] == ROWS * F + 4 * (ROWS // 128) * F
     assert (narrow["gate"], narrow["up"]) == (wide["gate"], wide["up"]) == (2 * ROWS * F, 2 * ROWS * F)
+
+
+@pytest.mark.parametrize(("name", "scales"), [("fp8_current", 1), ("fp8_rowwise", H)])
+def test_linears_that_megarun_runs_keep_copies_with_their_scales_apart(name: str, scales: int) -> None:
+    attention, dense = saved(spec_of({"name": name}), 0), saved(spec_of({"name": name}), 1)
+    assert (attention["q_proj.low"], attention["q_proj.low_scales"]) == (ELEMENTS, 4 * scales)
+    assert not {"normed", "k_proj.low", "o_proj.low"} & set(attention)
+    assert attention["attention"] == 2 * B * T * HEADS * D
+    assert dense["down_proj.low"] == ROWS * F
+    assert dense["down_proj.low_scales"] == 4 * (1 if scales == 1 else F)
+    assert not {"normed", "activation"} & set(dense)
+
+
+def test_a_column_parallel_linear_keeps_its_own_tokens_with_the_scales_of_all() -> None:
+    narrow = saved(spec_of({"name": "fp8_rowwise"}, mesh={"tp": 2}), 0)
+    assert (narrow["q_proj.low"], narrow["q_proj.low_scales"]) == (ELEMENTS // 2, 4 * H)
+
+
+def test_an_input_that_two_calls_read_is_kept_once_in_sixteen_bits() -> None:
+    """Two copies would be as large, with two sets of scales."""
+    latent = {
+        "kind": "mla",
+        "num_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+    }
+    document = spec_of({"name": "fp8_current"}).as_document()
+    document["model"]["attention"] = latent
+    narrow = saved(Spec.model_validate(document), 0)
+    assert narrow["normed"] == 2 * ELEMENTS
+    assert {name for name in narrow if name.endswith(".low")} == {"kv_up.low"}
+
+
+def test_what_a_product_holds_inside_is_workspace() -> None:
+    """In backward of a row-parallel linear: the input's transpose and the gradient's, and nothing of the weight."""
+    ledger = ledger_of(spec_of({"name": "fp8_current"}), 1)
+    inside = {tensor.name: tensor for tensor in ledger.backward_live if ".in_" in tensor.name}
+    (name,) = inside
+    assert name in ("gate_proj.in_weight_gradients", "down_proj.in_weight_gradients")
+    assert inside[name].column is Column.WORKSPACE
 
 
 @pytest.mark.parametrize(
@@ -89,7 +132,7 @@ def test_a_dense_block_saves_its_activation_in_eight_bits_and_its_products_in_si
 )
 def test_layers_that_a_recipe_leaves_out_keep_sixteen_bits(recipe: dict[str, Any], covered: list[bool]) -> None:
     spec = spec_of(recipe)
-    assert ["normed.low" in saved(spec, layer) for layer in range(4)] == covered
+    assert [any(name.endswith(".low") for name in saved(spec, layer)) for layer in range(4)] == covered
     made = makes_of(spec, build_inventory(spec))
     assert len({made[f"layers.{layer}"] for layer in range(4)}) == (4 if "families" not in recipe else 2)
 

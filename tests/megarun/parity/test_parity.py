@@ -9,6 +9,7 @@ from context_cells import CONTEXT_CELLS
 from feature_cells import FEATURE_CELLS
 from linear_cells import LINEAR_CELLS
 from lora_cells import LORA_CELLS
+from low_precision_cells import LOW_PRECISION_CELLS
 from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
@@ -16,7 +17,7 @@ from parity_world import Worlds
 from megaplan.schedules import KINDS
 
 pytestmark = pytest.mark.runtime
-ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS, *LINEAR_CELLS, *BLOCK_CELLS, *LORA_CELLS)
+ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS, *LINEAR_CELLS, *BLOCK_CELLS, *LORA_CELLS, *LOW_PRECISION_CELLS)
 
 
 def _marked(cell: Cell) -> object:

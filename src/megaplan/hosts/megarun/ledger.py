@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from math import prod
 
 from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import BlockProgram
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
@@ -18,8 +19,10 @@ from megaplan.hosts.megarun.features import depth_shapes, mtp_part, relation_bia
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.low_precision import in_low_precision, recipe_of
 from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh
+from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
+from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 
@@ -134,15 +137,32 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
     return part
 
 
-def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> Part:
+def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...]:
+    """The calls of a layer's linears that multiply in eight bits; none where the layer keeps 16."""
+    block = inventory.layers[index]
+    if recipe_of(spec, index, block.family) is None:
+        return ()
+    program, _ = _family_program(spec, local_dims(spec), index, block, gradient_dtype(spec, block))
+    return scaled_calls(program, spec.policy(index, block.family))
+
+
+def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> tuple[BlockProgram, Shapes]:
     family = FAMILIES[block.family]
     section = family.section_of(spec.model)
-    program, tensors = family.program(dims, section, block.variant, family.operations(section, index), parameters)
+    return family.program(dims, section, block.variant, family.operations(section, index), parameters)
+
+
+def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> Part:
+    program, tensors = _family_program(spec, dims, index, block, parameters)
     recipe = recipe_of(spec, index, block.family)
+    policy = spec.policy(index, block.family)
     if recipe is not None:
-        program, tensors = in_low_precision(program, tensors, recipe, parameter_shapes(spec, dims, f"layers.{index}", block))
+        parameters_by_name, trained = parameter_shapes(spec, dims, f"layers.{index}", block), recipe.name in TRAINED
+        program, tensors = in_low_precision(program, tensors, recipe, parameters_by_name, experts_only=trained)
+        if trained:
+            program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy)
     path = path_in(spec.model.residual_path, block.tensors)
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
-    return Part(replay_of(program, spec.policy(index, block.family)), tensors)
+    return Part(replay_of(program, policy), tensors)

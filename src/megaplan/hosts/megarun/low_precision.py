@@ -52,7 +52,7 @@ def recipe_of(spec: Spec, layer: int, letter: str) -> Recipe | None:
 
 
 def in_low_precision(
-    program: BlockProgram, shapes: Shapes, recipe: Recipe, parameters: Mapping[str, tuple[int, ...]]
+    program: BlockProgram, shapes: Shapes, recipe: Recipe, parameters: Mapping[str, tuple[int, ...]], *, experts_only: bool = False
 ) -> tuple[BlockProgram, Shapes]:
     """The program and its storages under a recipe.
 
@@ -61,8 +61,9 @@ def in_low_precision(
         shapes: Its storages.
         recipe: How operands are scaled.
         parameters: Shapes of the block's parameters on the rank, by name.
+        experts_only: Whether only routed experts multiply so, as linears have terms of their own.
     """
-    copies = _with_copies(program, frozenset(shapes))
+    copies = _with_copies(program, frozenset(shapes), experts_only)
     found = dict(shapes)
     for name in copies.saved:
         found[name + SAVED] = _stored(shapes[name], recipe.columnwise_bytes(*_matrix(shapes[name])))
@@ -78,15 +79,16 @@ def in_low_precision(
 
 
 @lru_cache(maxsize=64)
-def _with_copies(program: BlockProgram, storages: frozenset[str]) -> Copies:
-    kept_elsewhere = {name for op in program.ops if not _multiplies(op) for name in op.keeps}
+def _with_copies(program: BlockProgram, storages: frozenset[str], experts_only: bool) -> Copies:
+    products = {op.name for op in program.ops if op.name == EXPERTS or (op.late and not experts_only)}
+    kept_elsewhere = {name for op in program.ops if op.name not in products for name in op.keeps}
     saved: dict[str, None] = {}
     inputs: dict[str, None] = {}
     gradients: dict[str, None] = {}
     weights: list[tuple[str, tuple[str, ...]]] = []
     ops: list[Op] = []
     for op in program.ops:
-        if not _multiplies(op):
+        if op.name not in products:
             ops.append(op)
             continue
         source = op.reads[0]
@@ -110,11 +112,6 @@ def _with_copies(program: BlockProgram, storages: frozenset[str]) -> Copies:
         ops.append(op._replace(makes=makes, keeps=keeps, reads=reads, fetches=fetches, grads=op.reads if op.grads is None else op.grads))
     changed = BlockProgram(tuple(ops), program.held, program.reruns, program.caches, program.after)
     return Copies(changed, tuple(saved), tuple(inputs), tuple(weights), tuple(gradients))
-
-
-def _multiplies(op: Op) -> bool:
-    """Whether products with parameters are what the operation is."""
-    return bool(op.late) or op.name == EXPERTS
 
 
 def _matrix(stored: tuple[int, Column, tuple[int, ...], DType, Basis]) -> tuple[int, int]:

@@ -9,5 +9,6 @@ from __future__ import annotations
 
 ROUTERS = ("route", "route_scored")
 HEAD_AND_LOSS = ("linear_cross_entropy", "linear_slice_statistics")
-LIBRARY_OPERATIONS = tuple(f"megakernels.{name}.default" for name in (*ROUTERS, *HEAD_AND_LOSS))
+IN_EIGHT_BITS = ("fp8_linears",)
+LIBRARY_OPERATIONS = tuple(f"megakernels.{name}.default" for name in (*ROUTERS, *HEAD_AND_LOSS, *IN_EIGHT_BITS))
 """As torch names them."""

@@ -314,6 +314,9 @@ class Backward:
             new = tuple(param for param in op.params if param not in [late for late, _ in op.late])
         else:
             fetches += op.late_fetches
+        for storages, is_made in op.before:
+            there = made if is_made else ()
+            self.moments += (Moment(op.name, (*self._live, *storages), (*self._held(), *there), self._params, (), len(there)),)
         if op.sums:
             self.moments += (Moment(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
             fetches = op.sums
@@ -398,7 +401,8 @@ def _recomputed(
     if splittable and last.late:
         inner = *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # nothing reads it
     else:
-        inner = inner[: stop if last.keeps_first else stop + 1]
+        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # what it makes is kept by what did not run again
+        inner = inner[: stop + 1 if runs else stop]
     return [
         Moment(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
         for moment in _forward(inner, graph.roots, wanted, graph.held)

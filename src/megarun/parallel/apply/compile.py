@@ -14,7 +14,7 @@ from megarun.model.stage import Stage
 
 
 def refuse_compile(spec: Spec) -> None:
-    """Refuse plans whose blocks communicate, or whose backward is split.
+    """Refuse plans whose blocks communicate or multiply in eight bits, or whose backward is split.
 
     Raises:
         MegaplanError: MP625.
@@ -24,6 +24,8 @@ def refuse_compile(spec: Spec) -> None:
         reasons.append(f"lora.rank = {spec.lora.rank}")
     if spec.schedule.kind in SPLIT_BACKWARD and spec.mesh.pp > 1:
         reasons.append(f"schedule.kind = {spec.schedule.kind}")
+    if spec.precision.recipe is not None:
+        reasons.append(f"precision.recipe.name = {spec.precision.recipe.name}")
     if reasons:
         raise refusal("MP625", f"--compile with {', '.join(reasons)}")
 

@@ -29,6 +29,7 @@ from torch.nn.functional import linear
 from megarun.parallel.groups.adapters import Adapter, adapter_of, frozen_column_parallel
 from megarun.parallel.groups.deferred import leave_pending, product
 from megarun.parallel.groups.mesh import RankMesh
+from megarun.parallel.groups.scaled import multiply, scaling_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,12 @@ class TensorParallel:
 
     def project(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
         """Column-parallel linears of one input: local tokens [B, t, in] -> [B, T, out / tp] each."""
-        if self.degree == 1:
+        scaling = scaling_of(linears[0])
+        if self.degree == 1 and scaling is None:
             return tuple(module(x) for module in linears)
         weights, biases = [module.weight for module in linears], [module.bias for module in linears]
+        if scaling is not None:
+            return multiply(self, scaling, x, weights, biases)
         return column_parallel(self, x, weights, biases, [adapter_of(module) for module in linears], may_wait=self.may_wait)
 
     def reduce(self, partial: Tensor) -> Tensor:

@@ -1,0 +1,144 @@
+"""Quantised copies in eight bits, and products of two of them.
+
+An operand of a product is stored with the summed dim last, and has one scale for the whole matrix or one for each row, which becomes one
+for each row or column of the result. A scale is a power of two: dividing by it is exact, so how an element rounds depends on the scale only
+where the element is subnormal in the eight-bit format, for e4m3 below 2^-14 of the largest one. Scales of a part of a matrix therefore give
+the same values as those of the whole, and no maximum has to be reduced over ranks.
+
+torch's scaled matmul takes dims that 16 divides; operands are padded with zeros to the next multiple.
+
+Source: torchao 0.18, `float8_utils.py` (`amax_to_scale`, `_round_scale_down_to_power_of_2`) and `float8_linear.py`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MULTIPLE = 16
+SLICE_ELEMENTS = 1 << 22
+"""Elements that are scaled at once before they are rounded to eight bits."""
+SMALLEST = 1e-12
+"""What a maximum counts as at least, as in torchao; a row of zeros has a scale too."""
+_EXPONENT = 0x7F800000
+
+
+class Operand(NamedTuple):
+    """One side of a product.
+
+    Attributes:
+        data: Eight-bit [rows, summed], contiguous, padded with zeros.
+        scale: fp32, what the elements were divided by: one, or one for each row.
+    """
+
+    data: Tensor
+    scale: Tensor
+
+
+def has_tensor_cores(tensor: Tensor) -> bool:
+    """Whether torch's scaled matmul multiplies tensors of this device."""
+    return tensor.is_cuda
+
+
+def padded(size: int) -> int:
+    """The next multiple of 16."""
+    return -(-size // MULTIPLE) * MULTIPLE
+
+
+def slice_rows(rows: int, columns: int) -> int:
+    """Rows of a matrix that are scaled at once."""
+    return min(rows, max(1, SLICE_ELEMENTS // max(columns, 1)))
+
+
+def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = False, second: bool = False) -> Operand:
+    """Quantises a matrix for a product.
+
+    Args:
+        x: [rows, summed], or [summed, rows] if transposed; fp32 or bf16.
+        dtype: Of the copy.
+        by_row: Whether each row has a scale.
+        transposed: Whether the copy is x's transpose.
+        second: Whether the rows are columns of the result, and padded.
+    """
+    found = x.mT if transposed else x
+    rows, summed = found.shape
+    shape = (padded(rows) if second else rows, padded(summed))
+    data = (torch.empty if shape == (rows, summed) else torch.zeros)(shape, dtype=dtype, device=x.device)
+    factor, scale = _factors(found, dtype, by_row, shape[0])
+    inside = data[:rows, :summed]
+    _round(x, factor[None, :] if transposed or not by_row else factor[:, None], inside.mT if transposed else inside)
+    return Operand(data, scale)
+
+
+def kept(x: Tensor, *, by_column: bool) -> tuple[Tensor, Tensor]:
+    """The copy of a product's input that its weight gradient multiplies: e4m3 [rows, padded columns], and its scales [padded columns]."""
+    rows, columns = x.shape
+    shape = (rows, padded(columns))
+    data = (torch.empty if shape == (rows, columns) else torch.zeros)(shape, dtype=torch.float8_e4m3fn, device=x.device)
+    factor, scale = _factors(x.mT, torch.float8_e4m3fn, by_column, shape[1])
+    _round(x, factor[None, :], data[:, :columns])
+    return data, scale
+
+
+def turned(low: Tensor, scale: Tensor) -> Operand:
+    """A kept copy [rows, columns] as the second operand of a product that sums over its rows."""
+    rows, columns = low.shape
+    shape = (columns, padded(rows))
+    data = (torch.empty if shape[1] == rows else torch.zeros)(shape, dtype=low.dtype, device=low.device)
+    data[:, :rows].copy_(low.mT)
+    return Operand(data, scale)
+
+
+def multiply(first: Operand, second: Operand, out: Tensor, bias: Tensor | None = None, *, fast: bool = False) -> None:
+    """Writes first · secondᵀ [+ bias] into `out`, [rows of the first, at most rows of the second].
+
+    On CUDA by torch's scaled matmul, elsewhere by a product in fp32 of the same eight-bit values.
+
+    Args:
+        first: Rows of the result.
+        second: Columns of the result.
+        out: fp32 or bf16.
+        bias: [columns], or None.
+        fast: Whether the tensor cores may sum in less than fp32, as torchao lets them in the forward.
+    """
+    columns = out.shape[1]
+    if not has_tensor_cores(out):
+        made = first.data.float() @ second.data[:columns].float().mT
+        made *= first.scale[:, None] * second.scale[:columns] if first.scale.numel() > 1 else first.scale * second.scale[:columns]
+        out.copy_(made if bias is None else made + bias)
+        return
+    whole = out if columns == second.data.shape[0] else out.new_empty((out.shape[0], second.data.shape[0]))
+    _scaled(first, second, whole, bias if whole is out and out.dtype != torch.float32 else None, fast)
+    if whole is not out:
+        out.copy_(whole[:, :columns])
+    if bias is not None and (whole is not out or out.dtype == torch.float32):
+        out.add_(bias)
+
+
+def _scaled(first: Operand, second: Operand, out: Tensor, bias: Tensor | None, fast: bool) -> None:
+    by_row = first.scale.numel() > 1 or second.scale.numel() > 1
+    if by_row and out.dtype == torch.float32:  # scaled by row it makes bf16 alone; powers of two multiply exactly afterwards
+        one = first.scale.new_ones(())
+        torch._scaled_mm(first.data, second.data.mT, one, one, out_dtype=out.dtype, use_fast_accum=fast, out=out)
+        out.mul_(first.scale.view(-1, 1)).mul_(second.scale.view(1, -1))
+        return
+    scales = (first.scale.view(-1, 1), second.scale.view(1, -1)) if by_row else (first.scale.view(()), second.scale.view(()))
+    torch._scaled_mm(first.data, second.data.mT, *scales, bias=bias, out_dtype=out.dtype, use_fast_accum=fast, out=out)
+
+
+def _factors(x: Tensor, dtype: torch.dtype, by_row: bool, num_scales: int) -> tuple[Tensor, Tensor]:
+    """What elements are multiplied by, in x's dtype, and the scales; of padded rows 1."""
+    amax = torch.linalg.vector_norm(x, float("inf"), dim=1) if by_row else torch.linalg.vector_norm(x, float("inf")).view(1)
+    ratio = torch.finfo(dtype).max / amax.float().clamp_(min=SMALLEST)
+    factor = (ratio.view(torch.int32) & _EXPONENT).view(torch.float32)  # rounded down to a power of two; of inf and nan 0 and inf
+    scale = torch.ones(num_scales if by_row else 1, dtype=torch.float32, device=x.device)
+    scale[: factor.numel()].copy_(1 / factor)
+    return factor.to(x.dtype), scale
+
+
+def _round(x: Tensor, factor: Tensor, out: Tensor) -> None:
+    """`x` times `factor`, which has a row for each of x's or one for all, rounded into `out`."""
+    factors, step = factor.expand(x.shape[0], -1), slice_rows(*x.shape)
+    for start in range(0, x.shape[0], step):
+        rows = slice(start, start + step)
+        out[rows].copy_(x[rows] * factors[rows])

@@ -1,0 +1,193 @@
+"""A block's program whose linears multiply in eight bits, as megarun runs them (`megarun.parallel.groups.scaled`).
+
+Linears of one call share what is made of their input. A call keeps the copy of its input that the weight gradients multiply and its scales,
+made before the products, so that a recomputed region that ends in a call does not run its products again. Where something else keeps the
+input in 16 bits anyway, or another call reads it too, the input itself is kept and quantised again in backward. Under TP a column-parallel
+call keeps the copy of the rank's own tokens, scaled as all tokens are, and gathers that in backward: one byte an element instead of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from megaplan.blocks.ops import BlockProgram, Op, partial_gradient
+from megaplan.blocks.storages import Shapes, Stored
+from megaplan.columns import Basis, Column
+from megaplan.dtypes import DType
+from megaplan.hosts.megarun.graph import roots_of
+from megaplan.hosts.megarun.scaled_sizes import SCALE, Product
+from megaplan.low_precision import PER_TENSOR, RecipeName
+
+LOW, SCALES, WHOLE, GATHERED = ".low", ".low_scales", ".low_whole", ".low_gathered"
+IN_KEEPING, IN_FORWARD, IN_INPUT, IN_WEIGHTS = ".in_keeping", ".in_forward", ".in_input_gradient", ".in_weight_gradients"
+
+
+class Call(NamedTuple):
+    """Linears that megarun multiplies in one call.
+
+    Attributes:
+        name: Of the first.
+        source: The storage or view that they read.
+        gathered: What they multiply where tokens are gathered first, else None.
+        weights: Their weights.
+        keeps_low: Whether the input's copy is kept in place of the input.
+    """
+
+    name: str
+    source: str
+    gathered: str | None
+    weights: tuple[str, ...]
+    keeps_low: bool
+
+
+class Scaled(NamedTuple):
+    """A program in eight bits, and its calls in order."""
+
+    program: BlockProgram
+    calls: tuple[Call, ...]
+
+
+def scaled_calls(program: BlockProgram, policy: str) -> tuple[Call, ...]:
+    """The calls of a block's linears.
+
+    Args:
+        program: The family's program of the block.
+        policy: How the block is recomputed; a selective checkpoint keeps the outputs of what it does not run again.
+    """
+    roots, groups = roots_of(program.ops), _groups(program.ops)
+    linears = {op.name for ops in groups for op in ops}
+    kept = {roots[name] for op in program.ops if op.name not in linears for name in op.keeps}
+    if policy == "selective":
+        kept |= {name for op in program.ops if op.name in program.caches for name in op.makes}
+    readers = [roots[ops[0].reads[0]] for ops in groups]
+    found = []
+    for ops in groups:
+        first, source = ops[0], ops[0].reads[0]
+        gathered = first.makes[0] if first.makes[0] not in [made for _, made in first.late] else None
+        keeps_low = roots[source] not in kept and (source != roots[source] or readers.count(source) == 1)
+        found.append(Call(first.name, source, gathered, tuple(param for op in ops for param, _ in op.late), keeps_low))
+    return tuple(found)
+
+
+def in_eight_bits(
+    program: BlockProgram, shapes: Shapes, name: RecipeName, parameters: Mapping[str, tuple[int, ...]], policy: str
+) -> tuple[BlockProgram, Shapes]:
+    """The program and its storages under one of the recipes that megarun trains.
+
+    Args:
+        program: Of a block.
+        shapes: Its storages.
+        name: The recipe.
+        parameters: Shapes of the block's parameters on the rank, by name.
+        policy: How the block is recomputed.
+    """
+    by_row = name not in PER_TENSOR
+    changed, calls = _scaled(program, policy, by_row)
+    found = dict(shapes)
+    for call in calls:
+        multiplied = shapes[call.gathered or call.source]
+        width, elements = parameters[call.weights[0]][1], prod(multiplied[2])
+        outs = tuple(parameters[weight][0] for weight in call.weights)
+        product = Product(elements // width, width, outs, multiplied[0] // elements, by_row)
+        found |= _storages(call, product, prod(shapes[call.source][2]) // width)
+    return changed, found
+
+
+def _storages(call: Call, product: Product, own_rows: int) -> Shapes:
+    """What a call makes besides its outputs; `own_rows` are the rank's own tokens."""
+    given = call.keeps_low and not product.by_row
+    found = {
+        IN_FORWARD: _inside(product.forward_bytes(given=given)),
+        IN_INPUT: _inside(product.input_gradient_bytes),
+        IN_WEIGHTS: _inside(product.weight_gradient_bytes(given=call.keeps_low)),
+    }
+    if call.keeps_low:
+        found[LOW] = _copy(product.kept_shape(own_rows), Column.ACTIVATIONS)
+        found[SCALES] = SCALE * product.num_scales, Column.ACTIVATIONS, (product.num_scales,), DType.FP32, Basis.EXACT
+        found[IN_KEEPING] = _inside(product.keeping_bytes)
+        if call.gathered is not None:
+            found[WHOLE] = _copy(product.kept_shape(product.rows), Column.ACTIVATIONS)
+            found[GATHERED] = _copy(product.kept_shape(product.rows), Column.COMMUNICATION)
+    return {call.name + ending: stored for ending, stored in found.items()}
+
+
+def _copy(shape: tuple[int, int], column: Column) -> Stored:
+    return prod(shape), column, shape, DType.FP8, Basis.EXACT
+
+
+def _inside(size: int) -> Stored:
+    return size, Column.WORKSPACE, (size,), DType.FP8, Basis.EXACT
+
+
+def _groups(ops: tuple[Op, ...]) -> list[list[Op]]:
+    """The linears of each call; the indexer's, whose input gets no gradient, are none."""
+    found: list[list[Op]] = []
+    for op in ops:
+        if not op.late or op.grads is not None:
+            continue
+        if op.call and found and found[-1][0].call == op.call:
+            found[-1].append(op)
+        else:
+            found.append([op])
+    return found
+
+
+@lru_cache(maxsize=64)
+def _scaled(program: BlockProgram, policy: str, by_row: bool) -> Scaled:
+    calls, roots = scaled_calls(program, policy), roots_of(program.ops)
+    makers = {name: op.name for op in program.ops for name in op.makes}
+    by_name = {group[0].name: (call, group) for call, group in zip(calls, _groups(program.ops), strict=True)}
+    later = {op.name for _, group in by_name.values() for op in group[1:]}
+    ops: list[Op] = []
+    reruns = set(program.reruns)
+    for op in program.ops:
+        if op.name in later:
+            continue
+        if op.name not in by_name:
+            ops.append(op)
+            continue
+        call, group = by_name[op.name]
+        *before, products = _ops(call, group, by_row)
+        ops += [*before, products]
+        made_again = makers.get(roots[call.source]) in reruns and op.name not in program.after
+        if op.name in reruns or made_again:
+            reruns |= {each.name for each in before}
+    return Scaled(BlockProgram(tuple(ops), program.held, frozenset(reruns), program.caches, program.after), calls)
+
+
+def _ops(call: Call, group: list[Op], by_row: bool) -> list[Op]:
+    """What makes the kept copy, and the products."""
+    outputs = tuple(made for op in group for _, made in op.late)
+    names = {ending: call.name + ending for ending in (LOW, SCALES, WHOLE, GATHERED, IN_KEEPING, IN_FORWARD, IN_INPUT, IN_WEIGHTS)}
+    source, low, scales = call.source, names[LOW], names[SCALES]
+    products = Op(
+        call.name,
+        (source,),
+        (*outputs, names[IN_FORWARD]),
+        keeps=(source,),
+        params=tuple(param for op in group for param in op.params),
+        grads=(source,),
+        fetches=(names[IN_WEIGHTS],),
+        holds=group[0].holds,
+        keeps_first=True,
+        before=(((names[IN_INPUT],), True),),
+    )
+    if call.gathered is not None:
+        fetched = names[GATHERED] if call.keeps_low else call.gathered, partial_gradient(call.gathered)
+        products = products._replace(fetches=(*fetched, names[IN_WEIGHTS]), before=(((*fetched, names[IN_INPUT]), False),))
+    if not call.keeps_low:
+        return [products if call.gathered is None else products._replace(makes=(call.gathered, *products.makes))]
+    keeping = Op(f"{call.name} keep", (source,), (low, scales, names[IN_KEEPING]), keeps=(low, scales), grads=())
+    products = products._replace(keeps=(low, scales))
+    if call.gathered is None:
+        return [keeping, products if by_row else products._replace(reads=(source, low, scales))]
+    multiplied = (call.gathered,) if by_row else (names[WHOLE], scales)
+    return [
+        Op(f"{call.name} gather", (source,), (call.gathered,), grads=()),
+        Op(f"{call.name} quantize", (call.gathered,), (names[WHOLE], scales, names[IN_KEEPING]), grads=()),
+        keeping._replace(reads=(names[WHOLE], scales), makes=(low,)),
+        products._replace(reads=(source, *multiplied)),
+    ]

@@ -1,0 +1,42 @@
+"""`precision.recipe`: the linears of the layers that it covers multiply in eight bits.
+
+Which linears share a call, and what each call keeps, is what the ledger says (`megaplan.hosts.megarun.scaled`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor, nn
+
+from megaplan.hosts.megarun.ledger import layer_calls
+from megaplan.inventory.tensors import Inventory
+from megaplan.low_precision import FORMATS, PER_TENSOR
+from megaplan.spec.models import Spec
+from megarun.model.norm import RowLinear
+from megarun.model.stage import Stage
+from megarun.parallel.groups.scaled import Scaling, multiply
+from megarun.parallel.groups.tensor import ALONE
+
+GRADIENT_FORMATS = {"hybrid": "e5m2", "e4m3": "e4m3"}
+
+
+def scale_linears(stage: Stage, spec: Spec, inventory: Inventory) -> None:
+    """Make the linears of a stage's layers multiply as the spec's recipe says; parameters and their names stay as they are."""
+    recipe = spec.precision.recipe
+    if recipe is None:
+        return
+    by, gradient_format = "tensor" if recipe.name in PER_TENSOR else "rows", GRADIENT_FORMATS[recipe.format or FORMATS[recipe.name]]
+    for name, block in stage.layers.items():
+        for call in layer_calls(spec, inventory, int(name)):
+            for weight in call.weights:
+                module = block.get_submodule(weight.removesuffix(".weight"))
+                assert isinstance(module, nn.Linear)
+                scaling = Scaling(by, gradient_format, call.keeps_low)
+                module.scaling = scaling  # type: ignore[assignment]  # which `project` reads
+                module.forward = partial(_forward, module, scaling)  # type: ignore[method-assign]
+
+
+def _forward(module: nn.Linear, scaling: Scaling, x: Tensor) -> Tensor:
+    bias = module.own_bias if isinstance(module, RowLinear) else module.bias
+    return multiply(ALONE, scaling, x, [module.weight], [bias])[0]

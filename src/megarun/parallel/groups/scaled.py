@@ -1,0 +1,179 @@
+"""Linears that multiply in eight bits (`precision.recipe`), alone or with the collectives of a TP group.
+
+A call multiplies one input by several weights. What its backward reads is kept by a node of its own before the products run: the copy of
+the input that the weight gradients multiply, or the input itself where that is kept anyway. A region that is recomputed stops when the last
+of its kept tensors is there, so the products of a call at its end do not run again. The weights' copies are made for each product.
+
+Under TP tokens are gathered in 16 bits, and the rank keeps its own tokens' part of their copy, with the scales of all of them: backward
+gathers that copy. Scales are powers of two, so a rank's scales need no maximum of other ranks (`megakernels.fp8_linears`).
+
+Source: torchao 0.18, `Float8Linear` (which keeps the 16-bit input).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
+
+KEPT_DTYPE = torch.float8_e4m3fn
+
+
+class Scaling(NamedTuple):
+    """How a linear multiplies.
+
+    Attributes:
+        by: tensor or rows, what has a scale.
+        gradient_format: e4m3 or e5m2, in which outputs' gradients multiply.
+        keeps_low: Whether the input's copy is kept in place of the input.
+    """
+
+    by: str
+    gradient_format: str
+    keeps_low: bool
+
+
+class _Arriving(Protocol):
+    def wait(self) -> Tensor: ...
+
+
+class TensorGroup(Protocol):
+    """A TP group's collectives (`megarun.parallel.groups.tensor.TensorParallel`)."""
+
+    @property
+    def degree(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Rank within the group."""
+        ...
+
+    def start_gather(self, x: Tensor) -> _Arriving:
+        """Start to gather local tokens."""
+        ...
+
+    def start_reduce(self, partial: Tensor) -> _Arriving:
+        """Start a reduce-scatter of partial results."""
+        ...
+
+
+def scaling_of(module: nn.Module) -> Scaling | None:
+    """How a linear multiplies in eight bits; None if it does not."""
+    return getattr(module, "scaling", None)
+
+
+def multiply(
+    group: TensorGroup, scaling: Scaling, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """Linears of one input; under TP, column-parallel ones.
+
+    Args:
+        group: The TP group that gathers the input's tokens; of one rank if they are there.
+        scaling: How they multiply.
+        x: [B, t, in], 16 bits or fp32.
+        weights: [out, in] each, as gathered.
+        biases: [out] each or None.
+
+    Returns:
+        [B, T, out] each.
+    """
+    if not torch.is_grad_enabled():
+        return tuple(_Products.forward(None, None, group, scaling, x, None, None, *weights, *biases))
+    multiplied, scale = None, None
+    if scaling.keeps_low:
+        with torch.no_grad():
+            multiplied, scale, low, scales = _copies(group, scaling, x)
+        x = _apply(_Keep, x, low, scales)
+        del low, scales
+    else:
+        x = _apply(_Keep, x)
+    results: tuple[Tensor, ...] = _apply(_Products, x.grad_fn, group, scaling, x, multiplied, scale, *weights, *biases)
+    return results
+
+
+def _copies(group: TensorGroup, scaling: Scaling, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    """What is multiplied with its scale, each None for x itself, and what is kept with its scales."""
+    by_row = scaling.by == "rows"
+    kept_scaling = "columns" if by_row else "tensor"
+    if group.degree == 1:
+        low, scales = fp8_quantize(x, kept_scaling)
+        return (None, None, low, scales) if by_row else (low, scales, low, scales)
+    gathered: Tensor | None = group.start_gather(x).wait()
+    assert gathered is not None
+    whole, scales = fp8_quantize(gathered, kept_scaling)
+    if not by_row:
+        gathered = None
+    low = torch.unflatten(whole, 1, (group.degree, -1))[:, group.index].clone(memory_format=torch.contiguous_format)
+    return (gathered, None, low, scales) if by_row else (whole, scales, low, scales)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
+class _Keep(torch.autograd.Function):
+    """Keeps what the backward of a call reads, before its products run; hands x on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *kept: Tensor) -> Tensor:
+        """X as it is; keeps what is given, x if nothing is."""
+        ctx.save_for_backward(*(kept or (x,)))
+        ctx.num_kept = len(kept)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient as it is."""
+        return gradient, *(None for _ in range(ctx.num_kept))
+
+
+class _Products(torch.autograd.Function):
+    """The products of a call; what its backward reads is kept by the node before it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kept: Any,
+        group: TensorGroup,
+        scaling: Scaling,
+        x: Tensor,
+        multiplied: Tensor | None,
+        scale: Tensor | None,
+        *parameters: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Weights and as many biases after what is multiplied: x's own tokens if that is None, gathered under TP."""
+        half = len(parameters) // 2
+        weights, biases = [weight for weight in parameters[:half] if weight is not None], parameters[half:]
+        if ctx is not None:
+            ctx.kept, ctx.group, ctx.scaling, ctx.width = kept, group, scaling, x.shape[-1]
+            ctx.weights = weights  # the parameters themselves, whose storages FSDP2 gathers again
+            ctx.biased = [bias is not None for bias in biases]
+        if multiplied is None:
+            multiplied = group.start_gather(x).wait() if group.degree > 1 else x
+        return tuple(fp8_linears(multiplied, scale, weights, biases, scaling.by))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """Gradients of x, of the weights and of the biases."""
+        group, (by, gradient_format, _), weights = ctx.group, ctx.scaling, ctx.weights
+        rows, *scales = ctx.kept.saved_tensors
+        scale = scales[0] if scales else None
+        if group.degree == 1:
+            own = fp8_input_gradients(gradients, weights, by, gradient_format)
+            made = fp8_weight_gradients(gradients, rows, scale, ctx.width, by, gradient_format, ctx.biased)
+        else:
+            arriving = group.start_gather(rows if scale is None else rows.view(torch.uint8))
+            partial = fp8_input_gradients(gradients, weights, by, gradient_format)
+            leaving = group.start_reduce(partial)
+            gathered = arriving.wait()
+            gathered = gathered if scale is None else gathered.view(KEPT_DTYPE)
+            made = fp8_weight_gradients(gradients, gathered, scale, ctx.width, by, gradient_format, ctx.biased)
+            own = leaving.wait()
+        sums = iter(made[len(weights) :])
+        return None, None, None, own, None, None, *made[: len(weights)], *(next(sums) if biased else None for biased in ctx.biased)
