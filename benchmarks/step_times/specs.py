@@ -44,11 +44,8 @@ def _unsayable(row: Row) -> str | None:
     arch = row["arch"]
     reasons = {
         "frozen weights (LoRA)": row["task"] == "lora",
-        "attention sinks with windows": arch.get("win"),
-        "experts on a latent": arch.get("latent"),
-        "prediction depths with experts": arch.get("mtp"),
-        "which blocks of a hybrid a stage holds is not published": arch["nM"] and (row["pp"] or 1) > 1,
-        "layers that do not divide into whole chunks": _pairs(row) is None,
+        "blocks of a hybrid that do not divide into alike slots": arch["nM"] and any(arch[f"n{letter}"] % _slots(row) for letter in "MEAD"),
+        "a slot without layers, or layers that do not divide": not arch["nM"] and _pairs(row) is None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -66,7 +63,7 @@ def document(row: Row) -> dict[str, Any]:
     arch, mesh = row["arch"], {axis: max(1, int(row[key] or 1)) for axis, key in _AXES.items()}
     data, cp, tp = mesh.pop("dp"), mesh["cp"], mesh["tp"]
     activation = "swiglu" if arch["gated"] else "gelu"
-    letters = _letters(arch)
+    letters = _letters(arch, _slots(row))
     model: dict[str, Any] = {"pattern": letters, "num_layers": len(letters), "hidden_size": arch["h"], "vocab_size": arch["V"]}
     model |= {"tie_embeddings": bool(arch["tied"]), "attention": _attention(arch)}
     if "D" in letters:
@@ -74,9 +71,13 @@ def document(row: Row) -> dict[str, Any]:
     if "E" in letters:
         shared = {"shared_ffn_hidden_size": arch["shared"] or 0}
         model["moe"] = {"num_experts": arch["E"], "top_k": arch["top"], "ffn_hidden_size": arch["mf"], "activation": activation} | shared
+        model["moe"] |= {"latent_size": arch.get("latent") or None}
     if "M" in letters:
         sizes = {"num_heads": arch["mh"], "head_dim": arch["mp"], "state_dim": arch["ms"], "num_groups": arch["mg"]}
         model["mamba"] = {"kind": "mamba2", **sizes}
+    if arch.get("mtp"):
+        blocks = {"experts": True, "ffn_hidden_size": arch["mf"]} if "E" in letters else {"ffn_hidden_size": arch["ffn"], "activation": activation}
+        model["features"] = {"mtp": {"depth": arch["mtp"], **blocks}}
     device: dict[str, Any] = {"name": device_name(row)}
     if adapter(row):
         device["network_bytes_per_second"] = adapter(row)
@@ -101,16 +102,30 @@ _AXES = {"pp": "pp", "vpp": "vp", "cp": "cp", "tp": "tp", "ep": "ep", "etp": "et
 
 def _attention(arch: dict[str, Any]) -> dict[str, Any]:
     if not arch.get("mla"):
-        return {"kind": "gqa", "num_heads": arch["a"], "num_kv_heads": arch["kv"], "head_dim": arch["hd"]}
+        found = {"kind": "gqa", "num_heads": arch["a"], "num_kv_heads": arch["kv"], "head_dim": arch["hd"]}
+        return found | _window(arch) if arch.get("win") else found
     ranks = {"q_lora_rank": arch["q_lora"] or None, "kv_lora_rank": arch["kv_lora"]}
     heads = {"qk_nope_head_dim": arch["nope"], "qk_rope_head_dim": arch["rope"], "v_head_dim": arch["vd"]}
     return {"kind": "mla", "num_heads": arch["a"], **ranks, **heads}
 
 
-def _letters(arch: dict[str, Any]) -> str:
-    """The pattern: dense layers lead, or alternate with experts where there are as many; a hybrid's blocks in any order."""
+def _window(arch: dict[str, Any]) -> dict[str, Any]:
+    """Attention sinks, and a window in every other layer or in as many as the model has."""
+    places = [place for place, letter in enumerate(_letters(arch)) if letter == "A"]
+    full = round(len(places) * (1 - (arch.get("winfrac") or 0.0)))
+    whole = [places[(2 * number + 1) * len(places) // (2 * full)] for number in range(full)]
+    return {"window_size": arch["win"], "full_layers": whole, "sinks": True}
+
+
+def _slots(row: Row) -> int:
+    """Slots of the pipeline."""
+    return max(1, int(row["pp"] or 1)) * max(1, int(row["vp"] or 1))
+
+
+def _letters(arch: dict[str, Any], slots: int = 1) -> str:
+    """The pattern: dense layers lead, or alternate with experts where there are as many; a hybrid's blocks in any order, slots alike."""
     if arch["nM"]:
-        return "".join(letter * int(arch[f"n{letter}"]) for letter in "MEAD")
+        return "".join(letter * (int(arch[f"n{letter}"]) // slots) for letter in "MEAD") * slots
     dense, routed = int(arch["nD"]), int(arch["nE"])
     if routed and dense >= arch["L"] / 2:
         return "ADAE" * routed + "AD" * (dense - routed)
@@ -118,21 +133,27 @@ def _letters(arch: dict[str, Any]) -> str:
 
 
 def _pairs(row: Row) -> list[int] | None:
-    """Layers of every slot, in model order; None where they are not whole.
+    """Layers of every slot, in model order; None where a slot has none, or it is not known which layers it has.
 
-    Even where layers divide; else embedding and loss count as a layer each, or the loss alone, as the recipes of 126 and 94 layers cut.
+    Even where layers divide; else embedding and loss count as a layer each, or the loss alone, as the recipes of 126 and 94 layers cut. Else
+    whole slots and a short last one, as the recipes cut DeepSeek-V3's 61 layers.
     """
-    layers, slots = row["arch"]["L"], max(1, int(row["pp"] or 1)) * max(1, int(row["vp"] or 1))
+    layers, slots = row["arch"]["L"], _slots(row)
     for first, last in ((0, 0), (1, 1), (0, 1)):
         if (layers + first + last) % slots == 0:
             held = [(layers + first + last) // slots] * slots
             held[0] -= first
             held[-1] -= last
             return held if min(held) > 0 else None
+    each = -(-layers // slots)
+    if row["arch"]["nE"] and each * (slots - 1) < layers:
+        return [*[each] * (slots - 1), layers - each * (slots - 1)]
     return None
 
 
 def _spans(row: Row) -> list[list[int]]:
-    """Spans of letters: two a layer."""
-    edges = [0, *accumulate(2 * layers for layers in _pairs(row) or ())]
+    """Spans of letters: two a layer, or a hybrid's by slots that are alike."""
+    arch, slots = row["arch"], _slots(row)
+    held = [len(_letters(arch, slots)) // slots] * slots if arch["nM"] else [2 * layers for layers in _pairs(row) or ()]
+    edges = [0, *accumulate(held)]
     return [list(span) for span in pairwise(edges)]

@@ -8,7 +8,8 @@ Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent ste
   at most `capacity_factor` times.
 - dp axes divide nothing: a microbatch is a data rank's.
 
-An operation that megarun runs as plain torch takes what `megaplan.cost.plain` says instead.
+An operation that megarun runs as plain torch takes what `megaplan.cost.plain` says instead, and one that several kernels of megakernels run
+what `megaplan.cost.kernels` says.
 
 W is what a split backward of megarun leaves for later: the weight gradients of linears, the head included. Those of expert banks, router,
 convolutions and the recurrence are made together with I. Recompute is part of I: `full` runs the block again without the product that ends
@@ -24,6 +25,7 @@ from math import isqrt
 
 from megaplan.blocks.work import Op, Ops, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
+from megaplan.cost.kernels import Kernels, Pass
 from megaplan.cost.plain import Extra, PlainTorch
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.transfers import (
@@ -200,6 +202,7 @@ class _Timer:
         self.load: Workload = rank_workload(spec, dtype)
         self._rates, self._dtype, self._grad_bytes = rates, dtype, spec.precision.grads.bytes
         self._skew, self._plain = _skew(spec), None if fused else PlainTorch(spec, self.load)
+        self._kernels = Kernels(spec, self.load)
 
     def time(self, ops: Ops) -> LayerTime:
         """F, I and W of ops one after another."""
@@ -210,7 +213,11 @@ class _Timer:
         return sum(map(self._forward_ns, ops))
 
     def _forward_ns(self, op: Op) -> int:
-        fused = self._pass_ns(op, op.work.forward, op.work.moved_forward, op.weights * self._dtype.bytes, op.num_steps)
+        passes, weights = self._kernels.passes(op, self._tokens(op)), op.weights * self._dtype.bytes
+        if passes is not None:
+            fused = self._kernels_ns(op, passes[0], weights, op.num_steps)
+        else:
+            fused = self._pass_ns(op, op.work.forward, op.work.moved_forward, weights, op.num_steps)
         return fused if self._plain is None else self._run_ns(op, fused, self._plain.forward(op, self._tokens(op)))
 
     def _input_ns(self, op: Op) -> int:
@@ -221,7 +228,11 @@ class _Timer:
         if not op.is_linear:
             flops, moved = flops + op.work.weight_grad, moved + op.work.moved_weight
             weights += op.weights * 2 * self._grad_bytes
-        fused = self._pass_ns(op, flops, moved, weights, 2 * op.num_steps)
+        passes = self._kernels.passes(op, self._tokens(op))
+        if passes is not None:
+            fused = self._kernels_ns(op, passes[1], weights, 2 * op.num_steps)
+        else:
+            fused = self._pass_ns(op, flops, moved, weights, 2 * op.num_steps)
         return fused if self._plain is None else self._run_ns(op, fused, self._plain.backward(op, self._tokens(op)))
 
     def _weight_ns(self, op: Op) -> int:
@@ -244,11 +255,14 @@ class _Timer:
 
     def _pass_ns(self, op: Op, flops: int, moved_bytes: int, weight_bytes: int, num_steps: int) -> int:
         """One pass of an op by one kernel; `flops` and `moved_bytes` are per token."""
-        tokens, rates = self._tokens(op), self._rates
-        dtype = self._dtype if op.weights else self._dtype.of_products
-        compute = rates.compute_ns(flops * tokens, op.part, dtype)
-        memory = rates.memory_ns(moved_bytes * tokens + weight_bytes)
-        return max(compute, memory, num_steps * rates.step_ns) + rates.launch_ns
+        tokens = self._tokens(op)
+        return self._kernels_ns(op, Pass(moved_bytes * tokens, flops * tokens, 1), weight_bytes, num_steps)
+
+    def _kernels_ns(self, op: Op, done: Pass, weight_bytes: int, num_steps: int) -> int:
+        """One pass of an op by its kernels."""
+        rates, dtype = self._rates, self._dtype if op.weights else self._dtype.of_products
+        compute, memory = rates.compute_ns(done.flops, op.part, dtype), rates.memory_ns(done.num_bytes + weight_bytes)
+        return max(compute, memory, num_steps * rates.step_ns) + done.launches * rates.launch_ns
 
     def _tokens(self, op: Op) -> int:
         tokens = self.load.num_tokens // (self.load.tp if op.own_tokens else 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.cost import plain
+from megaplan.cost import kernels, plain
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
@@ -62,7 +62,9 @@ def times_of() -> Times:
 
 @pytest.fixture(scope="module")
 def one_kernel_an_op() -> Iterator[None]:
-    """Every op runs as one kernel: what plain torch takes is `test_plain.py`'s."""
+    """Every op runs as one ideal kernel: what plain torch takes is `test_plain.py`'s, and what several kernels take `test_kernels.py`'s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain, "OPERATIONS", {})
+        patch.setattr(kernels, "SHARES", {})
+        patch.setattr(kernels, "_SHAPES", {})
         yield

@@ -48,8 +48,20 @@ def unpriced(spec: Spec) -> str | None:
         return f"model.mamba.kind {model.mamba.kind}" if model.mamba is not None else "M blocks"
     if isinstance(model.attention, LatentAttention) and model.attention.indexer is not None:
         return "sparse attention's indexer"
-    given = [name for name in type(model.features).model_fields if getattr(model.features, name) is not None]
+    features = model.features
+    given = [name for name in type(features).model_fields if getattr(features, name) is not None]
+    if features.mtp is not None and _depths_are_layers(spec, letters):
+        given.remove("mtp")
     return f"model.features.{given[0]}" if given else None
+
+
+def _depths_are_layers(spec: Spec, letters: set[str]) -> bool:
+    """Whether prediction depths have the blocks that the model has: an A block, and experts, or an MLP where it has no experts."""
+    model, mtp = spec.model, spec.model.features.mtp
+    assert mtp is not None
+    if model.attention is None or mtp.side_embeddings or mtp.experts != ("E" in letters):
+        return False
+    return mtp.experts or (model.mlp is not None and (mtp.ffn_hidden_size, mtp.activation) == (model.mlp.ffn_hidden_size, model.mlp.activation))
 
 
 def workload_of(
@@ -162,7 +174,7 @@ def model_shape(spec: Spec) -> ModelShape:
     if model.moe is not None:
         moe = model.moe
         sizes = (moe.num_experts, moe.top_k, moe.ffn_hidden_size, moe.shared_ffn_hidden_size)
-        experts = ExpertShape(*sizes, padding=moe.capacity_factor or 1.0)
+        experts = ExpertShape(*sizes, latent=moe.latent_size or 0, padding=moe.capacity_factor or 1.0)
     mamba = None
     if isinstance(model.mamba, Mamba2):
         heads = model.mamba.num_heads or model.mamba.expand * model.hidden_size // model.mamba.head_dim
@@ -177,6 +189,7 @@ def model_shape(spec: Spec) -> ModelShape:
         attention=_attention(spec, counts.get("A", 0.0)),
         experts=experts,
         mamba=mamba,
+        mtp=model.features.mtp.depth if model.features.mtp is not None else 0,
     )
 
 
@@ -200,7 +213,8 @@ def _attention(spec: Spec, layers: float) -> AttentionShape | None:
         width = shape.qk_nope_head_dim + shape.qk_rope_head_dim
         latent = (shape.q_lora_rank or 0, shape.kv_lora_rank, shape.qk_rope_head_dim)
         return AttentionShape(shape.num_heads, shape.num_heads, width, shape.v_head_dim, *latent, window, share)
-    return AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim, window=window, window_share=share)
+    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim)
+    return AttentionShape(*heads, window=window, window_share=share, sinks=shape.sinks)
 
 
 def _stages(spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int]) -> tuple[StageShape, ...]:

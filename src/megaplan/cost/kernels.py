@@ -1,0 +1,211 @@
+"""What megarun's operations take where they run by kernels (`host.kernels: triton`): their bytes, products and launches.
+
+The work of an op (`megaplan.blocks.work`) is ideal: operands once, results once, one kernel. Kernels of an operation hand intermediates to
+one another through memory, make products again, and are launched one by one. A pass of such an operation takes
+
+    max(FLOPs / reached peak, bytes / reached bandwidth, dependent steps · step) + launches · launch
+
+An operation without an entry has one kernel, which is ideal. TF32 products count as two of bf16, at whose half rate they run.
+
+Source: `megakernels.ops`, each operation's kernels and `sizes.py`; a test holds bytes, products and launches to what `benchmarks/roofline.py`
+counts on the operations' own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from megaplan.blocks.work import Op, Workload
+from megaplan.families.mamba.tensors import num_mamba_heads
+from megaplan.spec.models import LatentAttention, Mamba2, Mamba3, Model, Spec
+
+FP32_BYTES = 4
+TF32 = 2
+"""Products of bf16 whose time one of TF32 takes."""
+EXACT = 3 * TF32
+"""The same of an fp32 product, of three TF32 ones."""
+TILE_ROWS = 64
+"""Rows of a tile of a scan, bf16."""
+SMALLEST_SIDE = 16
+WIDEST_HEAD = 64
+"""Columns of a head that one program of Mamba-2's scan has."""
+STATES_BYTES = 1 << 30
+"""Of what Mamba-3's backward stores of some segments at once."""
+WIDEST_KEYS = 128
+"""Heads up to this width have the gradients of keys and values made by one launch."""
+
+
+class Pass(NamedTuple):
+    """One pass of an operation on a rank's microbatch.
+
+    Attributes:
+        num_bytes: Read and written, weights left out.
+        flops: Of products, in bf16's.
+        launches: Kernels.
+    """
+
+    num_bytes: int
+    flops: int
+    launches: int
+
+
+class Shares(NamedTuple):
+    """A pass whose bytes and products are percentages of the ideal ones."""
+
+    percent: int = 100
+    launches: int = 1
+    products: int = 100
+
+
+Passes = tuple[Pass, Pass]
+"""Forward, and backward with the gradients of weights."""
+SHARES: dict[str, tuple[Shares, Shares]] = {
+    "norm": (Shares(125, 2), Shares(163, 4)),  # the norm, and the addition to the stream by an operation of its own
+    "final_norm": (Shares(50), Shares(88, 3)),
+    **dict.fromkeys(("q_latent_norm", "kv_latent_norm", "qk_norm", "k_norm", "hidden_norm, embedding_norm"), (Shares(), Shares(118, 3))),
+    "B_norm, C_norm": (Shares(200, 4), Shares(171, 8)),  # strided rows are copied first
+    "gated_norm": (Shares(), Shares(102, 3)),
+    "conv1d": (Shares(), Shares(106, 4)),
+    "conv_qk": (Shares(), Shares(106, 4)),
+    "conv_v": (Shares(), Shares(106, 4)),
+    "rope": (Shares(launches=2), Shares(launches=2)),
+    "mla_kv": (Shares(), Shares(132, 2)),
+    "m2rnn": (Shares(products=533), Shares(1290, 16, 544)),  # TF32, of three parts
+    "experts": (Shares(launches=7), Shares(launches=11)),
+    "dispatch": (Shares(launches=8), Shares()),
+    "cross_entropy": (Shares(launches=18), Shares(launches=12)),
+}
+"""By the last part of an op's name."""
+
+
+class Kernels:
+    """Passes of a spec's ops that several kernels run, or one that is not ideal."""
+
+    def __init__(self, spec: Spec, load: Workload) -> None:
+        self._model, self._load = spec.model, load
+        self._runs = spec.host.name == "megarun" and spec.host.uses_triton
+
+    def passes(self, op: Op, tokens: int) -> Passes | None:
+        """Both passes of an op; None for a linear, and for one kernel that is ideal."""
+        if not self._runs or op.is_linear:
+            return None
+        shape, work = _SHAPES.get(op.name), op.work
+        ideal = work.moved_forward * tokens, (work.moved_input + work.moved_weight) * tokens
+        flops = work.forward * tokens, (work.input_grad + work.weight_grad) * tokens
+        if shape is not None:
+            return shape(self._model, self._load, op)
+        shares = SHARES.get(op.name.rpartition(".")[2])
+        if shares is None:
+            return None
+        forward, backward = (
+            Pass(share.percent * moved // 100, share.products * product // 100, share.launches)
+            for share, moved, product in zip(shares, ideal, flops, strict=True)
+        )
+        return forward, backward
+
+
+def _ceil(value: int, divisor: int) -> int:
+    return -(-value // divisor)
+
+
+def _side(size: int, smallest: int = SMALLEST_SIDE) -> int:
+    """A power of two of at least `size`."""
+    return max(smallest, 1 << max(0, size - 1).bit_length())
+
+
+def _mamba3(model: Model, load: Workload, _: Op) -> Passes:
+    """Four kernels forward and fourteen backward, eight of them for each part of the segments.
+
+    Forward: tables, angles, states before tiles, outputs. Backward: these again with the gradients of outputs, then of states, queries,
+    values and keys, sums over groups for C and B, angles and steps.
+    """
+    assert isinstance(model.mamba, Mamba3)
+    shape, size = model.mamba, load.itemsize
+    heads, groups = num_mamba_heads(shape, model.hidden_size) // load.tp, shape.num_groups // load.tp
+    width, rank, ranks = shape.head_dim, shape.mimo_rank, _side(shape.mimo_rank, 1)
+    chunk = min(shape.chunk_positions, shape.save_every)
+    positions = min(TILE_ROWS // ranks, _side(chunk, max(1, SMALLEST_SIDE // ranks)))
+    rows, state, wide = positions * ranks, 2 * _side(_ceil(shape.state_dim, 2)), _side(width)
+    of_rank = load.num_tokens * heads
+    segments, sequences = _ceil(load.seq_length, shape.save_every), max(1, load.num_tokens // load.seq_length)
+    of_segment = _ceil(min(shape.save_every, load.seq_length), positions)
+    tiles = sequences * segments * of_segment * heads
+    x, shared = of_rank * width * size, load.num_tokens * groups * rank * shape.state_dim * size
+    states, turned, outputs = tiles * width * state * size, tiles * rows * state * size, tiles * rows * width * size
+    tables = of_rank * (4 * FP32_BYTES + 2 * shape.num_angles * 2)
+    kept = sequences * segments * heads * width * shape.state_dim * size
+    partial = sequences * segments * _ceil(of_segment, 4) * heads * rank * (2 * shape.state_dim + 3 * width) * FP32_BYTES
+    split = load.num_tokens * (2 * heads * width + 2 * groups * rank * shape.state_dim + 3 * heads) * 2 * size
+    scores, values, products = 2 * rows * rows * state, 2 * rows * rows * wide, 2 * rows * wide * state
+    parts = _ceil(segments, min(segments, max(1, STATES_BYTES * segments // max(1, 2 * states + turned + outputs))))
+    forward = Pass(4 * x + 3 * shared + 2 * states + kept + 5 * tables, tiles * (scores + values + 2 * products), 2 + 2 * parts)
+    moved = 14 * x + 12 * shared + 8 * states + 4 * turned + 5 * outputs + 15 * tables + 2 * kept + 3 * partial
+    return forward, Pass(moved + split, tiles * (5 * scores + 4 * values + 6 * products), 15 + 8 * parts)
+
+
+def _ssd(model: Model, load: Workload, _: Op) -> Passes:
+    """One kernel forward; backward one for the states' gradients, one for the tiles, two for the groups, and sums of partial gradients."""
+    assert isinstance(model.mamba, Mamba2)
+    shape, size = model.mamba, load.itemsize
+    heads, groups, width = num_mamba_heads(shape, model.hidden_size) // load.tp, shape.num_groups // load.tp, shape.head_dim
+    chunk = min(shape.chunk_size, load.seq_length)
+    positions, wide, state = min(TILE_ROWS, _side(chunk)), min(WIDEST_HEAD, _side(width)), _side(shape.state_dim)
+    sequences, per_chunk = max(1, load.num_tokens // load.seq_length), _ceil(chunk, positions)
+    chunks = sequences * _ceil(load.seq_length, chunk)
+    tiles = chunks * per_chunk
+    each = tiles * heads * _ceil(width, wide)
+    x, shared, of_rank = load.num_tokens * heads * width * size, load.num_tokens * groups * shape.state_dim * size, load.num_tokens * heads
+    states = chunks * heads * width * shape.state_dim * size
+    products, scores, values = (2 * positions * inner for inner in (state * wide, positions * state, positions * wide))
+    forward = Pass(2 * x + 2 * shared + states + of_rank * 4 * size, each * (scores + values + 2 * products), 1)
+    pairs = tiles * (per_chunk + 1) // 2
+    flops = each * (products * (per_chunk + 4) + scores + 2 * values) + 2 * pairs * (heads * _ceil(width, wide) * values + groups * scores)
+    flops += each * 2 * positions**3 * EXACT
+    split = load.num_tokens * (3 * heads * width + 4 * groups * shape.state_dim + heads) * 2 * size
+    return forward, Pass(8 * x + 7 * shared + 6 * states + of_rank * 76 + split, flops, 16)
+
+
+def _attention(model: Model, load: Workload, op: Op) -> Passes:
+    """A vendor's kernel forward; backward one for queries and one for keys and values, or one for each where heads are wide."""
+    width, value_width = _widths(model)
+    work, tokens = op.work, load.num_tokens
+    pairs = work.forward * tokens // (width + value_width)  # twice the pairs
+    apart = max(width, value_width) > WIDEST_KEYS
+    products = 4 * width + 3 * value_width + (width if apart else 0)
+    moved = work.moved_input * tokens * (217 if apart else 152) // 100
+    return Pass(work.moved_forward * tokens, work.forward * tokens, 1), Pass(moved, pairs * products, 3 if apart else 2)
+
+
+def _indexer(model: Model, load: Workload, op: Op) -> Passes:
+    """Scores of all visible pairs by fp32 products of three TF32 parts, the choice, and what attention to all keys takes beside the chosen.
+
+    Scores of the index, as many as pairs of positions, are written by one kernel and read by the next; so are the rotated queries.
+    """
+    attention = model.attention
+    assert isinstance(attention, LatentAttention) and attention.indexer is not None
+    width, value_width = _widths(model)
+    tokens, index = load.num_tokens, attention.indexer
+    visible = tokens * ((load.seq_length + 1) // 2)
+    scored, scores = 2 * visible * index.num_heads * index.head_dim, tokens * load.seq_length * FP32_BYTES
+    turned = tokens * index.num_heads * index.head_dim
+    chosen = min(index.top_k, load.seq_length)
+    seen = tokens * chosen - (chosen * (chosen - 1) // 2) * max(1, tokens // load.seq_length)
+    heads = attention.num_heads // load.tp
+    rest = 2 * (visible - seen) * heads
+    forward = Pass(op.work.moved_forward * tokens + 5 * scores // 2 + 16 * turned, EXACT * scored + rest * (width + value_width), 5)
+    again = 2 * seen * heads * width + rest * (5 * width + 3 * value_width)
+    backward = Pass(op.work.moved_input * tokens + 9 * scores + 38 * turned, (3 * EXACT + 2) * scored + again, 16)
+    return forward, backward
+
+
+def _widths(model: Model) -> tuple[int, int]:
+    """Of a query head and of a value head."""
+    shape = model.attention
+    if isinstance(shape, LatentAttention):
+        return shape.qk_nope_head_dim + shape.qk_rope_head_dim, shape.v_head_dim
+    assert shape is not None
+    return shape.head_dim, shape.head_dim
+
+
+_SHAPES: dict[str, Callable[[Model, Workload, Op], Passes]] = {"scan": _mamba3, "ssd": _ssd, "attention": _attention, "indexer": _indexer}

@@ -1,0 +1,67 @@
+"""Operations that several kernels run take what their intermediates, repeated products and launches take."""
+
+from __future__ import annotations
+
+import pytest
+
+from megaplan.cost.blocks import layer_ops, rank_workload
+from megaplan.cost.kernels import Kernels, Pass
+from megaplan.cost.times import model_times
+from megaplan.inventory.build import build_inventory
+from megaplan.spec.models import Spec
+
+T = 8192
+TRITON = {"kernels": "triton"}
+MAMBA3 = {"mamba": {"kind": "mamba3", "expand": 2, "head_dim": 64, "state_dim": 128, "num_groups": 8, "mimo_rank": 4, "num_angles": 32}}
+
+
+def passes_of(spec: Spec, name: str) -> tuple[Pass, Pass] | None:
+    block = build_inventory(spec).layers[0]
+    load = rank_workload(spec, spec.precision.of(block.family))
+    op = next(op for op in layer_ops(load, spec.model, block) if op.name == name)
+    return Kernels(spec, load).passes(op, load.num_tokens)
+
+
+def test_a_mimo_scan_by_hand(make_spec):
+    """128 heads of 64 over a state of 128, rank 4: tiles of 16 positions, whose states are written by one kernel and read by the next."""
+    found = passes_of(make_spec("M", model=MAMBA3, host=TRITON), "scan")
+    assert found is not None
+    tiles = T // 16 * 128
+    states = 2 * tiles * 64 * 128
+    x, shared = 2 * T * 128 * 64, 2 * T * 8 * 4 * 128
+    kept, tables = 2 * (T // 256) * 128 * 64 * 128, T * 128 * (4 * 4 + 2 * 32 * 2)
+    assert found[0].num_bytes == 4 * x + 3 * shared + 2 * states + kept + 5 * tables
+    product = 2 * 64 * 64 * 128
+    assert found[0].flops == tiles * (product + product // 2 + 2 * product)
+    assert found[1].flops == tiles * (5 * product + 4 * product // 2 + 6 * product)
+    stored = 2 * states + 2 * tiles * 64 * 128 + 2 * tiles * 64 * 64  # of all 16 segments a sequence: 1 GiB at once
+    parts = -(-16 // ((1 << 30) * 16 // stored))
+    assert (found[0].launches, found[1].launches) == (2 + 2 * parts, 15 + 8 * parts)
+
+
+def test_backward_of_attention_makes_scores_twice(make_spec):
+    """Seven products of the size of forward's two: four of keys' width and three of values'."""
+    found = passes_of(make_spec("A", host=TRITON), "attention")
+    assert found is not None
+    assert found[1].flops == found[0].flops * 7 // 2
+    assert (found[0].launches, found[1].launches) == (1, 2)
+
+
+@pytest.mark.parametrize(("letter", "name"), [("A", "attention"), ("M", "ssd"), ("R", "m2rnn"), ("E", "experts")])
+def test_only_megaruns_kernels_have_their_counts(make_spec, letter, name):
+    assert passes_of(make_spec(letter, host=TRITON), name) is not None
+    assert passes_of(make_spec(letter), name) is None
+
+
+def test_an_activation_is_one_ideal_kernel(make_spec):
+    assert passes_of(make_spec("D", host=TRITON), "activation") is None
+
+
+def test_a_layer_takes_what_its_kernels_take(make_spec):
+    """Backward of the MIMO scan is bound by its bytes: at 85 % of 4.8 TB/s."""
+    spec = make_spec("M", model=MAMBA3, host=TRITON)
+    found = passes_of(spec, "scan")
+    assert found is not None
+    least = found[1].num_bytes * 10**11 // (4_800 * 10**9 * 85)
+    time = model_times(spec, build_inventory(spec)).layers[0]
+    assert least < time.input_ns < 2 * least

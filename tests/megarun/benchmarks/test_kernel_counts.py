@@ -1,0 +1,100 @@
+"""The cost model's counts of operations with several kernels, compared with what the roofline counts on their own code."""
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "benchmarks"))  # rooflines
+
+pytest.importorskip("triton")
+from rooflines.runs import count_ranks  # noqa: E402
+from rooflines.work import Work  # noqa: E402
+
+import megaplan  # noqa: E402
+from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
+from megaplan.cost.kernels import EXACT, Kernels  # noqa: E402
+from megarun.job.job import Job  # noqa: E402
+
+pytestmark = pytest.mark.runtime
+GATE = str(ROOT / "benchmarks" / "rooflines" / "gate-hybrid.yaml")
+MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 32, "state_dim": 64, "num_groups": 2, "mimo_rank": 2, "num_angles": 16, "save_every": 512}
+MAMBA2 = {"kind": "mamba2", "num_heads": 32, "head_dim": 64, "state_dim": 128, "num_groups": 8, "chunk_size": 128}
+NAMES = {
+    **{"attention": "attention", "conv1d": "causal_conv1d", "gated_norm": "gated_rms_norm", "ssd": "ssd", "scan": "mamba3"},
+    **{"indexer": "indexed_attention", "m2rnn": "m2rnn"},
+}
+"""Ops of the cost model, and the operations of megakernels that they are."""
+
+
+def spec(pattern: str, hidden_size: int, **sections: Any) -> dict[str, Any]:
+    """One microbatch of two sequences of 1,024."""
+    model = {"pattern": pattern, "num_layers": len(pattern), "hidden_size": hidden_size, "vocab_size": 4096, **sections}
+    rest = {"schedule": {"kind": "1f1b", "num_microbatches": 3}, "batch": {"micro_batch_size": 2, "seq_length": 1024}}
+    return {"format": "megaplan.spec/1", "name": "counts", "model": model, **rest, "host": {"kernels": "triton"}}
+
+
+def counted(source: Any) -> dict[str, list[float]]:
+    """Bytes, FLOPs in bf16's and launches of every operation of the second microbatch, by part of the model."""
+    loaded = megaplan.load(source)
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for event in count_ranks(Job(loaded.spec, loaded.inventory, loaded.layout))[0]:
+        if event.action is not None and event.action.microbatch == 1 and isinstance(event.done, Work):
+            products = event.done.product_flops
+            flops = products.get("bf16", 0) + EXACT / 3 * products.get("tf32", 0)  # an exact product is counted as its three parts
+            own = found[f"{event.family} {event.done.op}"]
+            for place, value in enumerate((event.done.num_bytes, flops, event.done.launches)):
+                own[place] += value
+    for name in ("mamba3", "ssd"):  # its backward joins the gradients of in_proj's parts
+        if f"M megakernels.{name}_backward" in found:
+            joined = found["M aten.cat"]
+            found[f"M megakernels.{name}_backward"] = [
+                a + b for a, b in zip(found[f"M megakernels.{name}_backward"], joined, strict=True)
+            ]
+    return found
+
+
+def stated(source: Any) -> dict[str, list[float]]:
+    """The same by the cost model."""
+    loaded, found = megaplan.load(source), dict[str, list[float]]()
+    for block in loaded.inventory.layers:
+        load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
+        kernels, ops = Kernels(loaded.spec, load), layer_ops(load, loaded.spec.model, block)
+        indexed = any(op.name == "indexer" for op in ops)
+        for op in ops:
+            if op.name not in NAMES:
+                continue
+            name = "indexed_attention" if indexed and op.name == "attention" else NAMES[op.name]
+            passes = kernels.passes(op, load.num_tokens)
+            assert passes is not None, op.name
+            for side, done in zip(("", "_backward"), passes, strict=True):
+                own = found.setdefault(f"{block.family} megakernels.{name}{side}", [0.0, 0.0, 0.0])
+                for place, value in enumerate(done):
+                    own[place] += value
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(spec("M", 512, mamba=MAMBA3), id="mamba3"),
+        pytest.param(
+            spec("AM", 1024, mamba=MAMBA2, attention={"kind": "gqa", "num_heads": 8, "num_kv_heads": 2, "head_dim": 256}),
+            id="mamba2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(GATE, id="gate", marks=pytest.mark.slow),
+    ],
+)
+def test_the_cost_model_counts_what_the_roofline_counts(source: Any) -> None:
+    """Scans, attention and recurrence: bytes and FLOPs to a tenth, launches exactly."""
+    ours, theirs = stated(source), counted(source)
+    assert ours
+    for name, (num_bytes, flops, launches) in ours.items():
+        assert num_bytes == pytest.approx(theirs[name][0], rel=0.1), name
+        if theirs[name][1]:
+            assert flops == pytest.approx(theirs[name][1], rel=0.1), name
+        assert launches == theirs[name][2], name
