@@ -220,13 +220,13 @@ class _Timer:
             return 0
         if not op.is_linear:
             flops, moved = flops + op.work.weight_grad, moved + op.work.moved_weight
-            weights += op.weights * 2 * self._grad_bytes
+            weights += op.weights * 2 * self._grad_bytes if op.work.weight_grad else 0
         fused = self._pass_ns(op, flops, moved, weights, 2 * op.num_steps)
         return fused if self._plain is None else self._run_ns(op, fused, self._plain.backward(op, self._tokens(op)))
 
     def _weight_ns(self, op: Op) -> int:
         """W: a linear's product, added to the gradient that accumulates."""
-        if not op.is_linear:
+        if not op.is_linear or not op.work.weight_grad:
             return 0
         return self._pass_ns(op, op.work.weight_grad, op.work.moved_weight, op.weights * 2 * self._grad_bytes, 0)
 
