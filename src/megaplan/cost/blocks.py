@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megaplan.blocks.work import Ops, Workload
+from megaplan.cost.adapters import adapted_ops, frozen_op, unreached_op
 from megaplan.cost.ends import embedding, head, mtp_depth, side_embeddings
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
@@ -53,7 +54,7 @@ def layer_ops(load: Workload, model: Model, block: Block) -> Ops:
     """
     family = FAMILIES[block.family]
     ops = family.work(load, family.section_of(model), model.hidden_size, block.variant)
-    return work_of(path_in(model.residual_path, block.tensors), load, ops, model.hidden_size)
+    return adapted_ops(load, work_of(path_in(model.residual_path, block.tensors), load, ops, model.hidden_size), block)
 
 
 def end_ops(load: Workload, spec: Spec) -> EndOps:
@@ -73,10 +74,14 @@ def end_ops(load: Workload, spec: Spec) -> EndOps:
             vocab_parallel=vocab_parallel,
             sides=sides if features.mtp.side_embeddings else (),
         )
+    first = embedding(load, hidden, grad_bytes, vocab_parallel=vocab_parallel)
+    last = head(load, hidden, model.vocab_size, vocab_parallel=vocab_parallel)
+    if spec.lora is not None:
+        first, sides, last = tuple(map(unreached_op, first)), tuple(map(unreached_op, sides)), tuple(map(frozen_op, last))
     return EndOps(
-        embedding=embedding(load, hidden, grad_bytes, vocab_parallel=vocab_parallel),
+        embedding=first,
         side_embeddings=sides,
-        head=head(load, hidden, model.vocab_size, vocab_parallel=vocab_parallel),
+        head=last,
         mtp=mtp,
         mtp_depth=features.mtp.depth if features.mtp is not None and mtp else 0,
     )

@@ -50,28 +50,34 @@ class LocalElements(NamedTuple):
         dense: Elements of dense tensors.
         experts: Of expert banks.
         orthogonalised_flops: Of one Newton-Schulz step on all matrices of the rank; see `newton_schulz_flops`.
+        trained: Of dense tensors, those with gradients.
+        trained_experts: Of expert banks, likewise.
     """
 
     dense: int
     experts: int
     orthogonalised_flops: int
+    trained: int
+    trained_experts: int
 
 
 def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalElements:
     """Of the whole model on one tensor and expert rank."""
-    dense = experts = flops = 0
+    dense = experts = flops = trained = trained_experts = 0
     for _, block in inventory.blocks():
         for tensor in block.tensors:
             elements = prod(tensor.shape)
             if tensor.owner is Owner.EXPERT_PARALLEL:
-                experts += elements // (ep * (etp if tensor.tp_dim is not None else 1))
+                own = elements // (ep * (etp if tensor.tp_dim is not None else 1))
+                experts, trained_experts = experts + own, trained_experts + own * (tensor.group is not Group.FROZEN)
             else:
                 divided = tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None
-                dense += elements // (tp if divided else 1)
+                own = elements // (tp if divided else 1)
+                dense, trained = dense + own, trained + own * (tensor.group is not Group.FROZEN)
             if tensor.group is Group.MATRIX:
                 columns = tensor.shape[-1]
                 flops += tensor.local_matrices(tp, ep) * newton_schulz_flops(elements // tensor.num_matrices // columns, columns)
-    return LocalElements(dense, experts, flops)
+    return LocalElements(dense, experts, flops, trained, trained_experts)
 
 
 def newton_schulz_flops(rows: int, columns: int) -> int:
@@ -93,14 +99,15 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     """
     mesh, precision = spec.mesh, spec.precision
     dense, experts = local.dense // mesh.pp, local.experts // mesh.pp
+    trained, trained_experts = local.trained // mesh.pp, local.trained_experts // mesh.pp
     shards, banks = Ranks(mesh.dp_shard, mesh.cp * mesh.tp), Ranks(mesh.efsdp, mesh.ep * mesh.etp)
     replicas = Ranks(mesh.dp_replicate, mesh.dp_shard * mesh.cp * mesh.tp)
     sent, summed = precision.params.bytes, precision.reduce.bytes
     gather = gather_ns(rates, spec, shards, dense * sent) + gather_ns(rates, spec, banks, experts * sent)
-    reduced = gather_ns(rates, spec, shards, dense * summed) + gather_ns(rates, spec, banks, experts * summed)
-    shard = dense // mesh.dp_shard + experts // mesh.efsdp
+    reduced = gather_ns(rates, spec, shards, trained * summed) + gather_ns(rates, spec, banks, trained_experts * summed)
+    shard = trained // mesh.dp_shard + trained_experts // mesh.efsdp
     reduced += 2 * gather_ns(rates, spec, replicas, shard * summed)
-    reduced += 2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), dense // mesh.dp_shard * summed)
+    reduced += 2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), trained // mesh.dp_shard * summed)
     return DataTimes(
         gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + _muon_ns(spec, rates, local.orthogonalised_flops // mesh.pp)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megaplan.blocks.work import LayerCost, Ops, total
+from megaplan.cost.adapters import trained_elements
 from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
 from megaplan.dtypes import DType
 from megaplan.inventory.build import build_inventory
@@ -50,7 +51,8 @@ def model_costs(spec: Spec, inventory: Inventory) -> ModelCosts:
     for block in inventory.layers:
         if id(block) not in made:
             dtype = spec.precision.of(block.family)
-            made[id(block)] = _cost(spec, layer_ops(whole_workload(spec, dtype), spec.model, block), block.elements, dtype)
+            ops, trained = layer_ops(whole_workload(spec, dtype), spec.model, block), trained_elements(block)
+            made[id(block)] = _cost(spec, ops, block.elements, dtype, trained)
     dtype, outside = spec.precision.params, dict(inventory.outside)
     ends = end_ops(whole_workload(spec, dtype), spec)
     head_elements = outside["embedding" if inventory.tied else "head"].sizes[0]
@@ -78,8 +80,9 @@ def flops_per_token(spec: Spec) -> int:
     return model_costs(spec, build_inventory(spec)).model_flops
 
 
-def _cost(spec: Spec, ops: Ops, weight_elements: int, dtype: DType) -> LayerCost:
-    """Weights are read by F and by I in the gathered dtype; W reads and writes the accumulating gradient."""
+def _cost(spec: Spec, ops: Ops, weight_elements: int, dtype: DType, trained: int | None = None) -> LayerCost:
+    """Weights are read by F and by I in the gathered dtype; W reads and writes the accumulating gradient of those that are trained."""
+    graded = trained if trained is not None else weight_elements if spec.lora is None else 0
     work = total(ops)
     return LayerCost(
         work.forward,
@@ -87,6 +90,6 @@ def _cost(spec: Spec, ops: Ops, weight_elements: int, dtype: DType) -> LayerCost
         work.weight_grad,
         work.recomputed,
         work.moved,
-        weight_elements * 2 * (dtype.bytes + spec.precision.grads.bytes),
+        2 * (weight_elements * dtype.bytes + graded * spec.precision.grads.bytes),
         spec.batch.micro_batch_size * spec.batch.seq_length,
     )

@@ -227,7 +227,7 @@ class _Timer:
             return 0
         if not op.is_linear:
             flops, moved = flops + op.work.weight_grad, moved + op.work.moved_weight
-            weights += op.weights * 2 * self._grad_bytes
+            weights += op.weights * 2 * self._grad_bytes if op.work.weight_grad else 0
         passes = self._kernels.passes(op, self._tokens(op))
         if passes is not None:
             fused = self._kernels_ns(op, passes[1], weights, 2 * op.num_steps)
@@ -237,7 +237,7 @@ class _Timer:
 
     def _weight_ns(self, op: Op) -> int:
         """W: a linear's product, added to the gradient that accumulates."""
-        if not op.is_linear:
+        if not op.is_linear or not op.work.weight_grad:
             return 0
         return self._pass_ns(op, op.work.weight_grad, op.work.moved_weight, op.weights * 2 * self._grad_bytes, 0)
 
