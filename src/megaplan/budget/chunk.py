@@ -157,20 +157,32 @@ class Chunk:
         """
         policy = self.policy
         fresh = state is UNTOUCHED or not policy.pipelined
-        total, so_far = self.layers_gathered_bytes, 0
         gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
-        best, found = -1, (0, self.units[0].block.forward, 0)
-        copies_out = gathers if policy.reshard else fresh
         flats, starts = (self.first_gathers if fresh else self.later_gathers) if fresh or gathers else NO_ALL_GATHERS
-        start, started = -1, (0, 0)
+        best, index, moment, gathered = self._largest_forward(flats, fresh=fresh, gathers=gathers)
+        gradients = self.held(state, weight_grads=weight_grads)[0]
+        if gathers if policy.reshard else fresh:
+            start, first, communication = self._largest_start(starts, absent)
+            if start > best:
+                before = self.before[first] + self.units[first].input_bytes
+                gathered = communication + self.root.gathered_bytes
+                total, less = before + gradients + gathered, absent if first == self.first_layer else 0
+                return Peak(total - less, f"gathering of {self.names[first]}", first, before, None, (), gradients, gathered, 0, less)
+        passing = self.units[index].passing_bytes
+        return self.unit_peak(index, f"forward of {self.names[index]}", moment, (), (gradients, gathered), passing)
+
+    def _largest_forward(self, flats: Sequence[int], *, fresh: bool, gathers: bool) -> tuple[int, int, Moment, int]:
+        """Of the units' forwards the largest: its size without gradients, the unit, its moment, and what is gathered then.
+
+        Args:
+            flats: For each unit the all-gather's outputs, of its own and of the next one.
+            fresh: Whether nothing is gathered before.
+            gathers: Whether each unit is gathered for its forward and freed after it.
+        """
+        policy, total, so_far = self.policy, self.layers_gathered_bytes, 0
+        best, found = -1, (0, self.units[0].block.forward, 0)
         for index, unit in enumerate(self.units):
             own = unit.gathered_bytes
-            if copies_out and starts[index]:
-                communication = starts[index] + own + (0 if policy.reshard else so_far)
-                communication -= unit.storage.experts.gathered_bytes if unit.has_bank and unit.storage is not None else 0
-                size = self.before[index] + unit.input_bytes + communication - (absent if index == self.first_layer else 0)
-                if size > start:
-                    start, started = size, (index, communication)
             if policy.reshard:
                 gathered = own + flats[index] if gathers else total - so_far
             else:
@@ -185,16 +197,26 @@ class Chunk:
                 size = self.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
                 if size >= best:
                     best, found = size, (index, moment, communication)
-        gradients = self.held(state, weight_grads=weight_grads)[0]
-        if start > best:
-            index, communication = started
-            before = self.before[index] + self.units[index].input_bytes
-            gathered = communication + self.root.gathered_bytes
-            total, less = before + gradients + gathered, absent if index == self.first_layer else 0
-            return Peak(total - less, f"gathering of {self.names[index]}", index, before, None, (), gradients, gathered, 0, less)
-        index, moment, gathered = found
-        passing = self.units[index].passing_bytes
-        return self.unit_peak(index, f"forward of {self.names[index]}", moment, (), (gradients, gathered), passing)
+        return best, *found
+
+    def _largest_start(self, starts: Sequence[int], absent: int) -> tuple[int, int, int]:
+        """Of the copies out of all-gathers before forwards the largest: its size without gradients, the unit, what is gathered then.
+
+        Args:
+            starts: For each unit what the copy has alive; 0 where nothing is copied.
+            absent: What is not there yet before the first product.
+        """
+        so_far, best, found = 0, -1, (0, 0)
+        for index, unit in enumerate(self.units):
+            own = unit.gathered_bytes
+            if starts[index]:
+                communication = starts[index] + own + (0 if self.policy.reshard else so_far)
+                communication -= unit.storage.experts.gathered_bytes if unit.has_bank and unit.storage is not None else 0
+                size = self.before[index] + unit.input_bytes + communication - (absent if index == self.first_layer else 0)
+                if size > best:
+                    best, found = size, (index, communication)
+            so_far += own
+        return best, *found
 
     def backward_peak(self, state: ChunkState) -> Peak:
         """The largest moment of a backward under a pipeline, where gradients accumulate whole."""

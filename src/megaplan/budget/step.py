@@ -130,7 +130,7 @@ def _where(chunk: Chunk, moment: Moment) -> str:
 
 def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, absent: int) -> tuple[int, Moment, Peak]:
     """What is alive at the largest moment, the moment, and the running chunk's peak; `absent` is not there before the first product."""
-    best: tuple[int, Moment, Peak] | None = None
+    most, best = -1, None
     peaks: dict[tuple[Kind, int, ChunkState, bool, bool], Peak] = {}
     only_backwards = len(chunks) == 1
     for moment in moments:
@@ -138,32 +138,37 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySch
         chunk, state, grads = chunks[index], states[index], weight_grads[index]
         backward = kind not in (FORWARD, REDUCE)
         if only_backwards and not backward:  # backwards come first
-            if best is not None and _ceiling(chunk, moments, held) <= best[0]:
+            if _ceiling(chunk, moments, held) <= most:
                 break
             only_backwards = False
         others = _others(chunks, moment)
-        if best is not None and not backward:
-            bound = chunk.reduce_bound if kind is REDUCE else chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
-            if bound + others + held.gradient_bytes + held.output_bytes <= best[0]:
-                continue
+        if not backward and _bound(chunk, kind, state) + others + held.gradient_bytes + held.output_bytes <= most:
+            continue
         others += held.at(kind, state)
-        if best is not None and state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
+        if state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
             # a later one has all that a first one has, and gradients before it
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
-            if later is not None and later.total + others <= best[0]:
+            if later is not None and later.total + others <= most:
                 continue
         if state is BACKWARDED and not chunk.policy.reshard and kind is not REDUCE:
             state = FORWARD_AFTER_BACKWARD  # they differ in what is gathered, and then only if it was freed
         key = kind, index, state, grads, owns_input
         peak = peaks.get(key)
         if peak is None:
-            untouched = absent and kind is FORWARD and all(other is UNTOUCHED for other in states)
-            peak = peaks[key] = _peak(chunk, kind, state, absent if untouched else 0, weight_grads=grads, owns_input=owns_input)
-        if best is None or peak.total + others > best[0]:
-            best = (peak.total + others, moment, peak)
+            missing = absent if kind is FORWARD and states.count(UNTOUCHED) == len(states) else 0
+            peak = peaks[key] = _peak(chunk, kind, state, missing, weight_grads=grads, owns_input=owns_input)
+        if peak.total + others > most:
+            most, best = peak.total + others, (moment, peak)
     if best is None:
         raise ValueError("a rank without actions has no step")
-    return best
+    return most, *best
+
+
+def _bound(chunk: Chunk, kind: Kind, state: ChunkState) -> int:
+    """No forward, or reduction, of the chunk has more alive."""
+    if kind is REDUCE:
+        return chunk.reduce_bound
+    return chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
 
 
 def _ceiling(chunk: Chunk, moments: Sequence[Moment], held: HeldBySchedule) -> int:
