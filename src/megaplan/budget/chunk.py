@@ -87,7 +87,8 @@ class Chunk:
         layers_flat = stored.largest_flat_bytes
         flats = max(self.root.flat_bytes, layers_flat) + layers_flat  # all-gather outputs: a group's, and those of the layer gathered next
         largest = max(map(add, self.before, [unit.forward_bytes for unit in units]))
-        self.forward_bound: int = largest + self.gathered_bytes + flats + stored.largest_casting_bytes
+        filling = self.root.gathered_bytes + self.root.casting_bytes
+        self.forward_bound: int = max(largest + self.gathered_bytes + flats + stored.largest_casting_bytes, filling)
         """No forward has more alive, but for accumulated gradients."""
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + stored.largest_reduction_bytes
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
@@ -186,6 +187,11 @@ class Chunk:
                 if size >= best:
                     best, found = size, (index, moment, communication)
         gradients = self.held(state, weight_grads=weight_grads)[0]
+        filling = self.root.casting_bytes if fresh else 0
+        if filling > max(start + absent, best):  # before any unit runs
+            gathered = filling + self.root.gathered_bytes
+            total = gradients + gathered - absent
+            return Peak(total, "gathering of the slot's own parameters", self.first_layer, 0, None, (), gradients, gathered, 0, absent)
         if start > best:
             index, communication = started
             before = self.before[index] + self.units[index].input_bytes
