@@ -26,6 +26,9 @@ from megaplan.schedules.actions import Kind
 from megaplan.schedules.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
 
+NO_START = (-1, 0, 0)
+"""Where no forward begins with copies out of an all-gather."""
+
 
 class Policy(NamedTuple):
     """How the host runs a chunk.
@@ -87,7 +90,8 @@ class Chunk:
         layers_flat = stored.largest_flat_bytes
         flats = max(self.root.flat_bytes, layers_flat) + layers_flat  # all-gather outputs: a group's, and those of the layer gathered next
         largest = max(map(add, self.before, [unit.forward_bytes for unit in units]))
-        self.forward_bound: int = largest + self.gathered_bytes + flats + stored.largest_casting_bytes
+        filling = self.root.gathered_bytes + self.root.casting_bytes
+        self.forward_bound: int = max(largest + self.gathered_bytes + flats + stored.largest_casting_bytes, filling)
         """No forward has more alive, but for accumulated gradients."""
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + stored.largest_reduction_bytes
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
@@ -161,13 +165,18 @@ class Chunk:
         flats, starts = (self.first_gathers if fresh else self.later_gathers) if fresh or gathers else NO_ALL_GATHERS
         best, index, moment, gathered = self._largest_forward(flats, fresh=fresh, gathers=gathers)
         gradients = self.held(state, weight_grads=weight_grads)[0]
-        if gathers if policy.reshard else fresh:
-            start, first, communication = self._largest_start(starts, absent)
-            if start > best:
-                before = self.before[first] + self.units[first].input_bytes
-                gathered = communication + self.root.gathered_bytes
-                total, less = before + gradients + gathered, absent if first == self.first_layer else 0
-                return Peak(total - less, f"gathering of {self.names[first]}", first, before, None, (), gradients, gathered, 0, less)
+        copies = gathers if policy.reshard else fresh
+        start, first, communication = self._largest_start(starts, absent) if copies else NO_START
+        filling = self.root.casting_bytes if fresh else 0
+        if filling > max(start + absent, best):  # before any unit runs
+            gathered = filling + self.root.gathered_bytes
+            total = gradients + gathered - absent
+            return Peak(total, "gathering of the slot's own parameters", self.first_layer, 0, None, (), gradients, gathered, 0, absent)
+        if start > best:
+            before = self.before[first] + self.units[first].input_bytes
+            gathered = communication + self.root.gathered_bytes
+            total, less = before + gradients + gathered, absent if first == self.first_layer else 0
+            return Peak(total - less, f"gathering of {self.names[first]}", first, before, None, (), gradients, gathered, 0, less)
         passing = self.units[index].passing_bytes
         return self.unit_peak(index, f"forward of {self.names[index]}", moment, (), (gradients, gathered), passing)
 

@@ -159,7 +159,9 @@ def split_unit(unit: Unit, *, in_place: bool, owns_input: bool) -> Unit:
         owns_input: Whether its input is a storage of its chunk; one that arrived is in a receive buffer, which W does not keep alive.
     """
     halves, storage = weigh_halves(unit.block, in_place=in_place, owns_input=owns_input), unit.storage
-    late = 0 if storage is None else halves.late_bytes * storage.both.unsharded_bytes // storage.both.made_bytes
+    late = 0
+    if storage is not None and halves.late_bytes:
+        late = halves.late_bytes * storage.both.unsharded_bytes // storage.both.made_bytes
     block = halves.inputs
     input_half = unit._replace(
         block=block,

@@ -18,6 +18,9 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
     active = f", {active_parameters:,} active" if active_parameters != parameters else ""
     yield f"  {family_counts(letters)}", ""
     yield f"  {parameters:,} parameters{active}", ""
+    if spec.lora is not None:
+        chosen = ", ".join(spec.lora.families or ("all linears of layers",))
+        yield f"  adapters of rank {spec.lora.rank:,}, alpha {spec.lora.alpha:g}, on {chosen}; the rest is frozen", ""
     degrees = " ".join(f"{axis} {getattr(mesh, axis)}" for axis in _AXES if getattr(mesh, axis) > 1)
     yield f"  {counted(mesh.world_size, 'rank')}{f': {degrees}' if degrees else ''}", ""
     size = f"{counted(batch.micro_batch_size, 'sequence')} of {batch.seq_length:,} tokens"
@@ -33,7 +36,8 @@ def _software(spec: Spec) -> str:
     kind = f"{host.kernels} kernels" if host.name == "megarun" else f"{host.model} model" if host.name == "megatron" else _compiled(host)
     others = {letter: dtype for letter, dtype in precision.families.items() if dtype != precision.params}
     dtypes = "".join(f", {letter} {dtype}" for letter, dtype in sorted(others.items()))
-    both = optimizer.matrix if optimizer.matrix == optimizer.other else f"{optimizer.matrix} and {optimizer.other}"
+    one = optimizer.matrix == optimizer.other or spec.lora is not None
+    both = optimizer.other if one else f"{optimizer.matrix} and {optimizer.other}"
     return f"host {host.name}, {kind}; {precision.params}{dtypes}, gradients {precision.grads}; {both}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megaplan.budget.axes import AXES
 from megaplan.budget.formulas import FORMULAS
 from megaplan.cli.host_topics import HOSTS
+from megaplan.cli.lora_topics import LORA
 from megaplan.cli.low_precision_topics import LOW_PRECISION
 from megaplan.cli.problems import unknown_name
 from megaplan.columns import Column
@@ -18,7 +19,7 @@ from megaplan.terminal.table import wrap
 Line = tuple[str, str]
 
 COSTS = LAYER_COSTS | STEP_TERMS
-TEXTS = LOW_PRECISION | HOSTS
+TEXTS = LOW_PRECISION | LORA | HOSTS
 _SPELLINGS = {"sequence_parallel": "sp"}
 
 
@@ -63,6 +64,7 @@ def _list() -> Iterator[Line]:
         ("axes", AXES),
         ("costs", COSTS),
         ("precision", LOW_PRECISION),
+        ("adapters", LORA),
         ("hosts", HOSTS),
         ("codes", CODES),
     ):

@@ -21,9 +21,8 @@ from megaplan.hosts.megarun.low_precision import EXPERTS
 from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import CALLER, Replay, replay
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears
-from megaplan.inventory.tensors import Block, Outside
+from megaplan.inventory.tensors import Block
 from megaplan.spec.lora import Lora
-from megaplan.spec.models import SIDES
 
 NARROW, NARROW_GRADIENT = ".narrow", ".narrow_gradient"
 WEIGHT = ".weight"
@@ -61,9 +60,9 @@ def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
     return sum([sizes[name] for name in params]) * dims.dtype.bytes
 
 
-def frozen_part(part: Part, family: str) -> Part:
+def frozen_part(part: Part, *, embeds: bool) -> Part:
     """A part outside the layers without parameter gradients; embeddings get none at all, and keep nothing."""
-    return Part(_frozen(part.replay, embeds=family in (Outside.EMBEDDING, *SIDES)), part.tensors)
+    return Part(_frozen(part.replay, embeds=embeds), part.tensors)
 
 
 @cache

@@ -24,7 +24,7 @@ from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
 from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
-from megaplan.spec.models import Spec
+from megaplan.spec.models import SIDES, Spec
 
 
 def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
@@ -52,7 +52,7 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
     if spec.lora is not None and not block_name.startswith("layers."):
-        part = frozen_part(part, block.family)
+        part = frozen_part(part, embeds=block_name in ENDS)
     if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
         part = splittable_part(part, dims)
     if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Outside.MTP:
@@ -64,6 +64,8 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     return weigh(part, gradients, in_place=dtype is spec.precision.grads)
 
 
+ENDS = ("embedding", *SIDES)
+"""Blocks before the layers, which under `lora` no gradient reaches."""
 Make = tuple[int, Hashable, str]
 
 

@@ -1,0 +1,18 @@
+"""`megaplan explain lora`: what adapters on a frozen model change in an estimate."""
+
+from __future__ import annotations
+
+LORA: dict[str, tuple[str, ...]] = {
+    "lora": (
+        "The section lora freezes the model and adds A [rank, in] and B [out, rank] to its linears: x W^T + alpha / rank x A^T B^T.",
+        "Parameters: frozen shards in lora.dtype (precision.params by default) instead of precision.master; adapters in precision.master. "
+        "Gathered copies are those of both.",
+        "Gradients, their reduction and the optimizer's state: of the adapters alone, by AdamW.",
+        "Activations: a frozen linear keeps nothing; an adapted one keeps its input and x A^T. What norms, activation functions and "
+        "attention keep is unchanged.",
+        "Time: weight gradients of frozen parameters are left out, 4 FLOPs a parameter and token instead of 6.",
+        "Not with multi-token prediction, an indexer, precision.recipe, or mesh.cp above 1 and layers of M, R or G (MP726); of host megarun "
+        "alone.",
+    )
+}
+"""Topic to paragraphs."""
