@@ -54,7 +54,6 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     degrees = draw_degrees(stream("degrees"), size, megatron=megatron)
     hidden = draw_hidden(stream("widths"), size, tp=degrees.mesh["tp"])
     pattern, letters = draw_letters(stream("letters"), degrees, megatron=megatron, gpt=gpt)
-    later = scope is Scope.ANY and not megatron
     if not megatron:
         pattern, letters = later_letters(stream("families"), pattern, letters, scope, hidden=hidden, tp=degrees.mesh["tp"])
     pattern, letters = short_convolutions(stream("short convolutions"), pattern, letters, scope, hidden=hidden, tp=degrees.mesh["tp"])
@@ -84,7 +83,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     if degrees.steps > 1:
         sections["schedule"]["steps_per_update"] = degrees.steps
     add_platform(stream("platform"), sections["model"], shape)
-    if later and "mamba" in sections["model"] and (section := mamba1(stream("mamba1"), shape)) is not None:
+    if not megatron and "mamba" in sections["model"] and (section := mamba1(stream("mamba1"), shape)) is not None:
         sections["model"]["mamba"] = section
     if not megatron:
         runtime, length = scope is Scope.RUNTIME, sections["batch"]["seq_length"]

@@ -69,8 +69,9 @@ def mamba1(draw: Draw, shape: Shape) -> dict[str, Any] | None:
     fitting = [expand for expand in (1, 2, 3) if expand * shape.hidden % shape.tp == 0]
     if not fitting or not draw.chance(MAMBA1_SHARE):
         return None
+    norms = ["plain", "scaled"] if shape.scope is Scope.ANY else ["scaled"]
     section: dict[str, Any] = {"kind": "mamba1", "expand": draw.choice(fitting)}
     draw.maybe(section, 0.5, state_dim=lambda: draw.wide(2, 32), dt_rank=lambda: draw.wide(2, shape.size.width))
     draw.maybe(section, 0.3, conv_kernel=lambda: draw.choice([2, 3, 5]), conv_bias=False, bias=True)
-    draw.maybe(section, 0.5, inner_norm=lambda: draw.choice(["plain", "scaled"]), save_every=lambda: draw.choice([16, 100]))
+    draw.maybe(section, 0.5, inner_norm=lambda: draw.choice(norms), save_every=lambda: draw.choice([16, 100]))
     return section

@@ -58,6 +58,8 @@ from megakernels.ops.rms_norm import (
     row_square_sum,
 )
 from megakernels.ops.rope import mla_kv, rope
+from megakernels.ops.selective_scan import selective_scan
+from megakernels.ops.selective_scan.piece import selective_scan_piece, selective_scan_piece_backward
 from megakernels.ops.side_embedding import gated_add, ngram_rows
 from megakernels.ops.ssd import ssd
 from megakernels.ops.ssd.piece import ssd_piece, ssd_piece_backward
@@ -126,6 +128,9 @@ __all__ = [
     "row_scale",
     "row_square_sum",
     "scratch_bytes",
+    "selective_scan",
+    "selective_scan_piece",
+    "selective_scan_piece_backward",
     "slice_gradient",
     "slice_statistics",
     "ssd",

@@ -22,6 +22,7 @@ from op_exact import (
     exact_mla_kv,
     exact_rms_norm,
     exact_rope,
+    exact_selective_scan,
     exact_ssd,
 )
 from op_makers import (
@@ -38,6 +39,7 @@ from op_makers import (
     plan,
     route_case,
     routed_case,
+    selective_case,
     ssd_case,
 )
 from torch.nn import functional
@@ -63,6 +65,7 @@ from megakernels import (
     relu2,
     rms_norm,
     rope,
+    selective_scan,
     ssd,
     swiglu,
 )
@@ -173,6 +176,7 @@ CASES = [
         ("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log"),
         lambda t: [((BATCH, math.ceil(t / 32) + 1, 3, 5, 6), "accumulator")],
     ),
+    selective_case("selective_scan", 40),
     delta_case("gated_delta", 16, 32, 2, per_row=False),
     delta_case("gated_delta_rows", 16, 40, 4, per_row=True),
     delta_case("gated_delta_negative", 64, 64, 1, per_row=False, beta_limit=2.0),
@@ -282,5 +286,6 @@ CASES += [
         ("q", "k", "v", "decay", "beta"),
     ),
     packed(_BY_NAME["gated_conv1d_bias"], gated_conv1d, exact_gated_conv, ("input_gate", "output_gate", "value")),
+    packed(_BY_NAME["selective_scan"], partial(selective_scan, save_every=40), exact_selective_scan, ("x", "dt", "B", "C")),
     packed(_BY_NAME["m2rnn"], partial(m2rnn, save_every=32), exact_m2rnn, ("q", "k", "v", "f")),
 ]

@@ -142,6 +142,15 @@ def exact_gated_conv(input_gate: Tensor, output_gate: Tensor, value: Tensor, wei
     return output_gate * exact_conv(input_gate * value, weight, bias, silu=False)
 
 
+def exact_selective_scan(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor) -> Tensor:
+    """The whole T × T matrix of decays between positions, per channel and state."""
+    step = functional.softplus(dt + dt_bias)
+    total = torch.cumsum(step.unsqueeze(-1) * A_log.exp(), 1)
+    between = torch.exp(-(total.unsqueeze(2) - total.unsqueeze(1)).clamp(min=0))
+    causal = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+    return torch.einsum("btjis,tj,bji,bji,bjs,bts->bti", between, causal, step, x, B, C) + D * x
+
+
 def exact_conv_after(initial: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
     return exact_conv(torch.cat([initial, x], 1), weight, bias, silu)[:, initial.shape[1] :]
 

@@ -21,11 +21,12 @@ from op_exact import (
     exact_mamba3,
     exact_route,
     exact_routed_experts,
+    exact_selective_scan,
     exact_ssd,
 )
 from torch import Tensor
 
-from megakernels import attention, experts, gated_conv1d, gated_delta, indexed_attention, mamba3, route, routed_experts, ssd
+from megakernels import attention, experts, gated_conv1d, gated_delta, indexed_attention, mamba3, route, routed_experts, selective_scan, ssd
 
 BATCH = 2
 
@@ -214,6 +215,26 @@ def gated_conv_case(name: str, kernel: int, bias: bool) -> Case:
         lambda i: (gated_conv1d(**i),),
         lambda i: (exact_gated_conv(**i),),
         (*sequences, "weight", *(("bias",) if bias else ())),
+    )
+
+
+def selective_case(name: str, save_every: int) -> Case:
+    channels, width = 5, 3
+    return Case(
+        name,
+        lambda n, t: {
+            "x": n(BATCH, t, channels),
+            "dt": n(BATCH, t, channels),
+            "A_log": n(channels, width).abs().mul(2).log1p(),
+            "B": n(BATCH, t, width),
+            "C": n(BATCH, t, width),
+            "D": n(channels),
+            "dt_bias": n(channels) - 2,
+        },
+        lambda i: (selective_scan(**i, save_every=save_every),),
+        lambda i: (exact_selective_scan(**i),),
+        ("x", "dt", "A_log", "B", "C", "D", "dt_bias"),
+        lambda t: [((BATCH, math.ceil(t / save_every), channels, width), "accumulator")],
     )
 
 

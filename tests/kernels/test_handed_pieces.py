@@ -23,6 +23,9 @@ from megakernels import (
     mamba3_ahead_backward,
     mamba3_piece,
     mamba3_piece_backward,
+    selective_scan,
+    selective_scan_piece,
+    selective_scan_piece_backward,
     ssd,
     ssd_piece,
     ssd_piece_backward,
@@ -220,6 +223,34 @@ def test_a_delta_rule_of_pieces_is_the_delta_rule_of_the_sequence(per_row: bool,
     for index in reversed(range(PIECES)):
         grad_state = gated_delta_piece_backward(
             grad_state, piece(gradient, index), own(plain, index), piece(starts, index), states[:, index], settings, own(gradients, index)
+        )
+    for found, right in zip(gradients, wanted, strict=True):
+        assert rms_ratio(found, right) < EXACT
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_selective_scan_of_pieces_is_that_of_the_sequence(packed: bool) -> None:
+    torch.manual_seed(0)
+    inputs = [draw(BATCH, T, 5), draw(BATCH, T, 5), draw(5, 3), draw(BATCH, T, 3), draw(BATCH, T, 3), draw(5), draw(5)]
+    whole_starts, starts = document_starts(packed)
+    expected = selective_scan(*inputs, 4, whole_starts)
+    gradient = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, gradient)
+    plain = [tensor.detach() for tensor in inputs]
+    y, states = torch.empty_like(plain[0]), torch.empty(BATCH, PIECES, 2, 5, 3, dtype=torch.float64)
+    state = torch.zeros(BATCH, 5, 3, dtype=torch.float64)
+
+    def own(tensors: list[Tensor], index: int) -> list[Tensor]:
+        return [piece(tensor, index) if place in (0, 1, 3, 4) else tensor for place, tensor in enumerate(tensors)]
+
+    for index in range(PIECES):
+        state = selective_scan_piece(state, own(plain, index), piece(starts, index), 4, piece(y, index), states[:, index])
+    assert rms_ratio(y, expected) < EXACT
+    gradients = [torch.zeros_like(tensor) for tensor in plain]
+    grad_state = torch.zeros_like(state)
+    for index in reversed(range(PIECES)):
+        grad_state = selective_scan_piece_backward(
+            grad_state, piece(gradient, index), own(plain, index), piece(starts, index), states[:, index], 4, own(gradients, index)
         )
     for found, right in zip(gradients, wanted, strict=True):
         assert rms_ratio(found, right) < EXACT

@@ -5,7 +5,7 @@ from typing import Any
 
 LETTERS = {
     "gqa": "A", "mla": "A", "indexed": "A", "mamba2": "M", "mamba3": "M", "moe": "E", "gathering_moe": "E", "m2rnn": "R", "mlp": "D",
-    "gated_delta": "G", "kda": "G", "short_convolution": "C",
+    "gated_delta": "G", "kda": "G", "short_convolution": "C", "mamba1": "M",
 }  # fmt: skip
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
@@ -40,6 +40,10 @@ def _later(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             return _linear_attention(kind, draw)
         case "C":
             return {"short_convolution": {"conv_kernel": draw.randint(1, 5), "bias": draw.random() < 0.5}}
+        case "M" if kind == "mamba1":
+            sizes = {"expand": draw.randint(1, 3), "state_dim": draw.randint(2, 9), "save_every": draw.randint(3, 16)}
+            options = {"bias": draw.random() < 0.5, "conv_bias": draw.random() < 0.5, "inner_norm": draw.choice(["none", "scaled"])}
+            return {"mamba": {"kind": "mamba1", **sizes, **options, "dt_rank": draw.choice([None, 7])}}
         case _:
             return _section(kind, hidden, draw)
 

@@ -26,10 +26,24 @@ from megarun.parallel.apply.recompute import recompute_stage
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 
-KINDS = ("gqa", "mla", "indexed", "mamba2", "mamba3", "moe", "gathering_moe", "m2rnn", "mlp", "gated_delta", "kda", "short_convolution")
+KINDS = (
+    "gqa",
+    "mla",
+    "indexed",
+    "mamba2",
+    "mamba3",
+    "moe",
+    "gathering_moe",
+    "m2rnn",
+    "mlp",
+    "gated_delta",
+    "kda",
+    "short_convolution",
+    "mamba1",
+)
 CASES = [(kind, seed) for kind in KINDS for seed in range(5)]
 POLICIES = [(kind, "selective") for kind in KINDS] + [
-    (kind, "full") for kind in KINDS if kind not in ("mamba2", "mamba3", "moe", "gathering_moe", "gated_delta", "kda")
+    (kind, "full") for kind in KINDS if kind not in ("mamba1", "mamba2", "mamba3", "moe", "gathering_moe", "gated_delta", "kda")
 ]
 RECOMPUTED = [
     pytest.param(kind, policy, seed, marks=[pytest.mark.slow] if seed > 1 else []) for kind, policy in POLICIES for seed in range(5)

@@ -14,7 +14,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
-from megaplan.spec.models import Spec
+from megaplan.spec.models import Mamba1, Spec
 from megaplan.spec.options import ROUTING, given_options
 from megaplan.spec.source import NOWHERE
 
@@ -39,15 +39,10 @@ def _capacity(spec: Spec) -> object | None:
     return spec.model.moe.capacity_factor if spec.model.moe is not None else None
 
 
-def _kind(section: str, *kinds: str) -> Found:
-    """A kind of a family that is not built, or its whole section."""
-
-    def found(spec: Spec) -> object | None:
-        own = getattr(spec.model, section)
-        kind = getattr(own, "kind", "given")
-        return kind if own is not None and (kind in kinds or not kinds) else None
-
-    return found
+def _plain_inner_norm(spec: Spec) -> object | None:
+    """Norms without a scale over Mamba-1's steps: falcon_mamba's."""
+    mamba = spec.model.mamba
+    return mamba.inner_norm if isinstance(mamba, Mamba1) and mamba.inner_norm == "plain" else None
 
 
 def _families(spec: Spec) -> object | None:
@@ -86,7 +81,7 @@ def _other_host(spec: Spec) -> object | None:
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.moe.capacity_factor", _capacity, "null"),
-    ("model.mamba.kind", _kind("mamba", "mamba1"), "mamba2 or mamba3"),
+    ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
     ("model.features.relation_bias", _feature("relation_bias"), "null"),
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
@@ -112,6 +107,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.attention.rotary_dim",
         "model.attention.softmax_scale",
         "model.mamba.bias",
+        "model.mamba.inner_norm",
         "model.mlp.bias",
         "model.moe.shared_gate",
         "model.moe.score_correction",

@@ -113,6 +113,9 @@ _LFM2_CONV: Modules = {
 }
 _LFM2_MLP: Modules = {"gate_proj": "feed_forward.w1", "up_proj": "feed_forward.w3", "down_proj": "feed_forward.w2"}
 _MAMBA_LAYER: Modules = {**_BEFORE, **_in("mamba", *_MIXER, gated_norm="norm")}
+_SELECTIVE = ("in_proj", "conv1d", "x_proj", "dt_proj", "A_log", "D", "out_proj")
+_JAMBA_NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c_layernorm", "dt_bias": "dt_proj.bias"}
+_JAMBA_EXPERTS: Modules = {f"experts.{name}": f"feed_forward.experts.{{expert}}.{name}.weight" for name in _GATED}
 _BACKBONE: Modules = {"embedding": "backbone.embeddings", "final_norm": "backbone.norm_f", "head": "lm_head"}
 _ALONE: Modules = {"norm": "norm", **_in("mixer", *_MIXER, gated_norm="norm")}
 
@@ -137,6 +140,15 @@ NAMES: dict[str, Names] = {
         ),
         pairs=True,
     ),
+    "jamba": Names(
+        {
+            "A": {**_BEFORE, **_HEADS},
+            "M": {**_BEFORE, **_in("mamba", *_SELECTIVE, **_JAMBA_NORMS)},
+            "D": _FEED_FORWARD,
+            "E": {"norm": "pre_ff_layernorm", **_JAMBA_EXPERTS, "router": "feed_forward.router"},
+        },
+        outside=_FEED_FORWARD_ENDS,
+    ),
     "lfm2": Names(
         {
             "A": {**_LFM2_BEFORE, **_in("self_attn", "q_proj", "k_proj", "v_proj", **_LFM2_NORMS)},
@@ -147,6 +159,7 @@ NAMES: dict[str, Names] = {
     ),
     "glm4_moe": _decoder(moe=_SIGMOID_EXPERTS),
     "llama": LLAMA,
+    "mamba": Names({"M": {"norm": "norm", **_in("mixer", *_SELECTIVE, dt_bias="dt_proj.bias")}}, "backbone.layers.{layer}.", 1, _BACKBONE),
     "mamba2": Names({"M": _ALONE}, "backbone.layers.{layer}.", 1, _BACKBONE),
     "minimax_m2": _decoder(moe=_MIXTRAL),
     "ministral": LLAMA,

@@ -21,6 +21,7 @@ from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.indexer import index_loss_factor
 from megarun.model.linear_attention import LinearAttentionBlock
 from megarun.model.mamba import Mamba2Block
+from megarun.model.mamba1 import Mamba1Block
 from megarun.model.mamba3 import Mamba3Block
 from megarun.model.mlp import DenseBlock
 from megarun.model.moe import ExpertBlock
@@ -254,6 +255,8 @@ def build_block(
             module = GroupedQueryAttention(config, hidden, eps, layer, tp, cp)
         case spec.LatentAttention() as config:
             module = LatentAttention(config, hidden, eps, layer, tp, cp, index)
+        case spec.Mamba1() as config:
+            module = Mamba1Block(config, hidden, eps, tp, cp)
         case spec.Mamba2() as config:
             module = Mamba2Block(config, hidden, eps, tp, cp)
         case spec.Mamba3() as config:

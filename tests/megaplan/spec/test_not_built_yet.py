@@ -22,7 +22,7 @@ NOT_BUILT = {
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
     "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with {}",
     "model.moe.capacity_factor=1.5": "model.moe.capacity_factor = 1.5; megarun trains with null",
-    "model.mamba={kind: mamba1}": "model.mamba.kind = mamba1; megarun trains with mamba2 or mamba3",
+    "model.mamba={kind: mamba1, inner_norm: plain}": "model.mamba.inner_norm = plain; megarun trains with none or scaled",
     "model.features.relation_bias={num_relations: 4}": "model.features.relation_bias = given; megarun trains with null",
 }
 
@@ -33,8 +33,8 @@ def test_what_is_built_is_silent(accepted: Accepted, override: str) -> None:
 
 
 def test_every_family_is_built_over_a_context_group(accepted: Accepted) -> None:
-    for mamba in ("mamba2", "mamba3"):
-        overrides = ["mesh.cp=2", "recompute.default=selective", f"model.mamba={{kind: {mamba}, head_dim: 16}}"]
+    for mamba in ("kind: mamba1, bias: true, inner_norm: scaled", "kind: mamba2, head_dim: 16", "kind: mamba3, head_dim: 16"):
+        overrides = ["mesh.cp=2", "recompute.default=selective", f"model.mamba={{{mamba}}}"]
         assert megarun_refuses(accepted(overrides=overrides).spec) == ()
 
 

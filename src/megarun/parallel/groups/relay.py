@@ -199,7 +199,7 @@ class _Scan(torch.autograd.Function):
         """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states = ctx.saved_tensors
         cp, x, keys = ctx.cp, inputs[0], inputs[3]
-        gradients, lanes = _new_gradients(inputs, (0, 1, 3, 4), (0, 1, 3, 4)), num_lanes(keys.shape[2], cp.degree)
+        gradients, lanes = new_gradients(inputs, (0, 1, 3, 4), (0, 1, 3, 4)), num_lanes(keys.shape[2], cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
             heads = lane_slice(x.shape[2], lane, lanes)
@@ -216,7 +216,7 @@ class _Scan(torch.autograd.Function):
             )
 
         relay_state(cp, BACKWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
-        return None, None, None, None, *_as_inputs(gradients, inputs)
+        return None, None, None, None, *as_inputs(gradients, inputs)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -247,7 +247,7 @@ class _Recurrence(torch.autograd.Function):
         """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states = ctx.saved_tensors
         cp, q, v = ctx.cp, inputs[0], inputs[2]
-        gradients, lanes = _new_gradients(inputs, (2, 3), (0, 1, 2, 3)), num_lanes(v.shape[2], cp.degree)
+        gradients, lanes = new_gradients(inputs, (2, 3), (0, 1, 2, 3)), num_lanes(v.shape[2], cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
             heads = lane_slice(v.shape[2], lane, lanes)
@@ -263,7 +263,7 @@ class _Recurrence(torch.autograd.Function):
             )
 
         relay_state(cp, BACKWARD, lane_zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
-        return None, None, None, *_as_inputs(gradients, inputs)
+        return None, None, None, *as_inputs(gradients, inputs)
 
 
 def of_previous(cp: ContextParallel, own: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ def lane_zeros(lanes: int, like: Tensor, num_heads: int, *widths: int) -> list[T
     return [torch.zeros(shape, dtype=accumulator_dtype(like.dtype), device=like.device)] * lanes
 
 
-def _new_gradients(inputs: Sequence[Tensor], written: Sequence[int], tokens: Sequence[int]) -> list[Tensor]:
+def new_gradients(inputs: Sequence[Tensor], written: Sequence[int], tokens: Sequence[int]) -> list[Tensor]:
     """Gradient buffers: `written` uninitialised, filled by piece and lane; others zero, for sums; parameters' in the wider dtype."""
     made = []
     for index, tensor in enumerate(inputs):
@@ -331,5 +331,6 @@ def _new_gradients(inputs: Sequence[Tensor], written: Sequence[int], tokens: Seq
     return made
 
 
-def _as_inputs(gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def as_inputs(gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients in the dtypes of their inputs."""
     return tuple(gradient.to(tensor.dtype) for gradient, tensor in zip(gradients, inputs, strict=True))
