@@ -9,7 +9,7 @@ from parity_cells import C2, RESHARD, SELECTIVE, T2, Cell, pattern
 
 ROWS = {"precision.recipe": {"name": "fp8_rowwise"}}
 CURRENT = {"precision.recipe": {"name": "fp8_current"}}
-STEPPED = 1e-9
+STEPPED = 1e-5
 LOW_PRECISION_CELLS = [
     Cell("low-pp2-rows", {"pp": 2}, spec=pattern("AMDR", 4) | ROWS, ci=True),
     Cell("low-pp2-current-selective", {"pp": 2}, spec=pattern("AMDR", 4) | CURRENT | SELECTIVE),
