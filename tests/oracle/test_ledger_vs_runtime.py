@@ -48,6 +48,14 @@ POLICIES = [(kind, "selective") for kind in KINDS] + [
 RECOMPUTED = [
     pytest.param(kind, policy, seed, marks=[pytest.mark.slow] if seed > 1 else []) for kind, policy in POLICIES for seed in range(5)
 ]
+LOW_IN_CI = {("mlp", "selective"), ("gqa", "none"), ("mamba2", "selective"), ("kda", "selective"), ("mla", "full")}
+LOW = [
+    pytest.param(kind, policy, name, seed, marks=[] if seed == 1 and (kind, policy) in LOW_IN_CI else pytest.mark.slow)
+    for kind, policy in [*((kind, "none") for kind in KINDS), *POLICIES]
+    if "moe" not in kind
+    for name in ("fp8_current", "fp8_rowwise")
+    for seed in range(3)
+]
 
 
 class Alone(nn.Module):
@@ -90,8 +98,11 @@ class HeadAndLoss(nn.Module):
         return cross_entropy(nn.functional.linear(x, self.weight).flatten(0, 1), self.labels)
 
 
-def built(random_specs: ModuleType, kind: str, seed: int, policy: str = "none") -> tuple[Spec, Any, Stage]:
-    spec = Spec.model_validate(random_specs.random_spec(kind, seed, policy))
+def built(random_specs: ModuleType, kind: str, seed: int, policy: str = "none", recipe: str | None = None) -> tuple[Spec, Any, Stage]:
+    values = random_specs.random_spec(kind, seed, policy)
+    if recipe is not None:
+        values["precision"] = {**values["precision"], "recipe": {"name": recipe}}
+    spec = Spec.model_validate(values)
     inventory = build_inventory(spec)
     stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, 2)]).slots[0])
     recompute_stage(stage, spec, inventory)
@@ -191,6 +202,16 @@ def test_the_working_set_of_recompute(kind: str, policy: str, seed: int, random_
     spec, inventory, stage = built(random_specs, kind, seed, policy)
     sums = block_bytes(spec, local_dims(spec), "layers.0", inventory.layers[0])
     assert live_storages.peaks(Alone(stage, 0), residual(spec)) == expected_peaks(sums)
+
+
+@pytest.mark.parametrize(("kind", "policy", "name", "seed"), LOW)
+def test_linears_in_eight_bits(kind: str, policy: str, name: str, seed: int, random_specs: ModuleType, live_storages: ModuleType) -> None:
+    """At odd sizes: copies and scales that are kept, and the peaks with what operations state of their insides."""
+    spec, inventory, stage = built(random_specs, kind, seed, policy, name)
+    for index in range(2):
+        check_kept(spec, inventory, stage, index, packed=False)
+        sums = block_bytes(spec, local_dims(spec), f"layers.{index}", inventory.layers[index])
+        assert live_storages.peaks(Alone(stage, index), residual(spec)) == expected_peaks(sums)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -13,6 +13,7 @@ BUILT = [
     f"model.attention={MLA}", "model.mamba={kind: mamba3, head_dim: 16}", "recompute.default=selective", "recompute.blocks={A: full}",
     "model.features.mtp={depth: 1, ffn_hidden_size: 64}", "model.features.ngram={num_tables: 2, num_rows: 64, dim: 4}",
     "model.features.platform={num_categories: 4, bottleneck: 8}",
+    "precision.recipe={name: fp8_rowwise, families: [A, M, D]}", "precision.recipe={name: fp8_current, families: [A], first_last_bf16: [0, 1]}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
     "model.moe.score=sigmoid", "model.moe.score_correction=true", "model.moe.router_bias=true", "model.moe.latent_size=32",
 ]  # fmt: skip
@@ -21,6 +22,18 @@ NOT_BUILT = {
     "precision.params=fp8": "precision.params = fp8; megarun trains with fp32 or bf16",
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
     "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with {}",
+    "precision.recipe={name: fp8_delayed, families: [A]}": (
+        "precision.recipe.name = fp8_delayed; megarun trains with fp8_current or fp8_rowwise"
+    ),
+    "precision.recipe={name: fp8_current, families: [A], param_gather: true}": (
+        "precision.recipe.param_gather = true; megarun trains with false"
+    ),
+    "precision.recipe={name: fp8_current}": (
+        "precision.recipe.families = null; megarun trains with a list without E, whose experts' banks keep 16 bits"
+    ),
+    "precision.recipe={name: fp8_current, families: [A, E]}": (
+        "precision.recipe.families = [A, E]; megarun trains with a list without E, whose experts' banks keep 16 bits"
+    ),
     "model.moe.capacity_factor=1.5": "model.moe.capacity_factor = 1.5; megarun trains with null",
     "model.mamba={kind: mamba1, inner_norm: plain}": "model.mamba.inner_norm = plain; megarun trains with none or scaled",
     "model.features.relation_bias={num_relations: 4}": "model.features.relation_bias = given; megarun trains with null",
@@ -48,6 +61,12 @@ def test_what_is_not_built_is_noted_at_its_key(accepted: Accepted, override: str
     (found,) = accepted(overrides=[override]).diagnostics
     assert (found.code, found.severity, found.detail) == ("MP790", Severity.NOTE, NOT_BUILT[override])
     assert found.location.file == f"--set {override}"
+
+
+def test_a_recipe_under_a_split_backward_is_noted(accepted: Accepted) -> None:
+    recipe = "precision.recipe={name: fp8_current, families: [A]}"
+    (found,) = megarun_refuses(accepted(overrides=[recipe, "mesh.vpp=2", "schedule.kind=zbv"]).spec)
+    assert found.detail == "schedule.kind = zbv; megarun trains with a recipe under a schedule whose backward is whole"
 
 
 DTYPES = {

@@ -1,0 +1,114 @@
+"""Training with linears in eight bits, emulated: the same bits twice, a loss near that of 16 bits, and what is not compiled."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.spec.models import Spec
+from megarun.engine.build import build_stage, materialise
+from megarun.engine.initialise import initialise
+from megarun.errors import MegaplanError
+from megarun.parallel.apply.compile import refuse_compile
+
+pytestmark = pytest.mark.runtime
+ROOT = Path(__file__).parents[3]
+STEPS, MOST = 200, 0.01
+
+
+def gradients(values: dict[str, Any]) -> dict[str, Tensor]:
+    """Of one batch of random tokens, by parameter name, in one process."""
+    spec = Spec.model_validate(values)
+    inventory = build_inventory(spec)
+    stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, spec.model.num_layers)]).slots[0])
+    materialise(stage, torch.device("cpu"))
+    initialise(stage, inventory, 0)
+    tokens = torch.randint(0, spec.model.vocab_size, (2, spec.batch.seq_length), generator=torch.Generator().manual_seed(0))
+    logits = stage(tokens)
+    assert isinstance(logits, Tensor)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten()).backward()
+    return {name: parameter.grad for name, parameter in stage.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["fp8_current", "fp8_rowwise"])
+def test_two_runs_have_the_same_bits(spec_with: Callable[..., dict[str, Any]], name: str) -> None:
+    """And gradients are near those without the recipe, of which an element's rounding is 2^-4 at most."""
+    model = {"model.pattern": "AMRD", "model.num_layers": 4}
+    first, again = (gradients(spec_with({**model, "precision.recipe": {"name": name}})) for _ in range(2))
+    assert all(torch.equal(first[parameter], again[parameter]) for parameter in first)
+    wide = gradients(spec_with(model))
+    distances = {parameter: float((first[parameter] - wide[parameter]).norm() / wide[parameter].norm()) for parameter in wide}
+    assert set(first) == set(wide)
+    assert 0.005 < distances["layers.0.q_proj.weight"] < 0.3
+    assert max(distances.values()) < 0.5
+
+
+def test_layers_that_a_recipe_leaves_out_multiply_as_before(spec_with: Callable[..., dict[str, Any]]) -> None:
+    """With every layer left out, gradients are those without a recipe, bit by bit; with one more covered they are not."""
+    model = {"model.pattern": "AD", "model.num_layers": 2}
+    wide, none, one = (
+        gradients(spec_with({**model, **({"precision.recipe": recipe} if recipe else {})}))
+        for recipe in (None, {"name": "fp8_rowwise", "first_last_bf16": (1, 1)}, {"name": "fp8_rowwise", "families": ("D",)})
+    )
+    assert all(torch.equal(wide[parameter], none[parameter]) for parameter in wide)
+    assert not torch.equal(wide["layers.1.up_proj.weight"], one["layers.1.up_proj.weight"])
+
+
+def test_blocks_in_eight_bits_are_not_compiled(spec_with: Callable[..., dict[str, Any]]) -> None:
+    spec = Spec.model_validate(spec_with({"precision.recipe": {"name": "fp8_current", "families": ("A",)}}))
+    with pytest.raises(MegaplanError, match="fp8_current") as caught:
+        refuse_compile(spec)
+    assert [found.code for found in caught.value.diagnostics] == ["MP625"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[float]]:
+    """The losses of the demo's model, in bf16 with a recipe or without, on the C++ headers of the installed torch."""
+    folder = tmp_path_factory.mktemp("demo")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
+
+    def run(*command: object) -> None:
+        subprocess.run([sys.executable, "-m", *map(str, command)], env=environment, check=True, capture_output=True)
+
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    tokens = folder / "headers.tokens"
+    limits = ("--vocab-size", 2048, "--limit-bytes", 4_000_000)
+    run("megarun", "data", "tokenize", Path(found.origin).parent / "include", "-o", tokens, *limits)
+
+    def train(recipe: str) -> list[float]:
+        plan, out = folder / f"{recipe}.json", folder / recipe
+        settings = ["precision.params=bf16", "batch.micro_batch_size=2", "schedule.num_microbatches=1", f"training.steps={STEPS}"]
+        if recipe != "none":
+            settings.append(f"precision.recipe={{name: {recipe}, families: [A, M, R, D]}}")
+        arguments = [argument for setting in settings for argument in ("--set", setting)]
+        run("megaplan", "split", ROOT / "plans" / "tiny-hybrid.yaml", *arguments, "-o", plan)
+        run("megarun", "train", plan, "--data", tokens, "--out", out, "--steps", STEPS)
+        records = map(json.loads, (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        return [record["loss"] for record in records if "loss" in record]
+
+    return train
+
+
+@pytest.mark.slow
+def test_the_final_loss_is_near_that_of_sixteen_bits(trained: Callable[[str], list[float]]) -> None:
+    """After 200 steps of the demo's model, whose experts' banks keep 16 bits: the last loss, and the mean of the last twenty."""
+    wide = trained("none")
+    assert len(wide) == STEPS
+    assert wide[-1] < 0.7 * wide[0]
+    for name in ("fp8_rowwise", "fp8_current"):
+        narrow = trained(name)
+        assert narrow != wide
+        assert narrow[-1] == pytest.approx(wide[-1], rel=MOST)
+        assert sum(narrow[-20:]) == pytest.approx(sum(wide[-20:]), rel=MOST)
