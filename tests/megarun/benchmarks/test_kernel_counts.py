@@ -21,7 +21,16 @@ from megarun.job.job import Job  # noqa: E402
 
 pytestmark = pytest.mark.runtime
 GATE = str(ROOT / "benchmarks" / "rooflines" / "gate-hybrid.yaml")
-MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 32, "state_dim": 64, "num_groups": 2, "mimo_rank": 2, "num_angles": 16, "save_every": 512}
+MAMBA3 = {
+    "kind": "mamba3",
+    "expand": 2,
+    "head_dim": 32,
+    "state_dim": 64,
+    "num_groups": 2,
+    "mimo_rank": 2,
+    "num_angles": 16,
+    "save_every": 512,
+}
 MAMBA2 = {"kind": "mamba2", "num_heads": 32, "head_dim": 64, "state_dim": 128, "num_groups": 8, "chunk_size": 128}
 NAMES = {
     **{"attention": "attention", "conv1d": "causal_conv1d", "gated_norm": "gated_rms_norm", "ssd": "ssd", "scan": "mamba3"},
@@ -51,9 +60,7 @@ def counted(source: Any) -> dict[str, list[float]]:
     for name in ("mamba3", "ssd"):  # its backward joins the gradients of in_proj's parts
         if f"M megakernels.{name}_backward" in found:
             joined = found["M aten.cat"]
-            found[f"M megakernels.{name}_backward"] = [
-                a + b for a, b in zip(found[f"M megakernels.{name}_backward"], joined, strict=True)
-            ]
+            found[f"M megakernels.{name}_backward"] = [a + b for a, b in zip(found[f"M megakernels.{name}_backward"], joined, strict=True)]
     return found
 
 

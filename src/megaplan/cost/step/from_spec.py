@@ -61,7 +61,9 @@ def _depths_are_layers(spec: Spec, letters: set[str]) -> bool:
     assert mtp is not None
     if model.attention is None or mtp.side_embeddings or mtp.experts != ("E" in letters):
         return False
-    return mtp.experts or (model.mlp is not None and (mtp.ffn_hidden_size, mtp.activation) == (model.mlp.ffn_hidden_size, model.mlp.activation))
+    return mtp.experts or (
+        model.mlp is not None and (mtp.ffn_hidden_size, mtp.activation) == (model.mlp.ffn_hidden_size, model.mlp.activation)
+    )
 
 
 def workload_of(
@@ -132,6 +134,7 @@ def _megatron(spec: Spec) -> Software:
         zero=host.distributed_optimizer,
         sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
         data_overlap=host.dp_comm_overlap,
+        fused_accumulation=host.wgrad_fusion,
     )
 
 
