@@ -10,7 +10,8 @@ import numpy as np
 
 from step_times import folds
 from step_times.folds import Array, Errors
-from step_times.rows import FRAMEWORKS, Row, release_of, spec_path
+from step_times.hosts import framework_of, release_of
+from step_times.rows import Row, launch_is_said, spec_path
 from step_times.specs import device_name
 
 HERE = Path(__file__).parent
@@ -38,6 +39,7 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         "num_folds": folds.NUM_FOLDS,
         "summary": _summary(rows, own, blind),
         "num_by_spec": sum(spec_path(row) is None for row in rows),
+        "num_launches": sum(launch_is_said(row) for row in rows),
         "paths": _paths(rows),
         "nulls": _nulls(rows, blind),
         "noise": _noise(rows),
@@ -55,13 +57,13 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
 
 def framework(row: Row) -> str:
     """The framework's name in the data file, with its release."""
-    return f"{FRAMEWORKS.get(row['framework'], row['framework'])} {release_of(row) or ''}".strip()
+    return f"{framework_of(row)} {release_of(row) or ''}".strip()
 
 
 _KEYS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("device and dtype", lambda row: f"{device_name(row)}, {row['precision']}"),
     ("family and dtype", lambda row: f"{row['family']}, {row['precision']}"),
-    ("framework", lambda row: FRAMEWORKS.get(row["framework"], row["framework"])),
+    ("framework", framework_of),
     ("release", framework),
     ("whether the group was held back", lambda row: "held back" if folds.is_held_back(row) else "seen"),
 )

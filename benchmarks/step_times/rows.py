@@ -10,6 +10,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from megaplan.cost.step import from_spec
+from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.from_spec import workload_of
 from megaplan.cost.step.workload import (
     AttentionShape,
@@ -27,19 +29,15 @@ from megaplan.cost.step.workload import (
 )
 from megaplan.devices import load_device
 from step_times import specs
+from step_times.hosts import framework_of, has_low_head, release_of
 
 Row = dict[str, Any]
-FRAMEWORKS = {"bridge": "megatron-bridge", "mcore-plain": "megatron-lm", "mcore-ci": "megatron-lm-deterministic"}
-NEMO_RELEASES = {"35a9aec": "24.11", "8f5cbb3": "25.01", "741c886": "25.02", "8a983f7": "25.05"}
-"""Release of NeMo by the commit of NVIDIA/dgxc-benchmarking whose README has the table."""
 SHARDED = {"fsdp1": "fsdp1", "fsdp2": "fsdp2", "mfsdp": "megatron"}
 PACKED = frozenset({"nemo", "bridge"})
 """Frameworks whose fine-tuning benchmarks pack SQuAD: NeMo's recipes by performance_mode, Bridge's by packed_sequence_specs. Automodel's
 mock rows are whole."""
 SQUAD_TOKENS = 180.0
 """Of a packed question: contexts of SQuAD 1.1 have about 120 words, questions 10, answers 3."""
-LOW_HEADS = frozenset({"deepseek-v3", "gpt-oss-120b"})
-"""Models whose whole-iteration recipes of Bridge set fp8_output_proj."""
 HYBRID_SHARDED = frozenset({"nemotron3-ultra"})
 """Models whose Bridge recipes shard inside an NVLink domain and replicate over domains."""
 RECOMPUTE_MODULES = frozenset({"core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act"})
@@ -50,9 +48,18 @@ def workload(row: Row) -> StepWorkload:
     spec = specs.spec_of(row)
     if isinstance(spec, str):
         return direct(row)
-    spans = spec.split.spans or ((0, spec.model.num_layers),)
-    found = workload_of(spec, spans, specs.owners(spec), software_of(row), recomputed_of(row))
+    found = workload_of(spec, specs.spans(spec), specs.owners(spec), software_of(row), recomputed_of(row))
     return replace(found, batch=batch_of(row))
+
+
+def launch_is_said(row: Row) -> bool:
+    """Whether the row's spec also has what ran it: its host, recipe and recompute give the software that the row alone gives."""
+    spec, alone = specs.spec_of(row), software_of(row)
+    if isinstance(spec, str):
+        return False
+    if not framework(alone.name).releases:
+        alone = alone._replace(release=None)  # no constant depends on it
+    return (from_spec.software_of(spec), from_spec.recomputed_of(spec)) == (alone, recomputed_of(row))
 
 
 def spec_path(row: Row) -> str | None:
@@ -106,7 +113,7 @@ def software_of(row: Row) -> Software:
         inside = row["model"] in HYBRID_SHARDED
         sharded = Sharded(SHARDED[fsdp["kind"]], bool(fsdp["regather"]), fsdp["red"], gather, inside)
     return Software(
-        name=FRAMEWORKS.get(row["framework"], row["framework"]),
+        name=framework_of(row),
         release=release_of(row),
         dtype=precision,
         linear_dtype="mxfp8" if precision == "nvfp4" and row["arch"]["nM"] else None,  # only experts of hybrids multiply in fp4
@@ -116,19 +123,13 @@ def software_of(row: Row) -> Software:
         graphs=frozenset(row["cuda_graph"]),
         compiled=bool(row["compiled"]),
         fp8_attention=bool(row.get("fp8_attention")),
-        low_head="full" in row["cuda_graph"] and row["model"] in LOW_HEADS and row["framework"] == "bridge",
+        low_head=has_low_head(row),
         token_drop=bool(row["tokendrop"]),
         neighbours=row["framework"] == "automodel",  # its fake_balanced_gate deals experts out in order
         frozen=row["task"] == "lora",
         zero=bool(row["zero"]),
         sharded=sharded,
     )
-
-
-def release_of(row: Row) -> str | None:
-    """The framework's release."""
-    commit = row["source"].partition("@")[2].partition(":")[0]
-    return row["release"] or (NEMO_RELEASES.get(commit) if row["framework"] == "nemo" else None)
 
 
 def machine_of(row: Row) -> Machine:

@@ -8,6 +8,8 @@ from typing import Any
 from megaplan.errors import MegaplanError
 from megaplan.spec.load import spec_from_document
 from megaplan.spec.models import Spec
+from megaplan.spec.pattern import parse_pattern
+from step_times.hosts import launch_of
 
 Row = dict[str, Any]
 DEVICES = {"A100_40GB": "a100-40gb", "A100_80GB": "a100-80gb", "H100": "h100-sxm", "H100-500W": "h100-sxm-500w"}
@@ -35,6 +37,11 @@ def spec_of(row: Row) -> Spec | str:
     return _FOUND[known]
 
 
+def spans(spec: Spec) -> tuple[tuple[int, int], ...]:
+    """Layers of each slot."""
+    return parse_pattern(spec.model.pattern, spec.model.num_layers).spans or ((0, spec.model.num_layers),)
+
+
 def owners(spec: Spec) -> list[int]:
     """The pipeline rank of each slot, in loops."""
     return [slot % spec.mesh.pp for slot in range(spec.mesh.pp * spec.mesh.vpp)]
@@ -45,16 +52,23 @@ def _unsayable(row: Row) -> str | None:
     reasons = {
         "frozen weights (LoRA)": row["task"] == "lora",
         "blocks of a hybrid that do not divide into alike slots": arch["nM"] and any(arch[f"n{letter}"] % _slots(row) for letter in "MEAD"),
-        "a slot without layers, or layers that do not divide": not arch["nM"] and _pairs(row) is None,
+        "layers that do not divide into whole chunks": not arch["nM"] and _pairs(row) is None,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _checked(row: Row) -> Spec | str:
+    """With what ran the row where specs say it and no rule refuses it, else without."""
+    plain, launch = document(row), launch_of(row)
+    if launch is not None:
+        try:
+            return spec_from_document(plain | launch)
+        except MegaplanError:
+            pass
     try:
-        return spec_from_document(document(row))
+        return spec_from_document(plain)
     except MegaplanError as error:
-        codes = sorted({found.code for found in error.diagnostics})
+        codes = sorted({found.code for found in error.diagnostics if found.severity == "error"})
         return f"a rule of specs refuses the layout ({', '.join(codes)})"
 
 
@@ -76,7 +90,11 @@ def document(row: Row) -> dict[str, Any]:
         sizes = {"num_heads": arch["mh"], "head_dim": arch["mp"], "state_dim": arch["ms"], "num_groups": arch["mg"]}
         model["mamba"] = {"kind": "mamba2", **sizes}
     if arch.get("mtp"):
-        blocks = {"experts": True, "ffn_hidden_size": arch["mf"]} if "E" in letters else {"ffn_hidden_size": arch["ffn"], "activation": activation}
+        blocks = (
+            {"experts": True, "ffn_hidden_size": arch["mf"]}
+            if "E" in letters
+            else {"ffn_hidden_size": arch["ffn"], "activation": activation}
+        )
         model["features"] = {"mtp": {"depth": arch["mtp"], **blocks}}
     device: dict[str, Any] = {"name": device_name(row)}
     if adapter(row):
@@ -93,7 +111,8 @@ def document(row: Row) -> dict[str, Any]:
         "device": device,
     }
     if mesh["pp"] > 1:
-        found["split"] = {"mode": "manual", "reason": "as the recipe cuts", "spans": _spans(row)}
+        model["pattern"] = "|".join(letters[start:stop] for start, stop in _spans(row))
+        found["split"] = {"mode": "manual", "reason": "as the recipe cuts"}
     return found
 
 
@@ -133,10 +152,10 @@ def _letters(arch: dict[str, Any], slots: int = 1) -> str:
 
 
 def _pairs(row: Row) -> list[int] | None:
-    """Layers of every slot, in model order; None where a slot has none, or it is not known which layers it has.
+    """Layers of every slot, in model order; None where it is not known.
 
-    Even where layers divide; else embedding and loss count as a layer each, or the loss alone, as the recipes of 126 and 94 layers cut. Else
-    whole slots and a short last one, as the recipes cut DeepSeek-V3's 61 layers.
+    Even where layers divide; else embedding and loss count as a layer each, or the loss alone, as the recipes of 126 and 94 layers cut.
+    Else whole slots and a short last one, with the first short too where the last has none, as the recipes cut DeepSeek-V3's 61 layers.
     """
     layers, slots = row["arch"]["L"], _slots(row)
     for first, last in ((0, 0), (1, 1), (0, 1)):
@@ -144,11 +163,14 @@ def _pairs(row: Row) -> list[int] | None:
             held = [(layers + first + last) // slots] * slots
             held[0] -= first
             held[-1] -= last
-            return held if min(held) > 0 else None
+            return held
     each = -(-layers // slots)
-    if row["arch"]["nE"] and each * (slots - 1) < layers:
-        return [*[each] * (slots - 1), layers - each * (slots - 1)]
-    return None
+    if not row["arch"]["nE"]:
+        return None
+    held = [each] * (slots - 1)
+    if each * (slots - 1) >= layers:
+        held[0] -= 1
+    return [*held, layers - sum(held)] if sum(held) <= layers else None
 
 
 def _spans(row: Row) -> list[list[int]]:

@@ -21,7 +21,7 @@ from megaplan.cost.step.transfers import transfer_seconds
 from megaplan.cost.step.workload import StepWorkload
 
 Array = NDArray[np.float64]
-MAX_STAGES = 3
+MAX_STAGES = 4
 
 
 class Table:

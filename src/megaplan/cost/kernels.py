@@ -7,8 +7,8 @@ one another through memory, make products again, and are launched one by one. A 
 
 An operation without an entry has one kernel, which is ideal. TF32 products count as two of bf16, at whose half rate they run.
 
-Source: `megakernels.ops`, each operation's kernels and `sizes.py`; a test holds bytes, products and launches to what `benchmarks/roofline.py`
-counts on the operations' own code.
+Source: `megakernels.ops`, each operation's kernels and `sizes.py`; a test holds bytes, products and launches to what
+`benchmarks/roofline.py` counts on the operations' own code.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def _indexer(model: Model, load: Workload, op: Op) -> Passes:
     Scores of the index, as many as pairs of positions, are written by one kernel and read by the next; so are the rotated queries.
     """
     attention = model.attention
-    assert isinstance(attention, LatentAttention) and attention.indexer is not None
+    assert isinstance(attention, LatentAttention)
+    assert attention.indexer is not None
     width, value_width = _widths(model)
     tokens, index = load.num_tokens, attention.indexer
     visible = tokens * ((load.seq_length + 1) // 2)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from megaplan.cost.step import attention as attention_core
 from megaplan.cost.step import launch, memory, transfers
-from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.gemm import linear
 from megaplan.cost.step.grouped import grouped_linear
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
-from megaplan.cost.step.parameters import held
+from megaplan.cost.step.parameters import accumulate_bytes, held
 from megaplan.cost.step.scan import scan
 from megaplan.cost.step.workload import AttentionShape, StepWorkload
 
@@ -160,8 +159,8 @@ def _hop(work: StepWorkload, found: Ledger) -> None:
 
 
 def _accumulate(work: StepWorkload, found: Ledger) -> None:
-    """Gradients added to fp32 sums by an operation of their own, a microbatch, where the framework does not fuse it."""
-    found.move(BACKWARD, sum(held(work)) * framework(work.software.name).accumulate_bytes, "accumulate")
+    """Gradients added to fp32 sums by an operation of their own, a microbatch, where products do not add them."""
+    found.move(BACKWARD, sum(held(work)) * accumulate_bytes(work.software), "accumulate")
 
 
 def _launch(work: StepWorkload, found: Ledger, kernels: float, kind: str, graph: str, *, recompute: bool = True) -> None:

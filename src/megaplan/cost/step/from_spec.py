@@ -134,6 +134,7 @@ def _megatron(spec: Spec) -> Software:
         zero=host.distributed_optimizer,
         sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
         data_overlap=host.dp_comm_overlap,
+        fused_accumulation=host.wgrad_fusion,
     )
 
 

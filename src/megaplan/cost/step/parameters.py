@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.cost.step.workload import AttentionShape, ModelShape, StepWorkload
+from megaplan.cost.step.frameworks import framework
+from megaplan.cost.step.workload import AttentionShape, ModelShape, Software, StepWorkload
 
 TRAINED_UNDER_LORA = 0.01
+ACCUMULATE_BYTES = 12
+"""Of a parameter: a product's gradient written and read in 16 bits, added to a sum of 32."""
+
+
+def accumulate_bytes(software: Software) -> int:
+    """Bytes of a parameter and microbatch that gradients take to their sums, beside the products that make them; 0 where those add."""
+    own = framework(software.name).accumulate_bytes
+    return own if own or software.fused_accumulation else ACCUMULATE_BYTES
 
 
 class Held(NamedTuple):

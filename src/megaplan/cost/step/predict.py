@@ -19,7 +19,7 @@ from megaplan.cost.step.grouped import grouped_seconds
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.memory import moved_seconds
 from megaplan.cost.step.names import exchange_leaves, names_of, rates_of
-from megaplan.cost.step.parameters import model_flops
+from megaplan.cost.step.parameters import accumulate_bytes, model_flops
 from megaplan.cost.step.scan import scan_seconds
 from megaplan.cost.step.transfers import transfer_seconds
 from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, ModelShape, Recomputed, Software, StageShape, StepWorkload
@@ -139,7 +139,7 @@ def kinds_of(work: StepWorkload) -> tuple[str, ...]:
     blocks = {kind for stage in work.stages for kind, count in stage.blocks.items() if count}
     if work.model.mtp:
         blocks |= {"A", "E" if work.model.counts.get("E", 0) else "D"}
-    ends = ("embedding", "head", "hop", "accumulate") if framework(work.software.name).accumulate_bytes else ("embedding", "head", "hop")
+    ends = ("embedding", "head", "hop", "accumulate") if accumulate_bytes(work.software) else ("embedding", "head", "hop")
     return (*sorted(blocks), *ends)
 
 
@@ -150,7 +150,7 @@ def blocks_on(work: StepWorkload, stage: StageShape) -> dict[str, float]:
         for kind in ("A", "E" if work.model.counts.get("E", 0) else "D"):
             found[kind] = found.get(kind, 0.0) + work.model.mtp
     found |= {"embedding": float(stage.embedding), "head": float(stage.head), "hop": 1.0}
-    if framework(work.software.name).accumulate_bytes:
+    if accumulate_bytes(work.software):
         found["accumulate"] = 1.0
     return found
 

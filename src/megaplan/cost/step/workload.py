@@ -173,6 +173,7 @@ class Software(NamedTuple):
         zero: Optimizer state is sharded over data ranks.
         sharded: Parameters are, too; None if not.
         data_overlap: Gradients are reduced and parameters gathered beside computation; None for what the framework does.
+        fused_accumulation: Products of weight gradients add to the sums, where the framework's do; else an operation of its own does.
     """
 
     name: str
@@ -192,6 +193,7 @@ class Software(NamedTuple):
     zero: bool = True
     sharded: Sharded | None = None
     data_overlap: bool | None = None
+    fused_accumulation: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,71 @@
+"""What ran a published row, as a spec's `host`, `precision.recipe`, `recompute` and `sharding` say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.cost.step.frameworks import frameworks
+
+Row = dict[str, Any]
+FRAMEWORKS = {"bridge": "megatron-bridge", "mcore-plain": "megatron-lm", "mcore-ci": "megatron-lm-deterministic"}
+NEMO_RELEASES = {"35a9aec": "24.11", "8f5cbb3": "25.01", "741c886": "25.02", "8a983f7": "25.05"}
+"""Release of NeMo by the commit of NVIDIA/dgxc-benchmarking whose README has the table."""
+LOW_HEADS = frozenset({"deepseek-v3", "gpt-oss-120b"})
+"""Models whose whole-iteration recipes of Bridge set fp8_output_proj."""
+RECIPES = {"fp8": "fp8_current", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+MEGATRON = frozenset({"megatron-lm", "megatron-bridge", "nemo", "mlperf"})
+"""Frameworks that run Megatron-Core and that `host.framework` names."""
+
+
+def framework_of(row: Row) -> str:
+    """The framework's name in the data file."""
+    return FRAMEWORKS.get(row["framework"], row["framework"])
+
+
+def release_of(row: Row) -> str | None:
+    """The framework's release."""
+    commit = row["source"].partition("@")[2].partition(":")[0]
+    return row["release"] or (NEMO_RELEASES.get(commit) if row["framework"] == "nemo" else None)
+
+
+def has_low_head(row: Row) -> bool:
+    """Whether the head multiplies in the recipe's dtype."""
+    return "full" in row["cuda_graph"] and row["model"] in LOW_HEADS and row["framework"] == "bridge"
+
+
+def launch_of(row: Row) -> dict[str, Any] | None:
+    """The sections of a spec that say what ran a row; None for a framework that is no host of specs."""
+    name = framework_of(row)
+    deterministic = name == "megatron-lm-deterministic"
+    if name not in MEGATRON and not deterministic:
+        return None
+    graphs, given = row["cuda_graph"], row["recompute"]
+    host: dict[str, Any] = {"name": "megatron", "tp_comm_overlap": bool(row["tp_overlap"]), "moe_overlap": bool(row["a2a_overlap"])}
+    host |= {"deterministic_mode": True} if deterministic else {"framework": name}
+    if release_of(row) and frameworks()[name].releases:
+        host["release"] = release_of(row)
+    if row["dispatcher"] in ("deepep", "hybridep"):
+        host |= {"moe_dispatcher": "flex", "moe_flex_backend": row["dispatcher"]}
+    elif row["arch"]["nE"]:
+        host["moe_dispatcher"] = "alltoall"
+    if "full" in graphs:
+        host["cuda_graphs"] = "iteration"
+    elif graphs:
+        host |= {"cuda_graphs": "layers", "cuda_graph_modules": sorted(graphs)}
+    if given.get("full") == 1.0:
+        host["recompute_num_layers"] = 1
+    modules = sorted(name for name, said in given.items() if said and name not in ("full", "sac_op", "core_attn"))
+    if modules:
+        host["recompute_modules"] = modules
+    precision: dict[str, Any] = {"params": "bf16"}
+    if row["precision"] != "bf16":
+        recipe = {"name": RECIPES[row["precision"]], "attention": bool(row.get("fp8_attention")), "head": has_low_head(row)}
+        precision["recipe"] = {key: value for key, value in recipe.items() if value}
+    found: dict[str, Any] = {"host": host, "precision": precision, "optimizer": {"matrix": "adamw", "other": "adamw"}}
+    if row["fsdp"]:
+        host["model"] = "hybrid" if row["arch"]["nM"] else "gpt"
+        found["sharding"] = {"reshard_after_forward": bool(row["fsdp"]["regather"])}
+        precision["reduce"] = precision["grads"] = "bf16" if row["fsdp"]["red"] == 2 else "fp32"
+    if given.get("core_attn") and given.get("full") != 1.0:
+        found["recompute"] = {"blocks": {"A": "selective"}}
+    return found
