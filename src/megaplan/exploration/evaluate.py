@@ -71,6 +71,8 @@ class Evaluator:
         """`headroom_bytes` are to stay free on every rank; of a layout's policies the best for the objective is its own."""
         self.space, self.headroom_bytes, self.objective = space, headroom_bytes, objective
         self._sides: dict[bool, Side] = {}
+        self._plain: dict[int, list[Policy]] = {}
+        self._thrifty: dict[int, Policy] = {}
         self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all exceed
         self._looked_at: tuple[Layout | None, dict[Policy, Spec]] = None, {}
         self.usable_bytes = device_budget(device_of(space.base.device)).usable_bytes
@@ -83,6 +85,11 @@ class Evaluator:
         if key not in self._sides:
             self._sides[key] = Side(spec)
         return self._sides[key]
+
+    def side_of(self, layout: Layout, policy: Policy) -> Side:
+        """The same, of a layout's spec with a policy."""
+        known = self._sides.get(policy.vocab_parallel)
+        return self.side(self.spec(layout, policy)) if known is None else known
 
     def spec(self, layout: Layout, policy: Policy) -> Spec:
         """As `Space.spec_of`, which is asked once as long as one layout is looked at."""
@@ -129,7 +136,12 @@ class Evaluator:
         return min(self._bound_of(layout._replace(vpp=vpp), tight=False) for vpp in slots)
 
     def _bound_of(self, layout: Layout, *, tight: bool) -> int:
-        return min(self.step_bound_ns(self.spec(layout, policy), tight=tight) for policy in self._cheapest(layout))
+        return min([self._bound_on(layout, policy, tight=tight) for policy in self._cheapest(layout)])
+
+    def _bound_on(self, layout: Layout, policy: Policy, *, tight: bool) -> int:
+        clock = self.side_of(layout, policy).clock
+        bound = clock.bound_on(layout, policy, self.spec)
+        return max(bound, clock.tight_bound_ns(self.spec(layout, policy))) if tight and clock.knows_schedules else bound
 
     def step_bound_ns(self, spec: Spec, *, tight: bool = True) -> int:
         """No cuts give the spec a shorter step; without `tight`, nor does any schedule."""
@@ -138,16 +150,16 @@ class Evaluator:
 
     def bounds(self, layout: Layout) -> list[tuple[int, Policy]]:
         """Policies of a layout by what their step is at least."""
-        return sorted((self.step_bound_ns(self.spec(layout, policy)), policy) for policy in self.space.policies(layout))
+        return sorted([(self._bound_on(layout, policy, tight=True), policy) for policy in self.space.policies(layout)])
 
     def fits_nowhere(self, mesh: Layout) -> int:
         """By how many bytes every policy and schedule of a mesh exceeds the memory at least; 0 or less where one may fit."""
-        policies = self.space.policies(mesh)
-        recomputes = [policy.recompute for policy in policies]
+        by_side: dict[bool, list[Policy]] = {}
+        for policy in self.space.policies(mesh):
+            by_side.setdefault(policy.vocab_parallel, []).append(policy)
+        sides = [(self.side_of(mesh, policies[0]), policies) for policies in by_side.values()]
         most = self.usable_bytes - self.headroom_bytes
-        specs = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # what is stored is the same
-        found = [self.space.spec_of(mesh, policy) for policy in specs]
-        return min(self.side(spec).floors.least_bytes(spec, recomputes) for spec in found) - most
+        return min(side.floors.least_on(mesh, policies, self.space.spec_of) for side, policies in sides) - most
 
     def exact(self, layout: Layout, policy: Policy, limit_ns: int = UNLIMITED) -> Exact | Fitting | None:
         """The best cuts that fit, or how far what was tried is from fitting; None if their step is longer than a limit."""
@@ -247,11 +259,14 @@ class Evaluator:
         return limit_ns if best is None else min(limit_ns, best.step_ns)
 
     def _may_fit(self, layout: Layout, policy: Policy) -> bool:
-        return self.floor_bytes(self.spec(layout, policy)) <= self.usable_bytes - self.headroom_bytes
+        return self._floor_on(layout, policy) <= self.usable_bytes - self.headroom_bytes
+
+    def _floor_on(self, layout: Layout, policy: Policy) -> int:
+        return self.side_of(layout, policy).floors.peak_on(layout, policy, self.spec)
 
     def _left_out(self, layout: Layout, policies: Sequence[tuple[int, Policy]], thrifty: Policy) -> Outcome:
         """A layout of which every policy is too slow or does not fit, by their bounds alone."""
-        over = max(0, self.floor_bytes(self.spec(layout, thrifty)) - self.usable_bytes + self.headroom_bytes)
+        over = max(0, self._floor_on(layout, thrifty) - self.usable_bytes + self.headroom_bytes)
         bound = next((bound for bound, policy in policies if self._may_fit(layout, policy)), UNLIMITED)
         return Outcome(layout, None, 0, len(policies), bound, bound == UNLIMITED, over)
 
@@ -268,7 +283,7 @@ class Evaluator:
                 pruned += len(policies) - index
                 bound = min(bound, least)
                 break
-            floor = self.floor_bytes(self.spec(layout, policy))
+            floor = self._floor_on(layout, policy)
             worse = self.objective == "headroom" and best is not None and self.usable_bytes - floor < best.headroom_bytes
             if floor > most or worse:
                 pruned += 1
@@ -286,6 +301,13 @@ class Evaluator:
 
     def thriftiest(self, layout: Layout) -> Policy:
         """The policy that keeps the least: if no cuts fit with it, the layout does not."""
+        if self.space.base.host.name != "megatron":
+            return self._thriftiest(layout)
+        if layout.tp not in self._thrifty:  # Megatron-Core's policies are ordered by what they run again, whatever the layout
+            self._thrifty[layout.tp] = self._thriftiest(layout)
+        return self._thrifty[layout.tp]
+
+    def _thriftiest(self, layout: Layout) -> Policy:
         known: dict[Policy, int] = {}
 
         def saved(policy: Policy) -> tuple[int, bool, bool, Policy]:
@@ -299,10 +321,13 @@ class Evaluator:
 
     def _cheapest(self, layout: Layout) -> list[Policy]:
         """Policies one of which has the smallest bound: those that run nothing again."""
+        if layout.tp in self._plain:
+            return self._plain[layout.tp]
         policies = self.space.policies(layout)
         plain = [policy for policy in policies if not policy.full_layers and not policy.modules]
         plain = [policy for policy in plain if all(name == "none" for _, name in policy.recompute)]
-        return plain or list(policies)
+        self._plain[layout.tp] = plain or list(policies)
+        return self._plain[layout.tp]
 
     def _memory(self, spec: Spec) -> Memory:
         side = self.side(spec)

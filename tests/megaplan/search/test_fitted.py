@@ -68,13 +68,15 @@ def test_no_floor_of_memory_is_above_a_peak(document):
     draw, spec = random.Random(2), megaplan.load(document).spec
     space = Space(spec, 64, {}, ("recompute", "schedule", "batch"))
     inventory = build_inventory(space.base)
-    floors, cuts = MegatronFloors(inventory), space.allowed_cuts
+    floors, cuts = MegatronFloors(inventory, space.base), space.allowed_cuts
     layouts = [layout for mesh in draw.sample(space.meshes(), 60) for layout in space.layouts_of(mesh)]
     for layout in draw.sample(layouts, 30):
         one = space.spec_of(layout, draw.choice(space.policies(layout)))
         spans = spans_of(sorted(draw.sample(cuts, layout.pp * layout.vpp - 1)), spec.model.num_layers)
         peak = build_budget(one, inventory, build_layout(one, inventory, spans)).worst.peak_bytes
         assert 0 < floors.shared_bytes(one) <= floors.peak_bytes(one) <= peak
+        policy = next(each for each in space.policies(layout) if space.spec_of(layout, each) == one)
+        assert floors.peak_on(layout, policy, space.spec_of) == floors.peak_bytes(one)
         if layout.pp == 1:
             assert floors.peak_bytes(one) > 0.3 * peak
 
@@ -84,7 +86,7 @@ def test_a_floor_of_memory_grows_with_the_micro_batch(changes):
     found = []
     for size in (1, 2):
         spec = megaplan.load(LLAMA, *changes, f"batch.micro_batch_size={size}").spec
-        found.append(MegatronFloors(build_inventory(spec)).peak_bytes(spec))
+        found.append(MegatronFloors(build_inventory(spec), spec).peak_bytes(spec))
     assert 0 < found[0] < found[1]
 
 
