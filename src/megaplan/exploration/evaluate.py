@@ -11,6 +11,7 @@ from megaplan.cost.replay import kept
 from megaplan.exploration.clock import Clock
 from megaplan.exploration.clocks import clock_of
 from megaplan.exploration.floors import floors_of
+from megaplan.exploration.policies import keeps_more
 from megaplan.exploration.recompute import chain
 from megaplan.exploration.space import UNSCHEDULED, Space
 from megaplan.exploration.values import Exact, Layout, Objective, Outcome, Policy
@@ -29,7 +30,7 @@ from megaplan.spec.models import Spec
 ROUNDS = 4
 """Splits of one spec that are budgeted while cuts are looked for that fit."""
 HOPELESS = 20
-"""A layout whose thriftiest policy exceeds the memory by more than this part of it is not tried with policies that keep more."""
+"""Where a policy exceeds the memory by more than this part of it, the layout is not tried with policies that keep more."""
 UNLIMITED = 1 << 62
 
 
@@ -211,14 +212,27 @@ class Evaluator:
             known = kept(self._balances)[key] = most or 0 if found is None else found
         return None if isinstance(known, int) or (most is not None and known.value > most) else known
 
-    def outcomes(self, mesh: Layout, limit_ns: int = UNLIMITED) -> list[Outcome]:
-        """Of every schedule of a mesh; see `outcome`."""
+    def refined(self, mesh: Layout) -> tuple[int, list[Outcome]]:
+        """A bound of a mesh's step, of the policies that may fit; and the outcomes of its layouts, if none of them may."""
         over = self.fits_nowhere(mesh)
-        layouts = self.space.layouts_of(mesh)
         if over > 0:
             num = len(self.space.policies(mesh))
-            return [Outcome(layout, None, 0, num, UNLIMITED, proven=True, over_bytes=over) for layout in layouts]
-        return [self.outcome(layout, limit_ns) for layout in layouts]
+            layouts = self.space.layouts_of(mesh)
+            return UNLIMITED, [Outcome(layout, None, 0, num, UNLIMITED, proven=True, over_bytes=over) for layout in layouts]
+        if self.space.base.host.name != "megatron":  # the others' bounds of a schedule take longer than is won
+            return self.bound_ns(mesh), []
+        least, outcomes = UNLIMITED, []
+        for layout in self.space.layouts_of(mesh):
+            policies = self.bounds(layout)
+            bound = next((bound for bound, policy in policies if bound < least and self._may_fit(layout, policy)), UNLIMITED)
+            least = min(least, bound)
+            if least == UNLIMITED:
+                outcomes.append(self._left_out(layout, policies, self.thriftiest(layout)))
+        return least, outcomes if least == UNLIMITED else []
+
+    def outcomes(self, mesh: Layout, limit_ns: int = UNLIMITED) -> list[Outcome]:
+        """Of every schedule of a mesh; see `outcome`."""
+        return [self.outcome(layout, limit_ns) for layout in self.space.layouts_of(mesh)]
 
     def outcome(self, layout: Layout, limit_ns: int = UNLIMITED) -> Outcome:
         """The layout's best policy, where its step can be shorter than a limit.
@@ -234,7 +248,8 @@ class Evaluator:
         policies, thrifty = self.bounds(layout), self.thriftiest(layout)
         if self.objective != "headroom" and not any(bound <= limit_ns and self._may_fit(layout, policy) for bound, policy in policies):
             return self._left_out(layout, policies, thrifty)
-        found = self.exact(layout, thrifty, self._limit(limit_ns))
+        slowest = {policy: bound for bound, policy in policies}[thrifty]
+        found = self.exact(layout, thrifty, self._limit(limit_ns)) if slowest <= self._limit(limit_ns) else None
         best = found if isinstance(found, Exact) else None
         over = found.over_bytes if isinstance(found, Fitting) else 0
         proven = best is not None or (isinstance(found, Fitting) and found.proven)
@@ -242,7 +257,7 @@ class Evaluator:
             return Outcome(layout, None, 1, num_policies - 1, UNLIMITED, proven, over)
         if over * HOPELESS > self.usable_bytes:
             return Outcome(layout, None, 1, num_policies - 1, least, proven, over)
-        bound = _bound_after(found, {policy: each for each, policy in policies}[thrifty], limit_ns)
+        bound = _bound_after(found, slowest, limit_ns)
         return self._best_policy(Outcome(layout, best, 1, 0, bound, proven, over), policies, thrifty, limit_ns)
 
     def _keeps_least(self, thrifty: Policy) -> bool:
@@ -273,21 +288,18 @@ class Evaluator:
     def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, Policy]], thrifty: Policy, limit_ns: int) -> Outcome:
         """The outcome of a layout of which the thriftiest policy has been tried; `policies` as `bounds` has them."""
         layout, best, proven, bound = tried.layout, tried.best, tried.proven, tried.bound_ns
-        evaluated, pruned = 1, 0
-        most = self.usable_bytes - self.headroom_bytes
-        for index, (least, policy) in enumerate(policies):
-            if policy == thrifty:
-                continue
+        evaluated, most = 1, self.usable_bytes - self.headroom_bytes
+        left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
+        while left:
             limit = self._limit(limit_ns, best)
-            if least > limit:
-                pruned += len(policies) - index
-                bound = min(bound, least)
+            bound = min([bound, *[least for least, _ in left if least > limit]])
+            left = [(least, policy) for least, policy in left if least <= limit]
+            if self.objective == "headroom" and best is not None:
+                left = [(least, policy) for least, policy in left if most - self._floor_on(layout, policy) >= best.headroom_bytes]
+            if not left:
                 break
-            floor = self._floor_on(layout, policy)
-            worse = self.objective == "headroom" and best is not None and self.usable_bytes - floor < best.headroom_bytes
-            if floor > most or worse:
-                pruned += 1
-                continue
+            # What fits leaves out all that is slower, and what is far from fitting all that keeps more: so the middle first.
+            least, policy = left.pop(len(left) // 2)
             evaluated += 1
             found = self.exact(layout, policy, limit)
             if found is None:
@@ -295,8 +307,13 @@ class Evaluator:
             elif isinstance(found, Exact):
                 bound = min(bound, least)
                 best = found if best is None else min(best, found, key=lambda one: one.order(self.objective))
-            elif not found.proven:
-                proven, bound = False, min(bound, max(least, limit) if found.beyond else least)
+            else:
+                more = [item for item in left if keeps_more(item[1], policy)] if _hopeless(found, self.usable_bytes) else []
+                left = [item for item in left if item not in more]
+                if not found.proven:
+                    proven = False
+                    bound = min([bound, max(least, limit) if found.beyond else least, *[other for other, _ in more]])
+        pruned = len(policies) - evaluated
         return Outcome(layout, best, evaluated, pruned, bound, proven, 0 if best is not None else tried.over_bytes)
 
     def thriftiest(self, layout: Layout) -> Policy:
@@ -332,6 +349,11 @@ class Evaluator:
     def _memory(self, spec: Spec) -> Memory:
         side = self.side(spec)
         return Memory(spec, side.inventory, headroom_bytes=self.headroom_bytes, memo=side.memo(spec))
+
+
+def _hopeless(found: Fitting, usable_bytes: int) -> bool:
+    """Whether no policy that keeps more is tried."""
+    return found.proven or found.over_bytes * HOPELESS > usable_bytes
 
 
 def _bound_after(found: Exact | Fitting | None, least: int, limit_ns: int) -> int:

@@ -34,6 +34,8 @@ from megaplan.spec.models import Spec
 SECOND_NS = 1e9
 SLACK = 1 - 1e-9
 """Of a bound, for the rounding of its sums."""
+ROUNDED = 1
+"""Nanoseconds that a layer's cost may be rounded up by."""
 NOTHING: Passes = ({}, {})
 WAITS = ("tensor", "exchange", "context", "pipeline")
 
@@ -53,6 +55,7 @@ class FittedClock:
         self._blocks: dict[tuple[object, ...], StageTerms] = {}  # of all blocks and both ends
         self._each: dict[tuple[object, ...], StageTerms] = {}  # of what every stage has once
         self._once: dict[tuple[object, ...], tuple[Once, Exchanged]] = {}
+        self._costs: dict[tuple[object, ...], StackCosts] = {}
         self._all = (StageShape(1.0, self._counts, embedding=True, head=True),)
         self._hows: dict[Policy, tuple[Software, Recomputed]] = {}  # what of a spec does not depend on its mesh and batch
         self._first: StepWorkload | None = None  # of whose model and device all others are
@@ -120,6 +123,12 @@ class FittedClock:
     def costs(self, spec: Spec) -> StackCosts:
         """Forward and backward of each block alone: to balance by, not to add up."""
         work, timer = self._whole(spec)
+        key = work.batch.micro, work.mesh.cp, work.mesh.tp, work.mesh.ep, work.mesh.etp, links_crossed(work), id(timer)
+        if key not in self._costs:
+            self._costs[key] = self._costs_of(work, timer)
+        return self._costs[key]
+
+    def _costs_of(self, work: StepWorkload, timer: StepTimer) -> StackCosts:
         rates, parts = timer.rates(work), timer.parts(work)
 
         def cost(kind: str) -> int:
@@ -129,8 +138,35 @@ class FittedClock:
         each = {letter: cost(letter) for letter in self._counts}
         return StackCosts(tuple([each[letter] for letter in self._letters]), cost("embedding"), cost("head"), unit="ns")
 
-    def most_cost(self, spec: Spec, limit_ns: int) -> None:
-        """Costs do not add up to a step."""
+    def most_cost(self, spec: Spec, limit_ns: int) -> int | None:
+        """Costs do not add up to a step, but a rank's work on the device, or its host's launches, are a share of them.
+
+        A step is at least g (m t + (T − t) / v + x) + o: t of the rank with a slot, T of the whole model, x what is exposed at least, o
+        the optimizer and what is fixed. t is at least that share of the slot's cost.
+        """
+        work, timer = self._whole(spec)
+        mesh, rates = work.mesh, timer.rates(work)
+        forward, backward = (float(pass_seconds(terms, rates)) for terms in self._passes(work, timer))
+        once, exchanged = self._exchanged(work, rates)
+        exposed = float(exposed_seconds(exchanged, once, rates, *beside_passes(forward, backward, exchanged, once, rates)))
+        left = limit_ns / SECOND_NS - float(optimizer_seconds(once, rates)) - rates["fixed"]
+        times = work.batch.num_microbatches - 1 / mesh.vpp
+        if times <= 0:
+            return None
+        longest = (left / float(grown(1.0, rates["growth"], once.log2_nodes)) - exposed - (forward + backward) / mesh.vpp) / times
+        return int(longest / self._share_of_costs(work, timer) * SECOND_NS / SLACK) + ROUNDED * len(self._letters)
+
+    def _share_of_costs(self, work: StepWorkload, timer: StepTimer) -> float:
+        """The part of every block's cost that is the device's, or the host's if that is more: either adds up to a rank's."""
+        rates, parts = timer.rates(work), timer.parts(work)
+        device, host = [], []
+        for kind in (*self._counts, "embedding", "head"):
+            passes = [PassTerms(*_sums(parts[kind][run])) for run in (0, 1)]
+            cost = sum(float(pass_seconds(terms, rates)) for terms in passes)
+            if cost:
+                device.append(sum(float(pass_seconds(terms._replace(launched=0.0), rates)) for terms in passes) / cost)
+                host.append(sum(terms.launched * rates["host"] for terms in passes) / cost)
+        return float(max(min(device), min(host)))
 
     def step_ns(self, spec: Spec, spans: Spans) -> int:
         """As `planned_time` says it."""
