@@ -31,6 +31,8 @@ ROUNDS = 4
 """Splits of one spec that are budgeted while cuts are looked for that fit."""
 HOPELESS = 20
 """Where a policy exceeds the memory by more than this part of it, the layout is not tried with policies that keep more."""
+LIKELY = 1.5
+"""Where the bound of memory is so many times smaller than what there is, cuts are likely to fit."""
 UNLIMITED = 1 << 62
 
 
@@ -168,7 +170,8 @@ class Evaluator:
         memory = self._memory(spec)
         stack = stack_of(spec, self.side(spec).clock.costs(spec))
         most = self.side(spec).clock.most_cost(spec, limit_ns) if limit_ns < UNLIMITED else None
-        fitting = self.fitting(stack, memory, most)
+        likely = self._floor_on(layout, policy) * LIKELY <= self.usable_bytes - self.headroom_bytes
+        fitting = self.fitting(stack, memory, most, likely=likely)
         if fitting is None:
             return None
         if fitting.over_bytes > 0:
@@ -177,8 +180,11 @@ class Evaluator:
         step = self.side(spec).clock.step_ns(spec, fitting.spans)
         return Exact(layout, policy, fitting.spans, step, self.usable_bytes - headroom, headroom)
 
-    def fitting(self, stack: Stack, memory: Memory, most: int | None = None) -> Fitting | None:
-        """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, whether or not they fit."""
+    def fitting(self, stack: Stack, memory: Memory, most: int | None = None, *, likely: bool = False) -> Fitting | None:
+        """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, whether or not they fit.
+
+        Where they are likely to fit, the budget is asked before the sums of memory, which a fitting split keeps anyway.
+        """
         found = self._balance(stack, most)
         if found is None:
             return None
@@ -186,6 +192,8 @@ class Evaluator:
         if len(spans) == 1:
             over = max(memory.excesses(spans))
             return Fitting(spans, over, proven=over > 0)
+        if likely and (over := max(memory.excesses(spans))) <= 0:
+            return Fitting(spans, over, proven=False)
         limited = replace(stack, sums=memory.sums(spans))
         certain = max(limited.rank_excess(rank, spans) for rank in range(stack.pp))
         if certain <= 0 and (over := max(memory.excesses(spans))) <= 0:  # what exceeds the sums needs no budget

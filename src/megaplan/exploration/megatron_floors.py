@@ -170,7 +170,9 @@ def _counts(pp: int, vpp: int, group: int, count: int) -> Counts:
 
 def _least(needs: Needs, counts: Counts, weights: Sequence[float]) -> int:
     places = {(weight, min(of_rank)) for weight, of_rank in zip(weights, counts, strict=True)}
-    total = sum([number * min([weight * (need.static + count * need.kept) for weight, count in places]) for need, number in needs.operators])
+    total = sum(
+        [number * min([weight * (need.static + count * need.kept) for weight, count in places]) for need, number in needs.operators]
+    )
     first, last = needs.ends
     total += weights[0] * (first.static + counts[0][0] * first.kept) + weights[-1] * (last.static + counts[-1][-1] * last.kept)
     return int(total / sum(weights) * SLACK)
