@@ -68,8 +68,15 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 def megatron_peaks(spec: Spec, inventory: Inventory, layout: Layout, pp_ranks: Sequence[int]) -> list[int]:
     """Bytes at the largest peak of some pp ranks; a rank's depends on its own slots alone."""
     jobs = jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout, pp_ranks)
-    device = _device(spec, jobs[0])
-    return [max(rank.peak_bytes for rank in _ranks(spec, job, device)) for job in jobs]
+    return [_peak_bytes(spec, job) for job in jobs]
+
+
+def _peak_bytes(spec: Spec, job: MegatronJob) -> int:
+    """The largest peak of a pipeline rank's data ranks."""
+    held = parameters(job)
+    runs = [job.of_rank(job.chunks, job.pp_rank, *indices) for indices, _ in _places(spec, job, held)] if _is_uneven(job) else [job]
+    peak = max([memory(run, held).peak for run in runs])
+    return peak + peak * spec.host.fragmentation_percent // 100
 
 
 def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
@@ -91,25 +98,32 @@ def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tup
     return tuple(kept)
 
 
-def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudget]:
-    """The budgets of a pipeline rank's data ranks: Muon's whole matrices do not divide evenly among them."""
-    mesh = spec.mesh
+def _is_uneven(job: MegatronJob) -> bool:
+    """Whether data ranks store different bytes: Muon's whole matrices do not divide evenly among them."""
+    return job.optimizer == "muon" and job.distributed_optimizer
+
+
+def _places(spec: Spec, job: MegatronJob, held: Parameters) -> list[tuple[tuple[int, int], list[int]]]:
+    """Of the data ranks of a pipeline rank those that are alike: places among dense and among experts' ranks, and the ranks."""
+    mesh, uneven = spec.mesh, _is_uneven(job)
     per_stage, first = mesh.world_size // mesh.pp, (job.pp_rank or 0) * (mesh.world_size // mesh.pp)
-    held, kept = parameters(job), memory(job)
-    uneven = job.optimizer == "muon" and job.distributed_optimizer
     dense_shares = dealt_elements(held, job.data_parallel, experts=False) if uneven else []
     expert_shares = dealt_elements(held, job.expert_data_parallel, experts=True) if uneven else []
-    places: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    indices: dict[tuple[tuple[int, int], ...], tuple[int, int]] = {}
+    places: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[int]]] = {}
     for offset in range(per_stage):
         dense, expert = offset // mesh.tp % job.data_parallel, offset // (mesh.ep * mesh.etp) % job.expert_data_parallel
         place: tuple[tuple[int, int], ...] = (dense_shares[dense], expert_shares[expert]) if uneven else ()
-        places.setdefault(place, []).append(first + offset)
-        indices.setdefault(place, (dense, expert))
+        places.setdefault(place, ((dense, expert), []))[1].append(first + offset)
+    return list(places.values())
+
+
+def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudget]:
+    """The budgets of a pipeline rank's data ranks."""
+    mesh, held = spec.mesh, parameters(job)
+    kept = memory(job, held)
     elements = held.elements(experts=False) + held.elements(experts=True)
     budgets: list[RankBudget] = []
-    for shares, ranks in places.items():
-        dense, expert = indices[shares]
+    for (dense, expert), ranks in _places(spec, job, held):
         cells = _cells(job.of_rank(job.chunks, job.pp_rank, dense, expert), held, kept, spec.host.fragmentation_percent)
         budgets.append(
             RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), elements, checked(cells), _moments(kept), device.usable_bytes)

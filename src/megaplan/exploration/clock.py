@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts
 from megaplan.spec.models import Spec
@@ -35,6 +36,10 @@ class Clock(Protocol):
 
     def bound_ns(self, spec: Spec) -> int:
         """No cuts give this spec a shorter step."""
+        ...
+
+    def bound_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+        """The same of a layout with a policy, whose spec is made only where it is needed."""
         ...
 
     def tight_bound_ns(self, spec: Spec) -> int:

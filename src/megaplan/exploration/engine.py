@@ -1,7 +1,8 @@
 """Branch and bound over meshes: in the order of their bounds, until none that is left can be among the best.
 
-Meshes are taken in waves of a fixed size, and what a wave is compared with is decided before it begins. So the same outcomes are computed
-whatever the number of processes, and in whatever order they finish.
+A mesh has two bounds: one that takes little time, and, once that is among the smallest, the least of its schedules and policies that may
+fit. Meshes are taken in waves of a fixed size, and what a wave is compared with is decided before it begins. So the same outcomes are
+computed whatever the number of processes, and in whatever order they finish.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, nsmallest
 from itertools import islice
 from typing import Any
 
@@ -17,8 +19,8 @@ from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import Space
 from megaplan.exploration.values import Exact, Layout, Objective, Outcome
 
-WAVE = 32
-"""Meshes of a wave."""
+WAVE, REFINED = 16, 128
+"""Meshes of a wave, and meshes whose second bound is worked out at once."""
 PLAIN_SEEDS, PLAIN_TRIED = 32, 256
 """Meshes without a pipeline that are evaluated first, of so many with the smallest bounds."""
 ALONE = 200
@@ -71,15 +73,27 @@ class Explored:
         task: What was searched.
         bounds: Of every mesh, ascending.
         outcomes: Of every layout of the meshes that were not left out.
-        done: Meshes that are decided, in the order of `bounds`.
+        num_refined: Meshes whose second bound is known, in the order of `bounds`.
+        waiting: Of those the ones that are not explored, with their second bounds; a heap.
         complete: Whether no mesh is left that could be among the best.
     """
 
     task: Task
     bounds: list[tuple[int, Layout]]
     outcomes: dict[Layout, Outcome] = field(default_factory=dict)
-    done: int = 0
+    num_refined: int = 0
+    waiting: list[tuple[int, Layout]] = field(default_factory=list)
     complete: bool = False
+
+    @property
+    def done(self) -> int:
+        """Meshes that are decided."""
+        return self.num_refined - len(self.waiting)
+
+    @property
+    def left(self) -> list[tuple[int, Layout]]:
+        """Meshes that are not explored, with the best of their bounds, ascending."""
+        return sorted([*self.waiting, *self.bounds[self.num_refined :]])
 
     @property
     def rows(self) -> list[Exact]:
@@ -102,8 +116,19 @@ class Explored:
     def bound_ns(self) -> int:
         """No layout of the space has a shorter step, whatever its policy and cuts."""
         seen = [outcome.bound_ns for outcome in self.outcomes.values()]
-        left = [bound for bound, _ in self.bounds[self.done : self.done + 1]]
+        left = [bound for bound, _ in (*self.waiting[:1], *self.bounds[self.num_refined : self.num_refined + 1])]
         return min([*seen, *left], default=0)
+
+    def next_waiting(self) -> list[tuple[int, Layout]]:
+        """Those of the smallest second bounds, at most a wave, that can be among the best."""
+        limit = self.limit_ns
+        return [item for item in nsmallest(WAVE, self.waiting) if item[0] <= limit]
+
+    def next_to_refine(self, ready: Sequence[tuple[int, Layout]]) -> list[Layout]:
+        """Meshes that come before the last of a wave by their first bounds, and so may by their second."""
+        limit = self.limit_ns if len(ready) < WAVE else min(self.limit_ns, ready[-1][0])
+        batch = self.bounds[self.num_refined : self.num_refined + REFINED]
+        return [mesh for bound, mesh in batch if bound <= limit]
 
 
 def explore(task: Task, processes: int, report: Callable[[Progress], None] = lambda _: None) -> Explored:
@@ -122,14 +147,17 @@ def explore(task: Task, processes: int, report: Callable[[Progress], None] = lam
             found.bounds = sorted(zip(run(_bounded, meshes), meshes, strict=True))
             seeds = list(_seeds(found.bounds, own))
             found.outcomes.update({outcome.layout: outcome for outcome in run(_sampled, seeds)})
-            while found.done < len(found.bounds):
-                limit = found.limit_ns
-                wave = [mesh for bound, mesh in found.bounds[found.done : found.done + WAVE] if bound <= limit]
-                if not wave:
-                    break
+            while (ready := found.next_waiting()) or found.next_to_refine(ready):
+                if batch := found.next_to_refine(ready):
+                    for mesh, (bound, outcomes) in zip(batch, run(_refined, batch), strict=True):
+                        found.outcomes.update({outcome.layout: outcome for outcome in outcomes})
+                        if not outcomes:
+                            heappush(found.waiting, (bound, mesh))
+                    found.num_refined += len(batch)
+                    continue
+                limit, wave = found.limit_ns, [heappop(found.waiting)[1] for _ in ready]
                 for outcomes in run(_explored, [(mesh, limit) for mesh in wave]):
                     found.outcomes.update({outcome.layout: outcome for outcome in outcomes})
-                found.done += len(wave)
                 rows = found.rows
                 report(Progress(found.done, len(found.bounds), found.num_evaluated, rows[0] if rows else None))
             for outcomes in run(_explored, [(mesh, UNLIMITED) for mesh in _examples(found, own, set(seeds))]):
@@ -168,7 +196,7 @@ def _examples(found: Explored, own: Evaluator, seeds: set[Layout]) -> Iterator[L
     if not found.rows:
         return
     seen = {layout.pp for layout, outcome in found.outcomes.items() if outcome.best is not None and (layout not in seeds or layout.pp == 1)}
-    for _, mesh in found.bounds[found.done :]:
+    for _, mesh in found.left:
         if mesh.pp not in seen and own.fits_nowhere(mesh) <= 0:
             seen.add(mesh.pp)
             yield mesh
@@ -207,6 +235,10 @@ def _own() -> Evaluator:
 
 def _bounded(mesh: Layout) -> int:
     return _own().bound_ns(mesh)
+
+
+def _refined(mesh: Layout) -> tuple[int, list[Outcome]]:
+    return _own().refined(mesh)
 
 
 def _sampled(layout: Layout) -> Outcome:

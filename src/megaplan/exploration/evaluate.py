@@ -11,6 +11,7 @@ from megaplan.cost.replay import kept
 from megaplan.exploration.clock import Clock
 from megaplan.exploration.clocks import clock_of
 from megaplan.exploration.floors import floors_of
+from megaplan.exploration.policies import keeps_more
 from megaplan.exploration.recompute import chain
 from megaplan.exploration.space import UNSCHEDULED, Space
 from megaplan.exploration.values import Exact, Layout, Objective, Outcome, Policy
@@ -29,7 +30,9 @@ from megaplan.spec.models import Spec
 ROUNDS = 4
 """Splits of one spec that are budgeted while cuts are looked for that fit."""
 HOPELESS = 20
-"""A layout whose thriftiest policy exceeds the memory by more than this part of it is not tried with policies that keep more."""
+"""Where a policy exceeds the memory by more than this part of it, the layout is not tried with policies that keep more."""
+LIKELY = 1.5
+"""Where the bound of memory is so many times smaller than what there is, cuts are likely to fit."""
 UNLIMITED = 1 << 62
 
 
@@ -71,6 +74,8 @@ class Evaluator:
         """`headroom_bytes` are to stay free on every rank; of a layout's policies the best for the objective is its own."""
         self.space, self.headroom_bytes, self.objective = space, headroom_bytes, objective
         self._sides: dict[bool, Side] = {}
+        self._plain: dict[int, list[Policy]] = {}
+        self._thrifty: dict[int, Policy] = {}
         self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all exceed
         self._looked_at: tuple[Layout | None, dict[Policy, Spec]] = None, {}
         self.usable_bytes = device_budget(device_of(space.base.device)).usable_bytes
@@ -83,6 +88,11 @@ class Evaluator:
         if key not in self._sides:
             self._sides[key] = Side(spec)
         return self._sides[key]
+
+    def side_of(self, layout: Layout, policy: Policy) -> Side:
+        """The same, of a layout's spec with a policy."""
+        known = self._sides.get(policy.vocab_parallel)
+        return self.side(self.spec(layout, policy)) if known is None else known
 
     def spec(self, layout: Layout, policy: Policy) -> Spec:
         """As `Space.spec_of`, which is asked once as long as one layout is looked at."""
@@ -129,7 +139,12 @@ class Evaluator:
         return min(self._bound_of(layout._replace(vpp=vpp), tight=False) for vpp in slots)
 
     def _bound_of(self, layout: Layout, *, tight: bool) -> int:
-        return min(self.step_bound_ns(self.spec(layout, policy), tight=tight) for policy in self._cheapest(layout))
+        return min([self._bound_on(layout, policy, tight=tight) for policy in self._cheapest(layout)])
+
+    def _bound_on(self, layout: Layout, policy: Policy, *, tight: bool) -> int:
+        clock = self.side_of(layout, policy).clock
+        bound = clock.bound_on(layout, policy, self.spec)
+        return max(bound, clock.tight_bound_ns(self.spec(layout, policy))) if tight and clock.knows_schedules else bound
 
     def step_bound_ns(self, spec: Spec, *, tight: bool = True) -> int:
         """No cuts give the spec a shorter step; without `tight`, nor does any schedule."""
@@ -138,16 +153,16 @@ class Evaluator:
 
     def bounds(self, layout: Layout) -> list[tuple[int, Policy]]:
         """Policies of a layout by what their step is at least."""
-        return sorted((self.step_bound_ns(self.spec(layout, policy)), policy) for policy in self.space.policies(layout))
+        return sorted([(self._bound_on(layout, policy, tight=True), policy) for policy in self.space.policies(layout)])
 
     def fits_nowhere(self, mesh: Layout) -> int:
         """By how many bytes every policy and schedule of a mesh exceeds the memory at least; 0 or less where one may fit."""
-        policies = self.space.policies(mesh)
-        recomputes = [policy.recompute for policy in policies]
+        by_side: dict[bool, list[Policy]] = {}
+        for policy in self.space.policies(mesh):
+            by_side.setdefault(policy.vocab_parallel, []).append(policy)
+        sides = [(self.side_of(mesh, policies[0]), policies) for policies in by_side.values()]
         most = self.usable_bytes - self.headroom_bytes
-        specs = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # what is stored is the same
-        found = [self.space.spec_of(mesh, policy) for policy in specs]
-        return min(self.side(spec).floors.least_bytes(spec, recomputes) for spec in found) - most
+        return min(side.floors.least_on(mesh, policies, self.space.spec_of) for side, policies in sides) - most
 
     def exact(self, layout: Layout, policy: Policy, limit_ns: int = UNLIMITED) -> Exact | Fitting | None:
         """The best cuts that fit, or how far what was tried is from fitting; None if their step is longer than a limit."""
@@ -155,7 +170,8 @@ class Evaluator:
         memory = self._memory(spec)
         stack = stack_of(spec, self.side(spec).clock.costs(spec))
         most = self.side(spec).clock.most_cost(spec, limit_ns) if limit_ns < UNLIMITED else None
-        fitting = self.fitting(stack, memory, most)
+        likely = self._floor_on(layout, policy) * LIKELY <= self.usable_bytes - self.headroom_bytes
+        fitting = self.fitting(stack, memory, most, likely=likely)
         if fitting is None:
             return None
         if fitting.over_bytes > 0:
@@ -164,8 +180,11 @@ class Evaluator:
         step = self.side(spec).clock.step_ns(spec, fitting.spans)
         return Exact(layout, policy, fitting.spans, step, self.usable_bytes - headroom, headroom)
 
-    def fitting(self, stack: Stack, memory: Memory, most: int | None = None) -> Fitting | None:
-        """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, whether or not they fit."""
+    def fitting(self, stack: Stack, memory: Memory, most: int | None = None, *, likely: bool = False) -> Fitting | None:
+        """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, whether or not they fit.
+
+        Where they are likely to fit, the budget is asked before the sums of memory, which a fitting split keeps anyway.
+        """
         found = self._balance(stack, most)
         if found is None:
             return None
@@ -173,6 +192,8 @@ class Evaluator:
         if len(spans) == 1:
             over = max(memory.excesses(spans))
             return Fitting(spans, over, proven=over > 0)
+        if likely and (over := max(memory.excesses(spans))) <= 0:
+            return Fitting(spans, over, proven=False)
         limited = replace(stack, sums=memory.sums(spans))
         certain = max(limited.rank_excess(rank, spans) for rank in range(stack.pp))
         if certain <= 0 and (over := max(memory.excesses(spans))) <= 0:  # what exceeds the sums needs no budget
@@ -199,14 +220,27 @@ class Evaluator:
             known = kept(self._balances)[key] = most or 0 if found is None else found
         return None if isinstance(known, int) or (most is not None and known.value > most) else known
 
-    def outcomes(self, mesh: Layout, limit_ns: int = UNLIMITED) -> list[Outcome]:
-        """Of every schedule of a mesh; see `outcome`."""
+    def refined(self, mesh: Layout) -> tuple[int, list[Outcome]]:
+        """A bound of a mesh's step, of the policies that may fit; and the outcomes of its layouts, if none of them may."""
         over = self.fits_nowhere(mesh)
-        layouts = self.space.layouts_of(mesh)
         if over > 0:
             num = len(self.space.policies(mesh))
-            return [Outcome(layout, None, 0, num, UNLIMITED, proven=True, over_bytes=over) for layout in layouts]
-        return [self.outcome(layout, limit_ns) for layout in layouts]
+            layouts = self.space.layouts_of(mesh)
+            return UNLIMITED, [Outcome(layout, None, 0, num, UNLIMITED, proven=True, over_bytes=over) for layout in layouts]
+        if self.space.base.host.name != "megatron":  # the others' bounds of a schedule take longer than is won
+            return self.bound_ns(mesh), []
+        least, outcomes = UNLIMITED, []
+        for layout in self.space.layouts_of(mesh):
+            policies = self.bounds(layout)
+            bound = next((bound for bound, policy in policies if bound < least and self._may_fit(layout, policy)), UNLIMITED)
+            least = min(least, bound)
+            if least == UNLIMITED:
+                outcomes.append(self._left_out(layout, policies, self.thriftiest(layout)))
+        return least, outcomes if least == UNLIMITED else []
+
+    def outcomes(self, mesh: Layout, limit_ns: int = UNLIMITED) -> list[Outcome]:
+        """Of every schedule of a mesh; see `outcome`."""
+        return [self.outcome(layout, limit_ns) for layout in self.space.layouts_of(mesh)]
 
     def outcome(self, layout: Layout, limit_ns: int = UNLIMITED) -> Outcome:
         """The layout's best policy, where its step can be shorter than a limit.
@@ -222,7 +256,8 @@ class Evaluator:
         policies, thrifty = self.bounds(layout), self.thriftiest(layout)
         if self.objective != "headroom" and not any(bound <= limit_ns and self._may_fit(layout, policy) for bound, policy in policies):
             return self._left_out(layout, policies, thrifty)
-        found = self.exact(layout, thrifty, self._limit(limit_ns))
+        slowest = {policy: bound for bound, policy in policies}[thrifty]
+        found = self.exact(layout, thrifty, self._limit(limit_ns)) if slowest <= self._limit(limit_ns) else None
         best = found if isinstance(found, Exact) else None
         over = found.over_bytes if isinstance(found, Fitting) else 0
         proven = best is not None or (isinstance(found, Fitting) and found.proven)
@@ -230,7 +265,7 @@ class Evaluator:
             return Outcome(layout, None, 1, num_policies - 1, UNLIMITED, proven, over)
         if over * HOPELESS > self.usable_bytes:
             return Outcome(layout, None, 1, num_policies - 1, least, proven, over)
-        bound = _bound_after(found, {policy: each for each, policy in policies}[thrifty], limit_ns)
+        bound = _bound_after(found, slowest, limit_ns)
         return self._best_policy(Outcome(layout, best, 1, 0, bound, proven, over), policies, thrifty, limit_ns)
 
     def _keeps_least(self, thrifty: Policy) -> bool:
@@ -247,32 +282,32 @@ class Evaluator:
         return limit_ns if best is None else min(limit_ns, best.step_ns)
 
     def _may_fit(self, layout: Layout, policy: Policy) -> bool:
-        return self.floor_bytes(self.spec(layout, policy)) <= self.usable_bytes - self.headroom_bytes
+        return self._floor_on(layout, policy) <= self.usable_bytes - self.headroom_bytes
+
+    def _floor_on(self, layout: Layout, policy: Policy) -> int:
+        return self.side_of(layout, policy).floors.peak_on(layout, policy, self.spec)
 
     def _left_out(self, layout: Layout, policies: Sequence[tuple[int, Policy]], thrifty: Policy) -> Outcome:
         """A layout of which every policy is too slow or does not fit, by their bounds alone."""
-        over = max(0, self.floor_bytes(self.spec(layout, thrifty)) - self.usable_bytes + self.headroom_bytes)
+        over = max(0, self._floor_on(layout, thrifty) - self.usable_bytes + self.headroom_bytes)
         bound = next((bound for bound, policy in policies if self._may_fit(layout, policy)), UNLIMITED)
         return Outcome(layout, None, 0, len(policies), bound, bound == UNLIMITED, over)
 
     def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, Policy]], thrifty: Policy, limit_ns: int) -> Outcome:
         """The outcome of a layout of which the thriftiest policy has been tried; `policies` as `bounds` has them."""
         layout, best, proven, bound = tried.layout, tried.best, tried.proven, tried.bound_ns
-        evaluated, pruned = 1, 0
-        most = self.usable_bytes - self.headroom_bytes
-        for index, (least, policy) in enumerate(policies):
-            if policy == thrifty:
-                continue
+        evaluated, most = 1, self.usable_bytes - self.headroom_bytes
+        left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
+        while left:
             limit = self._limit(limit_ns, best)
-            if least > limit:
-                pruned += len(policies) - index
-                bound = min(bound, least)
+            bound = min([bound, *[least for least, _ in left if least > limit]])
+            left = [(least, policy) for least, policy in left if least <= limit]
+            if self.objective == "headroom" and best is not None:
+                left = [(least, policy) for least, policy in left if most - self._floor_on(layout, policy) >= best.headroom_bytes]
+            if not left:
                 break
-            floor = self.floor_bytes(self.spec(layout, policy))
-            worse = self.objective == "headroom" and best is not None and self.usable_bytes - floor < best.headroom_bytes
-            if floor > most or worse:
-                pruned += 1
-                continue
+            # What fits leaves out all that is slower, and what is far from fitting all that keeps more: so the middle first.
+            least, policy = left.pop(len(left) // 2)
             evaluated += 1
             found = self.exact(layout, policy, limit)
             if found is None:
@@ -280,12 +315,24 @@ class Evaluator:
             elif isinstance(found, Exact):
                 bound = min(bound, least)
                 best = found if best is None else min(best, found, key=lambda one: one.order(self.objective))
-            elif not found.proven:
-                proven, bound = False, min(bound, max(least, limit) if found.beyond else least)
+            else:
+                more = [item for item in left if keeps_more(item[1], policy)] if _hopeless(found, self.usable_bytes) else []
+                left = [item for item in left if item not in more]
+                if not found.proven:
+                    proven = False
+                    bound = min([bound, max(least, limit) if found.beyond else least, *[other for other, _ in more]])
+        pruned = len(policies) - evaluated
         return Outcome(layout, best, evaluated, pruned, bound, proven, 0 if best is not None else tried.over_bytes)
 
     def thriftiest(self, layout: Layout) -> Policy:
         """The policy that keeps the least: if no cuts fit with it, the layout does not."""
+        if self.space.base.host.name != "megatron":
+            return self._thriftiest(layout)
+        if layout.tp not in self._thrifty:  # Megatron-Core's policies are ordered by what they run again, whatever the layout
+            self._thrifty[layout.tp] = self._thriftiest(layout)
+        return self._thrifty[layout.tp]
+
+    def _thriftiest(self, layout: Layout) -> Policy:
         known: dict[Policy, int] = {}
 
         def saved(policy: Policy) -> tuple[int, bool, bool, Policy]:
@@ -299,14 +346,22 @@ class Evaluator:
 
     def _cheapest(self, layout: Layout) -> list[Policy]:
         """Policies one of which has the smallest bound: those that run nothing again."""
+        if layout.tp in self._plain:
+            return self._plain[layout.tp]
         policies = self.space.policies(layout)
         plain = [policy for policy in policies if not policy.full_layers and not policy.modules]
         plain = [policy for policy in plain if all(name == "none" for _, name in policy.recompute)]
-        return plain or list(policies)
+        self._plain[layout.tp] = plain or list(policies)
+        return self._plain[layout.tp]
 
     def _memory(self, spec: Spec) -> Memory:
         side = self.side(spec)
         return Memory(spec, side.inventory, headroom_bytes=self.headroom_bytes, memo=side.memo(spec))
+
+
+def _hopeless(found: Fitting, usable_bytes: int) -> bool:
+    """Whether no policy that keeps more is tried."""
+    return found.proven or found.over_bytes * HOPELESS > usable_bytes
 
 
 def _bound_after(found: Exact | Fitting | None, least: int, limit_ns: int) -> int:

@@ -6,14 +6,25 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from megaplan.cost.replay import BUBBLE, EXPOSED
-from megaplan.cost.step.compose import PassTerms, StageTerms, Step, pass_seconds, step_seconds
+from megaplan.cost.step.compose import (
+    Exchanged,
+    Once,
+    PassTerms,
+    StageTerms,
+    beside_passes,
+    exchanged_seconds,
+    exposed_seconds,
+    optimizer_seconds,
+    pass_seconds,
+)
 from megaplan.cost.step.constants import values
-from megaplan.cost.step.from_spec import software_of, workload_of
+from megaplan.cost.step.from_spec import recomputed_of, software_of, workload_of
 from megaplan.cost.step.names import names_of
-from megaplan.cost.step.pipeline import grown
-from megaplan.cost.step.predict import Passes, StepTimer, once_of, stage_terms
-from megaplan.cost.step.workload import Recomputed, Software, StageShape, StepWorkload
+from megaplan.cost.step.pipeline import grown, pipeline_seconds
+from megaplan.cost.step.predict import Passes, StepTimer, links_crossed, once_a_stage, once_of, stage_terms
+from megaplan.cost.step.workload import BatchShape, MeshShape, Recomputed, Software, StageShape, StepWorkload
 from megaplan.exploration.clock import CHANGES, StepOf, Terms
+from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts
@@ -23,6 +34,9 @@ from megaplan.spec.models import Spec
 SECOND_NS = 1e9
 SLACK = 1 - 1e-9
 """Of a bound, for the rounding of its sums."""
+ROUNDED = 1
+"""Nanoseconds that a layer's cost may be rounded up by."""
+NOTHING: Passes = ({}, {})
 WAITS = ("tensor", "exchange", "context", "pipeline")
 
 
@@ -38,29 +52,69 @@ class FittedClock:
         self._letters = tuple([block.family for block in inventory.layers])
         self._counts = {letter: float(count) for letter, count in Counter(self._letters).items()}
         self._timers: dict[tuple[Software, Recomputed], StepTimer] = {}
-        self._bounds: dict[tuple[object, ...], int] = {}
+        self._blocks: dict[tuple[object, ...], StageTerms] = {}  # of all blocks and both ends
+        self._each: dict[tuple[object, ...], StageTerms] = {}  # of what every stage has once
+        self._once: dict[tuple[object, ...], tuple[Once, Exchanged]] = {}
+        self._costs: dict[tuple[object, ...], StackCosts] = {}
+        self._all = (StageShape(1.0, self._counts, embedding=True, head=True),)
+        self._hows: dict[Policy, tuple[Software, Recomputed]] = {}  # what of a spec does not depend on its mesh and batch
         self._first: StepWorkload | None = None  # of whose model and device all others are
 
     def bound_ns(self, spec: Spec) -> int:
+        """See `bound_on`."""
+        work, timer = self._whole(spec)
+        return self._bound_of(work, timer)
+
+    def bound_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
         """Work spread evenly over the ranks; data ranks hidden by the passes of the whole model.
 
         A pass joins device and host by a norm, so the passes of all stages together take at least the pass of the whole model.
         """
-        work, timer = self._whole(spec)
-        key = work.mesh, work.batch, work.software, work.recomputed
-        if key not in self._bounds:
-            self._bounds[key] = self._bound_of(work, timer)
-        return self._bounds[key]
+        how, first = self._hows.get(policy), self._first
+        if how is None or first is None:
+            spec = spec_of(layout, policy)
+            how = self._hows[policy] = software_of(spec), recomputed_of(spec)
+            first = self._whole(spec)[0]
+        data, world = layout.dp_replicate * layout.dp_shard, layout.pp * layout.tp * layout.cp * layout.dp_replicate * layout.dp_shard
+        mesh = MeshShape(world, layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.etp, data)
+        batch = BatchShape(layout.micro_batch, first.batch.seq, layout.num_microbatches)
+        work = StepWorkload(first.model, mesh, batch, how[0], first.machine, self._all, how[1])
+        return self._bound_of(work, self._timer(work))
 
     def _bound_of(self, work: StepWorkload, timer: StepTimer) -> int:
-        rates, parts = timer.rates(work), timer.parts(work)
-        whole = _together(work, parts)
-        once, pp = once_of(work), work.mesh.pp
-        spread: Step = step_seconds([StageTerms(float(pp), *(_share(terms, pp) for terms in whole))], once, rates)
-        hidden: Step = step_seconds([StageTerms(1.0, *whole)], once, rates)
-        factor = float(grown(1.0, rates["growth"], once.log2_nodes))
-        seconds = float(spread.total) - factor * (float(spread.exposed) - float(hidden.exposed))
+        mesh, rates = work.mesh, timer.rates(work)
+        forward, backward = (pass_seconds(terms, rates) for terms in self._passes(work, timer))
+        once, exchanged = self._exchanged(work, rates)
+        share = beside_passes(forward / mesh.pp, backward / mesh.pp, exchanged, once, rates)
+        busy = pipeline_seconds(work.batch.num_microbatches, mesh.vpp, [(float(mesh.pp), sum(share))])
+        exposed = exposed_seconds(exchanged, once, rates, *beside_passes(forward, backward, exchanged, once, rates))
+        seconds = grown(busy + exposed, rates["growth"], once.log2_nodes) + optimizer_seconds(once, rates) + rates["fixed"]
         return int(seconds * SECOND_NS * SLACK)
+
+    def _passes(self, work: StepWorkload, timer: StepTimer) -> tuple[PassTerms, PassTerms]:
+        """Both passes of all stages, added up: what every stage has once is there once a stage."""
+        mesh, batch, once = work.mesh, work.batch, once_a_stage(work.software)
+        shape = id(timer), batch.micro, mesh.cp, mesh.tp, links_crossed(work)
+        key: tuple[object, ...] = (*shape, mesh.ep, mesh.etp)
+        blocks = self._blocks.get(key)
+        if blocks is None:
+            parts = {kind: passes for kind, passes in timer.parts(work).items() if kind not in once}
+            blocks = self._blocks[key] = stage_terms(work, work.stages[0], dict.fromkeys(once, NOTHING) | parts)
+        key = (*shape, mesh.vpp, mesh.pp > 1) if len(once) == 1 else (*shape, mesh.vpp, mesh.pp, mesh.ep, mesh.etp)
+        each = self._each.get(key)
+        if each is None:
+            parts = dict.fromkeys(("embedding", "head"), NOTHING) | timer.parts(work, once)
+            each = self._each[key] = stage_terms(work, StageShape(1.0, {}), parts)
+        return _plus(blocks.forward, each.forward, mesh.pp), _plus(blocks.backward, each.backward, mesh.pp)
+
+    def _exchanged(self, work: StepWorkload, rates: Mapping[str, float]) -> tuple[Once, Exchanged]:
+        """What data ranks exchange, which no schedule and no micro-batch changes."""
+        key = work.mesh._replace(vpp=1), work.software
+        found = self._once.get(key)
+        if found is None:
+            once = once_of(work)
+            found = self._once[key] = once, exchanged_seconds(once, rates)
+        return found
 
     def tight_bound_ns(self, spec: Spec) -> int:
         """The same bound."""
@@ -69,6 +123,12 @@ class FittedClock:
     def costs(self, spec: Spec) -> StackCosts:
         """Forward and backward of each block alone: to balance by, not to add up."""
         work, timer = self._whole(spec)
+        key = work.batch.micro, work.mesh.cp, work.mesh.tp, work.mesh.ep, work.mesh.etp, links_crossed(work), id(timer)
+        if key not in self._costs:
+            self._costs[key] = self._costs_of(work, timer)
+        return self._costs[key]
+
+    def _costs_of(self, work: StepWorkload, timer: StepTimer) -> StackCosts:
         rates, parts = timer.rates(work), timer.parts(work)
 
         def cost(kind: str) -> int:
@@ -78,8 +138,35 @@ class FittedClock:
         each = {letter: cost(letter) for letter in self._counts}
         return StackCosts(tuple([each[letter] for letter in self._letters]), cost("embedding"), cost("head"), unit="ns")
 
-    def most_cost(self, spec: Spec, limit_ns: int) -> None:
-        """Costs do not add up to a step."""
+    def most_cost(self, spec: Spec, limit_ns: int) -> int | None:
+        """Costs do not add up to a step, but a rank's work on the device, or its host's launches, are a share of them.
+
+        A step is at least g (m t + (T − t) / v + x) + o: t of the rank with a slot, T of the whole model, x what is exposed at least, o
+        the optimizer and what is fixed. t is at least that share of the slot's cost.
+        """
+        work, timer = self._whole(spec)
+        mesh, rates = work.mesh, timer.rates(work)
+        forward, backward = (float(pass_seconds(terms, rates)) for terms in self._passes(work, timer))
+        once, exchanged = self._exchanged(work, rates)
+        exposed = float(exposed_seconds(exchanged, once, rates, *beside_passes(forward, backward, exchanged, once, rates)))
+        left = limit_ns / SECOND_NS - float(optimizer_seconds(once, rates)) - rates["fixed"]
+        times = work.batch.num_microbatches - 1 / mesh.vpp
+        if times <= 0:
+            return None
+        longest = (left / float(grown(1.0, rates["growth"], once.log2_nodes)) - exposed - (forward + backward) / mesh.vpp) / times
+        return int(longest / self._share_of_costs(work, timer) * SECOND_NS / SLACK) + ROUNDED * len(self._letters)
+
+    def _share_of_costs(self, work: StepWorkload, timer: StepTimer) -> float:
+        """The part of every block's cost that is the device's, or the host's if that is more: either adds up to a rank's."""
+        rates, parts = timer.rates(work), timer.parts(work)
+        device, host = [], []
+        for kind in (*self._counts, "embedding", "head"):
+            passes = [PassTerms(*_sums(parts[kind][run])) for run in (0, 1)]
+            cost = sum(float(pass_seconds(terms, rates)) for terms in passes)
+            if cost:
+                device.append(sum(float(pass_seconds(terms._replace(launched=0.0), rates)) for terms in passes) / cost)
+                host.append(sum(terms.launched * rates["host"] for terms in passes) / cost)
+        return float(max(min(device), min(host)))
 
     def step_ns(self, spec: Spec, spans: Spans) -> int:
         """As `planned_time` says it."""
@@ -131,20 +218,8 @@ class FittedClock:
         return found
 
 
-def _together(work: StepWorkload, parts: Mapping[str, Passes]) -> tuple[PassTerms, PassTerms]:
-    """Both passes of all stages, added up: what every stage has once is there once a stage."""
-    whole = stage_terms(work, work.stages[0], parts)
-    empty = stage_terms(work, StageShape(1.0, {}), parts)
-    more = work.mesh.pp - 1
-    return _plus(whole.forward, empty.forward, more), _plus(whole.backward, empty.backward, more)
-
-
 def _plus(terms: PassTerms, other: PassTerms, times: int) -> PassTerms:
     return PassTerms(*(one + times * two for one, two in zip(terms, other, strict=True)))
-
-
-def _share(terms: PassTerms, pp: int) -> PassTerms:
-    return PassTerms(*(each / pp for each in terms))
 
 
 def _sums(found: Mapping[str, float]) -> tuple[float, float, float, float]:

@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
@@ -70,8 +71,17 @@ class Floors:
         """A smaller bound that looks at no schedule: what all ranks of a pipeline hold together has to be on one of them."""
         return -(-(self._whole(spec).static + self.kept_bytes(spec)) // spec.mesh.pp)
 
-    def least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:
-        """The same for the best of several recompute policies by letter, under any schedule."""
+    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+        """See `peak_bytes`."""
+        return self.peak_bytes(spec_of(layout, policy))
+
+    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:
+        """The same for the best of several policies, under any schedule."""
+        recomputes = [policy.recompute for policy in policies]
+        alike = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # what is stored is the same
+        return min(self._least_bytes(spec_of(mesh, policy), recomputes) for policy in alike)
+
+    def _least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:
         letters: dict[str, set[str]] = {}
         for option in options:
             for letter, policy in option:
@@ -153,12 +163,16 @@ class AnyFloors(Protocol):
         """No cuts have a smaller largest peak."""
         ...
 
+    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+        """The same of a layout with a policy, whose spec is made only where it is needed."""
+        ...
+
     def shared_bytes(self, spec: Spec) -> int:
         """A smaller bound that takes less time."""
         ...
 
-    def least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:
-        """The same for the best of several recompute policies by letter, under any schedule."""
+    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:
+        """A smaller bound that takes less time, of the best of several policies, under any schedule."""
         ...
 
     def kept_bytes(self, spec: Spec) -> int:
@@ -173,7 +187,7 @@ def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
     if spec.host.name == "megatron":
         from megaplan.exploration.megatron_floors import MegatronFloors  # noqa: PLC0415  (another host needs none of it)
 
-        return MegatronFloors(inventory)
+        return MegatronFloors(inventory, spec)
     return NoFloors()
 
 
@@ -188,7 +202,11 @@ class NoFloors:
         """Nothing is known."""
         return 0
 
-    def least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:  # noqa: ARG002
+    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:  # noqa: ARG002
+        """Nothing is known."""
+        return 0
+
+    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:  # noqa: ARG002
         """Nothing is known."""
         return 0
 

@@ -33,7 +33,7 @@ def loose_terms(found: Explored) -> str:
             f"time: {plural(len(timed), 'layout')} with a smaller bound are slower than it; first {_named(timed[0].layout)}, whose "
             f"best cuts that fit take {share:.1f} % more than the bound of its schedule"
         )
-    left = found.bounds[found.done : found.done + 1]
+    left = found.left[:1]
     if left and left[0][0] < best:
         parts.append(f"not explored: {_named(left[0][1])}")
     return "; ".join(parts)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.hosts.megatron.from_spec import common_job, operator_letter
-from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, MegatronJob
+from megaplan.hosts.megatron.job import EMBEDDING, IN_SIXTEEN_BIT, LOSS, MTP, MegatronJob
 from megaplan.hosts.megatron.peak import fixed_bytes, fullest_counts
 from megaplan.hosts.megatron.saved import chunk
 from megaplan.inventory.tensors import Inventory
@@ -21,6 +23,9 @@ from megaplan.spec.models import Spec
 
 SLACK = 1 - 1e-9
 """Of a bound, for the rounding of its sums."""
+EXPERTS = "E" + IN_SIXTEEN_BIT["E"]
+"""Operators whose kept bytes depend on how experts are spread."""
+Counts = tuple[tuple[int, ...], ...]
 
 
 class Need(NamedTuple):
@@ -35,48 +40,62 @@ class Needs(NamedTuple):
 
     Attributes:
         operators: Each kind, and how many layers are of it.
-        ends: Of the first and of the last slot, beside layers.
-        whole: Of the model on one rank.
+        ends: Of the first and of the last slot, beside layers; on one stage a table that both share is the last one's alone.
         fixed: Buffers of every rank.
     """
 
     operators: tuple[tuple[Need, int], ...]
     ends: tuple[Need, Need]
-    whole: Need
     fixed: int
+
+    @property
+    def static(self) -> int:
+        """Of all operators."""
+        return sum([need.static * number for need, number in self.operators])
+
+    @property
+    def kept(self) -> int:
+        """Of all operators."""
+        return sum([need.kept * number for need, number in self.operators])
 
 
 class MegatronFloors:
-    """Of one model under host megatron."""
+    """Of one model under host megatron; what does not depend on all degrees is worked out once for those that it depends on."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, spec: Spec) -> None:
+        """`spec`: any of those whose peaks are bounded; they differ in what a search varies."""
         self._letters = "".join(block.family for block in inventory.layers)
-        self._needs: dict[tuple[object, ...], Needs] = {}
+        own = Counter(operator_letter(spec, self._letters, layer) for layer in range(len(self._letters)))
+        mtp = spec.model.features.mtp
+        self._last = MTP * (mtp.depth if mtp is not None else 0) + LOSS
+        self._counts, self._tied = tuple(own.items()), spec.model.tie_embeddings
+        self._group, self._fragmentation = spec.host.microbatch_group_size, spec.host.fragmentation_percent
+        self._static: dict[tuple[object, ...], dict[str, int]] = {}
+        self._kept: dict[tuple[object, ...], dict[str, int]] = {}
+        self._fixed: dict[tuple[object, ...], int] = {}
 
     def peak_bytes(self, spec: Spec) -> int:
         """No cuts have a smaller largest peak."""
-        needs, mesh = self._of(spec), spec.mesh
-        if mesh.pp == 1:
-            return _with_fragments(spec, needs.fixed + needs.whole.static + needs.whole.kept)
-        group = min(spec.host.microbatch_group_size or mesh.pp, spec.schedule.microbatches_per_update)
-        counts = [_counts(mesh.pp - 1 - rank, mesh.vpp, group, spec.schedule.microbatches_per_update) for rank in range(mesh.pp)]
-        static = sum(need.static * number for need, number in needs.operators)
-        kept = sum(need.kept * number for need, number in needs.operators)
-        even = [1.0] * mesh.pp
-        levelled = [1.0 / max(1, static + min(of_rank) * kept) for of_rank in counts]
-        return _with_fragments(spec, needs.fixed + max(_least(needs, counts, weights) for weights in (even, levelled)))
+        return self._peak(*_asked(spec))
+
+    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+        """The same of a layout with a policy, whose spec is made only where it is needed."""
+        return self._peak(layout, policy, spec_of)
 
     def shared_bytes(self, spec: Spec) -> int:
         """A smaller bound that looks at no schedule: what is stored of the whole model has to be on some rank."""
-        needs = self._of(spec)
-        if spec.mesh.pp == 1:
-            return _with_fragments(spec, needs.fixed + needs.whole.static)
-        static = sum(need.static * number for need, number in needs.operators) + sum(need.static for need in needs.ends)
-        return _with_fragments(spec, needs.fixed + static // spec.mesh.pp)
+        layout, policy, spec_of = _asked(spec)
+        return self.least_on(layout, (policy,), spec_of)
 
-    def least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:  # noqa: ARG002
-        """The same, which holds under any recompute policy."""
-        return self.shared_bytes(spec)
+    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:
+        """The same for the best of several policies, under any schedule."""
+        stored = {(policy.distributed, policy.grads): policy for policy in policies}
+        found = []
+        for policy in stored.values():
+            needs = self._needs(mesh, policy, spec_of)
+            ends = needs.ends[0].static + needs.ends[1].static
+            found.append(needs.fixed + (needs.static + ends) // mesh.pp)
+        return self._with_fragments(min(found))
 
     def kept_bytes(self, spec: Spec) -> int:
         """To order policies by: less, the more runs again."""
@@ -84,44 +103,76 @@ class MegatronFloors:
         again = len(host.recompute_modules) + (spec.recompute.of("A") != "none") + 100 * bool(host.recompute_num_layers)
         return -2 * again - host.distributed_optimizer
 
-    def _of(self, spec: Spec) -> Needs:
-        mesh, precision = spec.mesh, spec.precision
-        degrees = mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.pp == 1
-        key = (*degrees, spec.batch, spec.host, spec.recompute.of("A"), precision.grads, precision.reduce)
-        found = self._needs.get(key)
-        if found is None:
-            found = self._needs[key] = self._needs_of(spec)
-        return found
+    def _peak(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+        needs = self._needs(layout, policy, spec_of)
+        static, kept, (first, last) = needs.static, needs.kept, needs.ends
+        if layout.pp == 1:
+            return self._with_fragments(needs.fixed + static + kept + first.static + first.kept + last.static + last.kept)
+        group = min(self._group or layout.pp, layout.num_microbatches)
+        counts = _counts(layout.pp, layout.vpp, group, layout.num_microbatches)
+        least = [min(of_rank) for of_rank in counts]
+        even = static + min(least) * kept + first.static + counts[0][0] * first.kept + last.static + counts[-1][-1] * last.kept
+        weights = [1.0 / max(1, static + count * kept) for count in least]
+        return self._with_fragments(needs.fixed + max(int(even / layout.pp * SLACK), _least(needs, counts, weights)))
 
-    def _needs_of(self, spec: Spec) -> Needs:
-        job = common_job(spec, self._letters)
-        own = "".join([operator_letter(spec, self._letters, layer) for layer in range(len(self._letters))])
-        depth = spec.model.features.mtp.depth if spec.model.features.mtp is not None else 0
-        last = MTP * depth + LOSS
-        operators = tuple([(_need(job, letter), number) for letter, number in Counter(own).items()])
-        whole = _need(job, EMBEDDING + own + last)
-        return Needs(operators, (_need(job, EMBEDDING), _need(job, last)), whole, sum(fixed_bytes(job, set()).values()))
+    def _needs(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> Needs:
+        """Of each kind of operator what is stored, by the degrees that shard it, and what a microbatch keeps, by its tokens."""
+        one_stage = layout.pp == 1
+        shares = layout.tp, layout.ep, layout.etp, layout.dp_shard * layout.cp, one_stage, policy.distributed, policy.grads
+        tokens = layout.tp, layout.cp, layout.micro_batch, policy
+        routed = *tokens, layout.ep, layout.etp
+        stored, kept, of_experts = self._static.get(shares), self._kept.get(tokens), self._kept.get(routed)
+        if stored is None or kept is None or of_experts is None:
+            job = common_job(spec_of(layout, policy), self._letters)
+            letters = [letter for letter, _ in self._counts]
+            stored = stored or {name: static_bytes(job, name) for name in (*letters, EMBEDDING, self._last)}
+            kept = kept or {name: _kept(job, name) for name in letters if name not in EXPERTS}
+            own = [letter for letter in letters if letter in EXPERTS]
+            of_experts = of_experts or {name: _kept(job, name) for name in (*own, EMBEDDING, self._last)}
+            self._static[shares], self._kept[tokens], self._kept[routed] = stored, kept, of_experts
+            self._fixed[routed] = sum(fixed_bytes(job, set()).values())
+        kept = kept | of_experts
+        ends = [Need(stored[name], kept[name]) for name in (EMBEDDING, self._last)]
+        if one_stage and self._tied:
+            ends[0] = ends[0]._replace(static=0)
+        operators = tuple([(Need(stored[letter], kept[letter]), number) for letter, number in self._counts])
+        return Needs(operators, (ends[0], ends[1]), self._fixed[routed])
+
+    def _with_fragments(self, size: int) -> int:
+        return size + size * self._fragmentation // 100
 
 
-def _need(job: MegatronJob, letters: str) -> Need:
+def _asked(spec: Spec) -> tuple[Layout, Policy, SpecOf]:
+    """A spec as a layout and what tells its policy from others."""
+    mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
+    degrees = mesh.pp, mesh.vpp, schedule.kind, mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.dp_replicate, mesh.dp_shard
+    host, precision = spec.host, spec.precision
+    again = (("A", spec.recompute.of("A")),)
+    layers, modules = host.recompute_num_layers or 0, host.recompute_modules
+    grads = f"{precision.grads} {precision.reduce}"
+    policy = Policy(again, False, mesh.vocab_parallel, False, host.distributed_optimizer, layers, modules, grads)
+    return Layout(*degrees, batch.micro_batch_size, schedule.microbatches_per_update), policy, lambda *_: spec
+
+
+def _kept(job: MegatronJob, letters: str) -> int:
     if job.recompute_num_layers and len(letters) == 1 and letters not in (EMBEDDING, LOSS):  # a group keeps one input
-        group = 0 if job.recompute_block else 2 * job.stream_tokens * job.hidden_size // job.recompute_num_layers
-        return Need(static_bytes(job, letters), group)
-    return Need(static_bytes(job, letters), chunk(job, letters))
+        return 0 if job.recompute_block else 2 * job.stream_tokens * job.hidden_size // job.recompute_num_layers
+    return chunk(job, letters)
 
 
-def _counts(behind: int, vpp: int, group: int, count: int) -> tuple[int, ...]:
-    """Microbatches of each chunk at one moment of a rank, whatever its chunks keep."""
-    return (min(count, behind + 1),) if vpp == 1 else fullest_counts((1,) * vpp, behind, group, count)
+@lru_cache(maxsize=4096)
+def _counts(pp: int, vpp: int, group: int, count: int) -> Counts:
+    """For each rank the microbatches of each chunk at one of its moments, whatever its chunks keep."""
+    if vpp == 1:
+        return tuple([(min(count, pp - rank),) for rank in range(pp)])
+    return tuple([fullest_counts((1,) * vpp, pp - 1 - rank, group, count) for rank in range(pp)])
 
 
-def _least(needs: Needs, counts: Sequence[tuple[int, ...]], weights: Sequence[float]) -> int:
-    places = {(weight, count) for weight, of_rank in zip(weights, counts, strict=True) for count in of_rank}
-    total = sum(number * min([weight * (need.static + count * need.kept) for weight, count in places]) for need, number in needs.operators)
+def _least(needs: Needs, counts: Counts, weights: Sequence[float]) -> int:
+    places = {(weight, min(of_rank)) for weight, of_rank in zip(weights, counts, strict=True)}
+    total = sum(
+        [number * min([weight * (need.static + count * need.kept) for weight, count in places]) for need, number in needs.operators]
+    )
     first, last = needs.ends
     total += weights[0] * (first.static + counts[0][0] * first.kept) + weights[-1] * (last.static + counts[-1][-1] * last.kept)
     return int(total / sum(weights) * SLACK)
-
-
-def _with_fragments(spec: Spec, size: int) -> int:
-    return size + size * spec.host.fragmentation_percent // 100

@@ -10,6 +10,7 @@ from megaplan.cost.rates import rates_of
 from megaplan.cost.replay import ReplayTimer, Sums, kept
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
 from megaplan.exploration.paths import at_slot, least, mean_path
+from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
@@ -44,6 +45,10 @@ class ReplayClock:
         if mesh.pp > 1 and spec.schedule.kind in WHOLE:
             step = max(step, filled(sums.total, mesh.pp, count))
         return step + self._timer.beside(spec, sums)
+
+    def bound_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+        """See `bound_ns`."""
+        return self.bound_ns(spec_of(layout, policy))
 
     def tight_bound_ns(self, spec: Spec) -> int:
         """From a mean of the paths through the schedule; of 1F1B and GPipe also from whole layers on its ranks."""

@@ -51,13 +51,16 @@ class Space:
         self.base = _without_manual_cuts(spec, self.letters)
         self.global_batch = spec.global_batch_size
         self.illegal: dict[tuple[str, str], Illegal] = {}
-        self._groups: dict[tuple[int, ...], bool] = {}
+        self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # what is wrong with each
+        self._slots: dict[tuple[int, int], list[int]] = {}
+        self._policies: dict[int, list[Policy]] = {}
         self._megatron = spec.host.name == "megatron"
         self._recomputed = list(self._recomputes())
 
     def keep_recomputes(self, kept: Sequence[tuple[tuple[str, str], ...]]) -> None:
         """Leave only these policies by letter; see `exploration.recompute`."""
         self._recomputed = [found for found in self._recomputed if found[0] in kept]
+        self._policies.clear()
 
     @property
     def recomputes(self) -> list[tuple[tuple[str, str], ...]]:
@@ -79,21 +82,28 @@ class Space:
 
     def slots_of(self, mesh: Layout) -> list[int]:
         """Slots a rank under the legal schedules of a mesh."""
-        pp, count = mesh.pp, mesh.num_microbatches
-        return sorted({vpp for kind, vpp in self._schedules(pp) if self._schedule_breaks(kind, pp, vpp, count) is None})
+        pp, count = key = mesh.pp, mesh.num_microbatches
+        if key not in self._slots:
+            self._slots[key] = sorted({vpp for kind, vpp in self._schedules(pp) if self._schedule_breaks(kind, pp, vpp, count) is None})
+        return self._slots[key]
 
     def layouts(self) -> list[Layout]:
         """All layouts."""
         return [layout for mesh in self.meshes() for layout in self.layouts_of(mesh)]
 
     def policies(self, layout: Layout) -> list[Policy]:
-        """All policies that a layout may have."""
+        """All policies that a layout may have; they depend on its tensor ranks alone, and the list is not to be changed."""
+        if layout.tp not in self._policies:
+            self._policies[layout.tp] = self._policies_of(layout)
+        return self._policies[layout.tp]
+
+    def _policies_of(self, layout: Layout) -> list[Policy]:
         megatron, spec = self._megatron, self.base
         recomputes = self._recomputed
         reshards = [False] if megatron else self._choice("reshard", (False, True))
         vocabs = [layout.tp > 1] if megatron else self._choice("vocab_parallel", (False, True)) if layout.tp > 1 else [False]
         kernels = [False] if megatron else [name == "triton" for name in self._kernels()]
-        sharded = self._choice("distributed", (False, True)) if megatron else [True]
+        sharded = self._choice("distributed", (False, True)) if megatron and "distributed" in self.fixed else [True]
         grads = [str(spec.precision.grads)]
         if "precision" in self.varied:
             grads = self._choice("grads", ("fp32", "bf16"))
@@ -146,7 +156,7 @@ class Space:
                 if not self._allows(pp=pp):
                     continue
                 data = devices // (tp * cp * pp)
-                for dp_shard, (ep, etp) in product(divisors(data), self._expert_degrees()):
+                for dp_shard, (ep, etp) in product(self._shards(data), self._expert_degrees()):
                     if not self._allows(dp_shard=dp_shard, dp_replicate=data // dp_shard, ep=ep, etp=etp):
                         continue
                     if not self._group_is_legal(tp, cp, dp_shard, ep, etp):
@@ -155,6 +165,15 @@ class Space:
                         count = self.global_batch // (micro * data)
                         kind, vpp = UNSCHEDULED if pp > 1 else ("1f1b", 1)
                         yield Layout(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
+
+    def _shards(self, data: int) -> list[int]:
+        """Data ranks over which state is sharded.
+
+        Under Megatron-Core all of them, unless one is asked for: copies of the optimizer's shards need more memory, and its step time has
+        no term that they shorten. The same holds for an optimizer that is not distributed.
+        """
+        asked = "dp_shard" in self.fixed or "dp_replicate" in self.fixed
+        return [data] if self._megatron and not asked else divisors(data)
 
     def _micro_batches(self, data: int) -> list[int]:
         """Sequences of a microbatch that give the same global batch."""
@@ -246,15 +265,18 @@ class Space:
     def _group_is_legal(self, tp: int, cp: int, dp_shard: int, ep: int, etp: int) -> bool:
         """Whether the rules of the mesh and the host allow these degrees; they look at no other."""
         key = (tp, cp, dp_shard * cp * tp % (ep * etp), ep, etp)
-        if key not in self._groups or not self._groups[key]:
+        if key not in self._groups:
             policy = Policy(
                 (), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads=self._grads
             )
             if self._megatron:
                 policy = policy._replace(vocab_parallel=tp > 1)
             layout = Layout(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
-            self._groups[key] = self._passes(check_rules(self.spec_of(layout, policy)))
-        return self._groups[key]
+            found = check_rules(self.spec_of(layout, policy))
+            self._groups[key] = [item for item in found if item.severity is Severity.ERROR]
+        for item in self._groups[key][:1]:
+            self._count(item.location.key or "mesh", item.code, item.detail)
+        return not self._groups[key]
 
     def _policy_is_legal(self, layout: Layout, *, vocab: bool) -> bool:
         return not vocab or self.base.model.vocab_size % layout.tp == 0
@@ -292,12 +314,6 @@ class Space:
         if not hasattr(self, "_cuts"):
             self._cuts = constraints_of(self.base).allowed_cuts(len(self.letters))
         return self._cuts
-
-    def _passes(self, found: Sequence[Diagnostic]) -> bool:
-        errors = [item for item in found if item.severity is Severity.ERROR]
-        for item in errors[:1]:
-            self._count(item.location.key or "mesh", item.code, item.detail)
-        return not errors
 
     def _count(self, key: str, code: str, detail: str) -> None:
         known = self.illegal.get((code, key))

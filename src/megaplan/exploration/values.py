@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from megaplan.layout.spans import Spans
+from megaplan.spec.models import Spec
 
 Objective = Literal["time", "headroom", "tokens_per_second_per_device"]
 
@@ -62,6 +64,10 @@ class Policy(NamedTuple):
     full_layers: int
     modules: tuple[str, ...]
     grads: str
+
+
+SpecOf = Callable[[Layout, Policy], Spec]
+"""Makes the spec of a layout with a policy."""
 
 
 class Exact(NamedTuple):

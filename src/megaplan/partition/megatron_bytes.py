@@ -6,7 +6,7 @@ left out, so a split beyond these sums is known not to fit, and one within them 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 from megaplan.hosts.megatron.from_spec import jobs_from_spec, operator_letter
 from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, MegatronJob
@@ -47,6 +47,11 @@ def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_byt
 
 def static_bytes(job: MegatronJob, own: str) -> int:
     """Parameters, gradients and state of some operators; Muon's whole matrices go to ranks that only the whole stage decides."""
-    alone = job.of_rank((own,), job.pp_rank)
+    return _static_bytes(job.of_operators, own)
+
+
+@lru_cache(maxsize=4096)
+def _static_bytes(job: MegatronJob, own: str) -> int:
+    alone = job.of_rank((own,), None)
     parts = storage_bytes(alone, parameters(alone))
     return sum(parts.values()) - (parts["optimizer"] if job.optimizer == "muon" else 0)

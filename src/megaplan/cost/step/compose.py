@@ -75,18 +75,18 @@ def pass_seconds(terms: PassTerms, rates: Mapping[str, Any]) -> Any:
     return launch.joined_seconds(device, host) + rates["sync"] * host
 
 
-def step_seconds(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, Any]) -> Step:
-    """Seconds of a step of stages with these terms."""
+class Exchanged(NamedTuple):
+    """Seconds that data ranks exchange: what is sharded, for every microbatch or once, and what is reduced and gathered once a step."""
+
+    gather: Any
+    reduce: Any
+    reduced: Any
+    gathered: Any
+
+
+def exchanged_seconds(once: Once, rates: Mapping[str, Any]) -> Exchanged:
+    """Seconds of a step's exchanges, whether or not anything hides them."""
     gather, reduce = _sharded_seconds(once, rates)
-    hidden_gather = once.per_microbatch * gather
-    hidden_reduce = once.per_microbatch * (gather * (once.gathers - 1) + reduce)
-    both, forward_most, backward_most = [], 0.0, 0.0
-    for stage in stages:
-        forward = data.beside_seconds(pass_seconds(stage.forward, rates), hidden_gather, rates["sharded.exposed"]) * stage.present
-        backward = data.beside_seconds(pass_seconds(stage.backward, rates), hidden_reduce, rates["sharded.exposed"]) * stage.present
-        both.append((stage.count, forward + backward))
-        forward_most, backward_most = pipeline.larger(forward_most, forward), pipeline.larger(backward_most, backward)
-    busy = pipeline.pipeline_seconds(once.microbatches, once.chunks, both)
     reduced, gathered = (
         sum(_ring(group, moved, once, rates) for group, moved in pairs)
         for pairs in (
@@ -94,11 +94,40 @@ def step_seconds(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, A
             ((once.dense, once.dense.gathered), (once.experts, once.experts.gathered)),
         )
     )
-    slow = rates["data.slow"]
-    exposed = data.exposed_seconds(reduced * slow, gathered * slow, rates["data.exposed"], forward_most, backward_most)
-    exposed = exposed + once.once * (gather + reduce)
-    optimizer = memory.moved_seconds(once.optimizer_bytes, once.memory * rates["memory"], 1 / OPTIMIZER_SHARE)
-    fixed = rates["fixed"]
+    return Exchanged(gather, reduce, reduced * rates["data.slow"], gathered * rates["data.slow"])
+
+
+def beside_passes(forward: Any, backward: Any, exchanged: Exchanged, once: Once, rates: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Seconds of both passes beside the gathers and reductions of every microbatch."""
+    gather = once.per_microbatch * exchanged.gather
+    reduce = once.per_microbatch * (exchanged.gather * (once.gathers - 1) + exchanged.reduce)
+    share = rates["sharded.exposed"]
+    return data.beside_seconds(forward, gather, share), data.beside_seconds(backward, reduce, share)
+
+
+def exposed_seconds(exchanged: Exchanged, once: Once, rates: Mapping[str, Any], forward: Any, backward: Any) -> Any:
+    """Seconds that a step waits for its exchanges, beside one microbatch's longest forward and backward."""
+    exposed = data.exposed_seconds(exchanged.reduced, exchanged.gathered, rates["data.exposed"], forward, backward)
+    return exposed + once.once * (exchanged.gather + exchanged.reduce)
+
+
+def optimizer_seconds(once: Once, rates: Mapping[str, Any]) -> Any:
+    """Seconds of the optimizer."""
+    return memory.moved_seconds(once.optimizer_bytes, once.memory * rates["memory"], 1 / OPTIMIZER_SHARE)
+
+
+def step_seconds(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, Any]) -> Step:
+    """Seconds of a step of stages with these terms."""
+    exchanged = exchanged_seconds(once, rates)
+    both, forward_most, backward_most = [], 0.0, 0.0
+    for stage in stages:
+        passes = pass_seconds(stage.forward, rates), pass_seconds(stage.backward, rates)
+        forward, backward = (each * stage.present for each in beside_passes(*passes, exchanged, once, rates))
+        both.append((stage.count, forward + backward))
+        forward_most, backward_most = pipeline.larger(forward_most, forward), pipeline.larger(backward_most, backward)
+    busy = pipeline.pipeline_seconds(once.microbatches, once.chunks, both)
+    exposed = exposed_seconds(exchanged, once, rates, forward_most, backward_most)
+    optimizer, fixed = optimizer_seconds(once, rates), rates["fixed"]
     return Step(pipeline.grown(busy + exposed, rates["growth"], once.log2_nodes) + optimizer + fixed, busy, exposed, optimizer, fixed)
 
 

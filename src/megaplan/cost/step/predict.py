@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import log2, prod
 from typing import NamedTuple
 
@@ -85,17 +85,17 @@ class StepTimer:
             rates = self._rates[crossing] = {"sync": 0.0} | rates_of(names_of(work), self._values) | given_rates(work.machine)
         return rates
 
-    def parts(self, work: StepWorkload) -> dict[str, Passes]:
-        """What each kind of block of a step takes."""
+    def parts(self, work: StepWorkload, kinds: Iterable[str] | None = None) -> dict[str, Passes]:
+        """What each kind of block of a step takes, or those of `kinds` alone."""
         mesh, batch, rates = work.mesh, work.batch, self.rates(work)
         shape = (batch.micro, batch.seq, mesh.cp, mesh.tp, links_crossed(work))
-        return {kind: self._block(work, kind, shape, rates) for kind in kinds_of(work)}
+        return {kind: self._block(work, kind, shape, rates) for kind in kinds or kinds_of(work)}
 
     def _block(self, work: StepWorkload, kind: str, shape: tuple[object, ...], rates: Mapping[str, float]) -> Passes:
         mesh = work.mesh
         key: tuple[object, ...] = (kind, shape)
-        if kind == "E":
-            key = (kind, shape, mesh.ep, mesh.etp)
+        if kind == "E":  # what experts do depends on their tokens alone, however many sequences and contexts those come from
+            key = (kind, work.tokens, mesh.tp, mesh.ep, mesh.etp, shape[-1])
         elif kind == "hop":
             key = (kind, shape, mesh.pp > 1, mesh.vpp)
         elif kind == "accumulate":
@@ -139,8 +139,12 @@ def kinds_of(work: StepWorkload) -> tuple[str, ...]:
     blocks = {kind for stage in work.stages for kind, count in stage.blocks.items() if count}
     if work.model.mtp:
         blocks |= {"A", "E" if work.model.counts.get("E", 0) else "D"}
-    ends = ("embedding", "head", "hop", "accumulate") if accumulate_bytes(work.software) else ("embedding", "head", "hop")
-    return (*sorted(blocks), *ends)
+    return (*sorted(blocks), "embedding", "head", *once_a_stage(work.software))
+
+
+def once_a_stage(software: Software) -> tuple[str, ...]:
+    """The kinds that every stage has once: what it sends on, and gradients that are added by an operation of their own."""
+    return ("hop", "accumulate") if accumulate_bytes(software) else ("hop",)
 
 
 def blocks_on(work: StepWorkload, stage: StageShape) -> dict[str, float]:

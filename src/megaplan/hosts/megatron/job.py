@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal
 
 from megaplan.low_precision import Recipe
@@ -250,7 +251,7 @@ class MegatronJob:
         """Of all fields, worked out once: what operators need is remembered by run."""
         known = self._hash
         if known is None:
-            known = hash(tuple([getattr(self, name) for name in COMPARED]))
+            known = hash(_COMPARED(self))
             object.__setattr__(self, "_hash", known)
         return known
 
@@ -267,7 +268,12 @@ class MegatronJob:
         self, chunks: tuple[str, ...], pp_rank: int | None, data_index: int | None = None, expert_index: int | None = None
     ) -> MegatronJob:
         """The run of another rank; its operators are the same."""
-        found = replace(self, chunks=chunks, pp_rank=pp_rank, data_index=data_index, expert_index=expert_index)
+        found: MegatronJob = object.__new__(MegatronJob)  # `replace` goes through 80 arguments, and a search makes millions
+        for put, value in zip(_PUTS, _COMPARED(self), strict=True):
+            put(found, value)
+        for name, value in (("chunks", chunks), ("pp_rank", pp_rank), ("data_index", data_index), ("expert_index", expert_index)):
+            object.__setattr__(found, name, value)
+        object.__setattr__(found, "_hash", None)
         object.__setattr__(found, "_of_operators", self.of_operators)
         return found
 
@@ -294,6 +300,8 @@ class MegatronJob:
 
 
 COMPARED = tuple(name for name, found in MegatronJob.__dataclass_fields__.items() if found.compare)
+_COMPARED = attrgetter(*COMPARED)
+_PUTS = tuple(vars(MegatronJob)[name].__set__ for name in COMPARED)
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob, count
 from megaplan.hosts.megatron.saved import chunk, handle_bytes, offloaded_here_bytes, operator, operators, routed_rows, scores_elements
-from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
+from megaplan.hosts.megatron.storage import Parameters, gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
 from megaplan.hosts.megatron.working import backward_excess, forward_excess, graph_bytes
 
 MIB = 2**20
@@ -56,9 +56,9 @@ class MegatronMemory(NamedTuple):
         return max(self.phases, key=lambda name: self.phases[name])
 
 
-def memory(job: MegatronJob) -> MegatronMemory:
-    """The bytes of a run's rank."""
-    found = parameters(job)
+def memory(job: MegatronJob, held: Parameters | None = None) -> MegatronMemory:
+    """The bytes of a run's rank; `held` are its parameters, if they are known."""
+    found = parameters(job) if held is None else held
     virtual = len(job.chunks)
     mask = job.micro_batch_size * (job.seq_length // job.cp) * job.seq_length if job.attention_mask and _at_an_end(job) else 0
     boundary = _boundary_bytes(job)
@@ -161,7 +161,7 @@ def in_flight_counts(job: MegatronJob) -> tuple[int, ...]:
     return fullest_counts(sizes, job.pp - 1 - rank, min(job.inflight_group, job.num_microbatches), job.num_microbatches)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=65536)
 def fullest_counts(sizes: tuple[int, ...], behind: int, group: int, num_microbatches: int) -> tuple[int, ...]:
     """Microbatches of each chunk at a rank's fullest moment under interleaving.
 
