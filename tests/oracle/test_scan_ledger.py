@@ -297,7 +297,7 @@ SECTIONS: dict[str, Any] = {
             "save_every": 32,
         }
     },
-    "G, rows": {"linear_attention": {"kind": "kda", "num_heads": 4, "head_dim": 16, "save_every": 32}},
+    "G2": {"linear_attention": {"kind": "kda", "num_heads": 4, "head_dim": 16, "save_every": 32}},
     "R": {"recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 16, "value_dim": 8, "save_every": 8}},
 }
 
