@@ -19,8 +19,8 @@ SHARED_MEMORY_LIMIT_BYTES = 232_448  # a block on sm_90; the compiler does not c
 STACK_LIMIT_BYTES = {"ssd": 256}
 """Spills allowed; no other kernel has any."""
 EVERY = {
-    **{"activation": 12, "attention": 28, "causal_conv1d": 8, "indexed_attention": 52, "m2rnn": 10, "mamba3": 52, "moe": 20},
-    **{"newton_schulz": 14, "rms_norm": 20, "rope": 12, "side_embedding": 4, "ssd": 14},
+    **{"activation": 12, "attention": 28, "causal_conv1d": 8, "gated_delta": 36, "head_gated_norm": 8, "indexed_attention": 52},
+    **{"m2rnn": 10, "mamba3": 52, "moe": 20, "newton_schulz": 14, "rms_norm": 20, "rope": 12, "side_embedding": 4, "ssd": 14},
 }
 """Of operations whose configurations take long to compile, CI compiles every n-th; the slow set compiles all."""
 GROUPS = 4

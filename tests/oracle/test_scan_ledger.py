@@ -12,6 +12,7 @@ from torch import Tensor
 from megakernels import scratch_bytes, use_kernels
 from megakernels._common.blocks import SMALLEST_DOT
 from megakernels.ops.attention import sizes as attention_sizes
+from megakernels.ops.gated_delta import sizes as delta_sizes
 from megakernels.ops.indexed_attention import sizes as indexed_sizes
 from megakernels.ops.m2rnn import sizes as recurrence_sizes
 from megakernels.ops.mamba3 import sizes as trapezoidal_sizes
@@ -21,14 +22,16 @@ from megaplan.blocks.relay import num_lanes
 from megaplan.blocks.scratch import Inside
 from megaplan.dtypes import DType
 from megaplan.families.attention import scratch as attention_scratch
+from megaplan.families.linear_attention import scratch as delta_scratch
 from megaplan.families.mamba import scratch as mamba_scratch
 from megaplan.families.recurrent import scratch as recurrent_scratch
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
-from megaplan.spec.models import Indexer, LatentAttention, Mamba2, Mamba3, MatrixRecurrence, Spec
+from megaplan.spec.models import GatedDeltaNet, Indexer, KimiDeltaAttention, LatentAttention, Mamba2, Mamba3, MatrixRecurrence, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.relay import _recurrence_part, _scan_part, half, lane_slice
+from megarun.parallel.groups.relay_delta import part as delta_part
 from megarun.parallel.groups.relay_mamba3 import _own
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
@@ -205,6 +208,36 @@ def test_the_ledger_of_a_trapezoidal_scan_has_what_the_operation_states(seed: in
 
 
 @pytest.mark.parametrize("seed", range(120))
+def test_the_ledger_of_a_delta_rule_has_what_the_operation_states(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (delta_scratch, delta_sizes):  # also fewer segments at once than there are
+        monkeypatch.setattr(module, "PART_BYTES", 2 ** (18 if seed % 2 else 29))
+    draw, dims, parameters = sizes(seed)
+    per_row, key_heads, keys = draw.random() < 0.5, draw.choice([1, 2, 3, 8]), draw.choice(WIDTHS)
+    heads, values = (key_heads, keys) if per_row else (key_heads * draw.choice([1, 2, 10]), draw.choice((*WIDTHS, 256, 257)))
+    chunk_size, every = draw.choice([1, 16, 40, 64, 256]), draw.choice([1, 3, 16, 40, 256])
+    common = {"chunk_size": chunk_size, "save_every": every}
+    linear = (
+        KimiDeltaAttention(kind="kda", num_heads=heads, head_dim=keys, **common)
+        if per_row
+        else GatedDeltaNet(kind="gated_delta", num_key_heads=key_heads, num_value_heads=heads, key_dim=keys, value_dim=values, **common)
+    )
+    q, k = (empty(dims.dtype, *dims.wide(key_heads, keys)) for _ in range(2))
+    rows = (keys,) if per_row else ()
+    v, decay, beta = (empty(dims.dtype, *dims.wide(heads, *rest)) for rest in ((values,), rows, ()))
+    inputs = [q, k, v, decay, beta, empty(parameters, heads), empty(parameters, heads, *rows)]
+    wanted = expected(delta_scratch.delta_inside(dims, linear, heads, key_heads, parameters))
+    settings = chunk_size, every, 1.0
+    if dims.cp > 1:
+        states = empty(DType.FP32, dims.batch, 2 * -(-dims.tokens // 2 // every), heads, keys, values)
+        lanes = num_lanes(key_heads, dims.cp)
+        assert of_lanes("gated_delta", dims, lanes, delta_part, inputs, settings, states, v) == {wanted}
+        return
+    states, starts = empty(DType.FP32, dims.batch, -(-dims.tokens // every), heads, keys, values), starts_of(dims)
+    forward = stated("gated_delta", (*inputs, starts, *settings))
+    assert (forward, stated("gated_delta_backward", (v, *inputs, starts, states, *settings, [True] * 7))) == wanted
+
+
+@pytest.mark.parametrize("seed", range(120))
 def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> None:
     draw, dims, parameters = sizes(seed)
     heads, keys, values = draw.choice([1, 3, 8, 32]), draw.choice(WIDTHS), draw.choice([1, 2, 5, 16, 16, 17])
@@ -241,6 +274,9 @@ def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
     assert trapezoidal_sizes.step_sides(1)["T"] == mamba_scratch.STEP_TILE
     for name in ("TILES_PER_SHARE", "STATES_BYTES", "NUM_TABLES"):
         assert getattr(mamba_scratch, name) == getattr(trapezoidal_sizes, name)
+    assert {TORCH_DTYPES[dtype]: widths for dtype, widths in delta_scratch.LARGEST_WIDTHS.items()} == delta_sizes.LARGEST_WIDTHS
+    assert {TORCH_DTYPES[dtype]: tile for dtype, tile in delta_scratch.LARGEST_TILE.items()} == delta_sizes.LARGEST_TILE
+    assert (delta_scratch.SMALLEST_SIDE, delta_scratch.PART_BYTES) == (SMALLEST_DOT, delta_sizes.PART_BYTES)
     limits = recurrent_scratch.LARGEST_KEYS, recurrent_scratch.LARGEST_VALUES, recurrent_scratch.PARTS_BYTES
     assert limits == (recurrence_sizes.LARGEST_KEYS, recurrence_sizes.LARGEST_VALUES, recurrence_sizes.PARTS_BYTES)
 
@@ -251,6 +287,17 @@ SECTIONS: dict[str, Any] = {
     "M3": {
         "mamba": {"kind": "mamba3", "head_dim": 16, "state_dim": 32, "num_groups": 2, "mimo_rank": 4, "num_angles": 8, "save_every": 32}
     },
+    "G": {
+        "linear_attention": {
+            "kind": "gated_delta",
+            "num_key_heads": 4,
+            "num_value_heads": 8,
+            "key_dim": 16,
+            "value_dim": 8,
+            "save_every": 32,
+        }
+    },
+    "G2": {"linear_attention": {"kind": "kda", "num_heads": 4, "head_dim": 16, "save_every": 32}},
     "R": {"recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 16, "value_dim": 8, "save_every": 8}},
 }
 

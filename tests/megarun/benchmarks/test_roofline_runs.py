@@ -91,7 +91,8 @@ def test_an_operation_beyond_its_ideal_bytes_has_a_reason(moved: dict[str, tuple
 
 
 def test_every_operation_of_a_block_is_counted(moved: dict[str, tuple[float, str]]) -> None:
-    blocks = ("attention", "indexed_attention", "mamba3", "ssd", "m2rnn", "routed_experts", "routed_experts_gated", "linear_cross_entropy")
+    blocks = ("attention", "indexed_attention", "mamba3", "ssd", "m2rnn", "gated_delta", "head_gated_norm", "routed_experts")
+    blocks += ("routed_experts_gated", "linear_cross_entropy")
     wanted = {f"megakernels.{name}{side}" for name in blocks for side in ("", "_backward")}
     assert wanted <= moved.keys()
 

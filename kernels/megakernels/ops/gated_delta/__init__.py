@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype, operation, require, require_starts, types_of
-from megakernels.ops.gated_delta import reference
+from megakernels._common import accumulator_dtype, dropped_bytes, operation, require, require_starts, types_of
+from megakernels.ops.gated_delta.choice import backward, chooses_kernel, forward
 from megakernels.ops.gated_delta.inputs import GRADIENTS, DeltaRule
+from megakernels.ops.gated_delta.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["gated_delta"]
 
@@ -36,7 +37,7 @@ def gated_delta(
         beta: [B, T, H].
         A_log: [H].
         dt_bias: [H], or [H, K] as decay.
-        chunk_size: positions computed at once; T need not be a multiple. It changes only rounding.
+        chunk_size: positions computed at once, in the kernels at most 64 (fp32: 16); T need not be a multiple. It changes only rounding.
         save_every: positions between two saved states. A new chunk starts at each.
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
             None for one document per row. Each starts with S = 0. No gradient.
@@ -47,6 +48,15 @@ def gated_delta(
 
     Saves:
         states: fp32 [B, ceil(T / save_every), H, K, V], the state before each segment.
+
+    Scratch:
+        Forward: the last state, fp32; per position and head three rows as wide as a key and three as wide as a tile, one of them fp32; with
+        a decay for each row of the state also its running sums, fp32. Backward: in addition two states per tile, two rows as wide as a
+        value, and with a decay a row one more fp32 row as wide as a key. Of as many segments as fit 512 MiB, at least one.
+
+    Triton:
+        Three kernels forward, with a decay for each row of the state four; backward nine, or eleven: those of the forward again, then the
+        gradients. Keys wider than 128 or values wider than 256 (fp32: 64 and 64), and q, k and v of different dtypes, use plain torch.
 
     Raises:
         ValueError: shapes do not fit, chunk_size < 1 or save_every < 1.
@@ -67,15 +77,6 @@ def gated_delta(
     return y
 
 
-def _forward(given: DeltaRule) -> tuple[Tensor, Tensor]:
-    y, states, _ = reference.forward(None, given)
-    return y, states
-
-
-def _backward(grad_y: Tensor, given: DeltaRule, states: Tensor, _needs: list[bool]) -> tuple[Tensor, ...]:
-    return reference.backward(None, grad_y, given, states)[0]
-
-
 def _fake(given: DeltaRule) -> tuple[Tensor, Tensor]:
     q, v = given.q, given.v
     num_states = -(-q.shape[1] // given.save_every)
@@ -83,14 +84,32 @@ def _fake(given: DeltaRule) -> tuple[Tensor, Tensor]:
     return q.new_empty(v.shape), states
 
 
-_gated_delta, _ = operation(
+def _forward_scratch(given: DeltaRule) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = forward_bytes(None, given)
+    return inside.last + inside.scratch
+
+
+def _backward_scratch(grad_y: Tensor, given: DeltaRule, states: Tensor, needs: list[bool]) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = backward_bytes(None, grad_y, given, states)
+    return dropped_bytes((getattr(given, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
+
+
+_gated_delta, _gated_delta_backward = operation(
     "gated_delta",
     types_of(DeltaRule),
     DeltaRule,
     outputs=("y", "states"),
     saved=("states",),
     gradients=GRADIENTS,
-    forward=_forward,
-    backward=_backward,
+    forward=lambda given: forward(None, given)[:2],
+    backward=lambda grad_y, given, states, _needs: backward(None, grad_y, given, states)[0],
     fake=_fake,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+    forward_cost=lambda given: forward_cost(None, given),
+    backward_cost=lambda grad_y, given, states, _needs: backward_cost(None, grad_y, given, states),
 )

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from megakernels._common import piece, types_of
-from megakernels.ops.gated_delta import reference
+from megakernels.ops.gated_delta.choice import backward, chooses_kernel, forward
 from megakernels.ops.gated_delta.inputs import GRADIENTS, SHARED, DeltaRule
+from megakernels.ops.gated_delta.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["DeltaSettings", "gated_delta_piece", "gated_delta_piece_backward"]
 
@@ -45,6 +46,12 @@ def gated_delta_piece(
 
     Returns:
         The state after the piece, shaped like `state`.
+
+    Scratch:
+        As `gated_delta`, and results before they are copied to the caller's tensors; copies of saved states and starts that are views.
+
+    Triton:
+        The kernels of `gated_delta`.
     """
     last: Tensor = _piece(state, *inputs, starts, *settings, y, states)
     return last
@@ -74,6 +81,20 @@ def gated_delta_piece_backward(
     return grad_state
 
 
+def _forward_scratch(state: Tensor, given: DeltaRule) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = forward_bytes(state, given)
+    return inside.results + inside.scratch  # copied to the caller's tensors
+
+
+def _backward_scratch(grad_last: Tensor, grad_y: Tensor, given: DeltaRule, states: Tensor) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = backward_bytes(grad_last, grad_y, given, states)
+    return inside.results + inside.scratch
+
+
 _piece, _piece_backward = piece(
     "gated_delta",
     types_of(DeltaRule),
@@ -81,6 +102,10 @@ _piece, _piece_backward = piece(
     made=("y", "states"),
     gradients=GRADIENTS,
     summed=SHARED,
-    forward=reference.forward,
-    backward=reference.backward,
+    forward=forward,
+    backward=backward,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+    forward_cost=forward_cost,
+    backward_cost=backward_cost,
 )

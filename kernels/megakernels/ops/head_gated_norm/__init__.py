@@ -1,11 +1,12 @@
 """RMSNorm of each head times its activated gate. Saved: x, gate, weight and one statistic per head."""
 
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, fake_like, join, only_needed, require
+from megakernels._common import accumulator_dtype, fake_like, join, only_needed, require, runs_triton
 from megakernels.ops.head_gated_norm import reference
 
 __all__ = ["head_gated_norm"]
@@ -27,6 +28,9 @@ def head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, sigm
     Saves:
         rstd: fp32 [...].
 
+    Triton:
+        One kernel forward, one backward. Heads wider than 1024 use plain torch.
+
     Raises:
         ValueError: shapes differ, or weight is not [V].
 
@@ -38,9 +42,18 @@ def head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, sigm
     return y
 
 
+def _chosen(x: Tensor) -> ModuleType:
+    if runs_triton(x):
+        from megakernels.ops.head_gated_norm import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        if kernel.accepts(x):
+            return kernel
+    return reference
+
+
 @custom_op("megakernels::head_gated_norm", mutates_args=())
 def _head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool) -> tuple[Tensor, Tensor]:
-    y, rstd = reference.forward(x, gate, weight, eps, sigmoid)
+    y, rstd = _chosen(x).forward(x, gate, weight, eps, sigmoid)
     return y.contiguous(), rstd
 
 
@@ -48,7 +61,7 @@ def _head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoi
 def _head_gated_norm_backward(
     grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, sigmoid: bool, needs: list[bool]
 ) -> list[Tensor]:
-    return only_needed(reference.backward(grad_y, x, gate, weight, rstd, sigmoid, needs))
+    return only_needed(_chosen(x).backward(grad_y, x, gate, weight, rstd, sigmoid, needs))
 
 
 @_head_gated_norm.register_fake

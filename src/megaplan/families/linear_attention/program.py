@@ -21,10 +21,12 @@ from megaplan.blocks.relay import (
     piecewise,
     sums_apart,
 )
+from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
+from megaplan.families.linear_attention.scratch import delta_inside
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
 
 _MIXED = {"qk_proj", "v_proj", "beta_proj", exchange("conv_qk"), "conv_qk", "split qk", exchange("conv_v"), "conv_v"}
@@ -45,8 +47,11 @@ def linear_attention_program(
     dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention, _variant: None, _operations: None, parameters: DType
 ) -> tuple[BlockProgram, Shapes]:
     """One G block."""
-    program = _program(isinstance(linear, KimiDeltaAttention), dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters))
-    return program, residual(_storages(dims, linear))
+    heads, key_heads = linear.num_value_heads // dims.tp, linear.num_key_heads // dims.tp
+    inside = delta_inside(dims, linear, heads, key_heads, parameters) if dims.kernels else None
+    latent, apart = isinstance(linear, KimiDeltaAttention), sums_apart(dims, parameters)
+    program = _program(latent, dims.tp > 1, dims.cp > 1, inside is not None, apart)
+    return program, residual(_storages(dims, linear) | inside_storages(dims, inside))
 
 
 def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
@@ -82,11 +87,12 @@ def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
 
 
 @cache
-def _program(latent: bool, sharded: bool, handed: bool, apart: bool) -> BlockProgram:
+def _program(latent: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
     own = (("latent_proj", "latents"),) if latent else (("decay_proj", "decay"), ("gate_proj", "gate"))
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("beta_proj", "beta"), *own)
     inputs = ("q", "k", "v", "decay", "beta")
     state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
         *project("normed", "gathered", *(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
@@ -97,10 +103,10 @@ def _program(latent: bool, sharded: bool, handed: bool, apart: bool) -> BlockPro
         Op(
             "delta_rule",
             inputs,
-            ("y", "states", *state),
+            ("y", "states", *state, *forward),
             keeps=(*inputs, "states"),
             params=("A_log", "dt_bias"),
-            fetches=state,
+            fetches=(*state, *backward),
             sums=sums,
         ),
         Op("gated_norm", ("y", "gate"), ("gated", "gated_rstd"), keeps=("y", "gate", "gated_rstd"), params=("gated_norm.weight",)),
