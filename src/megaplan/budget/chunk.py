@@ -6,15 +6,15 @@ and the gradients, communication buffers and other activations that are alive th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT
-from megaplan.budget.all_gathers import NO_ALL_GATHERS, AllGathers, all_gathers, backward_gathers
-from megaplan.budget.bank import casting_experts, fetching_experts, freeing_experts, moments_around_bank
+from megaplan.budget.all_gathers import AllGathers, all_gathers, backward_gathers
+from megaplan.budget.bank import moments_around_bank
 from megaplan.budget.casts import after_bank_peak, largest_cast
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, Unit
@@ -25,9 +25,6 @@ from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.schedules.actions import Kind
 from megaplan.schedules.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
-
-NO_START = (-1, 0, 0)
-"""Where no forward begins with copies out of an all-gather."""
 
 
 class Policy(NamedTuple):
@@ -150,82 +147,6 @@ class Chunk:
             return gradients, 0
         kept = not self.policy.reshard or state is BACKWARDED
         return gradients, self.gathered_bytes if kept else self.root.gathered_bytes
-
-    def forward_peak(self, state: ChunkState, absent: int = 0, *, weight_grads: bool = True) -> Peak:
-        """The largest moment of a forward.
-
-        Args:
-            state: Of the chunk before it.
-            weight_grads: Whether the gradients of linear layers exist.
-            absent: What is not there yet before the first product: for a rank's first forward.
-        """
-        policy = self.policy
-        fresh = state is UNTOUCHED or not policy.pipelined
-        gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
-        flats, starts = (self.first_gathers if fresh else self.later_gathers) if fresh or gathers else NO_ALL_GATHERS
-        best, index, moment, gathered = self._largest_forward(flats, fresh=fresh, gathers=gathers)
-        gradients = self.held(state, weight_grads=weight_grads)[0]
-        copies = gathers if policy.reshard else fresh
-        start, first, communication = self._largest_start(starts, absent) if copies else NO_START
-        filling = self.root.casting_bytes if fresh else 0
-        if filling > max(start + absent, best):  # before any unit runs
-            gathered = filling + self.root.gathered_bytes
-            total = gradients + gathered - absent
-            return Peak(total, "gathering of the slot's own parameters", self.first_layer, 0, None, (), gradients, gathered, 0, absent)
-        if start > best:
-            before = self.before[first] + self.units[first].input_bytes
-            gathered = communication + self.root.gathered_bytes
-            total, less = before + gradients + gathered, absent if first == self.first_layer else 0
-            return Peak(total - less, f"gathering of {self.names[first]}", first, before, None, (), gradients, gathered, 0, less)
-        passing = self.units[index].passing_bytes
-        return self.unit_peak(index, f"forward of {self.names[index]}", moment, (), (gradients, gathered), passing)
-
-    def _largest_forward(self, flats: Sequence[int], *, fresh: bool, gathers: bool) -> tuple[int, int, Moment, int]:
-        """Of the units' forwards the largest: its size without gradients, the unit, its moment, and what is gathered then.
-
-        Args:
-            flats: For each unit the all-gather's outputs, of its own and of the next one.
-            fresh: Whether nothing is gathered before.
-            gathers: Whether each unit is gathered for its forward and freed after it.
-        """
-        policy, total, so_far = self.policy, self.layers_gathered_bytes, 0
-        best, found = -1, (0, self.units[0].block.forward, 0)
-        for index, unit in enumerate(self.units):
-            own = unit.gathered_bytes
-            if policy.reshard:
-                gathered = own + flats[index] if gathers else total - so_far
-            else:
-                gathered = so_far + own + flats[index] if fresh else total
-            so_far += own
-            moments: Iterable[tuple[Moment, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
-            if unit.has_bank and policy.reshard:
-                moments = fetching_experts(unit, flats[index], ahead=policy.gathers_ahead) if gathers else freeing_experts(unit, gathered)
-            elif unit.has_bank and fresh:
-                moments = casting_experts(unit, gathered)
-            for moment, moment_bytes, communication in moments:
-                size = self.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
-                if size >= best:
-                    best, found = size, (index, moment, communication)
-        return best, *found
-
-    def _largest_start(self, starts: Sequence[int], absent: int) -> tuple[int, int, int]:
-        """Of the copies out of all-gathers before forwards the largest: its size without gradients, the unit, what is gathered then.
-
-        Args:
-            starts: For each unit what the copy has alive; 0 where nothing is copied.
-            absent: What is not there yet before the first product.
-        """
-        so_far, best, found = 0, -1, (0, 0)
-        for index, unit in enumerate(self.units):
-            own = unit.gathered_bytes
-            if starts[index]:
-                communication = starts[index] + own + (0 if self.policy.reshard else so_far)
-                communication -= unit.storage.experts.gathered_bytes if unit.has_bank and unit.storage is not None else 0
-                size = self.before[index] + unit.input_bytes + communication - (absent if index == self.first_layer else 0)
-                if size > best:
-                    best, found = size, (index, communication)
-            so_far += own
-        return best, *found
 
     def backward_peak(self, state: ChunkState) -> Peak:
         """The largest moment of a backward under a pipeline, where gradients accumulate whole."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from megaplan.budget.chunk import Chunk
+from megaplan.budget.forward import forward_peak
 from megaplan.budget.reduction import reduce_peak, reducing_backward_peak
 from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.budget.unit import Peak
@@ -180,7 +181,7 @@ def _ceiling(chunk: Chunk, moments: Sequence[Moment], held: HeldBySchedule) -> i
 
 def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:
     if kind is FORWARD:
-        return chunk.forward_peak(state, absent, weight_grads=weight_grads)
+        return forward_peak(chunk, state, absent, weight_grads=weight_grads)
     if kind is BACKWARD:
         return chunk.backward_peak(state) if chunk.policy.pipelined else reducing_backward_peak(chunk, later=state > FORWARDED)
     if kind is REDUCE:

@@ -8,6 +8,7 @@ import pytest
 
 from megaplan.budget import step
 from megaplan.budget.chunk import Chunk
+from megaplan.budget.forward import forward_peak
 from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.values import Budget
 from megaplan.hosts.megarun.storage import GroupBytes
@@ -102,7 +103,7 @@ def test_every_microbatch_adds_its_rounding(
 
     def checking(chunks: Sequence[Chunk], moments: Sequence[Moment], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
         moment = next(moment for moment in moments if moment.kind is FORWARD)
-        peak = chunks[moment.chunk].forward_peak(UNTOUCHED)
+        peak = forward_peak(chunks[moment.chunk], UNTOUCHED)
 
         def slack(in_flight: tuple[int, ...], waiting: tuple[int, ...]) -> int:
             return step._step_peak(chunks, held, (0, moment._replace(in_flight=in_flight, waiting=waiting), peak)).slack_bytes
@@ -134,7 +135,7 @@ def test_a_bank_is_copied_out_beside_all_that_its_layer_gathers(overrides: dict[
     spec = hybrid({"model.moe.ffn_hidden_size": 512, "model.features": {}, **few, **overrides})
     inventory, found = build_inventory(spec), 0
     for chunk in slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)])):
-        peak = chunk.forward_peak(UNTOUCHED)
+        peak = forward_peak(chunk, UNTOUCHED)
         for index, unit in enumerate(chunk.units):
             if unit.has_bank and unit.storage is not None:
                 dense, bank = unit.storage.dense, unit.storage.experts

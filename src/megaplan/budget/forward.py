@@ -1,0 +1,100 @@
+"""The peak of a forward: one of its operations, or the copies out of the all-gather before it.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather_copy_out`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from megaplan.budget.all_gathers import NO_ALL_GATHERS
+from megaplan.budget.bank import casting_experts, fetching_experts, freeing_experts
+from megaplan.budget.chunk import Chunk
+from megaplan.budget.unit import Peak
+from megaplan.hosts.megarun.program import Moment
+from megaplan.schedules.moments import BACKWARDED, UNTOUCHED, ChunkState
+
+NO_START = (-1, 0, 0)
+"""Where no forward begins with copies out of an all-gather."""
+
+
+def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_grads: bool = True) -> Peak:
+    """The largest moment of a forward.
+
+    Args:
+        chunk: Of a rank.
+        state: Of the chunk before it.
+        weight_grads: Whether the gradients of linear layers exist.
+        absent: What is not there yet before the first product: for a rank's first forward.
+    """
+    policy = chunk.policy
+    fresh = state is UNTOUCHED or not policy.pipelined
+    gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
+    flats, starts = (chunk.first_gathers if fresh else chunk.later_gathers) if fresh or gathers else NO_ALL_GATHERS
+    best, index, moment, gathered = _largest_forward(chunk, flats, fresh=fresh, gathers=gathers)
+    gradients = chunk.held(state, weight_grads=weight_grads)[0]
+    copies = gathers if policy.reshard else fresh
+    start, first, communication = _largest_start(chunk, starts, absent) if copies else NO_START
+    filling = chunk.root.casting_bytes if fresh else 0
+    if filling > max(start + absent, best):  # before any unit runs
+        gathered = filling + chunk.root.gathered_bytes
+        total = gradients + gathered - absent
+        return Peak(total, "gathering of the slot's own parameters", chunk.first_layer, 0, None, (), gradients, gathered, 0, absent)
+    if start > best:
+        before = chunk.before[first] + chunk.units[first].input_bytes
+        gathered = communication + chunk.root.gathered_bytes
+        total, less = before + gradients + gathered, absent if first == chunk.first_layer else 0
+        return Peak(total - less, f"gathering of {chunk.names[first]}", first, before, None, (), gradients, gathered, 0, less)
+    passing = chunk.units[index].passing_bytes
+    return chunk.unit_peak(index, f"forward of {chunk.names[index]}", moment, (), (gradients, gathered), passing)
+
+
+def _largest_forward(chunk: Chunk, flats: Sequence[int], *, fresh: bool, gathers: bool) -> tuple[int, int, Moment, int]:
+    """Of the units' forwards the largest: its size without gradients, the unit, its moment, and what is gathered then.
+
+    Args:
+        chunk: Of a rank.
+        flats: For each unit the all-gather's outputs, of its own and of the next one.
+        fresh: Whether nothing is gathered before.
+        gathers: Whether each unit is gathered for its forward and freed after it.
+    """
+    policy, total, so_far = chunk.policy, chunk.layers_gathered_bytes, 0
+    best, found = -1, (0, chunk.units[0].block.forward, 0)
+    for index, unit in enumerate(chunk.units):
+        own = unit.gathered_bytes
+        if policy.reshard:
+            gathered = own + flats[index] if gathers else total - so_far
+        else:
+            gathered = so_far + own + flats[index] if fresh else total
+        so_far += own
+        moments: Iterable[tuple[Moment, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
+        if unit.has_bank and policy.reshard:
+            moments = fetching_experts(unit, flats[index], ahead=policy.gathers_ahead) if gathers else freeing_experts(unit, gathered)
+        elif unit.has_bank and fresh:
+            moments = casting_experts(unit, gathered)
+        for moment, moment_bytes, communication in moments:
+            size = chunk.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
+            if size >= best:
+                best, found = size, (index, moment, communication)
+    return best, *found
+
+
+def _largest_start(chunk: Chunk, starts: Sequence[int], absent: int) -> tuple[int, int, int]:
+    """Of the copies out of all-gathers before forwards the largest: its size without gradients, the unit, what is gathered then.
+
+    Args:
+        chunk: Of a rank.
+        starts: For each unit what the copy has alive; 0 where nothing is copied.
+        absent: What is not there yet before the first product.
+    """
+    so_far, best, found = 0, -1, (0, 0)
+    for index, unit in enumerate(chunk.units):
+        own = unit.gathered_bytes
+        if starts[index]:
+            communication = starts[index] + own + (0 if chunk.policy.reshard else so_far)
+            communication -= unit.storage.experts.gathered_bytes if unit.has_bank and unit.storage is not None else 0
+            size = chunk.before[index] + unit.input_bytes + communication - (absent if index == chunk.first_layer else 0)
+            if size > best:
+                best, found = size, (index, communication)
+        so_far += own
+    return best, *found
