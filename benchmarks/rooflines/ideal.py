@@ -12,7 +12,7 @@ from rooflines.step import Row
 
 FOLDER = Path(__file__).parent
 LIST = FOLDER / "beyond_ideal.yaml"
-SPECS = (FOLDER / "gate-hybrid.yaml", FOLDER / "gate-experts.yaml")
+SPECS = (FOLDER / "gate-hybrid.yaml", FOLDER / "gate-experts.yaml", FOLDER / "gate-convolved.yaml")
 LIMIT = 1.3
 """Largest ratio of moved to ideal bytes of an operation that is not listed."""
 OWN = "megakernels."
