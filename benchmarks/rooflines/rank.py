@@ -100,7 +100,7 @@ def family(event: Event, families: Sequence[str]) -> str:
     first = path.partition(".")[0]
     if first in ("head", "final_norm", LOSS):
         return "head"
-    if first in ("embedding", "ngram", "structure"):
+    if first in ("embedding", "ngram", "structure", "platform"):
         return "embedding"
     return first if first == "mtp" else "stage"
 

@@ -65,20 +65,17 @@ OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
     ({"model_type": "qwen3_next"}, {
         "model.attention.gate", "model.attention.rotary_dim", "model.moe.shared_gate",
     }),
-    ({"model_type": "jamba"}, {"model.mamba.inner_norm", "model.mamba.kind"}),
-    ({"model_type": "lfm2", "full_attn_idxs": [0]}, {"model.short_convolution"}),
+    ({"model_type": "jamba"}, {"model.mamba.inner_norm"}),
+    ({"model_type": "lfm2", "full_attn_idxs": [0]}, set()),
     ({"model_type": "llama"}, set()),
 ]  # fmt: skip
-
-
-FAMILIES_NOT_BUILT = {"model.short_convolution", "model.mamba.kind"}
 
 
 @pytest.mark.parametrize(("fields", "options"), OPTIONS)
 def test_options_and_the_note_that_names_them(fields: dict[str, Any], options: set[str]) -> None:
     """The import's note names each that megarun does not build; kinds and families are no options."""
     loaded = imported(fields).loaded
-    assert {option.key for option in given_options(loaded.spec.model)} == options - FAMILIES_NOT_BUILT
+    assert {option.key for option in given_options(loaded.spec.model)} == options
     notes = [item.detail for item in loaded.diagnostics if item.code == "MP790"]
     assert {line.partition(" = ")[0] for detail in notes for line in detail.splitlines()} == options - BUILT_OPTIONS
 
