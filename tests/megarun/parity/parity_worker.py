@@ -24,6 +24,7 @@ from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Init, Inventory
 from megaplan.layout.build import build_layout
 from megaplan.plan.digests import model_digest
+from megaplan.plan.inputs import inputs_record
 from megaplan.spec.models import Mesh, Spec
 from megarun.checkpoint.keeper import Keeper
 from megarun.checkpoint.save import Saver
@@ -122,7 +123,7 @@ def resume_case(case: dict[str, Any]) -> dict[str, Any]:
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     trainer = Trainer(job, mesh)
-    text = json.dumps({"inputs": {"model": job.spec.model.model_dump(mode="json")}})
+    text = json.dumps({"inputs": inputs_record(job.spec)})
     plan = SavedPlan(text, model_digest(job.spec, "".join(block.family for block in job.inventory.layers)), "sha256:")
     rows = CountingRows(job.spec.model.vocab_size)
     batches = Batches(rows, job.spec, mesh)

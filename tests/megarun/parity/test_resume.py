@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from feature_cells import MTP_TOO, SIDES
-from parity_cells import C2, E2, FEW_WORDS, GENTLE, RESHARD, SELECTIVE, T2, TIED, TWO_EXPERTS, V2, V4, Cell
+from parity_cells import C2, E2, FEW_WORDS, GENTLE, RESHARD, SELECTIVE, T2, TIED, TWO_EXPERTS, V2, V4, Cell, pattern
 from parity_world import CellFailedError, Worlds
 
 from megarun.checkpoint.full_tensors import full_tensors, tensor_names
@@ -22,6 +22,7 @@ MODEL = GENTLE | TIED | HEADS | {"model.features.mtp": {"depth": 1, "ffn_hidden_
 SIDED = MODEL | SIDES | MTP_TOO | FEW_WORDS  # side embeddings, two further tokens, packed rows
 FEW = MODEL | TWO_EXPERTS
 BIASED = MODEL | {"model.moe.score": "sigmoid", "model.moe.expert_bias": True, "model.moe.expert_bias_rate": 0.01}
+ADAPTED = GENTLE | TIED | pattern("AED", 6) | {"lora": {"rank": 3, "alpha": 6.0, "families": ["A", "D", "shared.up_proj"]}}
 AGAIN = {"recompute": {"default": "full", "blocks": {"M": "none", "E": "selective"}}}
 PLANS = {
     "one": Cell("one", {}, spec=MODEL),
@@ -50,6 +51,9 @@ PLANS = {
     "few-dp3-ep2-tp2": Cell("few-dp3-ep2-tp2", T2 | {"dp_shard": 3, "ep": 2}, spec=FEW, num_microbatches=12),
     "biased-one": Cell("biased-one", {}, spec=BIASED),
     "biased-ep2-pp2": Cell("biased-ep2-pp2", {"pp": 2, "dp_shard": 2, "ep": 2}, spec=BIASED),
+    "lora-one": Cell("lora-one", {}, spec=ADAPTED),
+    "lora-tp2": Cell("lora-tp2", T2, spec=ADAPTED),
+    "lora-pp2-ep2-dp2": Cell("lora-pp2-ep2-dp2", E2 | {"pp": 2}, spec=ADAPTED),
     "sided-one": Cell("sided-one", {}, spec=SIDED),
     "sided-zbv-pp2-dp2": Cell("sided-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", SIDED),
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
@@ -69,6 +73,7 @@ PAIRS = [
     ("zbv-pp2-dp2", "cp2"), ("cp2", "cp2"), ("cp2", "tp2-dp2-pp2"), ("cp2", "cp2-ep2-pp2"), ("cp2-ep2-pp2", "looped-bfs-pp2"),
     ("looped-bfs-pp2", "hsdp"), ("tp2", "ep2-kernels"), ("ep2-kernels", "ep4"), ("sided-one", "sided-zbv-pp2-dp2"),
     ("sided-zbv-pp2-dp2", "sided-cp2-pp2"), ("sided-cp2-pp2", "sided-tp2-ep2-dp2"), ("sided-tp2-ep2-dp2", "sided-one"),
+    ("lora-one", "lora-one"), ("lora-one", "lora-tp2"), ("lora-tp2", "lora-pp2-ep2-dp2"), ("lora-pp2-ep2-dp2", "lora-tp2"),
     ("few-dp2", "few-dp3"),
     ("few-dp3", "few-dp3"), ("few-dp3", "few-pp2-dp4"), ("few-pp2-dp4", "few-dp3-ep2-tp2"), ("few-dp3-ep2-tp2", "few-dp2"),
 ]  # fmt: skip
