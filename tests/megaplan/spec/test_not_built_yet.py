@@ -12,7 +12,8 @@ BUILT = [
     "model.attention.window_size=64", "model.attention.nope_layers=[5]", "sharding.reshard_after_forward=true", "host.kernels=triton",
     f"model.attention={MLA}", "model.mamba={kind: mamba3, head_dim: 16}", "recompute.default=selective", "recompute.blocks={A: full}",
     "model.features.mtp={depth: 1, ffn_hidden_size: 64}", "model.features.ngram={num_tables: 2, num_rows: 64, dim: 4}",
-    "precision.recipe={name: fp8_rowwise, families: [A, M, D]}", "precision.recipe={name: fp8_current, families: [A], first_last_bf16: [0, 1]}",
+    "precision.recipe={name: fp8_rowwise, families: [A, M, D]}",
+    "precision.recipe={name: fp8_current, families: [A], first_last_bf16: [0, 1]}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
 ]  # fmt: skip
 NOT_BUILT = {
