@@ -20,6 +20,27 @@ TE = "Transformer Engine, `performance_considerations.rst` at d0067d0d"
 TORCHAO = "torchao 0.18, `torchao/float8/README.md`"
 CPPMEGA = "DatasunriseOU/cppmega at d57d1c1, `docs/fp8_optimization_session_2026_04_13.md`"
 RECOMPUTED = ("moe_act", "mlp", "mla_up_proj")
+TRAINED_SECTION = """## What megarun trains
+
+`fp8_current` (a scale for each matrix) and `fp8_rowwise` (for each row and column of a product), for the linears of the layers that
+`families` and `first_last_bf16` cover; head, prediction, embeddings, routers, the sparse indexer and the attention core keep 16 bits.
+Inputs and weights are e4m3. Outputs' gradients are e5m2 under fp8_current and e4m3 under fp8_rowwise, as in torchao, unless `format` says
+otherwise; all three products of a linear multiply in 8 bits. Scales are powers of two ([decision
+14](../decisions/0014-powers-of-two-as-scales.md)).
+
+On a GPU torch's scaled matmul multiplies, on a CPU a product in fp32 of the same 8-bit values, so that parity, ledger and trace run
+everywhere. Linears of one input share its copy, which is kept for the weight gradients with its scales, in place of the input. Where
+another operation keeps the input in 16 bits anyway (attention its output, the router its tokens), or two calls read it (the down
+projections of latent attention), that is kept once, and quantised again in backward. A weight is gathered in 16 bits, and its copy lives
+while one product runs. Under TP tokens are gathered in 16 bits in forward, and as 8-bit copies in backward. Widths that 16 does not
+divide are padded inside the products.
+
+The estimate counts all of it, and a trace the same to the byte: kept copies and scales in `activations`, gathered copies in
+`communication`, copies inside a product, and the slice of at most 4 Mi elements that is being scaled, in `workspace`.
+
+Refused by megarun, planned with a note (MP790): the other recipes, `param_gather`, families with banks of experts (give `families` a list
+without E), schedules that split the backward, and `--compile` (MP625).
+"""
 
 
 @dataclass(frozen=True)
@@ -129,6 +150,8 @@ def page() -> str:
         _bytes_line(name, generation) for name in GENERATIONS for generation in ("hopper", "blackwell") if generation in GENERATIONS[name]
     ]
     lines += [
+        "",
+        *TRAINED_SECTION.splitlines(),
         "",
         "## Published pairs",
         "",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from pydantic import ValidationError
 
 from megaplan.devices import load_device
 from megaplan.dtypes import DType
-from megaplan.low_precision import GENERATIONS, Recipe
+from megaplan.low_precision import GENERATIONS, TRAINED, Recipe
+from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host_rules import BLOCKS
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
 from megaplan.spec.megatron_limits import MEGATRON_RECIPES
@@ -17,6 +19,8 @@ from random_plans.choices import Draw
 
 SHARE = 0.9
 ROUNDED = 0.5
+TRAINED_SHARE = 0.3
+BANKS = "E"
 WIDTHS = (
     "hidden_size",
     "ffn_hidden_size",
@@ -55,6 +59,36 @@ def add_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     sections.setdefault("precision", {})["recipe"] = _recipe(draw, name, spec)
     if generation == "blackwell":
         sections.setdefault("device", {}).setdefault("name", "b200")
+
+
+def add_trained_recipe(draw: Draw, sections: dict[str, Any]) -> None:
+    """Give `precision` a recipe that megarun trains now and then, with what it trains beside it."""
+    model, mesh = sections["model"], sections.get("mesh", {})
+    letters = sorted({*model["pattern"].replace("|", "").upper()} - {BANKS})
+    splits = sections.get("schedule", {}).get("kind") in SPLIT_BACKWARD
+    if not draw.chance(TRAINED_SHARE) or not letters or splits:
+        return
+    changed = deepcopy(sections)
+    if "mamba" not in model:
+        _round(changed["model"], 16 * mesh.get("tp", 1))
+    try:
+        spec = Spec.model_validate(changed)
+    except ValidationError:
+        return
+    generation = load_device(sections.get("device", {}).get("name") or "h200").generation
+    names = [name for name in sorted(TRAINED) if generation in GENERATIONS[name]]
+    if not names or any(width % 16 for _, _, width in widths(spec)):
+        return
+    recipe: dict[str, Any] = {"name": draw.choice(names)}
+    if BANKS in model["pattern"].upper():
+        recipe["families"] = letters
+    else:
+        draw.maybe(recipe, 0.5, families=lambda: draw.sample(letters, draw.randint(1, len(letters))))
+    if spec.model.num_layers > 1:
+        draw.maybe(recipe, 0.3, first_last_bf16=[1, 0])
+    draw.maybe(recipe, 0.3, format=lambda: draw.choice(["hybrid", "e4m3"]))
+    sections["model"] = changed["model"]
+    sections.setdefault("precision", {})["recipe"] = recipe
 
 
 def _round(section: dict[str, Any], multiple: int) -> None:

@@ -78,7 +78,7 @@ def test_a_copy_has_the_nearest_eight_bit_values(format: str) -> None:
             assert (fraction == 0.5).all()  # powers of two
 
 
-def test_slices_that_are_scaled_apart_give_the_same_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_give_the_same_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     x = made(37, 48, seed=0)
 
     def copies() -> list[Tensor]:
@@ -213,7 +213,7 @@ class Peak(TorchDispatchMode):
 @SCALED
 @pytest.mark.parametrize("given", [False, True])
 def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside their results: of the code that CUDA runs, on tensors without data."""
+    """In addition to their results: of the code that CUDA runs, on tensors without data."""
     kept = "columns" if scaling == "rows" else "tensor"
     monkeypatch.setattr(reference, "has_tensor_cores", lambda _: True)
     with FakeTensorMode():

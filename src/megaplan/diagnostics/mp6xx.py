@@ -177,9 +177,9 @@ RUNTIME: dict[str, CodeInfo] = {
     ),
     "MP625": CodeInfo(
         "this plan does not compile",
-        "--compile was given for a plan with tensor or context parallelism, whose blocks communicate, or with a schedule "
-        "that splits the backward.",
-        "Communication would break the graphs of compiled blocks, and compiled code frees tensors that a later weight gradient needs.",
+        "--compile was given for a plan with tensor or context parallelism, whose blocks communicate, with linears in eight bits, or "
+        "with a schedule that splits the backward.",
+        "These would break the graphs of compiled blocks, and compiled code frees tensors that a later weight gradient needs.",
         "Omit --compile, or plan without these axes and with a schedule that does not split the backward.",
         "schedule: {kind: zbv}      # wrong with --compile\nschedule: {kind: 1f1b}     # right",
     ),

@@ -52,7 +52,7 @@ FULL = {"recompute": {"blocks": {"A": "full", "D": "full"}}}
         ),
         pytest.param("AED", {"mesh": {"dp_shard": 2, "ep": 2}}, BF16, {"families": ("A", "D")}, marks=pytest.mark.slow),
     ],
-    ids=["tp", "tp-selective", "pp-dp", "cp-packed-full", "delta", "latent", "gated-post-norm", "beside-experts"],
+    ids=["tp", "tp-selective", "pp-dp", "cp-packed-full", "delta", "latent", "gated-post-norm", "with-experts"],
 )
 def test_estimate_is_what_the_runtime_allocates(
     job_with: Callable[..., Any], pattern: str, settings: dict[str, Any], precision: dict[str, Any], recipe: dict[str, Any], name: str

@@ -101,14 +101,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[fl
     return train
 
 
+@pytest.fixture(scope="module")
+def wide(trained: Callable[[str], list[float]]) -> list[float]:
+    """The losses without a recipe."""
+    return trained("none")
+
+
 @pytest.mark.slow
-def test_the_final_loss_is_near_that_of_sixteen_bits(trained: Callable[[str], list[float]]) -> None:
-    """After 200 steps of the demo's model, whose experts' banks keep 16 bits: the last loss, and the mean of the last twenty."""
-    wide = trained("none")
-    assert len(wide) == STEPS
-    assert wide[-1] < 0.7 * wide[0]
-    for name in ("fp8_rowwise", "fp8_current"):
-        narrow = trained(name)
-        assert narrow != wide
-        assert narrow[-1] == pytest.approx(wide[-1], rel=MOST)
-        assert sum(narrow[-20:]) == pytest.approx(sum(wide[-20:]), rel=MOST)
+@pytest.mark.parametrize("name", ["fp8_rowwise", "fp8_current"])
+def test_the_final_loss_is_near_that_of_sixteen_bits(name: str, trained: Callable[[str], list[float]], wide: list[float]) -> None:
+    """After 200 steps of the demo's model, whose experts' banks keep 16 bits: the mean of the last twenty, each of a batch of 512 tokens.
+
+    Losses of single steps of so small batches differ by several percent between runs once their paths have parted.
+    """
+    narrow = trained(name)
+    assert len(wide) == len(narrow) == STEPS
+    assert sum(wide[-20:]) < 0.7 * sum(wide[:20])
+    assert narrow != wide
+    assert sum(narrow[-20:]) == pytest.approx(sum(wide[-20:]), rel=MOST)

@@ -80,7 +80,7 @@ def in_low_precision(
 
 @lru_cache(maxsize=64)
 def _with_copies(program: BlockProgram, storages: frozenset[str], experts_only: bool) -> Copies:
-    products = {op.name for op in program.ops if op.name == EXPERTS or (op.late and not experts_only)}
+    products = _products(program, experts_only)
     kept_elsewhere = {name for op in program.ops if op.name not in products for name in op.keeps}
     saved: dict[str, None] = {}
     inputs: dict[str, None] = {}
@@ -112,6 +112,11 @@ def _with_copies(program: BlockProgram, storages: frozenset[str], experts_only: 
         ops.append(op._replace(makes=makes, keeps=keeps, reads=reads, fetches=fetches, grads=op.reads if op.grads is None else op.grads))
     changed = BlockProgram(tuple(ops), program.held, program.reruns, program.caches, program.after)
     return Copies(changed, tuple(saved), tuple(inputs), tuple(weights), tuple(gradients))
+
+
+def _products(program: BlockProgram, experts_only: bool) -> set[str]:
+    """The operations that products with parameters are."""
+    return {op.name for op in program.ops if op.name == EXPERTS or (op.late and not experts_only)}
 
 
 def _matrix(stored: tuple[int, Column, tuple[int, ...], DType, Basis]) -> tuple[int, int]:
