@@ -215,7 +215,7 @@ def replayed(rows: Sequence[Row]) -> Array:
     from megaplan.cost.step.workload import Recomputed  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
     from step_times.rows import recomputed_of  # noqa: PLC0415
-    from step_times.specs import spec_of  # noqa: PLC0415
+    from step_times.specs import spans, spec_of  # noqa: PLC0415
 
     found = []
     for row in rows:
@@ -224,6 +224,5 @@ def replayed(rows: Sequence[Row]) -> Array:
             continue
         adam = said.optimizer.model_copy(update={"matrix": "adamw"})
         spec = said.model_copy(update={"host": type(said.host)(name="megarun", kernels="triton"), "optimizer": adam})
-        spans = spec.split.spans or ((0, spec.model.num_layers),)
-        found.append(ReplayTimer(build_inventory(spec), spec).step_ns(spec, spans) / 1e9 / row["step_s"])
+        found.append(ReplayTimer(build_inventory(spec), spec).step_ns(spec, spans(spec)) / 1e9 / row["step_s"])
     return np.array(found)

@@ -1,4 +1,4 @@
-"""How long 1,000 step times of one model under different meshes take, beside their memory evaluations.
+"""CPU time that 1,000 step times of one model under different meshes take, beside their memory evaluations.
 
 python benchmarks/step_times/speed.py [SPEC.yaml]
 """
@@ -34,17 +34,17 @@ def main() -> None:
         (base.mesh._replace(tp=tp, ep=ep, cp=cp, dp=8, world=8 * tp * cp), BatchShape(micro, base.batch.seq, count))
         for tp, ep, cp, micro, count in islice(sizes, NUM_STEPS)
     ]
-    start = time.perf_counter()
+    start = time.process_time()
     timer = StepTimer(base.model, base.software, base.machine, base.recomputed)
     for mesh, batch in meshes:
         timer.time(mesh, batch, base.stages)
-    steps = (time.perf_counter() - start) / len(meshes)
+    steps = (time.process_time() - start) / len(meshes)
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, spans)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(NUM_BUDGETS):
         build_budget(spec, inventory, layout)
-    budgets = (time.perf_counter() - start) / NUM_BUDGETS
+    budgets = (time.process_time() - start) / NUM_BUDGETS
     print(f"{len(meshes)} step times: {1000 * steps * len(meshes):.0f} ms, {1e6 * steps:.0f} µs each")
     print(f"a memory evaluation: {1e6 * budgets:.0f} µs, {budgets / steps:.1f} times a step time")
 

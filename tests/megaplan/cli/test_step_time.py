@@ -78,10 +78,26 @@ def test_the_step_says_how_it_changes(megaplan):
 
 
 def test_what_is_not_timed_says_why(megaplan):
-    words = ("estimate", "plans/llama-3.1-8b.yaml", *MEGATRON, "--set", MTP, "--set", "model.mlp.activation=relu2")
+    """A depth with an MLP beside experts: the model has no such block."""
+    words = (
+        "estimate",
+        "plans/mixtral-8x7b.yaml",
+        *MEGATRON,
+        "--set",
+        "model.features={mtp: {depth: 1, ffn_hidden_size: 14336, activation: swiglu}}",
+    )
     reason = time_of(megaplan(*words, "--json"))["reason"]
     assert reason.startswith("there is no term for ")
     assert f"step: not timed: {reason}" in " ".join(megaplan(*words).out.split())
+
+
+def test_prediction_depths_take_a_block_and_a_head_each(megaplan):
+    words = ("estimate", "plans/llama-3.1-8b.yaml", "--json", *MEGATRON, "--set", "model.mlp.activation=relu2")
+    without, one, two = (
+        time_of(megaplan(*words, *depths))["step_seconds"]
+        for depths in ((), ("--set", MTP), ("--set", MTP.replace("depth: 1", "depth: 2")))
+    )
+    assert without < one < two
 
 
 def test_a_schedule_that_is_too_long_to_replay_says_so(megaplan):
