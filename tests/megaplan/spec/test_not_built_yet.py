@@ -13,6 +13,7 @@ BUILT = [
     f"model.attention={MLA}", "model.mamba={kind: mamba3, head_dim: 16}", "recompute.default=selective", "recompute.blocks={A: full}",
     "model.features.mtp={depth: 1, ffn_hidden_size: 64}", "model.features.ngram={num_tables: 2, num_rows: 64, dim: 4}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
+    "model.moe.bias=true", "model.moe.swiglu_limit=7.0", "model.mlp.activation=geglu", "model.attention.sinks=true",
     "model.moe.score=sigmoid", "model.moe.score_correction=true", "model.moe.router_bias=true", "model.moe.latent_size=32",
 ]  # fmt: skip
 NOT_BUILT = {
