@@ -111,6 +111,8 @@ def add_routing(draw: Draw, model: dict[str, Any]) -> None:
     if not moe.get("score_correction") and draw.chance(0.7):
         moe["expert_bias"] = True
         draw.maybe(moe, 0.7, expert_bias_rate=0.001)
+    if moe["activation"] == "swiglu":
+        draw.maybe(moe, 0.3, swiglu_limit=7.0)
     experts = moe["num_experts"]
     groups = draw.choice([count for count in range(1, experts // 2 + 1) if experts % count == 0] or [1])
     least = -(-moe["top_k"] * groups // experts)

@@ -8,7 +8,7 @@ registration, `reference.py` the plain torch formulas, `kernel.py` the Triton ke
 from megakernels._common.device import use_kernels
 from megakernels._common.numerics import accumulator_dtype
 from megakernels._common.scratch import scratch_bytes
-from megakernels.ops.activation import gelu, relu2, swiglu
+from megakernels.ops.activation import geglu, gelu, relu2, swiglu
 from megakernels.ops.attention import attention
 from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_backward
 from megakernels.ops.causal_conv1d import causal_conv1d
@@ -96,6 +96,7 @@ __all__ = [
     "gated_scale",
     "gated_scale_gradients",
     "gated_square_sum",
+    "geglu",
     "gelu",
     "head_gated_norm",
     "index_keys",

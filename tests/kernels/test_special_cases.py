@@ -278,7 +278,7 @@ REFUSALS = [
     (lambda: combine(ones(3, 3), torch.zeros(3, dtype=torch.int32), 2), "combine: x must be"),
     (
         lambda: experts(ones(2, 3), ones(2, 1), NO_ROWS, NO_ROWS, None, ones(2, 4, 3), ones(2, 3, 4), "swiglu"),
-        "experts: swiglu takes a gate, relu2 and gelu take none; got activation = swiglu, gate = None",
+        "experts: swiglu and geglu take a gate, relu2 and gelu take none; got activation = swiglu, gate = None",
     ),
     (lambda: causal_conv1d(ones(1, 2, 3), ones(3, 4), initial=ones(1, 2, 3)), "causal_conv1d: initial must be"),
     (lambda: symmetric_product(ones(2, 3, 4), ones(2, 4, 4)), r"symmetric_product: x must be \[n,r,c\]"),

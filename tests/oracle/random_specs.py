@@ -57,6 +57,7 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             key_heads = draw.randint(1, 3)
             flags = {name: draw.random() < 0.5 for name in ("qk_norm", "bias")}
             heads = {"num_heads": key_heads * draw.randint(1, 3), "num_kv_heads": key_heads, "head_dim": 2 * draw.randint(1, 6)}
+            flags["sinks"] = random.Random(f"{heads} {hidden}").random() < 0.4
             return {"attention": {"kind": "gqa", **heads, **flags, "window_size": window, "nope_layers": nope}}
         case "mla" | "indexed":
             ranks = {"q_lora_rank": draw.choice([None, 7]), "kv_lora_rank": draw.randint(3, 12)}
@@ -75,12 +76,15 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             sizes["shared_ffn_hidden_size"] = draw.choice([0, 16])
             losses = {name: draw.choice([0.0, 0.5]) for name in ("balance_loss_coefficient", "z_loss_coefficient")}
             options = _moe_options(random.Random(f"{kind} options {experts}/{hidden}/{draw.random()}"), sizes)
+            if options.get("swiglu_limit"):
+                activation = "swiglu"
             return {"moe": {**sizes, "activation": activation, **losses, **options}}
         case "m2rnn":
             sizes = {"num_heads": draw.randint(1, 4), "key_dim": draw.randint(2, 6), "value_dim": draw.randint(2, 6)}
             return {"recurrent": {"kind": "m2rnn", **sizes, "save_every": draw.randint(3, 16), "conv_kernel": draw.randint(2, 4)}}
         case _:
-            return {"mlp": {"ffn_hidden_size": draw.randint(8, 60), "activation": activation}}
+            width = draw.randint(8, 60)
+            return {"mlp": {"ffn_hidden_size": width, "activation": draw.choice([activation, "geglu"])}}
 
 
 def _moe_options(draw: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -93,6 +97,9 @@ def _moe_options(draw: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
         options["latent_size"] = 8 * draw.randint(1, 3)
     if sizes["num_experts"] % 2 == 0 and sizes["num_experts"] > 2 and sizes["top_k"] <= sizes["num_experts"] // 2:
         options["num_groups"] = 2
+    if draw.random() < 0.5:
+        options["bias"] = True
+        options |= draw.choice([{"activation": "geglu"}, {"swiglu_limit": 7.0}, {}])
     return options if draw.random() < 0.8 else {}
 
 

@@ -102,7 +102,7 @@ def operation(
 
     def fake_gradients(*values: Any) -> list[Tensor]:
         named = dict(zip(of_backward, values, strict=True))
-        return [fake_like(named[each]) for each in gradients]
+        return [fake_like(named[each]) for each in gradients if named[each] is not None]
 
     returns = tuple[(Tensor,) * len(outputs)] if len(outputs) > 1 else Tensor  # type: ignore[misc]
     op = declare(name, run, arguments, returns)

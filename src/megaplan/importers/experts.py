@@ -68,7 +68,7 @@ def gpt_oss(reader: ConfigReader) -> dict[str, Any]:
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True) | {"bias": True, "router_bias": True}
     limit = reader.factor("swiglu_limit")
     if limit is not None:
-        reader.tell("swiglu_limit", limit, "the gate's inputs are clamped and its up projection shifted; shapes are the same")
+        moe["swiglu_limit"] = limit
     reader.skip("swiglu_alpha", "experts_per_token", "initial_context_length")
     return _decoder(reader, {**biases(reader), "sinks": True}, moe, windowed=every(reader, 2))
 

@@ -170,9 +170,9 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _routing(spec: Spec) -> Iterator[Limit]:
-    """How experts are scored and chosen, which launches are written without."""
+    """How experts are scored and chosen and their swiglu is clamped, which launches are written without."""
     for option in given_options(spec.model):
-        if option.key in ROUTING:
+        if option.key in ROUTING | {"model.moe.swiglu_limit"}:
             detail = f"{option.key} = {option.shown}, and Megatron is written with {option.neutral}"
             yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}", tensors=False)
 

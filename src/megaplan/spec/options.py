@@ -14,7 +14,7 @@ ROUTING = frozenset(
     {f"model.moe.{key}" for key in ("score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale")}
 )
 """How experts are scored and chosen."""
-VALUES_ALONE = frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale"}) | ROUTING
+VALUES_ALONE = frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale", "model.moe.swiglu_limit"}) | ROUTING
 """Options that no parameter and no time depends on, nor the memory of a host other than megarun."""
 
 

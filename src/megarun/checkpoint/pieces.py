@@ -88,8 +88,8 @@ class Pieces:
             if torch.Size([each.full for each in box]) == index.offset:
                 found = self.local
                 if found.dim() < len(box):
-                    experts, rows, columns = box
-                    lengths = experts.length, rows.length, columns.length
+                    experts, rows = box[:2]
+                    lengths = tuple(each.length for each in box)
                     return found.narrow(0, experts.local, experts.length * rows.length).view(lengths)
                 for dim, each in enumerate(box):
                     found = found.narrow(dim, each.local, each.length)
@@ -127,13 +127,13 @@ def _bank_boxes(tensor: ParamTensor, first: int, start: int, length: int) -> Ite
 
     They are the tail of one expert, complete experts, and the head of another; each may be absent.
     """
-    _, rows, columns = tensor.shape
+    _, rows, *columns = tensor.shape
     row, stop = start, start + length
     while row < stop:
         expert, inside = divmod(row, rows)
         count = (stop - row) // rows if inside == 0 else 0  # complete experts
         taken = min(rows - inside, stop - row) if count == 0 else rows
-        yield Range(row - start, first + expert, count or 1), Range(0, inside, taken), Range(0, 0, columns)
+        yield Range(row - start, first + expert, count or 1), Range(0, inside, taken), *(Range(0, 0, size) for size in columns)
         row += taken * (count or 1)
 
 

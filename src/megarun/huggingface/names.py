@@ -61,6 +61,7 @@ _GRANITE_EXPERTS: Modules = {
     ("shared.gate_proj", "shared.up_proj"): "shared_mlp.input_linear",
     "shared.down_proj": "shared_mlp.output_linear",
 }
+_GATE_UP, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 _MIXER = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "out_proj")
 
 
@@ -158,6 +159,19 @@ NAMES: dict[str, Names] = {
         outside={"embedding": "model.embed_tokens", "final_norm": "model.embedding_norm", "head": "lm_head"},
     ),
     "glm4_moe": _decoder(moe=_SIGMOID_EXPERTS),
+    "gpt_oss": replace(
+        _decoder(
+            moe={
+                "router": "mlp.router",
+                ("experts.gate_proj", "experts.up_proj"): _GATE_UP,
+                "experts.down_proj": _DOWN,
+                ("experts.gate_proj_bias", "experts.up_proj_bias"): f"{_GATE_UP}_bias",
+                "experts.down_proj_bias": f"{_DOWN}_bias",
+            }
+        ),
+        transposed=frozenset({_GATE_UP, _DOWN}),
+        interleaved=frozenset({_GATE_UP, f"{_GATE_UP}_bias"}),
+    ),
     "llama": LLAMA,
     "mamba": Names({"M": {"norm": "norm", **_in("mixer", *_SELECTIVE, dt_bias="dt_proj.bias")}}, "backbone.layers.{layer}.", 1, _BACKBONE),
     "mamba2": Names({"M": _ALONE}, "backbone.layers.{layer}.", 1, _BACKBONE),

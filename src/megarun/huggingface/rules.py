@@ -16,6 +16,7 @@ EXPERT = "{expert}"
 EXPERT_BIAS = "expert_bias"
 """The buffer of an E layer that is stored with its parameters."""
 _CONVOLUTIONS = ("conv1d.weight", ".conv.weight")
+_BANK_BIAS = "_proj_bias"
 _CORRECTION = "router.correction"
 """Theirs has a dim of groups of experts, of which there is one."""
 
@@ -61,8 +62,9 @@ class Rule(NamedTuple):
 
     @property
     def row_dim(self) -> int:
-        """The dim of rows: 1 of a bank."""
-        return 1 if len(self.ours[0].shape) == 3 and not self.ours[0].name.endswith(_CONVOLUTIONS) else 0
+        """The dim of rows: 1 of a bank and of its biases."""
+        first = self.ours[0]
+        return 1 if (len(first.shape) == 3 and not first.name.endswith(_CONVOLUTIONS)) or first.name.endswith(_BANK_BIAS) else 0
 
 
 def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping[str, Any]) -> list[Rule]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megakernels import mla_kv, rope
 from megaplan.spec import models as spec
@@ -50,6 +50,7 @@ class GroupedQueryAttention(Block):
         self.o_proj = RowLinear(query, hidden_size, config.output_bias, tp)
         self.norms_rows = config.qk_norm_width == "all_heads"
         widths = (query, key_value) if self.norms_rows else (config.head_dim, config.head_dim)
+        self.sinks = nn.Parameter(torch.empty(tp.share(config.num_heads))) if config.sinks else None
         self.q_norm, self.k_norm = (RMSNorm(width, eps) if config.qk_norm else None for width in widths)
 
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
@@ -69,7 +70,8 @@ class GroupedQueryAttention(Block):
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention, its gate [B, T, Hq · D] and output projection."""
         # what attention makes has no local name: where it runs again it is freed while the projection is reduced
-        return self.o_proj.reduce(self.o_proj(gated(self.cp.attention(q, k, v, self.scale, self.window, starts).flatten(2), gate)))
+        attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks)
+        return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate)))
 
 
 class LatentAttention(Block):

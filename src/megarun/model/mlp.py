@@ -6,31 +6,32 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from megakernels import gelu, relu2, swiglu
+from megakernels import geglu, gelu, relu2, swiglu
+from megaplan.scalars import GATED
 from megaplan.spec.models import Activation
 from megarun.model.norm import Block, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
-ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2": relu2, "gelu": gelu}
+ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2": relu2, "gelu": gelu, "geglu": geglu}
 
 
 class Mlp(nn.Module):
-    """up → activation → down; swiglu also has a gate projection. Under TP a rank has a share of the inner width."""
+    """up → activation → down; swiglu and geglu also have a gate projection. Under TP a rank has a share of the inner width."""
 
     def __init__(
         self, hidden_size: int, ffn_hidden_size: int, activation: Activation, tp: TensorParallel = ALONE, *, bias: bool = False
     ) -> None:
         super().__init__()
         self.activation, self.tp, width = activation, tp, tp.share(ffn_hidden_size)
-        if activation == "swiglu":
+        if activation in GATED:
             self.gate_proj = linear(hidden_size, width, bias)
         self.up_proj = linear(hidden_size, width, bias)
         self.down_proj = RowLinear(width, hidden_size, bias, tp)
 
     def body(self, x: Tensor) -> Tensor:
         """Local tokens [B, t, h] in and out."""
-        expanding = (self.gate_proj, self.up_proj) if self.activation == "swiglu" else (self.up_proj,)
+        expanding = (self.gate_proj, self.up_proj) if self.activation in GATED else (self.up_proj,)
         return self.contract(*self.tp.project(x, *expanding))
 
     def contract(self, *expanded: Tensor) -> Tensor:

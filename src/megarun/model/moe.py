@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from megakernels import arrival_plan, combine, dispatch, dispatch_plan, experts, route, route_scored, routed_experts, router_losses
+from megaplan.scalars import GATED
 from megaplan.spec import models as spec
 from megarun.model.mlp import Mlp
 from megarun.model.norm import Block, RMSNorm, gated, linear
@@ -26,10 +27,10 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class ExpertBank(nn.Module):
-    """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F]; a module that FSDP2 wraps separately.
+    """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F], and biases; a module that FSDP2 wraps separately.
 
-    Parameters are the rows of all experts, [E · F, h] and [E · h, F] (`ParamTensor.stored_shape`), so that FSDP2 can shard a bank over
-    more ranks than it has experts; the operation reads them as stacks, which are views.
+    Parameters are the rows of all experts, [E · F, h] and [E · h, F], biases [E · F] and [E · h] (`ParamTensor.stored_shape`), so that
+    FSDP2 can shard a bank over more ranks than it has experts; the operation reads them as stacks, which are views.
 
     Attributes:
         gathers: Whether inputs and outputs are unsorted tokens instead of rows sorted by expert.
@@ -38,22 +39,32 @@ class ExpertBank(nn.Module):
     def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int, *, gathers: bool = False) -> None:
         super().__init__()
         width, self.gathers, self.num_experts = config.ffn_hidden_size, gathers, num_experts
-        self.activation = config.activation
-        self.gate_proj = nn.Parameter(torch.empty(num_experts * width, hidden_size)) if config.activation == "swiglu" else None
+        self.activation, self.limit = config.activation, config.swiglu_limit
+        gated, biased = config.activation in GATED, config.bias
+        self.gate_proj = nn.Parameter(torch.empty(num_experts * width, hidden_size)) if gated else None
         self.up_proj = nn.Parameter(torch.empty(num_experts * width, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(num_experts * hidden_size, width))
+        self.gate_proj_bias = nn.Parameter(torch.empty(num_experts * width)) if gated and biased else None
+        self.up_proj_bias = nn.Parameter(torch.empty(num_experts * width)) if biased else None
+        self.down_proj_bias = nn.Parameter(torch.empty(num_experts * hidden_size)) if biased else None
 
     def forward(self, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
         """Rows [M, h] sorted by expert, weights fp32 [N, k], rows [M], counts [E] -> [M, h], each row scaled by its weight.
 
         If it gathers, tokens [N, h] -> [N, h], the sum of each token's scaled rows.
         """
-        operation = routed_experts if self.gathers else experts
         gate = None if self.gate_proj is None else self._stack(self.gate_proj)
-        return operation(x, weights, rows, counts, gate, self._stack(self.up_proj), self._stack(self.down_proj), self.activation)
+        given = (x, weights, rows, counts, gate, self._stack(self.up_proj), self._stack(self.down_proj), self.activation)
+        if self.gathers:
+            return routed_experts(*given)
+        gate_bias, up_bias, down_bias = (self._values(bias) for bias in (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias))
+        return experts(*given, gate_bias=gate_bias, up_bias=up_bias, down_bias=down_bias, limit=self.limit)
 
     def _stack(self, rows: Tensor) -> Tensor:
         return rows.view(self.num_experts, -1, rows.shape[-1])
+
+    def _values(self, bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else bias.view(self.num_experts, -1)
 
 
 class Choice(TypedDict):

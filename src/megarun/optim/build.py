@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from megaplan.inventory.tensors import Group, Inventory, ParamTensor
+from megaplan.inventory.tensors import Group, Inventory, Owner, ParamTensor
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.muon import Muon
@@ -37,8 +37,8 @@ def _refuse_late_parameters(stages: Sequence[nn.Module], tensors: Container[str]
 class Optimizers:
     """Muon for matrices, AdamW for the rest; only AdamW if `optimizer.matrix` is adamw.
 
-    AdamW is torch's fused implementation on every device. Weight decay applies to tensors of two or more dims, not to scales, biases and
-    scalars.
+    AdamW is torch's fused implementation on every device. Weight decay applies to tensors of two or more dims, not to scales, biases (of
+    experts too) and scalars.
     Muon accepts gradients of any dtype. Fused AdamW needs the parameter's: if `precision.grads` differs, every parameter has its own
     AdamW, so that only one gradient at a time exists in both dtypes.
 
@@ -52,7 +52,7 @@ class Optimizers:
         named = [(tensors[name], parameter) for stage in stages for name, parameter in _in_update_order(stage, inventory)]
         muon = spec.optimizer.uses_muon
         matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
-        others = [(p, training.weight_decay if len(t.shape) > 1 else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
+        others = [(p, training.weight_decay if _decays(t) else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
         self._all: list[tuple[torch.optim.Optimizer, float]] = []
         self._narrow: list[tuple[torch.optim.Optimizer, nn.Parameter, float]] = []
         rate = training.learning_rate
@@ -100,6 +100,11 @@ class Optimizers:
         """Every tensor that the optimizers store between steps."""
         values = (value for _, state in self.states() for value in state.values())
         return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _decays(tensor: ParamTensor) -> bool:
+    """Whether weight decay applies: a bank's biases are vectors, one an expert."""
+    return len(tensor.shape) > (2 if tensor.owner is Owner.EXPERT_PARALLEL else 1)
 
 
 def _in_update_order(stage: nn.Module, inventory: Inventory) -> list[tuple[str, nn.Parameter]]:

@@ -8,10 +8,11 @@ from op_checks import gradients, rms_ratio
 from op_makers import Case
 from torch.nn import functional
 
-from megakernels import gelu, relu2, swiglu
+from megakernels import geglu, gelu, relu2, swiglu
 from megakernels.ops.activation import reference
 
-EACH = pytest.mark.parametrize("case", [case for case in CASES if case.name in ("swiglu", "relu2", "gelu")], ids=lambda case: case.name)
+NAMES = ("swiglu", "geglu", "relu2", "gelu")
+EACH = pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
@@ -48,7 +49,7 @@ def test_wide_rows_have_several_tiles() -> None:
 
 def test_extremes_are_finite() -> None:
     x = torch.tensor([-3e4, -90.0, -1e-30, 0.0, 1e-30, 90.0, 3e4], requires_grad=True)
-    for y in (swiglu(x, x), relu2(x), gelu(x)):
+    for y in (swiglu(x, x), geglu(x, x), relu2(x), gelu(x)):
         (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
         assert y.isfinite().all()
         assert grad.isfinite().all()

@@ -17,7 +17,7 @@ def configurations() -> dict[str, Any]:
             for name, kind in kernel.KINDS.items():
                 forward = {**tile, "KIND": kind}
                 found[f"{name} forward {width} {dtype}"] = (kernel.activation_forward_kernel, types, forward, launch)
-                backward = {**forward, "NEEDS_X": True, "NEEDS_UP": name == "swiglu"}
+                backward = {**forward, "NEEDS_X": True, "NEEDS_UP": name in ("swiglu", "geglu")}
                 found[f"{name} backward {width} {dtype}"] = (kernel.activation_backward_kernel, types, backward, launch)
     return found
 

@@ -50,7 +50,9 @@ def test_a_refusal_names_a_field_and_what_is_missing(model_type: str) -> None:
 OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
     ({"model_type": "olmo2"}, {"model.norm_placement", "model.attention.qk_norm_width"}),
     ({"model_type": "gemma2"}, {"model.norm_placement", "model.mlp.activation"}),
-    ({"model_type": "gpt_oss"}, {"model.attention.output_bias", "model.attention.sinks", "model.moe.bias", "model.moe.router_bias"}),
+    ({"model_type": "gpt_oss"}, {
+        "model.attention.output_bias", "model.attention.sinks", "model.moe.bias", "model.moe.router_bias", "model.moe.swiglu_limit",
+    }),
     ({"model_type": "qwen2_moe"}, {"model.moe.shared_gate"}),
     ({"model_type": "phi", "num_key_value_heads": 32}, {
         "model.head_bias", "model.norm", "model.parallel_layers", "model.attention.output_bias", "model.attention.rotary_dim",

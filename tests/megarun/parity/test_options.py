@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from parity_cells import DENSE, EXPERTS, ROUTED, T2, Cell, pattern
+from parity_cells import DENSE, EXPERTS, FEW_WORDS, ROUTED, T2, Cell, pattern
 from parity_compare import course_difference
 from parity_world import Worlds
 
@@ -43,6 +43,24 @@ ROUTER: dict[str, Any] = {
         "latent_size": 16,
     }
 }
+GPT_OSS: dict[str, Any] = {
+    "model.attention": {
+        "kind": "gqa",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "bias": True,
+        "output_bias": True,
+        "sinks": True,
+        "window_size": 5,
+        "full_layers": [2],
+    },
+    "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "bias": True, "router_bias": True, "swiglu_limit": 0.02},
+}
+GEGLU: dict[str, Any] = {
+    "model.mlp": {"ffn_hidden_size": 40, "activation": "geglu"},
+    "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16, "activation": "geglu"},
+}
 CELLS = [
     Cell("both", T2, spec=DENSE | OPTIONS),
     Cell("post", T2, spec=EXPERTS | OPTIONS | {"model.norm_placement": "post"}),
@@ -52,6 +70,10 @@ CELLS = [
     Cell("sigmoid-latent", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | ROUTER, ci=True),
     Cell("sigmoid-latent-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=EXPERTS | ROUTER),
     Cell("sigmoid-losses", {"pp": 2, **T2, "ep": 2}, spec=EXPERTS | ROUTER | ROUTED),
+    Cell("sinks-biased-experts", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | GPT_OSS, ci=True),
+    Cell("sinks-biased-experts-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=EXPERTS | GPT_OSS),
+    Cell("sinks-biased-experts-packed", {"cp": 2, "dp_shard": 2}, spec=EXPERTS | GPT_OSS | FEW_WORDS),
+    Cell("geglu", {**T2, "ep": 2, "dp_shard": 2}, spec=pattern("AED") | GEGLU),
     Cell("states", T2, spec=pattern("MD") | {"model.mamba": MAMBA, "model.mlp": OPTIONS["model.mlp"]}),
 ]
 

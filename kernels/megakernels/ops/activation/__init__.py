@@ -8,7 +8,7 @@ from torch._library.custom_ops import CustomOpDef
 from megakernels._common import fake_like, operation, require, runs_triton
 from megakernels.ops.activation import reference
 
-__all__ = ["gelu", "relu2", "swiglu"]
+__all__ = ["geglu", "gelu", "relu2", "swiglu"]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -31,6 +31,29 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """
     require(gate.shape == up.shape, "swiglu", "gate and up must have one shape", gate=gate.shape, up=up.shape)
     y: Tensor = _swiglu(gate, up)
+    return y
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) · up, gelu in its tanh form.
+
+    Args:
+        gate: any shape.
+        up: the same shape.
+
+    Returns:
+        The same shape, contiguous, in gate's dtype.
+
+    Triton:
+        One kernel forward, one backward.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Source: arXiv:2002.05202, equation 6.
+    """
+    require(gate.shape == up.shape, "geglu", "gate and up must have one shape", gate=gate.shape, up=up.shape)
+    y: Tensor = _geglu(gate, up)
     return y
 
 
@@ -88,5 +111,6 @@ def _registered(
 
 
 _swiglu = _registered("swiglu", ("gate", "up"), reference.swiglu_forward, reference.swiglu_backward)
+_geglu = _registered("geglu", ("gate", "up"), reference.geglu_forward, reference.geglu_backward)
 _relu2 = _registered("relu2", ("x",), reference.relu2_forward, lambda grad_y, x, _needs: [reference.relu2_backward(grad_y, x)])
 _gelu = _registered("gelu", ("x",), reference.gelu_forward, lambda grad_y, x, _needs: [reference.gelu_backward(grad_y, x)])

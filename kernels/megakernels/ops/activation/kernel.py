@@ -1,6 +1,6 @@
 """Triton kernels of the activations: one tile of a few rows per program, forward and backward; only the inputs are saved.
 
-One pair of kernels for all: KIND is a constant of the compiled kernel. A plain activation reads one tensor, swiglu two.
+One pair of kernels for all: KIND is a constant of the compiled kernel. A plain activation reads one tensor, swiglu and geglu two.
 """
 
 import torch
@@ -12,8 +12,8 @@ from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, on_device_of, sigmoid, tanh, unit_stride
 from megakernels.ops.activation.reference import GELU_CUBIC, SQRT_2_OVER_PI
 
-KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2}
-"""Kinds of compiled kernels; only swiglu reads two tensors."""
+KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2, "geglu": 3}
+"""Kinds of compiled kernels; swiglu and geglu read two tensors."""
 TILE_ELEMENTS = 2048
 LARGEST_TILE_WIDTH = 1024
 CUBIC = tl.constexpr(GELU_CUBIC)
@@ -22,7 +22,7 @@ ROOT = tl.constexpr(SQRT_2_OVER_PI)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def activated(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """silu(x) · up, max(x, 0)² or gelu(x) of fp32 tiles; `up` for swiglu only."""
+    """silu(x) · up, max(x, 0)², gelu(x) or gelu(x) · up of fp32 tiles; `up` for swiglu and geglu only."""
     if KIND == 0:
         found = x * sigmoid(x) * up
     elif KIND == 1:
@@ -30,12 +30,14 @@ def activated(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
         found = positive * positive
     else:
         found = 0.5 * x * (1.0 + tanh((x + x * x * x * CUBIC) * ROOT))
+        if KIND == 3:
+            found = found * up
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def slopes(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Derivatives of `activated` by x and by up; the second is valid for swiglu only."""
+    """Derivatives of `activated` by x and by up; the second is valid for swiglu and geglu only."""
     if KIND == 0:
         share = sigmoid(x)
         by_up = x * share
@@ -48,6 +50,9 @@ def slopes(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
         bent = tanh((x + square * x * CUBIC) * ROOT)
         by_x = 0.5 * (1.0 + bent + x * (1.0 - bent * bent) * ((1.0 + square * 3.0 * CUBIC) * ROOT))
         by_up = by_x
+        if KIND == 3:
+            by_up = 0.5 * x * (1.0 + bent)
+            by_x = by_x * up
     return by_x, by_up
 
 
@@ -55,13 +60,13 @@ def slopes(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 def activation_forward_kernel(  # type: ignore[no-untyped-def]
     x, up, y, x_stride, up_stride, num_rows, width, KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A tile of silu(x) · up, max(x, 0)² or gelu(x)."""
+    """A tile of `activated`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = (row < num_rows)[:, None] & (cols < width)[None, :]
     value = tl.load(x + row[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     factor = value
-    if KIND == 0:
+    if KIND == 0 or KIND == 3:  # noqa: PLR1714  triton has no `in`
         factor = tl.load(up + row[:, None] * up_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     tl.store(y + row[:, None] * width + cols[None, :], narrow(activated(value, factor, KIND), y.dtype.element_ty), mask=mask)
 
@@ -92,7 +97,7 @@ def activation_backward_kernel(  # type: ignore[no-untyped-def]
     value = tl.load(x + row[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     grad = tl.load(grad_y + row[:, None] * grad_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     factor = value
-    if KIND == 0 and NEEDS_X:
+    if (KIND == 0 or KIND == 3) and NEEDS_X:  # noqa: PLR1714
         factor = tl.load(up + row[:, None] * up_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     by_x, by_up = slopes(value, factor, KIND)
     if NEEDS_X:
@@ -108,7 +113,7 @@ def launch_options(width: int) -> dict[str, int]:
 
 
 def forward(kind: int, x: Tensor, up: Tensor | None = None) -> Tensor:
-    """Same contract as the reference's forwards, for fp32, bf16 and fp16; `up` for swiglu only."""
+    """Same contract as the reference's forwards, for fp32, bf16 and fp16; `up` for swiglu and geglu only."""
     rows, others = _rows(x), _rows(x if up is None else up)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():

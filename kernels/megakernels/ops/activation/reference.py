@@ -1,6 +1,7 @@
 """Gated and plain activations in plain torch, with explicit backward formulas.
 
-Source: swiglu, Shazeer, arXiv:2002.05202, equation 5 (silu is its Swish with β = 1); relu2, So et al., arXiv:2109.08668, section 4; gelu in
+Source: swiglu and geglu, Shazeer, arXiv:2002.05202, equations 5 and 6 (silu is its Swish with β = 1); clamped swiglu, gpt-oss,
+arXiv:2508.10925, section 2.1, and the code published with it; relu2, So et al., arXiv:2109.08668, section 4; gelu in
 the tanh form, Hendrycks and Gimpel, arXiv:1606.08415, section 2.
 """
 
@@ -14,6 +15,8 @@ from megakernels._common import upcast
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715
+CLAMPED_SLOPE = 1.702
+"""Of the clamped swiglu's sigmoid."""
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
@@ -30,6 +33,38 @@ def swiglu_backward(grad_y: Tensor, gate: Tensor, up: Tensor, needs: Sequence[bo
     grad_gate = (grad_y * upcast(up) * (sigmoid + silu * (1 - sigmoid))).to(gate.dtype).contiguous() if needs[0] else None
     grad_up = (grad_y * silu).to(up.dtype).contiguous() if needs[1] else None
     return grad_gate, grad_up
+
+
+def geglu_forward(gate: Tensor, up: Tensor) -> Tensor:
+    """Returns gelu(gate) · up in gate's dtype, gelu in the tanh form."""
+    wide = upcast(gate)
+    return (0.5 * wide * (1 + torch.tanh(_gelu_inner(wide))) * upcast(up)).to(gate.dtype).contiguous()
+
+
+def geglu_backward(grad_y: Tensor, gate: Tensor, up: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of gate and up."""
+    grad_y, wide = upcast(grad_y), upcast(gate)
+    tanh = torch.tanh(_gelu_inner(wide))
+    grad_gate = (grad_y * upcast(up) * _gelu_slope(wide, tanh)).to(gate.dtype).contiguous() if needs[0] else None
+    grad_up = (grad_y * 0.5 * wide * (1 + tanh)).to(up.dtype).contiguous() if needs[1] else None
+    return grad_gate, grad_up
+
+
+def clamped_swiglu_forward(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """Returns g · σ(1.702 g) · (u + 1) in gate's dtype, g = min(gate, limit), u = up within ± limit."""
+    wide, factor = upcast(gate).clamp(max=limit), upcast(up).clamp(-limit, limit) + 1
+    return (wide * torch.sigmoid(CLAMPED_SLOPE * wide) * factor).to(gate.dtype).contiguous()
+
+
+def clamped_swiglu_backward(grad_y: Tensor, gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of gate and up, zero where they are clamped."""
+    grad_y, wide, inner = upcast(grad_y), upcast(gate), upcast(up)
+    clamped, factor = wide.clamp(max=limit), inner.clamp(-limit, limit) + 1
+    sigmoid = torch.sigmoid(CLAMPED_SLOPE * clamped)
+    slope = sigmoid * (1 + CLAMPED_SLOPE * clamped * (1 - sigmoid))
+    grad_gate = (grad_y * factor * slope).masked_fill_(wide > limit, 0)
+    grad_up = (grad_y * clamped * sigmoid).masked_fill_(inner.abs() > limit, 0)
+    return grad_gate.to(gate.dtype).contiguous(), grad_up.to(up.dtype).contiguous()
 
 
 def relu2_forward(x: Tensor) -> Tensor:
@@ -51,9 +86,11 @@ def gelu_forward(x: Tensor) -> Tensor:
 def gelu_backward(grad_y: Tensor, x: Tensor) -> Tensor:
     """Returns ∂L/∂y · ½ · (1 + t + x · (1 − t²) · inner'), t the tanh above."""
     wide = upcast(x)
-    tanh = torch.tanh(_gelu_inner(wide))
-    slope = SQRT_2_OVER_PI * (1 + 3 * GELU_CUBIC * wide.square())
-    return (upcast(grad_y) * 0.5 * (1 + tanh + wide * (1 - tanh.square()) * slope)).to(x.dtype).contiguous()
+    return (upcast(grad_y) * _gelu_slope(wide, torch.tanh(_gelu_inner(wide)))).to(x.dtype).contiguous()
+
+
+def _gelu_slope(x: Tensor, tanh: Tensor) -> Tensor:
+    return 0.5 * (1 + tanh + x * (1 - tanh.square()) * SQRT_2_OVER_PI * (1 + 3 * GELU_CUBIC * x.square()))
 
 
 def _gelu_inner(x: Tensor) -> Tensor:

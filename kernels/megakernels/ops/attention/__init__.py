@@ -13,11 +13,20 @@ from megakernels.ops.attention.choice import (
 )
 from megakernels.ops.attention.inputs import GRADIENTS, Attention
 from megakernels.ops.attention.reference import made_like
+from megakernels.ops.attention.sinks import require_sinks
 
 __all__ = ["attention"]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None, starts: Tensor | None = None) -> Tensor:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None = None,
+    starts: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal softmax attention; query head i reads key head i // (Hq / Hkv).
 
     Args:
@@ -28,35 +37,38 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None 
         window: position i sees j with i − window < j ≤ i; None sees all j ≤ i.
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
             None is one document a row. Position i sees none before it. No gradient.
+        sinks: [Hq] or None: a score of each head in the denominator of its softmax.
 
     Returns:
         [B, T, Hq, Dv], contiguous, in q's dtype.
 
     Saves:
         out: what is returned.
-        lse: fp32 [B, Hq, T].
+        lse: fp32 [B, Hq, T], of the sinks too.
 
     Scratch:
-        Backward δ = Σ ∂L/∂out ⊙ out, fp32 [B, Hq, T]. Both ways copies of operands whose last dim is not dense.
+        Backward δ = Σ ∂L/∂out ⊙ out, fp32 [B, Hq, T]; with sinks such an array forward and two backward. Both ways copies of operands
+        whose last dim is not dense.
 
     Triton:
         One kernel forward, two backward: gradient of q and δ, gradients of k and v; for heads wider than 128 (fp32: 32) k and v have a
         launch each. On CUDA the forward is a library's where one accepts the inputs: cuDNN on Hopper and Blackwell for bf16 and fp16
         heads up to 128, else torch's flash kernel. The Triton forward runs packed rows, fp32, and the windows and unequal widths that
         neither accepts. The backward is always the Triton one and is bitwise reproducible. Heads wider than 256 (fp32: 64), and q, k and
-        v of different dtypes, stay with plain torch.
+        v of different dtypes, stay with plain torch. Sinks scale what a forward has made, by plain torch.
 
     Raises:
         ValueError: shapes do not fit, or window < 1.
 
-    Source: arXiv:2307.08691; arXiv:2305.13245 for shared key heads.
+    Source: arXiv:2307.08691; arXiv:2305.13245 for shared key heads; arXiv:2508.10925, section 2.1, for sinks.
     """
     fits = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3] and q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3]
     require(fits, "attention", "q must be [B,T,Hq,D], k [B,T,Hkv,D], v [B,T,Hkv,Dv]", q=q.shape, k=k.shape, v=v.shape)
     require(q.shape[2] % k.shape[2] == 0, "attention", "Hkv must divide Hq", Hq=q.shape[2], Hkv=k.shape[2])
     require(window is None or window >= 1, "attention", "window must be at least 1", window=window)
     require_starts("attention", starts, q.shape[:2])
-    out: Tensor = _attention(q, k, v, starts, scale, window)[0]
+    require_sinks("attention", sinks, q)
+    out: Tensor = _attention(q, k, v, starts, scale, window, sinks)[0]
     return out
 
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
-from megakernels.ops.attention import reference, vendor
+from megakernels.ops.attention import reference, sinks, vendor
 from megakernels.ops.attention.inputs import Attention, Places
+from megakernels.ops.attention.reference import lse_like
+from megakernels.ops.attention.sinks import add_sinks, delta_of, sinks_gradient
 from megakernels.ops.attention.sizes import accepts, backward_cost, backward_inside, forward_cost, forward_inside
 
 
@@ -21,7 +24,11 @@ def chooses_kernels(given: Attention) -> bool:
 
 
 def forward(given: Attention) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`."""
+    """Same contract as `reference.forward`, with sinks."""
+    return add_sinks(*_forward(given), given.sinks)
+
+
+def _forward(given: Attention) -> tuple[Tensor, Tensor]:
     if not runs_kernels(given):
         return reference.forward(given)
     library = vendor.library_for(given)
@@ -31,34 +38,44 @@ def forward(given: Attention) -> tuple[Tensor, Tensor]:
 
 
 def backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Same contract as `reference.backward`; the kernels make all gradients."""
-    if not runs_kernels(given):
-        return reference.backward(grad_out, given, out, lse, needs)
-    return kernel_backward(grad_out, given, out, lse, Places())
+    """Same contract as `reference.backward`, and the gradient of the sinks; the kernels make all other gradients."""
+    if runs_kernels(given):
+        return kernel_backward(grad_out, given, out, lse, Places())
+    found = reference.backward(grad_out, given, out, lse, needs[:3])
+    wanted = given.sinks is not None and needs[3]
+    return *found, sinks_gradient(delta_of(grad_out, out), lse, given.sinks) if wanted and given.sinks is not None else None
 
 
 def kernel_forward(given: Attention, places: Places) -> tuple[Tensor, Tensor]:
-    """`kernel.forward`."""
+    """`kernel.forward`, without sinks."""
     from megakernels.ops.attention import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 
     return kernel.forward(given, places)
 
 
-def kernel_backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
-    """`kernel.backward`."""
+def kernel_backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor | None, ...]:
+    """`kernel.backward`, and the gradient of the sinks, None without any."""
     from megakernels.ops.attention import kernel  # noqa: PLC0415
 
-    return kernel.backward(grad_out, given, out, lse, places)
+    delta = torch.empty(lse.shape, dtype=lse.dtype, device=lse.device)
+    found = kernel.backward(grad_out, given, out, lse, places, delta=delta)
+    return *found, None if given.sinks is None else sinks_gradient(delta, lse, given.sinks)
 
 
 def forward_scratch(given: Attention) -> int:
     """Bytes inside the Triton forward; a library needs no more copies of operands."""
-    return forward_inside(given) if chooses_kernels(given) else 0
+    if not chooses_kernels(given):
+        return 0
+    inside = forward_inside(given)
+    return inside if given.sinks is None else sinks.forward_inside(lse_like(given), inside)
 
 
 def backward_scratch(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> int:
     """Bytes inside the Triton backward, which always makes all gradients."""
-    return dropped_bytes(given[:3], needs) + backward_inside(grad_out, given, out, lse) if chooses_kernels(given) else 0
+    if not chooses_kernels(given):
+        return 0
+    inside = backward_inside(grad_out, given, out, lse)
+    return dropped_bytes(given[:3], needs[:3]) + (inside if given.sinks is None else sinks.backward_inside(lse, inside))
 
 
 def cost_of_forward(given: Attention) -> Cost:

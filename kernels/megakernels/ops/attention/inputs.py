@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-GRADIENTS = ("q", "k", "v")
+GRADIENTS = ("q", "k", "v", "sinks")
 
 
 class Attention(NamedTuple):
@@ -17,6 +17,7 @@ class Attention(NamedTuple):
     starts: Tensor | None
     scale: float
     window: int | None
+    sinks: Tensor | None = None
 
 
 class Places(NamedTuple):

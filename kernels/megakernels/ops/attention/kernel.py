@@ -57,11 +57,17 @@ def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tup
 
 
 def backward(
-    grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places, bits: Tensor | None = None
+    grad_out: Tensor,
+    given: Attention,
+    out: Tensor,
+    lse: Tensor,
+    places: Places,
+    bits: Tensor | None = None,
+    delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.backward`, all gradients, for queries in pieces: of k and v the part that these queries make.
 
-    `bits` are those of `forward`.
+    `bits` are those of `forward`; `delta` is written with Σ ∂L/∂out ⊙ out, fp32 as lse.
     """
     q, k, v = (unit_stride(each) for each in given[:3])
     grad_out, out, lse = unit_stride(grad_out.to(q.dtype)), out.contiguous(), lse.contiguous()
@@ -70,7 +76,7 @@ def backward(
     words = q if bits is None else bits
     strides = (*grad_out.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     grad_q, grad_k, grad_v = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (q, k, v))
-    delta = torch.empty(lse.shape, dtype=torch.float32, device=q.device)
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=q.device) if delta is None else delta
     if not q.numel():
         return grad_q, grad_k.zero_(), grad_v.zero_()
     with on_device_of(q):

@@ -23,9 +23,10 @@ from megakernels._common import (
     require_starts,
     types_of,
 )
-from megakernels.ops.attention import reference
+from megakernels.ops.attention import reference, sinks
 from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, runs_kernels
 from megakernels.ops.attention.inputs import GRADIENTS, Attention, Places, places_of
+from megakernels.ops.attention.sinks import add_sinks, delta_of, require_sinks, sinks_gradient
 from megakernels.ops.attention.sizes import backward_cost, backward_inside, forward_cost, forward_inside
 
 __all__ = ["attention_pieces", "attention_pieces_backward"]
@@ -40,6 +41,7 @@ def attention_pieces(
     window: int | None,
     query_pieces: Sequence[int],
     key_pieces: Sequence[int],
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `megakernels.attention`, for the queries of some pieces.
 
@@ -53,6 +55,7 @@ def attention_pieces(
         window: As for whole sequences.
         query_pieces: Numbers of the pieces of q, in order.
         key_pieces: Numbers of the pieces of k and v, in order: every piece of the sequence.
+        sinks: [Hq] or None, as for whole sequences.
 
     Returns:
         out, shaped as q with v's width, and lse fp32 [B, Hq, positions of q].
@@ -72,7 +75,8 @@ def attention_pieces(
     require_starts("attention_pieces", starts, q.shape[:2])
     out: Tensor
     lse: Tensor
-    out, lse = _pieces(q, k, v, starts, scale, window, list(query_pieces), list(key_pieces))
+    require_sinks("attention_pieces", sinks, q)
+    out, lse = _pieces(q, k, v, starts, scale, window, sinks, list(query_pieces), list(key_pieces))
     return out, lse
 
 
@@ -88,10 +92,11 @@ def attention_pieces_backward(
     window: int | None,
     query_pieces: Sequence[int],
     key_pieces: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, of k and v the part that these queries make; arguments and results of `attention_pieces`."""
-    grad_q, grad_k, grad_v = _pieces_backward(grad_out, q, k, v, starts, out, lse, scale, window, list(query_pieces), list(key_pieces))
-    return grad_q, grad_k, grad_v
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and, if given, of the sinks, of all but q the part that these queries make; arguments of `attention_pieces`."""
+    pieces = list(query_pieces), list(key_pieces)
+    return tuple(_pieces_backward(grad_out, q, k, v, starts, sinks, out, lse, scale, window, *pieces))
 
 
 class Pieces(NamedTuple):
@@ -124,6 +129,10 @@ def _split(pieces: Pieces) -> Iterator[tuple[slice, slice, int, Attention]]:
 
 
 def _forward(pieces: Pieces) -> tuple[Tensor, Tensor]:
+    return add_sinks(*_without_sinks(pieces), pieces.given.sinks)
+
+
+def _without_sinks(pieces: Pieces) -> tuple[Tensor, Tensor]:
     places = pieces.places()
     if places is not None and runs_kernels(pieces.given):
         return kernel_forward(pieces.given, places)
@@ -131,7 +140,7 @@ def _forward(pieces: Pieces) -> tuple[Tensor, Tensor]:
     return torch.cat(outs, 1), torch.cat(sums, 2)
 
 
-def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Sequence[Tensor]:
+def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Sequence[Tensor | None]:
     places = pieces.places()
     if places is not None and runs_kernels(pieces.given):
         return kernel_backward(grad_out, pieces.given, out, lse, places)
@@ -145,7 +154,9 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Seq
         grad_keys[:, seen] += grad_k
         grad_values[:, seen] += grad_v
     stored = (as_stored(grad, pieces.key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
-    return [torch.cat(queries, 1), *stored]
+    given_sinks = pieces.given.sinks
+    of_sinks = None if given_sinks is None else sinks_gradient(delta_of(grad_out, out), lse, given_sinks)
+    return [torch.cat(queries, 1), *stored, of_sinks]
 
 
 def _chooses_kernels(pieces: Pieces) -> bool:
@@ -153,11 +164,17 @@ def _chooses_kernels(pieces: Pieces) -> bool:
 
 
 def _forward_scratch(pieces: Pieces) -> int:
-    return forward_inside(pieces.given) if _chooses_kernels(pieces) else 0
+    if not _chooses_kernels(pieces):
+        return 0
+    inside = forward_inside(pieces.given)
+    return inside if pieces.given.sinks is None else sinks.forward_inside(reference.lse_like(pieces.given), inside)
 
 
 def _backward_scratch(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> int:
-    return backward_inside(grad_out, pieces.given, out, lse) if _chooses_kernels(pieces) else 0
+    if not _chooses_kernels(pieces):
+        return 0
+    inside = backward_inside(grad_out, pieces.given, out, lse)
+    return inside if pieces.given.sinks is None else sinks.backward_inside(lse, inside)
 
 
 def _forward_cost(pieces: Pieces) -> Cost:

@@ -22,15 +22,19 @@ BLOCK_QUERIES = 64
 
 def made_like(given: Attention) -> tuple[Tensor, Tensor]:
     """Out and lse, uninitialised."""
-    q, v = given.q, given.v
-    batch, num_positions, num_heads, _ = q.shape
-    out = torch.empty(batch, num_positions, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
-    return out, torch.empty(batch, num_heads, num_positions, dtype=accumulator_dtype(q.dtype), device=q.device)
+    q = given.q
+    return torch.empty(*q.shape[:3], given.v.shape[-1], dtype=q.dtype, device=q.device), lse_like(given)
+
+
+def lse_like(given: Attention) -> Tensor:
+    """Lse, uninitialised."""
+    q = given.q
+    return torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=accumulator_dtype(q.dtype), device=q.device)
 
 
 def forward(given: Attention, first: int = 0) -> tuple[Tensor, Tensor]:
-    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T]; query i is at position first + i of the keys."""
-    q, k, v, starts, scale, window = given
+    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T], without sinks; query i is at position first + i of the keys."""
+    q, k, v, starts, scale, window = given[:6]
     groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
     out, lse = made_like(given)
     for rows, seen in _blocks(q, window, first):
@@ -47,7 +51,7 @@ def backward(
     grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool], first: int = 0
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of q, k and v, None where not needed."""
-    q, k, v, starts, scale, window = given
+    q, k, v, starts, scale, window = given[:6]
     num_groups = k.shape[2]
     groups, keys, values = _by_group(upcast(q) * scale, num_groups), _by_group(upcast(k), num_groups), _by_group(upcast(v), num_groups)
     grads = _by_group(upcast(grad_out), num_groups)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
+from megakernels._common import upcast
+
 ALIGNMENT_BYTES = 16
 """Alignment in bytes that torch's grouped product requires of every row stride and address."""
 
@@ -38,6 +40,22 @@ class RowGroups:
         for first, second, found in zip(torch.split(left, sizes), torch.split(right, sizes), out, strict=True):
             torch.mm(first.mT, second, out=found)
         return out
+
+    def of_rows(self, values: Tensor) -> Tensor:
+        """A row's own of each group's values [E, a]: [M, a]."""
+        return torch.cat([value.expand(size, -1) for value, size in zip(values, self._sizes(), strict=True)])
+
+    def add(self, rows: Tensor, values: Tensor | None, scale: Tensor | None = None) -> Tensor:
+        """Rows [M, a], in place, with their group's values [E, a], times a row's scale [M, 1] if given; without values as they are."""
+        if values is None:
+            return rows
+        own = upcast(self.of_rows(values))
+        return rows.copy_(upcast(rows) + (own if scale is None else own * scale))
+
+    def total(self, rows: Tensor, scale: Tensor | None = None) -> Tensor:
+        """The sum of each group's rows [M, a], times a row's scale [M, 1] if given: [E, a] in the accumulation dtype."""
+        wide = upcast(rows) if scale is None else upcast(rows) * scale
+        return torch.stack([block.sum(0) for block in torch.split(wide, self._sizes())])
 
     def _sizes(self) -> list[int]:
         sizes: list[int] = self._counts.tolist()

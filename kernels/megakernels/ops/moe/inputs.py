@@ -9,8 +9,13 @@ from torch._library.custom_ops import CustomOpDef
 
 from megakernels._common import Cost, fake_like, operation, require, types_of
 
-GATED = "swiglu"
+GATED = ("swiglu", "geglu")
 UNGATED = ("relu2", "gelu")
+GRADIENTS = ("x", "weights", "gate", "up", "down", "gate_bias", "up_bias", "down_bias")
+OF_GATE = ("gate", "gate_bias", "limit")
+"""Arguments that an operation without a gate does not have."""
+OPTIONS = ("gate_bias", "up_bias", "down_bias", "limit")
+"""Arguments that an operation of kernels does not have."""
 
 
 class Experts(NamedTuple):
@@ -23,7 +28,11 @@ class Experts(NamedTuple):
     gate: Tensor | None
     up: Tensor
     down: Tensor
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
     activation: str
+    limit: float | None
 
 
 Made = tuple[Tensor, Tensor | None, Tensor]
@@ -36,10 +45,11 @@ def require_experts(operation: str, given: Experts) -> None:
     Raises:
         ValueError: shapes, dtypes or activation do not fit.
     """
-    x, _, _, counts, gate, up, down, activation = given
+    x, counts, gate, up, down, activation = given.x, given.counts, given.gate, given.up, given.down, given.activation
     gate_shape = None if gate is None else gate.shape
-    known = activation == GATED if gate is not None else activation in UNGATED
-    require(known, operation, "swiglu takes a gate, relu2 and gelu take none", activation=activation, gate=gate_shape)
+    known = activation in (UNGATED if gate is None else GATED)
+    require(known, operation, "swiglu and geglu take a gate, relu2 and gelu take none", activation=activation, gate=gate_shape)
+    require(given.limit is None or activation == "swiglu", operation, "swiglu alone has a limit", activation=activation, limit=given.limit)
     num_experts, width, hidden = up.shape
     fits = x.shape[-1] == hidden and counts.shape == (num_experts,)
     require(fits, operation, "x must be [...,h], counts [E], up [E,F,h]", x=x.shape, counts=counts.shape, up=up.shape)
@@ -47,6 +57,12 @@ def require_experts(operation: str, given: Experts) -> None:
     require(fits, operation, "down must be [E,h,F], gate as up", up=up.shape, down=down.shape, gate=gate_shape)
     same = x.dtype == up.dtype == down.dtype and (gate is None or gate.dtype == x.dtype)
     require(same, operation, "x and the matrices must have one dtype", x=x.dtype, up=up.dtype, down=down.dtype)
+    biases = {"gate": given.gate_bias, "up": given.up_bias, "down": given.down_bias}
+    widths = {"gate": width, "up": width, "down": hidden}
+    fits = all(bias is None or bias.shape == (num_experts, widths[name]) for name, bias in biases.items())
+    fits = fits and (given.gate_bias is None or gate is not None)
+    shapes = {f"{name}_bias": None if bias is None else bias.shape for name, bias in biases.items()}
+    require(fits, operation, "biases must be [E,F], down's [E,h]", up=up.shape, **shapes)
 
 
 def experts_operation(
@@ -57,37 +73,45 @@ def experts_operation(
     backward_scratch: Callable[[Experts, Sequence[bool]], int] | None = None,
     forward_cost: Callable[[Experts], Cost] | None = None,
     backward_cost: Callable[[Experts, Sequence[bool]], Cost] | None = None,
+    absent: Sequence[str] = (),
 ) -> Callable[[Experts], Tensor]:
     """Registers `name`, and `name_gated` for experts with a gate: two torch ops, so that each saves exactly what it has.
 
     Args:
         name: Name of the torch op without a gate.
         forward: Function that computes the result and the saved outputs.
-        backward: Function of the gradient of the result, the arguments, gate_out and up_out, and the required gradients of x, weights,
-            gate, up and down; returns these five gradients.
+        backward: Function of the gradient of the result, the arguments, gate_out and up_out, and the required gradients of `GRADIENTS`;
+            returns these gradients, without the biases' where it takes none.
         forward_scratch: Function for the scratch bytes of `forward`.
         backward_scratch: Function for the scratch bytes of `backward`, of the arguments and the required gradients.
         forward_cost: Function for the cost of the kernels of `forward`.
         backward_cost: Function for the cost of the kernels of `backward`, with the arguments of `backward_scratch`.
+        absent: Arguments that it does not take: they are None.
 
     Returns:
         A function of the arguments that runs the op with or without a gate.
     """
     functions = (forward_scratch, backward_scratch, forward_cost, backward_cost)
-    plain = _registered(name, False, forward, backward, *functions)
-    gated = _registered(f"{name}_gated", True, forward, backward, *functions)
+    plain = _registered(name, False, {*absent, *OF_GATE}, forward, backward, *functions)
+    gated = _registered(f"{name}_gated", True, {*absent}, forward, backward, *functions)
 
     def run(given: Experts) -> Tensor:
-        *tensors, gate, up, down, activation = given
-        y: Tensor = plain(*tensors, up, down, activation)[0] if gate is None else gated(*tensors, gate, up, down)[0]
+        left_out = {*absent, *(OF_GATE if given.gate is None else ())}
+        values = (each for name, each in zip(Experts._fields, given, strict=True) if name not in left_out)
+        y: Tensor = (plain if given.gate is None else gated)(*values)[0]
         return y
 
     return run
 
 
+def _given(absent: set[str], **values: Any) -> Experts:
+    return Experts(**(values | dict.fromkeys(absent)))
+
+
 def _registered(
     name: str,
     gated: bool,
+    absent: set[str],
     forward: Callable[[Experts], Made],
     backward: Callable[[Tensor, Experts, Tensor | None, Tensor, Sequence[bool]], Sequence[Tensor | None]],
     forward_scratch: Callable[[Experts], int] | None,
@@ -95,20 +119,21 @@ def _registered(
     forward_cost: Callable[[Experts], Cost] | None,
     backward_cost: Callable[[Experts, Sequence[bool]], Cost] | None,
 ) -> CustomOpDef:
-    absent = "activation" if gated else "gate"
-    arguments = {each: Tensor if each == "gate" else kind for each, kind in types_of(Experts).items() if each != absent}
-    gradients = [each for each in ("x", "weights", "gate", "up", "down") if each in arguments]
+    arguments = {each: Tensor if each == "gate" else kind for each, kind in types_of(Experts).items() if each not in absent}
+    gradients = [each for each in GRADIENTS if each in arguments]
 
     def wanted(needs: Sequence[bool]) -> tuple[bool, ...]:
-        return tuple(needs) if gated else (*needs[:2], False, *needs[2:])
+        found = dict(zip(gradients, needs, strict=True))
+        return tuple(found.get(each, False) for each in GRADIENTS)
 
     def run(given: Experts) -> tuple[Tensor, ...]:
         return tuple(each for each in forward(given) if each is not None)
 
     def run_backward(grad_y: Tensor, given: Experts, *made: Any) -> Sequence[Tensor | None]:
         *saved, needs = made
-        found = list(backward(grad_y, given, saved[0] if gated else None, saved[-1], wanted(needs)))
-        return found if gated else [*found[:2], *found[3:]]
+        found = backward(grad_y, given, saved[0] if gated else None, saved[-1], wanted(needs))
+        by_name = dict(zip(GRADIENTS, found, strict=False))
+        return [by_name.get(each) for each in gradients]
 
     def fake(given: Experts) -> tuple[Tensor, ...]:
         inner = (given.rows.shape[0], given.up.shape[1])
@@ -118,7 +143,7 @@ def _registered(
     return operation(
         name,
         arguments,
-        partial(Experts, activation=GATED) if gated else partial(Experts, gate=None),
+        partial(_given, absent),
         outputs=("y", *saved),
         saved=saved,
         gradients=gradients,

@@ -73,35 +73,37 @@ def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 
 def experts_forward(given: Experts) -> Made:
     """Returns y [M, h], gate_out [M, F] (None without gate) and up_out [M, F], all in x's dtype."""
-    x, weights, rows, counts, gate, up, down, activation = given
-    groups, rows_of_x = RowGroups(counts), x.contiguous()
-    gate_out = None if gate is None else groups.times(rows_of_x, gate.mT)
-    up_out = groups.times(rows_of_x, up.mT)
-    weighted = _activate(gate_out, up_out, activation) * _row_weights(weights, rows)  # before the product: one rounding less
-    return groups.times(weighted.to(x.dtype), down.mT), gate_out, up_out
+    x, rows, gate = given.x, given.rows, given.gate
+    groups, rows_of_x = RowGroups(given.counts), x.contiguous()
+    gate_out = None if gate is None else groups.add(groups.times(rows_of_x, gate.mT), given.gate_bias)
+    up_out = groups.add(groups.times(rows_of_x, given.up.mT), given.up_bias)
+    row_weights = _row_weights(given.weights, rows)
+    weighted = _activate(gate_out, up_out, given) * row_weights  # before the product: one rounding less
+    return groups.add(groups.times(weighted.to(x.dtype), given.down.mT), given.down_bias, row_weights), gate_out, up_out
 
 
 def experts_backward(
     grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x, weights, gate, up and down, None where not needed.
+    """Returns the gradients of x, weights, the matrices and the biases, None where not needed.
 
-    A row's output is w · (hidden @ downᵀ), so with g = ∂L/∂y @ down: ∂L/∂w = g · hidden and ∂L/∂hidden = w · g. The unweighted output is
-    not saved.
+    A row's output is w · (hidden @ downᵀ + bias), so with g = ∂L/∂y @ down: ∂L/∂w = g · hidden + ∂L/∂y · bias and ∂L/∂hidden = w · g. The
+    unweighted output is not saved.
     """
-    x, weights, rows, counts, gate, up, down, activation = given
-    groups, grad_y, rows_of_x = RowGroups(counts), grad_y.contiguous(), x.contiguous()
+    x, weights, rows, gate, up, down = given.x, given.weights, given.rows, given.gate, given.up, given.down
+    groups, grad_y, rows_of_x = RowGroups(given.counts), grad_y.contiguous(), x.contiguous()
     row_weights = _row_weights(weights, rows)
-    hidden = _activate(gate_out, up_out, activation)
+    hidden = _activate(gate_out, up_out, given)
     pulled = upcast(groups.times(grad_y, down))
     grad_x = grad_weights = grad_gate = grad_up = grad_down = None
     if needs[1]:
         grad_weights = torch.zeros(weights.numel(), dtype=weights.dtype, device=weights.device)
-        grad_weights[rows] = (pulled * hidden).sum(-1).to(weights.dtype)
+        through_bias = 0 if given.down_bias is None else (upcast(grad_y) * groups.of_rows(upcast(given.down_bias))).sum(-1)
+        grad_weights[rows] = ((pulled * hidden).sum(-1) + through_bias).to(weights.dtype)
         grad_weights = grad_weights.view(weights.shape)
     if needs[4]:
         grad_down = groups.outer(grad_y, (hidden * row_weights).to(x.dtype))
-    grad_gate_out, grad_up_out = _activate_backward(pulled * row_weights, gate_out, up_out, activation)  # in x's dtype, for the products
+    grad_gate_out, grad_up_out = _activate_backward(pulled * row_weights, gate_out, up_out, given)  # in x's dtype, for the products
     if needs[0]:
         grad_x = groups.times(grad_up_out, up)
         if gate is not None and grad_gate_out is not None:
@@ -110,7 +112,12 @@ def experts_backward(
         grad_gate = groups.outer(grad_gate_out, rows_of_x)
     if needs[3]:
         grad_up = groups.outer(grad_up_out, rows_of_x)
-    return grad_x, grad_weights, grad_gate, grad_up, grad_down
+    biases = (given.gate_bias, grad_gate_out, None), (given.up_bias, grad_up_out, None), (given.down_bias, grad_y, row_weights)
+    made = (
+        groups.total(grad, scale).to(bias.dtype) if bias is not None and grad is not None and need else None
+        for (bias, grad, scale), need in zip(biases, needs[5:], strict=True)
+    )
+    return grad_x, grad_weights, grad_gate, grad_up, grad_down, *made
 
 
 def routed_experts_forward(given: Experts) -> Made:
@@ -130,17 +137,24 @@ def routed_experts_backward(
     return None if grad_x is None else sum_rows(grad_x, rows, top_k), *others
 
 
-def _activate(gate_out: Tensor | None, up_out: Tensor, activation: str) -> Tensor:
+def _activate(gate_out: Tensor | None, up_out: Tensor, given: Experts) -> Tensor:
     """The hidden rows [M, F] in the accumulation dtype."""
-    up_out = upcast(up_out)
+    up_out, activation = upcast(up_out), given.activation
+    if gate_out is not None and given.limit is not None:
+        return activations.clamped_swiglu_forward(upcast(gate_out), up_out, given.limit)
     if gate_out is not None:
-        return activations.swiglu_forward(upcast(gate_out), up_out)
+        gated = activations.geglu_forward if activation == "geglu" else activations.swiglu_forward
+        return gated(upcast(gate_out), up_out)
     return activations.relu2_forward(up_out) if activation == "relu2" else activations.gelu_forward(up_out)
 
 
-def _activate_backward(grad: Tensor, gate_out: Tensor | None, up_out: Tensor, activation: str) -> tuple[Tensor | None, Tensor]:
+def _activate_backward(grad: Tensor, gate_out: Tensor | None, up_out: Tensor, given: Experts) -> tuple[Tensor | None, Tensor]:
+    activation = given.activation
+    if gate_out is not None and given.limit is not None:
+        return activations.clamped_swiglu_backward(grad, gate_out, up_out, given.limit)
     if gate_out is not None:
-        grad_gate, grad_up = activations.swiglu_backward(grad, gate_out, up_out, (True, True))
+        gated = activations.geglu_backward if activation == "geglu" else activations.swiglu_backward
+        grad_gate, grad_up = gated(grad, gate_out, up_out, (True, True))
         assert grad_up is not None
         return grad_gate, grad_up
     backward = activations.relu2_backward if activation == "relu2" else activations.gelu_backward

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from megakernels._common import chooses_triton, require, runs_triton
 from megakernels.ops.moe import reference
-from megakernels.ops.moe.inputs import Experts, Made, experts_operation, require_experts
+from megakernels.ops.moe.inputs import OPTIONS, Experts, Made, experts_operation, require_experts
 from megakernels.ops.moe.sizes import backward_cost, backward_scratch_bytes, forward_cost, forward_scratch_bytes
 
 
@@ -48,7 +48,8 @@ def routed_experts(
     """
     fits = x.dim() == 2 and weights.dim() == 2 and weights.shape[0] == x.shape[0] and rows.shape == (weights.numel(),)
     require(fits, "routed_experts", "x must be [N,h], weights [N,k], rows [N·k]", x=x.shape, weights=weights.shape, rows=rows.shape)
-    given = Experts(x, weights, rows, counts, gate, up, down, activation)
+    require(activation != "geglu", "routed_experts", "its kernels have no geglu", activation=activation)
+    given = Experts(x, weights, rows, counts, gate, up, down, None, None, None, activation, None)
     require_experts("routed_experts", given)
     return _run(given)
 
@@ -79,4 +80,4 @@ def _backward_scratch(given: Experts, needs: Sequence[bool]) -> int:
     return backward_scratch_bytes(given, needs) if chooses_triton(given.x) else 0
 
 
-_run = experts_operation("routed_experts", _forward, _backward, _forward_scratch, _backward_scratch, forward_cost, backward_cost)
+_run = experts_operation("routed_experts", _forward, _backward, _forward_scratch, _backward_scratch, forward_cost, backward_cost, OPTIONS)

@@ -229,7 +229,7 @@ def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: 
         Op(
             "attention",
             ("q", *reads, *(table or ())),
-            (*made, INSIDE) if kernels and indexed else made,
+            (*made, INSIDE) if kernels and (indexed or key.sinks) else made,
             keeps=("q", "k", "v", *index, *(table or ()), *made),
             params=(*norm, "sinks") if key.sinks else norm,
             grads=("q", *reads),

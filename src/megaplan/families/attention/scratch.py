@@ -1,7 +1,8 @@
 """What the Triton kernels of the attention core hold inside themselves.
 
-Plain attention holds one number per query and head in backward. With an indexer it also holds the index scores of a chunk of queries, the
-rotated index queries, and a bit per query and key. The operations state the same (`megakernels.scratch_bytes`).
+Plain attention holds one number per query and head in backward, with sinks one in forward and two in backward. With an indexer it also
+holds the index scores of a chunk of queries, the rotated index queries, and a bit per query and key. The operations state the same
+(`megakernels.scratch_bytes`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention) 
     """Of the core without an indexer. None where plain torch runs: `host.kernels: reference`, or heads wider than the kernels accept."""
     if not dims.kernels or max(head_widths(attention)) > CORE_WIDTH[dims.dtype]:
         return None
-    return Inside(0, dims.stat_dtype.bytes * dims.batch * (attention.num_heads // dims.tp) * dims.tokens)
+    sums = dims.stat_dtype.bytes * dims.batch * (attention.num_heads // dims.tp) * dims.tokens
+    return Inside(sums, 2 * sums) if isinstance(attention, GroupedQueryAttention) and attention.sinks else Inside(0, sums)
 
 
 def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType) -> Inside | None:

@@ -6,7 +6,7 @@ all-to-all needs none of them); sorted rows are, by the expert GEMMs, and weight
 gather each other's rows.
 
 With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are: they keep those, and nothing is sorted. What the
-kernels hold inside themselves is workspace.
+kernels hold inside themselves is workspace. Experts with biases, or of an activation that the kernels do not have, run as without Triton.
 
 A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
 log-sum-exp and each sequence's rows for every expert.
@@ -99,7 +99,7 @@ def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> i
 
 def moe_program(dims: Dims, moe: MixtureOfExperts, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
     """One E block on the busiest expert rank; Triton's kernels gather: experts read tokens where they are."""
-    shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.kernels
+    shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.kernels and moe.has_kernels
     travels = mesh.ep * mesh.etp > 1
     tensors = _storages(dims, moe, mesh, travels)
     if gathers:

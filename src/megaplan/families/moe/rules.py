@@ -15,6 +15,9 @@ def moe_rules(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
         detail = "moe.shared_gate = true, moe.shared_ffn_hidden_size = 0: there is no shared expert"
         yield checked.error("MP715", detail, "model.moe.shared_gate", "give shared_ffn_hidden_size, or shared_gate: false")
     yield from _groups(checked, moe)
+    if moe.swiglu_limit is not None and moe.activation != "swiglu":
+        detail = f"moe.swiglu_limit = {moe.swiglu_limit:g}, moe.activation = {moe.activation}: the limit is one of swiglu"
+        yield checked.error("MP715", detail, "model.moe.swiglu_limit", "give activation: swiglu, or swiglu_limit: null")
     if moe.expert_bias_rate and not moe.expert_bias:
         detail = f"moe.expert_bias_rate = {moe.expert_bias_rate:g}, moe.expert_bias = false: there is no bias"
         yield checked.error("MP715", detail, "model.moe.expert_bias_rate", "give expert_bias: true, or expert_bias_rate: 0.0")

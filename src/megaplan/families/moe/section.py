@@ -28,6 +28,7 @@ class MixtureOfExperts(OptionsSection):
         latent_size: Width in which the routed experts read and write, between two projections of all of them; null for hidden_size.
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
         bias: Bias on every projection of the routed experts.
+        swiglu_limit: As in gpt-oss gate is at most this, up within ± this plus 1, and the sigmoid is of 1.702 gate; null for plain swiglu.
         router_bias: Bias on the router's projection.
         score_correction: A parameter an expert, added to its score for the choice alone; without a gradient it keeps its value.
         score: A token's scores of its experts: softmax over all, or sigmoid of each.
@@ -45,7 +46,7 @@ class MixtureOfExperts(OptionsSection):
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"shared_gate", "latent_size", "bias", "router_bias", "score_correction"}
-        | {"score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale"}
+        | {"score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale", "swiglu_limit"}
     )
 
     num_experts: PositiveInt
@@ -56,6 +57,7 @@ class MixtureOfExperts(OptionsSection):
     latent_size: PositiveInt | None = None
     activation: Activation = "swiglu"
     bias: StrictBool = False
+    swiglu_limit: PositiveFloat | None = None
     router_bias: StrictBool = False
     score_correction: StrictBool = False
     score: Literal["softmax", "sigmoid"] = "softmax"
@@ -73,6 +75,11 @@ class MixtureOfExperts(OptionsSection):
     def row_width(self, hidden_size: int) -> int:
         """Width of what the routed experts read and write."""
         return self.latent_size or hidden_size
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the kernels that gather rows have its experts: without biases and of a plain activation."""
+        return not self.bias and self.swiglu_limit is None and self.activation != "geglu"
 
     @property
     def has_router_losses(self) -> bool:

@@ -71,11 +71,13 @@ class ContextParallel:
         length = starts.shape[1] // (2 * self.degree)
         return (starts[:, own] - own // length * length).to(torch.int32)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, starts: Tensor | None) -> Tensor:
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, starts: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
         """`megakernels.attention` over the whole sequence, for local queries and local keys [B, T / cp, ...]."""
         if self.degree == 1:
-            return attention(q, k, v, scale, window, starts)
-        out: Tensor = _GatheredAttention.apply(self, q, k, v, scale, window, starts)  # type: ignore[no-untyped-call]
+            return attention(q, k, v, scale, window, starts, sinks)
+        out: Tensor = _GatheredAttention.apply(self, q, k, v, scale, window, starts, sinks)  # type: ignore[no-untyped-call]
         return out
 
     def gather(self, own: Tensor) -> Tensor:
@@ -142,22 +144,32 @@ class _GatheredAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, cp: ContextParallel, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, starts: Tensor | None
+        ctx: Any,
+        cp: ContextParallel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int | None,
+        starts: Tensor | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """[B, T / cp, Hq, D], [B, T / cp, Hkv, D], [B, T / cp, Hkv, Dv] -> [B, T / cp, Hq, Dv]."""
-        out, lse = attention_pieces(q, cp.gather(k), cp.gather(v), starts, scale, window, cp.pieces, cp.all_pieces)
-        ctx.save_for_backward(q, k, v, starts, out, lse)
+        out, lse = attention_pieces(q, cp.gather(k), cp.gather(v), starts, scale, window, cp.pieces, cp.all_pieces, sinks)
+        ctx.save_for_backward(q, k, v, starts, sinks, out, lse)
         ctx.cp, ctx.scale, ctx.window = cp, scale, window
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local queries, keys and values."""
-        q, k, v, starts, out, lse = ctx.saved_tensors
+        """Gradients of local queries, keys and values, and the part of the sinks' that local queries make."""
+        q, k, v, starts, sinks, out, lse = ctx.saved_tensors
         cp, scale, window = ctx.cp, ctx.scale, ctx.window
         keys, values = cp.gather(k), cp.gather(v)
-        grad_q, *partial = attention_pieces_backward(gradient, q, keys, values, starts, out, lse, scale, window, cp.pieces, cp.all_pieces)
+        pieces = cp.pieces, cp.all_pieces
+        grad_q, *partial = attention_pieces_backward(gradient, q, keys, values, starts, out, lse, scale, window, *pieces, sinks)
         del keys, values  # free before the gradients of local keys and values are allocated
+        grad_sinks = None if sinks is None else partial.pop()
         grad_v = cp.reduce(partial.pop())
         grad_k = cp.reduce(partial.pop())
-        return None, grad_q, grad_k, grad_v, None, None, None
+        return None, grad_q, grad_k, grad_v, None, None, None, grad_sinks
