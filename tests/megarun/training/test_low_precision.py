@@ -109,7 +109,7 @@ def wide(trained: Callable[[str], list[float]]) -> list[float]:
 
 @pytest.mark.slow
 def test_the_final_loss_is_near_that_of_sixteen_bits(trained: Callable[[str], list[float]], wide: list[float]) -> None:
-    """Under fp8_rowwise, after 200 steps of the demo's model with banks of experts in 16 bits: the mean of the last twenty, of 512 tokens each.
+    """Under fp8_rowwise, after 200 steps of the demo's model with banks of experts in 16 bits: the mean of the last twenty.
 
     Losses of single steps of so small batches differ by several percent between runs once their paths have parted.
     """
