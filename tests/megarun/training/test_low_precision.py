@@ -108,13 +108,12 @@ def wide(trained: Callable[[str], list[float]]) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fp8_rowwise", "fp8_current"])
-def test_the_final_loss_is_near_that_of_sixteen_bits(name: str, trained: Callable[[str], list[float]], wide: list[float]) -> None:
-    """After 200 steps of the demo's model, whose experts' banks keep 16 bits: the mean of the last twenty, each of a batch of 512 tokens.
+def test_the_final_loss_is_near_that_of_sixteen_bits(trained: Callable[[str], list[float]], wide: list[float]) -> None:
+    """Under fp8_rowwise, after 200 steps of the demo's model with banks of experts in 16 bits: the mean of the last twenty.
 
     Losses of single steps of so small batches differ by several percent between runs once their paths have parted.
     """
-    narrow = trained(name)
+    narrow = trained("fp8_rowwise")
     assert len(wide) == len(narrow) == STEPS
     assert sum(wide[-20:]) < 0.7 * sum(wide[:20])
     assert narrow != wide
