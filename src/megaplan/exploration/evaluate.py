@@ -34,6 +34,8 @@ HOPELESS = 20
 LIKELY = 1.5
 """Where the bound of memory is so many times smaller than what there is, cuts are likely to fit."""
 UNLIMITED = 1 << 62
+Policies = list[tuple[int, Policy]]
+"""Policies of a layout, each with what its step is at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +315,18 @@ class Evaluator:
             if isinstance(found, Exact):
                 best = found if best is None else min(best, found, key=lambda one: one.order(self.objective))
             elif found is not None:
-                more = [item for item in left if _hopeless(found, self.usable_bytes) and keeps_more(item[1], policy)]
-                left = [item for item in left if item not in more]
-                proven = proven and found.proven
-                bound = bound if found.proven else min([bound, *[other for other, _ in more]])
+                left, dropped = self._without_more(left, policy, found)
+                proven, bound = proven and found.proven, min(bound, dropped)
         pruned = len(policies) - evaluated
         return Outcome(layout, best, evaluated, pruned, bound, proven, 0 if best is not None else tried.over_bytes)
+
+    def _without_more(self, left: Policies, policy: Policy, found: Fitting) -> tuple[Policies, int]:
+        """What is tried once a policy did not fit, and the least bound of what is not, as far as that is not proven not to fit."""
+        if not _hopeless(found, self.usable_bytes):
+            return left, UNLIMITED
+        kept = [(least, other) for least, other in left if not keeps_more(other, policy)]
+        dropped = [least for least, other in left if keeps_more(other, policy)]
+        return kept, UNLIMITED if found.proven else min(dropped, default=UNLIMITED)
 
     def _may_be_better(self, layout: Layout, policy: Policy, best: Exact | None) -> bool:
         """Whether a policy may leave as much memory free as the best so far, where that is what counts."""
