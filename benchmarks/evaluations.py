@@ -1,23 +1,33 @@
 """How fast one plan after another is evaluated in process: Spec value with fixed cuts → Budget.
 
-python benchmarks/evaluations.py [--count 1000] [--cold]
+python benchmarks/evaluations.py [--count 1000] [--cold] [--search]
 
 52 layers, 64 ranks in 8 pipeline stages (9 distinct: one stage's shards are uneven), another micro-batch each time. What follows from the
 model and its sharding alone, the inventory and what FSDP2 stores of it, is remembered between evaluations; `--cold` drops it before each.
 The bar is 2 s for 1,000, by the clock; CPU time beside it shows whether the machine had something else to do.
+
+With `--search` layouts of NAM56R on 8 ranks, drawn from those of a search, are evaluated as a search evaluates them: so many a second of
+CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 
 from megaplan.budget.build import build_budget
+from megaplan.budget.evaluation import BlockMemo
 from megaplan.budget.stored import stored
+from megaplan.exploration.evaluate import Evaluator
+from megaplan.exploration.space import DEFAULT_VARIED, Space
 from megaplan.inventory.build import build_inventory, inventory_of
 from megaplan.layout.build import build_layout
+from megaplan.layout.spans import spans_of
+from megaplan.partition.certify import stack_of
 from megaplan.partition.choose import choose_cuts
+from megaplan.partition.memory import Memory
 from megaplan.spec.load import load_spec
 
 BAR_SECONDS = 2.0
@@ -29,7 +39,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--search", action="store_true")
     options = parser.parse_args()
+    if options.search:
+        return of_a_search()
     count = options.count
     spec = load_spec("plans/nam56r-8xh200.yaml", OVERRIDES).spec
     spans = choose_cuts(spec, build_inventory(spec)).spans
@@ -49,6 +62,29 @@ def main() -> int:
     found = f"{distinct} distinct ranks of {spec.mesh.world_size}, {len(peaks)} peaks"
     print(f"{count} evaluations, {found}: {seconds:.2f} s, of which {cpu_seconds:.2f} s of CPU")
     return 0 if seconds <= BAR_SECONDS * count / 1000 else 1
+
+
+def of_a_search() -> int:
+    """Evaluate layouts with a policy and balanced cuts, and print how many a second of CPU."""
+    space = Space(load_spec("plans/nam56r-8xh200.yaml").spec, 8, {}, DEFAULT_VARIED)
+    evaluator, draw = Evaluator(space), random.Random(5)
+    specs = []
+    for mesh in draw.sample([mesh for mesh in space.meshes() if mesh.micro_batch <= 8], 40):
+        layouts = space.layouts_of(mesh)
+        for layout in draw.sample(layouts, min(3, len(layouts))):
+            policies = space.policies(layout)
+            for policy in draw.sample(policies, min(4, len(policies))):
+                spec = space.spec_of(layout, policy)
+                best = stack_of(spec, evaluator.side(spec).clock.costs(spec)).best()
+                assert best is not None
+                specs.append((spec, spans_of(best.cuts, len(space.letters))))
+    memo, inventory = BlockMemo(), build_inventory(space.base)
+    start = time.process_time()
+    for spec, spans in specs:
+        Memory(spec, inventory, memo=memo).excesses(spans)
+    seconds = time.process_time() - start
+    print(f"{len(specs)} evaluations of a search: {len(specs) / seconds:.0f} a second of CPU")
+    return 0
 
 
 if __name__ == "__main__":

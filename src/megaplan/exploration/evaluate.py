@@ -34,6 +34,8 @@ HOPELESS = 20
 LIKELY = 1.5
 """Where the bound of memory is so many times smaller than what there is, cuts are likely to fit."""
 UNLIMITED = 1 << 62
+Policies = list[tuple[int, Policy]]
+"""Policies of a layout, each with what its step is at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,8 @@ class Evaluator:
         if self.objective != "headroom" and not any(bound <= limit_ns and self._may_fit(layout, policy) for bound, policy in policies):
             return self._left_out(layout, policies, thrifty)
         slowest = {policy: bound for bound, policy in policies}[thrifty]
-        found = self.exact(layout, thrifty, self._limit(limit_ns)) if slowest <= self._limit(limit_ns) else None
+        tries = slowest <= self._limit(limit_ns)
+        found = self.exact(layout, thrifty, self._limit(limit_ns)) if tries else None
         best = found if isinstance(found, Exact) else None
         over = found.over_bytes if isinstance(found, Fitting) else 0
         proven = best is not None or (isinstance(found, Fitting) and found.proven)
@@ -266,7 +269,7 @@ class Evaluator:
         if over * HOPELESS > self.usable_bytes:
             return Outcome(layout, None, 1, num_policies - 1, least, proven, over)
         bound = _bound_after(found, slowest, limit_ns)
-        return self._best_policy(Outcome(layout, best, 1, 0, bound, proven, over), policies, thrifty, limit_ns)
+        return self._best_policy(Outcome(layout, best, int(tries), 0, bound, proven, over), policies, thrifty, limit_ns)
 
     def _keeps_least(self, thrifty: Policy) -> bool:
         """Whether no other policy fits where the sums of memory say of the thriftiest that it does not.
@@ -296,33 +299,40 @@ class Evaluator:
     def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, Policy]], thrifty: Policy, limit_ns: int) -> Outcome:
         """The outcome of a layout of which the thriftiest policy has been tried; `policies` as `bounds` has them."""
         layout, best, proven, bound = tried.layout, tried.best, tried.proven, tried.bound_ns
-        evaluated, most = 1, self.usable_bytes - self.headroom_bytes
+        evaluated = tried.num_evaluated
         left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
         while left:
             limit = self._limit(limit_ns, best)
             bound = min([bound, *[least for least, _ in left if least > limit]])
-            left = [(least, policy) for least, policy in left if least <= limit]
-            if self.objective == "headroom" and best is not None:
-                left = [(least, policy) for least, policy in left if most - self._floor_on(layout, policy) >= best.headroom_bytes]
+            left = [(least, policy) for least, policy in left if least <= limit and self._may_be_better(layout, policy, best)]
             if not left:
                 break
             # What fits leaves out all that is slower, and what is far from fitting all that keeps more: so the middle first.
             least, policy = left.pop(len(left) // 2)
             evaluated += 1
             found = self.exact(layout, policy, limit)
-            if found is None:
-                bound = min(bound, max(least, limit))
-            elif isinstance(found, Exact):
-                bound = min(bound, least)
+            bound = min(bound, _bound_after(found, least, limit))
+            if isinstance(found, Exact):
                 best = found if best is None else min(best, found, key=lambda one: one.order(self.objective))
-            else:
-                more = [item for item in left if keeps_more(item[1], policy)] if _hopeless(found, self.usable_bytes) else []
-                left = [item for item in left if item not in more]
-                if not found.proven:
-                    proven = False
-                    bound = min([bound, max(least, limit) if found.beyond else least, *[other for other, _ in more]])
+            elif found is not None:
+                left, dropped = self._without_more(left, policy, found)
+                proven, bound = proven and found.proven, min(bound, dropped)
         pruned = len(policies) - evaluated
         return Outcome(layout, best, evaluated, pruned, bound, proven, 0 if best is not None else tried.over_bytes)
+
+    def _without_more(self, left: Policies, policy: Policy, found: Fitting) -> tuple[Policies, int]:
+        """What is tried once a policy did not fit, and the least bound of what is not, as far as that is not proven not to fit."""
+        if not _hopeless(found, self.usable_bytes):
+            return left, UNLIMITED
+        kept = [(least, other) for least, other in left if not keeps_more(other, policy)]
+        dropped = [least for least, other in left if keeps_more(other, policy)]
+        return kept, UNLIMITED if found.proven else min(dropped, default=UNLIMITED)
+
+    def _may_be_better(self, layout: Layout, policy: Policy, best: Exact | None) -> bool:
+        """Whether a policy may leave as much memory free as the best so far, where that is what counts."""
+        if self.objective != "headroom" or best is None:
+            return True
+        return self.usable_bytes - self._floor_on(layout, policy) >= best.headroom_bytes
 
     def thriftiest(self, layout: Layout) -> Policy:
         """The policy that keeps the least: if no cuts fit with it, the layout does not."""
