@@ -1,8 +1,8 @@
 """What the gated delta rule holds inside its Triton kernels.
 
-Slots of some segments, one per tile and head: decayed queries and keys, scores, systems and their inverses, and with a decay for each row
-of a state running sums. Forward also the last state; backward states before and after each tile, written values and their gradients, and parts
-of the parameters' gradients.
+Slots of some segments, one per tile and head: decayed queries and keys, scores, systems and their inverses, and running sums where each row
+of a state has a decay. Forward also the last state; backward states before and after each tile, written values and their gradients, and the
+parts of the parameters' gradients.
 """
 
 from __future__ import annotations
