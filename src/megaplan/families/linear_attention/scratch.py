@@ -66,8 +66,9 @@ def _slot_bytes(tile: int, keys: int, values: int, dtype: DType, rows: bool) -> 
     """Forward and backward, of padded widths."""
     sums = DType.FP32.bytes
     own, summed = 3 * tile * keys + 2 * tile * tile, tile * tile + tile + keys
-    summed += (2 if dtype is DType.FP32 else 1) * tile * keys if rows else 0
-    more, more_summed = 2 * keys * values + 2 * tile * values, tile + (tile * keys if rows else 0)
+    decays = (2 if dtype is DType.FP32 else 1) * tile * keys if rows else 0
+    summed += decays
+    more, more_summed = 2 * keys * values + 2 * tile * values, tile + decays
     forward = own * dtype.bytes + summed * sums
     return forward, forward + more * dtype.bytes + more_summed * sums
 
