@@ -18,7 +18,9 @@ from megakernels import (
     cross_entropy,
     dispatch_plan,
     gated_add,
+    gated_delta,
     gated_rms_norm,
+    head_gated_norm,
     indexed_attention,
     linear_cross_entropy,
     m2rnn,
@@ -33,11 +35,12 @@ from megakernels import (
 from megaplan.blocks import costs as cost
 from megaplan.blocks.work import Work, Workload
 from megaplan.families.attention.work import attention_core, visible_pairs
+from megaplan.families.linear_attention.work import delta_rule
 from megaplan.families.mamba.work import mimo_ssd
 from megaplan.families.mamba.work import ssd as ssd_work
 from megaplan.families.moe.work import moe_work
 from megaplan.families.recurrent.work import m2rnn as m2rnn_work
-from megaplan.spec.models import MatrixRecurrence, MixtureOfExperts
+from megaplan.spec.models import GatedDeltaNet, KimiDeltaAttention, MatrixRecurrence, MixtureOfExperts
 from megarun.model.rotary import Rotary, rotary_table
 from megarun.optim.muon import orthogonalise
 
@@ -110,6 +113,9 @@ def cases(small: bool = False) -> list[KernelCase]:
         _ssd(load, rows, *((2, 24, 16, 1, 32) if small else (32, 128, 128, 8, 256))),
         _mamba3(load, rows, *((4, 16, 16, 2, 1, 4) if small else (64, 64, 128, 1, 1, 32))),
         _mamba3(load, rows, *((4, 16, 16, 2, 4, 4) if small else (112, 64, 128, 8, 4, 32))),
+        _delta(load, rows, *((2, 4, 16, 24) if small else (16, 32, 128, 128))),
+        _delta(load, rows, *((2, 2, 16, 16) if small else (32, 32, 128, 128)), per_row=True),
+        _head_norm(load, rows, *((3, 24) if small else (32, 128))),
         _m2rnn(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
         _cross_entropy(load, rows, 200 if small else 65536),
         _linear_cross_entropy(load, rows, *((24, 200) if small else (4096, 131072))),
@@ -280,6 +286,35 @@ def _m2rnn(load: Workload, rows: tuple[int, int], heads: int, keys: int, values:
     }
     call = partial(m2rnn, save_every=sizes.save_every)
     return KernelCase(f"m2rnn {heads}x{keys}x{values}", load.num_tokens, shapes, call, m2rnn_work(load, sizes), "copy")
+
+
+def _delta(
+    load: Workload, rows: tuple[int, int], key_heads: int, heads: int, keys: int, values: int, *, per_row: bool = False
+) -> KernelCase:
+    """With `per_row` a decay for each row of the state, as in Kimi delta attention."""
+    linear: GatedDeltaNet | KimiDeltaAttention = (
+        KimiDeltaAttention(kind="kda", num_heads=heads, head_dim=keys)
+        if per_row
+        else GatedDeltaNet(kind="gated_delta", num_key_heads=key_heads, num_value_heads=heads, key_dim=keys, value_dim=values)
+    )
+    decays = (keys,) if per_row else ()
+    shapes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(("q", "k"), (*rows, key_heads, keys)),
+        "v": (*rows, heads, values),
+        "decay": (*rows, heads, *decays),
+        "beta": (*rows, heads),
+        "A_log": (heads,),
+        "dt_bias": (heads, *decays),
+    }
+    call = partial(gated_delta, chunk_size=linear.chunk_size, save_every=linear.save_every)
+    name = f"gated_delta {key_heads}/{heads} {keys}x{values}{' rows' if per_row else ''}"
+    return KernelCase(name, load.num_tokens, shapes, call, delta_rule(load, linear), "matmul")
+
+
+def _head_norm(load: Workload, rows: tuple[int, int], heads: int, width: int) -> KernelCase:
+    shapes = {"x": (*rows, heads, width), "gate": (*rows, heads, width), "weight": (width,)}
+    work = cost.gated_norm(load, heads * width, heads)
+    return KernelCase(f"head_gated_norm {heads}x{width}", load.num_tokens, shapes, partial(head_gated_norm, eps=EPS), work, "copy")
 
 
 def _labels(rows: tuple[int, int], vocab_size: int) -> Callable[[Tensor], Tensor]:

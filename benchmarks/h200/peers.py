@@ -108,6 +108,21 @@ def _fla_ssd(_: KernelCase) -> Peer:
     return call
 
 
+def _fla_delta(_: KernelCase) -> Peer:
+    """Chunked kernels of the gated delta net, or of Kimi delta attention, with decays and write strengths made outside."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
+        rate = -A_log.float().exp()
+        logs = (rate if decay.dim() == 3 else rate.unsqueeze(-1)) * softplus(decay.float() + dt_bias.float())
+        module, name = ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule") if decay.dim() == 3 else ("fla.ops.kda", "chunk_kda")
+        if decay.dim() == 3 and q.shape[2] != v.shape[2]:
+            q, k = (each.repeat_interleave(v.shape[2] // q.shape[2], 2) for each in (q, k))
+        y: Tensor = _loaded(module, name)(q, k, v, logs, beta.sigmoid(), use_qk_l2norm_in_kernel=True)[0]
+        return y
+
+    return call
+
+
 PEERS: dict[tuple[str, str], Callable[[KernelCase], Peer | None]] = {
     ("torch flash", "attention"): _torch_attention("FLASH_ATTENTION"),
     ("torch cudnn", "attention"): _torch_attention("CUDNN_ATTENTION"),
@@ -117,4 +132,5 @@ PEERS: dict[tuple[str, str], Callable[[KernelCase], Peer | None]] = {
     (LIGER, "linear_cross_entropy"): _liger_linear_cross_entropy,
     (FLA, "linear_cross_entropy"): _fla_linear_cross_entropy,
     (FLA, "ssd"): _fla_ssd,
+    (FLA, "gated_delta"): _fla_delta,
 }

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
 from megaplan.families.mamba.tensors import num_mamba_heads
-from megaplan.spec.models import LatentAttention, Mamba2, Mamba3, Model, Spec
+from megaplan.spec.models import KimiDeltaAttention, LatentAttention, Mamba2, Mamba3, Model, Spec
 
 EVERYWHERE = ("reference", "triton")
 REFERENCE = ("reference",)
@@ -76,6 +76,7 @@ OPERATIONS: dict[str, Plain] = {
     "indexer": Plain(Pass(0, 75, 35), Pass(0, 277, 69), is_fp32=True),
     "ssd": Plain(Pass(910, 46, 46), Pass(1290, 101, 100), is_fp32=True),
     "scan": Plain(Pass(0, 69, 84), Pass(0, 198, 229), is_fp32=True),
+    "delta_rule": Plain(Pass(0, 50, 54), Pass(0, 210, 209), is_fp32=True),
     "m2rnn": Plain(Pass(0, 41, 27), Pass(0, 162, 56), is_fp32=True),
     "route": Plain(Pass(500, launches=8), Pass(520, launches=20), EVERYWHERE, is_fp32=True),
     "dispatch": Plain(Pass(100, launches=2), Pass(820, launches=14)),
@@ -184,6 +185,16 @@ def _scan(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
     return rows * (shape.state_dim + shape.head_dim + 2 * chunk * shape.mimo_rank), -(-load.seq_length // chunk), 0
 
 
+def _delta_rule(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+    """A head's key and value, its row of a chunk's tile, for each key column where each has a decay, and its share of a state."""
+    assert model.linear_attention is not None
+    shape = model.linear_attention
+    chunk, keys = min(shape.chunk_size, shape.save_every, load.seq_length), shape.key_dim
+    pairs = chunk * keys if isinstance(shape, KimiDeltaAttention) else chunk
+    elements = keys + shape.value_dim + pairs + keys * shape.value_dim // chunk
+    return shape.num_value_heads // load.tp * elements, -(-load.seq_length // chunk), 0
+
+
 def _m2rnn(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
     """The state, position by position; eight are a turn."""
     assert model.recurrent is not None
@@ -191,4 +202,7 @@ def _m2rnn(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
     return shape.num_heads // load.tp * shape.key_dim * shape.value_dim, -(-load.seq_length // 8), 0
 
 
-_SHAPES: dict[str, Shape] = {"attention": _attention, "indexer": _indexer, "ssd": _ssd, "scan": _scan, "m2rnn": _m2rnn}
+_SHAPES: dict[str, Shape] = {
+    **{"attention": _attention, "indexer": _indexer},
+    **{"ssd": _ssd, "scan": _scan, "delta_rule": _delta_rule, "m2rnn": _m2rnn},
+}

@@ -31,7 +31,7 @@ def kernels(rows: bool, packed: bool, tile: dict[str, int], precise: bool) -> li
             ("row_decay", delta_row_decay_kernel, {**keys, "W": part(K, "row_decay"), **starts, **exact}),
             ("row_scores", delta_row_scores_kernel, {**keys, **starts, **exact}),
             ("row_pair_gradient", delta_row_pair_gradient_kernel, {**keys, **starts, **exact}),
-            ("row_decay_gradient", delta_row_decay_gradient_kernel, {**keys, "W": part(K, "row_decay_gradient")}),
+            ("row_decay_gradient", delta_row_decay_gradient_kernel, {**keys, "W": part(K, "row_decay_gradient"), **exact}),
         ]
         if rows
         else [

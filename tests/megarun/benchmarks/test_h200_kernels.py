@@ -20,14 +20,14 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_small_cases_are_right_and_counted(benchmark: Any) -> None:
     rows = benchmark.check_on_cpu(benchmark.cases(small=True))
     by_name = {row["case"].split()[0]: row for row in rows}
-    assert by_name.keys() >= {"rms_norm", "gated_rms_norm", "swiglu", "relu2", "ssd", "mamba3", "m2rnn"}
+    assert by_name.keys() >= {"rms_norm", "gated_rms_norm", "swiglu", "relu2", "ssd", "mamba3", "gated_delta", "head_gated_norm", "m2rnn"}
     swiglu = by_name["swiglu"]
     assert (swiglu["forward_bytes"], swiglu["backward_bytes"]) == (3 * 65 * 96 * 2, 5 * 65 * 96 * 2)
     head = by_name["linear_cross_entropy"]
     assert (head["forward_flops"], head["backward_flops"]) == (2 * 65 * 24 * 200, 4 * 65 * 24 * 200)
     moe = by_name["moe"]  # six tokens' width of each of two experts, three matrices
     assert (moe["forward_flops"], moe["backward_flops"]) == (6 * 65 * 2 * 24 * 16, 12 * 65 * 2 * 24 * 16)
-    stated = {"attention", "indexed_attention", "linear_cross_entropy", "moe", "ssd", "mamba3", "m2rnn"}
+    stated = {"attention", "indexed_attention", "linear_cross_entropy", "moe", "ssd", "mamba3", "gated_delta", "m2rnn"}
     assert {name for name, row in by_name.items() if row["stated_bytes"]} == stated
     attention = by_name["attention"]  # 24 and 16 wide, of four heads; backward two products more, and the scores again
     pairs = 4 * 65 * 66 // 2

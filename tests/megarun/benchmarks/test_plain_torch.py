@@ -45,11 +45,21 @@ INDEXED = {
         "mamba": {"kind": "mamba3", "expand": 2, "head_dim": 64, "state_dim": 128, "num_groups": 8, "mimo_rank": 4, "num_angles": 32},
     },
 }
+DELTA = {
+    "model": {
+        **{"pattern": "GD", "num_layers": 2, "hidden_size": 256, "vocab_size": 512, "mlp": {"ffn_hidden_size": 512}},
+        "linear_attention": {"kind": "gated_delta", "num_key_heads": 4, "num_value_heads": 8, "key_dim": 64, "value_dim": 64},
+    },
+    "batch": {"micro_batch_size": 1, "seq_length": 256},
+}
+KIMI = DELTA | {"model": {**DELTA["model"], "linear_attention": {"kind": "kda", "num_heads": 4, "head_dim": 64}}}
 NAMES = {
     **{"attention": "attention", "conv1d": "causal_conv1d", "ssd": "ssd", "gated_norm": "gated_rms_norm", "m2rnn": "m2rnn"},
     **{"dispatch": "dispatch", "combine": "combine", "experts": "experts_gated", "activation": "swiglu"},
-    **{"indexer": "indexed_attention", "scan": "mamba3"},
+    **{"indexer": "indexed_attention", "scan": "mamba3", "delta_rule": "gated_delta"},
 }
+OF_HEADS = {"gated_norm": "head_gated_norm"}
+"""Those of G blocks."""
 """Ops of the cost model, and the operations of megakernels that they are."""
 
 
@@ -73,14 +83,23 @@ def stated(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
         for op in ops:
             if op.name not in NAMES or (op.name == "attention" and any(other.name == "indexer" for other in ops)):
                 continue
-            name = f"{block.family} megakernels.{NAMES[op.name]}"
+            own = OF_HEADS if block.family == "G" else {}
+            name = f"{block.family} megakernels.{own.get(op.name, NAMES[op.name])}"
             for side, done in (("", plain.forward(op, load.num_tokens)), ("_backward", plain.backward(op, load.num_tokens))):
                 if done is not None:
                     found[name + side] = done.num_bytes, done.launches
     return found
 
 
-@pytest.mark.parametrize("spec", [pytest.param(SPEC, id="plain"), pytest.param(SPEC | INDEXED, id="indexed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(SPEC, id="plain"),
+        pytest.param(SPEC | INDEXED, id="indexed", marks=pytest.mark.slow),
+        pytest.param(SPEC | DELTA, id="delta"),
+        pytest.param(SPEC | KIMI, id="kimi", marks=pytest.mark.slow),
+    ],
+)
 def test_the_table_is_what_is_counted(spec: dict[str, Any]) -> None:
     """To a quarter in bytes and launches: the table has no term for the strides of operands."""
     ours, theirs = stated(spec), counted(spec)
@@ -95,5 +114,5 @@ def test_what_triton_leaves_to_torch_is_what_runs_as_torch() -> None:
     from rooflines.ideal import listed  # noqa: PLC0415
 
     runs_as = {name: entry.runs_as for name, entry in listed().items()}
-    for name in ("attention", "indexer", "ssd", "scan", "m2rnn", "route"):
+    for name in ("attention", "indexer", "ssd", "scan", "delta_rule", "m2rnn", "route"):
         assert ("triton" in OPERATIONS[name].under) == (runs_as.get(NAMES.get(name, name)) == "torch"), name

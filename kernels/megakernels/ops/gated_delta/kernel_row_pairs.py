@@ -56,7 +56,8 @@ def delta_row_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR
     """16 rows of a tile and head: `queries` and `reads` become the gradients of the head's unit q / √K and unit k.
 
     `falls` and `keys` have what the log decays of earlier and of later positions scale, and the gradient of β is written. In `falls` pairs
-    of later positions cancel, so row and column of a pair multiply the same rounded factors.
+    of later positions cancel, so row and column of a pair multiply the same rounded factors. With `PRECISE` a second plane of it has sums
+    over the pairs of the block across each position instead: what cancels would leave the rounding of the larger.
     """
     blocks: tl.constexpr = Q // SIDE
     index, head, batch = tl.program_id(0) // blocks, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -81,6 +82,7 @@ def delta_row_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR
     k_inverse = inverse_lengths(k, position, valid, k_stride_t, key_width, K=K)
     own_k = unit_rows(k, position, valid, k_stride_t, column, key_width, k_inverse)
     grad_q, grad_k = tl.zeros([SIDE, K], dtype=tl.float32), tl.zeros([SIDE, K], dtype=tl.float32)
+    across = tl.zeros([SIDE, K], dtype=tl.float32)
     balance, of_strength = tl.zeros([SIDE, K], dtype=tl.float32), tl.load(unread + slot * Q + row).to(tl.float32)
     for other in range(blocks):
         there = other * SIDE + side
@@ -132,7 +134,11 @@ def delta_row_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR
         as_column = tl.sum((of_scores * own_q + of_systems * strength * own_k) * fall, 0)
         of_strength += tl.sum(own_k * as_row, 1)
         of_key = tl.where((side == each)[:, None], as_column[None, :], 0.0)
-        balance += own_q * asked + own_k * as_row * strength - of_key * key_row[None, :]
+        terms = own_q * asked + own_k * as_row * strength
+        if PRECISE:
+            across += tl.where((row > key)[:, None], tl.cumsum(terms, 0, reverse=True), 0.0)
+        else:
+            balance += terms - of_key * key_row[None, :]
         grad_q += asked
         grad_k += as_row * strength + of_key
     out = (slot * Q + row)[:, None] * K + column[None, :]
@@ -151,6 +157,8 @@ def delta_row_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR
     tl.store(queries + out, narrow(grad_q + asked + own_score * own_k, dtype))
     tl.store(reads + out, narrow(grad_k - read * strength + ended + own_score * own_q, dtype))
     tl.store(falls + out, balance + own_q * asked - own_k * read * strength)
+    if PRECISE:
+        tl.store(falls + plane + out, across)
     tl.store(keys + out, narrow(own_k * ended, dtype))
     own = tl.load(strengths + slot * Q + row).to(tl.float32)
     of_beta = of_strength * own * (1.0 - own / beta_limit)

@@ -24,12 +24,14 @@ def delta_row_decay_gradient_kernel(  # type: ignore[no-untyped-def]
     first_segment,
     tiles,
     all_tiles,
+    plane,
     decay_stride_b,
     decay_stride_t,
     decay_stride_h,
     Q: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
+    PRECISE: tl.constexpr,
 ):
     """One tile and head: the gradient of decay, and in `shares` [B, tiles, H, 1 + key_width] sums for A_log and dt_bias."""
     index, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -53,6 +55,8 @@ def delta_row_decay_gradient_kernel(  # type: ignore[no-untyped-def]
         at = (slot * Q + row)[:, None] * K + column[None, :]
         until = tl.load(keys + at).to(tl.float32)
         of_log = tl.cumsum(tl.load(falls + at).to(tl.float32), 0, reverse=True) + (tl.cumsum(until, 0) - until)
+        if PRECISE:
+            of_log += tl.load(falls + plane + at).to(tl.float32)
         of_log += tl.load(carries + slot * K + column).to(tl.float32)[None, :]
         of_log = tl.where(mask, of_log, 0.0)
         of_raw = of_log * rate * sigmoid(raw)

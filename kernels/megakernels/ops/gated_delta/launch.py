@@ -224,9 +224,11 @@ def _row_gradients(
     )
     delta_row_decay_gradient_kernel[(count * tiles, num_heads, batch)](
         *(decay, A_log, dt_bias, made["falls"], made["keys"], made["carries"], gradients[3], shares),
-        *(num_positions, num_heads, key_width, given.save_every, first, tiles, sizes.segments * tiles, *decay.stride()[:3]),
+        *(num_positions, num_heads, key_width, given.save_every, first, tiles, sizes.segments * tiles),
+        *(sizes.slots * Q * K, *decay.stride()[:3]),
         Q=Q,
         K=K,
         W=part_of(K, "row_decay_gradient"),
+        PRECISE=planes(q.dtype) > 1,
         **OPTIONS["row_decay_gradient"],
     )

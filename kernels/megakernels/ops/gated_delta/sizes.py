@@ -68,7 +68,7 @@ def extents(given: DeltaRule, *, backward: bool) -> Extents:
         elements["sums"] = planes(dtype) * Q * K
     if backward:
         elements |= dict.fromkeys(("between", "grad_between"), K * V) | dict.fromkeys(("written", "solved"), Q * V) | {"unread": Q}
-        elements |= {"falls": Q * K} if rows(given) else {}
+        elements |= {"falls": planes(dtype) * Q * K} if rows(given) else {}
     segments, tiles = -(-num_positions // given.save_every), -(-min(given.save_every, num_positions) // Q)
     of_segment = batch * num_heads * tiles
     at_once = min(segments, max(1, PART_BYTES // max(1, of_segment * _slot_bytes(elements, dtype))))
@@ -81,7 +81,7 @@ def rows(given: DeltaRule) -> bool:
 
 
 def planes(dtype: torch.dtype) -> int:
-    """Numbers per running sum of log decays."""
+    """Numbers per running sum of log decays, and per sum for their gradients."""
     return 2 if dtype == torch.float32 else 1
 
 

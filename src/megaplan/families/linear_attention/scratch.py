@@ -1,8 +1,8 @@
 """What the gated delta rule holds inside its Triton kernels.
 
-Slots of some segments, one per tile and head: decayed queries and keys, scores, systems and their inverses, and with a decay for each row
-of a state running sums. Forward also the last state; backward states before and after each tile, written values and their gradients, and parts
-of the parameters' gradients.
+Slots of some segments, one per tile and head: decayed queries and keys, scores, systems and their inverses, and running sums where each row
+of a state has a decay. Forward also the last state; backward states before and after each tile, written values and their gradients, and the
+parts of the parameters' gradients.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def _slot_bytes(tile: int, keys: int, values: int, dtype: DType, rows: bool) -> 
     """Forward and backward, of padded widths."""
     sums = DType.FP32.bytes
     own, summed = 3 * tile * keys + 2 * tile * tile, tile * tile + tile + keys
-    summed += (2 if dtype is DType.FP32 else 1) * tile * keys if rows else 0
-    more, more_summed = 2 * keys * values + 2 * tile * values, tile + (tile * keys if rows else 0)
+    decays = (2 if dtype is DType.FP32 else 1) * tile * keys if rows else 0
+    summed += decays
+    more, more_summed = 2 * keys * values + 2 * tile * values, tile + decays
     forward = own * dtype.bytes + summed * sums
     return forward, forward + more * dtype.bytes + more_summed * sums
 
