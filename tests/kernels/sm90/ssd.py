@@ -4,15 +4,21 @@ from typing import Any
 
 import torch
 
-from megakernels.ops.ssd import kernel
-from megakernels.ops.ssd.kernel_backward import ssd_backward_kernel, ssd_state_gradient_kernel
-from megakernels.ops.ssd.kernel_forward import ssd_forward_kernel
-from megakernels.ops.ssd.kernel_groups import ssd_group_kernel, ssd_sums_kernel
+from megakernels.ops.ssd.kernel_groups import ssd_edge_kernel, ssd_group_kernel
+from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
+from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel
+from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_state_kernel, ssd_table_kernel
+from megakernels.ops.ssd.kernel_steps import ssd_step_kernel
+from megakernels.ops.ssd.launch import HEADS_PER_TABLE, OPTIONS, PASS_COLUMNS
+from megakernels.ops.ssd.sizes import HEADS_PER_PART, tile_sides
 
-INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "grad_y", "y", "states", "grad_states", "grad_x")
-GROUP = ("own", "other", "keys", "boundary", "gradient")
-ACCUMULATED = ("initial", "final", "grad_final", "grad_initial", "shares", "steps", "sums", "rests", "grad_dt_parts")
+INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "grad_y", "y", "states", "grad_x", "grad_dt", "rows", "keys", "gradient")
+MADE = ("boundary", "tile_states", "tile_gradients")
+ACCUMULATED = (
+    *("outer", "last", "through", "tables", "passed", "pairs", "edges", "reads", "of_steps", "of_decays", "skips", "shares"),
+)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+ALIGNED = ("head_width", "state_width", "chunk_size", "num_positions", "num_heads", "num_rows", "size")
 
 
 def configurations() -> dict[str, Any]:
@@ -24,23 +30,32 @@ def configurations() -> dict[str, Any]:
         (32, 32, "bf16", False),
         (32, 32, "fp32", True),
     ):
-        types = dict.fromkeys((*INPUTS, *GROUP), f"*{dtype}") | dict.fromkeys(ACCUMULATED, "*fp32")
+        types = dict.fromkeys((*INPUTS, *MADE), f"*{dtype}") | dict.fromkeys(ACCUMULATED, "*fp32")
         types |= {"starts": "*i32", "dt_min": "fp32", "dt_max": "fp32"}
-        strides = [f"{name}_stride_{axis}" for name in ("x", "B", "C", "grad", "own", "other", "keys") for axis in "bthg"]
-        types |= dict.fromkeys((*strides, "head_width", "state_width", "chunk_size"), "i32:16")
-        sides = kernel.tile_sides(256, head_width, state_width, DTYPES[dtype])
-        tile = {**sides, "HAS_STARTS": whole}
+        strides = [f"{name}_stride_{axis}" for name in ("x", "B", "C", "grad", "rows", "keys") for axis in "bthg"]
+        types |= dict.fromkeys((*strides, *ALIGNED), "i32:16")
+        sides, precise = tile_sides(256, head_width, state_width, DTYPES[dtype]), {"PRECISE": dtype == "fp32"}
+        tile = {**sides, **precise, "HAS_STARTS": whole}
+        heads, columns, part = {"H": HEADS_PER_TABLE, "Q": sides["Q"]}, {"COLUMNS": PASS_COLUMNS}, {**tile, "SPAN": HEADS_PER_PART}
+        shared = {"Q": sides["Q"], "S": sides["S"]}
         name = f"{head_width}x{state_width} {dtype}{' packed, continued' if whole else ''}"
         for key, function, constants in (
-            ("forward", ssd_forward_kernel, {**tile, "HAS_INITIAL": whole}),
-            ("state_gradient", ssd_state_gradient_kernel, {**tile, "HAS_FINAL": whole}),
-            ("backward", ssd_backward_kernel, tile),
-            ("sums", ssd_sums_kernel, {"Q": sides["Q"]}),
-            ("group", ssd_group_kernel, {**tile, "QUERIES": True}),
-            ("group", ssd_group_kernel, {**tile, "QUERIES": False}),
+            ("table", ssd_table_kernel, {**heads, **precise}),
+            ("chunk", ssd_chunk_kernel, {**tile, "GRADIENTS": False}),
+            ("chunk, gradients", ssd_chunk_kernel, {**tile, "GRADIENTS": True}),
+            ("pass", ssd_pass_kernel, {**columns, "HAS_OUTER": whole, "GRADIENTS": False}),
+            ("pass, gradients", ssd_pass_kernel, {**columns, "HAS_OUTER": whole, "GRADIENTS": True}),
+            ("output", ssd_output_kernel, tile),
+            ("state", ssd_state_kernel, {**tile, "GRADIENTS": False}),
+            ("state, gradients", ssd_state_kernel, {**tile, "GRADIENTS": True}),
+            ("pair", ssd_pair_kernel, part),
+            ("edge, of C", ssd_edge_kernel, {**part, "QUERIES": True}),
+            ("edge, of B", ssd_edge_kernel, {**part, "QUERIES": False}),
+            ("group, of C", ssd_group_kernel, {**shared, "QUERIES": True}),
+            ("group, of B", ssd_group_kernel, {**shared, "QUERIES": False}),
+            ("step", ssd_step_kernel, heads),
         ):
-            part = {True: " of C", False: " of B"}[constants["QUERIES"]] if key == "group" else ""
-            found[f"ssd {key}{part} {name}"] = (function, types, constants, {"num_warps": kernel.WARPS[key]})
+            found[f"ssd {key} {name}"] = (function, types, constants, OPTIONS[key.partition(",")[0]])
     return found
 
 
