@@ -10,15 +10,21 @@ from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_state_kernel, ssd_table_kernel
 from megakernels.ops.ssd.kernel_steps import ssd_step_kernel
 from megakernels.ops.ssd.launch import HEADS_PER_TABLE, OPTIONS, PASS_COLUMNS
-from megakernels.ops.ssd.sizes import HEADS_PER_PART, tile_sides
+from megakernels.ops.ssd.sizes import HEADS_PER_PART, LARGEST_BLOCK, LARGEST_TILE, tile_sides
 
 INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "grad_y", "y", "states", "grad_x", "grad_dt", "rows", "keys", "gradient")
 MADE = ("boundary", "tile_states", "tile_gradients")
 ACCUMULATED = (
-    *("outer", "last", "through", "tables", "passed", "pairs", "edges", "reads", "of_steps", "of_decays", "skips", "shares"),
+    *("outer", "last", "through", "tables", "passed", "pairs", "edges", "reads", "of_steps", "of_decays", "across", "skips", "shares"),
 )
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-ALIGNED = ("head_width", "state_width", "chunk_size", "num_positions", "num_heads", "num_rows", "size")
+ALIGNED = ("num_positions", "num_rows", "size")
+HEADS, CHUNK = 64, 256
+
+
+def taken(function: Any, constants: dict[str, Any]) -> dict[str, Any]:
+    """Those that a kernel has."""
+    return {name: value for name, value in constants.items() if name in function.arg_names}
 
 
 def configurations() -> dict[str, Any]:
@@ -32,8 +38,14 @@ def configurations() -> dict[str, Any]:
     ):
         types = dict.fromkeys((*INPUTS, *MADE), f"*{dtype}") | dict.fromkeys(ACCUMULATED, "*fp32")
         types |= {"starts": "*i32", "dt_min": "fp32", "dt_max": "fp32"}
-        strides = [f"{name}_stride_{axis}" for name in ("x", "B", "C", "grad", "rows", "keys") for axis in "bthg"]
-        types |= dict.fromkeys((*strides, *ALIGNED), "i32:16")
+        row = HEADS * head_width + 2 * state_width  # x, B and C are parts of the convolution's output
+        types |= dict.fromkeys((*(f"{name}_stride_b" for name in ("x", "B", "C", "grad", "rows", "keys")), *ALIGNED), "i32:16")
+        sizes = {"num_heads": HEADS, "heads_per_group": HEADS, "head_width": head_width, "state_width": state_width}
+        sizes |= {"chunk_size": CHUNK, "tiles_per_chunk": CHUNK // LARGEST_TILE[DTYPES[dtype]], "num_blocks": -(-head_width // LARGEST_BLOCK)}
+        sizes |= {f"{name}_stride_{axis}": row if axis == "t" else head_width for name in ("x", "rows") for axis in "th"}
+        sizes |= {f"{name}_stride_{axis}": row if axis == "t" else state_width for name in ("B", "C", "keys") for axis in "tg"}
+        sizes |= {"grad_stride_t": HEADS * head_width, "grad_stride_h": head_width, "dt_stride_t": HEADS, "dt_stride_h": 1}
+        sizes |= {"parts": -(-HEADS // HEADS_PER_PART)}
         sides, precise = tile_sides(256, head_width, state_width, DTYPES[dtype]), {"PRECISE": dtype == "fp32"}
         tile = {**sides, **precise, "HAS_STARTS": whole}
         heads, columns, part = {"H": HEADS_PER_TABLE, "Q": sides["Q"]}, {"COLUMNS": PASS_COLUMNS}, {**tile, "SPAN": HEADS_PER_PART}
@@ -53,9 +65,9 @@ def configurations() -> dict[str, Any]:
             ("edge, of B", ssd_edge_kernel, {**part, "QUERIES": False}),
             ("group, of C", ssd_group_kernel, {**shared, "QUERIES": True}),
             ("group, of B", ssd_group_kernel, {**shared, "QUERIES": False}),
-            ("step", ssd_step_kernel, heads),
+            ("step", ssd_step_kernel, {**heads, **precise}),
         ):
-            found[f"ssd {key} {name}"] = (function, types, constants, OPTIONS[key.partition(",")[0]])
+            found[f"ssd {key} {name}"] = (function, types, taken(function, {**sizes, **constants}), OPTIONS[key.partition(",")[0]])
     return found
 
 

@@ -17,20 +17,20 @@ def ssd_edge_kernel(  # type: ignore[no-untyped-def]
     edges,
     reads,
     num_positions,
-    chunk_size,
-    tiles_per_chunk,
-    num_heads,
-    heads_per_group,
+    chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr,
+    num_heads: tl.constexpr,
+    heads_per_group: tl.constexpr,
     num_rows,
-    head_width,
-    state_width,
+    head_width: tl.constexpr,
+    state_width: tl.constexpr,
     first_chunk,
     rows_stride_b,
-    rows_stride_t,
-    rows_stride_h,
+    rows_stride_t: tl.constexpr,
+    rows_stride_h: tl.constexpr,
     keys_stride_b,
-    keys_stride_t,
-    keys_stride_g,
+    keys_stride_t: tl.constexpr,
+    keys_stride_g: tl.constexpr,
     Q: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
@@ -42,8 +42,8 @@ def ssd_edge_kernel(  # type: ignore[no-untyped-def]
     """The gradient of C (QUERIES) through the state before one tile, or of B through the state after it, of up to SPAN heads of a group.
 
     `edges` [B, tiles of the segment, G, parts, Q, S] is the sum over these heads. `rows` is grad_y and `boundary` the states before the
-    tiles; for B they are x and the gradients of the states after them. With QUERIES `reads` [blocks, B, H, T] is the gradient of a log
-    decay by what this position and later ones of the tile read from the state.
+    tiles; for B they are x and the gradients of the states after them. The sum of `reads` [blocks, B, H, T] over this position
+    and later ones of the tile, with QUERIES, is the gradient of a log decay by what they read from the state.
     """
     local_tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     parts = tl.cdiv(heads_per_group, SPAN)
@@ -75,8 +75,8 @@ def ssd_edge_kernel(  # type: ignore[no-untyped-def]
         found += dot(narrow(scaled, dtype), state)
         if QUERIES:
             read = tl.sum(scaled * dot(queries, tl.trans(state)), 1)
-            place = ((block * tl.num_programs(2) + batch) * num_heads + head) * num_positions + first + local
-            tl.store(reads + place, tl.cumsum(read, 0, reverse=True), mask=local < stop - first)
+            place = ((block * tl.num_programs(2) + batch) * num_heads + head) * num_positions + first
+            tl.store(reads + place + local, read, mask=local < stop - first)
     at = ((batch * tl.num_programs(0) + local_tile) * tl.num_programs(1) + tl.program_id(1)) * Q * S
     tl.store(edges + at + local[:, None] * S + ss[None, :], found)
 
@@ -88,14 +88,14 @@ def ssd_group_kernel(  # type: ignore[no-untyped-def]
     edges,
     gradient,
     num_positions,
-    chunk_size,
-    tiles_per_chunk,
-    state_width,
-    parts,
+    chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr,
+    state_width: tl.constexpr,
+    parts: tl.constexpr,
     first_chunk,
     keys_stride_b,
-    keys_stride_t,
-    keys_stride_g,
+    keys_stride_t: tl.constexpr,
+    keys_stride_g: tl.constexpr,
     Q: tl.constexpr,
     S: tl.constexpr,
     QUERIES: tl.constexpr,

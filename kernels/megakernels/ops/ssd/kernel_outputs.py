@@ -19,21 +19,21 @@ def ssd_output_kernel(  # type: ignore[no-untyped-def]
     y,
     num_positions,
     num_chunks,
-    chunk_size,
-    num_heads,
-    heads_per_group,
+    chunk_size: tl.constexpr,
+    num_heads: tl.constexpr,
+    heads_per_group: tl.constexpr,
     num_rows,
-    head_width,
-    state_width,
+    head_width: tl.constexpr,
+    state_width: tl.constexpr,
     x_stride_b,
-    x_stride_t,
-    x_stride_h,
+    x_stride_t: tl.constexpr,
+    x_stride_h: tl.constexpr,
     B_stride_b,
-    B_stride_t,
-    B_stride_g,
+    B_stride_t: tl.constexpr,
+    B_stride_g: tl.constexpr,
     C_stride_b,
-    C_stride_t,
-    C_stride_g,
+    C_stride_t: tl.constexpr,
+    C_stride_g: tl.constexpr,
     Q: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
@@ -53,7 +53,7 @@ def ssd_output_kernel(  # type: ignore[no-untyped-def]
     in_state = (ps < head_width)[:, None] & (ss < state_width)[None, :]
     place = ((batch * num_chunks + chunk) * num_heads + head) * head_width * state_width
     state = tl.load(states + place + ps[:, None] * state_width + ss[None, :], mask=in_state, other=0.0).to(tl.float32)
-    for tile in range(tl.cdiv(end - begin, Q).to(tl.int32)):
+    for tile in tl.range(tl.cdiv(end - begin, Q), disable_licm=True):
         first = begin + tile * Q
         stop = tl.minimum(first + Q, end)
         steps, sums, rests, total, rest = sums_of(
@@ -63,15 +63,15 @@ def ssd_output_kernel(  # type: ignore[no-untyped-def]
             starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
         )
         decay = decays_of(
-            starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False
+            starts, sums, rests, total, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False
         )
         values = load_rows(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
         keys = load_rows(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
         queries = load_rows(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
-        wide = values.to(tl.float32)
-        mixing = dot(queries, tl.trans(keys)) * (decay * steps[None, :])
-        found = from_start[:, None] * dot(queries, tl.trans(narrow(state, dtype))) + skip * wide
-        found += dot(narrow(mixing, dtype), values)
-        store_rows(y, found, batch, head, first, stop, num_positions, num_heads, ps, head_width, Q=Q)
-        written = narrow(wide * (to_end * steps)[:, None], dtype)
+        mixing = narrow(dot(queries, tl.trans(keys)) * (decay * steps[None, :]), dtype)
+        found = dot(queries, tl.trans(narrow(state, dtype)))
+        written = narrow(values.to(tl.float32) * (to_end * steps)[:, None], dtype)
         state = across * state + dot(tl.trans(written), keys)
+        found = from_start[:, None] * found + skip * values.to(tl.float32)
+        found += dot(mixing, values)
+        store_rows(y, found, batch, head, first, stop, num_positions, num_heads, ps, head_width, Q=Q)

@@ -14,13 +14,13 @@ def ssd_table_kernel(  # type: ignore[no-untyped-def]
     dt_bias,
     tables,
     num_positions,
-    chunk_size,
-    tiles_per_chunk,
-    num_heads,
+    chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr,
+    num_heads: tl.constexpr,
     num_rows,
     dt_stride_b,
-    dt_stride_t,
-    dt_stride_h,
+    dt_stride_t: tl.constexpr,
+    dt_stride_h: tl.constexpr,
     dt_min,
     dt_max,
     H: tl.constexpr,
@@ -34,7 +34,7 @@ def ssd_table_kernel(  # type: ignore[no-untyped-def]
     first, stop = span_of(tile // tiles_per_chunk, tile % tiles_per_chunk, chunk_size, num_positions, Q=Q)
     position = first + tl.arange(0, Q)
     valid = in_h[:, None] & (position < stop)[None, :]
-    at = dt + batch * dt_stride_b + head.to(tl.int64)[:, None] * dt_stride_h + position[None, :] * dt_stride_t
+    at = dt + batch * dt_stride_b + head.to(tl.int64)[:, None] * dt_stride_h + position.to(tl.int64)[None, :] * dt_stride_t
     bias = tl.load(dt_bias + head, mask=in_h, other=0.0).to(tl.float32)
     rate = -tl.exp(tl.load(A_log + head, mask=in_h, other=0.0).to(tl.float32))
     step, _slope = steps_of(tl.load(at, mask=valid, other=0.0).to(tl.float32) + bias[:, None], dt_min, dt_max)
@@ -58,18 +58,18 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
     through,
     num_positions,
     num_chunks,
-    chunk_size,
-    num_heads,
-    heads_per_group,
+    chunk_size: tl.constexpr,
+    num_heads: tl.constexpr,
+    heads_per_group: tl.constexpr,
     num_rows,
-    head_width,
-    state_width,
+    head_width: tl.constexpr,
+    state_width: tl.constexpr,
     rows_stride_b,
-    rows_stride_t,
-    rows_stride_h,
+    rows_stride_t: tl.constexpr,
+    rows_stride_h: tl.constexpr,
     keys_stride_b,
-    keys_stride_t,
-    keys_stride_g,
+    keys_stride_t: tl.constexpr,
+    keys_stride_g: tl.constexpr,
     Q: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
@@ -89,11 +89,11 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
     ps, ss = block * P + tl.arange(0, P), tl.arange(0, S)
     begin, _stop = span_of(chunk, 0, chunk_size, num_positions, Q=Q)
     end = tl.minimum(begin + chunk_size, num_positions)
-    num_tiles = tl.cdiv(end - begin, Q).to(tl.int32)
+    num_tiles = tl.cdiv(end - begin, Q)
     local = tl.arange(0, Q)
     document = begin - 1  # of the chunk's last position
     if HAS_STARTS:
-        document = tl.load(starts + batch * num_positions + end - 1).to(tl.int64)
+        document = tl.load(starts + batch * num_positions + end - 1)
     beyond = tl.full([], 0.0, tl.float32)  # log decay across the tiles between this one and the state
     found = tl.zeros([P, S], dtype=tl.float32)
     for index in range(num_tiles):
@@ -136,7 +136,7 @@ def ssd_pass_kernel(  # type: ignore[no-untyped-def]
     last,
     through,
     num_chunks,
-    num_heads,
+    num_heads: tl.constexpr,
     size,
     COLUMNS: tl.constexpr,
     HAS_OUTER: tl.constexpr,
@@ -177,20 +177,20 @@ def ssd_state_kernel(  # type: ignore[no-untyped-def]
     passed,
     num_positions,
     num_chunks,
-    chunk_size,
-    tiles_per_chunk,
-    num_heads,
-    heads_per_group,
+    chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr,
+    num_heads: tl.constexpr,
+    heads_per_group: tl.constexpr,
     num_rows,
-    head_width,
-    state_width,
+    head_width: tl.constexpr,
+    state_width: tl.constexpr,
     first_chunk,
     rows_stride_b,
-    rows_stride_t,
-    rows_stride_h,
+    rows_stride_t: tl.constexpr,
+    rows_stride_h: tl.constexpr,
     keys_stride_b,
-    keys_stride_t,
-    keys_stride_g,
+    keys_stride_t: tl.constexpr,
+    keys_stride_g: tl.constexpr,
     Q: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
@@ -211,7 +211,7 @@ def ssd_state_kernel(  # type: ignore[no-untyped-def]
     ps, ss = block * P + tl.arange(0, P), tl.arange(0, S)
     begin, _stop = span_of(chunk, 0, chunk_size, num_positions, Q=Q)
     end = tl.minimum(begin + chunk_size, num_positions)
-    num_tiles = tl.cdiv(end - begin, Q).to(tl.int32)
+    num_tiles = tl.cdiv(end - begin, Q)
     in_state = (ps < head_width)[:, None] & (ss < state_width)[None, :]
     place = ((batch * num_chunks + chunk) * num_heads + head) * head_width * state_width
     state = tl.load(states + place + ps[:, None] * state_width + ss[None, :], mask=in_state, other=0.0).to(tl.float32)

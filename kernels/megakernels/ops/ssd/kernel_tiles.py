@@ -13,16 +13,18 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def load_rows(pointer, batch, head, first, stop, stride_b, stride_t, stride_h, cols, width, Q: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_rows(pointer, batch, head, first, stop, stride_b, stride_t: tl.constexpr, stride_h, cols, width, Q: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows [Q, cols] of one sequence and head or group from `first` on; 0 from `stop` or `width` on."""
     row = tl.arange(0, Q)
     base = pointer + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first.to(tl.int64) * stride_t
     mask = (row < stop - first)[:, None] & (cols < width)[None, :]
-    return tl.load(base + row.to(tl.int64)[:, None] * stride_t + cols[None, :], mask=mask, other=0.0)
+    if stride_t * Q >= 2**31:
+        row = row.to(tl.int64)
+    return tl.load(base + row[:, None] * stride_t + cols[None, :], mask=mask, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def store_rows(pointer, rows, batch, head, first, stop, num_positions, num_heads, cols, width, Q: tl.constexpr):  # type: ignore[no-untyped-def]
+def store_rows(pointer, rows, batch, head, first, stop, num_positions, num_heads: tl.constexpr, cols, width: tl.constexpr, Q: tl.constexpr):  # type: ignore[no-untyped-def]
     """Stores such rows, rounded, into a contiguous tensor."""
     row = tl.arange(0, Q)
     at = pointer + ((batch.to(tl.int64) * num_positions + first) * num_heads + head) * width
@@ -80,10 +82,20 @@ def edges_of(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def places_of(total, Q: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The numbers of a tile's positions, in terms of its sum of log decays, which is never positive.
+
+    A compiler that knew them to be the same for every tile would compare them once before a loop, and hold each comparison in a register.
+    """
+    return tl.arange(0, Q) + tl.where(total > 0.0, 1, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def decays_of(  # type: ignore[no-untyped-def]
     starts,
     sums,
     rests,
+    total,
     batch,
     first,
     stop,
@@ -97,12 +109,12 @@ def decays_of(  # type: ignore[no-untyped-def]
 
     Masked before it is exponentiated. Rows of the result are queries, with `KEYS` keys.
     """
-    local = tl.arange(0, Q)
+    local, keys = tl.arange(0, Q), places_of(total, Q=Q)
     if KEYS:
-        visible = local[None, :] >= local[:, None]
+        visible = local[None, :] >= keys[:, None]
         fall = falls_of(sums[None, :], rests[None, :], sums[:, None], rests[:, None], PRECISE=PRECISE)
     else:
-        visible = local[:, None] >= local[None, :]
+        visible = local[:, None] >= keys[None, :]
         fall = falls_of(sums[:, None], rests[:, None], sums[None, :], rests[None, :], PRECISE=PRECISE)
     if HAS_STARTS:
         seen = tl.load(starts + batch.to(tl.int64) * num_positions + first + local, mask=local < stop - first, other=0) - first
@@ -123,7 +135,7 @@ def steps_of(raw, dt_min, dt_max):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def span_of(chunk, tile, chunk_size, num_positions, Q: tl.constexpr):  # type: ignore[no-untyped-def]
-    """First position of a chunk's tile, int64, and the position after its last one."""
-    begin = chunk.to(tl.int64) * chunk_size
+    """First position of a chunk's tile, and the position after its last one."""
+    begin = chunk * chunk_size
     first = begin + tile * Q
     return first, tl.minimum(tl.minimum(begin + chunk_size, num_positions), first + Q)

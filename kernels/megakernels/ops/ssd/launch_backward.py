@@ -19,16 +19,16 @@ def segment_gradients(
     """Fills the gradients of x, B and C, some chunks at a time.
 
     Returns:
-        Of each block of columns, position and head [3, blocks, B, H, T]: the gradients of a step that only scales x, and in two parts those
-        of a log decay within the tile. Of each block, tile and head [2, blocks, B, tiles, H]: the gradients of a log decay across the tile,
-        and of D.
+        Of each block of columns, position and head [3 or 4, blocks, B, H, T]: the gradient of a step that only scales x, and the parts of
+        that of a log decay within the tile. Of each block, tile and head [2, blocks, B, tiles, H]: the gradients of a log decay across the
+        tile, and of D.
     """
     x, B, C = scan.x, scan.B, scan.C
     batch, num_positions, num_heads, _ = x.shape
     num_groups = B.shape[2]
     grad_x, grad_B, grad_C = gradients
     starts = x if scan.starts is None else scan.starts
-    rows = torch.empty(3, sizes.blocks, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
+    rows = torch.empty(sizes.rows, sizes.blocks, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
     tiles = torch.empty(2, sizes.blocks, batch, sizes.chunks * sizes.tiles, num_heads, dtype=torch.float32, device=x.device)
     dtypes = x.dtype, x.dtype, torch.float32, torch.float32
     tile_states, tile_gradients, pairs, edges = (
@@ -49,7 +49,7 @@ def segment_gradients(
                 **OPTIONS["state"],
             )
         ssd_pair_kernel[of_parts](
-            *(grad_y, x, B, C, scan.D, tables, starts, tile_gradients, grad_x, pairs, rows[0], rows[1], tiles[1]),
+            *(grad_y, x, B, C, scan.D, tables, starts, tile_gradients, grad_x, pairs, rows[0], rows[1], rows[-1], tiles[1]),
             *(*extent, first, *grad_y.stride()[:3], *x.stride()[:3], *B.stride()[:3], *C.stride()[:3]),
             **settings,
             SPAN=HEADS_PER_PART,
@@ -81,9 +81,10 @@ def step_gradients(scan: Scan, sizes: Extents, rows: Tensor, tiles: Tensor, grad
     batch, num_positions, num_heads = dt.shape
     heads = heads_of_table(num_heads)
     ssd_step_kernel[(sizes.chunks * sizes.tiles, triton.cdiv(num_heads, heads), batch)](
-        *(dt, scan.A_log, scan.dt_bias, *rows, *tiles, grad_dt, shares),
+        *(dt, scan.A_log, scan.dt_bias, *rows[:3], rows[-1], *tiles, grad_dt, shares),
         *(num_positions, sizes.blocks, scan.chunk_size, sizes.tiles, num_heads, rows[0, 0].numel(), *dt.stride(), scan.dt_min, scan.dt_max),
         H=heads,
         Q=sizes.sides["Q"],
+        PRECISE=flags_of(scan)["PRECISE"],
         **OPTIONS["step"],
     )

@@ -33,6 +33,7 @@ class Extents(NamedTuple):
         blocks: Blocks of a head's columns.
         parts: Parts of a group's heads.
         tables: Values per position and head that the kernels over tiles read.
+        rows: Values per position, head and block of columns that the backward's kernels over tiles write.
         at_once: Chunks whose tiles are stored at once.
         stored: Elements of what the backward stores per chunk, for all sequences and heads: states and their gradients in the input's
             dtype, pairs and edges in fp32.
@@ -44,6 +45,7 @@ class Extents(NamedTuple):
     blocks: int
     parts: int
     tables: int
+    rows: int
     at_once: int
     stored: tuple[int, int, int, int]
 
@@ -71,7 +73,8 @@ def extents(scan: Scan) -> Extents:
     stored = of_states, of_states, of_parts * sides["Q"], of_parts * sides["S"]
     of_chunk = max(1, _stored_bytes(stored, scan.x.element_size()))
     at_once = min(chunks, max(1, SEGMENT_BYTES // of_chunk))
-    return Extents(sides, tiles, chunks, blocks, parts, 3 if scan.x.dtype == torch.float32 else 2, at_once, stored)
+    tables, rows = (3, 4) if scan.x.dtype == torch.float32 else (2, 3)
+    return Extents(sides, tiles, chunks, blocks, parts, tables, rows, at_once, stored)
 
 
 def _stored_bytes(stored: tuple[int, int, int, int], element_size: int) -> int:
@@ -108,7 +111,7 @@ def backward_bytes(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states
     if last:
         walked = copies_bytes(() if grad_state is None else (grad_state,)) + SUMS_BYTES * batch * sizes.chunks * num_heads
         segments = sizes.at_once * _stored_bytes(sizes.stored, x.element_size())
-        segments += sizes.blocks * (3 * SUMS_BYTES * dt.numel() + 2 * of_tiles)
+        segments += sizes.blocks * (sizes.rows * SUMS_BYTES * dt.numel() + 2 * of_tiles)
         between = states.nbytes + SUMS_BYTES * sizes.tables * dt.numel() + max(walked, segments)
     dense = [each for each in (A_log, D, dt_bias, states, starts) if each is not None]
     own = grad_y.numel() * x.element_size() if grad_y.dtype != x.dtype else copies_bytes(rows=(grad_y,))
