@@ -6,7 +6,7 @@ import torch
 
 from megakernels.ops.ssd.kernel_groups import ssd_edge_kernel, ssd_group_kernel
 from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
-from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel
+from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel, ssd_value_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_state_kernel, ssd_table_kernel
 from megakernels.ops.ssd.kernel_steps import ssd_step_kernel
 from megakernels.ops.ssd.launch import HEADS_PER_TABLE, OPTIONS, PASS_COLUMNS
@@ -61,6 +61,7 @@ def configurations() -> dict[str, Any]:
             ("state", ssd_state_kernel, {**tile, "GRADIENTS": False}),
             ("state, gradients", ssd_state_kernel, {**tile, "GRADIENTS": True}),
             ("pair", ssd_pair_kernel, part),
+            ("value", ssd_value_kernel, part),
             ("edge, of C", ssd_edge_kernel, {**part, "QUERIES": True}),
             ("edge, of B", ssd_edge_kernel, {**part, "QUERIES": False}),
             ("group, of C", ssd_group_kernel, {**shared, "QUERIES": True}),

@@ -116,4 +116,4 @@ def ssd_group_kernel(  # type: ignore[no-untyped-def]
     others = load_rows(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
     rounded = narrow(overlaps, keys.dtype.element_ty)
     found += dot(tl.trans(rounded) if QUERIES else rounded, others)
-    store_rows(gradient, found, batch, group, first, stop, num_positions, num_groups, ss, state_width, Q=Q)
+    store_rows(gradient, found, batch, group, first, stop, num_positions, num_groups, ss, state_width)

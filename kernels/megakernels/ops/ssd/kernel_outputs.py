@@ -63,7 +63,7 @@ def ssd_output_kernel(  # type: ignore[no-untyped-def]
             starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
         )
         decay = decays_of(
-            starts, sums, rests, total, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False
+            starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False
         )
         values = load_rows(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
         keys = load_rows(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
@@ -74,4 +74,4 @@ def ssd_output_kernel(  # type: ignore[no-untyped-def]
         state = across * state + dot(tl.trans(written), keys)
         found = from_start[:, None] * found + skip * values.to(tl.float32)
         found += dot(mixing, values)
-        store_rows(y, found, batch, head, first, stop, num_positions, num_heads, ps, head_width, Q=Q)
+        store_rows(y, found, batch, head, first, stop, num_positions, num_heads, ps, head_width)

@@ -24,9 +24,9 @@ def load_rows(pointer, batch, head, first, stop, stride_b, stride_t: tl.constexp
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def store_rows(pointer, rows, batch, head, first, stop, num_positions, num_heads: tl.constexpr, cols, width: tl.constexpr, Q: tl.constexpr):  # type: ignore[no-untyped-def]
+def store_rows(pointer, rows, batch, head, first, stop, num_positions, num_heads: tl.constexpr, cols, width: tl.constexpr):  # type: ignore[no-untyped-def]
     """Stores such rows, rounded, into a contiguous tensor."""
-    row = tl.arange(0, Q)
+    row = tl.arange(0, rows.shape[0])
     at = pointer + ((batch.to(tl.int64) * num_positions + first) * num_heads + head) * width
     mask = (row < stop - first)[:, None] & (cols < width)[None, :]
     tl.store(at + row[:, None] * (num_heads * width) + cols[None, :], narrow(rows, pointer.dtype.element_ty), mask=mask)
@@ -82,20 +82,10 @@ def edges_of(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def places_of(total, Q: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The numbers of a tile's positions, in terms of its sum of log decays, which is never positive.
-
-    A compiler that knew them to be the same for every tile would compare them once before a loop, and hold each comparison in a register.
-    """
-    return tl.arange(0, Q) + tl.where(total > 0.0, 1, 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def decays_of(  # type: ignore[no-untyped-def]
     starts,
     sums,
     rests,
-    total,
     batch,
     first,
     stop,
@@ -109,12 +99,12 @@ def decays_of(  # type: ignore[no-untyped-def]
 
     Masked before it is exponentiated. Rows of the result are queries, with `KEYS` keys.
     """
-    local, keys = tl.arange(0, Q), places_of(total, Q=Q)
+    local = tl.arange(0, Q)
     if KEYS:
-        visible = local[None, :] >= keys[:, None]
+        visible = local[None, :] >= local[:, None]
         fall = falls_of(sums[None, :], rests[None, :], sums[:, None], rests[:, None], PRECISE=PRECISE)
     else:
-        visible = local[:, None] >= keys[None, :]
+        visible = local[:, None] >= local[None, :]
         fall = falls_of(sums[:, None], rests[:, None], sums[None, :], rests[None, :], PRECISE=PRECISE)
     if HAS_STARTS:
         seen = tl.load(starts + batch.to(tl.int64) * num_positions + first + local, mask=local < stop - first, other=0) - first

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from megakernels.ops.ssd.inputs import Scan
 from megakernels.ops.ssd.kernel_groups import ssd_edge_kernel, ssd_group_kernel
-from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel
+from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel, ssd_value_kernel
 from megakernels.ops.ssd.kernel_states import ssd_state_kernel
 from megakernels.ops.ssd.kernel_steps import ssd_step_kernel
 from megakernels.ops.ssd.launch import OPTIONS, counts_of, flags_of, heads_of_table
@@ -48,12 +48,18 @@ def segment_gradients(
                 GRADIENTS=is_gradient,
                 **OPTIONS["state"],
             )
+        strides = *grad_y.stride()[:3], *x.stride()[:3], *B.stride()[:3], *C.stride()[:3]
         ssd_pair_kernel[of_parts](
-            *(grad_y, x, B, C, scan.D, tables, starts, tile_gradients, grad_x, pairs, rows[0], rows[1], rows[-1], tiles[1]),
-            *(*extent, first, *grad_y.stride()[:3], *x.stride()[:3], *B.stride()[:3], *C.stride()[:3]),
+            *(grad_y, x, B, C, tables, starts, pairs, rows[1], rows[-1], tiles[1], *extent, first, *strides),
             **settings,
             SPAN=HEADS_PER_PART,
             **OPTIONS["pair"],
+        )
+        ssd_value_kernel[of_parts](
+            *(grad_y, x, B, C, scan.D, tables, starts, tile_gradients, grad_x, rows[0], rows[1], *without_chunks, first, *strides),
+            **settings,
+            SPAN=HEADS_PER_PART,
+            **OPTIONS["value"],
         )
         for own, keys, others, boundary, found in ((grad_y, C, B, tile_states, grad_C), (x, B, C, tile_gradients, grad_B)):
             ssd_edge_kernel[of_parts](
