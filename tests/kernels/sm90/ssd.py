@@ -41,7 +41,11 @@ def configurations() -> dict[str, Any]:
         row = HEADS * head_width + 2 * state_width  # x, B and C are parts of the convolution's output
         types |= dict.fromkeys((*(f"{name}_stride_b" for name in ("x", "B", "C", "grad", "rows", "keys")), *ALIGNED), "i32:16")
         sizes = {"num_heads": HEADS, "heads_per_group": HEADS, "head_width": head_width, "state_width": state_width}
-        sizes |= {"chunk_size": CHUNK, "tiles_per_chunk": CHUNK // LARGEST_TILE[DTYPES[dtype]], "num_blocks": -(-head_width // LARGEST_BLOCK)}
+        sizes |= {
+            "chunk_size": CHUNK,
+            "tiles_per_chunk": CHUNK // LARGEST_TILE[DTYPES[dtype]],
+            "num_blocks": -(-head_width // LARGEST_BLOCK),
+        }
         sizes |= {f"{name}_stride_{axis}": row if axis == "t" else head_width for name in ("x", "rows") for axis in "th"}
         sizes |= {f"{name}_stride_{axis}": row if axis == "t" else state_width for name in ("B", "C", "keys") for axis in "tg"}
         sizes |= {"grad_stride_t": HEADS * head_width, "grad_stride_h": head_width, "dt_stride_t": HEADS, "dt_stride_h": 1}

@@ -62,9 +62,7 @@ def ssd_output_kernel(  # type: ignore[no-untyped-def]
         from_start, to_end, across = edges_of(
             starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
         )
-        decay = decays_of(
-            starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False
-        )
+        decay = decays_of(starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False)
         values = load_rows(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
         keys = load_rows(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
         queries = load_rows(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)

@@ -51,9 +51,9 @@ def ssd_pair_kernel(  # type: ignore[no-untyped-def]
     """The pairs of positions of one tile, of up to SPAN heads of a group.
 
     `pairs` [B, tiles of the segment, G, parts, Q, Q] is the sum over these heads of the gradients of overlaps B_j · C_i, keys in rows.
-    `of_decays` [blocks, B, H, T], summed over earlier positions of the tile, is the gradient of a log decay by the pairs across it, as those
-    of earlier keys less those of earlier queries. With `PRECISE` these pairs alone are summed, into `across`: the difference has the
-    rounding of sums over all pairs. `skips` [blocks, B, tiles, H] is a tile's gradient of D.
+    `of_decays` [blocks, B, H, T], summed over earlier positions of the tile, is the gradient of a log decay by the pairs across it, as the
+    pairs of earlier keys less those of earlier queries. With `PRECISE` only the pairs across it are summed, into `across`: the difference
+    has the rounding of sums over all pairs. `skips` [blocks, B, tiles, H] is a tile's gradient of D.
     """
     local_tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     parts = tl.cdiv(heads_per_group, SPAN)
@@ -75,12 +75,10 @@ def ssd_pair_kernel(  # type: ignore[no-untyped-def]
         place = ((block * tl.num_programs(2) + batch) * num_heads + head) * num_positions + first
         grads = load_rows(grad_y, batch, head, first, stop, grad_stride_b, grad_stride_t, grad_stride_h, ps, head_width, Q=Q)
         values = load_rows(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
-        steps, sums, rests, total, rest = sums_of(
+        steps, sums, rests, _total, _rest = sums_of(
             tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
         )
-        decay = decays_of(
-            starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True
-        )
+        decay = decays_of(starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True)
         products = dot(values, tl.trans(grads))
         own = tl.sum(tl.sum(tl.where(local[None, :] == local[:, None], products, 0.0), 1), 0)
         of_pairs = products * (decay * steps[:, None])
@@ -171,9 +169,7 @@ def ssd_value_kernel(  # type: ignore[no-untyped-def]
         _from_start, to_end, _across = edges_of(
             starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
         )
-        decay = decays_of(
-            starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True
-        )
+        decay = decays_of(starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True)
         wide = values.to(tl.float32)
         through_state = to_end[:, None] * dot(keys, tl.trans(grad_state))
         kept = steps * tl.sum(through_state * wide, 1)
