@@ -77,3 +77,33 @@ def configurations() -> dict[str, Any]:
 
 
 CONFIGURATIONS = configurations()
+
+SHAPE = "16,384 tokens of 64 heads x 64 x 128, bf16, one group, chunks of 256; forward and backward"
+CHUNKS, TILES = 64, 256
+
+
+def launches() -> dict[str, Any]:
+    """Programs and turns of loops of each launch at `SHAPE`; the backward's over tiles are those of all its segments."""
+    tables, of_heads, of_parts = TILES * HEADS // HEADS_PER_TABLE, CHUNKS * HEADS, TILES * HEADS // HEADS_PER_PART
+    walks, per_chunk = HEADS * 64 * 128 // PASS_COLUMNS, TILES // CHUNKS
+    counted: dict[str, tuple[int, tuple[int, ...]]] = {
+        "table": (2 * tables, ()),
+        "chunk": (of_heads, (per_chunk,)),
+        "chunk, gradients": (of_heads, (per_chunk,)),
+        "pass": (walks, (CHUNKS,)),
+        "pass, gradients": (walks, (CHUNKS,)),
+        "output": (of_heads, (per_chunk,)),
+        "state": (of_heads, (per_chunk,)),
+        "state, gradients": (of_heads, (per_chunk,)),
+        "pair": (of_parts, (HEADS_PER_PART,)),
+        "value": (of_parts, (HEADS_PER_PART,)),
+        "edge, of C": (of_parts, (HEADS_PER_PART,)),
+        "edge, of B": (of_parts, (HEADS_PER_PART,)),
+        "group, of C": (TILES, (HEADS // HEADS_PER_PART,)),
+        "group, of B": (TILES, (HEADS // HEADS_PER_PART,)),
+        "step": (tables, ()),
+    }
+    return {f"ssd {key} 64x128 bf16": each for key, each in counted.items()}
+
+
+LAUNCHES = launches()
