@@ -2,10 +2,10 @@
 
     PYTHONPATH=src:kernels python tests/kernels/sm90/issue.py ssd causal_conv1d ...
 
-An operation's file NAME.py has `LAUNCHES`: by name of a configuration the programs of its launches at the shape `SHAPE`, and the turns of each
-loop of its machine code, outermost first. A program's instructions are those outside of loops, whichever way its branches go, and those of
-each loop times its turns; an SM issues at most one instruction of a warp on each of four schedulers in a clock. `ELEMENTS` is what they are
-divided by where the operation is bound by its elements.
+An operation's file NAME.py has `LAUNCHES`: by name of a configuration, the programs of its launches at `SHAPE` and the turns of each loop
+of its machine code, outermost first. A program's instructions are those outside of loops, whichever way its branches go, and those of
+each loop times its turns; an SM issues at most one instruction of a warp on each of four schedulers in a clock. They are divided by
+`ELEMENTS`, if it is given.
 """
 
 import importlib

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import edges_of, load_rows, span_of, store_rows, sums_of
+from megakernels.ops.ssd.kernel_tiles import edges_of, rows_at, span_of, store_rows, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -56,13 +56,15 @@ def ssd_edge_kernel(  # type: ignore[no-untyped-def]
     num_blocks = tl.cdiv(head_width, P)
     ss, local = tl.arange(0, S), tl.arange(0, Q)
     if QUERIES:
-        queries = load_rows(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+        keys_at, in_keys = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+        queries = tl.load(keys_at, mask=in_keys, other=0.0)
     found = tl.zeros([Q, S], dtype=tl.float32)
     count = tl.minimum(heads_per_group - part * SPAN, SPAN) * num_blocks
     for member in range(count):
         head, block = group * heads_per_group + part * SPAN + member // num_blocks, member % num_blocks
         ps = block * P + tl.arange(0, P)
-        wide = load_rows(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q).to(tl.float32)
+        at, mask = rows_at(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
+        wide = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         at = ((batch * tl.num_programs(0) + local_tile) * num_heads + head) * num_blocks + block
         state = tl.load(boundary + at * P * S + tl.arange(0, P)[:, None] * S + ss[None, :])
         steps, sums, rests, total, rest = sums_of(
@@ -113,7 +115,8 @@ def ssd_group_kernel(  # type: ignore[no-untyped-def]
     for part in range(parts):
         overlaps += tl.load(pairs + (row + part) * Q * Q + local[:, None] * Q + local[None, :]).to(tl.float32)
         found += tl.load(edges + (row + part) * Q * S + local[:, None] * S + ss[None, :]).to(tl.float32)
-    others = load_rows(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+    at, mask = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+    others = tl.load(at, mask=mask, other=0.0)
     rounded = narrow(overlaps, keys.dtype.element_ty)
-    found += dot(tl.trans(rounded) if QUERIES else rounded, others)
+    found += dot(tl.trans(rounded), others) if QUERIES else dot(rounded, others)
     store_rows(gradient, found, batch, group, first, stop, num_positions, num_groups, ss, state_width)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import decays_of, edges_of, load_rows, span_of, store_rows, sums_of
+from megakernels.ops.ssd.kernel_tiles import decays_of, edges_of, rows_at, span_of, store_rows, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,9 +63,12 @@ def ssd_output_kernel(  # type: ignore[no-untyped-def]
             starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
         )
         decay = decays_of(starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False)
-        values = load_rows(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
-        keys = load_rows(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
-        queries = load_rows(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
+        at, mask = rows_at(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
+        values = tl.load(at, mask=mask, other=0.0)
+        at, mask = rows_at(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
+        keys = tl.load(at, mask=mask, other=0.0)
+        at, mask = rows_at(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
+        queries = tl.load(at, mask=mask, other=0.0)
         mixing = narrow(dot(queries, tl.trans(keys)) * (decay * steps[None, :]), dtype)
         found = dot(queries, tl.trans(narrow(state, dtype)))
         written = narrow(values.to(tl.float32) * (to_end * steps)[:, None], dtype)

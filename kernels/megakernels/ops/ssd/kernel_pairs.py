@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import decays_of, edges_of, load_rows, span_of, store_rows, sums_of
+from megakernels.ops.ssd.kernel_tiles import decays_of, edges_of, rows_at, span_of, store_rows, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -64,8 +64,10 @@ def ssd_pair_kernel(  # type: ignore[no-untyped-def]
         return
     num_blocks = tl.cdiv(head_width, P)
     ss, local = tl.arange(0, S), tl.arange(0, Q)
-    keys = load_rows(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
-    queries = load_rows(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
+    keys_at, in_keys = rows_at(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
+    keys = tl.load(keys_at, mask=in_keys, other=0.0)
+    queries_at, in_queries = rows_at(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
+    queries = tl.load(queries_at, mask=in_queries, other=0.0)
     overlaps = dot(keys, tl.trans(queries))
     found = tl.zeros([Q, Q], dtype=tl.float32)
     count = tl.minimum(heads_per_group - part * SPAN, SPAN) * num_blocks
@@ -73,8 +75,10 @@ def ssd_pair_kernel(  # type: ignore[no-untyped-def]
         head, block = group * heads_per_group + part * SPAN + member // num_blocks, member % num_blocks
         ps = block * P + tl.arange(0, P)
         place = ((block * tl.num_programs(2) + batch) * num_heads + head) * num_positions + first
-        grads = load_rows(grad_y, batch, head, first, stop, grad_stride_b, grad_stride_t, grad_stride_h, ps, head_width, Q=Q)
-        values = load_rows(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
+        at, mask = rows_at(grad_y, batch, head, first, stop, grad_stride_b, grad_stride_t, grad_stride_h, ps, head_width, Q=Q)
+        grads = tl.load(at, mask=mask, other=0.0)
+        at, mask = rows_at(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
+        values = tl.load(at, mask=mask, other=0.0)
         steps, sums, rests, _total, _rest = sums_of(
             tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
         )
@@ -83,12 +87,12 @@ def ssd_pair_kernel(  # type: ignore[no-untyped-def]
         own = tl.sum(tl.sum(tl.where(local[None, :] == local[:, None], products, 0.0), 1), 0)
         of_pairs = products * (decay * steps[:, None])
         found += of_pairs
-        apart = tl.where(local[None, :] > local[:, None], of_pairs * overlaps, 0.0)
+        strict = tl.where(local[None, :] > local[:, None], of_pairs * overlaps, 0.0)
         if PRECISE:
-            later = tl.where(local[None, :] > local[:, None], tl.cumsum(apart, 1, reverse=True), 0.0)
+            later = tl.where(local[None, :] > local[:, None], tl.cumsum(strict, 1, reverse=True), 0.0)
             tl.store(across + place + local, tl.sum(later, 0), mask=local < stop - first)
         else:
-            tl.store(of_decays + place + local, tl.sum(apart, 1) - tl.sum(apart, 0), mask=local < stop - first)
+            tl.store(of_decays + place + local, tl.sum(strict, 1) - tl.sum(strict, 0), mask=local < stop - first)
         of_tile = ((block * tl.num_programs(2) + batch) * num_chunks + chunk) * tiles_per_chunk + tile
         tl.store(skips + of_tile * num_heads + head, own)
     at = ((batch * tl.num_programs(0) + local_tile) * tl.num_programs(1) + tl.program_id(1)) * Q * Q
@@ -139,7 +143,7 @@ def ssd_value_kernel(  # type: ignore[no-untyped-def]
     """Gradients of x of one tile and up to SPAN heads of a group.
 
     `of_steps` [blocks, B, H, T] is the gradient of a step that only scales x. What a position adds to the state after the tile goes to
-    `of_decays`, beside what `ssd_pair_kernel` wrote there.
+    `of_decays`, in addition to what `ssd_pair_kernel` wrote there.
     """
     local_tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     parts = tl.cdiv(heads_per_group, SPAN)
@@ -151,16 +155,20 @@ def ssd_value_kernel(  # type: ignore[no-untyped-def]
     dtype: tl.constexpr = x.dtype.element_ty
     num_blocks = tl.cdiv(head_width, P)
     ss, local = tl.arange(0, S), tl.arange(0, Q)
-    keys = load_rows(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
-    queries = load_rows(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
+    keys_at, in_keys = rows_at(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
+    keys = tl.load(keys_at, mask=in_keys, other=0.0)
+    queries_at, in_queries = rows_at(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
+    queries = tl.load(queries_at, mask=in_queries, other=0.0)
     overlaps = dot(keys, tl.trans(queries))
     count = tl.minimum(heads_per_group - part * SPAN, SPAN) * num_blocks
     for member in tl.range(count, disable_licm=True):
         head, block = group * heads_per_group + part * SPAN + member // num_blocks, member % num_blocks
         ps = block * P + tl.arange(0, P)
         place = ((block * tl.num_programs(2) + batch) * num_heads + head) * num_positions + first
-        grads = load_rows(grad_y, batch, head, first, stop, grad_stride_b, grad_stride_t, grad_stride_h, ps, head_width, Q=Q)
-        values = load_rows(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
+        at, mask = rows_at(grad_y, batch, head, first, stop, grad_stride_b, grad_stride_t, grad_stride_h, ps, head_width, Q=Q)
+        grads = tl.load(at, mask=mask, other=0.0)
+        at, mask = rows_at(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
+        values = tl.load(at, mask=mask, other=0.0)
         at = ((batch * tl.num_programs(0) + local_tile) * num_heads + head) * num_blocks + block
         grad_state = tl.load(tile_gradients + at * P * S + tl.arange(0, P)[:, None] * S + ss[None, :])
         steps, sums, rests, total, rest = sums_of(

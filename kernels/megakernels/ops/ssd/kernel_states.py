@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import LOG2_E, edges_of, falls_of, load_rows, span_of, steps_of, sums_of
+from megakernels.ops.ssd.kernel_tiles import LOG2_E, edges_of, falls_of, rows_at, span_of, steps_of, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -113,8 +113,10 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
             if HAS_STARTS:
                 scale = tl.where(first + local >= document, scale, 0.0)
         beyond += total
-        values = load_rows(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
-        of_group = load_rows(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+        at, mask = rows_at(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
+        values = tl.load(at, mask=mask, other=0.0)
+        at, mask = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+        of_group = tl.load(at, mask=mask, other=0.0)
         found += dot(tl.trans(narrow(values.to(tl.float32) * scale[:, None], rows.dtype.element_ty)), of_group)
     within = ps[:, None] * state_width + ss[None, :]
     in_state = (ps < head_width)[:, None] & (ss < state_width)[None, :]
@@ -200,8 +202,8 @@ def ssd_state_kernel(  # type: ignore[no-untyped-def]
 ):
     """The state before each tile of one chunk and head: `tile_states` [B, chunks of the segment, tiles, H, blocks, P, S].
 
-    With `GRADIENTS` the gradients of the states after them, shaped alike, and from both `passed` [blocks, B, tiles, H]: the gradient of a
-    factor of the state that crosses the tile.
+    With `GRADIENTS` the gradients of the states after them, of the same shape, and from both `passed` [blocks, B, tiles, H]: the gradient
+    of a factor of the state that crosses the tile.
     """
     index, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     chunk, count = first_chunk + index, tl.num_programs(0)
@@ -226,8 +228,10 @@ def ssd_state_kernel(  # type: ignore[no-untyped-def]
         from_start, to_end, across = edges_of(
             starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
         )
-        values = load_rows(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
-        of_group = load_rows(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+        at, mask = rows_at(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
+        values = tl.load(at, mask=mask, other=0.0)
+        at, mask = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+        of_group = tl.load(at, mask=mask, other=0.0)
         at = ((((batch * count + index) * tiles_per_chunk + tile) * num_heads + head) * num_blocks + block) * P * S + whole
         state_there = narrow(state, rows.dtype.element_ty)
         state *= across

@@ -13,14 +13,14 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def load_rows(pointer, batch, head, first, stop, stride_b, stride_t: tl.constexpr, stride_h, cols, width, Q: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows [Q, cols] of one sequence and head or group from `first` on; 0 from `stop` or `width` on."""
+def rows_at(pointer, batch, head, first, stop, stride_b, stride_t: tl.constexpr, stride_h, cols, width, Q: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Addresses of rows [Q, cols] of one sequence and head or group from `first` on, and which are before `stop` and `width`."""
     row = tl.arange(0, Q)
     base = pointer + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first.to(tl.int64) * stride_t
     mask = (row < stop - first)[:, None] & (cols < width)[None, :]
     if stride_t * Q >= 2**31:
         row = row.to(tl.int64)
-    return tl.load(base + row[:, None] * stride_t + cols[None, :], mask=mask, other=0.0)
+    return base + row[:, None] * stride_t + cols[None, :], mask
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -72,9 +72,8 @@ def edges_of(  # type: ignore[no-untyped-def]
     from_start, to_end, across = tl.exp2(sums), tl.exp2(falls_of(total, rest, sums, rests, PRECISE=PRECISE)), tl.exp2(total)
     if HAS_STARTS:
         local = tl.arange(0, Q)
-        row = starts + batch.to(tl.int64) * num_positions
-        seen = tl.load(row + first + local, mask=local < stop - first, other=0)
-        end = tl.load(row + stop - 1)
+        seen = tl.load(starts + batch.to(tl.int64) * num_positions + first + local, mask=local < stop - first, other=0)
+        end = tl.load(starts + batch.to(tl.int64) * num_positions + stop - 1)
         from_start = tl.where(seen < first, from_start, 0.0)
         to_end = tl.where(first + local >= end, to_end, 0.0)
         across = tl.where(end < first, across, 0.0)
