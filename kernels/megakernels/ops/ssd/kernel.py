@@ -14,6 +14,8 @@ tile; their differences are masked before they are exponentiated. Operands of pr
 and so does the state that is carried over tiles and chunks; what a chunk adds to it is rounded to the input's dtype once.
 """
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -124,7 +126,7 @@ def chunk_states(
 
 def _dense(scan: Scan) -> Scan:
     """The inputs as the kernels take them: dense rows, contiguous parameters and starts."""
-    found = {name: unit_stride(getattr(scan, name)) for name in ("x", "B", "C")}
+    found: dict[str, Any] = {name: unit_stride(getattr(scan, name)) for name in ("x", "B", "C")}
     found |= {name: getattr(scan, name).contiguous() for name in ("A_log", "D", "dt_bias")}
     if scan.starts is not None:
         found |= {"starts": scan.starts.contiguous()}

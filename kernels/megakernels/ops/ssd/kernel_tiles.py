@@ -55,7 +55,7 @@ def sums_of(  # type: ignore[no-untyped-def]
     return steps, sums, rests, total, rest
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def falls_of(later, later_rest, earlier, earlier_rest, PRECISE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The log decay between two running sums."""
     if PRECISE:

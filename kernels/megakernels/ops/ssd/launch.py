@@ -1,8 +1,8 @@
 """Launch options of the scan's kernels, and the arguments that they share."""
 
 import torch
-import triton
 
+from megakernels._common.blocks import block_of
 from megakernels.ops.ssd.inputs import Scan
 
 OPTIONS = {
@@ -26,7 +26,7 @@ HEADS_PER_TABLE = 8
 
 def heads_of_table(num_heads: int) -> int:
     """A power of two."""
-    return min(HEADS_PER_TABLE, triton.next_power_of_2(num_heads))
+    return min(HEADS_PER_TABLE, block_of(num_heads))
 
 
 def counts_of(scan: Scan) -> tuple[int, ...]:

@@ -129,16 +129,20 @@ def forward_cost(_state: Tensor | None, scan: Scan) -> Cost:
     return Cost({scan.x.dtype: tiles.num * tiles.blocks * (3 * tiles.with_state + tiles.scores + tiles.values)})
 
 
-def backward_cost(_grad_last: Tensor | None, _grad_y: Tensor, scan: Scan, _states: Tensor) -> Cost:
+def backward_cost(_grad_last: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> Cost:
     """Cost of `kernel.backward`.
 
     Per tile, head and block of columns, products with a state: one each for the gradients of the chunks' states, for the tiles' states and
-    their gradients, for x and B, and two for C. The pairs are the scores and two products of x's size. Per tile and group one product with
-    B and one with C.
+    their gradients, for x and B, and two for C; two products of x's size. Per tile and 16 heads of a group the scores, twice, and per tile
+    and group one product with B and one with C. Launches over a part of the chunks are given the inputs whole.
     """
-    tiles, num_heads, num_groups = _tiles(scan), scan.x.shape[2], scan.B.shape[2]
-    own = tiles.num * tiles.blocks * (7 * tiles.with_state + tiles.scores + 2 * tiles.values)
-    return Cost({scan.x.dtype: own + 2 * tiles.num // max(1, num_heads) * num_groups * tiles.scores})
+    tiles, sizes, num_heads, num_groups = _tiles(scan), extents(scan), scan.x.shape[2], scan.B.shape[2]
+    own = tiles.num * tiles.blocks * (7 * tiles.with_state + 2 * tiles.values)
+    shared = tiles.num // max(1, num_heads) * num_groups * (2 * sizes.parts + 2) * tiles.scores
+    launches = -(-sizes.chunks // max(1, sizes.at_once))
+    rows = 5 * scan.x.nbytes + 4 * grad_y.nbytes + 5 * scan.B.nbytes + 5 * scan.C.nbytes + 2 * states.nbytes
+    per_step = SUMS_BYTES * scan.dt.numel() * (6 * sizes.tables + 4 * sizes.blocks)
+    return Cost({scan.x.dtype: own + shared}, untouched_bytes=max(0, launches - 1) * (rows + per_step))
 
 
 class _Tiles(NamedTuple):
