@@ -32,6 +32,7 @@ from megakernels.ops.mamba3 import launch_backward as mamba3_launch_backward
 from megakernels.ops.mamba3 import piece as mamba3_piece
 from megakernels.ops.mamba3 import sizes as mamba3_sizes
 from megakernels.ops.ssd import kernel as ssd_kernel
+from megakernels.ops.ssd import launch_backward as ssd_launch_backward
 from megakernels.ops.ssd import piece as ssd_piece
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -41,7 +42,10 @@ KERNELS = {
     delta_launch: tuple(name for name in vars(delta_launch) if name.startswith("delta_") and name.endswith("_kernel")),
     attention_kernel: ("attention_forward_kernel", "attention_query_kernel", "attention_key_kernel"),
     indexed_kernel: tuple(name for name in vars(indexed_kernel) if name.startswith("index_") and name.endswith("_kernel")),
-    ssd_kernel: ("ssd_forward_kernel", "ssd_state_gradient_kernel", "ssd_backward_kernel", "ssd_sums_kernel", "ssd_group_kernel"),
+    ssd_kernel: ("ssd_table_kernel", "ssd_chunk_kernel", "ssd_pass_kernel", "ssd_output_kernel"),
+    ssd_launch_backward: (
+        *("ssd_state_kernel", "ssd_pair_kernel", "ssd_value_kernel", "ssd_edge_kernel", "ssd_group_kernel", "ssd_step_kernel"),
+    ),
     m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
     mamba3_launch: ("mamba3_table_kernel", "mamba3_angle_kernel", "mamba3_state_kernel", "mamba3_output_kernel"),
     mamba3_launch_backward: (

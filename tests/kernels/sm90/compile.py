@@ -26,8 +26,8 @@ ALIGNMENT = 16
 """The launcher specialises on pointers, which torch's allocator aligns so, and on sizes that are multiples of it: type `i32:16`."""
 
 
-def resources(function: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]) -> dict[str, Any]:
-    """Registers a thread, stack (spill) bytes, shared-memory bytes a block, and whether matrix products are the warp group's."""
+def compiled_for_sm90(function: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]) -> Any:
+    """As the launcher compiles it."""
     names = function.arg_names
     kinds = {name: types.get(name, "i32") for name in names if name not in constants}
     signature = {name: kinds.get(name, "constexpr").removesuffix(":16") for name in names}
@@ -37,12 +37,22 @@ def resources(function: Any, types: dict[str, str], constants: dict[str, Any], o
         if kind.startswith("*") or kind.endswith(":16")
     }
     source = ASTSource(function, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    tool = next(Path(triton.__file__).parent.glob("backends/nvidia/bin/cuobjdump"))
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def disassembled(compiled: Any, tool: str, flag: str) -> str:
+    """What one of the tools that Triton ships says about a compiled kernel."""
+    path = next(Path(triton.__file__).parent.glob(f"backends/nvidia/bin/{tool}"))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([path, flag, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def resources(function: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]) -> dict[str, Any]:
+    """Registers a thread, stack (spill) bytes, shared-memory bytes a block, and whether matrix products are the warp group's."""
+    compiled = compiled_for_sm90(function, types, constants, options)
+    text = disassembled(compiled, "cuobjdump", "-res-usage")
     found = dict(re.findall(r"(REG|STACK):(\d+)", text))
     if re.search(r"\b(atom|red)\.", compiled.asm["ptx"]):
         raise SystemExit(f"{function.__name__} has atomics: its result would depend on the order of programs")

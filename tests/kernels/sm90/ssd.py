@@ -4,15 +4,27 @@ from typing import Any
 
 import torch
 
-from megakernels.ops.ssd import kernel
-from megakernels.ops.ssd.kernel_backward import ssd_backward_kernel, ssd_state_gradient_kernel
-from megakernels.ops.ssd.kernel_forward import ssd_forward_kernel
-from megakernels.ops.ssd.kernel_groups import ssd_group_kernel, ssd_sums_kernel
+from megakernels.ops.ssd.kernel_groups import ssd_edge_kernel, ssd_group_kernel
+from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
+from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel, ssd_value_kernel
+from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_state_kernel, ssd_table_kernel
+from megakernels.ops.ssd.kernel_steps import ssd_step_kernel
+from megakernels.ops.ssd.launch import HEADS_PER_TABLE, OPTIONS, PASS_COLUMNS
+from megakernels.ops.ssd.sizes import HEADS_PER_PART, LARGEST_BLOCK, LARGEST_TILE, tile_sides
 
-INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "grad_y", "y", "states", "grad_states", "grad_x")
-GROUP = ("own", "other", "keys", "boundary", "gradient")
-ACCUMULATED = ("initial", "final", "grad_final", "grad_initial", "shares", "steps", "sums", "rests", "grad_dt_parts")
+INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "grad_y", "y", "states", "grad_x", "grad_dt", "rows", "keys", "gradient")
+MADE = ("boundary", "tile_states", "tile_gradients")
+ACCUMULATED = (
+    *("outer", "last", "through", "tables", "passed", "pairs", "edges", "reads", "of_steps", "of_decays", "across", "skips", "shares"),
+)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+ALIGNED = ("num_positions", "num_rows", "size")
+HEADS, CHUNK = 64, 256
+
+
+def taken(function: Any, constants: dict[str, Any]) -> dict[str, Any]:
+    """Those that a kernel has."""
+    return {name: value for name, value in constants.items() if name in function.arg_names}
 
 
 def configurations() -> dict[str, Any]:
@@ -24,24 +36,74 @@ def configurations() -> dict[str, Any]:
         (32, 32, "bf16", False),
         (32, 32, "fp32", True),
     ):
-        types = dict.fromkeys((*INPUTS, *GROUP), f"*{dtype}") | dict.fromkeys(ACCUMULATED, "*fp32")
+        types = dict.fromkeys((*INPUTS, *MADE), f"*{dtype}") | dict.fromkeys(ACCUMULATED, "*fp32")
         types |= {"starts": "*i32", "dt_min": "fp32", "dt_max": "fp32"}
-        strides = [f"{name}_stride_{axis}" for name in ("x", "B", "C", "grad", "own", "other", "keys") for axis in "bthg"]
-        types |= dict.fromkeys((*strides, "head_width", "state_width", "chunk_size"), "i32:16")
-        sides = kernel.tile_sides(256, head_width, state_width, DTYPES[dtype])
-        tile = {**sides, "HAS_STARTS": whole}
+        row = HEADS * head_width + 2 * state_width  # x, B and C are parts of the convolution's output
+        types |= dict.fromkeys((*(f"{name}_stride_b" for name in ("x", "B", "C", "grad", "rows", "keys")), *ALIGNED), "i32:16")
+        sizes = {"num_heads": HEADS, "heads_per_group": HEADS, "head_width": head_width, "state_width": state_width}
+        sizes |= {
+            "chunk_size": CHUNK,
+            "tiles_per_chunk": CHUNK // LARGEST_TILE[DTYPES[dtype]],
+            "num_blocks": -(-head_width // LARGEST_BLOCK),
+        }
+        sizes |= {f"{name}_stride_{axis}": row if axis == "t" else head_width for name in ("x", "rows") for axis in "th"}
+        sizes |= {f"{name}_stride_{axis}": row if axis == "t" else state_width for name in ("B", "C", "keys") for axis in "tg"}
+        sizes |= {"grad_stride_t": HEADS * head_width, "grad_stride_h": head_width, "dt_stride_t": HEADS, "dt_stride_h": 1}
+        sizes |= {"parts": -(-HEADS // HEADS_PER_PART)}
+        sides, precise = tile_sides(256, head_width, state_width, DTYPES[dtype]), {"PRECISE": dtype == "fp32"}
+        tile = {**sides, **precise, "HAS_STARTS": whole}
+        heads, columns, part = {"H": HEADS_PER_TABLE, "Q": sides["Q"]}, {"COLUMNS": PASS_COLUMNS}, {**tile, "SPAN": HEADS_PER_PART}
+        shared = {"Q": sides["Q"], "S": sides["S"]}
         name = f"{head_width}x{state_width} {dtype}{' packed, continued' if whole else ''}"
         for key, function, constants in (
-            ("forward", ssd_forward_kernel, {**tile, "HAS_INITIAL": whole}),
-            ("state_gradient", ssd_state_gradient_kernel, {**tile, "HAS_FINAL": whole}),
-            ("backward", ssd_backward_kernel, tile),
-            ("sums", ssd_sums_kernel, {"Q": sides["Q"]}),
-            ("group", ssd_group_kernel, {**tile, "QUERIES": True}),
-            ("group", ssd_group_kernel, {**tile, "QUERIES": False}),
+            ("table", ssd_table_kernel, {**heads, **precise}),
+            ("chunk", ssd_chunk_kernel, {**tile, "GRADIENTS": False}),
+            ("chunk, gradients", ssd_chunk_kernel, {**tile, "GRADIENTS": True}),
+            ("pass", ssd_pass_kernel, {**columns, "HAS_OUTER": whole, "GRADIENTS": False}),
+            ("pass, gradients", ssd_pass_kernel, {**columns, "HAS_OUTER": whole, "GRADIENTS": True}),
+            ("output", ssd_output_kernel, tile),
+            ("state", ssd_state_kernel, {**tile, "GRADIENTS": False}),
+            ("state, gradients", ssd_state_kernel, {**tile, "GRADIENTS": True}),
+            ("pair", ssd_pair_kernel, part),
+            ("value", ssd_value_kernel, part),
+            ("edge, of C", ssd_edge_kernel, {**part, "QUERIES": True}),
+            ("edge, of B", ssd_edge_kernel, {**part, "QUERIES": False}),
+            ("group, of C", ssd_group_kernel, {**shared, "QUERIES": True}),
+            ("group, of B", ssd_group_kernel, {**shared, "QUERIES": False}),
+            ("step", ssd_step_kernel, {**heads, **precise}),
         ):
-            part = {True: " of C", False: " of B"}[constants["QUERIES"]] if key == "group" else ""
-            found[f"ssd {key}{part} {name}"] = (function, types, constants, {"num_warps": kernel.WARPS[key]})
+            found[f"ssd {key} {name}"] = (function, types, taken(function, {**sizes, **constants}), OPTIONS[key.partition(",")[0]])
     return found
 
 
 CONFIGURATIONS = configurations()
+
+SHAPE = "16,384 tokens of 64 heads x 64 x 128, bf16, one group, chunks of 256; forward and backward"
+CHUNKS, TILES = 64, 256
+
+
+def launches() -> dict[str, Any]:
+    """Programs and turns of loops of each launch at `SHAPE`; the backward's over tiles are those of all its segments."""
+    tables, of_heads, of_parts = TILES * HEADS // HEADS_PER_TABLE, CHUNKS * HEADS, TILES * HEADS // HEADS_PER_PART
+    walks, per_chunk = HEADS * 64 * 128 // PASS_COLUMNS, TILES // CHUNKS
+    counted: dict[str, tuple[int, tuple[int, ...]]] = {
+        "table": (2 * tables, ()),
+        "chunk": (of_heads, (per_chunk,)),
+        "chunk, gradients": (of_heads, (per_chunk,)),
+        "pass": (walks, (CHUNKS,)),
+        "pass, gradients": (walks, (CHUNKS,)),
+        "output": (of_heads, (per_chunk,)),
+        "state": (of_heads, (per_chunk,)),
+        "state, gradients": (of_heads, (per_chunk,)),
+        "pair": (of_parts, (HEADS_PER_PART,)),
+        "value": (of_parts, (HEADS_PER_PART,)),
+        "edge, of C": (of_parts, (HEADS_PER_PART,)),
+        "edge, of B": (of_parts, (HEADS_PER_PART,)),
+        "group, of C": (TILES, (HEADS // HEADS_PER_PART,)),
+        "group, of B": (TILES, (HEADS // HEADS_PER_PART,)),
+        "step": (tables, ()),
+    }
+    return {f"ssd {key} 64x128 bf16": each for key, each in counted.items()}
+
+
+LAUNCHES = launches()

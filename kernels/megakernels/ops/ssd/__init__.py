@@ -47,12 +47,16 @@ def ssd(
         states: [B, ceil(T / chunk_size), H, P, S] in x's dtype, the state at each chunk's start.
 
     Scratch:
-        Forward: the last state, fp32. Backward: the gradients of the saved states and of the first one, and three values per position and
-        head, or the partial gradients of dt if these are larger.
+        Forward: the last state, two values per position and head (fp32: three), and one per chunk and head. Backward: the same values,
+        the gradients of the saved states and of the first one, three values (fp32: four) per position, head and block of 64 columns, five
+        per tile and head, and for as many chunks as fit in 256 MiB, at least one: states before all tiles, their gradients, and per 16
+        heads of a group the gradients of overlaps and, in turn, of C and B.
 
     Triton:
-        One kernel forward; backward five: gradients of states, those of x and dt, running sums, those of C, those of B. Heads or states
-        wider than 128 (fp32: 32), and x, B and C of different dtypes, use plain torch.
+        Forward four kernels: steps and running sums, what each chunk adds to the state, the states of all chunks, and outputs; only the
+        third is serial over chunks. Backward the first three again, then states of tiles and their gradients, pairs of positions, the
+        gradients of x, those of C and of B in two kernels each, and those of dt and the parameters. Heads or states wider than 128 (fp32:
+        32), and x, B and C of different dtypes, use plain torch.
 
     Raises:
         ValueError: shapes do not fit, chunk_size < 1, or not 0 ≤ smallest Δ ≤ largest Δ.

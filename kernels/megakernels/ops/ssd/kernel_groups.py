@@ -4,166 +4,119 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import sequence_tile, steps_of, sums_of
+from megakernels.ops.ssd.kernel_tiles import edges_of, rows_at, span_of, store_rows, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def ssd_sums_kernel(  # type: ignore[no-untyped-def]
-    dt,
-    A_log,
-    dt_bias,
-    steps,
-    sums,
-    rests,
-    num_positions,
-    chunk_size,
-    num_heads,
-    dt_stride_b,
-    dt_stride_t,
-    dt_stride_h,
-    dt_min,
-    dt_max,
-    Q: tl.constexpr,
-):
-    """Steps Δ and running sums of Δ a from the chunk's first position, rounded and rest, [B, H, T] each, of one chunk and head."""
-    chunk, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    begin = chunk * chunk_size
-    stop = tl.minimum(begin + chunk_size, num_positions)
-    before = tl.full([], 0.0, tl.float64)
-    for first in range(begin, stop, Q):
-        position = first + tl.arange(0, Q)
-        valid = position < stop
-        _raw, step, rate = steps_of(dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max)
-        place = (batch * num_heads + head) * num_positions + position
-        tl.store(steps + place, step, mask=valid)
-        rounded, rest, before = sums_of(step, rate, before)
-        tl.store(sums + place, rounded, mask=valid)
-        tl.store(rests + place, rest, mask=valid)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def ssd_group_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915  branches are of the compiler's
-    own,
-    other,
+def ssd_edge_kernel(  # type: ignore[no-untyped-def]
+    rows,
     keys,
-    boundary,
-    steps,
-    sums,
-    rests,
+    tables,
     starts,
-    gradient,
+    boundary,
+    edges,
+    reads,
     num_positions,
-    num_chunks,
-    chunk_size,
-    tiles_per_chunk,
-    num_heads,
-    heads_per_group,
-    head_width,
-    state_width,
-    own_stride_b,
-    own_stride_t,
-    own_stride_h,
-    other_stride_b,
-    other_stride_t,
-    other_stride_h,
+    chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr,
+    num_heads: tl.constexpr,
+    heads_per_group: tl.constexpr,
+    num_rows,
+    head_width: tl.constexpr,
+    state_width: tl.constexpr,
+    first_chunk,
+    rows_stride_b,
+    rows_stride_t: tl.constexpr,
+    rows_stride_h: tl.constexpr,
     keys_stride_b,
-    keys_stride_t,
-    keys_stride_g,
+    keys_stride_t: tl.constexpr,
+    keys_stride_g: tl.constexpr,
     Q: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
-    QUERIES: tl.constexpr,
+    SPAN: tl.constexpr,
     HAS_STARTS: tl.constexpr,
+    PRECISE: tl.constexpr,
+    QUERIES: tl.constexpr,
 ):
-    """The gradient of C (QUERIES) or of B, of one tile and group: pairs of positions in the chunk, and the state at its edge.
+    """The gradient of C (QUERIES) through the state before one tile, or of B through the state after it, of up to SPAN heads of a group.
 
-    With j ≤ i a pair in the chunk, c the running sum and g the gradient of y, the gradient of C_i is, over the heads,
-
-        Σ_j (g_i · x_j) Δ_j exp(c_i − c_j) B_j + exp(c_i) g_iᵀ h,
-
-    h the state at the chunk's start, and that of B_j is
-
-        Σ_i (g_i · x_j) Δ_j exp(c_i − c_j) C_i + exp(c_last − c_j) Δ_j x_jᵀ h',
-
-    h' the gradient of the state at its end. For C the tile's rows are g and the others x; for B vice versa. The sum over heads is
-    computed before the product with B or C, which they share.
+    `edges` [B, tiles of the segment, G, parts, Q, S] is the sum over these heads. `rows` is grad_y and `boundary` the states before the
+    tiles; for B they are x and the gradients of the states after them. The sum of `reads` [blocks, B, H, T] over this position
+    and later ones of the tile, with QUERIES, is the gradient of a log decay by what they read from the state.
     """
-    tile, group, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    chunk, tile_of_chunk = tile // tiles_per_chunk, tile % tiles_per_chunk
-    begin = chunk * chunk_size
-    stop = tl.minimum(begin + chunk_size, num_positions)
-    first = begin + tile_of_chunk * Q
-    position = first + tl.arange(0, Q)
-    valid = position < stop
-    ss = tl.arange(0, S)
-    in_s = ss < state_width
-    document = batch * num_positions
-    seen = tl.zeros_like(position)
-    begun = 0  # the document of the chunk's last position
-    if HAS_STARTS:
-        seen = tl.load(starts + document + position, mask=valid, other=0)
-        begun = tl.load(starts + document + stop - 1)
-    found = tl.zeros([Q, S], dtype=tl.float32)
-    for member in range(heads_per_group):
-        head = group * heads_per_group + member
-        of_head = (batch * num_heads + head) * num_positions
-        sum = tl.load(sums + of_head + position, mask=valid, other=0.0).to(tl.float32)
-        if QUERIES:
-            scale = tl.exp(sum)
-            reaches = valid & (seen < begin) if HAS_STARTS else valid
-        else:
-            step = tl.load(steps + of_head + position, mask=valid, other=0.0).to(tl.float32)
-            fall = tl.load(sums + of_head + stop - 1).to(tl.float32) - sum
-            fall += tl.load(rests + of_head + stop - 1).to(tl.float32) - tl.load(rests + of_head + position, mask=valid, other=0.0).to(
-                tl.float32
-            )
-            reaches = valid & (position >= begun) if HAS_STARTS else valid
-            scale = step * tl.exp(tl.where(reaches, fall, 0.0))
-        scale = tl.where(reaches, scale, 0.0)
-        for column in range(0, head_width, P):
-            ps = column + tl.arange(0, P)
-            in_p = ps < head_width
-            at, mask = sequence_tile(own + head * own_stride_h, batch, position, own_stride_b, own_stride_t, ps, valid, in_p)
-            rows = narrow(tl.load(at, mask=mask, other=0.0).to(tl.float32) * scale[:, None], own.dtype.element_ty)
-            place = ((batch * num_chunks + chunk) * num_heads + head) * head_width * state_width
-            at = boundary + place + ps[:, None] * state_width + ss[None, :]
-            found += dot(rows, tl.load(at, mask=in_p[:, None] & in_s[None, :], other=0.0))
+    local_tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    parts = tl.cdiv(heads_per_group, SPAN)
+    group, part = (tl.program_id(1) // parts).to(tl.int64), tl.program_id(1) % parts
+    chunk, tile = first_chunk + local_tile // tiles_per_chunk, local_tile % tiles_per_chunk
+    first, stop = span_of(chunk, tile, chunk_size, num_positions, Q=Q)
+    if first >= stop:
+        return
+    dtype: tl.constexpr = rows.dtype.element_ty
+    num_blocks = tl.cdiv(head_width, P)
+    ss, local = tl.arange(0, S), tl.arange(0, Q)
     if QUERIES:
-        others_begin, others_stop = begin, tl.minimum(first + Q, stop)
-    else:
-        others_begin, others_stop = first, stop
-    for first_there in range(others_begin, others_stop, Q):
-        there = first_there + tl.arange(0, Q)
-        exists = there < stop
+        keys_at, in_keys = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+        queries = tl.load(keys_at, mask=in_keys, other=0.0)
+    found = tl.zeros([Q, S], dtype=tl.float32)
+    count = tl.minimum(heads_per_group - part * SPAN, SPAN) * num_blocks
+    for member in range(count):
+        head, block = group * heads_per_group + part * SPAN + member // num_blocks, member % num_blocks
+        ps = block * P + tl.arange(0, P)
+        at, mask = rows_at(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
+        wide = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        at = ((batch * tl.num_programs(0) + local_tile) * num_heads + head) * num_blocks + block
+        state = tl.load(boundary + at * P * S + tl.arange(0, P)[:, None] * S + ss[None, :])
+        steps, sums, rests, total, rest = sums_of(
+            tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
+        )
+        from_start, to_end, _across = edges_of(
+            starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
+        )
+        scaled = wide * (from_start if QUERIES else steps * to_end)[:, None]
+        found += dot(narrow(scaled, dtype), state)
         if QUERIES:
-            visible = (position[:, None] >= there[None, :]) & valid[:, None] & (there[None, :] >= seen[:, None])
-        else:
-            visible = (there[None, :] >= position[:, None]) & exists[None, :]
-            if HAS_STARTS:
-                from_there = tl.load(starts + document + there, mask=exists, other=0)
-                visible = visible & (position[:, None] >= from_there[None, :])
-        pairs = tl.zeros([Q, Q], dtype=tl.float32)
-        for member in range(heads_per_group):
-            head = group * heads_per_group + member
-            of_head = (batch * num_heads + head) * num_positions
-            sum = tl.load(sums + of_head + position, mask=valid, other=0.0).to(tl.float32)
-            sum_there = tl.load(sums + of_head + there, mask=exists, other=0.0).to(tl.float32)
-            rest = tl.load(rests + of_head + position, mask=valid, other=0.0).to(tl.float32)
-            rest_there = tl.load(rests + of_head + there, mask=exists, other=0.0).to(tl.float32)
-            fall = (sum[:, None] - sum_there[None, :]) + (rest[:, None] - rest_there[None, :])
-            decay = tl.exp(tl.where(visible, fall if QUERIES else -fall, float("-inf")))
-            if QUERIES:
-                decay *= tl.load(steps + of_head + there, mask=exists, other=0.0).to(tl.float32)[None, :]
-            else:
-                decay *= tl.load(steps + of_head + position, mask=valid, other=0.0).to(tl.float32)[:, None]
-            for column in range(0, head_width, P):
-                ps = column + tl.arange(0, P)
-                in_p = ps < head_width
-                at, mask = sequence_tile(own + head * own_stride_h, batch, position, own_stride_b, own_stride_t, ps, valid, in_p)
-                rows = tl.load(at, mask=mask, other=0.0)
-                at, mask = sequence_tile(other + head * other_stride_h, batch, there, other_stride_b, other_stride_t, ps, exists, in_p)
-                pairs += decay * dot(rows, tl.trans(tl.load(at, mask=mask, other=0.0)))
-        at, mask = sequence_tile(keys + group * keys_stride_g, batch, there, keys_stride_b, keys_stride_t, ss, exists, in_s)
-        found += dot(narrow(pairs, keys.dtype.element_ty), tl.load(at, mask=mask, other=0.0))
-    at = (batch * num_positions + position)[:, None] * (tl.num_programs(1) * state_width) + group * state_width + ss[None, :]
-    tl.store(gradient + at, narrow(found, gradient.dtype.element_ty), mask=valid[:, None] & in_s[None, :])
+            read = tl.sum(scaled * dot(queries, tl.trans(state)), 1)
+            place = ((block * tl.num_programs(2) + batch) * num_heads + head) * num_positions + first
+            tl.store(reads + place + local, read, mask=local < stop - first)
+    at = ((batch * tl.num_programs(0) + local_tile) * tl.num_programs(1) + tl.program_id(1)) * Q * S
+    tl.store(edges + at + local[:, None] * S + ss[None, :], found)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def ssd_group_kernel(  # type: ignore[no-untyped-def]
+    keys,
+    pairs,
+    edges,
+    gradient,
+    num_positions,
+    chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr,
+    state_width: tl.constexpr,
+    parts: tl.constexpr,
+    first_chunk,
+    keys_stride_b,
+    keys_stride_t: tl.constexpr,
+    keys_stride_g: tl.constexpr,
+    Q: tl.constexpr,
+    S: tl.constexpr,
+    QUERIES: tl.constexpr,
+):
+    """The gradient of C (QUERIES) or of B of one tile and group, from the parts of its heads."""
+    local_tile, group, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    chunk, tile = first_chunk + local_tile // tiles_per_chunk, local_tile % tiles_per_chunk
+    first, stop = span_of(chunk, tile, chunk_size, num_positions, Q=Q)
+    if first >= stop:
+        return
+    num_groups = tl.num_programs(1)
+    ss, local = tl.arange(0, S), tl.arange(0, Q)
+    overlaps, found = tl.zeros([Q, Q], dtype=tl.float32), tl.zeros([Q, S], dtype=tl.float32)
+    row = ((batch * tl.num_programs(0) + local_tile) * num_groups + group) * parts
+    for part in range(parts):
+        overlaps += tl.load(pairs + (row + part) * Q * Q + local[:, None] * Q + local[None, :]).to(tl.float32)
+        found += tl.load(edges + (row + part) * Q * S + local[:, None] * S + ss[None, :]).to(tl.float32)
+    at, mask = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
+    others = tl.load(at, mask=mask, other=0.0)
+    rounded = narrow(overlaps, keys.dtype.element_ty)
+    found += dot(tl.trans(rounded), others) if QUERIES else dot(rounded, others)
+    store_rows(gradient, found, batch, group, first, stop, num_positions, num_groups, ss, state_width)

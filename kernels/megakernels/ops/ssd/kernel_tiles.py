@@ -1,85 +1,130 @@
-"""Shared by the scan's kernels: a tile's addresses, steps and decays."""
+"""Shared by the scan's kernels: a tile's rows, steps and decays.
+
+`tables` [2 or 3, B, H, T] has each position's step Δ and the running sum of its tile's log decays Δ a, in powers of two; with `PRECISE` a
+sum is two fp32 numbers, the rounded sum and the rest.
+"""
 
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import sigmoid, softplus
+from megakernels._common.tiles import narrow, sigmoid, softplus
 
-
-@triton.jit
-def sequence_tile(pointer, batch, position, stride_b, stride_t, cols, valid, inside):  # type: ignore[no-untyped-def]
-    """Addresses of a tile [positions, cols] of one sequence and head, and the mask of valid elements."""
-    place = batch.to(tl.int64) * stride_b + position.to(tl.int64)[:, None] * stride_t + cols[None, :]
-    return pointer + place, valid[:, None] & inside[None, :]
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def state_of(batch, head, block, num_heads, head_width, state_width, P: tl.constexpr, S: tl.constexpr):  # type: ignore[no-untyped-def]
-    """P columns of a head and the rows of its state: their numbers, which exist, which elements [P, S] do, and where those are.
-
-    The places are within a head's state, and within the states of all heads of all sequences.
-    """
-    ps, ss = block * P + tl.arange(0, P), tl.arange(0, S)
-    in_p, in_s = ps < head_width, ss < state_width
-    within = ps[:, None] * state_width + ss[None, :]
-    of_head = (batch.to(tl.int64) * num_heads + head) * head_width * state_width + within
-    return ps, ss, in_p, in_s, in_p[:, None] & in_s[None, :], within, of_head
+def rows_at(pointer, batch, head, first, stop, stride_b, stride_t: tl.constexpr, stride_h, cols, width, Q: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Addresses of rows [Q, cols] of one sequence and head or group from `first` on, and which are before `stop` and `width`."""
+    row = tl.arange(0, Q)
+    base = pointer + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first.to(tl.int64) * stride_t
+    mask = (row < stop - first)[:, None] & (cols < width)[None, :]
+    if stride_t * Q >= 2**31:
+        row = row.to(tl.int64)
+    return base + row[:, None] * stride_t + cols[None, :], mask
 
 
-@triton.jit
-def steps_of(  # type: ignore[no-untyped-def]
-    dt, dt_bias, A_log, batch, head, position, valid, dt_stride_b, dt_stride_t, dt_stride_h, dt_min, dt_max
+@triton.jit  # type: ignore[untyped-decorator]
+def store_rows(pointer, rows, batch, head, first, stop, num_positions, num_heads: tl.constexpr, cols, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Stores such rows, rounded, into a contiguous tensor."""
+    row = tl.arange(0, rows.shape[0])
+    at = pointer + ((batch.to(tl.int64) * num_positions + first) * num_heads + head) * width
+    mask = (row < stop - first)[:, None] & (cols < width)[None, :]
+    tl.store(at + row[:, None] * (num_heads * width) + cols[None, :], narrow(rows, pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sums_of(  # type: ignore[no-untyped-def]
+    tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q: tl.constexpr, PRECISE: tl.constexpr
 ):
-    """Returns dt + dt_bias, the step Δ (0 where there is no position) and the rate a."""
-    address = dt + batch.to(tl.int64) * dt_stride_b + position.to(tl.int64) * dt_stride_t + head * dt_stride_h
-    raw = tl.load(address, mask=valid, other=0.0).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
-    step = tl.where(valid, tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max), 0.0)
-    return raw, step, -tl.exp(tl.load(A_log + head).to(tl.float32))
-
-
-@triton.jit
-def sums_of(step, rate, before):  # type: ignore[no-untyped-def]
-    """Running sums of Δ a inside the tile and `before`, each as two fp32 numbers: the rounded sum, and the rest.
+    """Steps (0 from `stop` on), running sums and their rests, the sum over the tile and its rest.
 
     A difference of two sums is (difference of the rounded) + (difference of the rests): the first is exact where the sums are close, and
     where they are not, its rounding is relative to itself. A difference of rounded sums alone has the rounding of the larger sum.
-    The third result is the last sum, fp64.
     """
-    wide = before + tl.cumsum((step * rate).to(tl.float64), 0)
-    rounded = wide.to(tl.float32)
-    return rounded, (wide - rounded.to(tl.float64)).to(tl.float32), tl.min(wide, 0)  # sums are non-increasing
-
-
-@triton.jit
-def slope_of(raw, dt_min, dt_max):  # type: ignore[no-untyped-def]
-    """The derivative of Δ by dt: zero outside its limits."""
-    unbounded = softplus(raw)
-    return tl.where((unbounded >= dt_min) & (unbounded <= dt_max), sigmoid(raw), 0.0)
+    row = tables + (batch.to(tl.int64) * num_heads + head) * num_positions + first
+    last = stop - first - 1
+    local = tl.arange(0, Q)
+    here = tl.minimum(local, last)  # rows from `stop` on have the last sum: no difference with them is out of range
+    steps = tl.load(row + local, mask=local <= last, other=0.0).to(tl.float32)
+    sums = tl.load(row + num_rows + here).to(tl.float32)
+    total = tl.load(row + num_rows + last).to(tl.float32)
+    rests, rest = tl.zeros_like(sums), 0.0
+    if PRECISE:
+        rests = tl.load(row + 2 * num_rows + here).to(tl.float32)
+        rest = tl.load(row + 2 * num_rows + last).to(tl.float32)
+    return steps, sums, rests, total, rest
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def ends_of(  # type: ignore[no-untyped-def]
-    starts, batch, num_positions, first, last, position, valid, step, rate, HAS_STARTS: tl.constexpr
+def falls_of(later, later_rest, earlier, earlier_rest, PRECISE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The log decay between two running sums."""
+    if PRECISE:
+        return (later - earlier) + (later_rest - earlier_rest)
+    else:  # noqa: RET505  one branch is compiled
+        return later - earlier
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def edges_of(  # type: ignore[no-untyped-def]
+    starts, sums, rests, total, rest, batch, first, stop, num_positions, Q: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr
 ):
-    """First visible position of each, the decays from the tile's start, to its end and across (0 between documents), and sums."""
-    sums, rests, total = sums_of(step, rate, 0.0)  # positions out of range have step 0, so the last sum is the tile's total
-    rounded = total.to(tl.float32)
-    from_start = tl.exp(sums)
-    to_end = tl.where(valid, tl.exp((rounded - sums) + ((total - rounded.to(tl.float64)).to(tl.float32) - rests)), 0.0)
-    across = tl.exp(rounded)
-    seen = tl.zeros_like(position)
+    """The decays from the tile's start, to its end and across it; 0 between documents."""
+    from_start, to_end, across = tl.exp2(sums), tl.exp2(falls_of(total, rest, sums, rests, PRECISE=PRECISE)), tl.exp2(total)
     if HAS_STARTS:
-        seen = tl.load(starts + batch.to(tl.int64) * num_positions + position, mask=valid, other=0)
-        end = tl.load(starts + batch.to(tl.int64) * num_positions + last)
+        local = tl.arange(0, Q)
+        seen = tl.load(starts + batch.to(tl.int64) * num_positions + first + local, mask=local < stop - first, other=0)
+        end = tl.load(starts + batch.to(tl.int64) * num_positions + stop - 1)
         from_start = tl.where(seen < first, from_start, 0.0)
-        to_end = tl.where(position >= end, to_end, 0.0)
+        to_end = tl.where(first + local >= end, to_end, 0.0)
         across = tl.where(end < first, across, 0.0)
-    return seen, tl.where(valid, from_start, 0.0), to_end, across, sums, rests
+    return from_start, to_end, across
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def decays_of(  # type: ignore[no-untyped-def]
+    starts,
+    sums,
+    rests,
+    batch,
+    first,
+    stop,
+    num_positions,
+    Q: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    PRECISE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """The decay of each pair of a tile's positions, from the earlier to the later one; 0 between documents, and where keys are later.
+
+    Masked before it is exponentiated. Rows of the result are queries, with `KEYS` keys.
+    """
+    local = tl.arange(0, Q)
+    if KEYS:
+        visible = local[None, :] >= local[:, None]
+        fall = falls_of(sums[None, :], rests[None, :], sums[:, None], rests[:, None], PRECISE=PRECISE)
+    else:
+        visible = local[:, None] >= local[None, :]
+        fall = falls_of(sums[:, None], rests[:, None], sums[None, :], rests[None, :], PRECISE=PRECISE)
+    if HAS_STARTS:
+        seen = tl.load(starts + batch.to(tl.int64) * num_positions + first + local, mask=local < stop - first, other=0) - first
+        if KEYS:
+            visible &= local[:, None] >= seen[None, :]
+        else:
+            visible &= local[None, :] >= seen[:, None]
+    return tl.exp2(tl.where(visible, fall, float("-inf")))
 
 
 @triton.jit
-def decay_of(sums, rests, position, seen, valid):  # type: ignore[no-untyped-def]
-    """The exponential of the sum of Δ a over (j, i] for pairs j ≤ i of one document, else 0; masked before it is exponentiated."""
-    visible = (position[:, None] >= position[None, :]) & (position[None, :] >= seen[:, None]) & valid[:, None]
-    fall = (sums[:, None] - sums[None, :]) + (rests[:, None] - rests[None, :])
-    return tl.exp(tl.where(visible, fall, float("-inf")))
+def steps_of(raw, dt_min, dt_max):  # type: ignore[no-untyped-def]
+    """The step Δ and its derivative by `raw`: zero outside its limits."""
+    unbounded = softplus(raw)
+    slope = tl.where((unbounded >= dt_min) & (unbounded <= dt_max), sigmoid(raw), 0.0)
+    return tl.minimum(tl.maximum(unbounded, dt_min), dt_max), slope
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def span_of(chunk, tile, chunk_size, num_positions, Q: tl.constexpr):  # type: ignore[no-untyped-def]
+    """First position of a chunk's tile, and the position after its last one."""
+    begin = chunk * chunk_size
+    first = begin + tile * Q
+    return first, tl.minimum(tl.minimum(begin + chunk_size, num_positions), first + Q)

@@ -1,6 +1,8 @@
 """What the scans of Mamba-2 and Mamba-3 hold inside their Triton kernels.
 
-Forward the last state. Backward, Mamba-2: the gradients of the saved states, beside steps and running sums or parts of dt's gradient.
+Forward the last state. Mamba-2, in both: tables of every position and head, and a number of every chunk and head; backward also the
+gradients of the saved states, states and their gradients before and after every tile of some chunks with sums over some heads for the
+gradients of B and C, and parts of those of dt.
 Mamba-3, in both: tables of every position and head, and states before every tile of some segments; backward also their gradients, those of
 rotated rows and outputs of these tiles, and those of the angles of every position and head, and of every tile's start.
 """
@@ -8,7 +10,7 @@ rotated rows and outputs of these tiles, and those of the angles of every positi
 from __future__ import annotations
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.scratch import Inside, lane_of, narrowed
+from megaplan.blocks.scratch import Inside, lane_of
 from megaplan.dtypes import DType
 from megaplan.families.mamba.section import Mamba2, Mamba3
 
@@ -18,6 +20,10 @@ SCAN_TILE = {DType.BF16: 64, DType.FP16: 64, DType.FP32: 16}
 """Positions of a tile."""
 SCAN_BLOCK = 64
 """Columns of a head at a time."""
+SCAN_HEADS = 16
+"""Mamba-2: heads of a group that are summed at once."""
+SCAN_SEGMENT_BYTES = 2**28
+"""Mamba-2: of states, their gradients and the sums over heads, of as many chunks as fit, and at least one."""
 SMALLEST_SIDE = 16
 """Of a tile."""
 
@@ -53,29 +59,32 @@ def scan_inside(dims: Dims, mamba: Mamba2, heads: int, groups: int, parameters: 
     width, state, dtype = mamba.head_dim, mamba.state_dim, dims.dtype
     if max(width, state) > SCAN_WIDTH[dtype]:
         return None
-    run = lane_of(dims, heads, groups)
+    run, batch, sums = lane_of(dims, heads, groups), dims.batch, dims.stat_dtype.bytes
     num_chunks = -(-run.positions // mamba.chunk_size)
     tile = min(SCAN_TILE[dtype], max(SMALLEST_SIDE, _power_of_2(mamba.chunk_size)))
-    num_blocks = -(-width // min(SCAN_BLOCK, max(SMALLEST_SIDE, _power_of_2(width))))
-    num_tiles = num_chunks * -(-min(mamba.chunk_size, run.positions) // tile)
+    columns = min(SCAN_BLOCK, max(SMALLEST_SIDE, _power_of_2(width)))
+    num_blocks, tiles = -(-width // columns), -(-min(mamba.chunk_size, run.positions) // tile)
 
-    last = dims.stat_dtype.bytes * dims.batch * run.heads * width * state
-    states = dtype.bytes * dims.batch * num_chunks * run.heads * width * state
-    x = dtype.bytes * dims.batch * run.positions * run.heads * width
-    keys = 2 * dtype.bytes * dims.batch * run.positions * run.groups * state  # B and C
-    per_step = dims.stat_dtype.bytes * dims.batch * run.positions * run.heads
-    shares = dims.stat_dtype.bytes * 3 * num_blocks * dims.batch * num_tiles * run.heads
+    last = sums * batch * run.heads * width * state
+    states = dtype.bytes * batch * num_chunks * run.heads * width * state
+    x = dtype.bytes * batch * run.positions * run.heads * width
+    keys = 2 * dtype.bytes * batch * run.positions * run.groups * state  # B and C
+    per_step, per_chunk = (sums * batch * each * run.heads for each in (run.positions, num_chunks))
     of_parameters = 3 * parameters.bytes * run.heads
-    highest = max(
-        num_blocks * per_step + narrowed(dtype, per_step) + shares - keys - of_parameters,
-        shares + narrowed(parameters, dims.stat_dtype.bytes * run.heads) - keys,
-        3 * per_step,
-    )
+    tables, rows = (3, 4) if dtype == DType.FP32 else (2, 3)
+    padded = max(SMALLEST_SIDE, _power_of_2(state))
+    of_states = 2 * dtype.bytes * run.heads * num_blocks * columns * padded
+    of_pairs = sums * run.groups * -(-run.heads // run.groups // SCAN_HEADS) * tile * (tile + padded)
+    of_chunk = batch * tiles * (of_states + of_pairs)
+    at_once = min(num_chunks, max(1, SCAN_SEGMENT_BYTES // of_chunk))
+    forward = tables * per_step + per_chunk
+    segments = at_once * of_chunk + num_blocks * (rows * per_step + 2 * tiles * per_chunk)
+    behind = states + tables * per_step + segments + 3 * tiles * per_chunk
     if dims.cp == 1:
-        return Inside(last, last + states + highest)
-    made = x + dtype.bytes * dims.batch * run.positions * run.heads + keys + of_parameters
+        return Inside(last + forward, last + behind)
+    made = x + dtype.bytes * batch * run.positions * run.heads + keys + of_parameters
     copied = run.copied_states(dims, num_chunks, states) + run.copied_starts
-    return Inside(x + states + run.copied_starts, made + states + highest + copied)
+    return Inside(x + states + run.copied_starts + forward, made + behind + copied)
 
 
 def trapezoidal_inside(dims: Dims, mamba: Mamba3, heads: int, groups: int, parameters: DType) -> Inside | None:
