@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from megaplan.blocks.ops import INPUT, Op
+from megaplan.blocks.ops import INPUT, Op, again
 
 REDUCE_SCATTER = "reduce_scatter"
 
@@ -27,6 +27,24 @@ class Graph(NamedTuple):
     def reduced(self) -> frozenset[str]:
         """Partial sums over a TP group: a bias is added to their sum, so its gradient is there before theirs."""
         return frozenset(name for op in self.ops if op.name == REDUCE_SCATTER for name in op.reads)
+
+    def run_again(self, wanted: frozenset[str], *, splittable: bool) -> tuple[Op, ...]:
+        """The operations of the region that recompute runs: up to the last thing that it saves.
+
+        Args:
+            wanted: Storages that backward needs.
+            splittable: Whether a linear's input and weight gradients are separate, so that the product that ends the region runs, too.
+        """
+        region = set(self.region)
+        if splittable:
+            region |= {op.name for op in self.ops if op.late and self.roots[op.keeps[0]] in self.dropped}
+        inner = tuple(op for op in self.ops if op.name in region)
+        stop = max(index for index, op in enumerate(inner) if op.keeps)
+        last = inner[stop]
+        if splittable and last.late:
+            return *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # nothing reads it
+        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # what it makes is kept by what did not run again
+        return inner[: stop + 1 if runs else stop]
 
 
 def roots_of(ops: tuple[Op, ...]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op, again
+from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op
 from megaplan.hosts.megarun.graph import Graph, dropped_by, keepers_of, roots_of
 
 AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
@@ -392,18 +392,7 @@ def _recomputed(
     graph: Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...], *, splittable: bool
 ) -> list[Moment]:
     """The region's forward once more, beside what is alive in backward."""
-    region = set(graph.region)
-    if splittable:
-        region |= {op.name for op in graph.ops if op.late and graph.roots[op.keeps[0]] in graph.dropped}
-    inner = tuple(op for op in graph.ops if op.name in region)
-    stop = max(index for index, op in enumerate(inner) if op.keeps)
-    last = inner[stop]
-    if splittable and last.late:
-        inner = *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # nothing reads it
-    else:
-        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # what it makes is kept by what did not run again
-        inner = inner[: stop + 1 if runs else stop]
     return [
         Moment(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
-        for moment in _forward(inner, graph.roots, wanted, graph.held)
+        for moment in _forward(graph.run_again(wanted, splittable=splittable), graph.roots, wanted, graph.held)
     ]
