@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from megaplan.plan.inputs import inputs_record
 from megaplan.plan.text import MAX_PLAN_BYTES
 from megarun.checkpoint.manifest import PLAN, Manifest
 from megarun.data.identity import data_text, same_data
@@ -59,8 +60,7 @@ def check_compatible(path: AnyPath, manifest: Manifest, run: Run, *, weights_onl
 def _differences(path: AnyPath, job: Job) -> Iterator[str]:
     try:
         saved = json.loads(read_bounded(path / PLAN, MAX_PLAN_BYTES))["inputs"]["model"]
-        ours = job.spec.model.model_dump(mode="json")
-        yield from _pairs("model", saved, ours)
+        yield from _pairs("model", saved, inputs_record(job.spec)["model"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
 

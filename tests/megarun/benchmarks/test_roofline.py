@@ -177,14 +177,15 @@ def test_the_scan_computes_its_tiles(random: Random) -> None:
     found = work("ssd", *scan, 128, 0.0, 1e9)
     tiles = batch * heads * length // 64
     scores, values, states = 2 * 64 * 64 * 128, 2 * 64 * 64 * 64, 2 * 64 * 64 * 128
-    assert found.product_flops == {"bf16": tiles * (scores + values + 2 * states)}
-    assert (found.launches, found.steps) == (1, 0)
+    assert found.product_flops == {
+        "bf16": tiles * (scores + values + 3 * states)
+    }  # a state of the chunk, then of each tile, and its output
+    assert (found.launches, found.steps) == (4, 0)
     saved = empty(batch, chunks, heads, 64, 128)
     back = work("ssd_backward", x.clone(), *scan, saved, 128, 0.0, 1e9, [True] * 7)
-    pairs = batch * chunks * 3  # of two tiles in a chunk: both with themselves, and one with the other
-    own = tiles * (states + states + 2 * states + scores + 2 * values)  # the walk, the other tile's, the two states', the tile's own
-    shared = tiles * states + pairs * (heads * values + groups * scores)
-    assert back.product_flops == {"bf16": own + 2 * shared, "tf32": 3 * tiles * 2 * 64**3}
+    own = tiles * (2 * states + states + 2 * states + 2 * states + 2 * values)  # gradients of states, x, B and C; the tile's own
+    shared = batch * groups * length // 64 * (2 + 2) * scores  # for at most 16 heads together: pairs twice, and gradients of B and C
+    assert back.product_flops == {"bf16": own + shared}
 
 
 @pytest.mark.parametrize("random", SIZES)
@@ -212,7 +213,7 @@ def test_experts_multiply_each_row_with_every_matrix_and_gather_tokens(random: R
     )
     up, down = empty(num, width, hidden), empty(num, hidden, width)
     if gated:
-        found = work("routed_experts_gated", x, weights, rows, counts, up.clone(), up, down)
+        found = work("routed_experts_gated", x, weights, rows, counts, up.clone(), up, down, "swiglu")
     else:
         found = work("routed_experts", x, weights, rows, counts, up, down, "relu2")
     product = 2 * tokens * slots * hidden * width
@@ -221,7 +222,7 @@ def test_experts_multiply_each_row_with_every_matrix_and_gather_tokens(random: R
     inner = empty(tokens * slots, width)
     if gated:
         given = (x, weights, rows, counts, up.clone(), up, down, inner, inner.clone())
-        back = work("routed_experts_gated_backward", x.clone(), *given, [True] * 5)
+        back = work("routed_experts_gated_backward", x.clone(), *given, "swiglu", [True] * 5)
     else:
         back = work("routed_experts_backward", x.clone(), x, weights, rows, counts, up, down, inner, "relu2", [True] * 4)
     assert back.product_flops == {"bf16": (6 if gated else 4) * product}
@@ -241,12 +242,12 @@ def test_attention_multiplies_the_pairs_that_see_each_other(random: Random, wide
     batch, length, groups, shared, window = (random.randint(1, each) for each in (3, 90, 3, 4, 40))
     width, value_width = (192, 128) if wide else (96, 64)
     q, k, v = empty(batch, length, groups * shared, width), empty(batch, length, groups, width), empty(batch, length, groups, value_width)
-    found = work("attention", q, k, v, None, 0.1, window)
+    found = work("attention", q, k, v, None, 0.1, window, None)
     pairs = batch * groups * shared * sum(min(window, position + 1) for position in range(length))
     assert (found.inside, found.launches) == ("triton", 1)
     assert found.product_flops == {"bf16": 2 * pairs * (width + value_width)}
     out, lse = empty(batch, length, groups * shared, value_width), empty(batch, groups * shared, length, dtype=FP32)
-    back = work("attention_backward", out.clone(), q, k, v, None, out, lse, 0.1, window, [True] * 3)
+    back = work("attention_backward", out.clone(), q, k, v, None, None, out, lse, 0.1, window, [*[True] * 3, False])
     keys = 3 * width + 2 * value_width if wide else 2 * width + 2 * value_width
     assert back.launches == (3 if wide else 2)
     assert back.product_flops == {"bf16": 2 * pairs * (2 * width + value_width + keys)}
@@ -257,7 +258,7 @@ def test_attention_of_pieces_multiplies_the_pairs_of_its_queries() -> None:
     length, total = 40, 0
     for pieces in ([0, 3], [1, 2]):
         q, k = empty(1, 2 * length, 4, 64), empty(1, 4 * length, 2, 64)
-        found = work("attention_pieces", q, k, k.clone(), None, 0.1, None, pieces, [0, 3, 1, 2])
+        found = work("attention_pieces", q, k, k.clone(), None, 0.1, None, None, pieces, [0, 3, 1, 2])
         total += found.product_flops["bf16"]
     positions = 4 * length
     assert total == 2 * 4 * positions * (positions + 1) // 2 * (64 + 64)
@@ -289,7 +290,7 @@ def test_indexed_attention_multiplies_visible_pairs_and_scores_them_in_fp32(rand
 def test_an_operation_that_is_plain_torch_on_cuda_counts_as_all_that_it_runs() -> None:
     """Heads that neither a library nor a kernel accepts."""
     q, k = empty(2, 128, 4, 320), empty(2, 128, 2, 320)
-    found = work("attention", q, k, k.clone(), None, 0.125, None)
+    found = work("attention", q, k, k.clone(), None, 0.125, None, None)
     assert found.inside == "torch"
     # two blocks of 64 queries against 64 and 128 keys, scores and values, in fp32
     assert found.product_flops == {"fp32": 2 * 2 * 2 * 4 * 64 * 320 * (64 + 128)}

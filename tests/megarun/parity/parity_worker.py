@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
+from parity_changes import adapters_started, experts_chosen
 from parity_course import course, perturb
 from parity_rows import CountingRows
 from torch.distributed import PrefixStore, TCPStore
@@ -21,7 +21,7 @@ from torch.distributed.tensor._redistribute import clear_redistribute_planner_ca
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from megaplan.inventory.build import build_inventory
-from megaplan.inventory.tensors import Init, Inventory
+from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.plan.digests import model_digest
 from megaplan.plan.inputs import inputs_record
@@ -29,7 +29,6 @@ from megaplan.spec.models import Mesh, Spec
 from megarun.checkpoint.keeper import Keeper
 from megarun.checkpoint.save import Saver
 from megarun.data.batches import Batches
-from megarun.engine import initialise as filling
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
 from megarun.engine.trainer import Trainer
@@ -42,7 +41,6 @@ from megarun.launch.process_group import Launch, process_group
 from megarun.metrics.display import Display
 from megarun.metrics.file import MetricsFile
 from megarun.metrics.records import Decision
-from megarun.model import moe
 from megarun.optim.muon import Muon
 from megarun.parallel.apply.recompute import recompute_stage
 from megarun.parallel.groups.context import context_parallel
@@ -192,41 +190,6 @@ def poisoned(data: list[int], gradient: list[int]) -> Iterator[None]:
         yield
     finally:
         Batches.at, Trainer.accumulate_gradients = at, accumulate
-
-
-@contextmanager
-def adapters_started() -> Iterator[None]:
-    """Fill B of adapters with numbers too: A has no gradient as long as B is zero."""
-    fill = filling.fill
-
-    def started(tensor: Any, name: str, *rest: Any) -> torch.Tensor:
-        return fill(tensor._replace(init=Init.CONV) if name.endswith(".lora_b") else tensor, name, *rest)
-
-    with mock.patch.object(filling, "fill", started):
-        yield
-
-
-@contextmanager
-def experts_chosen(among: tuple[int, int] | None) -> Iterator[None]:
-    """Let every block choose among few experts, half-open: routing that a router finds seldom. None leaves the choice to the router.
-
-    Weights stay the router's. Two slots of a token may meet in one expert, which then has the token twice.
-    """
-    if among is None:
-        yield
-        return
-    first, stop = among
-    route = moe.route
-
-    def route_among(x: torch.Tensor, weight: torch.Tensor, top_k: int, normalize: bool) -> tuple[torch.Tensor, ...]:
-        weights, indices, probs = route(x, weight, top_k, normalize)
-        return weights, indices % (stop - first) + first, probs
-
-    moe.route = route_among
-    try:
-        yield
-    finally:
-        moe.route = route
 
 
 def compare_muon(_: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
