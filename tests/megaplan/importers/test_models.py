@@ -65,7 +65,7 @@ def test_nemotron_h_with_experts_by_hand() -> None:
     attention, dense = h + 2 * h * 4096 + 2 * h * 1024, h + 2 * h * 21504
     assert build_inventory(imported.loaded.spec).parameters == 2 * 1000 * h + h + mamba + experts + attention + dense
     assert imported.loaded.spec.model.attention.nope_layers == (2,)
-    assert "sigmoid" in imported.loaded.diagnostics[0].detail
+    assert imported.loaded.spec.model.moe.score == "sigmoid"
 
 
 def test_layers_of_nemotron_h_as_a_list_of_names() -> None:

@@ -49,7 +49,7 @@ def _groups(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
     if moe.top_groups > groups:
         detail = f"moe.top_groups = {moe.top_groups}, moe.num_groups = {groups}, and {moe.top_groups} > {groups}"
         yield checked.error("MP715", detail, "model.moe.top_groups", f"use at most {groups}")
-    elif moe.top_k > moe.top_groups * (experts // groups):
+    elif moe.top_groups < groups and moe.top_k > moe.top_groups * (experts // groups):
         most = moe.top_groups * (experts // groups)
         detail = f"moe.top_k = {moe.top_k}, and moe.top_groups = {moe.top_groups} groups have {most} experts"
         yield checked.error("MP715", detail, "model.moe.top_groups", f"use at least {-(-moe.top_k * groups // experts)}")
