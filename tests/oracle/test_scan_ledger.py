@@ -105,7 +105,9 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
     operands, settings, needs = (q, k, v, starts_of(dims)), (0.3, None), [] if own else [[*[True] * 3, False]]
     behind = stated(f"{name}_backward", (out, *operands, None, out, lse, *settings, *own, *needs))
     section = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
-    assert (stated(name, (*operands, *settings, None, *own)), behind) == expected(attention_scratch.core_inside(dims._replace(kernels=True), section))
+    assert (stated(name, (*operands, *settings, None, *own)), behind) == expected(
+        attention_scratch.core_inside(dims._replace(kernels=True), section)
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -77,16 +77,16 @@ def test_the_inside_is_what_is_stated(
     for name in ("up_kernel", "down_kernel", "pull_kernel", "outer_kernel"):
         monkeypatch.setattr(kernel, name, Idle())
     monkeypatch.setattr(kernel_plan, "sum_slots_kernel", Idle())
-    given = Experts(x, weights, rows, counts, gate if gated else None, up, down, activation)
+    given = Experts(x, weights, rows, counts, gate if gated else None, up, down, None, None, None, activation, None)
     with Storages() as forward:
         results = kernel.routed_experts_forward(given)
-    name, banks = ("routed_experts_gated", (gate, up, down)) if gated else ("routed_experts", (up, down, activation))
+    name, banks = ("routed_experts_gated", (gate, up, down, activation)) if gated else ("routed_experts", (up, down, activation))
     assert scratch_bytes(f"megakernels.{name}.default", (x, weights, rows, counts, *banks)) == forward.scratch(results)
     gate_out, up_out = results[1:]
     del results
     with Storages() as backward:
         gradients = kernel.routed_experts_backward(grad_y, given, gate_out, up_out, needs)
-    saved = (gate_out, up_out) if gated else (up_out, activation)
+    saved = (gate_out, up_out, activation) if gated else (up_out, activation)
     wanted = needs if gated else [*needs[:2], *needs[3:]]
     operands = grad_y, x, weights, rows, counts, *((gate, up, down) if gated else (up, down)), *saved, wanted
     assert scratch_bytes(f"megakernels.{name}_backward.default", operands) == backward.scratch(gradients)

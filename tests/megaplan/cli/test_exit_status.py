@@ -91,7 +91,9 @@ def test_a_step_that_has_no_time_fails_a_condition_on_it(megaplan, here):
     """It cannot be decided."""
     model = "{pattern: GD, num_layers: 4, hidden_size: 64, vocab_size: 512, mlp: {ffn_hidden_size: 128}"
     model += ", linear_attention: {kind: gated_delta, num_key_heads: 2, num_value_heads: 4, key_dim: 16, value_dim: 16}}"
-    (here / "g.yaml").write_text(f"format: megaplan.spec/1\nname: g\nmodel: {model}\nbatch: {{micro_batch_size: 1, seq_length: 64}}\nhost: {{name: megatron}}\n")
+    (here / "g.yaml").write_text(
+        f"format: megaplan.spec/1\nname: g\nmodel: {model}\nbatch: {{micro_batch_size: 1, seq_length: 64}}\nhost: {{name: megatron}}\n"
+    )
     ran = megaplan("split", "g.yaml", "-o", "plan.json")
     assert ran.status == 0, ran.err
     ran = megaplan("check", "plan.json", "--fail-on", "step>100s")
