@@ -5,77 +5,31 @@ from typing import Any
 
 import pytest
 import torch
-from storages import Idle, Storages
+from scratch_checks import BF16, DTYPES, FP32, PACKED, check, make_idle, starts_of
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from megakernels import scratch_bytes, use_kernels
 from megakernels.ops import attention as attention_op
-from megakernels.ops import gated_delta as delta_op
 from megakernels.ops import indexed_attention as indexed_op
 from megakernels.ops import m2rnn as m2rnn_op
 from megakernels.ops import mamba3 as mamba3_op
 from megakernels.ops import ssd as ssd_op
-from megakernels.ops.attention import kernel as attention_kernel
 from megakernels.ops.attention import pieces as attention_pieces
-from megakernels.ops.gated_delta import launch as delta_launch
-from megakernels.ops.gated_delta import piece as delta_piece
-from megakernels.ops.gated_delta import sizes as delta_sizes
-from megakernels.ops.indexed_attention import kernel as indexed_kernel
 from megakernels.ops.indexed_attention import pieces as indexed_pieces
 from megakernels.ops.indexed_attention import sizes as indexed_sizes
-from megakernels.ops.m2rnn import kernel as m2rnn_kernel
 from megakernels.ops.m2rnn import piece as m2rnn_piece
 from megakernels.ops.m2rnn import sizes as m2rnn_sizes
-from megakernels.ops.mamba3 import launch as mamba3_launch
-from megakernels.ops.mamba3 import launch_backward as mamba3_launch_backward
 from megakernels.ops.mamba3 import piece as mamba3_piece
 from megakernels.ops.mamba3 import sizes as mamba3_sizes
-from megakernels.ops.ssd import kernel as ssd_kernel
-from megakernels.ops.ssd import launch_backward as ssd_launch_backward
 from megakernels.ops.ssd import piece as ssd_piece
 
-BF16, FP32 = torch.bfloat16, torch.float32
 NO_LIMITS = 0.0, math.inf
 """Of Mamba-2's steps."""
-KERNELS = {
-    delta_launch: tuple(name for name in vars(delta_launch) if name.startswith("delta_") and name.endswith("_kernel")),
-    attention_kernel: ("attention_forward_kernel", "attention_query_kernel", "attention_key_kernel"),
-    indexed_kernel: tuple(name for name in vars(indexed_kernel) if name.startswith("index_") and name.endswith("_kernel")),
-    ssd_kernel: ("ssd_table_kernel", "ssd_chunk_kernel", "ssd_pass_kernel", "ssd_output_kernel"),
-    ssd_launch_backward: (
-        *("ssd_state_kernel", "ssd_pair_kernel", "ssd_value_kernel", "ssd_edge_kernel", "ssd_group_kernel", "ssd_step_kernel"),
-    ),
-    m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
-    mamba3_launch: ("mamba3_table_kernel", "mamba3_angle_kernel", "mamba3_state_kernel", "mamba3_output_kernel"),
-    mamba3_launch_backward: (
-        *("mamba3_state_kernel", "mamba3_output_kernel", "mamba3_state_gradient_kernel", "mamba3_query_kernel", "mamba3_value_kernel"),
-        *("mamba3_key_kernel", "mamba3_group_kernel", "mamba3_last_phase_kernel", "mamba3_phase_gradient_kernel"),
-        "mamba3_step_gradient_kernel",
-    ),
-}
-PACKED = pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-DTYPES = pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP32, FP32), (BF16, FP32)], ids=["bf16", "fp32", "fp32 parameters"])
 
 
 @pytest.fixture(autouse=True)
 def _idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, names in KERNELS.items():
-        for name in names:
-            monkeypatch.setattr(module, name, Idle())
-
-
-def check(op: Any, *operands: Any) -> int:
-    """The body of an operation holds what the operation states; returns that."""
-    with Storages() as found:
-        results = op._init_fn(*operands)
-    stated = scratch_bytes(str(op._opoverload), operands)
-    assert stated == found.scratch(tree_leaves(results))
-    return stated
-
-
-def starts_of(batch: int, num_positions: int, packed: bool) -> Tensor | None:
-    return torch.zeros(batch, num_positions, dtype=torch.int32) if packed else None
+    make_idle(monkeypatch)
 
 
 def ssd_inputs(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> list[Tensor]:
@@ -236,64 +190,6 @@ def m2rnn_inputs(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]
     f = torch.empty(batch, num_positions, heads, dtype=dtype)
     parameters = ((heads, values, values), (heads, values), (heads,), (heads,))
     return [q, k, v, f, *(torch.empty(each, dtype=of_parameters) for each in parameters)]
-
-
-DELTA = [
-    ((2, 50, 2, 4, 16, 24), 16, False),
-    ((1, 7, 3, 3, 5, 7), 3, True),
-    ((3, 130, 1, 2, 32, 9), 200, True),
-    ((2, 40, 8, 8, 20, 33), 1, False),
-    ((1, 1, 64, 64, 1, 1), 1, True),
-    ((1, 70, 2, 120, 3, 32), 64, False),
-]
-"""Batch, positions, key heads, heads, widths of a key and of a value; positions between two saved states; a decay for each row."""
-EACH_DELTA = pytest.mark.parametrize(("shape", "save_every", "per_row"), DELTA, ids=str)
-
-
-def delta_inputs(shape: tuple[int, ...], per_row: bool, dtypes: tuple[torch.dtype, torch.dtype]) -> list[Tensor]:
-    """q and k are parts of wider rows, as a block's split has them; then the parameters."""
-    (batch, num_positions, groups, heads, keys, values), (dtype, of_parameters) = shape, dtypes
-    rows = (keys,) if per_row else ()
-    q, k = torch.empty(batch, num_positions, 2 * groups * keys, dtype=dtype).chunk(2, 2)
-    tokens = [torch.empty(batch, num_positions, heads, *each, dtype=dtype) for each in ((values,), rows, ())]
-    parameters = [torch.empty(heads, *each, dtype=of_parameters) for each in ((), rows)]
-    return [q.unflatten(2, (groups, keys)), k.unflatten(2, (groups, keys)), *tokens, *parameters]
-
-
-@PACKED
-@DTYPES
-@EACH_DELTA
-@pytest.mark.parametrize("part_bytes", [delta_sizes.PART_BYTES, 1])
-def test_delta_rule(
-    shape: tuple[int, ...], save_every: int, per_row: bool, dtypes: Any, packed: bool, part_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delta_sizes, "PART_BYTES", part_bytes)
-    batch, num_positions, _, heads, keys, values = shape
-    inputs, starts, settings = delta_inputs(shape, per_row, dtypes), starts_of(batch, num_positions, packed), (64, save_every, 1.0)
-    assert check(delta_op._gated_delta, *inputs, starts, *settings)
-    states = torch.empty(batch, -(-num_positions // save_every), heads, keys, values)
-    for needs in ([True] * 7, [False, True, True, False, True, False, True]):
-        assert check(delta_op._gated_delta_backward, torch.empty_like(inputs[2]), *inputs, starts, states, *settings, needs)
-
-
-@PACKED
-@EACH_DELTA
-@pytest.mark.parametrize("whole", [False, True], ids=["one lane", "all lanes"])
-def test_piece_of_a_delta_rule(shape: tuple[int, ...], save_every: int, per_row: bool, packed: bool, whole: bool) -> None:
-    batch, num_positions, groups, heads, keys, values = shape
-    lanes = 1 if whole else 2
-    wide = delta_inputs((batch, 2 * num_positions, groups * lanes, heads * lanes, keys, values), per_row, (BF16, BF16))
-    rows, heads_of, groups_of = slice(num_positions, None), slice(0, heads), slice(0, groups)
-    inputs = [each[:, rows, groups_of if index < 2 else heads_of] for index, each in enumerate(wide[:5])]
-    inputs += [each[heads_of] for each in wide[5:]]
-    starts = starts_of(batch, 2 * num_positions, packed)
-    starts = None if starts is None else starts[:, rows]
-    count, settings = -(-num_positions // save_every), (64, save_every, 1.0)
-    states = torch.empty(batch, 2 * count, heads * lanes, keys, values)[:, count:, heads_of]
-    y, first = torch.empty_like(wide[2])[:, rows, heads_of], torch.empty(batch, heads, keys, values)
-    check(delta_piece._piece, first, *inputs, starts, *settings, y, states)
-    totals = [torch.zeros(each.shape, dtype=BF16 if index < 5 else FP32) for index, each in enumerate(inputs)]
-    check(delta_piece._piece_backward, first, y, *inputs, starts, states, *settings, *totals)
 
 
 MAMBA3 = [
