@@ -20,8 +20,8 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, MegaplanError, render_diagnostic
 from megaplan.spec.models import Mesh
 from megaplan.terminal.exit_status import ERROR
-from megarun.errors import place
-from megarun.launch.process import ProcessIdentity
+from megarun.errors import place, refusal
+from megarun.launch.process import ProcessIdentity, beat_key
 
 if TYPE_CHECKING:
     from megarun.launch.process_group import Launch
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 FIRST, PRINTED, STUCK = "megarun/first_failure", "megarun/failure_printed", "megarun/stuck"
 WAIT = timedelta(seconds=5)
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
+CONNECTION_LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "failed to recv, got 0 bytes"),
+    *("remote process exited", "ncclRemoteError"),
+)
+"""What gloo, NCCL and torch's store say when a process at the other end has ended; a `RuntimeError` of torch each."""
 MISSING_PROCESS_CODES = frozenset({"MP650", "MP651", "MP652"})
 
 
@@ -56,6 +61,8 @@ def report_failure(
         if not _is_first(several):
             return
         known = mesh if mesh is not None and mesh.world_size == several.world_size else None
+        if has_lost_peer(error):
+            error, noticed = refusal("MP668", _account_of_ended(several, known, _cause(error))), True
         what = "noticed" if noticed else "failed first"
         sys.stderr.write(f"{place(several.rank, known)} of {several.world_size} {what}:\n\n")
     for found in diagnostics_of(error):
@@ -124,8 +131,7 @@ def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
 
     torch's pipelining wraps a stage's exception in its own: the first exception of the chain is reported.
     """
-    while error.__cause__ is not None and not isinstance(error, MegaplanError):
-        error = error.__cause__
+    error = _cause(error)
     if isinstance(error, MegaplanError):
         return error.diagnostics
     if type(error).__name__ == "OutOfMemoryError":
@@ -134,6 +140,32 @@ def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
     ours = [frame for frame in frames if "megarun" in frame.filename.replace("\\", "/").split("/")] or list(frames)
     source = f" at {ours[-1].filename.rpartition('/megarun/')[2]}:{ours[-1].lineno}" if ours else ""
     return [diagnostic("MP610", f"{type(error).__name__}: {error}{source}")]
+
+
+def has_lost_peer(error: BaseException) -> bool:
+    """Whether the error is that another process of the job has ended, which closed its connections."""
+    found = _cause(error)
+    return isinstance(found, RuntimeError) and any(text in str(found) for text in CONNECTION_LOST)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first exception of the chain, or the first that has diagnostics."""
+    while error.__cause__ is not None and not isinstance(error, MegaplanError):
+        error = error.__cause__
+    return error
+
+
+def _account_of_ended(launch: Launch, mesh: Mesh | None, error: BaseException) -> str:
+    """Which ranks of this machine have ended, with their last place; and the connection that was lost."""
+    lines = []
+    with suppress(RuntimeError, ValueError, KeyError, TypeError):  # the store ends with the rank or torchrun that keeps it
+        for rank in range(launch.world_size):
+            if rank != launch.rank and launch.store.check([beat_key(rank)]):
+                beat = json.loads(launch.store.get(beat_key(rank)))
+                if ProcessIdentity.parse(beat["process"]).has_ended:
+                    lines.append(f"{place(rank, mesh)}: its process has ended; last seen in step {beat['step']}, {beat['place']}")
+    lines = lines or ["no process of this machine has ended; it was on another one, or has not published yet"]
+    return "\n".join([*lines, str(error).splitlines()[0][:300]])
 
 
 def _is_first(launch: Launch) -> bool:

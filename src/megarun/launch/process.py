@@ -66,6 +66,11 @@ class ProcessIdentity:
                 os.kill(self.pid, signal.SIGKILL)
 
 
+def beat_key(rank: int) -> str:
+    """Key in the job's store of what a rank publishes: where it is, and its process."""
+    return f"megarun/beat/{rank}"
+
+
 def _start_ticks(pid: int) -> int:
     """Start of a process in clock ticks since boot; 0 if unknown, -1 if it has ended and its parent has not yet read its status."""
     try:

@@ -25,7 +25,7 @@ from megaplan.terminal.exit_status import ERROR, SIGNAL_STATUS
 from megarun.errors import place, refusal
 from megarun.launch.failure import STUCK, exit_after_failure, report_failure
 from megarun.launch.interrupt import Interrupt
-from megarun.launch.process import ProcessIdentity
+from megarun.launch.process import ProcessIdentity, beat_key
 from megarun.launch.process_group import Launch
 from megarun.launch.progress import Progress
 
@@ -175,18 +175,18 @@ class Watch:
 
     def _publish(self) -> None:
         self._number += 1
-        self._launch.store.set(_key(self._launch.rank), json.dumps(asdict(self._own())))
+        self._launch.store.set(beat_key(self._launch.rank), json.dumps(asdict(self._own())))
 
     def _look(self, ranks: Any) -> dict[int, Seen]:
         """The latest beats of the ranks that have published one."""
         now = time.monotonic()
-        keys = [_key(rank) for rank in ranks]
+        keys = [beat_key(rank) for rank in ranks]
         present = keys if self._launch.store.check(keys) else [key for key in keys if self._launch.store.check([key])]
         for key, text in zip(present, self._launch.store.multi_get(present) if present else (), strict=True):
             rank, beat = int(key.rpartition("/")[2]), Beat.parse(text)
             if rank not in self._latest or self._latest[rank][0].number != beat.number:
                 self._latest[rank] = beat, now
-        return {rank: Seen(beat, now - at) for rank, (beat, at) in self._latest.items() if _key(rank) in present}
+        return {rank: Seen(beat, now - at) for rank, (beat, at) in self._latest.items() if beat_key(rank) in present}
 
     def _must_stop(self) -> bool:
         """Whether a signal asked this rank to stop, and it has stayed in one place for longer than a healthy step does."""
@@ -242,7 +242,3 @@ class Watch:
     @staticmethod
     def _here(beat: Beat) -> str:
         return f"step {beat.step}, {beat.place}: {beat.operation}"
-
-
-def _key(rank: int) -> str:
-    return f"megarun/beat/{rank}"

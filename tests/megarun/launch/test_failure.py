@@ -1,4 +1,4 @@
-"""One rank of pp 2 × dp 2 raises while another waits for ever: all end within a minute, and the first error is read."""
+"""One rank of pp 2 × dp 2 raises or is killed while another waits for ever: all end within a minute, and one error is read."""
 
 import os
 import socket
@@ -15,6 +15,7 @@ from megaplan.spec.models import Spec
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
+from megarun.launch.failure import has_lost_peer
 
 pytestmark = pytest.mark.runtime
 ROOT = Path(__file__).parents[3]
@@ -25,9 +26,9 @@ import megarun.data.batches as batches
 real = batches.Batches.at
 def at(self, step):
     if step == 1 and os.environ["RANK"] == "2":
-        raise OSError("the disk was removed")
+        {action}
     if step == 1 and os.environ["RANK"] == "1":
-        time.sleep(3600)
+        time.sleep({sleep})
     return real(self, step)
 batches.Batches.at = at
 from megarun.cli.main import run
@@ -44,16 +45,15 @@ def start(rank: int, port: int, words: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.requirement("R-59")
-def test_every_rank_ends_when_one_has_failed(tmp_path: Path, spec_with: Any) -> None:
-    """Rank 2 raises, rank 1 sleeps for an hour, and no launcher stops anyone: one error, with rank and coordinate, within a minute."""
+def run_job(tmp_path: Path, spec_with: Any, program: str) -> tuple[list[int | None], list[str]]:
+    """Exit statuses and stderr of four ranks that no launcher stops."""
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text(Path(__file__).read_text())
     tokenize(read_corpus(tmp_path / "text"), TokenizerKind.BYTES, 257, tmp_path / "small.tokens")
     mesh = {"pp": 2, "dp_shard": 2}
     spec = spec_with({"model.vocab_size": 257, "schedule.num_microbatches": 2, "training.steps": 5, "mesh": mesh})
     write_plan(make_plan(Spec.model_validate(spec)), tmp_path / "plan.json")
-    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "program.py").write_text(program)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -61,12 +61,39 @@ def test_every_rank_ends_when_one_has_failed(tmp_path: Path, spec_with: Any) -> 
     began = time.monotonic()
     processes = [start(rank, port, [str(tmp_path / "program.py"), *arguments]) for rank in range(4)]
     try:
-        said = [process.communicate(timeout=LIMIT_SECONDS - (time.monotonic() - began)) for process in processes]
+        said = [process.communicate(timeout=LIMIT_SECONDS - (time.monotonic() - began))[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [2, 2, 2, 2]
-    errors = "".join(error for _, error in said)
-    assert errors.count("error[") == 1
-    assert "rank 2 (pp 1, dp_shard 0) of 4 failed first:" in said[2][1]
-    assert "OSError: the disk was removed" in said[2][1]
+    return [process.returncode for process in processes], said
+
+
+@pytest.mark.requirement("R-59")
+def test_every_rank_ends_when_one_has_failed(tmp_path: Path, spec_with: Any) -> None:
+    """Rank 2 raises, rank 1 sleeps for an hour, and no launcher stops anyone: one error, with rank and coordinate, within a minute."""
+    statuses, said = run_job(tmp_path, spec_with, PROGRAM.format(action='raise OSError("the disk was removed")', sleep=3600))
+    assert statuses == [2, 2, 2, 2]
+    assert "".join(said).count("error[") == 1
+    assert "rank 2 (pp 1, dp_shard 0) of 4 failed first:" in said[2]
+    assert "OSError: the disk was removed" in said[2]
+
+
+@pytest.mark.requirement("R-59")
+def test_a_rank_that_is_killed_is_named_by_those_that_lose_it(tmp_path: Path, spec_with: Any) -> None:
+    """Not the rank that notices it is blamed, and it is no bug."""
+    statuses, said = run_job(tmp_path, spec_with, PROGRAM.format(action="os.kill(os.getpid(), 9)", sleep=0))
+    assert statuses == [2, 2, -9, 2]
+    text = "".join(said)
+    assert text.count("error[") == text.count("error[MP668]") == 1
+    assert " of 4 noticed:" in text
+    assert "failed first" not in text
+    assert "rank 2 (pp 1, dp_shard 0): its process has ended; last seen in step " in text
+
+
+def test_an_error_of_a_file_is_no_lost_peer() -> None:
+    """Texts count only of torch's errors; one that wraps another counts as that."""
+    assert not has_lost_peer(BrokenPipeError(32, "Broken pipe"))
+    assert not has_lost_peer(RuntimeError("shape mismatch"))
+    wrapped = ValueError("stage 1")
+    wrapped.__cause__ = RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
+    assert has_lost_peer(wrapped)
