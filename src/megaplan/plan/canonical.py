@@ -65,7 +65,7 @@ def compact(value: Json) -> str:
 
 def digest(value: Json) -> str:
     """`sha256:` and the hex digest of the compact form."""
-    return "sha256:" + hashlib.sha256(compact(value).encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(compact(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def dumps(value: Json) -> str:

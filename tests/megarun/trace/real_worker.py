@@ -39,8 +39,8 @@ def experts_in_turn(among: tuple[int, int] | None) -> Iterator[None]:
     first, stop = among
     route = moe.route
 
-    def route_in_turn(x: torch.Tensor, weight: torch.Tensor, top_k: int, normalize: bool) -> tuple[torch.Tensor, ...]:
-        weights, _, probs = route(x, weight, top_k, normalize)
+    def route_in_turn(x: torch.Tensor, weight: torch.Tensor, top_k: int, *rest: Any, **choice: Any) -> tuple[torch.Tensor, ...]:
+        weights, _, probs = route(x, weight, top_k, *rest, **choice)
         turns = torch.arange(x.shape[0], dtype=torch.int32)[:, None] + torch.arange(top_k, dtype=torch.int32)
         return weights, turns % (stop - first) + first, probs
 
