@@ -399,8 +399,8 @@ RUNTIME: dict[str, CodeInfo] = {
     "MP668": CodeInfo(
         "another rank of the job has ended",
         "A connection to another process of the job was closed, and that process has reported no error.",
-        "It was killed (by the kernel for lack of memory, a scheduler or a person), it crashed, or its machine was lost. Nothing past the last "
-        "whole checkpoint is lost.",
+        "It was killed (by the kernel for lack of memory, a scheduler or a person), it crashed, or its machine was lost. Nothing up to the "
+        "last whole checkpoint is lost.",
         "Look for the cause on the machine of the rank that is named (dmesg, the scheduler's log); the same command resumes.",
         "torchrun --nproc-per-node 8 -m megarun train plan.json --data FILE --out DIR --save-every 100",
     ),
