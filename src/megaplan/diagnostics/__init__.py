@@ -2,7 +2,7 @@
 
 MP1xx files, formats and types; MP2xx mesh; MP3xx pattern, schedule and split; MP4xx plan files; MP5xx budget; MP6xx megarun;
 MP7xx model sections; MP8xx other projects' configs; MP9xx other hosts.
-Each hundred has its own file, `mp<hundred>xx.py`; a new code is one more entry there.
+Each hundred has its own file, `mp<hundred>xx.py`, and MP650 to MP699 `mp65x.py`; a new code is one more entry there.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from megaplan.diagnostics.mp6xx import RUNTIME
 from megaplan.diagnostics.mp7xx import MODEL
 from megaplan.diagnostics.mp8xx import IMPORTS
 from megaplan.diagnostics.mp9xx import HOSTS
+from megaplan.diagnostics.mp65x import JOBS
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 
 __all__ = ["CODES", "CodeInfo", "diagnostic", "refuse"]
 
-CODES: dict[str, CodeInfo] = {**FILES, **MESH, **SPLIT, **PLANS, **BUDGET, **RUNTIME, **MODEL, **IMPORTS, **HOSTS}
+CODES: dict[str, CodeInfo] = {**FILES, **MESH, **SPLIT, **PLANS, **BUDGET, **RUNTIME, **JOBS, **MODEL, **IMPORTS, **HOSTS}
 
 
 def diagnostic(
