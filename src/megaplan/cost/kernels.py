@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
+from megaplan.families.attention.scratch import head_widths
 from megaplan.families.mamba.tensors import num_mamba_heads
 from megaplan.spec.models import LatentAttention, Mamba2, Mamba3, Model, Spec
 
@@ -168,7 +169,8 @@ def _ssd(model: Model, load: Workload, _: Op) -> Passes:
 
 def _attention(model: Model, load: Workload, op: Op) -> Passes:
     """A vendor's kernel forward; backward one for queries and one for keys and values, or one for each where heads are wide."""
-    width, value_width = _widths(model)
+    assert model.attention is not None
+    width, value_width = head_widths(model.attention)
     work, tokens = op.work, load.num_tokens
     pairs = work.forward * tokens // (width + value_width)  # twice the pairs
     apart = max(width, value_width) > WIDEST_KEYS
@@ -185,7 +187,7 @@ def _indexer(model: Model, load: Workload, op: Op) -> Passes:
     attention = model.attention
     assert isinstance(attention, LatentAttention)
     assert attention.indexer is not None
-    width, value_width = _widths(model)
+    width, value_width = head_widths(attention)
     tokens, index = load.num_tokens, attention.indexer
     visible = tokens * ((load.seq_length + 1) // 2)
     scored, scores = 2 * visible * index.num_heads * index.head_dim, tokens * load.seq_length * FP32_BYTES
@@ -198,15 +200,6 @@ def _indexer(model: Model, load: Workload, op: Op) -> Passes:
     again = 2 * seen * heads * width + rest * (5 * width + 3 * value_width)
     backward = Pass(op.work.moved_input * tokens + 9 * scores + 38 * turned, (3 * EXACT + 2) * scored + again, 16)
     return forward, backward
-
-
-def _widths(model: Model) -> tuple[int, int]:
-    """Of a query head and of a value head."""
-    shape = model.attention
-    if isinstance(shape, LatentAttention):
-        return shape.qk_nope_head_dim + shape.qk_rope_head_dim, shape.v_head_dim
-    assert shape is not None
-    return shape.head_dim, shape.head_dim
 
 
 _SHAPES: dict[str, Callable[[Model, Workload, Op], Passes]] = {"scan": _mamba3, "ssd": _ssd, "attention": _attention, "indexer": _indexer}

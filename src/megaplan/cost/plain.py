@@ -17,8 +17,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
+from megaplan.families.attention.scratch import head_widths
 from megaplan.families.mamba.tensors import num_mamba_heads
-from megaplan.spec.models import KimiDeltaAttention, LatentAttention, Mamba2, Mamba3, Model, Spec
+from megaplan.spec.models import KimiDeltaAttention, Mamba2, Mamba3, Model, Spec
 
 EVERYWHERE = ("reference", "triton")
 REFERENCE = ("reference",)
@@ -141,7 +142,7 @@ Shape = Callable[[Model, Workload, Op], tuple[int, int, int]]
 def _attention(model: Model, load: Workload, op: Op) -> tuple[int, int, int]:
     """A score for each visible pair and head, a block of queries at a time."""
     assert model.attention is not None
-    scores = op.work.forward // (2 * sum(_widths(model)))
+    scores = op.work.forward // (2 * sum(head_widths(model.attention)))
     return scores, _query_blocks(load, model.attention.num_heads), 0
 
 
@@ -150,16 +151,7 @@ def _indexer(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
     assert model.attention is not None
     heads = model.attention.num_heads // load.tp
     scores = (load.seq_length + 1) // 2 * heads
-    return scores, _query_blocks(load, model.attention.num_heads), 2 * scores * sum(_widths(model))
-
-
-def _widths(model: Model) -> tuple[int, int]:
-    """Of a query head and of a value head."""
-    shape = model.attention
-    if isinstance(shape, LatentAttention):
-        return shape.qk_nope_head_dim + shape.qk_rope_head_dim, shape.v_head_dim
-    assert shape is not None
-    return shape.head_dim, shape.head_dim
+    return scores, _query_blocks(load, model.attention.num_heads), 2 * scores * sum(head_widths(model.attention))
 
 
 def _query_blocks(load: Workload, num_heads: int) -> int:
