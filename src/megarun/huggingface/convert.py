@@ -95,6 +95,9 @@ def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Mo
         raise refusal("MP608", f"{out} exists", hints=(f"-o {out}-2",), file=str(out))
     rules, imported = _rules(job, config, model / CONFIG)
     files = WeightFiles.of(model)
+    also = NAMES[imported.family].also
+    if also is not None:
+        files = files.written_as(also, (name for rule in rules for name in rule.theirs))
     left = _check_tensors(rules, files, job)
     state = {ours.name: _Lazy(rule, index, files) for rule in rules for index, ours in enumerate(rule.ours)}
     manifest = Manifest(
