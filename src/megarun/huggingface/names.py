@@ -28,6 +28,7 @@ class Names:
         outside: Modules outside the layers.
         pairs: Whether rotary embedding turns neighbouring dims; ours turns dims of two halves. A permutation of rows, equal for queries and
             keys, changes no score.
+        index_pairs: Whether rotary embedding of indexers does.
         transposed: Their modules with weights [in, out].
         groups: Their modules whose rows are groups with rows of each of ours, and the key of `model` that counts the groups, or `ROWS`.
         shapes: Their tensors of another shape than ours; -1 is all of the elements.
@@ -39,6 +40,7 @@ class Names:
     letters: int = 2
     outside: Modules = field(default_factory=lambda: {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"})
     pairs: bool = False
+    index_pairs: bool = False
     transposed: frozenset[str] = frozenset()
     groups: Mapping[str, str] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -96,6 +98,11 @@ _LATENT: Modules = {
     **_in("self_attn", "q_proj", "o_proj", q_down="q_a_proj", q_latent_norm="q_a_layernorm", q_up="q_b_proj"),
     **_in("self_attn", kv_down="kv_a_proj_with_mqa", kv_latent_norm="kv_a_layernorm", kv_up="kv_b_proj"),
 }
+_INDEXED: Modules = {
+    **_LATENT,
+    **{f"indexer.{ours}": f"self_attn.indexer.{theirs}" for ours, theirs in (("q_up", "wq_b"), ("k_proj", "wk"), ("k_norm", "k_norm"))},
+    "indexer.head_weights": "self_attn.indexer.weights_proj",
+}
 _DEEPSEEK = replace(_decoder(_LATENT, moe=_SIGMOID_EXPERTS), pairs=True)
 _GLM_BEFORE = _decoder(_HEADS, _ONE_GATE_UP)
 _FEED_FORWARD: Modules = {"norm": "pre_ff_layernorm", **_in("feed_forward", *_GATED)}
@@ -125,6 +132,35 @@ _KIMI_DELTA: Modules = {
     **_in("self_attn", "v_proj", "dt_bias", "A_log", conv_v="v_conv1d", beta_proj="b_proj", decay_up="f_b_proj", gate_up="g_b_proj"),
     **_in("self_attn", gated_norm="o_norm", out_proj="o_proj"),
 }
+_GATED_HEADS: Modules = {("q_proj", "gate_proj"): "self_attn.q_proj", **_in("self_attn", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+_QWEN_DELTA = _in("linear_attn", "A_log", "dt_bias", "out_proj", gated_norm="norm")
+_QWEN_EXPERTS: Modules = {**_EXPERTS, **_shared("mlp.shared_expert"), "shared_gate": "mlp.shared_expert_gate"}
+_QWEN_FEEDS: dict[str, Modules] = {"D": {**_AFTER, **_MLP}, "E": {**_AFTER, **_QWEN_EXPERTS}}
+_QWEN_CONVOLUTION: Modules = {("conv_qk", "conv_v"): "linear_attn.conv1d"}
+_BY_HEAD = {"self_attn.q_proj": "attention.num_heads"}
+_QWEN35_DELTA: Modules = {
+    ("qk_proj", "v_proj"): "linear_attn.in_proj_qkv",
+    **_in("linear_attn", gate_proj="in_proj_z", beta_proj="in_proj_b", decay_proj="in_proj_a"),
+}
+_QWEN35 = Names(
+    {"A": {**_BEFORE, **_GATED_HEADS}, "G": {**_BEFORE, **_QWEN_DELTA, **_QWEN_CONVOLUTION, **_QWEN35_DELTA}, **_QWEN_FEEDS},
+    groups=_BY_HEAD,
+)
+_QWEN_NEXT_DELTA: Modules = {
+    ("qk_proj", "v_proj", "gate_proj"): "linear_attn.in_proj_qkvz",
+    ("beta_proj", "decay_proj"): "linear_attn.in_proj_ba",
+}
+_BY_KEY_HEAD = dict.fromkeys(("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"), "linear_attention.num_key_heads")
+_OLMO_DELTA: Modules = {
+    "qk_proj": ("linear_attn.q_proj", "linear_attn.k_proj"),
+    "conv_qk": ("linear_attn.q_conv1d", "linear_attn.k_conv1d"),
+    **_in("linear_attn", "v_proj", "A_log", "dt_bias", conv_v="v_conv1d", beta_proj="b_proj", decay_proj="a_proj", gate_proj="g_proj"),
+    **_in("linear_attn", gated_norm="o_norm", out_proj="o_proj"),
+}
+_SANDWICH: dict[str, Modules] = {
+    "before": {**_BEFORE, "post_norm": "post_attention_layernorm"},
+    "after": {"norm": "pre_feedforward_layernorm", "post_norm": "post_feedforward_layernorm"},
+}
 _MAMBA_LAYER: Modules = {**_BEFORE, **_in("mamba", *_MIXER, gated_norm="norm")}
 _SELECTIVE = ("in_proj", "conv1d", "x_proj", "dt_proj", "A_log", "D", "out_proj")
 _JAMBA_NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c_layernorm", "dt_bias": "dt_proj.bias"}
@@ -137,12 +173,16 @@ NAMES: dict[str, Names] = {
     "bamba": Names({"A": {**_BEFORE, **_HEADS}, "M": _MAMBA_LAYER, "D": _FEED_FORWARD}, outside=_FEED_FORWARD_ENDS),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": replace(_decoder(_INDEXED, moe=_SIGMOID_EXPERTS), pairs=True),
     "ernie4_5": replace(LLAMA, pairs=True),
     "ernie4_5_moe": replace(
         _decoder(moe={**_EXPERTS, "router.correction": "mlp.moe_statics.e_score_correction_bias", **_shared("mlp.shared_experts")}),
         pairs=True,
     ),
     "exaone4": _POST,
+    "gemma": LLAMA,
+    "gemma2": _decoder(**_SANDWICH),
+    "gemma3_text": _decoder(**_SANDWICH),
     "glm": replace(_GLM_BEFORE, pairs=True),
     "glm4": replace(
         _decoder(
@@ -165,6 +205,7 @@ NAMES: dict[str, Names] = {
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2,
     "glm4_moe": _decoder(moe=_SIGMOID_EXPERTS),
+    "glm_moe_dsa": replace(_decoder(_INDEXED, moe=_SIGMOID_EXPERTS), pairs=True, index_pairs=True),
     "gpt_oss": replace(
         _decoder(
             moe={
@@ -219,12 +260,27 @@ NAMES: dict[str, Names] = {
     ),
     "olmo2": _POST,
     "olmo3": _POST,
+    "olmo_hybrid": Names(
+        {
+            "A": {"post_norm": "post_attention_layernorm", **_HEADS},
+            "G": {"norm": "attention_layer_norm", **_OLMO_DELTA},
+            "D": {"norm": "feedforward_layer_norm", "post_norm": "post_feedforward_layernorm", **_MLP},
+        },
+        also=("post_attention_layernorm", "feedforward_layer_norm"),
+    ),
     "olmoe": _decoder(moe=_EXPERTS),
     "phi3": _decoder({("q_proj", "k_proj", "v_proj"): "self_attn.qkv_proj", "o_proj": "self_attn.o_proj"}, _ONE_GATE_UP),
     "qwen2": LLAMA,
-    "qwen2_moe": _decoder(moe={**_EXPERTS, **_shared("mlp.shared_expert"), "shared_gate": "mlp.shared_expert_gate"}),
+    "qwen2_moe": _decoder(moe=_QWEN_EXPERTS),
     "qwen3": LLAMA,
     "qwen3_moe": _decoder(moe=_EXPERTS),
+    "qwen3_5_moe_text": _QWEN35,
+    "qwen3_5_text": _QWEN35,
+    "qwen3_next": replace(
+        _QWEN35,
+        blocks={**_QWEN35.blocks, "G": {**_BEFORE, **_QWEN_DELTA, **_QWEN_CONVOLUTION, **_QWEN_NEXT_DELTA}},
+        groups={**_BY_HEAD, **_BY_KEY_HEAD},
+    ),
     "seed_oss": LLAMA,
     "smollm3": LLAMA,
     "starcoder2": _decoder(mlp={"up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"}),

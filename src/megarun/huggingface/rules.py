@@ -87,6 +87,8 @@ def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping
         KeyError: The table has no name for a tensor.
     """
     orders = _orders(spec, pairs=names.pairs and config.get("rope_interleave") is not False)
+    if names.index_pairs:
+        orders |= _index_orders(spec)
     found: list[Rule] = []
     moe = spec.model.moe
     buffers = (replicated(EXPERT_BIAS, (moe.num_experts,), Group.OTHER),) if moe is not None and moe.expert_bias else ()
@@ -198,6 +200,16 @@ def _orders(spec: Spec, *, pairs: bool) -> dict[str, tuple[int, ...]]:
 
     head = behind(attention.qk_nope_head_dim)
     return {"q_proj": head, "q_up": head, "kv_down": behind(attention.kv_lora_rank)}
+
+
+def _index_orders(spec: Spec) -> dict[str, tuple[int, ...]]:
+    """The order of rows of an indexer whose first dims are turned in pairs."""
+    attention = spec.model.attention
+    if not isinstance(attention, LatentAttention) or attention.indexer is None:
+        return {}
+    turned, width = attention.qk_rope_head_dim, attention.indexer.head_dim
+    order = (*_halves(turned, pairs=True), *range(turned, width))
+    return {f"indexer.{name}": order for name in ("q_up", "k_proj", "k_norm")}
 
 
 def _halves(width: int, *, pairs: bool) -> tuple[int, ...]:
