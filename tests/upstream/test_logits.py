@@ -30,7 +30,7 @@ from megarun.model.step_sums import biases  # noqa: E402
 
 SEEDS = range(4)
 LENGTH = 40
-FAITHFUL = {"attention_dropout", "residual_dropout", "residual_in_fp32", "tie_word_embeddings", "num_nextn_predict_layers"}
+FAITHFUL = {"text_config", "attention_dropout", "residual_dropout", "residual_in_fp32", "tie_word_embeddings", "num_nextn_predict_layers"}
 """Fields that an import tells of and that change no logit of an evaluation in fp32."""
 
 
@@ -85,6 +85,12 @@ def random_model(config: dict[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
     model = own._from_config(own.config_class.from_dict(fields), attn_implementation="eager", experts_implementation="eager").eval().float()
     torch.manual_seed(seed)
+    parameters_of_a_trained_model(model)
+    return model
+
+
+def parameters_of_a_trained_model(model: Any) -> None:
+    """Random values of such sizes, of norms and biases too."""
     with torch.no_grad():
         buffers = [(name, bias) for name, bias in model.named_buffers() if name.endswith(BUFFERS)]
         for name, parameter in (*model.named_parameters(), *buffers):
@@ -97,7 +103,6 @@ def random_model(config: dict[str, Any], seed: int) -> Any:
             parameter.normal_(0, parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.2)
             if parameter.dim() == 1 and "norm" in name and not name.endswith("bias"):
                 parameter.add_(1)
-    return model
 
 
 def part_convolutions(folder: Path) -> None:
@@ -162,6 +167,23 @@ def test_scaled_frequencies_are_those_of_transformers(
     assert (spec.model.attention.softmax_scale is not None) == (model_type == "deepseek_v2" and scaling == "yarn weighed")
 
 
+def stage_of(folder: Path) -> tuple[Path, Any, Spec]:
+    """The checkpoint, stage and spec that `model` inside a folder becomes; the checkpoint is written beside it."""
+    path = folder / "model" / "config.json"
+    told = [item.detail for item in import_hf(path.read_text(), "config.json").loaded.diagnostics if item.code == "MP820"]
+    assert {line.partition(" = ")[0] for detail in told for line in detail.splitlines()} <= FAITHFUL
+    job, plan = read_job(split(str(path), batch__seq_length=LENGTH).plan, None)
+    refuse_unbuilt(job.spec)
+    checkpoint = import_weights((job, plan), folder / "model", folder / "run").path
+    stage = build_stage(job.spec, job.inventory, job.layout.slots[0])
+    materialise(stage, torch.device("cpu"))
+    whole = dict(full_tensors(checkpoint, tensor_names(checkpoint)))
+    with torch.no_grad():
+        for name, parameter in (*stage.named_parameters(), *biases([stage])):
+            parameter.copy_(whole[name].reshape(parameter.shape))
+    return checkpoint, stage, job.spec
+
+
 def compare(config: dict[str, Any], title: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     """Weights out of transformers, logits of both, weights back; the spec of the import."""
     model = random_model(config, seed)
@@ -169,22 +191,12 @@ def compare(config: dict[str, Any], title: str, seed: int, tmp_path: Path, monke
     model.save_pretrained(tmp_path / "model", max_shard_size="60KB" if config["model_type"] != "olmo_hybrid" else "1GB")
     if config["model_type"] == "olmo_hybrid":
         part_convolutions(tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
-    told = [item.detail for item in import_hf(path.read_text(), "config.json").loaded.diagnostics if item.code == "MP820"]
-    assert {line.partition(" = ")[0] for detail in told for line in detail.splitlines()} <= FAITHFUL
-    job, plan = read_job(split(str(path), batch__seq_length=LENGTH).plan, None)
-    refuse_unbuilt(job.spec)
-    checkpoint = import_weights((job, plan), tmp_path / "model", tmp_path / "run").path
-    stage = build_stage(job.spec, job.inventory, job.layout.slots[0])
-    materialise(stage, torch.device("cpu"))
-    whole = dict(full_tensors(checkpoint, tensor_names(checkpoint)))
+    checkpoint, stage, spec = stage_of(tmp_path)
     tokens = torch.randint(0, config["vocab_size"], (2, LENGTH), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        for name, parameter in (*stage.named_parameters(), *biases([stage])):
-            parameter.copy_(whole[name].reshape(parameter.shape))
         expected = model(tokens, use_cache=False).logits
         note(title, f"transformers {type(model).__name__}", {f"seed {seed}": rms_ratio(stage(tokens), expected)})
-    exported = export_weights(checkpoint, path, tmp_path / "export").path
+    exported = export_weights(checkpoint, tmp_path / "model" / "config.json", tmp_path / "export").path
     also = NAMES[config["model_type"]].also or ("", "")
     stored, written = ({name.replace(*also): tensor for name, tensor in tensors_of(one).items()} for one in (tmp_path / "model", exported))
     assert stored.keys() == written.keys()
@@ -197,4 +209,4 @@ def compare(config: dict[str, Any], title: str, seed: int, tmp_path: Path, monke
     with torch.no_grad():
         assert torch.equal(loaded.eval()(tokens, use_cache=False).logits, expected)
     assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
-    return job.spec
+    return spec

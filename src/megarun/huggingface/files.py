@@ -69,11 +69,11 @@ class WeightFiles:
         found.places = dict.fromkeys(found._file(SINGLE).keys(), SINGLE)
         return found
 
-    def written_as(self, other: tuple[str, str], names: Iterable[str]) -> WeightFiles:
-        """The same with `names` that the files have under another name: the first part written as the second."""
+    def written_as(self, names: Iterable[str], others: Callable[[str], Iterable[str]]) -> WeightFiles:
+        """The same with `names` that the files have under one of the names that `others` gives for each."""
         for name in names:
-            written = name.replace(*other)
-            if name not in self.places and written in self.places:
+            written = next((other for other in others(name) if other in self.places), name)
+            if name not in self.places and written != name:
                 self.places[name], self._names[name] = self.places.pop(written), written
         return self
 
