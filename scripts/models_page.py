@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from megaplan.api.estimate import estimate
-from megaplan.importers.hf import import_hf
+from megaplan.importers.hf import ImportedSpec, import_hf
+from megaplan.spec.not_built_yet import megarun_refuses
+from megarun.huggingface.names import NAMES
 
 PAGE = Path(__file__).parents[1] / "docs/reference/models.md"
 GIB = 2**30
@@ -22,12 +24,19 @@ name where its config is in the local cache (`hf download NAME config.json` puts
 is one sequence of 4,096 tokens a GPU, the GPUs are H200s, the optimizer is AdamW, and parameters are unique ones.
 `scripts/models_page.py` writes this page.
 
-| Model | `megaplan estimate MODEL` … | Parameters | Peak of a GPU (GiB) | Fits |
-|---|---|---|---|---|
+The last column says whether megarun trains the model, or which options it refuses (MP790); whether its weights move in and out, with
+logits equal to those of transformers at random weights; and which fields change values and are not computed (MP820).
+
+| Model | `megaplan estimate MODEL` … | Parameters | Peak of a GPU (GiB) | Fits | megarun |
+|---|---|---|---|---|---|
 """
 TAIL = """
 A model whose blocks megarun does not build yet is priced all the same, and a note names the options (MP790).
 [What is read](hf-import.md) lists the model types.
+
+What is open, by family: the prediction modules of DeepSeek-V3, GLM and Qwen are neither counted nor imported, since transformers builds none.
+`glm_moe_dsa` trains where every layer has an indexer of its own; layers that share one attend to all keys, which is told. `falcon_h1` has two blocks on
+one input and factors of its projections, which megarun does not compute. `gemma2` is computed without its soft caps.
 """
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 _GRANITE = ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)]
@@ -63,6 +72,17 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "openai/gpt-oss-20b": ({"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32}, ("mesh.dp_shard=8", "mesh.ep=8")),
     "zai-org/GLM-4.5-Air": ({"model_type": "glm4_moe", "head_dim": 128, "attention_bias": True}, ("mesh.dp_shard=64", "mesh.ep=16")),
+    "openai/gpt-oss-120b": (
+        {"model_type": "gpt_oss", "num_hidden_layers": 36, "num_local_experts": 128},
+        ("mesh.dp_shard=32", "mesh.ep=32"),
+    ),
+    "google/gemma-3-27b-pt": (
+        {
+            "model_type": "gemma3_text", **_sizes(5376, 21504, 62, 32, 16, 262208, head_dim=128, sliding_window=1024),
+            "query_pre_attn_scalar": 168, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        ("mesh.dp_shard=32",),
+    ),
     "google/gemma-3-1b-pt": ({"model_type": "gemma3_text", **_sizes(1152, 6912, 26, 4, 1, 262144, head_dim=256, sliding_window=512)}, ()),
     "allenai/OLMo-2-1124-7B": ({"model_type": "olmo2", **_sizes(4096, 11008, 32, 32, 32, 100352)}, ("mesh.dp_shard=8",)),
     "microsoft/Phi-3-mini-4k-instruct": ({"model_type": "phi3"}, ("mesh.dp_shard=4",)),
@@ -83,6 +103,13 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"model_type": "qwen3_5_text", **_sizes(5120, 17408, 64, 24, 4, 248320), "linear_num_value_heads": 48},
         ("mesh.dp_shard=32",),
     ),
+    "Qwen/Qwen3.5-35B-A3B": (
+        {
+            "model_type": "qwen3_5_moe_text", **_sizes(2048, 5632, 40, 16, 2, 248320), "linear_num_value_heads": 32, "num_experts": 256,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        },
+        ("mesh.dp_shard=32", "mesh.ep=16", "recompute.default=selective"),
+    ),
     "moonshotai/Kimi-Linear-48B-A3B-Instruct": (
         {
             "model_type": "kimi_linear",
@@ -94,6 +121,28 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("mesh.dp_shard=32", "mesh.ep=16"),
     ),
     "ai21labs/AI21-Jamba-1.5-Mini": ({"model_type": "jamba"}, ("mesh.dp_shard=32", "mesh.ep=16", "recompute.default=selective")),
+    "deepseek-ai/DeepSeek-V3.2": (
+        {"model_type": "deepseek_v32"},
+        ("mesh.dp_shard=256", "mesh.ep=64", "recompute.blocks={A: full, D: full, E: selective}"),
+    ),
+    "allenai/Olmo-Hybrid-7B": (
+        {"model_type": "olmo_hybrid", **_sizes(3840, 11008, 32, 30, 30, 100352), "linear_allow_neg_eigval": True},
+        ("mesh.dp_shard=16", "recompute.default=selective"),
+    ),
+    "tiiuae/Falcon-H1-0.5B-Base": (
+        {
+            "model_type": "falcon_h1", **_sizes(1024, 2048, 36, 8, 2, 32784, head_dim=64), "mamba_d_ssm": 1536, "mamba_n_heads": 24,
+            "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_rms_norm": False, "projectors_bias": False,
+        },
+        (),
+    ),
+    "LiquidAI/LFM2-1.2B": (
+        {
+            "model_type": "lfm2", **_sizes(2048, 12288, 16, 32, 8, 65536), "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "block_multiple_of": 256, "tie_word_embeddings": True,
+        },
+        (),
+    ),
     "LiquidAI/LFM2-8B-A1B": (
         {"model_type": "lfm2_moe", "num_hidden_layers": 24, "layer_types": _LFM2},
         ("mesh.dp_shard=8", "mesh.ep=8"),
@@ -102,14 +151,29 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 """Fields of the config, and the changes that the command makes."""
 
 
+SILENT = {"num_nextn_predict_layers", "attention_dropout", "residual_in_fp32", "tie_word_embeddings", "text_config", "use_mamba_kernels"}
+"""Fields that are told and change no value of what is trained."""
+
+
+def trained(imported: ImportedSpec) -> str:
+    """What megarun does with a model."""
+    refused = [line.partition(" = ")[0] for item in megarun_refuses(imported.loaded.spec) for line in item.detail.splitlines()]
+    told = [line.partition(" = ")[0] for item in imported.loaded.diagnostics if item.code == "MP820" for line in item.detail.splitlines()]
+    lacking = sorted({*told} - SILENT)
+    said = [f"refuses {', '.join(f'`{key}`' for key in refused)}" if refused else "trains"]
+    said += ["weights in and out" if imported.family in NAMES and not refused else "no weights"]
+    return "; ".join([*said, *([f"without {', '.join(f'`{key}`' for key in lacking)}"] if lacking else [])])
+
+
 def row(name: str) -> str:
     """A line of the table."""
     fields, changes = MODELS[name]
     given = ("optimizer.matrix=adamw", *changes)
-    found = estimate(import_hf(json.dumps(fields), name, given).loaded.spec.as_document())
+    imported = import_hf(json.dumps(fields), name, given)
+    found = estimate(imported.loaded.spec.as_document())
     said = " ".join(f"--set '{change}'" if " " in change else f"--set {change}" for change in given)
     peak = found.peak_bytes / GIB
-    return f"| {name} | `{said}` | {found.parameters:,} | {peak:.1f} | {'yes' if found.fits else 'no'} |\n"
+    return f"| {name} | `{said}` | {found.parameters:,} | {peak:.1f} | {'yes' if found.fits else 'no'} | {trained(imported)} |\n"
 
 
 def page() -> str:

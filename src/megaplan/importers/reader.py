@@ -173,7 +173,7 @@ class ConfigReader:
                 self._read.add(key)
                 self._judge(key, value)
         for key in NOT_CARRIED if not self.strict else ():
-            if key not in self._names and key in self.facts.fields:
+            if key not in self._names and key not in self._defaults and key in self.facts.fields:
                 self._judge(key, self.facts.fields[key])
         self.stop_if_wrong()
 
