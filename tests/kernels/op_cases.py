@@ -81,6 +81,14 @@ CASES = [
         lambda t: [((BATCH, t), "accumulator")],
     ),
     Case(
+        "rms_norm_offset",
+        lambda n, t: {"x": n(BATCH, t, 37), "weight": n(37)},
+        lambda i: (rms_norm(i["x"], i["weight"], EPS, 1.0),),
+        lambda i: (exact_rms_norm(i["x"], 1 + i["weight"]),),
+        ("x", "weight"),
+        lambda t: [((BATCH, t), "accumulator")],
+    ),
+    Case(
         "add_rms_norm",
         lambda n, t: {"x": n(BATCH, t, 37), "branch": n(BATCH, t, 37), "weight": n(37)},
         lambda i: add_rms_norm(i["x"], i["branch"], i["weight"], EPS),

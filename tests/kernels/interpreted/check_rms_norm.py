@@ -12,7 +12,7 @@ from megakernels import add_rms_norm, gated_rms_norm, rms_norm
 from megakernels.ops.rms_norm import kernel, reference
 
 BY_NAME = {case.name: case for case in CASES}
-CASES_HERE = [BY_NAME["rms_norm"], BY_NAME["add_rms_norm"], BY_NAME["gated_rms_norm"]]
+CASES_HERE = [BY_NAME[name] for name in ("rms_norm", "rms_norm_offset", "add_rms_norm", "gated_rms_norm")]
 WIDE = Case(
     "gated_rms_norm_one_group",
     lambda n, t: {"x": n(BATCH, t, 200), "gate": n(BATCH, t, 200), "weight": n(200)},
