@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +129,7 @@ def split(
     asked += [f"split.{key}={value}" for key, value in (("mode", mode), ("objective", objective)) if value is not None]
     try:
         job = load_to_split(source, asked, costs, device_file)
-        if _is_open(job):
-            job = load_to_split(source, [*asked, BY_STEP_TIME], costs, device_file)
+        job = _by_step_time(job) if _is_open(job) else job
         earlier = _baseline(baseline)
         cuts = _decide(job, earlier)
     except MegaplanError as error:
@@ -154,6 +153,12 @@ def _is_open(job: LoadedJob) -> bool:
     spec = job.spec
     stated = "objective" in spec.split.model_fields_set or BOUNDARY in spec.model.pattern
     return spec.split.mode == "weighted" and not stated and spec.mesh.pp > 1 and spec.host.name == "megarun"
+
+
+def _by_step_time(job: LoadedJob) -> LoadedJob:
+    """The job with `BY_STEP_TIME`; it is not read again, for it may be standard input."""
+    split = job.spec.split.model_copy(update={"objective": "step_time"})
+    return replace(job, spec=job.spec.model_copy(update={"split": split}), changes=(*job.changes, BY_STEP_TIME))
 
 
 def _baseline(baseline: FilePath | PlanDocument | None) -> PlanDocument | None:
