@@ -99,7 +99,7 @@ def test_a_stale_reason_fails_until_it_is_written_anew(planned):
 @pytest.mark.requirement("R-25")
 def test_a_manual_split_is_weighed_against_the_best_one(planned):
     manual = ("split.mode=manual", "split.reason=R begins a stage", "split.spans=[[0,4],[4,9]]")
-    plan, best = planned("tiny-hybrid-pp2", *manual), planned("tiny-hybrid-pp2")
+    plan, best = planned("tiny-hybrid-pp2", *manual), planned("tiny-hybrid-pp2", "split.objective=bottleneck")
     gain = checked(plan_text(plan)).gain
     assert gain.cuts == tuple(stage.layers[0] for stage in best.decisions.stages[1:])
     assert gain.bottleneck == (plan.decisions.split.certificate.value, best.decisions.split.certificate.value)
