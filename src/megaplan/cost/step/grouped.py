@@ -75,7 +75,7 @@ def grouped_linear(
     if again:
         ledger.grouped.append(forward._replace(run=BACKWARD, times=again))
     ledger.grouped.append(forward._replace(run=BACKWARD, depth=columns))
-    if not work.software.frozen:
+    if work.model.adapters is None:
         ledger.grouped.append(forward._replace(run=BACKWARD, weight_bytes=8.0 * weights, depth=per_expert))
     if dtype != "bf16":
         ledger.move(FORWARD, 4.0 * rows * depth * casts[0], f"cast.rows.{dtype}")
