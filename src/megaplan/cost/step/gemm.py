@@ -110,4 +110,4 @@ def _adapter(ledger: Ledger, work: StepWorkload, rows: float, columns: float, de
     ledger.move(BACKWARD, SUM_BYTES * rows * (depth + again * columns))
     if tp > 1:
         for run in (FORWARD, BACKWARD):
-            ledger.transfer(run, "tensor", 2.0 * rows * shape.rank * (tp - 1) / tp, tp - 1)
+            ledger.transfer(run, "tensor", 2.0 * rows * shape.rank * (tp - 1) / tp, 1)
