@@ -14,6 +14,8 @@ LOW_HEADS = frozenset({"deepseek-v3", "gpt-oss-120b"})
 """Models whose whole-iteration recipes of Bridge set fp8_output_proj."""
 LORA_RANK = 16
 """NVIDIA-NeMo/Megatron-Bridge and NVIDIA/NeMo, recipes of Llama 3 70B; NVIDIA-NeMo/Automodel, examples: peft.dim."""
+PADDED_ROWS = {"nemotron3-super": "26.04", "nemotron3-ultra": "26.04", "gpt-oss-20b": "26.06"}
+"""Models whose recipes of Bridge set moe_router_padding_for_quantization, and since which release."""
 RECIPES = {"fp8": "fp8_current", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 MEGATRON = frozenset({"megatron-lm", "megatron-bridge", "nemo", "mlperf"})
 """Frameworks that run Megatron-Core and that `host.framework` names."""
@@ -33,6 +35,12 @@ def release_of(row: Row) -> str | None:
 def has_low_head(row: Row) -> bool:
     """Whether the head multiplies in the recipe's dtype."""
     return "full" in row["cuda_graph"] and row["model"] in LOW_HEADS and row["framework"] == "bridge"
+
+
+def has_padded_rows(row: Row) -> bool:
+    """Whether every rank fills its rows of an expert up to a multiple."""
+    since = PADDED_ROWS.get(row["model"])
+    return row["framework"] == "bridge" and row["precision"] != "bf16" and since is not None and (release_of(row) or "") >= since
 
 
 def lora_of(row: Row) -> dict[str, Any] | None:

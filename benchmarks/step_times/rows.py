@@ -31,7 +31,7 @@ from megaplan.cost.step.workload import (
 from megaplan.devices import load_device
 from megaplan.spec.lora import Lora
 from step_times import specs
-from step_times.hosts import framework_of, has_low_head, lora_of, release_of
+from step_times.hosts import framework_of, has_low_head, has_padded_rows, lora_of, release_of
 
 Row = dict[str, Any]
 SHARDED = {"fsdp1": "fsdp1", "fsdp2": "fsdp2", "mfsdp": "megatron"}
@@ -131,6 +131,7 @@ def software_of(row: Row) -> Software:
         fp8_attention=bool(row.get("fp8_attention")),
         low_head=has_low_head(row),
         token_drop=bool(row["tokendrop"]),
+        padded_rows=has_padded_rows(row),
         neighbours=row["framework"] == "automodel",  # its fake_balanced_gate deals experts out in order
         zero=bool(row["zero"]),
         sharded=sharded,

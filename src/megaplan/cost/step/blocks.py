@@ -5,7 +5,7 @@ from __future__ import annotations
 from megaplan.cost.step import attention as attention_core
 from megaplan.cost.step import launch, low_rank, memory, transfers
 from megaplan.cost.step.gemm import linear
-from megaplan.cost.step.grouped import grouped_linear
+from megaplan.cost.step.grouped import filled_up, grouped_linear
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.low_rank import adapter_elements, num_adapters
 from megaplan.cost.step.parameters import accumulate_bytes, held
@@ -89,7 +89,8 @@ def _experts(work: StepWorkload, found: Ledger) -> None:
     modules, (products, cheap) = work.recomputed.modules, _repeats(work)
     again = 1.0 if "moe" in modules else products
     own, matrices, width = tokens / mesh.tp, 2 if model.gated else 1, shape.latent or model.hidden
-    rows, local, inner = own * mesh.etp * shape.top_k * shape.padding, shape.num / mesh.ep, shape.width / mesh.etp
+    filled = filled_up(work, shape)
+    rows, local, inner = own * mesh.etp * shape.top_k * filled, shape.num / mesh.ep, shape.width / mesh.etp
     per_expert = rows * mesh.ep / shape.num
     fused = launch.experts_fused(work.software)
     grouped_linear(found, work, rows, per_expert, local, inner * matrices, width, again, (True, not fused))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from megaplan.cost.step.grouped import filled_up
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.workload import ExpertShape, StepWorkload
 
@@ -67,7 +68,7 @@ def context(ledger: Ledger, work: StepWorkload, key_bytes: float, again: float) 
         ledger.transfer(BACKWARD, "context", 2 * moved * (1 + 0.5 * again), 2 * (ranks - 1))
 
 
-def copies(ranks: float, top_k: int, *, distinct: bool) -> float:
+def copies(ranks: float, top_k: float, *, distinct: bool) -> float:
     """Copies of a token that are sent: top_k, or to `n (1 − (1 − 1/n)^k)` distinct ranks or domains under uniform routing."""
     return ranks * (1 - (1 - 1 / ranks) ** top_k) if distinct else float(top_k)
 
@@ -84,15 +85,15 @@ def exchange(ledger: Ledger, work: StepWorkload, shape: ExpertShape, again: floa
     """
     mesh, width, top_k = work.mesh, shape.latent or work.model.hidden, shape.top_k
     if mesh.etp > 1:
-        moved = work.tokens / mesh.tp * width * 2.0 * (mesh.etp - 1)
+        moved = work.tokens / mesh.tp * width * 2.0 * (mesh.etp - 1) * short_ring(mesh.etp)
         for run in (FORWARD, BACKWARD):
-            ledger.transfer(run, "tensor", 2 * moved, 0)
+            ledger.transfer(run, "tensor", 2 * moved, 2)
     if mesh.ep == 1:
         return
     distinct = work.software.dispatcher != "alltoall"
     inside = near(work.machine.domain, mesh.ep, mesh.etp)
     ranks = mesh.ep / inside if inside < mesh.ep else float(mesh.ep)
-    sent = copies(ranks, top_k, distinct=distinct)
+    sent = copies(ranks, top_k * filled_up(work, shape), distinct=distinct)
     if distinct and work.software.neighbours:
         sent = neighbouring_copies(ranks, top_k, shape.num)
     moved = work.tokens / mesh.tp * sent * width * 2.0 * (ranks - 1) / ranks

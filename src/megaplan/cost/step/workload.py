@@ -182,6 +182,7 @@ class Software(NamedTuple):
         fp8_attention: The attention core multiplies in fp8.
         low_head: The head multiplies in the recipe's dtype.
         token_drop: Experts have a fixed capacity, so the host never waits for counts.
+        padded_rows: A rank's routed rows of every expert are filled up to a multiple of what its dtype's products need.
         neighbours: A token's experts stand beside one another (benchmarks that balance the load without a router); else anywhere.
         zero: Optimizer state is sharded over data ranks.
         sharded: Parameters are, too; None if not.
@@ -201,6 +202,7 @@ class Software(NamedTuple):
     fp8_attention: bool = False
     low_head: bool = False
     token_drop: bool = False
+    padded_rows: bool = False
     neighbours: bool = False
     zero: bool = True
     sharded: Sharded | None = None
