@@ -35,7 +35,7 @@ A model whose blocks megarun does not build yet is priced all the same, and a no
 [What is read](hf-import.md) lists the model types.
 
 What is open, by family: the prediction modules of DeepSeek-V3, GLM and Qwen are neither counted nor imported, since transformers builds
-none. `glm_moe_dsa` trains where every layer has an indexer of its own; layers that share one attend to all keys, which is told.
+none. `glm_moe_dsa` trains where every layer has an indexer of its own; layers that share one attend to all keys, which is reported (MP820).
 `falcon_h1` has two blocks on one input and factors of its projections, which megarun does not compute. `gemma2` is computed without its
 soft caps.
 """
@@ -153,14 +153,16 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 SILENT = {"num_nextn_predict_layers", "attention_dropout", "residual_in_fp32", "tie_word_embeddings", "text_config", "use_mamba_kernels"}
-"""Fields that are told and change no value of what is trained."""
+"""Fields that are reported and change no value of what is trained."""
 
 
 def trained(imported: ImportedSpec) -> str:
     """What megarun does with a model."""
     refused = [line.partition(" = ")[0] for item in megarun_refuses(imported.loaded.spec) for line in item.detail.splitlines()]
-    told = [line.partition(" = ")[0] for item in imported.loaded.diagnostics if item.code == "MP820" for line in item.detail.splitlines()]
-    lacking = sorted({*told} - SILENT)
+    reported = [
+        line.partition(" = ")[0] for item in imported.loaded.diagnostics if item.code == "MP820" for line in item.detail.splitlines()
+    ]
+    lacking = sorted({*reported} - SILENT)
     said = [f"refuses {', '.join(f'`{key}`' for key in refused)}" if refused else "trains"]
     said += ["weights in and out" if imported.family in NAMES and not refused else "no weights"]
     return "; ".join([*said, *([f"without {', '.join(f'`{key}`' for key in lacking)}"] if lacking else [])])
