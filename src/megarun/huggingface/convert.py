@@ -46,7 +46,7 @@ MOST_NAMED = 8
 TEXT_PART = "language_model."
 """The text model in the names of a model of several parts."""
 _NOT_READ = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^mtp\.")
-"""Buffers that older releases stored and that follow from the config, and prediction modules outside the layers."""
+"""Buffers that older releases stored and that follow from the config, and prediction modules next to the layers."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _OTHER_FILES = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
 

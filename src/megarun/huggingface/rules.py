@@ -20,7 +20,7 @@ _BANK_BIAS = "_proj_bias"
 _CORRECTION = "router.correction"
 """Theirs has a dim of groups of experts, of which there is one."""
 _HALVES = ("qk_proj", "conv_qk", "latent_proj")
-"""Modules of ours whose rows are two parts that theirs has separately."""
+"""Modules of ours whose rows are two parts that theirs has as separate modules."""
 
 
 class Ours(NamedTuple):
