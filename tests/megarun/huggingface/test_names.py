@@ -24,7 +24,7 @@ GEMMA = {
 }  # fmt: skip
 
 
-def test_rows_of_a_group_stand_together() -> None:
+def test_rows_of_a_group_are_together() -> None:
     """Two groups of theirs, each with a row of q, one of k and two of v: ours are q and k in one tensor, and v in another."""
     rule = Rule((Ours("qk", (4, 1), parts=2), Ours("v", (4, 1))), ("qkv",), (8, 1), groups=2)
     theirs = torch.tensor([[10], [20], [30], [31], [11], [21], [32], [33]])
