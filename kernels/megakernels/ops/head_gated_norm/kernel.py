@@ -15,7 +15,7 @@ from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of,
 
 LARGEST_WIDTH = 1024
 """Maximum width of a head; wider ones use the reference."""
-TILE_ELEMENTS = 2048
+TILE_ELEMENTS = 1024
 """Elements of a tile."""
 PROGRAMS_PER_MULTIPROCESSOR = 4
 """Of the backward."""
