@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
 from megaplan.families.attention.scratch import head_widths
+from megaplan.families.mamba.scratch import kernels_accept
 from megaplan.families.mamba.tensors import num_mamba_heads
 from megaplan.spec.models import LatentAttention, Mamba2, Mamba3, Model, Spec
 
@@ -88,15 +89,19 @@ class Kernels:
 
     def __init__(self, spec: Spec, load: Workload) -> None:
         self._model, self._load = spec.model, load
+        mamba = spec.model.mamba
+        self._scans = not isinstance(mamba, Mamba2 | Mamba3) or kernels_accept(mamba, spec.precision.activations)
         self._runs = spec.host.name == "megarun" and spec.host.uses_triton
 
     def passes(self, op: Op, tokens: int) -> Passes | None:
-        """Both passes of an op; None for a linear, and for one kernel that is ideal."""
+        """Both passes of an op; None for a linear, for one kernel that is ideal, and for a scan of sizes that its kernels do not take."""
         if not self._runs or op.is_linear:
             return None
         shape, work = _SHAPES.get(op.name), op.work
         ideal = work.moved_forward * tokens, (work.moved_input + work.moved_weight) * tokens
         flops = work.forward * tokens, (work.input_grad + work.weight_grad) * tokens
+        if op.name in SCANS and not self._scans:
+            return None
         if shape is not None:
             return shape(self._model, self._load, op)
         shares = SHARES.get(op.name.rpartition(".")[2])
@@ -210,4 +215,6 @@ def _indexer(model: Model, load: Workload, op: Op) -> Passes:
     return forward, backward
 
 
+SCANS = {"scan", "ssd"}
+"""Ops of Mamba whose kernels have limits of their own (`families.mamba.scratch`)."""
 _SHAPES: dict[str, Callable[[Model, Workload, Op], Passes]] = {"scan": _mamba3, "ssd": _ssd, "attention": _attention, "indexer": _indexer}

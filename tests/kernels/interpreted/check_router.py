@@ -120,7 +120,7 @@ def test_values(seed: int, dtype: torch.dtype) -> None:
     outputs = [expected, exact / exact.sum(-1, keepdim=True), logits.logsumexp(-1)]
     named = {name: each for name, each in wide.items() if each.requires_grad}
     exacts = torch.autograd.grad(outputs, list(named.values()), cotangents)
-    tolerance = 1e-5 if given.size <= 1 else 1e-4  # of very different sizes: a logit's own rounding
+    tolerance = 1e-5 if given.size <= 1 else 1e-4  # very different logits: a logit's own rounding
     for one, other in zip((weights, probs, log_sums), outputs, strict=True):
         assert one.dtype == torch.float32
         assert rms_ratio(one.detach(), other.detach()) < tolerance

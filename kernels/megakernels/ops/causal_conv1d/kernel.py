@@ -53,7 +53,7 @@ def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channe
     return value
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def opened(total):  # type: ignore[no-untyped-def]
     """1 / (1 + exp(−total)): an overflow of the exponential gives 0, which is right."""
     return 1.0 / (1.0 + tl.exp(-total))
