@@ -134,6 +134,17 @@ def test_rows_past_the_last_offset_are_not_read() -> None:
     assert last in rows
 
 
+def test_gradients_of_wide_matrices() -> None:
+    """Of 256 columns a tile, and of the last rows of one."""
+    counts = torch.tensor([3, 0, 2], dtype=torch.int32)
+    rows, a, b = torch.tensor([1, 4, 6, 0, 9], dtype=torch.int32), torch.randn(5, 7).bfloat16(), torch.randn(5, 512).bfloat16()
+    found = kernel._outer(kernel_plan.tiles_of(counts, 5, 2), rows, TOP_K, a, b, gathers_a=False)
+    owner, token = torch.tensor([0, 0, 0, 2, 2]), rows.long() // TOP_K
+    for expert in range(3):
+        own = owner == expert
+        assert rms_ratio(found[expert], a[own].double().T @ b[token[own]].double()) < TOLERANCE[torch.bfloat16]
+
+
 def test_tokens_beyond_32_bit_offsets() -> None:
     """Tokens so distant that a 32-bit offset would wrap; the memory between them is never touched."""
     torch.use_deterministic_algorithms(False)  # which would fill it with NaN

@@ -33,7 +33,7 @@ def configurations() -> dict[str, Any]:
             ):
                 found[f"{name} {where}"] = (kernel.down_kernel, types, {"PAIR": pair, dense: 1, **rows, **options}, launch)
         for gathers in (False, True):
-            options, launch = split(sizes.product_options(WIDTH if gathers else HIDDEN, size))
+            options, launch = split(sizes.outer_options(WIDTH if gathers else HIDDEN, size))
             constants = {"GATHERS_A": gathers, "TILE": kernel.outer_rows(HIDDEN, size), **options}
             found[f"matrix gradient {'down' if gathers else 'up'} {dtype}"] = (kernel.outer_kernel, types, constants, launch)
         for indirect in (False, True):
@@ -98,3 +98,19 @@ def split(options: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
 
 
 CONFIGURATIONS = configurations()
+
+SHAPE = "32,768 tokens of 2,048, 8 of 128 experts of 768 columns, bf16; the matrices' gradients, whose products take 834 us each"
+TOKENS = 32768
+
+
+def launches() -> dict[str, Any]:
+    """Programs, and the steps over an expert's rows, of the gradient of each kind of matrix."""
+    found: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for name, across, cols in (("up", WIDTH, HIDDEN), ("down", HIDDEN, WIDTH)):
+        options = sizes.outer_options(cols, 2)
+        programs = NUM_EXPERTS * -(-across // kernel.outer_rows(across, 2)) * -(-cols // options["COLS"])
+        found[f"matrix gradient {name} bf16"] = (programs, (-(-TOKENS * TOP_K // NUM_EXPERTS // options["STEP"]),))
+    return found
+
+
+LAUNCHES = launches()

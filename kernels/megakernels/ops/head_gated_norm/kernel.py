@@ -15,8 +15,8 @@ from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of,
 
 LARGEST_WIDTH = 1024
 """Maximum width of a head; wider ones use the reference."""
-TILE_ELEMENTS = 2048
-"""Elements of a tile."""
+TILE_ELEMENTS, UNALIGNED_ELEMENTS = 1024, 512
+"""Elements of a tile; fewer of rows that are no multiple of 16 elements, which are read one at a time: their addresses take registers."""
 PROGRAMS_PER_MULTIPROCESSOR = 4
 """Of the backward."""
 
@@ -115,7 +115,7 @@ def accepts(x: Tensor) -> bool:
 def launch_options(width: int) -> dict[str, int]:
     """Tile and warps for a head's width."""
     block = block_of(width)
-    return {"ROWS": max(1, TILE_ELEMENTS // block), "BLOCK": block, "num_warps": 4}
+    return {"ROWS": max(1, (UNALIGNED_ELEMENTS if width % 16 else TILE_ELEMENTS) // block), "BLOCK": block, "num_warps": 4}
 
 
 def forward(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from megakernels._common.tiles import dot, narrow, on_device_of, unit_stride
 from megakernels.ops.activation.kernel import KINDS, activated, slopes
 from megakernels.ops.moe.inputs import Experts, Made
 from megakernels.ops.moe.kernel_plan import Tiles, group_of, sum_slots, tiles_of
-from megakernels.ops.moe.sizes import PULL_COLS, product_options
+from megakernels.ops.moe.sizes import PULL_COLS, outer_options, product_options
 
 UP_COLS = {"swiglu": 64, "relu2": 128, "gelu": 64}
 """Columns of a bf16 tile of the forward's first product; swiglu has two such tiles."""
@@ -385,7 +385,7 @@ def _outer(tiles: Tiles, rows: Tensor, top_k: int, a: Tensor, b: Tensor, *, gath
     """Σ over each expert's rows of a ⊗ b: [E, a's width, b's width]."""
     num_experts, num_across, num_cols = tiles.ends.shape[0], a.shape[1], b.shape[1]
     out = torch.empty(num_experts, num_across, num_cols, dtype=a.dtype, device=a.device)
-    options = product_options(num_cols, a.element_size())
+    options = outer_options(num_cols, a.element_size())
     tile = outer_rows(num_across, a.element_size())
     with on_device_of(a):
         outer_kernel[(triton.cdiv(num_cols, options["COLS"]), triton.cdiv(num_across, tile), num_experts)](

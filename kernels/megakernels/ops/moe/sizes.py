@@ -33,6 +33,11 @@ def product_options(num_cols: int, element_bytes: int, largest: int = 128) -> di
     }
 
 
+def outer_options(num_cols: int, element_bytes: int) -> dict[str, int]:
+    """The same of the matrices' gradients: with 128 columns a tile of two-byte elements takes longer to issue than to multiply."""
+    return product_options(num_cols, element_bytes, largest=256 if element_bytes == 2 and num_cols % 256 == 0 else 128)
+
+
 def forward_scratch_bytes(given: Experts) -> int:
     """Scratch bytes of `kernel.forward`: the activated rows; with several slots per token also their products, until they are summed."""
     x, weights, rows, up = given.x, given.weights, given.rows, given.up
