@@ -12,6 +12,10 @@ NEMO_RELEASES = {"35a9aec": "24.11", "8f5cbb3": "25.01", "741c886": "25.02", "8a
 """Release of NeMo by the commit of NVIDIA/dgxc-benchmarking whose README has the table."""
 LOW_HEADS = frozenset({"deepseek-v3", "gpt-oss-120b"})
 """Models whose whole-iteration recipes of Bridge set fp8_output_proj."""
+LORA_RANK = 16
+"""NVIDIA-NeMo/Megatron-Bridge and NVIDIA/NeMo, recipes of Llama 3 70B; NVIDIA-NeMo/Automodel, examples: peft.dim."""
+PADDED_ROWS = {"nemotron3-super": "26.04", "nemotron3-ultra": "26.04", "gpt-oss-20b": "26.06"}
+"""Models whose recipes of Bridge set moe_router_padding_for_quantization, and since which release."""
 RECIPES = {"fp8": "fp8_current", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 MEGATRON = frozenset({"megatron-lm", "megatron-bridge", "nemo", "mlperf"})
 """Frameworks that run Megatron-Core and that `host.framework` names."""
@@ -33,9 +37,28 @@ def has_low_head(row: Row) -> bool:
     return "full" in row["cuda_graph"] and row["model"] in LOW_HEADS and row["framework"] == "bridge"
 
 
+def has_padded_rows(row: Row) -> bool:
+    """Whether every rank fills its rows of an expert up to a multiple."""
+    since = PADDED_ROWS.get(row["model"])
+    return row["framework"] == "bridge" and row["precision"] != "bf16" and since is not None and (release_of(row) or "") >= since
+
+
+def lora_of(row: Row) -> dict[str, Any] | None:
+    """A row's adapters as a spec's `lora`.
+
+    NeMo's and Megatron-Bridge's benchmarks set peft.target_modules to linear_qkv; Automodel's have match_all_linear.
+    """
+    if row["task"] != "lora":
+        return None
+    chosen = None if row["framework"] == "automodel" else ["q_proj", "k_proj", "v_proj"]
+    return {"rank": LORA_RANK, "alpha": 2.0 * LORA_RANK, "families": chosen}
+
+
 def launch_of(row: Row) -> dict[str, Any] | None:
     """The sections of a spec that say what ran a row; None for a framework that is no host of specs."""
     name = framework_of(row)
+    if lora_of(row) is not None:
+        return None
     deterministic = name == "megatron-lm-deterministic"
     if name not in MEGATRON and not deterministic:
         return None

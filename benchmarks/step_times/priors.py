@@ -106,8 +106,11 @@ def _links() -> dict[str, Prior]:
     return {
         "link.node": Prior(0.75, 0.12, "share", nccl + "all-gather of 512 MiB on eight H200 (ai-dynamo/aiconfigurator)", 1.0),
         "link.network": Prior(0.80, 0.12, "share", nccl + "issue 267", 1.0),
-        "tensor.link": Prior(0.75, 0.15, "share", nccl + "all-gather of 512 MiB on eight H200 (ai-dynamo/aiconfigurator)", 1.0),
-        "tensor.latency": Prior(5e-6, 0.4, "seconds", "of a step of a ring; " + _SCRIPTS),
+        "tensor.link": Prior(0.84, 0.10, "share", nccl + "a long ring's all-gather on H200 (ai-dynamo/aiconfigurator)", 1.0),
+        "tensor.latency": Prior(
+            *(30e-6, 0.2, "seconds"),
+            "of a collective beside its bytes; NCCL's all-gather of 64 MiB on two to eight H200 (ai-dynamo/aiconfigurator)",
+        ),
         "tensor.exposed": Prior(0.35, 0.4, "share", "of overlapped tensor-parallel transfers; " + _SCRIPTS, 1.0),
         "exchange.link": Prior(0.6, 0.3, "share", nccl + "all-to-all of 512 MiB on eight H200 (ai-dynamo/aiconfigurator) is 0.72", 1.0),
         "exchange.network": Prior(0.75, 0.3, "share", nccl + "all-to-all over nodes", 1.0),

@@ -13,6 +13,7 @@ from typing import Any
 from megaplan.cost.step import from_spec
 from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.from_spec import workload_of
+from megaplan.cost.step.low_rank import adapters
 from megaplan.cost.step.workload import (
     AttentionShape,
     BatchShape,
@@ -28,8 +29,9 @@ from megaplan.cost.step.workload import (
     StepWorkload,
 )
 from megaplan.devices import load_device
+from megaplan.spec.lora import Lora
 from step_times import specs
-from step_times.hosts import framework_of, has_low_head, release_of
+from step_times.hosts import framework_of, has_low_head, has_padded_rows, lora_of, release_of
 
 Row = dict[str, Any]
 SHARDED = {"fsdp1": "fsdp1", "fsdp2": "fsdp2", "mfsdp": "megatron"}
@@ -71,6 +73,10 @@ def spec_path(row: Row) -> str | None:
 def direct(row: Row) -> StepWorkload:
     """The same step from the row alone."""
     model, mesh = model_of(row["arch"]), mesh_of(row)
+    lora = lora_of(row)
+    if lora is not None:
+        adapts = Lora(**lora).adapts
+        model = model._replace(adapters=adapters(lora["rank"], adapts))
     return StepWorkload(model, mesh, batch_of(row), software_of(row), machine_of(row), stages_of(row, model, mesh), recomputed_of(row))
 
 
@@ -125,8 +131,8 @@ def software_of(row: Row) -> Software:
         fp8_attention=bool(row.get("fp8_attention")),
         low_head=has_low_head(row),
         token_drop=bool(row["tokendrop"]),
+        padded_rows=has_padded_rows(row),
         neighbours=row["framework"] == "automodel",  # its fake_balanced_gate deals experts out in order
-        frozen=row["task"] == "lora",
         zero=bool(row["zero"]),
         sharded=sharded,
     )

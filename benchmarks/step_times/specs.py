@@ -9,7 +9,7 @@ from megaplan.errors import MegaplanError
 from megaplan.spec.load import spec_from_document
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
-from step_times.hosts import launch_of
+from step_times.hosts import launch_of, lora_of
 
 Row = dict[str, Any]
 DEVICES = {"A100_40GB": "a100-40gb", "A100_80GB": "a100-80gb", "H100": "h100-sxm", "H100-500W": "h100-sxm-500w"}
@@ -50,7 +50,6 @@ def owners(spec: Spec) -> list[int]:
 def _unsayable(row: Row) -> str | None:
     arch = row["arch"]
     reasons = {
-        "frozen weights (LoRA)": row["task"] == "lora",
         "blocks of a hybrid that do not divide into alike slots": arch["nM"] and any(arch[f"n{letter}"] % _slots(row) for letter in "MEAD"),
         "layers that do not divide into whole chunks": not arch["nM"] and _pairs(row) is None,
     }
@@ -110,6 +109,8 @@ def document(row: Row) -> dict[str, Any]:
         "host": {"name": "megatron"},
         "device": device,
     }
+    if lora_of(row) is not None:  # host megatron has no terms for the memory of frozen weights; what ran the row stands beside the spec
+        found |= {"lora": lora_of(row), "host": {"name": "megarun"}}
     if mesh["pp"] > 1:
         model["pattern"] = "|".join(letters[start:stop] for start, stop in _spans(row))
         found["split"] = {"mode": "manual", "reason": "as the recipe cuts"}

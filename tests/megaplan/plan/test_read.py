@@ -212,6 +212,7 @@ def test_training_is_outside_the_digest(tmp_path, document):
         (("estimates", "ranks", 0, "columns", "overhead_bytes"), 0, "estimates.ranks.0"),
         (("estimates", "ranks", 0, "headroom_bytes"), 0, "estimates.ranks.0"),
         (("estimates", "ranks", 0, "ranks"), [[0, 2**40]], "estimates.ranks"),
+        (("estimates", "ranks", 1, "coordinate", "pp"), 0, "estimates.ranks.1.coordinate.pp"),
         (("estimates", "device", "reserve_bytes"), 0, "estimates.device"),
     ],
 )

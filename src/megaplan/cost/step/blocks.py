@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from megaplan.cost.step import attention as attention_core
-from megaplan.cost.step import launch, memory, transfers
+from megaplan.cost.step import launch, low_rank, memory, transfers
 from megaplan.cost.step.gemm import linear
-from megaplan.cost.step.grouped import grouped_linear
+from megaplan.cost.step.grouped import filled_up, grouped_linear
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
+from megaplan.cost.step.low_rank import adapter_elements, num_adapters
 from megaplan.cost.step.parameters import accumulate_bytes, held
 from megaplan.cost.step.scan import scan
 from megaplan.cost.step.workload import AttentionShape, StepWorkload
@@ -38,8 +39,8 @@ def _attention(work: StepWorkload, found: Ledger) -> None:
         extra, key_bytes = _latent(work, found, shape, products)
     else:
         local_kv = max(shape.num_kv_heads / mesh.tp, 1.0)
-        linear(found, work, tokens, heads * shape.key_dim + 2 * local_kv * shape.key_dim, hidden, again=products)
-        linear(found, work, tokens, hidden, heads * shape.value_dim, again=products)
+        linear(found, work, tokens, heads * shape.key_dim + 2 * local_kv * shape.key_dim, hidden, again=products, site="A.qkv")
+        linear(found, work, tokens, hidden, heads * shape.value_dim, again=products, site="A.out")
         extra = (shape.num_heads + shape.num_kv_heads) * shape.key_dim / mesh.tp * ROTARY_BYTES
         key_bytes = 4.0 * shape.num_kv_heads * shape.key_dim / mesh.tp
     attention_core.core(found, work, shape, max(full, 1.0 if "core_attn" in modules else 0.0))
@@ -59,12 +60,13 @@ def _latent(work: StepWorkload, found: Ledger, shape: AttentionShape, products: 
     raised = 1.0 if "mla_up_proj" in work.recomputed.modules else products
     latent = shape.kv_lora + shape.rope_dim
     if shape.q_lora:
-        linear(found, work, own, shape.q_lora + latent, hidden, again=products)
-        linear(found, work, tokens, heads * shape.key_dim, shape.q_lora, again=raised)
+        linear(found, work, own, shape.q_lora + latent, hidden, again=products, site="A.down")
+        linear(found, work, tokens, heads * shape.key_dim, shape.q_lora, again=raised, site="A.q_up")
     else:
-        linear(found, work, tokens, heads * shape.key_dim + latent, hidden, again=products)
-    linear(found, work, tokens, heads * (shape.key_dim - shape.rope_dim + shape.value_dim), shape.kv_lora, again=raised)
-    linear(found, work, tokens, hidden, heads * shape.value_dim, again=products)
+        linear(found, work, tokens, heads * shape.key_dim + latent, hidden, again=products, site="A.down")
+    columns = heads * (shape.key_dim - shape.rope_dim + shape.value_dim)
+    linear(found, work, tokens, columns, shape.kv_lora, again=raised, site="A.kv_up")
+    linear(found, work, tokens, hidden, heads * shape.value_dim, again=products, site="A.out")
     return heads * (2 * shape.key_dim + shape.value_dim) * ROTARY_BYTES, heads * (shape.key_dim + shape.value_dim) * 2.0
 
 
@@ -72,8 +74,8 @@ def _dense(work: StepWorkload, found: Ledger) -> None:
     model, mesh, tokens = work.model, work.mesh, work.tokens
     full, (products, cheap) = work.recomputed.full, _repeats(work)
     width, matrices = model.ffn / mesh.tp, 2 if model.gated else 1
-    linear(found, work, tokens, width * matrices, model.hidden, again=1.0 if "mlp" in work.recomputed.modules else products)
-    linear(found, work, tokens, model.hidden, width, again=products)
+    linear(found, work, tokens, width * matrices, model.hidden, again=1.0 if "mlp" in work.recomputed.modules else products, site="D.up")
+    linear(found, work, tokens, model.hidden, width, again=products, site="D.down")
     memory.norms(found, tokens / mesh.tp, model.hidden, cheap)
     memory.activation(found, tokens, width, gated=model.gated, again=cheap)
     _launch(work, found, launch.KERNELS["D"], "D", "mlp")
@@ -87,7 +89,8 @@ def _experts(work: StepWorkload, found: Ledger) -> None:
     modules, (products, cheap) = work.recomputed.modules, _repeats(work)
     again = 1.0 if "moe" in modules else products
     own, matrices, width = tokens / mesh.tp, 2 if model.gated else 1, shape.latent or model.hidden
-    rows, local, inner = own * mesh.etp * shape.top_k * shape.padding, shape.num / mesh.ep, shape.width / mesh.etp
+    filled = filled_up(work, shape)
+    rows, local, inner = own * mesh.etp * shape.top_k * filled, shape.num / mesh.ep, shape.width / mesh.etp
     per_expert = rows * mesh.ep / shape.num
     fused = launch.experts_fused(work.software)
     grouped_linear(found, work, rows, per_expert, local, inner * matrices, width, again, (True, not fused))
@@ -105,8 +108,8 @@ def _experts(work: StepWorkload, found: Ledger) -> None:
         linear(found, work, own, model.hidden, width, again=again)
     linear(found, work, own, shape.num, model.hidden, again=again, low=False)
     if shape.shared:
-        linear(found, work, tokens, shape.shared * matrices / mesh.tp, model.hidden, again=again)
-        linear(found, work, tokens, model.hidden, shape.shared / mesh.tp, again=again)
+        linear(found, work, tokens, shape.shared * matrices / mesh.tp, model.hidden, again=again, site="E.up")
+        linear(found, work, tokens, model.hidden, shape.shared / mesh.tp, again=again, site="E.down")
         memory.activation(found, tokens, shape.shared / mesh.tp, gated=model.gated, again=0.0)
         transfers.tensor(found, work)
     quantize = launch.QUANTIZE_KERNELS * local if launch.casts_apart(work.software) else 0.0
@@ -123,8 +126,8 @@ def _mamba(work: StepWorkload, found: Ledger) -> None:
         return
     full, inner = work.recomputed.full, shape.num_heads * shape.head_dim
     columns = (2 * inner + 2 * shape.num_groups * shape.state_dim + shape.num_heads) / mesh.tp
-    linear(found, work, work.tokens, columns, model.hidden, again=full)
-    linear(found, work, work.tokens, model.hidden, inner / mesh.tp, again=full)
+    linear(found, work, work.tokens, columns, model.hidden, again=full, site="M.in")
+    linear(found, work, work.tokens, model.hidden, inner / mesh.tp, again=full, site="M.out")
     scan(found, work, shape, full)
     memory.norms(found, work.tokens / mesh.tp, model.hidden, 0.0)
     _launch(work, found, launch.KERNELS["M"], "M", "mamba", recompute=False)
@@ -133,7 +136,8 @@ def _mamba(work: StepWorkload, found: Ledger) -> None:
 
 def _embedding(work: StepWorkload, found: Ledger) -> None:
     found.move(FORWARD, work.tokens / work.mesh.tp * work.model.hidden * 6.0)
-    found.move(BACKWARD, work.tokens * work.model.hidden * 8.0)
+    if work.model.adapters is None:
+        found.move(BACKWARD, work.tokens * work.model.hidden * 8.0)
 
 
 def _head(work: StepWorkload, found: Ledger) -> None:
@@ -160,12 +164,16 @@ def _hop(work: StepWorkload, found: Ledger) -> None:
 
 def _accumulate(work: StepWorkload, found: Ledger) -> None:
     """Gradients added to fp32 sums by an operation of their own, a microbatch, where products do not add them."""
-    found.move(BACKWARD, sum(held(work)) * accumulate_bytes(work.software), "accumulate")
+    trained = sum(held(work)) if work.model.adapters is None else adapter_elements(work)
+    found.move(BACKWARD, trained * accumulate_bytes(work.software), "accumulate")
 
 
 def _launch(work: StepWorkload, found: Ledger, kernels: float, kind: str, graph: str, *, recompute: bool = True) -> None:
     again = 1 + launch.AGAIN * work.recomputed.full if recompute else 1.0
-    found.launch(kernels, kernels * launch.BACKWARD_KERNELS[kind] * again, graphed=bool({"full", graph} & work.software.graphs))
+    narrow = num_adapters(work.model, kind)
+    backward = kernels * launch.BACKWARD_KERNELS[kind] * again + narrow * low_rank.BACKWARD_KERNELS
+    graphed = bool({"full", graph} & work.software.graphs)
+    found.launch(kernels + narrow * low_rank.KERNELS, backward, graphed=graphed)
 
 
 _KINDS = {

@@ -68,11 +68,11 @@ OPTIMIZER_SHARE = 0.9
 """Of the rate of memory-bound kernels that the optimizer's many small tensors leave."""
 
 
-def pass_seconds(terms: PassTerms, rates: Mapping[str, Any]) -> Any:
-    """Seconds of a pass: the device's work, gaps and waits, joined with the host's launches."""
+def pass_seconds(terms: PassTerms, rates: Mapping[str, Any], waits: Any = 0.0) -> Any:
+    """Seconds of a pass: the device's work, gaps and waits, joined with the host's launches, of which `waits` are not beside the device."""
     device = (terms.work + launch.gap_seconds(terms.kernels, rates["gap"])) * rates["moe"] + terms.waits
     host = terms.launched * rates["host"]
-    return launch.joined_seconds(device, host) + rates["sync"] * host
+    return launch.joined_seconds(device, host) + waits * host
 
 
 class Exchanged(NamedTuple):
@@ -121,7 +121,7 @@ def step_seconds(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, A
     exchanged = exchanged_seconds(once, rates)
     both, forward_most, backward_most = [], 0.0, 0.0
     for stage in stages:
-        passes = pass_seconds(stage.forward, rates), pass_seconds(stage.backward, rates)
+        passes = pass_seconds(stage.forward, rates, rates["sync"]), pass_seconds(stage.backward, rates)
         forward, backward = (each * stage.present for each in beside_passes(*passes, exchanged, once, rates))
         both.append((stage.count, forward + backward))
         forward_most, backward_most = pipeline.larger(forward_most, forward), pipeline.larger(backward_most, backward)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import get_args
 
+from megaplan.cost.step.low_rank import adapters
 from megaplan.cost.step.workload import (
     AttentionShape,
     BatchShape,
@@ -193,6 +194,7 @@ def model_shape(spec: Spec) -> ModelShape:
         experts=experts,
         mamba=mamba,
         mtp=model.features.mtp.depth if model.features.mtp is not None else 0,
+        adapters=adapters(spec.lora.rank, spec.lora.adapts) if spec.lora is not None else None,
     )
 
 

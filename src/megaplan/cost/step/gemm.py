@@ -6,11 +6,16 @@ from math import ceil
 from typing import Any
 
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger, Product
+from megaplan.cost.step.low_rank import has_adapter
 from megaplan.cost.step.workload import StepWorkload
 
 TILE_ROWS, TILE_COLUMNS = 256, 128
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}
 """Of an operand, its block scales included: one byte a 32 elements of mxfp8, one a 16 of nvfp4."""
+CAST_BYTES = 4.0
+"""Of an element that is cast: read in bf16, and written for the product and, transposed, for the weight gradient."""
+SUM_BYTES = 6.0
+"""Of an element of a sum in bf16: two read, one written."""
 JOIN = 1.7
 """Exponent of the smooth maximum of compute and memory time."""
 
@@ -51,8 +56,12 @@ def linear(
     again: float = 0.0,
     low: bool = True,
     count: float = 1.0,
+    site: str | None = None,
+    trained: bool = False,
 ) -> None:
     """A linear [rows, depth] · [depth, columns]: forward, input gradient, weight gradient, and casts of its input and gradient.
+
+    A frozen one has no weight gradient, so neither its input nor its gradient is cast for one.
 
     Args:
         ledger: Where to.
@@ -63,6 +72,8 @@ def linear(
         again: Times that backward runs the forward product again.
         low: It multiplies in the recipe's dtype; else in bf16.
         count: Linears like this.
+        site: Its name in `low_rank.LINEARS`, where it can have an adapter.
+        trained: It is trained although the model is frozen.
     """
     dtype = (work.software.linear_dtype or work.software.dtype) if low else "bf16"
     size = ELEMENT_BYTES[dtype]
@@ -74,9 +85,29 @@ def linear(
         ledger.products.append(forward._replace(run=BACKWARD, times=count * again))
     moved = size * (results + weights) + 2 * inputs
     ledger.products.append(Product(BACKWARD, dtype, flops, moved, quality(rows, depth, num_sms), columns, count))
-    if not work.software.frozen:
+    frozen = work.model.adapters is not None and not trained
+    if not frozen:
         moved = size * (results + inputs) + 8.0 * weights
         ledger.products.append(Product(BACKWARD, dtype, flops, moved, quality(columns, depth, num_sms), rows, count))
     if dtype != "bf16":
-        ledger.move(FORWARD, 4.0 * inputs * count, f"cast.{dtype}")
-        ledger.move(BACKWARD, 4.0 * results * count, f"cast.{dtype}")
+        cast = CAST_BYTES - 1.0 if frozen else CAST_BYTES
+        ledger.move(FORWARD, cast * inputs * count, f"cast.{dtype}")
+        ledger.move(BACKWARD, cast * results * count, f"cast.{dtype}")
+    if has_adapter(work, site):
+        _adapter(ledger, work, rows, columns, depth, again)
+
+
+def _adapter(ledger: Ledger, work: StepWorkload, rows: float, columns: float, depth: float, again: float) -> None:
+    """X Aᵀ, its product with Bᵀ, and the sum with the linear's result; backward the sum with the input's gradient.
+
+    Of a linear that tensor parallelism cuts, the narrow stream is gathered or summed over the group.
+    """
+    shape, tp = work.model.adapters, work.mesh.tp
+    assert shape is not None
+    linear(ledger, work, rows, shape.rank, depth, again=again, low=False, trained=True)
+    linear(ledger, work, rows, columns, shape.rank, again=again, low=False, trained=True)
+    ledger.move(FORWARD, SUM_BYTES * rows * columns)
+    ledger.move(BACKWARD, SUM_BYTES * rows * (depth + again * columns))
+    if tp > 1:
+        for run in (FORWARD, BACKWARD):
+            ledger.transfer(run, "tensor", 2.0 * rows * shape.rank * (tp - 1) / tp, 1)

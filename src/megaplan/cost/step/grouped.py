@@ -6,7 +6,7 @@ from typing import Any
 
 from megaplan.cost.step.gemm import ELEMENT_BYTES, JOIN
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, GroupedProduct, Ledger
-from megaplan.cost.step.workload import StepWorkload
+from megaplan.cost.step.workload import ExpertShape, StepWorkload
 
 
 def grouped_seconds(
@@ -43,6 +43,20 @@ def grouped_seconds(
     return (compute**JOIN + ((weight_bytes / weight_share + row_bytes) / bandwidth) ** JOIN) ** (1 / JOIN)
 
 
+MULTIPLES = {"fp8": 16, "mxfp8": 32, "nvfp4": 32}
+"""Rows that products of a dtype take together (`moe_router_padding_for_quantization` of Megatron-Core)."""
+
+
+def filled_up(work: StepWorkload, shape: ExpertShape) -> float:
+    """Rows that experts compute over routed rows: of a fixed capacity, or filled up on every rank to whole multiples.
+
+    They are filled up by half a multiple on average.
+    """
+    multiple = MULTIPLES.get(work.software.dtype, 1) if work.software.padded_rows else 1
+    routed = work.tokens / work.mesh.tp * shape.top_k / shape.num
+    return shape.padding * (1 + (multiple - 1) / 2 / routed)
+
+
 def grouped_linear(
     ledger: Ledger,
     work: StepWorkload,
@@ -75,7 +89,7 @@ def grouped_linear(
     if again:
         ledger.grouped.append(forward._replace(run=BACKWARD, times=again))
     ledger.grouped.append(forward._replace(run=BACKWARD, depth=columns))
-    if not work.software.frozen:
+    if work.model.adapters is None:
         ledger.grouped.append(forward._replace(run=BACKWARD, weight_bytes=8.0 * weights, depth=per_expert))
     if dtype != "bf16":
         ledger.move(FORWARD, 4.0 * rows * depth * casts[0], f"cast.rows.{dtype}")

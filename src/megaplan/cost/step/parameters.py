@@ -7,7 +7,6 @@ from typing import NamedTuple
 from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.workload import AttentionShape, ModelShape, Software, StepWorkload
 
-TRAINED_UNDER_LORA = 0.01
 ACCUMULATE_BYTES = 12
 """Of a parameter: a product's gradient written and read in 16 bits, added to a sum of 32."""
 

@@ -66,6 +66,18 @@ class MambaShape(NamedTuple):
     num_groups: int
 
 
+class AdapterShape(NamedTuple):
+    """Low-rank adapters beside linears of a model whose every other weight is frozen.
+
+    Attributes:
+        rank: Width between their two products.
+        linears: Which linears have one, by the names of `low_rank.LINEARS`.
+    """
+
+    rank: int
+    linears: frozenset[str]
+
+
 class ModelShape(NamedTuple):
     """The model's dimensions.
 
@@ -77,6 +89,7 @@ class ModelShape(NamedTuple):
         ffn: Width of a D block.
         counts: Blocks by letter.
         mtp: Multi-token prediction depths, each an A and a D or E block and a head.
+        adapters: Low-rank adapters, which alone are trained; None to train the model.
     """
 
     hidden: int
@@ -89,6 +102,7 @@ class ModelShape(NamedTuple):
     experts: ExpertShape | None = None
     mamba: MambaShape | None = None
     mtp: int = 0
+    adapters: AdapterShape | None = None
 
 
 class MeshShape(NamedTuple):
@@ -168,8 +182,8 @@ class Software(NamedTuple):
         fp8_attention: The attention core multiplies in fp8.
         low_head: The head multiplies in the recipe's dtype.
         token_drop: Experts have a fixed capacity, so the host never waits for counts.
+        padded_rows: A rank's routed rows of every expert are filled up to a multiple of what its dtype's products need.
         neighbours: A token's experts stand beside one another (benchmarks that balance the load without a router); else anywhere.
-        frozen: Weights have no gradients (LoRA).
         zero: Optimizer state is sharded over data ranks.
         sharded: Parameters are, too; None if not.
         data_overlap: Gradients are reduced and parameters gathered beside computation; None for what the framework does.
@@ -188,8 +202,8 @@ class Software(NamedTuple):
     fp8_attention: bool = False
     low_head: bool = False
     token_drop: bool = False
+    padded_rows: bool = False
     neighbours: bool = False
-    frozen: bool = False
     zero: bool = True
     sharded: Sharded | None = None
     data_overlap: bool | None = None
