@@ -196,3 +196,22 @@ def test_a_timer_of_one_spec_times_another_as_its_own_does(changes):
     before = timer.step_ns(first.spec, first.spans)
     assert timer.step_ns(second.spec, second.spans) == own.step_ns(second.spec, second.spans)
     assert timer.step_ns(first.spec, first.spans) == before
+
+
+def test_the_committed_plan_of_nam56r_is_beaten():
+    """By layouts without a pipeline already, among which a search of all layouts looks too."""
+    committed = megaplan.estimate("plans/nam56r-8xh200.json")
+    found = megaplan.search(
+        "plans/nam56r-8xh200.yaml", devices=8, fix={"mesh.pp": 1, "mesh.tp": 1, "mesh.cp": 1, "mesh.ep": 1}, processes=1
+    )
+    assert found.best is not None
+    assert found.best.step_seconds < committed.step_seconds
+
+
+@pytest.mark.slow
+def test_the_winner_for_nam56r_beats_the_committed_plan_as_estimate_says_it():
+    found = megaplan.search("plans/nam56r-8xh200.yaml", devices=8, processes=1)
+    after = megaplan.estimate("plans/nam56r-8xh200.yaml", *found.best.changes)
+    assert after.fits
+    assert after.step_seconds < megaplan.estimate("plans/nam56r-8xh200.json").step_seconds
+    assert found.gap <= 0.03 or found.gap_reason
