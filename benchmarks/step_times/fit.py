@@ -1,6 +1,6 @@
 """Fit the step-time model's constants to published rows and write `src/megaplan/cost/step/constants.json`.
 
-python benchmarks/step_times/fit.py ROWS.json [--output FILE] [--page FILE]
+python benchmarks/step_times/fit.py ROWS.json [--operations FOLDER] [--output FILE] [--page FILE]
 
 Needs the extra `fit` (numpy, scipy). A fit takes seconds; the cross-validation that gives the intervals fits once a fold, and with `--page`
 the error tables are written too. The rows stay outside the repository: their form is that of `rows.py`.
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import numpy as np  # noqa: E402
 
-from step_times import page  # noqa: E402
+from step_times import page, pins  # noqa: E402
 from step_times.fitting import Fit, fit, predict  # noqa: E402
 from step_times.folds import Array, cross_validated, errors, interval, ratios, replayed, uncalibrated, usable  # noqa: E402
 from step_times.priors import priors  # noqa: E402
@@ -35,7 +35,10 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="rows in the form of rows.py")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--page", type=Path, help="write the error tables here")
+    parser.add_argument("--operations", type=Path, help="folder of operations and layers measured alone: writes pinned.json first")
     arguments = parser.parse_args()
+    if arguments.operations:
+        pins.write(arguments.operations)
     rows, anomalies = usable(arguments.rows)
     fitted = fit(rows)
     own = ratios(predict(fitted, rows), rows)

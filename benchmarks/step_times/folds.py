@@ -109,8 +109,12 @@ def by(rows: Sequence[Row], found: Array, key: Callable[[Row], str]) -> dict[str
 
 
 def interval(found: Array) -> tuple[float, float]:
-    """Measured over predicted, below which a tenth of the rows are and above which another: an 80 % interval."""
-    return float(np.quantile(1 / found, 0.1)), float(np.quantile(1 / found, 0.9))
+    """Measured over predicted, below which a tenth of all rows are and above which another: an 80 % interval.
+
+    A new row is below the k-th smallest of n with probability k / (n + 1), which few rows tell from k / n (Weibull's plotting position).
+    """
+    low, high = np.quantile(1 / found, [0.1, 0.9], method="weibull")
+    return float(low), float(high)
 
 
 def covered(rows: Sequence[Row], found: Array, key: Callable[[Row], str]) -> dict[str, float]:

@@ -8,7 +8,6 @@ from megaplan.cost.step.grouped import filled_up
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.workload import ExpertShape, StepWorkload
 
-
 SHORT_RING = 0.85
 """Ranks' worth of a ring's bandwidth that filling it takes."""
 
