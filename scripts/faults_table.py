@@ -28,7 +28,7 @@ from fault_cases import KILLS, PROCESSES, QUICK, SLOW, STOPS, RefusedError  # no
 from fault_launch import LIMIT_SECONDS  # noqa: E402
 
 PAGE, KEPT = ROOT / "docs/reference/faults.md", ROOT / "runs/faults"
-SHARED = ("fault_bench.py", "fault_launch.py", "fault_aim.py")
+SHARED = ("fault_bench.py", "fault_blame.py", "fault_launch.py", "fault_aim.py")
 
 
 def page(rows: list[Outcome]) -> str:

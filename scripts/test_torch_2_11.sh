@@ -9,7 +9,7 @@ if [ ! -f "$env/ready" ] || [ pyproject.toml -nt "$env/ready" ]; then
   "${PYTHON:-python3}" -m venv "$env"
   constraints=$(mktemp)
   trap 'rm -f "$constraints"' EXIT
-  grep -vE '^(numpy|torch|triton)==' constraints.txt >"$constraints"
+  grep -vE '^(numpy|setuptools|torch|triton)==' constraints.txt >"$constraints"
   pip() { "$env/bin/python" -m pip install -qq --disable-pip-version-check -c "$constraints" "$@"; }
   pip "torch==2.11.0+cpu" 2>/dev/null || pip torch==2.11.0
   pip --editable ".[run]" "numpy<2.4" pytest hypothesis pytest-xdist pytest-timeout

@@ -108,7 +108,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         sections["host"] = host_section(whole)
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
         whole.maybe(sections, 0.25, data={"packing": "documents"})
-    add_scores(stream("scores"), sections["model"])
+    add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
     for name, share, section in (
         ("device", 0.4, device_section),
         ("serving", 0.15, serving_section),

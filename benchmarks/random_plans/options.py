@@ -123,11 +123,15 @@ def add_routing(draw: Draw, model: dict[str, Any]) -> None:
 SCORES_SHARE = 0.2
 
 
-def add_scores(draw: Draw, model: dict[str, Any]) -> None:
-    """Scaled rotary frequencies and scores of the attention of a drawn model, whatever its host."""
+def add_scores(draw: Draw, model: dict[str, Any], scales: Draw, *, megatron: bool) -> None:
+    """Scaled rotary frequencies and scores of the attention of a drawn model, whatever its host; constants, of a stream of their own."""
     if "attention" in model:
         draw.maybe(model["attention"], SCORES_SHARE, rope_scaling=lambda: _scaling(draw))
         draw.maybe(model["attention"], SCORES_SHARE, softmax_scale=lambda: draw.choice([0.05, 0.125, 0.5]))
+    _add_scales(scales, model)
+    if not megatron and model.get("norm_placement", "pre") == "pre" and "parallel_layers" not in model:
+        layers = range(model["num_layers"])
+        scales.maybe(model, SCALES_SHARE, post_norm_layers=lambda: scales.some(layers) or [0])
 
 
 def _scaling(draw: Draw) -> dict[str, Any]:
@@ -142,6 +146,24 @@ def _scaling(draw: Draw) -> dict[str, Any]:
         draw.maybe(found, 0.5, beta_fast=lambda: draw.choice([8.0, 64.0]), beta_slow=lambda: draw.choice([0.5, 2.0]))
         draw.maybe(found, 0.5, truncate=False, attention_factor=lambda: draw.choice([0.7, 1.2]))
     return found
+
+
+SCALES_SHARE = 0.04
+
+
+def _add_scales(draw: Draw, model: dict[str, Any]) -> None:
+    """Constants of norms, embeddings and rotary angles of a drawn model."""
+    attention, mtp = model.get("attention", {}), "mtp" in model.get("features", {})
+    if model.get("norm", "rmsnorm") == "rmsnorm" and attention.get("qk_norm_width") != "all_heads":
+        draw.maybe(model, SCALES_SHARE, zero_centered_norm=True)
+    if not mtp:
+        draw.maybe(model, SCALES_SHARE, embedding_multiplier=lambda: draw.choice([2.0, 5.5]))
+    if model.get("linear_attention", {}).get("kind") == "gated_delta":
+        draw.maybe(model["linear_attention"], 2 * SCALES_SHARE, gated_norm_eps=1e-4)
+    if attention.get("kind") == "mla":
+        draw.maybe(attention, SCALES_SHARE, latent_norm_eps=1e-4)
+    elif attention.get("window_size"):
+        draw.maybe(attention, 2 * SCALES_SHARE, window_rope_theta=500.0)
 
 
 def add_megatron_options(draw: Draw, sections: dict[str, Any], letters: str, *, gpt: bool) -> None:

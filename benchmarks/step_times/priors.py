@@ -116,9 +116,7 @@ def _links() -> dict[str, Prior]:
         "link.network": Prior(0.80, 0.12, "share", nccl + "issue 267", 1.0),
         "tensor.link": Prior(0.84, 0.10, "share", nccl + "a long ring's all-gather on H200 (ai-dynamo/aiconfigurator)", 1.0),
         "tensor.latency": Prior(
-            30e-6,
-            0.2,
-            "seconds",
+            *(30e-6, 0.2, "seconds"),
             "of a collective beside its bytes; NCCL's all-gather on two to eight H200 (ai-dynamo/aiconfigurator)",
         ),
         "tensor.exposed": Prior(0.35, 0.4, "share", "of overlapped tensor-parallel transfers; " + _SCRIPTS, 1.0),

@@ -73,6 +73,17 @@ def test_all_configurations_fit_an_sm90(operation: str, tmp_path: Path) -> None:
     check_resources({operation: 1}, tmp_path)
 
 
+@pytest.mark.slow
+def test_the_convolution_issues_fewer_instructions_than_memory_takes(tmp_path: Path) -> None:
+    """Forward 4 bytes an element, which 26 instructions take as long as; backward 6, and 38."""
+    done = run_python([str(HERE / "sm90" / "issue.py"), "causal_conv1d"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [float(line.split()[-3]) for line in done.stdout.splitlines() if line.endswith("an element")]
+    assert len(found) == 2
+    assert found[0] <= 24
+    assert found[1] <= 38
+
+
 def check_resources(every: dict[str, int], cache: Path) -> None:
     """Compile every n-th configuration of each operation."""
     done = run_python([str(HERE / "sm90" / "compile.py"), *(f"{operation}:{step}" for operation, step in every.items())], cache)

@@ -1,13 +1,12 @@
 """G blocks beside the layers of transformers: outputs, and gradients of the input and of every parameter."""
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from upstream_checks import compare, normal
+from upstream_checks import compare, normal, use_plain_torch
 
 pytest.importorskip("transformers")
 from transformers import KimiLinearConfig, OlmoHybridConfig, Qwen3_5TextConfig
@@ -75,14 +74,6 @@ def layers() -> dict[str, tuple[Any, nn.Module, Callable[[Mapping[str, Tensor]],
         ),
         "KimiLinearDeltaAttention": (KimiDeltaAttention.model_validate(kda), KimiLinearDeltaAttention(kimi, 0), as_kimi),
     }
-
-
-def use_plain_torch(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions that transformers wraps to prefer an installed package's kernels, which need a GPU."""
-    module = sys.modules[type(layer).__module__]
-    for name, function in list(vars(module).items()):
-        if name.startswith(("torch_", "chunk_", "causal_conv1d")) and hasattr(function, "__wrapped__"):
-            monkeypatch.setattr(module, name, function.__wrapped__)
 
 
 @pytest.mark.parametrize("length", [1, 37, 90])

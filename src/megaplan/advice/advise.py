@@ -2,7 +2,8 @@
 
 Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Of the changes with the
 same number of edits, those whose lower bound of memory exceeds the device are left out, and the others are priced in the order of their
-bound of time, those first that are likely to fit.
+bound of time, those first that are likely to fit. Where the command chooses cuts by the time of a step, that search is made for the changes
+that are shown alone; the others are priced under the cuts that it starts from, whose step is no shorter.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ MOST = 4
 """Changes that are shown."""
 WORK = 240_000
 """Of all prices of one spec, in steps of about a microsecond."""
+CLIMBS = 400_000
+"""Of cuts by the time of a step for the changes that are shown."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
 """Edits of the mesh, and others, that pairs are made of; triples have half as many."""
 HOPELESS = 1.5
@@ -110,21 +113,31 @@ class Adviser:
 
     def _level(self, candidates: Sequence[Candidate]) -> list[Advice]:
         """The fastest changes that fit among those of one size."""
-        found: list[Advice] = []
+        found: list[tuple[Advice, Candidate]] = []
         left = [candidate for candidate in candidates if candidate.floor_bytes <= self._usable_bytes]
         for candidate in sorted(left, key=self._order):
             if self._pricer.work.left <= 0 or (len(found) == MOST and not self._may_win(candidate, found)):
                 break
-            price = self._pricer.price(candidate.spec)
+            price = self._pricer.quick(candidate.spec)
             if price is None:
                 continue
             if len(candidate.edits) == 1:
                 self._ratios[candidate.edits[0]] = price.peak_bytes / self._before.peak_bytes
             if price.over_bytes <= 0:
-                found = sorted([*found, self._advice(candidate, price)], key=_rank)[:MOST]
+                found = sorted([*found, (self._advice(candidate, price), candidate)], key=lambda each: _rank(each[0]))[:MOST]
             elif price.peak_bytes < self._least_bytes:
                 self._closest, self._least_bytes = candidate, price.peak_bytes
-        return found
+        return self._climbed(found)
+
+    def _climbed(self, found: Sequence[tuple[Advice, Candidate]]) -> list[Advice]:
+        """With the command's own cuts, as many as a further limit of work allows; those that are fastest without come first."""
+        work, advised = Work(CLIMBS), list[Advice]()
+        searched, self._pricer.work = self._pricer.work, work
+        for advice, candidate in found:
+            if not advised or work.left > 0:
+                advised.append(self._advice(candidate, self._pricer.climbed(candidate.spec, advice.price)))
+        self._pricer.work = searched
+        return sorted(advised, key=_rank)
 
     def _order(self, candidate: Candidate) -> tuple[object, ...]:
         """Those that are likely to fit by their bound of time, then the others by what they are likely to need."""
@@ -145,8 +158,8 @@ class Adviser:
             return candidate.floor_bytes / self._floor_bytes
         return self._spec.mesh.world_size / candidate.spec.mesh.world_size
 
-    def _may_win(self, candidate: Candidate, found: Sequence[Advice]) -> bool:
-        return candidate.bound_ns < self._bound_ns * (1 + found[-1].lost)
+    def _may_win(self, candidate: Candidate, found: Sequence[tuple[Advice, Candidate]]) -> bool:
+        return candidate.bound_ns < self._bound_ns * (1 + found[-1][0].lost)
 
     def _useful(self, singles: Sequence[Candidate]) -> list[Edit]:
         """Edits that lower the peak, those of the mesh and others in turn, the most saving first."""

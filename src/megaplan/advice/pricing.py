@@ -11,12 +11,13 @@ from megaplan.errors import MegaplanError, Severity
 from megaplan.exploration.evaluate import Side
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.planned_step import num_actions
-from megaplan.layout.spans import Spans, spans_of
+from megaplan.layout.spans import Spans, cuts_of, spans_of
 from megaplan.partition.certify import stack_of
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.constraints import constraints_of
 from megaplan.partition.costs import stack_costs
 from megaplan.partition.memory import Memory
+from megaplan.partition.step import Pipeline, shortest
 from megaplan.partition.weigh import cuts_that_fit
 from megaplan.scalars import MAX_MICROBATCHES
 from megaplan.spec.device import device_of
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 
 RULES, BOUNDS = 300, 400
 """Work of checking a spec, and of its bounds, in steps of about a microsecond."""
-SPLITS_TRIED, FULL_SEARCH = 30, 60_000
-"""Splits that a search for other cuts than the best ones tries, and the work of a search by the time of a step."""
+SPLITS_TRIED = 30
+"""Splits that a search for other cuts than the best ones tries."""
 MAX_ACTIONS = 6_000
 """Actions of a schedule up to which its step is replayed and its moments bound the peak; of longer ones simpler bounds stand for both."""
-WORK_OF_ACTION = 12
+WORK_OF_ACTION, WORK_OF_LINK = 12, 8
+"""Work of an action in a step that is looked at, and in what replays of its schedule share."""
 
 
 class Price(NamedTuple):
@@ -79,6 +81,7 @@ class Pricer:
     measured: Callable[[Spec, Inventory], MeasuredCosts | None] = lambda _spec, _inventory: None
     work: Work = field(default_factory=lambda: Work(1 << 62))
     _sides: dict[bool, Side] = field(default_factory=dict)
+    _schedules: set[tuple[object, ...]] = field(default_factory=set)
 
     def side(self, spec: Spec) -> Side:
         """What specs with one inventory share."""
@@ -127,11 +130,27 @@ class Pricer:
 
     def price(self, spec: Spec) -> Price | None:
         """Cuts and peak, None where the command has none; of what does not fit, the peak may be above that of the command's cuts."""
+        found = self.quick(spec)
+        return found if found is None or found.over_bytes > 0 else self.climbed(spec, found)
+
+    def quick(self, spec: Spec) -> Price | None:
+        """The same, but under cuts from which the command goes on to others that fit and have a shorter step (`climbed`)."""
         self.work.spent += WORK_OF_ACTION * _num_actions(spec)
         try:
-            return self._own(spec) if self._balances(spec) else self._priced(spec, self._spans(spec))
+            return self._own(spec) if self._searches(spec) else self._priced(spec, self._spans(spec))
         except MegaplanError:
             return None
+
+    def climbed(self, spec: Spec, found: Price) -> Price:
+        """The command's price, from that of `quick`, which fits."""
+        if not self._searches(spec) or spec.split.objective != "step_time" or len(found.spans) == 1:
+            return found
+        side = self.side(spec)
+        measured, baseline = self.measured(spec, side.inventory), self._baseline(spec)
+        pipeline, memory = self._pipeline(spec, measured), Memory(spec, side.inventory, measured, memo=side.memo(spec))
+        cuts = shortest(pipeline, constraints_of(spec), cuts_of(found.spans), baseline, memory).cuts
+        self.work.spent += pipeline.step.work + memory.work
+        return self._priced(spec, spans_of(cuts, len(side.inventory.layers)))
 
     def chosen(self, spec: Spec) -> Price | None:
         """The price under the command's own cuts, however long it takes to choose them where nothing fits."""
@@ -140,27 +159,26 @@ class Pricer:
         except MegaplanError:
             return None
 
-    def _balances(self, spec: Spec) -> bool:
-        """Whether cuts are balanced by cost alone: then the best ones are known before their memory is."""
-        split = spec.split
-        free = self.kept is None and self.baseline is None and split.mode == "weighted" and split.objective == "bottleneck"
-        return free and parse_pattern(spec.model.pattern, spec.model.num_layers).spans is None
+    def _searches(self, spec: Spec) -> bool:
+        """Whether the command searches for cuts: the best ones are then known before their memory is."""
+        weighted = self.kept is None and spec.split.mode == "weighted"
+        return weighted and parse_pattern(spec.model.pattern, spec.model.num_layers).spans is None
 
     def _spans(self, spec: Spec) -> Spans:
         if self.kept is not None:
             return self.kept
-        if spec.split.mode == "weighted":
-            self.work.spent += FULL_SEARCH
         inventory = self.side(spec).inventory
         return choose_cuts(spec, inventory, self.baseline, measured=self.measured(spec, inventory)).spans
 
     def _own(self, spec: Spec) -> Price | None:
-        """By the steps of `choose_cuts`, of which the search for how far nothing is from fitting is left out."""
+        """By the steps of `choose_cuts`, of which the search for how far nothing is from fitting is left out, and the certificate."""
         side = self.side(spec)
         measured = self.measured(spec, side.inventory)
-        num_layers = len(side.inventory.layers)
-        constraints_of(spec).check(num_layers, spec.mesh.num_slots)
-        stack = stack_of(spec, stack_costs(spec, side.inventory, measured))
+        num_layers, num_slots = len(side.inventory.layers), spec.mesh.num_slots
+        constraints_of(spec).check(num_layers, num_slots)
+        by_step = spec.split.objective == "step_time"
+        costs = self._pipeline(spec, measured).costs if by_step else stack_costs(spec, side.inventory, measured)
+        stack = stack_of(spec, costs, self._baseline(spec))
         memory = Memory(spec, side.inventory, measured, memo=side.memo(spec))
         self.work.spent += stack.partition_work
         found = stack.best()
@@ -169,12 +187,24 @@ class Pricer:
         spans = spans_of(found.cuts, num_layers)
         over = max(memory.excesses(spans))
         search = SPLITS_TRIED * (memory.work + stack.partition_work * spec.mesh.vpp)
-        if 0 < over * 4 < self.usable_bytes(spec) and spec.mesh.num_slots > 1 and search <= self.work.left:
+        if 0 < over * 4 < self.usable_bytes(spec) and num_slots > 1 and search <= self.work.left:
             fitted = cuts_that_fit(stack, memory, found)
             spans = spans if fitted is None else spans_of(fitted.balance.cuts, num_layers)
             over = max(memory.excesses(spans))
         self.work.spent += memory.work
         return self._priced(spec, spans) if measured is not None else Price(spans, over + self.usable_bytes(spec), over)
+
+    def _baseline(self, spec: Spec) -> tuple[int, ...] | None:
+        """Cuts of the earlier plan, where the spec has as many slots."""
+        return cuts_of(self.baseline) if self.baseline is not None and len(self.baseline) == spec.mesh.num_slots else None
+
+    def _pipeline(self, spec: Spec, measured: MeasuredCosts | None) -> Pipeline:
+        """With the work of what specs of one schedule share, where it is the first of them."""
+        schedule = spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches
+        if schedule not in self._schedules:
+            self._schedules.add(schedule)
+            self.work.spent += WORK_OF_LINK * _num_actions(spec)
+        return Pipeline(spec, self.side(spec).inventory, measured)
 
     def _priced(self, spec: Spec, spans: Spans) -> Price:
         side = self.side(spec)

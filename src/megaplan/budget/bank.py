@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -12,7 +12,33 @@ from megaplan.hosts.megarun.program import Moment, Replay, largest_moments
 from megaplan.tuples import new
 
 
-def fetching_experts(unit: Unit, flat: int, *, ahead: bool) -> Iterator[tuple[Moment, int, int]]:
+class ForwardMoment(NamedTuple):
+    """A moment of a layer's forward with its bytes, and, where the experts run, the moment at which their bank is filled.
+
+    Attributes:
+        moment: While an operation runs.
+        moment_bytes: What is alive then.
+        start: What is alive of the operation before while the bank is filled; None for an operation without one.
+        start_bytes: What is alive then.
+    """
+
+    moment: Moment
+    moment_bytes: int
+    start: Moment | None
+    start_bytes: int
+
+
+def forward_moments(block: BlockBytes) -> list[ForwardMoment]:
+    """Those of a layer with experts; layers of one block share them."""
+    found, before = list[ForwardMoment](), block.part.replay.forward[0]
+    for moment in block.part.replay.forward:
+        start = _start_of(moment, before) if moment.op == "experts" else None
+        found.append(ForwardMoment(moment, block.moment_bytes(moment, ()), start, block.moment_bytes(start, ()) if start else 0))
+        before = moment
+    return found
+
+
+def fetching_experts(unit: Unit, moments: Sequence[ForwardMoment], flat: int, *, ahead: bool) -> Iterator[tuple[Moment, int, int]]:
     """Moments of a layer's forward that gathers the experts and frees them, with their bytes and what is gathered.
 
     The bank is there while its operation runs; the flat output it was gathered into stays until the next group gathers, and is there
@@ -20,6 +46,7 @@ def fetching_experts(unit: Unit, flat: int, *, ahead: bool) -> Iterator[tuple[Mo
 
     Args:
         unit: The layer.
+        moments: Of its forward.
         flat: All-gather outputs alive in its forward.
         ahead: Whether each layer's forward begins by gathering the next layer.
     """
@@ -27,43 +54,38 @@ def fetching_experts(unit: Unit, flat: int, *, ahead: bool) -> Iterator[tuple[Mo
         return
     dense, experts = unit.storage.dense, unit.storage.experts
     flat_bytes = flat + dense.flat_bytes - (0 if ahead else experts.flat_bytes)
-    before = unit.block.part.replay.forward[0]
-    for moment in unit.block.part.replay.forward:
-        runs = moment.op == "experts"
-        if runs:  # copied out while the output of the group gathered before is alive
-            start = _start_of(moment, before)
-            gathered = dense.gathered_bytes + experts.gathered_bytes + experts.casting_bytes + flat + dense.flat_bytes
-            yield start, unit.block.moment_bytes(start, ()), gathered
-        before, flat_bytes = moment, flat if runs else flat_bytes
-        yield moment, unit.block.moment_bytes(moment, ()), dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if runs else 0)
+    for moment, moment_bytes, start, start_bytes in moments:
+        if start is not None:  # copied out while the output of the group gathered before is alive
+            yield start, start_bytes, dense.gathered_bytes + experts.gathered_bytes + experts.casting_bytes + flat + dense.flat_bytes
+            flat_bytes = flat
+        yield moment, moment_bytes, dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if start is not None else 0)
 
 
-def casting_experts(unit: Unit, gathered: int) -> Iterator[tuple[Moment, int, int]]:
+def casting_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int) -> Iterator[tuple[Moment, int, int]]:
     """Moments of a layer's forward whose experts are filled from casts and stay gathered.
 
     Args:
         unit: The layer.
+        moments: Of its forward.
         gathered: Gathered parameters, its own included.
     """
-    before = unit.block.part.replay.forward[0]
-    for moment in unit.block.part.replay.forward:
-        if moment.op == "experts" and unit.storage is not None:
-            start = _start_of(moment, before)
-            yield start, unit.block.moment_bytes(start, ()), gathered + unit.storage.experts.casting_bytes
-        before = moment
-        yield moment, unit.block.moment_bytes(moment, ()), gathered
+    for moment, moment_bytes, start, start_bytes in moments:
+        if start is not None and unit.storage is not None:
+            yield start, start_bytes, gathered + unit.storage.experts.casting_bytes
+        yield moment, moment_bytes, gathered
 
 
-def freeing_experts(unit: Unit, gathered: int) -> Iterator[tuple[Moment, int, int]]:
+def freeing_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int) -> Iterator[tuple[Moment, int, int]]:
     """Moments of a layer's forward that finds the experts gathered and frees them after their operation.
 
     Args:
         unit: The layer.
+        moments: Of its forward.
         gathered: Gathered parameters when it begins, its own included.
     """
-    for moment in unit.block.part.replay.forward:
-        yield moment, unit.block.moment_bytes(moment, ()), gathered
-        if moment.op == "experts" and unit.storage is not None:
+    for moment, moment_bytes, start, _ in moments:
+        yield moment, moment_bytes, gathered
+        if start is not None and unit.storage is not None:
             gathered -= unit.storage.experts.gathered_bytes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megaplan.budget.all_gathers import NO_ALL_GATHERS
-from megaplan.budget.bank import casting_experts, fetching_experts, freeing_experts
+from megaplan.budget.bank import ForwardMoment, casting_experts, fetching_experts, forward_moments, freeing_experts
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
 from megaplan.hosts.megarun.program import Moment
@@ -60,6 +60,7 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], *, fresh: bool, gathers
     """
     policy, total, so_far = chunk.policy, chunk.layers_gathered_bytes, 0
     best, found = -1, (0, chunk.units[0].block.forward, 0)
+    of_block: dict[int, list[ForwardMoment]] = {}
     for index, unit in enumerate(chunk.units):
         own = unit.gathered_bytes
         if policy.reshard:
@@ -68,10 +69,14 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], *, fresh: bool, gathers
             gathered = so_far + own + flats[index] if fresh else total
         so_far += own
         moments: Iterable[tuple[Moment, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
-        if unit.has_bank and policy.reshard:
-            moments = fetching_experts(unit, flats[index], ahead=policy.gathers_ahead) if gathers else freeing_experts(unit, gathered)
-        elif unit.has_bank and fresh:
-            moments = casting_experts(unit, gathered)
+        if unit.has_bank and (policy.reshard or fresh):
+            own_moments = of_block.get(id(unit.block)) or of_block.setdefault(id(unit.block), forward_moments(unit.block))
+            if not policy.reshard:
+                moments = casting_experts(unit, own_moments, gathered)
+            elif gathers:
+                moments = fetching_experts(unit, own_moments, flats[index], ahead=policy.gathers_ahead)
+            else:
+                moments = freeing_experts(unit, own_moments, gathered)
         for moment, moment_bytes, communication in moments:
             size = chunk.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
             if size >= best:

@@ -1,12 +1,9 @@
 """The command line: one file per command. A command returns its exit status; only `main` exits the process."""
 
-import atexit
 import gc
 import os
 
 # pydantic would search every installed distribution for plugins, which takes longer than an estimate; megaplan uses none.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
-# What imports and models make lives as long as the process: looking for garbage among it, at the end of the process too, is a fifth of an
-# estimate's time.
+# What imports and models make lives as long as the process: looking for garbage among it takes longer than it frees.
 gc.set_threshold(200_000, 20, 20)
-atexit.register(gc.freeze)

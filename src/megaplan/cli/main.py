@@ -7,6 +7,8 @@ Exit status: 0 the answer is yes, 1 it is no (does not fit, differs), 2 an error
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -86,6 +88,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:  # the process ends with the command: nothing is to be searched for garbage at its end
+        atexit.register(gc.freeze)
     return exit_status_of(lambda: _app(words)(words, prog_name="megaplan", standalone_mode=False), lambda error: _failed(error, words))
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
 from megaplan.families.attention.scratch import head_widths
+from megaplan.families.mamba.scratch import kernels_accept
 from megaplan.families.mamba.tensors import num_mamba_heads
 from megaplan.spec.models import LatentAttention, Mamba2, Mamba3, Model, Spec
 
@@ -31,6 +32,8 @@ TILE_ROWS = 64
 SMALLEST_SIDE = 16
 WIDEST_HEAD = 64
 """Columns of a head that one program of Mamba-2's scan has."""
+HEADS_OF_PART, SEGMENT_BYTES = 16, 1 << 28
+"""Heads whose shares of the gradients of B and C one program sums, and bytes of what is stored for some chunks at once: Mamba-2's."""
 STATES_BYTES = 1 << 30
 """Of what Mamba-3's backward stores of some segments at once."""
 WIDEST_KEYS = 128
@@ -73,6 +76,7 @@ SHARES: dict[str, tuple[Shares, Shares]] = {
     "rope": (Shares(launches=2), Shares(launches=2)),
     "mla_kv": (Shares(), Shares(132, 2)),
     "m2rnn": (Shares(products=533), Shares(1290, 16, 544)),  # TF32, of three parts
+    "route": (Shares(launches=2), Shares(launches=5, products=200)),  # bf16: the gradient of the logits has two parts
     "experts": (Shares(launches=7), Shares(launches=11)),
     "dispatch": (Shares(launches=8), Shares()),
     "cross_entropy": (Shares(launches=18), Shares(launches=12)),
@@ -85,15 +89,19 @@ class Kernels:
 
     def __init__(self, spec: Spec, load: Workload) -> None:
         self._model, self._load = spec.model, load
+        mamba = spec.model.mamba
+        self._scans = not isinstance(mamba, Mamba2 | Mamba3) or kernels_accept(mamba, spec.precision.activations)
         self._runs = spec.host.name == "megarun" and spec.host.uses_triton
 
     def passes(self, op: Op, tokens: int) -> Passes | None:
-        """Both passes of an op; None for a linear, and for one kernel that is ideal."""
+        """Both passes of an op; None for a linear, for one kernel that is ideal, and for a scan of sizes that its kernels do not take."""
         if not self._runs or op.is_linear:
             return None
         shape, work = _SHAPES.get(op.name), op.work
         ideal = work.moved_forward * tokens, (work.moved_input + work.moved_weight) * tokens
         flops = work.forward * tokens, (work.input_grad + work.weight_grad) * tokens
+        if op.name in SCANS and not self._scans:
+            return None
         if shape is not None:
             return shape(self._model, self._load, op)
         shares = SHARES.get(op.name.rpartition(".")[2])
@@ -146,25 +154,30 @@ def _mamba3(model: Model, load: Workload, _: Op) -> Passes:
 
 
 def _ssd(model: Model, load: Workload, _: Op) -> Passes:
-    """One kernel forward; backward one for the states' gradients, one for the tiles, two for the groups, and sums of partial gradients."""
+    """Four kernels forward: tables, what chunks add to states, states before chunks, outputs.
+
+    Backward the first three again, for the states' gradients; for each part of the chunks states before tiles and their gradients, pairs of
+    positions, gradients of x, and two for each of B and C; steps, sums and copies of three parameters, and parts of the projection joined.
+    """
     assert isinstance(model.mamba, Mamba2)
     shape, size = model.mamba, load.itemsize
     heads, groups, width = num_mamba_heads(shape, model.hidden_size) // load.tp, shape.num_groups // load.tp, shape.head_dim
-    chunk = min(shape.chunk_size, load.seq_length)
-    positions, wide, state = min(TILE_ROWS, _side(chunk)), min(WIDEST_HEAD, _side(width)), _side(shape.state_dim)
-    sequences, per_chunk = max(1, load.num_tokens // load.seq_length), _ceil(chunk, positions)
-    chunks = sequences * _ceil(load.seq_length, chunk)
-    tiles = chunks * per_chunk
-    each = tiles * heads * _ceil(width, wide)
-    x, shared, of_rank = load.num_tokens * heads * width * size, load.num_tokens * groups * shape.state_dim * size, load.num_tokens * heads
-    states = chunks * heads * width * shape.state_dim * size
-    products, scores, values = (2 * positions * inner for inner in (state * wide, positions * state, positions * wide))
-    forward = Pass(2 * x + 2 * shared + states + of_rank * 4 * size, each * (scores + values + 2 * products), 1)
-    pairs = tiles * (per_chunk + 1) // 2
-    flops = each * (products * (per_chunk + 4) + scores + 2 * values) + 2 * pairs * (heads * _ceil(width, wide) * values + groups * scores)
-    flops += each * 2 * positions**3 * EXACT
+    positions, wide, state = min(TILE_ROWS, _side(shape.chunk_size)), min(WIDEST_HEAD, _side(width)), _side(shape.state_dim)
+    sequences, per_chunk = max(1, load.num_tokens // load.seq_length), _ceil(min(shape.chunk_size, load.seq_length), positions)
+    chunks, blocks, parts = _ceil(load.seq_length, shape.chunk_size), _ceil(width, wide), _ceil(heads // groups, HEADS_OF_PART)
+    tiles = sequences * chunks * per_chunk
+    x, shared = load.num_tokens * heads * width * size, load.num_tokens * groups * shape.state_dim * size
+    of_state = sequences * heads * width * shape.state_dim
+    states, last, per_step = chunks * of_state * size, 2 * of_state * FP32_BYTES, load.num_tokens * heads * FP32_BYTES
+    of_tiles = tiles * heads * blocks * wide * state * size
+    pairs, edges = (tiles * groups * parts * positions * columns * FP32_BYTES for columns in (positions, state))
+    segments = _ceil(chunks, min(chunks, max(1, SEGMENT_BYTES * chunks // (2 * of_tiles + pairs + edges))))
     split = load.num_tokens * (3 * heads * width + 4 * groups * shape.state_dim + heads) * 2 * size
-    return forward, Pass(8 * x + 7 * shared + 6 * states + of_rank * 76 + split, flops, 16)
+    of_x, scores, values = (2 * positions * inner for inner in (state * wide, positions * state, positions * wide))
+    each, of_groups = tiles * heads * blocks, tiles * groups
+    forward = Pass(3 * x + 3 * shared + 3 * states + last + 7 * per_step, each * (3 * of_x + scores + values), 4)
+    moved = 10 * x + 13 * shared + 4 * states + last + 7 * of_tiles + 3 * pairs + 4 * edges + (18 + 10 * blocks) * per_step
+    return forward, Pass(moved + split, each * (7 * of_x + 2 * values) + of_groups * (2 * parts + 2) * scores, 10 + 8 * segments)
 
 
 def _attention(model: Model, load: Workload, op: Op) -> Passes:
@@ -202,4 +215,6 @@ def _indexer(model: Model, load: Workload, op: Op) -> Passes:
     return forward, backward
 
 
+SCANS = {"scan", "ssd"}
+"""Ops of Mamba whose kernels have limits of their own (`families.mamba.scratch`)."""
 _SHAPES: dict[str, Callable[[Model, Workload, Op], Passes]] = {"scan": _mamba3, "ssd": _ssd, "attention": _attention, "indexer": _indexer}

@@ -21,7 +21,6 @@ from megaplan.families.attention.scratch import head_widths
 from megaplan.families.mamba.tensors import num_mamba_heads
 from megaplan.spec.models import KimiDeltaAttention, Mamba2, Mamba3, Model, Spec
 
-EVERYWHERE = ("reference", "triton")
 REFERENCE = ("reference",)
 MAX_SCORES = 1 << 24
 MAX_QUERIES = 64
@@ -79,7 +78,7 @@ OPERATIONS: dict[str, Plain] = {
     "scan": Plain(Pass(0, 69, 84), Pass(0, 198, 229), is_fp32=True),
     "delta_rule": Plain(Pass(0, 50, 54), Pass(0, 210, 209), is_fp32=True),
     "m2rnn": Plain(Pass(0, 41, 27), Pass(0, 162, 56), is_fp32=True),
-    "route": Plain(Pass(500, launches=8), Pass(520, launches=20), EVERYWHERE, is_fp32=True),
+    "route": Plain(Pass(500, launches=8), Pass(520, launches=20), is_fp32=True),
     "dispatch": Plain(Pass(100, launches=2), Pass(820, launches=14)),
     "combine": Plain(Pass(820, launches=14), Pass(160, launches=2)),
     "experts": Plain(Pass(310, launches=12), Pass(650, launches=37)),

@@ -201,7 +201,7 @@ class ReplayTimer:
         key = (*orders, lengths, times.boundary_ns)
         found = self._makespans.get(key)
         if found is None:
-            found = kept(self._makespans)[key] = _linked(*orders).makespan(lengths, p2p=times.boundary_ns)
+            found = kept(self._makespans)[key] = linked_orders(*orders).makespan(lengths, p2p=times.boundary_ns)
         return schedule.steps_per_update * found
 
 
@@ -218,5 +218,6 @@ def kept(known: dict[K, V]) -> dict[K, V]:
 
 
 @lru_cache(maxsize=512)
-def _linked(kind: str, pp: int, vpp: int, count: int) -> LinkedOrders:
+def linked_orders(kind: str, pp: int, vpp: int, count: int) -> LinkedOrders:
+    """A schedule, linked; kept, for specs of one schedule share it."""
     return link(actions(kind, pp, vpp, count), pp * vpp)

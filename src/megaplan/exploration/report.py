@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from megaplan.exploration.values import Exact, Layout
 from megaplan.layout.build import build_layout
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
-from megaplan.units import format_ns
+from megaplan.units import format_bytes, format_ns
 
 AXES = ("pp", "tp", "cp", "ep", "etp", "dp_shard", "micro_batch", "kind")
 NAMES = {"micro_batch": "batch.micro_batch_size", "kind": "schedule.kind"}
@@ -66,8 +66,9 @@ class Lost:
     Attributes:
         name: `mesh.tp=8`.
         count: Layouts or combinations in it.
-        reason: illegal, out of memory, or slower.
-        detail: The equation with its diagnostic's code; the column and by how much it exceeds; or by how much slower and the term.
+        reason: illegal, out of memory, slower, or, where headroom is the objective, less headroom.
+        detail: The equation with its diagnostic's code; the column and by how much it exceeds;
+            by how much slower and the term; or both headrooms.
         example: A layout of the class.
     """
 
@@ -147,44 +148,51 @@ def why_not(found: Explored, evaluator: Evaluator, rows: tuple[Row, ...]) -> tup
         Lost(item.key, item.count, "illegal", f"{item.code}: {item.detail.splitlines()[0]}", {})
         for item in sorted(evaluator.space.illegal.values(), key=lambda item: (item.key, item.code))
     ]
-    winner = rows[0] if rows else None
+    winner, left = rows[0] if rows else None, found.left
     for axis in AXES:
         own = getattr(winner.exact.layout, axis) if winner else None
         values = sorted({getattr(mesh, axis) for _, mesh in found.bounds} if axis != "kind" else {layout.kind for layout in found.outcomes})
-        lost += [_lost(found, evaluator, winner, axis, value) for value in values if value != own]
+        lost += [_lost(found, evaluator, winner, left, axis, value) for value in values if value != own]
     return tuple(lost)
 
 
-def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, axis: str, value: object) -> Lost:
+def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, left: Sequence[tuple[int, Layout]], axis: str, value: object) -> Lost:
     name = f"{NAMES.get(axis, f'mesh.{axis}')}={value}"
     seen = [outcome for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value]
     meshes = [(bound, mesh) for bound, mesh in found.bounds if axis == "kind" or getattr(mesh, axis) == value]
     count = len(seen) if axis == "kind" else len(meshes)
-    if winner is not None and (slower := _slower_than(found, evaluator, winner, axis, value)) is not None:
-        return Lost(name, count, "slower", *slower)
+    if winner is not None and (behind := _behind(found, evaluator, winner, left, axis, value)) is not None:
+        reason, detail, layout = behind
+        return Lost(name, count, reason, detail, layout._asdict())
     closest = min((one for one in seen if one.over_bytes > 0), key=lambda one: (one.over_bytes, one.layout), default=None)
     if closest is not None:
         column, size = _column(evaluator, closest.layout)
-        detail = f"{column.key} = {size:,} B; over by {closest.over_bytes:,} B at least"
+        detail = f"{column.key} = {format_bytes(size)}; over by {format_bytes(closest.over_bytes)} at least"
         return Lost(name, count, "out of memory", detail, closest.layout._asdict())
     least = min((outcome.bound_ns for outcome in seen), default=UNLIMITED)
     detail = f"at least {format_ns(least)}" if least < UNLIMITED else "not explored"
     return Lost(name, count, "slower", detail, seen[0].layout._asdict() if seen else {})
 
 
-def _slower_than(found: Explored, evaluator: Evaluator, winner: Row, axis: str, value: object) -> tuple[str, dict[str, Any]] | None:
-    """Text and layout of the best that fits, or of the best bound of what was not explored; None where nothing of either is left."""
+def _behind(
+    found: Explored, evaluator: Evaluator, winner: Row, left: Sequence[tuple[int, Layout]], axis: str, value: object
+) -> tuple[str, str, Layout] | None:
+    """Reason, text and layout of the best that fits, or of the best bound of what was not explored; None where neither is left."""
     fitting = [outcome.best for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value and outcome.best is not None]
     if fitting:
         best = min(fitting, key=lambda one: one.order(found.task.objective))
-        return _slower(evaluator, winner, best), best.layout._asdict()
-    explored = {layout[:1] + layout[3:] for layout in found.outcomes}
-    bounds = () if axis == "kind" else found.bounds
-    left = [(bound, mesh) for bound, mesh in bounds if getattr(mesh, axis) == value and mesh[:1] + mesh[3:] not in explored]
-    if not left:
+        free, wanted = best.headroom_bytes, winner.exact.headroom_bytes
+        if found.task.objective == "headroom" and free < wanted:
+            return "less headroom", f"{format_bytes(free)} against {format_bytes(wanted)}", best.layout
+        return "slower", _slower(evaluator, winner, best), best.layout
+    # a mesh has a bound, one of its schedules has none of its own
+    nearest = next(((bound, mesh) for bound, mesh in left if getattr(mesh, axis) == value), None) if axis != "kind" else None
+    if nearest is None:
         return None
-    bound, mesh = left[0]
-    return f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best", mesh._asdict()
+    bound, mesh = nearest
+    if bound < winner.exact.step_ns:  # only when the search was interrupted
+        return "slower", f"not explored, at least {format_ns(bound)}", mesh
+    return "slower", f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best", mesh
 
 
 def _slower(evaluator: Evaluator, winner: Row, best: Exact) -> str:

@@ -27,6 +27,10 @@ NORMED = "normed"
 POST_NORM = "post_norm"
 
 
+CENTERED = frozenset({"norm", "post_norm", "final_norm", "q_norm", "k_norm", "hidden_norm", "embedding_norm", "output_norm"})
+"""The norms of `model.zero_centered_norm`: of the residual stream, and of query and key heads."""
+
+
 class ResidualPath(NamedTuple):
     """A block's way from the residual stream and back.
 
@@ -62,7 +66,9 @@ def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size
 
 
 def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPath:
-    """The path of one block of a model, by its tensors: without a norm of its own it shares its input."""
+    """The path of one block of a model, by its tensors: without a norm of its own before it, it shares its input or has one behind."""
+    if path.placement == "pre" and any(tensor.name == f"{POST_NORM}.weight" for tensor in tensors):
+        return path._replace(placement="post")
     shares = path.placement != "post" and tensors[0].name != "norm.weight"
     return path._replace(shares_input=True) if shares else path
 

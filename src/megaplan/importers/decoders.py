@@ -20,7 +20,7 @@ from megaplan.importers.parts import (
     windows,
 )
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.rotary import rope
+from megaplan.importers.rotary import rope, window_base
 
 
 def llama(reader: ConfigReader) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def exaone4(reader: ConfigReader) -> dict[str, Any]:
 
 
 def gemma(reader: ConfigReader) -> dict[str, Any]:
-    """gemma: embeddings are scaled; the gate is gelu."""
-    return _decoder(reader, biases(reader), act=gelu_name(reader))
+    """gemma: embeddings are scaled, norms scale by 1 + weight; the gate is gelu."""
+    return _decoder(reader, biases(reader), act=gelu_name(reader), model=_of_gemma(reader))
 
 
 def gemma2(reader: ConfigReader) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def gemma2(reader: ConfigReader) -> dict[str, Any]:
     return _decoder(
         reader,
         biases(reader),
-        model={"norm_placement": "both"},
+        model={"norm_placement": "both", **_of_gemma(reader)},
         windowed=every(reader, 2),
         act="hidden_activation",
         score="query_pre_attn_scalar",
@@ -101,18 +101,20 @@ def gemma3(reader: ConfigReader) -> dict[str, Any]:
     period = reader.value("sliding_window_pattern")
     reader.skip("sliding_window_pattern", "_sliding_window_pattern")
     period = period if isinstance(period, int) and not isinstance(period, bool) and period > 0 else 6
-    if reader.has("rope_local_base_freq"):
-        reader.tell("rope_local_base_freq", reader.value("rope_local_base_freq"), "layers with a window turn by another base")
-        reader.skip("rope_local_base_freq")
-    attention = {**biases(reader), "qk_norm": True}
+    attention = {**biases(reader), "qk_norm": True, "window_rope_theta": window_base(reader)}
     return _decoder(
         reader,
         attention,
-        model={"norm_placement": "both"},
+        model={"norm_placement": "both", **_of_gemma(reader)},
         windowed=every(reader, period),
         act="hidden_activation",
         score="query_pre_attn_scalar",
     )
+
+
+def _of_gemma(reader: ConfigReader) -> dict[str, Any]:
+    """What all Gemmas have: weights of norms around zero, and embeddings times the root of their width."""
+    return {"zero_centered_norm": True, "embedding_multiplier": reader.whole("hidden_size") ** 0.5}
 
 
 def nemotron(reader: ConfigReader) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def _decoder(
     """
     keys, layers = common(reader, eps), reader.layers(2)
     section = heads(reader, keys["hidden_size"]) | attention
-    section |= rope(reader, section["head_dim"], partial=partial)
+    section |= rope(reader, section["head_dim"], partial=partial, by_window="window_rope_theta" in section)
     letters = "AD" * layers
     kinds = windowed if isinstance(windowed, tuple) else layer_kinds(reader, (windowed,) * layers)
     section |= windows(reader, kinds, letters)

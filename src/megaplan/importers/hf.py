@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -129,6 +129,15 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
         detail = f"model_type = {json.dumps(family[:80])}, and imports are written for {', '.join(ARCHITECTURES)}"
         raise _refusal("MP802", detail, source.locate("model_type"), *near, "megaplan new list")
     return fields, source
+
+
+def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config's text model, as a config of its own; of a config that nests none, its fields."""
+    fields = dict(config)
+    if not isinstance(fields.get(NESTED), dict):
+        return fields
+    found = _text_model(fields, SourceMap(""))[0]
+    return {key: value for key, value in found.items() if key != NESTED}
 
 
 def _text_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap]:

@@ -9,6 +9,8 @@ from megaplan.importers.parts import common, experts, mlp, model_of
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import latent_score_scale, rope
 
+LATENT_EPS = 1e-6
+"""Epsilon of the norms over latents, which no config gives: the default of the classes' norm."""
 _DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -85,6 +87,8 @@ def latent_widths(reader: ConfigReader) -> dict[str, Any]:
     attention: dict[str, Any] = {"kind": "mla", "num_heads": reader.whole("num_attention_heads")}
     attention["q_lora_rank"] = reader.whole_or_null("q_lora_rank")
     attention |= {name: reader.whole(name) for name in _DIMS}
+    if reader.number("rms_norm_eps") != LATENT_EPS:
+        attention["latent_norm_eps"] = LATENT_EPS
     return attention | ({"bias": True} if reader.flag("attention_bias") else {})
 
 

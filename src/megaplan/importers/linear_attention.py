@@ -30,6 +30,8 @@ from megaplan.importers.rotary import rope
 _MIXERS = {LINEAR: "G", FULL: "A"}
 _INTERVAL = 4
 """Of layers with full attention, where the config does not say: the classes' own."""
+_OLMO_EPS = 1e-5
+"""Epsilon of the norm over value heads in olmo_hybrid, which no config gives."""
 _QWEN_ROTATED = 0.25
 """Share of a head that is rotated, where the config does not say: the classes' own."""
 
@@ -58,9 +60,8 @@ def olmo_hybrid(reader: ConfigReader) -> dict[str, Any]:
     if FULL not in derived:
         derived[-1] = FULL
     letters = _letters(reader, layer_kinds(reader, derived), "D" * layers)
-    if "A" in letters:
-        effect = "attention layers norm what their blocks add, all others what their blocks read; here one place holds for all"
-        reader.tell("layer_types", FULL, effect)
+    if "A" in letters:  # attention layers norm what their two blocks add, all others what their blocks read
+        model["post_norm_layers"] = sorted([*positions(letters, "A"), *(index + 1 for index in positions(letters, "A"))])
     attention = heads(reader, model["hidden_size"]) | biases(reader) | {"qk_norm": True, "qk_norm_width": "all_heads"}
     inside = reader.mapping("rope_parameters") if reader.has("rope_parameters") else {}
     if inside.get("rope_theta") is not None or (reader.has("rope_theta") and reader.value("rope_theta") is not None):
@@ -79,6 +80,7 @@ def olmo_hybrid(reader: ConfigReader) -> dict[str, Any]:
         "value_dim": reader.whole_or_null("linear_value_head_dim") or 2 * key_dim,
         "conv_kernel": reader.whole("linear_conv_kernel_dim"),
         "negative_eigenvalues": reader.flag("linear_allow_neg_eigval"),
+        **({"gated_norm_eps": _OLMO_EPS} if model["norm_eps"] != _OLMO_EPS else {}),
     }
     sections = {"A": ("attention", attention), "G": ("linear_attention", delta), "D": ("mlp", mlp(reader))}
     return model_of(reader, letters, model, sections)
@@ -114,7 +116,7 @@ def kimi_linear(reader: ConfigReader) -> dict[str, Any]:
 
 def _qwen(reader: ConfigReader, feeds: str, sections: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """`model` of the Qwen hybrids: every `full_attention_interval`-th layer attends, with a gate and a quarter of each head rotated."""
-    model = common(reader)
+    model = common(reader) | {"zero_centered_norm": True}
     interval = reader.whole("full_attention_interval") if reader.value("full_attention_interval") is not None else _INTERVAL
     reader.skip("full_attention_interval")
     derived = [LINEAR if (layer + 1) % interval else FULL for layer in range(len(feeds))]

@@ -6,23 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from megaplan.families.attention.section import yarn_factor
-from megaplan.importers.parts import FULL
+from megaplan.importers.parts import FULL, SLIDING
 from megaplan.importers.reader import ConfigReader
 
+LOCAL_BASE = 10_000.0
+"""Of layers with a window in Gemma 3, where the config does not say."""
 _OTHER = "rotary angles are scaled by a rule that a spec does not have, and megarun turns by the base alone; shapes are the same"
 _PLAIN = ("default", "mrope", None)
 """`rope_type` of unscaled angles: a text token has one position in all sections of `mrope`."""
 
 
-def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0) -> dict[str, Any]:
+def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0, by_window: bool = False) -> dict[str, Any]:
     """`rope_theta`, `rotary_dim` and `rope_scaling`: own fields, or inside `rope_parameters` (`rope_scaling` before transformers 5).
 
     Args:
         reader: Of the config.
         head_dim: Width of a head.
         partial: Share of it that is rotated, where the config does not say.
+        by_window: Whether layers with a window have a base of their own (`window_base`).
     """
-    inside = _rope_mapping(reader)
+    inside = _rope_mapping(reader, by_window=by_window)
     theta = inside.get("rope_theta")
     if theta is None:
         theta = reader.number("rope_theta")
@@ -39,6 +42,19 @@ def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0) -> dict[s
     if isinstance(share, int | float) and int(head_dim * share) % 2:
         reader.tell("partial_rotary_factor", share, f"{int(head_dim * share)} dims of a head are rotated, by angles of a width that is odd")
     return {"rope_theta": float(theta), **({"rotary_dim": rotated} if rotated != head_dim else {}), **rope_scaling(reader, inside)}
+
+
+def window_base(reader: ConfigReader) -> float:
+    """Base of the angles of layers with a window: `rope_local_base_freq`, or what `rope_parameters` has for them, or Gemma's own."""
+    inside = reader.mapping("rope_parameters").get(SLIDING) if reader.has("rope_parameters") else None
+    value = inside.get("rope_theta") if isinstance(inside, dict) else None
+    value = reader.value("rope_local_base_freq") if value is None else value
+    reader.skip("rope_local_base_freq")
+    value = LOCAL_BASE if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        reader.wrong("rope_local_base_freq", value, "a positive number")
+        return LOCAL_BASE
+    return float(value)
 
 
 def rope_scaling(reader: ConfigReader, inside: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +125,8 @@ def rotary_width(head_dim: int, share: Any) -> int:
     return min(max(2, width + width % 2), head_dim)
 
 
-def _rope_mapping(reader: ConfigReader) -> Mapping[str, Any]:
-    """The rotary parameters, those of layers that see everything where there are several."""
+def _rope_mapping(reader: ConfigReader, *, by_window: bool = False) -> Mapping[str, Any]:
+    """The rotary parameters, those of layers that see everything where there are several; `by_window` if a spec has those of others."""
     found: dict[str, Any] = {}
     for key in ("rope_parameters", "rope_scaling"):
         if not reader.has(key):
@@ -119,7 +135,7 @@ def _rope_mapping(reader: ConfigReader) -> Mapping[str, Any]:
         by_layer = {name: one for name, one in inside.items() if isinstance(one, dict)}
         if by_layer:
             whole = by_layer.get(FULL, next(iter(by_layer.values())))
-            if any(one.get("rope_theta") != whole.get("rope_theta") for one in by_layer.values()):
+            if not by_window and any(one.get("rope_theta") != whole.get("rope_theta") for one in by_layer.values()):
                 reader.tell(key, inside, "layers turn by different bases, and a spec has one; shapes are the same")
             inside = whole
         found |= inside

@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from megaplan.families.registry import FAMILIES, families_of
-from megaplan.families.residual import tensors_of
+from megaplan.families.residual import CENTERED, ResidualPath, tensors_of
 from megaplan.inventory.adapters import adapted_block
 from megaplan.inventory.embedding import final_norm_block, vocabulary_block
 from megaplan.inventory.features import mtp_block, relation_bias_block, side_block
-from megaplan.inventory.tensors import Block, Inventory, Outside, make_block
+from megaplan.inventory.tensors import Block, Init, Inventory, Outside, make_block
 from megaplan.spec.lora import Lora
 from megaplan.spec.models import Model, Spec
 from megaplan.spec.pattern import parse_pattern
@@ -38,21 +38,23 @@ def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None
     if lora is not None:
         return _adapted(inventory_of(model, vocab_parallel=vocab_parallel), lora)
     letters = parse_pattern(model.pattern, model.num_layers).layers
-    path, parallel = model.residual_path, frozenset(model.parallel_layers)
-    made: dict[tuple[str, Any, bool], Block] = {}
+    plain, others = model.residual_path, frozenset({*model.parallel_layers, *model.post_norm_layers})
+    made: dict[tuple[str, Any, ResidualPath], Block] = {}
     layers = []
     for index, letter in enumerate(letters):
         family = FAMILIES[letter]
         section = family.section_of(model)
-        make = letter, family.variant(section, index), index in parallel
+        make = letter, family.variant(section, index), model.path_of(index) if index in others else plain
         block = made.get(make)
         if block is None:
-            tensors = tensors_of(
-                path._replace(shares_input=make[2]), family.tensors(section, model.hidden_size, make[1]), model.hidden_size
-            )
+            tensors = tensors_of(make[2], family.tensors(section, model.hidden_size, make[1]), model.hidden_size)
             block = made[make] = make_block(letter, tensors, make[1])
         layers.append(block)
     outside = _outside_blocks(model, vocab_parallel=vocab_parallel)
+    if model.zero_centered_norm:
+        centered = {id(block): _centered(block) for block in made.values()}
+        layers = [centered[id(block)] for block in layers]
+        outside = tuple([(name, _centered(block)) for name, block in outside])
     total = sum([block.elements for block in layers]) + sum([block.elements for _, block in outside])
     ahead = model.features.mtp.depth if model.features.mtp is not None and model.features.mtp.experts else 0
     counts = {letter: letters.count(letter) + (ahead if letter == "E" else 0) for letter in FAMILIES}
@@ -67,6 +69,16 @@ def _adapted(base: Inventory, lora: Lora) -> Inventory:
     outside = tuple([(name, adapted_block(lora, block, layer=False)) for name, block in base.outside])
     added = sum([block.elements for block in layers]) - sum([block.elements for block in base.layers])
     return Inventory(layers, outside, base.tied, base.active_parameters + added, base.ahead)
+
+
+def _centered(block: Block) -> Block:
+    """A block whose norms around 1 start with weights of 0."""
+    tensors = []
+    for tensor in block.tensors:
+        of_final = block.family == Outside.FINAL_NORM
+        name = tensor.name.rpartition(".")[0].rpartition(".")[2]
+        tensors.append(tensor._replace(init=Init.ZEROS) if tensor.init == Init.ONES and (of_final or name in CENTERED) else tensor)
+    return make_block(block.family, tuple(tensors), block.variant)
 
 
 def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, Block], ...]:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 
-def neighbours(cuts: Sequence[int], num_positions: int, *, pairs: bool = True) -> Iterator[tuple[int, ...]]:
-    """First one cut moved, then runs of neighbouring cuts, then two cuts, each by one place either way.
+def neighbours(cuts: Sequence[int], num_positions: int, *, pairs: bool = True, places: Sequence[int] = (1,)) -> Iterator[tuple[int, ...]]:
+    """First one cut moved, then runs of neighbouring cuts, then two cuts, each by so many places either way.
 
     Args:
         cuts: Ascending positions from 0 to num_positions − 1.
         num_positions: Places for a cut.
         pairs: Whether two cuts that are no run move too.
+        places: By how many a cut may move.
     """
     number = len(cuts)
     for size in range(1, number + 1):
         for first in range(number - size + 1):
-            for by in (-1, 1):
+            for by in (sign * place for place in places for sign in (-1, 1)):
                 yield from _legal([cut + by * (first <= index < first + size) for index, cut in enumerate(cuts)], num_positions)
     for one, other in combinations(range(number if pairs else 0), 2):
-        for by_one, by_other in ((-1, 1), (1, -1), (-1, -1), (1, 1)):
-            if by_one == by_other and other == one + 1:
-                continue  # a run
-            moves = {one: by_one, other: by_other}
-            yield from _legal([cut + moves.get(index, 0) for index, cut in enumerate(cuts)], num_positions)
+        for far_one, far_other in product(places, repeat=2):
+            for by_one, by_other in ((-far_one, far_other), (far_one, -far_other), (-far_one, -far_other), (far_one, far_other)):
+                if by_one == by_other and other == one + 1:
+                    continue  # a run
+                moves = {one: by_one, other: by_other}
+                yield from _legal([cut + moves.get(index, 0) for index, cut in enumerate(cuts)], num_positions)
 
 
 def _legal(cuts: list[int], num_positions: int) -> Iterator[tuple[int, ...]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
+from megaplan.cost.replay import linked_orders
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans, cuts_of, spans_of
@@ -13,17 +15,23 @@ from megaplan.partition.certify import stack_of
 from megaplan.partition.constraints import Constraints, constraints_of
 from megaplan.partition.equal import equal_cuts
 from megaplan.partition.memory import Memory
-from megaplan.partition.paths import paths_of
+from megaplan.partition.paths import Path, paths_of
 from megaplan.partition.step_bound import StepBound
 from megaplan.partition.step_time import StepTime, climb
 from megaplan.partition.values import Certificate, StackCosts
-from megaplan.partition.weigh import Weighted, fitting_cuts
+from megaplan.partition.weigh import Weighted, fitting_cuts, moved_by_memory
 from megaplan.partition.weighted import balance
 from megaplan.schedules import SPLIT_BACKWARD, actions, placement
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
+
+
+FAR, MOST_FAR = (1, 2, 4), 8
+"""By how many places cuts move where no move by one is shorter, and up to how many slots: of more, by two at most."""
+MAX_STAGE_WORK = 1_000_000
+"""Of budgets of one spec's cuts, in steps of about a microsecond; beyond it no further cuts are taken to fit."""
 
 
 class Pipeline:
@@ -38,9 +46,9 @@ class Pipeline:
         )
         self._where, self._rules = placement(schedule.kind), constraints_of(spec)
         self._num_microbatches = schedule.num_microbatches
-        orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
-        self._paths = paths_of(orders, self._where, mesh.vpp, whole=schedule.kind not in SPLIT_BACKWARD)
-        self.step = StepTime(self.times, orders, self._paths)
+        orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
+        self._paths = _paths(*orders)
+        self.step = StepTime(self.times, linked_orders(*orders), self._paths)
 
     def certify(self, spans: Spans) -> Certificate:
         """The step time of cuts against a bound for all cuts under the same constraints."""
@@ -49,28 +57,83 @@ class Pipeline:
         return Certificate("step_time", value, bound, self.costs.of_slots(spans), "ns", "step")
 
 
-def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None) -> Weighted:
-    """The best of several climbs on the replayed step; among equally good ones the fewest cuts moved, then the first in order."""
-    pipeline, rules = Pipeline(spec, inventory, measured), constraints_of(spec)
-    num_layers, num_slots = len(inventory.layers), spec.mesh.pp * spec.mesh.vpp
-    bottleneck = fitting_cuts(spec, inventory, stack_of(spec, pipeline.costs, baseline), measured)
-    memory = Memory(spec, inventory, measured)
+class Shortest(NamedTuple):
+    """What climbs came to.
 
-    def fits(cuts: tuple[int, ...]) -> bool:
-        return max(memory.excesses(spans_of(cuts, num_layers))) <= 0
+    Attributes:
+        cuts: The best.
+        refused: Whether cuts were passed over because they do not fit.
+    """
 
-    if any(note.code == DOES_NOT_FIT for note in bottleneck.notes) or num_slots == 1:
-        return Weighted(bottleneck.cuts, pipeline.certify(spans_of(bottleneck.cuts, num_layers)), bottleneck.notes)
-    others = [cuts for cuts in _starts(pipeline.costs, num_slots, rules, baseline) if not rules.broken_by(cuts) and fits(cuts)]
-    positions, pins = rules.allowed_cuts(num_layers), frozenset(rules.pin)
-    reached = {climb(pipeline.step, start, positions, pins, fits) for start in (bottleneck.cuts, *others)}
+    cuts: tuple[int, ...]
+    refused: bool
+
+
+def shortest(
+    pipeline: Pipeline, rules: Constraints, bottleneck: tuple[int, ...], baseline: tuple[int, ...] | None, memory: Memory | None
+) -> Shortest:
+    """The best of several climbs on the replayed step, and from there by longer moves.
+
+    Among equally good climbs the one with the fewest cuts moved is gone on from, then the first in order.
+
+    Args:
+        pipeline: Whose step is to be short.
+        rules: Constraints on cuts.
+        bottleneck: Cuts that keep them and fit.
+        baseline: Cuts to keep where that costs nothing.
+        memory: Its budgets; None: whether or not they fit.
+    """
+    costs, num_layers, num_slots = pipeline.costs, len(pipeline.costs.layers), len(bottleneck) + 1
+    refused = False
+
+    def fitting(cuts: tuple[int, ...]) -> bool:
+        nonlocal refused
+        if memory is None:
+            return True
+        found = memory.work < MAX_STAGE_WORK and max(memory.excesses(spans_of(cuts, num_layers))) <= 0
+        refused = refused or not found
+        return found
 
     def order(cuts: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
         moved = 0 if baseline is None else sum(cut != old for cut, old in zip(cuts, baseline, strict=True))
         return pipeline.step.of(cuts), moved, cuts
 
+    others = [cuts for cuts in _starts(costs, num_slots, rules, baseline) if not rules.broken_by(cuts) and fitting(cuts)]
+    positions, pins = rules.allowed_cuts(num_layers), frozenset(rules.pin)
+    reached = {climb(pipeline.step, start, positions, pins, fitting) for start in dict.fromkeys((bottleneck, *others))}
     best = min(reached, key=order)
-    return Weighted(best, pipeline.certify(spans_of(best, num_layers)))
+    places = FAR if num_slots <= MOST_FAR else FAR[:-1]
+    return Shortest(climb(pipeline.step, best, positions, pins, fitting, places), refused)
+
+
+def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None) -> Weighted:
+    """The cuts with the shortest step that were found among those that fit; the ones that come closest to fitting if none do."""
+    pipeline, rules = Pipeline(spec, inventory, measured), constraints_of(spec)
+    num_layers, stack = len(inventory.layers), stack_of(spec, pipeline.costs, baseline)
+    bottleneck = fitting_cuts(spec, inventory, stack, measured)
+    if any(note.code == DOES_NOT_FIT for note in bottleneck.notes) or spec.mesh.num_slots == 1:
+        return Weighted(bottleneck.cuts, pipeline.certify(spans_of(bottleneck.cuts, num_layers)), bottleneck.notes)
+    memory = Memory(spec, inventory, measured)
+    best, refused = shortest(pipeline, rules, bottleneck.cuts, baseline, memory)
+    certificate = pipeline.certify(spans_of(best, num_layers))
+    if not refused and not bottleneck.notes:
+        return Weighted(best, certificate)
+    balanced = stack.best()
+    assert balanced is not None, "without limits there is a split"
+    free = shortest(pipeline, rules, balanced.cuts, baseline, None).cuts
+    value = pipeline.step.of(free)
+    if value >= certificate.value or max(memory.excesses(spans_of(free, num_layers))) <= 0:
+        return Weighted(best, certificate)
+    note = moved_by_memory(
+        stack, memory, free, "have the shortest step that was found", f"step: {value:,} ns there, {certificate.value:,} here"
+    )
+    return Weighted(best, certificate, (note,))
+
+
+@lru_cache(maxsize=512)
+def _paths(kind: str, pp: int, vpp: int, count: int) -> tuple[Path, ...]:
+    """Of a schedule; kept, for specs of one schedule share them."""
+    return paths_of(actions(kind, pp, vpp, count), placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
 
 
 def _starts(costs: StackCosts, num_slots: int, rules: Constraints, baseline: tuple[int, ...] | None) -> Sequence[tuple[int, ...]]:

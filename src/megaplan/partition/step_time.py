@@ -2,8 +2,8 @@
 
 Which cuts are best for a whole step has no known exact method: chunks of a rank wait for each other in ways that sums do not tell. So the
 search starts from cuts that are good for a reason (the bottleneck optimum, the largest slot's, equal cuts, the baseline) and climbs: it
-moves one cut, a run of neighbouring cuts, or two cuts at once by one allowed place, as long as the replay gets shorter. The result is
-the best of all climbs; it depends on nothing but the spec.
+moves one cut, a run of neighbouring cuts, or two cuts at once by one allowed place, as long as the replay gets shorter. The best of
+all climbs goes on by several places at once, over cuts between that are longer or do not fit. The result depends on nothing but the spec.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from itertools import pairwise
 from megaplan.cost.times import ModelTimes
 from megaplan.partition.moves import neighbours
 from megaplan.partition.paths import PARTS, Path, before
-from megaplan.schedules.actions import Orders
-from megaplan.schedules.timeline import SlotTimes, link
+from megaplan.schedules.timeline import LinkedOrders, SlotTimes
 
 MAX_REPLAYS = 4000
 """Of one climb."""
+MAX_ACTIONS = 3_000_000
+"""Actions that all climbs of a spec may replay: well under a second. A climb of a long schedule ends early, at the best cuts it has."""
+ACTIONS_A_STEP = 5
+"""Actions that are replayed in a step of work."""
 
 
 class StepTime:
     """Step times of one model's cuts under one schedule; each is replayed once."""
 
-    def __init__(self, times: ModelTimes, orders: Orders, paths: Sequence[Path]) -> None:
+    def __init__(self, times: ModelTimes, linked: LinkedOrders, paths: Sequence[Path]) -> None:
         self._boundary_ns, self._num_layers = times.boundary_ns, len(times.layers)
         self._before = [before(times, part) for part in PARTS]
-        self._linked = link(orders, len(paths[0].slots))
+        self._linked, self._checks = linked, 0
         self._chains = [(path.transfers, _terms(path)) for path in paths]
         self._known: dict[tuple[int, ...], int] = {}
 
@@ -35,6 +38,16 @@ class StepTime:
     def num_replays(self) -> int:
         """Cuts replayed so far."""
         return len(self._known)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no more cuts are to be replayed."""
+        return self.num_replays * len(self._linked.nodes) >= MAX_ACTIONS
+
+    @property
+    def work(self) -> int:
+        """What replays and paths took so far, in steps of about a microsecond, counted."""
+        return self.num_replays * len(self._linked.nodes) // ACTIONS_A_STEP + self._checks
 
     def of(self, cuts: tuple[int, ...]) -> int:
         """Length of the step in nanoseconds."""
@@ -49,7 +62,9 @@ class StepTime:
     def is_at_least(self, cuts: Sequence[int], length_ns: int) -> bool:
         """Whether some path alone takes that long, which is cheaper to see than a replay. The path that did last is tried first."""
         parts, chains = self._slot_times(cuts), self._chains
+        self._checks += len(cuts)
         for index, (transfers, terms) in enumerate(chains):
+            self._checks += 1
             if transfers * self._boundary_ns + sum([often * parts[part][slot] for part, slot, often in terms]) >= length_ns:
                 chains.insert(0, chains.pop(index))
                 return True
@@ -66,7 +81,12 @@ def _terms(path: Path) -> list[tuple[int, int, int]]:
 
 
 def climb(
-    step: StepTime, start: tuple[int, ...], positions: Sequence[int], pins: frozenset[int], fits: Callable[[tuple[int, ...]], bool]
+    step: StepTime,
+    start: tuple[int, ...],
+    positions: Sequence[int],
+    pins: frozenset[int],
+    fits: Callable[[tuple[int, ...]], bool],
+    places: Sequence[int] = (1,),
 ) -> tuple[int, ...]:
     """Move cuts as long as the step gets shorter.
 
@@ -76,20 +96,21 @@ def climb(
         positions: Cuts that may be, ascending.
         pins: Cuts that stay.
         fits: Whether cuts fit; asked only of those that are better.
+        places: By how many allowed places a cut moves.
     """
     index = {cut: position for position, cut in enumerate(positions)}
     best, found = tuple(index[cut] for cut in start), step.of(start)
     last = step.num_replays + MAX_REPLAYS
     improved = True
-    while improved and step.num_replays < last:
+    while improved and step.num_replays < last and not step.exhausted:
         improved = False
-        for moved in neighbours(best, len(positions)):
+        for moved in neighbours(best, len(positions), places=places):
             cuts = tuple(positions[position] for position in moved)
             if not pins.issubset(cuts) or step.is_at_least(cuts, found):
                 continue
             if step.of(cuts) < found and fits(cuts):
                 best, found, improved = moved, step.of(cuts), True
                 break
-            if step.num_replays >= last:
+            if step.num_replays >= last or step.exhausted:
                 break
     return tuple(positions[position] for position in best)

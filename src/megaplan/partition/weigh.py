@@ -56,7 +56,9 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
                 fitted = Fitted(Balance(excess.cuts, 0), found.value)
         if fitted is not None:
             certificate = certify(stack, spans_of(fitted.balance.cuts, num_layers), fitted.lower_bound)
-            return Weighted(fitted.balance.cuts, certificate, (_moved(stack, memory, free, certificate),))
+            values = f"{free.certificate.value:,} {certificate.unit} there, {certificate.value:,} here"
+            note = moved_by_memory(stack, memory, free.cuts, "are the best for cost", f"largest {certificate.measures}: {values}")
+            return Weighted(fitted.balance.cuts, certificate, (note,))
     else:
         (most,) = memory.excesses(spans_of(found.cuts, num_layers))
         excess = Excess(found.cuts, most, most)
@@ -77,13 +79,19 @@ def cuts_that_fit(stack: Stack, memory: Memory, found: Balance) -> Fitted | None
     return best_fitting(replace(stack, sums=memory.sums(spans_of(found.cuts, stack.num_layers))), memory)
 
 
-def _moved(stack: Stack, memory: Memory, free: Weighted, certificate: Certificate) -> Diagnostic:
-    excesses = memory.excesses(spans_of(free.cuts, stack.num_layers))
+def moved_by_memory(stack: Stack, memory: Memory, free: tuple[int, ...], praise: str, values: str) -> Diagnostic:
+    """MP334.
+
+    Args:
+        stack: What is balanced.
+        memory: Its budgets.
+        free: The best cuts without limits, which do not fit.
+        praise: What they are the best for.
+        values: That of them, and of the cuts that were chosen.
+    """
+    excesses = memory.excesses(spans_of(free, stack.num_layers))
     worst = max(range(stack.pp), key=lambda rank: excesses[rank])
-    detail = (
-        f"cuts {list(free.cuts)} are the best for cost and exceed the memory of pp rank {worst} by {excesses[worst]:,} bytes\n"
-        f"largest {certificate.measures}: {free.certificate.value:,} {certificate.unit} there, {certificate.value:,} here"
-    )
+    detail = f"cuts {list(free)} {praise} and exceed the memory of pp rank {worst} by {excesses[worst]:,} bytes\n{values}"
     return diagnostic("MP334", detail, Location(key="split"), (), Severity.NOTE)
 
 

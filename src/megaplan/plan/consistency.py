@@ -8,6 +8,7 @@ from typing import Any
 
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.spans import span_problems
 from megaplan.partition.values import bottleneck
 from megaplan.plan import problems
@@ -136,10 +137,16 @@ def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
         yield problems.contradiction(
             f"estimates.fits = {str(estimates.fits).lower()}, and the ranks say otherwise", at(("estimates", "fits"))
         )
-    world_size = plan.spec.mesh.world_size
+    mesh, world_size = plan.spec.mesh, plan.spec.mesh.world_size
     if not _tiled((run for entry in estimates.ranks for run in entry.ranks), world_size):
         detail = f"the estimates' ranks are not the {world_size} ranks of the mesh, each once"
         yield problems.contradiction(detail, at(("estimates", "ranks")))
+        return
+    for index, rank in enumerate(estimates.ranks):
+        first = rank.ranks[0][0] if rank.ranks else 0
+        for axis, written, wanted in _differences(rank.coordinate, rank_coordinate(mesh, first)):
+            here = ("estimates", "ranks", index, "coordinate", *axis)
+            yield problems.contradiction(f"{problems.dotted(here)} = {written}; rank {first} of the mesh has {wanted}", at(here))
 
 
 def _tiled(runs: Iterable[tuple[int, int]], stop: int) -> bool:

@@ -133,7 +133,10 @@ class Model(OptionsSection):
         norm: The norm of every block and before the head: rmsnorm, or layernorm with a bias.
         norm_placement: Before each block (pre), on what it adds to the residual stream (post), or both.
         parallel_layers: Layers that read what the layer before them reads, after its norm: 0-based global indices, rising.
+        post_norm_layers: Layers whose only norm is on what they add, in a model with norms before each block: global indices, rising.
         norm_eps: Epsilon of every norm.
+        zero_centered_norm: RMSNorms of the residual stream and of query and key heads scale by 1 + weight, and weights start at 0.
+        embedding_multiplier: Factor of the token embedding where the stack begins; a tied head is without it.
         attention: Dimensions of A blocks.
         mamba: Dimensions of M blocks.
         moe: Dimensions of E blocks.
@@ -144,7 +147,10 @@ class Model(OptionsSection):
         features: Optional features.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers"})
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
+        | {"zero_centered_norm", "embedding_multiplier"}
+    )
 
     pattern: Text
     num_layers: LayerCount
@@ -156,7 +162,10 @@ class Model(OptionsSection):
     norm: NormKind = "rmsnorm"
     norm_placement: NormPlacement = "pre"
     parallel_layers: tuple[NaturalInt, ...] = ()
+    post_norm_layers: tuple[NaturalInt, ...] = ()
     norm_eps: PositiveFloat = 1e-5
+    zero_centered_norm: StrictBool = False
+    embedding_multiplier: PositiveFloat = 1.0
     attention: Attention | None = None
     mamba: Mamba | None = None
     moe: MixtureOfExperts | None = None
@@ -170,6 +179,11 @@ class Model(OptionsSection):
     def residual_path(self) -> ResidualPath:
         """How its blocks read the residual stream and add to it."""
         return ResidualPath(self.norm, self.norm_placement)
+
+    def path_of(self, layer: int) -> ResidualPath:
+        """How one layer does, by its global index."""
+        path = self.residual_path._replace(shares_input=layer in self.parallel_layers)
+        return path._replace(placement="post") if layer in self.post_norm_layers else path
 
     @model_serializer(mode="wrap")
     def _given_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

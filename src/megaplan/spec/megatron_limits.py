@@ -14,7 +14,7 @@ from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, Llama3Scaling, Mamba1, Mamba2, Mamba3, Spec, YarnScaling
-from megaplan.spec.options import ROUTING, VALUES_ALONE, given_options
+from megaplan.spec.options import ROUTING, SCALES, VALUES_ALONE, given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Of Megatron's Mamba mixer; no launch argument changes them."""
@@ -170,9 +170,9 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _routing(spec: Spec) -> Iterator[Limit]:
-    """How experts are scored and chosen and their swiglu is clamped, which launches are written without."""
+    """How experts are scored and chosen, clamped swiglu, and constants of norms and angles, which launches are written without."""
     for option in given_options(spec.model):
-        if option.key in ROUTING | {"model.moe.swiglu_limit"}:
+        if option.key in ROUTING | SCALES | {"model.moe.swiglu_limit"}:
             detail = f"{option.key} = {option.shown}, and Megatron is written with {option.neutral}"
             yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}", tensors=False)
 

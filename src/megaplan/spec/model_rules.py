@@ -8,7 +8,7 @@ from megaplan.errors import Diagnostic
 from megaplan.families.checks import rising
 from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
-from megaplan.spec.models import SIDES
+from megaplan.spec.models import SIDES, GroupedQueryAttention
 from megaplan.wording import plural
 
 
@@ -18,6 +18,7 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
         yield from family.rules(checked, section)
         yield from _taps(checked, f"model.{family.section}.conv_kernel", getattr(section, "conv_kernel", None))
     yield from _parallel_layers(checked)
+    yield from _post_norms(checked)
     yield from _norms(checked)
     yield from _features(checked)
 
@@ -42,10 +43,27 @@ def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP715", detail, key, "norm_placement: pre")
 
 
+def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
+    model, key = checked.spec.model, "model.post_norm_layers"
+    layers = model.post_norm_layers
+    yield from rising(checked, key, layers)
+    if layers and layers[-1] >= model.num_layers:
+        detail = f"post_norm_layers has {layers[-1]}, num_layers = {model.num_layers}, and a layer is from 0 to {model.num_layers - 1}"
+        yield checked.error("MP715", detail, key, f"use layers below {model.num_layers}")
+    if layers and model.norm_placement != "pre":
+        detail = f"post_norm_layers is given, norm_placement = {model.norm_placement}: the other layers have a norm before them"
+        yield checked.error("MP715", detail, key, "norm_placement: pre")
+    if set(layers) & {*model.parallel_layers, *(each - 1 for each in model.parallel_layers)}:
+        detail = "a layer of post_norm_layers is of parallel_layers, or before one: what is shared is the norm before a block"
+        yield checked.error("MP715", detail, key, "parallel_layers: []")
+
+
 def _norms(checked: Checked) -> Iterator[Diagnostic]:
     model, mesh = checked.spec.model, checked.spec.mesh
     if model.head_bias and model.tie_embeddings:
         yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no tensor of its own", "model.head_bias")
+    if model.zero_centered_norm:
+        yield from _zero_centered(checked)
     if checked.spec.host.name == "megatron":  # prediction modules have the model's norm, and positions are its own
         return
     rows, length = model.learned_positions, checked.spec.batch.seq_length
@@ -57,12 +75,27 @@ def _norms(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP715", detail, "model.learned_positions", "mesh: {pp: 1}, or tie_embeddings: false")
     if model.features.mtp is None:
         return
-    for name, plain in (("norm", "rmsnorm"), ("norm_placement", "pre"), ("head_bias", False), ("learned_positions", None)):
+    for name, plain in (
+        ("norm", "rmsnorm"),
+        ("norm_placement", "pre"),
+        ("head_bias", False),
+        ("learned_positions", None),
+        ("embedding_multiplier", 1.0),
+    ):
         if (value := getattr(model, name)) != plain:
             detail = (
                 f"{name} = {value}, and features.mtp is given, whose modules have RMSNorm before each block, a plain head and embedding"
             )
             yield checked.error("MP715", detail, "model.features.mtp", f"remove features.mtp, or {name}")
+
+
+def _zero_centered(checked: Checked) -> Iterator[Diagnostic]:
+    model, key = checked.spec.model, "model.zero_centered_norm"
+    if model.norm != "rmsnorm":
+        yield checked.error("MP715", f"zero_centered_norm = true, norm = {model.norm}: it is of RMSNorm", key, "norm: rmsnorm")
+    if isinstance(model.attention, GroupedQueryAttention) and model.attention.qk_norm and model.attention.qk_norm_width == "all_heads":
+        detail = "zero_centered_norm = true, attention.qk_norm_width = all_heads: norms over all heads scale by their weight alone"
+        yield checked.error("MP715", detail, key, "qk_norm_width: head")
 
 
 def _features(checked: Checked) -> Iterator[Diagnostic]:

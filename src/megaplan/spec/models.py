@@ -294,7 +294,7 @@ class Split(Section):
 
     Attributes:
         mode: equal counts, weighted by cost, or manual.
-        objective: What a weighted split minimises.
+        objective: What a weighted split minimises; `megaplan split` takes step_time for a pipeline of megarun whose spec states none.
         spans: [start, stop] of each slot, for a manual split.
         reason: Why a manual split is as it is.
         protects: Invariants that a manual split protects.

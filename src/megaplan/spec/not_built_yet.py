@@ -15,7 +15,7 @@ from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
 from megaplan.spec.models import Mamba1, Spec
-from megaplan.spec.options import ROUTING, given_options
+from megaplan.spec.options import ROUTING, SCALES, given_options
 from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
@@ -98,6 +98,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
     {
         "model.norm",
         "model.norm_placement",
+        "model.post_norm_layers",
         "model.short_convolution.bias",
         "model.attention.bias",
         "model.attention.gate",
@@ -119,6 +120,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.moe.router_bias",
         "model.moe.latent_size",
         *ROUTING,
+        *SCALES,
         "model.features.mtp.side_embeddings",
     }
 )

@@ -14,7 +14,12 @@ ROUTING = frozenset(
     {f"model.moe.{key}" for key in ("score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale")}
 )
 """How experts are scored and chosen."""
-VALUES_ALONE = frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale", "model.moe.swiglu_limit"}) | ROUTING
+SCALES = frozenset(
+    {"model.zero_centered_norm", "model.embedding_multiplier", "model.attention.latent_norm_eps", "model.attention.window_rope_theta"}
+    | {"model.linear_attention.gated_norm_eps"}
+)
+"""Constants of norms, embeddings and rotary angles."""
+VALUES_ALONE = frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale", "model.moe.swiglu_limit"}) | ROUTING | SCALES
 """Options that no parameter and no time depends on, nor the memory of a host other than megarun."""
 
 

@@ -47,8 +47,9 @@ def _device(checked: Checked) -> Iterator[Diagnostic]:
         from difflib import get_close_matches  # noqa: PLC0415  (only when something is wrong)
 
         detail = f"device.name = '{device.name}', and the device file has {series(names, 'and')}"
-        nearest = get_close_matches(device.name, names, 1, 0.0) or [DEFAULT]
-        yield checked.error("MP504", detail, "device.name", f"name: {nearest[0]}", "megaplan devices")
+        nearest = [name for name in names if name.startswith(f"{device.name.lower()}-")]  # `h100` has four forms
+        nearest = nearest or get_close_matches(device.name, names, 1, 0.0) or [DEFAULT]
+        yield checked.error("MP504", detail, "device.name", *(f"name: {name}" for name in nearest), "megaplan devices")
         return
     peaks, precision = device_of(device).peak_flops, checked.spec.precision
     for key, dtype in (("params", precision.params), *((f"families.{letter}", dtype) for letter, dtype in precision.families.items())):

@@ -16,23 +16,32 @@ def to_ours(rule: Rule, theirs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     if rule.transposed:
         whole = whole.mT
     whole = whole.reshape(rule.joined)
-    dim, count = rule.row_dim, len(rule.ours)
-    if rule.interleaved:
-        parts = [torch.unflatten(whole, dim, (-1, count)).select(dim + 1, index) for index in range(count)]
-    else:
-        parts = list(torch.split(whole, [each.shape[dim] for each in rule.ours], dim))
-    return tuple(_ordered(part, each.order).reshape(each.shape).contiguous() for each, part in zip(rule.ours, parts, strict=True))
+    dim = rule.row_dim
+    whole = torch.unflatten(whole, dim, (rule.groups, -1))
+    pieces = list(torch.split(whole, _rows(rule), dim + 1))
+    found = []
+    for each in rule.ours:
+        own = [pieces.pop(0).flatten(dim, dim + 1) for _ in range(each.parts)]
+        found.append(_ordered(torch.cat(own, dim), each.order).reshape(each.shape).contiguous())
+    return tuple(found)
 
 
 def to_theirs(rule: Rule, ours: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Their tensors from ours, in the rule's order, in our dtype."""
     dim = rule.row_dim
-    parts = [_ordered(part, each.order, back=True) for each, part in zip(rule.ours, ours, strict=True)]
-    whole = torch.stack(parts, dim + 1).flatten(dim, dim + 1) if rule.interleaved else torch.cat(parts, dim)
+    pieces = []
+    for each, whole in zip(rule.ours, ours, strict=True):
+        own = torch.chunk(_ordered(whole, each.order, back=True), each.parts, dim)
+        pieces += [torch.unflatten(piece, dim, (rule.groups, -1)) for piece in own]
+    joined = torch.cat(pieces, dim + 1).flatten(dim, dim + 1)
     if rule.transposed:
-        whole = whole.mT
-    each = list(whole) if rule.stacked else [whole]
-    return tuple(tensor.reshape(rule.shape).contiguous() for tensor in each)
+        joined = joined.mT
+    return tuple(tensor.contiguous() for tensor in joined.reshape(len(rule.theirs), *rule.shape))
+
+
+def _rows(rule: Rule) -> list[int]:
+    """Rows of each part of ours in a group of theirs."""
+    return [each.shape[rule.row_dim] // (each.parts * rule.groups) for each in rule.ours for _ in range(each.parts)]
 
 
 def _ordered(rows: Tensor, order: tuple[int, ...], *, back: bool = False) -> Tensor:

@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from megaplan.errors import Diagnostic, MegaplanError, Severity
-from megaplan.importers.hf import ImportedSpec, import_hf
+from megaplan.importers.hf import NESTED, ImportedSpec, import_hf, text_fields
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.plan.document import PlanDocument
@@ -35,15 +36,17 @@ from megarun.files import read_bounded
 from megarun.huggingface.adapters import Adapters
 from megarun.huggingface.changes import to_ours, to_theirs
 from megarun.huggingface.files import CONFIG, MAX_JSON_BYTES, Group, WeightFiles, unreadable, write_shards
-from megarun.huggingface.names import NAMES
+from megarun.huggingface.names import NAMES, Names
 from megarun.huggingface.rules import EXPERT_BIAS, Rule, weight_rules
 from megarun.job.job import Job
 from megarun.job.run import SavedPlan
 from megarun.remote import AnyPath
 
 MOST_NAMED = 8
-_NOT_READ = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
-"""Buffers that older releases stored and that follow from the config."""
+TEXT_PART = "language_model."
+"""The text model in the names of a model of several parts."""
+_NOT_READ = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^mtp\.")
+"""Buffers that older releases stored and that follow from the config, and prediction modules next to the layers."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _OTHER_FILES = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -95,7 +98,9 @@ def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Mo
         raise refusal("MP608", f"{out} exists", hints=(f"-o {out}-2",), file=str(out))
     rules, imported = _rules(job, config, model / CONFIG)
     files = WeightFiles.of(model)
-    left = _check_tensors(rules, files, job)
+    nested = isinstance(config.get(NESTED), dict)
+    files = files.written_as((name for rule in rules for name in rule.theirs), partial(_other_names, NAMES[imported.family], nested))
+    left = _check_tensors(rules, files, job, nested=nested)
     state = {ours.name: _Lazy(rule, index, files) for rule in rules for index, ours in enumerate(rule.ours)}
     manifest = Manifest(
         step=0,
@@ -125,7 +130,7 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
     Args:
         checkpoint: Folder of the checkpoint.
         config_path: `config.json` of the model; files of tokenizer and generation from its folder are copied.
-        out: A new folder.
+        out: A new folder; of a config that nests a text model it is that model alone.
         dtype: Of the weights; None: as in the checkpoint.
 
     Raises:
@@ -149,7 +154,7 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
     try:
         write_shards(out, groups, _base(job).parameters)
         main = stored[rules[0].ours[0].name]
-        text = json.dumps({**config, "dtype": str(main).removeprefix("torch.")}, indent=2) + "\n"
+        text = json.dumps({**text_fields(config), "dtype": str(main).removeprefix("torch.")}, indent=2) + "\n"
         (out / CONFIG).write_text(text, encoding="utf-8")
         for name in _OTHER_FILES:
             if (config_path.parent / name).is_file():
@@ -201,7 +206,7 @@ def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule],
     if different:
         raise refusal("MP664", "\n".join(_most(different)), hints=(f"megaplan split {path} -o PLAN",), file=str(path))
     try:
-        return weight_rules(NAMES[imported.family], job.spec, _base(job), config), imported
+        return weight_rules(NAMES[imported.family], job.spec, _base(job), text_fields(config)), imported
     except KeyError as error:
         raise refusal("MP664", f"{path}: {imported.family} has no name for {error.args[0]}", file=str(path)) from None
 
@@ -223,7 +228,17 @@ def _different(key: str, theirs: Any, ours: Any) -> Iterable[str]:
         yield f"{key} = {json.dumps(theirs)} in the config, {json.dumps(ours)} in the plan"
 
 
-def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job) -> tuple[str, ...]:
+def _other_names(names: Names, nested: bool, name: str) -> Iterable[str]:
+    """How else files may name a tensor: as transformers writes it, or inside a model of several parts."""
+    spelled = [name] if names.also is None else [name, name.replace(*names.also)]
+    yield from spelled[1:]
+    if nested:
+        for one in spelled:
+            yield f"{TEXT_PART}{one}"
+            yield one.replace("model.", f"model.{TEXT_PART}", 1)
+
+
+def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job, *, nested: bool) -> tuple[str, ...]:
     """Compare the stored tensors with the rules; returns the names of those that are not read and may be left out.
 
     Raises:
@@ -241,7 +256,8 @@ def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job) -> tuple
     for name in files.places.keys() - wanted.keys():
         number = _LAYER.search(name)
         tied = job.inventory.tied and name == "lm_head.weight"
-        if tied or _NOT_READ.search(name) or (number and int(number[1]) > last):
+        other_part = nested and TEXT_PART not in name
+        if tied or other_part or _NOT_READ.search(name) or (number and int(number[1]) > last):
             left.append(name)
         else:
             wrong.append(f"{name} {list(files.header(name).shape)} belongs to no tensor of the plan")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ class WeightFiles:
     folder: Path
     places: dict[str, str]
     _open: dict[str, Any] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path) -> WeightFiles:
@@ -68,6 +69,14 @@ class WeightFiles:
         found.places = dict.fromkeys(found._file(SINGLE).keys(), SINGLE)
         return found
 
+    def written_as(self, names: Iterable[str], others: Callable[[str], Iterable[str]]) -> WeightFiles:
+        """The same with `names` that the files have under one of the names that `others` gives for each."""
+        for name in names:
+            written = next((other for other in others(name) if other in self.places), name)
+            if name not in self.places and written != name:
+                self.places[name], self._names[name] = self.places.pop(written), written
+        return self
+
     def header(self, name: str) -> Header:
         """Dtype and shape of a tensor.
 
@@ -75,7 +84,7 @@ class WeightFiles:
             MegaplanError: MP663 if its file has no such tensor, or a checkpoint cannot have its dtype.
         """
         try:
-            stored = self._file(self.places[name]).get_slice(name)
+            stored = self._file(self.places[name]).get_slice(self._names.get(name, name))
         except SafetensorError as error:
             raise unreadable(self.folder / self.places[name], error) from None
         dtype = stored.get_dtype()
@@ -91,7 +100,7 @@ class WeightFiles:
             MegaplanError: MP663.
         """
         try:
-            found: Tensor = self._file(self.places[name]).get_tensor(name)
+            found: Tensor = self._file(self.places[name]).get_tensor(self._names.get(name, name))
         except SafetensorError as error:
             raise unreadable(self.folder / self.places[name], error) from None
         return found

@@ -1,7 +1,8 @@
 """The tensor names of each `model_type`: one table, read in both directions.
 
-A table maps our modules to theirs, by letter; `.weight` and `.bias` follow. Several of ours in a tuple are one of theirs, row below row;
-`{expert}` in a name means one tensor for each expert.
+A table maps our modules to theirs, by letter; `.weight` and `.bias` follow. Several of ours in a tuple are one of theirs, row below row, or
+in groups of rows (`Names.groups`); several of theirs in a tuple are equal parts of ours. `{expert}` in a name means one tensor for each
+expert.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 Module: TypeAlias = "str | tuple[str, ...]"
-Modules: TypeAlias = dict[Module, str]
+Modules: TypeAlias = dict[Module, Module]
+ROWS = "rows"
+"""Groups of one row of each of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,11 @@ class Names:
         outside: Modules outside the layers.
         pairs: Whether rotary embedding turns neighbouring dims; ours turns dims of two halves. A permutation of rows, equal for queries and
             keys, changes no score.
+        index_pairs: Whether rotary embedding of indexers does.
         transposed: Their modules with weights [in, out].
-        interleaved: Their modules in which rows of several of ours alternate.
+        groups: Their modules whose rows are groups with rows of each of ours, and the key of `model` that counts the groups, or `ROWS`.
+        shapes: Their tensors of another shape than ours; -1 is all of the elements.
+        also: A part of their names, and how transformers writes it; both are read.
     """
 
     blocks: Mapping[str, Modules]
@@ -34,8 +40,11 @@ class Names:
     letters: int = 2
     outside: Modules = field(default_factory=lambda: {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"})
     pairs: bool = False
+    index_pairs: bool = False
     transposed: frozenset[str] = frozenset()
-    interleaved: frozenset[str] = frozenset()
+    groups: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    also: tuple[str, str] | None = None
 
 
 def _in(module: str, *names: str, **renamed: str) -> Modules:
@@ -51,7 +60,7 @@ _GATED = ("gate_proj", "up_proj", "down_proj")
 _MLP: Modules = _in("mlp", *_GATED)
 _ONE_GATE_UP: Modules = {("gate_proj", "up_proj"): "mlp.gate_up_proj", "down_proj": "mlp.down_proj"}
 _EXPERTS: Modules = {"router": "mlp.gate", **{f"experts.{name}": f"mlp.experts.{{expert}}.{name}.weight" for name in _GATED}}
-_MATRICES = zip(_GATED, ("w1", "w3", "w2"), strict=True)
+_MATRICES = tuple(zip(_GATED, ("w1", "w3", "w2"), strict=True))
 _NUMBERED: Modules = {f"experts.{ours}": f"block_sparse_moe.experts.{{expert}}.{theirs}.weight" for ours, theirs in _MATRICES}
 _MIXTRAL: Modules = {**_NUMBERED, "router": "block_sparse_moe.gate", "expert_bias": "block_sparse_moe.e_score_correction_bias"}
 _GRANITE_EXPERTS: Modules = {
@@ -85,23 +94,16 @@ _POST = _decoder(
 _SIGMOID_EXPERTS: Modules = {**_EXPERTS, "expert_bias": "mlp.gate.e_score_correction_bias", **_shared("mlp.shared_experts")}
 _HUNYUAN: Modules = {**_in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", q_norm="query_layernorm", k_norm="key_layernorm")}
 _HUNYUAN_MOE = _decoder(_HUNYUAN, moe={**_EXPERTS, "router": "mlp.gate.wg", **_shared("mlp.shared_mlp")})
-_DEEPSEEK = replace(
-    _decoder(
-        _in(
-            "self_attn",
-            "q_proj",
-            "o_proj",
-            q_down="q_a_proj",
-            q_latent_norm="q_a_layernorm",
-            q_up="q_b_proj",
-            kv_down="kv_a_proj_with_mqa",
-            kv_latent_norm="kv_a_layernorm",
-            kv_up="kv_b_proj",
-        ),
-        moe=_SIGMOID_EXPERTS,
-    ),
-    pairs=True,
-)
+_LATENT: Modules = {
+    **_in("self_attn", "q_proj", "o_proj", q_down="q_a_proj", q_latent_norm="q_a_layernorm", q_up="q_b_proj"),
+    **_in("self_attn", kv_down="kv_a_proj_with_mqa", kv_latent_norm="kv_a_layernorm", kv_up="kv_b_proj"),
+}
+_INDEXED: Modules = {
+    **_LATENT,
+    **{f"indexer.{ours}": f"self_attn.indexer.{theirs}" for ours, theirs in (("q_up", "wq_b"), ("k_proj", "wk"), ("k_norm", "k_norm"))},
+    "indexer.head_weights": "self_attn.indexer.weights_proj",
+}
+_DEEPSEEK = replace(_decoder(_LATENT, moe=_SIGMOID_EXPERTS), pairs=True)
 _GLM_BEFORE = _decoder(_HEADS, _ONE_GATE_UP)
 _FEED_FORWARD: Modules = {"norm": "pre_ff_layernorm", **_in("feed_forward", *_GATED)}
 _FEED_FORWARD_ENDS: Modules = {"embedding": "model.embed_tokens", "final_norm": "model.final_layernorm", "head": "lm_head"}
@@ -113,6 +115,52 @@ _LFM2_CONV: Modules = {
     "out_proj": "conv.out_proj",
 }
 _LFM2_MLP: Modules = {"gate_proj": "feed_forward.w1", "up_proj": "feed_forward.w3", "down_proj": "feed_forward.w2"}
+_LFM2_EXPERTS: Modules = {f"experts.{ours}": f"feed_forward.experts.{{expert}}.{theirs}.weight" for ours, theirs in _MATRICES}
+_LFM2 = Names(
+    {
+        "A": {**_LFM2_BEFORE, **_in("self_attn", "q_proj", "k_proj", "v_proj", **_LFM2_NORMS)},
+        "C": {**_LFM2_BEFORE, **_LFM2_CONV},
+        "D": {"norm": "ffn_norm", **_LFM2_MLP},
+        "E": {"norm": "ffn_norm", **_LFM2_EXPERTS, **_in("feed_forward", router="gate", expert_bias="expert_bias")},
+    },
+    outside={"embedding": "model.embed_tokens", "final_norm": "model.embedding_norm", "head": "lm_head"},
+)
+_KIMI_DELTA: Modules = {
+    "qk_proj": ("self_attn.q_proj", "self_attn.k_proj"),
+    "conv_qk": ("self_attn.q_conv1d", "self_attn.k_conv1d"),
+    "latent_proj": ("self_attn.f_a_proj", "self_attn.g_a_proj"),
+    **_in("self_attn", "v_proj", "dt_bias", "A_log", conv_v="v_conv1d", beta_proj="b_proj", decay_up="f_b_proj", gate_up="g_b_proj"),
+    **_in("self_attn", gated_norm="o_norm", out_proj="o_proj"),
+}
+_GATED_HEADS: Modules = {("q_proj", "gate_proj"): "self_attn.q_proj", **_in("self_attn", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+_QWEN_DELTA = _in("linear_attn", "A_log", "dt_bias", "out_proj", gated_norm="norm")
+_QWEN_EXPERTS: Modules = {**_EXPERTS, **_shared("mlp.shared_expert"), "shared_gate": "mlp.shared_expert_gate"}
+_QWEN_FEEDS: dict[str, Modules] = {"D": {**_AFTER, **_MLP}, "E": {**_AFTER, **_QWEN_EXPERTS}}
+_QWEN_CONVOLUTION: Modules = {("conv_qk", "conv_v"): "linear_attn.conv1d"}
+_BY_HEAD = {"self_attn.q_proj": "attention.num_heads"}
+_QWEN35_DELTA: Modules = {
+    ("qk_proj", "v_proj"): "linear_attn.in_proj_qkv",
+    **_in("linear_attn", gate_proj="in_proj_z", beta_proj="in_proj_b", decay_proj="in_proj_a"),
+}
+_QWEN35 = Names(
+    {"A": {**_BEFORE, **_GATED_HEADS}, "G": {**_BEFORE, **_QWEN_DELTA, **_QWEN_CONVOLUTION, **_QWEN35_DELTA}, **_QWEN_FEEDS},
+    groups=_BY_HEAD,
+)
+_QWEN_NEXT_DELTA: Modules = {
+    ("qk_proj", "v_proj", "gate_proj"): "linear_attn.in_proj_qkvz",
+    ("beta_proj", "decay_proj"): "linear_attn.in_proj_ba",
+}
+_BY_KEY_HEAD = dict.fromkeys(("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"), "linear_attention.num_key_heads")
+_OLMO_DELTA: Modules = {
+    "qk_proj": ("linear_attn.q_proj", "linear_attn.k_proj"),
+    "conv_qk": ("linear_attn.q_conv1d", "linear_attn.k_conv1d"),
+    **_in("linear_attn", "v_proj", "A_log", "dt_bias", conv_v="v_conv1d", beta_proj="b_proj", decay_proj="a_proj", gate_proj="g_proj"),
+    **_in("linear_attn", gated_norm="o_norm", out_proj="o_proj"),
+}
+_SANDWICH: dict[str, Modules] = {
+    "before": {**_BEFORE, "post_norm": "post_attention_layernorm"},
+    "after": {"norm": "pre_feedforward_layernorm", "post_norm": "post_feedforward_layernorm"},
+}
 _MAMBA_LAYER: Modules = {**_BEFORE, **_in("mamba", *_MIXER, gated_norm="norm")}
 _SELECTIVE = ("in_proj", "conv1d", "x_proj", "dt_proj", "A_log", "D", "out_proj")
 _JAMBA_NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c_layernorm", "dt_bias": "dt_proj.bias"}
@@ -125,12 +173,16 @@ NAMES: dict[str, Names] = {
     "bamba": Names({"A": {**_BEFORE, **_HEADS}, "M": _MAMBA_LAYER, "D": _FEED_FORWARD}, outside=_FEED_FORWARD_ENDS),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": replace(_decoder(_INDEXED, moe=_SIGMOID_EXPERTS), pairs=True),
     "ernie4_5": replace(LLAMA, pairs=True),
     "ernie4_5_moe": replace(
         _decoder(moe={**_EXPERTS, "router.correction": "mlp.moe_statics.e_score_correction_bias", **_shared("mlp.shared_experts")}),
         pairs=True,
     ),
     "exaone4": _POST,
+    "gemma": LLAMA,
+    "gemma2": _decoder(**_SANDWICH),
+    "gemma3_text": _decoder(**_SANDWICH),
     "glm": replace(_GLM_BEFORE, pairs=True),
     "glm4": replace(
         _decoder(
@@ -150,15 +202,10 @@ NAMES: dict[str, Names] = {
         },
         outside=_FEED_FORWARD_ENDS,
     ),
-    "lfm2": Names(
-        {
-            "A": {**_LFM2_BEFORE, **_in("self_attn", "q_proj", "k_proj", "v_proj", **_LFM2_NORMS)},
-            "C": {**_LFM2_BEFORE, **_LFM2_CONV},
-            "D": {"norm": "ffn_norm", **_LFM2_MLP},
-        },
-        outside={"embedding": "model.embed_tokens", "final_norm": "model.embedding_norm", "head": "lm_head"},
-    ),
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2,
     "glm4_moe": _decoder(moe=_SIGMOID_EXPERTS),
+    "glm_moe_dsa": replace(_decoder(_INDEXED, moe=_SIGMOID_EXPERTS), pairs=True, index_pairs=True),
     "gpt_oss": replace(
         _decoder(
             moe={
@@ -170,7 +217,22 @@ NAMES: dict[str, Names] = {
             }
         ),
         transposed=frozenset({_GATE_UP, _DOWN}),
-        interleaved=frozenset({_GATE_UP, f"{_GATE_UP}_bias"}),
+        groups={_GATE_UP: ROWS, f"{_GATE_UP}_bias": ROWS},
+    ),
+    "kimi_linear": Names(
+        {
+            "A": {**_BEFORE, **_LATENT},
+            "G": {**_BEFORE, **_KIMI_DELTA},
+            "D": {**_AFTER, **_MLP},
+            "E": {
+                **_AFTER,
+                **_NUMBERED,
+                **_in("block_sparse_moe", router="gate", expert_bias="gate.e_score_correction_bias"),
+                **_shared("block_sparse_moe.shared_experts"),
+            },
+        },
+        shapes={"self_attn.A_log": (1, 1, -1, 1), "self_attn.dt_bias": (-1,)},
+        also=(".mlp.", ".block_sparse_moe."),
     ),
     "llama": LLAMA,
     "mamba": Names({"M": {"norm": "norm", **_in("mixer", *_SELECTIVE, dt_bias="dt_proj.bias")}}, "backbone.layers.{layer}.", 1, _BACKBONE),
@@ -198,12 +260,27 @@ NAMES: dict[str, Names] = {
     ),
     "olmo2": _POST,
     "olmo3": _POST,
+    "olmo_hybrid": Names(
+        {
+            "A": {"post_norm": "post_attention_layernorm", **_HEADS},
+            "G": {"norm": "attention_layer_norm", **_OLMO_DELTA},
+            "D": {"norm": "feedforward_layer_norm", "post_norm": "post_feedforward_layernorm", **_MLP},
+        },
+        also=("post_attention_layernorm", "feedforward_layer_norm"),
+    ),
     "olmoe": _decoder(moe=_EXPERTS),
     "phi3": _decoder({("q_proj", "k_proj", "v_proj"): "self_attn.qkv_proj", "o_proj": "self_attn.o_proj"}, _ONE_GATE_UP),
     "qwen2": LLAMA,
-    "qwen2_moe": _decoder(moe={**_EXPERTS, **_shared("mlp.shared_expert"), "shared_gate": "mlp.shared_expert_gate"}),
+    "qwen2_moe": _decoder(moe=_QWEN_EXPERTS),
     "qwen3": LLAMA,
     "qwen3_moe": _decoder(moe=_EXPERTS),
+    "qwen3_5_moe_text": _QWEN35,
+    "qwen3_5_text": _QWEN35,
+    "qwen3_next": replace(
+        _QWEN35,
+        blocks={**_QWEN35.blocks, "G": {**_BEFORE, **_QWEN_DELTA, **_QWEN_CONVOLUTION, **_QWEN_NEXT_DELTA}},
+        groups={**_BY_HEAD, **_BY_KEY_HEAD},
+    ),
     "seed_oss": LLAMA,
     "smollm3": LLAMA,
     "starcoder2": _decoder(mlp={"up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"}),

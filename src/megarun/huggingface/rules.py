@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 from megaplan.families.moe import EXPERTS
 from megaplan.inventory.makers import replicated
 from megaplan.inventory.tensors import Block, Group, Inventory, Owner, ParamTensor
-from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Spec
-from megarun.huggingface.names import Modules, Names
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Model, Spec
+from megarun.huggingface.names import ROWS, Modules, Names
 
 EXPERT = "{expert}"
 EXPERT_BIAS = "expert_bias"
 """The buffer of an E layer that is stored with its parameters."""
-_CONVOLUTIONS = ("conv1d.weight", ".conv.weight")
+_CONVOLUTIONS = ("conv1d.weight", ".conv.weight", "conv_qk.weight", "conv_v.weight")
 _BANK_BIAS = "_proj_bias"
 _CORRECTION = "router.correction"
 """Theirs has a dim of groups of experts, of which there is one."""
+_HALVES = ("qk_proj", "conv_qk", "latent_proj")
+"""Modules of ours whose rows are two parts that theirs has as separate modules."""
 
 
 class Ours(NamedTuple):
@@ -28,11 +30,13 @@ class Ours(NamedTuple):
         name: Its full name.
         shape: Unsharded.
         order: The place of each row among theirs, in groups of as many rows; empty for the same order.
+        parts: Equal parts of its rows that each group of theirs has one after another.
     """
 
     name: str
     shape: tuple[int, ...]
     order: tuple[int, ...] = ()
+    parts: int = 1
 
 
 class Rule(NamedTuple):
@@ -40,25 +44,28 @@ class Rule(NamedTuple):
 
     Attributes:
         ours: One, or several whose rows are joined.
-        theirs: One, or one an expert, in order.
+        theirs: One, or several in order: one an expert, or equal parts of the rows.
         shape: Of each of theirs.
-        stacked: Whether ours is a stack of theirs.
         transposed: Whether theirs is [in, out].
-        interleaved: Whether the rows of ours alternate in theirs.
+        groups: Groups of rows in theirs, each with as many rows of every part of ours.
     """
 
     ours: tuple[Ours, ...]
     theirs: tuple[str, ...]
     shape: tuple[int, ...]
-    stacked: bool = False
     transposed: bool = False
-    interleaved: bool = False
+    groups: int = 1
 
     @property
     def joined(self) -> tuple[int, ...]:
         """The shape of ours joined, rows first; of a bank behind the experts."""
         first, rows = self.ours[0].shape, self.row_dim
         return (*first[:rows], sum(each.shape[rows] for each in self.ours), *first[rows + 1 :])
+
+    @property
+    def stacked(self) -> bool:
+        """Whether ours is a stack of theirs."""
+        return len(self.theirs) > 1
 
     @property
     def row_dim(self) -> int:
@@ -80,6 +87,8 @@ def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping
         KeyError: The table has no name for a tensor.
     """
     orders = _orders(spec, pairs=names.pairs and config.get("rope_interleave") is not False)
+    if names.index_pairs:
+        orders |= _index_orders(spec)
     found: list[Rule] = []
     moe = spec.model.moe
     buffers = (replicated(EXPERT_BIAS, (moe.num_experts,), Group.OTHER),) if moe is not None and moe.expert_bias else ()
@@ -87,15 +96,16 @@ def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping
         block = stored._replace(tensors=(*stored.tensors, *buffers)) if stored.family == EXPERTS.letter else stored
         if name.startswith("layers."):
             layer = int(name.removeprefix("layers.")) // names.letters
-            found += _of_block(names, name, block, names.blocks[block.family], names.layer.format(layer=layer, expert=EXPERT), orders)
+            prefix = names.layer.format(layer=layer, expert=EXPERT)
+            found += _of_block(names, spec.model, name, block, names.blocks[block.family], prefix, orders)
         else:
             own: Modules = {str(ours).removeprefix(name).removeprefix("."): theirs for ours, theirs in names.outside.items()}
-            found += _of_block(names, name, block, own, "", {})
+            found += _of_block(names, spec.model, name, block, own, "", {})
     return found
 
 
 def _of_block(
-    names: Names, block_name: str, block: Block, modules: Modules, prefix: str, orders: Mapping[str, tuple[int, ...]]
+    names: Names, model: Model, block_name: str, block: Block, modules: Modules, prefix: str, orders: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Rule]:
     tensors = {tensor.name: tensor for tensor in block.tensors}
     fused = {member: key for key in modules if isinstance(key, tuple) for member in key}
@@ -108,14 +118,25 @@ def _of_block(
         joined = tuple(f"{each}{leaf}".removeprefix(".") for each in (key if isinstance(key, tuple) else (key,)))
         done.update(joined)
         theirs = modules[key]
-        yield _rule(
+        several = theirs if isinstance(theirs, tuple) else (theirs,)
+        found = _rule(
             block_name,
             tuple(tensors[each] for each in joined),
-            f"{prefix}{theirs}{leaf}",
+            tuple(f"{prefix}{one}{leaf}" for one in several),
             orders,
             transposed=theirs in names.transposed and len(first.shape) > 1,
-            interleaved=theirs in names.interleaved,
+            whole_shape=names.shapes.get(several[0]),
         )
+        yield found if several[0] not in names.groups else found._replace(groups=_groups(names.groups[several[0]], model, found))
+
+
+def _groups(key: str, model: Model, rule: Rule) -> int:
+    """The number of groups of rows in theirs."""
+    if key == ROWS:
+        return rule.ours[0].shape[rule.row_dim]
+    section, _, name = key.partition(".")
+    found: int = getattr(getattr(model, section), name)
+    return found
 
 
 def _split(name: str, modules: Modules, fused: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
@@ -131,23 +152,30 @@ def _split(name: str, modules: Modules, fused: Mapping[str, tuple[str, ...]]) ->
 def _rule(
     block_name: str,
     tensors: tuple[ParamTensor, ...],
-    theirs: str,
+    theirs: tuple[str, ...],
     orders: Mapping[str, tuple[int, ...]],
     *,
     transposed: bool,
-    interleaved: bool,
+    whole_shape: tuple[int, ...] | None = None,
 ) -> Rule:
-    ours = tuple(Ours(f"{block_name}.{each.name}", each.shape, orders.get(each.name.rpartition(".")[0], ())) for each in tensors)
-    stacked = EXPERT in theirs
-    names = tuple(theirs.replace(EXPERT, str(expert)) for expert in range(tensors[0].shape[0])) if stacked else (theirs,)
-    rule = Rule(ours, names, (), stacked, transposed, interleaved)
-    shape = rule.joined[1:] if stacked else rule.joined
+    modules = [each.name.rpartition(".")[0] for each in tensors]
+    ours = tuple(
+        Ours(f"{block_name}.{each.name}", each.shape, orders.get(module, ()), 2 if module in _HALVES else 1)
+        for each, module in zip(tensors, modules, strict=True)
+    )
+    numbered = EXPERT in theirs[0]
+    names = tuple(theirs[0].replace(EXPERT, str(expert)) for expert in range(tensors[0].shape[0])) if numbered else theirs
+    rule = Rule(ours, names, (), transposed)
+    first, *rest = rule.joined
+    shape = tuple(rest) if numbered else (first // len(names), *rest)
     if transposed:
         shape = (*shape[:-2], shape[-1], shape[-2])
     if ours[0].name.endswith(_CONVOLUTIONS):
         shape = (shape[0], 1, shape[1])
     if ours[0].name.endswith(_CORRECTION):
         shape = (1, *shape)
+    if whole_shape:
+        shape = tuple(prod(shape) if size < 0 else size for size in whole_shape)
     rule = rule._replace(shape=shape)
     wrong = tensors[0].owner is Owner.EXPERT_PARALLEL and rule.row_dim != 1
     if wrong or prod(shape) * len(names) != sum(tensor.elements for tensor in tensors):
@@ -172,6 +200,16 @@ def _orders(spec: Spec, *, pairs: bool) -> dict[str, tuple[int, ...]]:
 
     head = behind(attention.qk_nope_head_dim)
     return {"q_proj": head, "q_up": head, "kv_down": behind(attention.kv_lora_rank)}
+
+
+def _index_orders(spec: Spec) -> dict[str, tuple[int, ...]]:
+    """The order of rows of an indexer whose first dims are turned in pairs."""
+    attention = spec.model.attention
+    if not isinstance(attention, LatentAttention) or attention.indexer is None:
+        return {}
+    turned, width = attention.qk_rope_head_dim, attention.indexer.head_dim
+    order = (*_halves(turned, pairs=True), *range(turned, width))
+    return {f"indexer.{name}": order for name in ("q_up", "k_proj", "k_norm")}
 
 
 def _halves(width: int, *, pairs: bool) -> tuple[int, ...]:

@@ -64,7 +64,8 @@ class GroupedQueryAttention(Block):
         if not self.norms_rows and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotates:
-            q, k = rope(q, rotary.cos, rotary.sin), rope(k, rotary.cos, rotary.sin)
+            cos, sin = rotary.of(self.window)
+            q, k = rope(q, cos, sin), rope(k, cos, sin)
         return self.add(x, self.core(q, k, v, starts, *gate))
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
@@ -97,17 +98,17 @@ class LatentAttention(Block):
         self.window = config.window(layer)
         self.rotates = layer not in config.nope_layers
         q_width = self.num_heads * (self.nope_dim + self.rope_dim)
-        self.eps = eps
+        self.eps = latent_eps = config.latent_norm_eps or eps
         self.norm = RMSNorm(hidden_size, eps)
         self.low_rank_query = config.q_lora_rank is not None
         if config.q_lora_rank is not None:
             self.q_down = linear(hidden_size, config.q_lora_rank, config.bias)
-            self.q_latent_norm = RMSNorm(config.q_lora_rank, eps)
+            self.q_latent_norm = RMSNorm(config.q_lora_rank, latent_eps)
             self.q_up = linear(config.q_lora_rank, q_width)
         else:
             self.q_proj = linear(hidden_size, q_width)
         self.kv_down = linear(hidden_size, config.kv_lora_rank + self.rope_dim, config.bias)
-        self.kv_latent_norm = RMSNorm(config.kv_lora_rank, eps)
+        self.kv_latent_norm = RMSNorm(config.kv_lora_rank, latent_eps)
         self.kv_up = linear(config.kv_lora_rank, self.num_heads * (self.nope_dim + self.v_dim))
         self.o_proj = RowLinear(self.num_heads * self.v_dim, hidden_size, config.bias or config.output_bias, tp)
         self.indexer: Indexer | None = None

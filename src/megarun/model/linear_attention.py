@@ -36,7 +36,7 @@ class LinearAttentionBlock(Block):
     ) -> None:
         super().__init__()
         self.latent = isinstance(config, spec.KimiDeltaAttention)
-        self.tp, self.cp, self.eps = tp, cp, eps
+        self.tp, self.cp, self.eps = tp, cp, (None if isinstance(config, spec.KimiDeltaAttention) else config.gated_norm_eps) or eps
         self.key_heads, self.num_heads = tp.share(config.num_key_heads), tp.share(config.num_value_heads)
         self.key_dim, self.value_dim = config.key_dim, config.value_dim
         self.settings = DeltaSettings(config.chunk_size, config.save_every, 2.0 if config.negative_eigenvalues else 1.0)

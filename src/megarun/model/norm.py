@@ -8,21 +8,21 @@ from torch.nn.functional import layer_norm
 from torch.nn.functional import linear as linear_op
 
 from megakernels import rms_norm
-from megaplan.families.residual import NormKind, ResidualPath
+from megaplan.families.residual import CENTERED, NormKind, ResidualPath
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class RMSNorm(nn.Module):
-    """RMS norm over the last dim with a learned scale [width]."""
+    """RMS norm over the last dim with a learned scale [width], plus `offset`."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.offset = eps, 0.0
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] in and out, in the dtype of x."""
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, self.offset)
 
 
 class LayerNorm(nn.Module):
@@ -45,6 +45,13 @@ class LayerNorm(nn.Module):
 def stream_norm(kind: NormKind, width: int, eps: float) -> RMSNorm | LayerNorm:
     """A norm of the residual stream."""
     return RMSNorm(width, eps) if kind == "rmsnorm" else LayerNorm(width, eps)
+
+
+def center_norms(module: nn.Module) -> None:
+    """Norms of the residual stream and of query and key heads scale by 1 + weight."""
+    for name, norm in module.named_modules():
+        if name.rpartition(".")[2] in CENTERED and isinstance(norm, RMSNorm):
+            norm.offset = 1.0
 
 
 class Block(nn.Module):

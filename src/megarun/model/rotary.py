@@ -12,10 +12,18 @@ from megaplan.spec.models import GroupedQueryAttention, LatentAttention, LinearS
 
 
 class Rotary(NamedTuple):
-    """cos and sin of the angles, fp32 [T, R/2] each."""
+    """cos and sin of the angles, fp32 [T, R/2] each; others for layers with a window, if these have another base."""
 
     cos: Tensor
     sin: Tensor
+    window_cos: Tensor | None = None
+    window_sin: Tensor | None = None
+
+    def of(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """The table of a layer with this window."""
+        if window is None or self.window_cos is None or self.window_sin is None:
+            return self.cos, self.sin
+        return self.window_cos, self.window_sin
 
 
 def rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:

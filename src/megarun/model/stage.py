@@ -26,7 +26,7 @@ from megarun.model.mamba3 import Mamba3Block
 from megarun.model.mlp import DenseBlock
 from megarun.model.moe import ExpertBlock
 from megarun.model.mtp import Ends, PredictionDepth
-from megarun.model.norm import Block, linear, stream_norm
+from megarun.model.norm import Block, center_norms, linear, stream_norm
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
@@ -51,6 +51,8 @@ class Stage(nn.Module):
 
     rope_cos: Tensor
     rope_sin: Tensor
+    window_rope_cos: Tensor
+    window_rope_sin: Tensor
     further_loss: Tensor
 
     def __init__(
@@ -96,14 +98,37 @@ class Stage(nn.Module):
         attends = self.looks_ahead or any(FAMILIES[inventory.layers[index].family].rotary is not None for index in layers)
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
+        self.multiplier = model.embedding_multiplier
+        if model.zero_centered_norm:
+            center_norms(self)
 
     def add_rotary(self, device: torch.device) -> None:
         """Create the rotary tables on `device` if the stage has attention: fp32 buffers, not in checkpoints."""
         if self.attention is not None:
             width, theta, scaling = rotary_width(self.attention), self.attention.rope_theta, self.attention.rope_scaling
-            table = rotary_table(self.cp.positions(self.seq_length), width, theta, device, scaling)  # which drops the positions
-            self.register_buffer("rope_cos", table.cos, persistent=False)
-            self.register_buffer("rope_sin", table.sin, persistent=False)
+            self.add_table("rope", width, theta, device, scaling)
+            if self.window_theta is not None:
+                self.add_table("window_rope", width, self.window_theta, device, None)
+
+    def add_table(self, name: str, width: int, theta: float, device: torch.device, scaling: spec.RopeScaling | None) -> None:
+        """Create the buffers `name`_cos and `name`_sin."""
+        table = rotary_table(self.cp.positions(self.seq_length), width, theta, device, scaling)  # which drops the positions
+        self.register_buffer(f"{name}_cos", table.cos, persistent=False)
+        self.register_buffer(f"{name}_sin", table.sin, persistent=False)
+
+    @property
+    def window_theta(self) -> float | None:
+        """Base of the rotary angles of layers with a window; None for that of all layers."""
+        return self.attention.window_rope_theta if isinstance(self.attention, spec.GroupedQueryAttention) else None
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """The tables; None without attention."""
+        if self.attention is None:
+            return None
+        if self.window_theta is None:
+            return Rotary(self.rope_cos, self.rope_sin)
+        return Rotary(self.rope_cos, self.rope_sin, self.window_rope_cos, self.window_rope_sin)
 
     def add_buffers(self, device: torch.device) -> None:
         """Create the buffers that are not in checkpoints: rotary tables, sums of a step."""
@@ -146,7 +171,7 @@ class Stage(nn.Module):
         if self.embeds:
             x = self.embed(x, before, structure, platform)
             x = start_gradients(x) if self.frozen else x
-        rotary = Rotary(self.rope_cos, self.rope_sin) if self.attention is not None else None
+        rotary = self.rotary
         for block in self.layers.values():
             x = block(x, rotary, starts)
         if not self.predicts:
@@ -163,7 +188,10 @@ class Stage(nn.Module):
 
     def embed(self, tokens: Tensor, *sides: Tensor | None) -> Tensor:
         """Token ids, earlier tokens, classes and platforms -> the residual stream of local tokens [B, t, h]."""
-        return self.add_sides(self.embedding(tokens), tokens, *sides)
+        x = self.embedding(tokens)
+        if self.multiplier != 1:
+            x = x * self.multiplier
+        return self.add_sides(x, tokens, *sides)
 
     def add_sides(self, x: Tensor, tokens: Tensor, before: Tensor | None, structure: Tensor | None, platform: Tensor | None) -> Tensor:
         """Embedded tokens [B, t, h], their ids, earlier tokens, classes and platforms -> the same with the side embeddings added."""
@@ -273,7 +301,7 @@ def build_block(
             module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp, bias=config.bias)
     if module is None:
         raise ValueError(f"layer {layer}: no module for {letter} blocks; megarun.job.support should have refused the spec")
-    module.place_norms(model.residual_path, hidden, eps)
+    module.place_norms(model.path_of(layer), hidden, eps)
     return module
 
 

@@ -11,6 +11,7 @@ def configurations() -> dict[str, Any]:
         for dtype in ("bf16", "fp32"):
             tensors = ("x", "weight", "bias", "initial", "y", "grad_y", "grad_x", "grad_initial")
             types = dict.fromkeys(tensors, f"*{dtype}") | {"starts": "*i32", "partial": "*fp32"}
+            types |= dict.fromkeys(("grad_row", "grad_stride", "x_row", "x_stride", "num_positions", "num_channels"), "i32:16")
             for whole in (False, True):
                 flags = {"TAPS": 4, "HAS_BIAS": True, "PACKED": whole, "HAS_INITIAL": whole, "SILU": True}
                 forward, backward = kernel.forward_options(channels), kernel.backward_options(channels)
@@ -23,3 +24,22 @@ def configurations() -> dict[str, Any]:
 
 
 CONFIGURATIONS = configurations()
+
+SHAPE = "16,384 positions of 4,096 channels, bf16, bias and silu"
+ROWS, WIDTH = 16384, 4096
+ELEMENTS = ROWS * WIDTH
+
+
+def launches() -> dict[str, Any]:
+    """Programs and turns of loops at `SHAPE`: the positions that a walk takes together, and none that are left."""
+    found: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for name, positions, options in (
+        ("forward", kernel.FORWARD_POSITIONS, kernel.forward_options(WIDTH)),
+        ("backward", kernel.BACKWARD_POSITIONS, kernel.backward_options(WIDTH)),
+    ):
+        programs = ROWS // positions * (WIDTH // options["CHANNELS"])
+        found[f"conv {name} {WIDTH} bf16"] = (programs, (positions // kernel.UNROLLED.value, 0))
+    return found
+
+
+LAUNCHES = launches()

@@ -1,8 +1,8 @@
-"""Shipped configurations of the experts' kernels: many rows an expert and few, gated and not."""
+"""Shipped configurations of the experts' kernels: many rows an expert and few, gated and not; and of the router's."""
 
 from typing import Any
 
-from megakernels.ops.moe import kernel, kernel_plan, sizes
+from megakernels.ops.moe import kernel, kernel_losses, kernel_plan, kernel_route, sizes
 
 LAUNCH = ("num_warps", "num_stages")
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 128, 2048, 768, 8
@@ -40,11 +40,54 @@ def configurations() -> dict[str, Any]:
             options, launch = split(kernel_plan.sum_options(HIDDEN))
             name = f"sum of slots {'by position ' if indirect else ''}{dtype}"
             found[name] = (kernel_plan.sum_slots_kernel, types, {"INDIRECT": indirect, **options}, launch)
+        options, launch = split(kernel_plan.sum_options(HIDDEN))
+        found[f"copies of tokens {dtype}"] = (kernel_plan.spread_kernel, types, options, launch)
     indices = {"indices": "*i32", "counts": "*i32", "starts": "*i32", "rows": "*i32"}
     counting = {"PAIRS": kernel_plan.PAIRS, "EXPERTS": kernel_plan.EXPERTS_AT_ONCE}
     found["count"] = (kernel_plan.count_kernel, indices, counting, {"num_warps": 4})
     found["place"] = (kernel_plan.place_kernel, indices, {"PAIRS": kernel_plan.PAIRS}, {"num_warps": 8})
+    found["inverse"] = (kernel_plan.invert_kernel, indices | {"positions": "*i32"}, {"PAIRS": kernel_plan.INVERTED}, {"num_warps": 4})
+    return found | routers() | losses()
+
+
+ROUTERS = (
+    ("128 experts", 128, 8, False, 1, False),
+    ("256 experts in 8 groups, sigmoid, corrected, losses", 256, 8, True, 8, True),
+    ("160 experts in 8 groups, losses", 160, 6, False, 8, True),
+    ("512 experts", 512, 10, False, 1, False),
+    ("384 experts, sigmoid, corrected", 384, 8, True, 1, False),
+)
+"""Name, experts, slots, whether scores are sigmoids with a correction, groups, whether there are losses: those of published models."""
+
+
+def routers() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    pointers = ("logits", "bias", "correction", "weights", "probs", "log_sums", "grad_weights", "grad_probs", "grad_log_sums", "kept")
+    types = dict.fromkeys(pointers, "*fp32") | {"indices": "*i32", "counts": "*i32", "scale": "fp32"}
+    types |= dict.fromkeys(("num_positions", "num_rows", "num_experts"), "i32:16")
+    for name, experts, top_k, sigmoid, groups, scored in ROUTERS:
+        flags = {"SIGMOID": sigmoid, "NORMALIZE": True, "SCORED": scored}
+        options, launch = split(kernel_route.route_options(experts, groups, top_k))
+        given = {"HAS_BIAS": False, "HAS_CORRECTION": sigmoid, **({"num_groups": 1, "top_groups": 1} if groups == 1 else {})}
+        found[f"route {name}"] = (kernel_route.route_kernel, types, {**flags, **given, **options}, launch)
+        options, launch = split(kernel_route.gradient_options(experts))
+        for dtype, parts in (("bf16", 2), ("fp32", 1)):
+            constants = {**flags, "PARTS": parts, **options}
+            kinds = types | {"gradient": f"*{dtype}"}
+            found[f"route backward {name} {dtype}"] = (kernel_route.route_gradient_kernel, kinds, constants, launch)
     return found
+
+
+def losses() -> dict[str, Any]:
+    pointers = ("weights", "probs", "log_sums", "weighted", "shares", "grad_weighted", "grad_weights", "grad_probs", "grad_log_sums")
+    types = dict.fromkeys(pointers, "*fp32") | {"load": "*i32", "balance": "fp32", "z": "fp32"}
+    types |= dict.fromkeys(("num_positions", "num_experts"), "i32:16")
+    options, launch = split(kernel_losses.losses_options(128, 8))
+    needs = dict.fromkeys(("NEEDS_WEIGHTS", "NEEDS_PROBS", "NEEDS_SUMS"), True)
+    return {
+        "router losses": (kernel_losses.losses_kernel, types, options, launch),
+        "router losses backward": (kernel_losses.losses_gradient_kernel, types, {**options, **needs}, launch),
+    }
 
 
 def split(options: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:

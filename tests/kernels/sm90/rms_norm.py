@@ -17,7 +17,7 @@ def configurations() -> dict[str, Any]:
                 name, gated = f"{kind}rms_norm", kind == "gated_"
                 options = kernel.launch_options(width, adds=kind == "add_")
                 launch = {"num_warps": options["num_warps"]}
-                forward = {"ROWS": options["ROWS"], "BLOCK": options["BLOCK"], "GATED": gated, "ADDS": kind == "add_"}
+                forward = {"ROWS": options["ROWS"], "BLOCK": options["BLOCK"], "GATED": gated, "ADDS": kind == "add_", "OFFSET": 0.0}
                 found[f"{name} forward {width} {dtype}"] = (kernel.rms_norm_forward_kernel, types, forward, launch)
                 backward = {**forward, "NEEDS_X": True, "NEEDS_GATE": gated}
                 found[f"{name} backward {width} {dtype}"] = (kernel.rms_norm_backward_kernel, types, backward, launch)

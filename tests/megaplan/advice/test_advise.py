@@ -91,13 +91,13 @@ def test_the_work_of_what_does_not_fit_is_limited(monkeypatch: pytest.MonkeyPatc
     found = megaplan.estimate(job)
     one = max(made[0].work // max(1, made[0].num_budgets), 1)
     assert made[0].work <= 4 * fitting.MAX_STAGE_WORK + 40 * one
-    before, price = [], Pricer.price
+    before, price = [], Pricer.quick
 
     def counted(self: Pricer, spec: Spec) -> Price | None:
         before.append(self.work.left)
         return price(self, spec)
 
-    monkeypatch.setattr(Pricer, "price", counted)
+    monkeypatch.setattr(Pricer, "quick", counted)
     Adviser(job.spec, Price(job.spans, found.peak_bytes, -found.headroom_bytes), Pricer(work=Work(WORK))).find()
     assert 0 < len(before) <= 40
     assert min(before) > 0, "nothing is priced once the work is spent"

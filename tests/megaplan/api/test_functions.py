@@ -1,5 +1,6 @@
 """The functions take what users have, and say what the command line says."""
 
+import io
 import json
 from pathlib import Path
 
@@ -133,3 +134,22 @@ def test_what_is_no_source_is_a_type_error():
 def test_a_schedule_of_impossible_numbers_is_a_value_error(wrong):
     with pytest.raises(ValueError, match="="):
         megaplan.schedule("gpipe", **{"pp": 2, "num_microbatches": 2, **wrong})
+
+
+@pytest.mark.requirement("R-21")
+def test_a_split_minimises_the_step_unless_it_is_told_otherwise(capsys, monkeypatch):
+    """The plan says so; what states an objective, has no pipeline, or runs on another host keeps its own."""
+    open_values = values() | {"split": {"mode": "weighted"}}
+    found = megaplan.split(open_values, "schedule.num_microbatches=8")
+    assert (found.cuts.objective, found.plan.spec.split.objective) == ("step_time", "step_time")
+    assert found.job.changes == ("schedule.num_microbatches=8", "split.objective=step_time")
+    assert found.text == megaplan.split(open_values, "schedule.num_microbatches=8", "split.objective=step_time").text
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(yaml.safe_dump(open_values).encode())))
+    assert run(["split", "-", "--set", "schedule.num_microbatches=8", "-o", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["digests"] == json.loads(found.text)["digests"]
+    assert megaplan.split(open_values, objective="bottleneck").cuts.objective == "bottleneck"
+    assert megaplan.split(open_values | {"split": {"objective": "bottleneck"}}).cuts.objective == "bottleneck"
+    assert megaplan.split(open_values, "mesh.pp=1").cuts.objective == "bottleneck"
+    assert megaplan.split(open_values, mode="equal").cuts.objective is None
+    other = megaplan.split(PLANS / "llama-3.1-8b.yaml", "host={name: megatron}", "split={mode: weighted}")
+    assert other.cuts.objective == "bottleneck"

@@ -53,6 +53,12 @@ def test_only_megaruns_kernels_have_their_counts(make_spec, letter, name):
     assert passes_of(make_spec(letter), name) is None
 
 
+@pytest.mark.parametrize("sizes", [{"mimo_rank": 128, "chunk_size": 1}, {"head_dim": 128}, {"state_dim": 256}])
+def test_a_scan_beyond_the_kernels_sizes_is_the_references(make_spec, sizes):
+    model = {"mamba": MAMBA3["mamba"] | sizes}
+    assert passes_of(make_spec("M", model=model, host=TRITON), "scan") is None
+
+
 def test_an_activation_is_one_ideal_kernel(make_spec):
     assert passes_of(make_spec("D", host=TRITON), "activation") is None
 

@@ -49,7 +49,10 @@ def test_a_refusal_names_a_field_and_what_is_missing(model_type: str) -> None:
 
 OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
     ({"model_type": "olmo2"}, {"model.norm_placement", "model.attention.qk_norm_width"}),
-    ({"model_type": "gemma2"}, {"model.norm_placement", "model.mlp.activation"}),
+    ({"model_type": "gemma2"}, {"model.norm_placement", "model.mlp.activation", "model.zero_centered_norm", "model.embedding_multiplier"}),
+    ({"model_type": "olmo_hybrid", "num_hidden_layers": 4, "rms_norm_eps": 1e-6}, {
+        "model.post_norm_layers", "model.attention.qk_norm_width", "model.linear_attention.gated_norm_eps",
+    }),
     ({"model_type": "gpt_oss"}, {
         "model.attention.output_bias", "model.attention.sinks", "model.moe.bias", "model.moe.router_bias", "model.moe.swiglu_limit",
     }),
@@ -65,7 +68,7 @@ OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
         "model.moe.latent_size", "model.moe.score", "model.moe.expert_bias",
     }),
     ({"model_type": "qwen3_next"}, {
-        "model.attention.gate", "model.attention.rotary_dim", "model.moe.shared_gate",
+        "model.attention.gate", "model.attention.rotary_dim", "model.moe.shared_gate", "model.zero_centered_norm",
     }),
     ({"model_type": "jamba"}, {"model.mamba.inner_norm"}),
     ({"model_type": "lfm2", "full_attn_idxs": [0]}, set()),

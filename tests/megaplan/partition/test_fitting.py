@@ -29,7 +29,7 @@ KINDS = ("1f1b", "gpipe", "interleaved_1f1b", "zbv", "dualpipev", "interleaved_z
 
 
 def spec_of(*overrides: str, plan: str = "nam56r-8xh200") -> Spec:
-    return load_spec(str(REPOSITORY / f"plans/{plan}.yaml"), list(overrides)).spec
+    return load_spec(str(REPOSITORY / f"plans/{plan}.yaml"), ["split.objective=bottleneck", *overrides]).spec
 
 
 def small(kind: str, micro_batch_size: int, *overrides: str) -> Spec:

@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def spec_of(*overrides: str, plan: str = "nam56r-8xh200") -> Spec:
-    return load_spec(str(REPOSITORY / f"plans/{plan}.yaml"), list(overrides)).spec
+    return load_spec(str(REPOSITORY / f"plans/{plan}.yaml"), ["split.objective=bottleneck", *overrides]).spec
 
 
 def random_spans(random: Random, num_layers: int, num_slots: int) -> Spans:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -15,12 +17,13 @@ from megaplan.partition import step_time
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.equal import equal_cuts
+from megaplan.partition.memory import Memory
 from megaplan.partition.moves import neighbours
 from megaplan.partition.paths import paths_of
-from megaplan.partition.step import Pipeline, step_time_cuts
+from megaplan.partition.step import FAR, Pipeline, step_time_cuts
 from megaplan.partition.step_bound import StepBound
 from megaplan.partition.step_time import StepTime
-from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, placement, replay
+from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, link, placement, replay
 from megaplan.spec.load import load_spec
 
 REPOSITORY = Path(__file__).parents[3]
@@ -46,7 +49,7 @@ def test_no_cuts_are_below_the_bound(kind: str) -> None:
         rules = Constraints(forbid=(3,)) if number % 3 == 0 else Constraints(pin=(2,)) if number % 3 == 1 else Constraints()
         orders = actions(kind, pp, vpp, num_microbatches)
         paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
-        step = StepTime(times, orders, paths)
+        step = StepTime(times, link(orders, pp * vpp), paths)
         steps = [step.of(cuts) for cuts in combinations(range(1, num_layers), pp * vpp - 1) if not rules.broken_by(cuts)]
         bound = StepBound(times, rules, placement(kind), paths).lower_bound(max(steps), num_microbatches)
         assert bound <= min(steps), (number, times)
@@ -103,8 +106,49 @@ def test_one_slot_takes_its_whole_load_and_that_is_proven() -> None:
     assert found.certificate.optimal
 
 
+@pytest.mark.requirement("R-29")
+@pytest.mark.parametrize("size", [4, 12])
+def test_no_move_that_fits_is_shorter(size: int) -> None:
+    """Where memory refuses shorter ones, a note says which, by how many bytes, and what that costs."""
+    asked = ["split.objective=step_time", f"batch.micro_batch_size={size}"]
+    spec = load_spec(str(REPOSITORY / "plans/nam56r-8xh200.yaml"), asked).spec
+    inventory = build_inventory(spec)
+    cuts = choose_cuts(spec, inventory)
+    pipeline, memory = Pipeline(spec, inventory), Memory(spec, inventory)
+    assert max(memory.excesses(cuts.spans)) <= 0
+    shorter = []
+    for moved in neighbours([cut - 1 for cut in cuts_of(cuts.spans)], 51, places=FAR):
+        tried = tuple(place + 1 for place in moved)
+        if pipeline.step.of(tried) < cuts.certificate.value:
+            shorter.append(tried)
+    assert all(max(memory.excesses(spans_of(tried, 52))) > 0 for tried in shorter)
+    notes = [found.detail for found in cuts.diagnostics if found.code == "MP334"]
+    assert bool(notes) == bool(shorter) == (size == 12), "memory moves the cuts of the larger size alone"
+    for note in notes:
+        found = re.fullmatch(r"cuts (\[.*\]) have the .* of pp rank (\d) by ([\d,]+) bytes\nstep: ([\d,]+) ns there, ([\d,]+) here", note)
+        assert found is not None
+        free = tuple(json.loads(found[1]))
+        assert memory.excesses(spans_of(free, 52))[int(found[2])] == int(found[3].replace(",", "")) > 0
+        assert (f"{pipeline.step.of(free):,}", f"{cuts.certificate.value:,}") == (found[4], found[5])
+        assert pipeline.step.of(free) < cuts.certificate.value
+
+
+def test_long_schedules_end_climbs_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At cuts that are no worse than those that they start from."""
+    asked = ["mesh.pp=4", "mesh.dp_shard=2", "split.objective=step_time"]
+    spec = load_spec(str(REPOSITORY / "plans/nam56r-8xh200.yaml"), asked).spec
+    inventory = build_inventory(spec)
+    whole = choose_cuts(spec, inventory).certificate
+    monkeypatch.setattr(step_time, "MAX_ACTIONS", 10 * 256)
+    early = choose_cuts(spec, inventory)
+    equal = Pipeline(spec, inventory).step.of(equal_cuts(52, 8))
+    assert whole.value < early.certificate.value <= equal
+
+
 class CountedStep:
     """A step that no move makes shorter, and how often it was replayed."""
+
+    exhausted = False
 
     def __init__(self) -> None:
         self.num_replays = 0

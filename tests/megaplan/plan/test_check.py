@@ -1,9 +1,11 @@
 """`check`: what fails, and what only warns."""
 
+import contextlib
 import json
 
 import pytest
 
+from megaplan.errors import MegaplanError
 from megaplan.plan.canonical import dumps
 from megaplan.plan.check import check_plan
 from megaplan.plan.digests import plan_digest
@@ -18,6 +20,15 @@ def checked(document):
 
 def codes(result):
     return [found.code for found in result.findings]
+
+
+def leaves(value, path):
+    """The path of every scalar below `path`."""
+    if not isinstance(value, dict | list):
+        yield path
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from leaves(inner, (*path, key))
 
 
 @pytest.fixture
@@ -42,6 +53,20 @@ def test_a_drift_of_estimates_warns_and_fails_only_when_strict(document):
     assert "overhead_bytes" in result.findings[0].detail
     assert result.passes(strict=False)
     assert not result.passes(strict=True)
+
+
+def test_no_forged_value_of_the_estimates_passes_a_strict_check(document):
+    passed = []
+    for path in list(leaves(document["estimates"], ("estimates",))):
+        parent = document
+        for step in path[:-1]:
+            parent = parent[step]
+        honest = parent[path[-1]]
+        parent[path[-1]] = {bool: not honest, int: 7 if honest != 7 else 8, str: f"{honest}x"}.get(type(honest), 0)
+        with contextlib.suppress(MegaplanError):  # its type alone is refused
+            passed += [path] if checked(document).passes(strict=True) else []
+        parent[path[-1]] = honest
+    assert passed == []
 
 
 def test_a_changed_decision_fails(document):
@@ -74,7 +99,7 @@ def test_a_stale_reason_fails_until_it_is_written_anew(planned):
 @pytest.mark.requirement("R-25")
 def test_a_manual_split_is_weighed_against_the_best_one(planned):
     manual = ("split.mode=manual", "split.reason=R begins a stage", "split.spans=[[0,4],[4,9]]")
-    plan, best = planned("tiny-hybrid-pp2", *manual), planned("tiny-hybrid-pp2")
+    plan, best = planned("tiny-hybrid-pp2", *manual), planned("tiny-hybrid-pp2", "split.objective=bottleneck")
     gain = checked(plan_text(plan)).gain
     assert gain.cuts == tuple(stage.layers[0] for stage in best.decisions.stages[1:])
     assert gain.bottleneck == (plan.decisions.split.certificate.value, best.decisions.split.certificate.value)

@@ -61,7 +61,9 @@ def test_a_plan_records_every_decision(planned):
     assert decided.stages[-1].copies == ("embedding",)
     assert decided.schedule.placement == "loop"
     assert decided.schedule.global_batch_tokens == 4 * 16 * 4 * 4096
-    assert decided.split.certificate.optimal
+    assert (decided.split.objective, decided.split.certificate.measures) == ("step_time", "step")
+    assert 0 < decided.split.certificate.gap < 0.03 * decided.split.certificate.value
+    assert planned("nam56r-8xh200", "split.objective=bottleneck").decisions.split.certificate.optimal
 
 
 @pytest.mark.requirement("R-55")

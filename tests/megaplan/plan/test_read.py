@@ -204,13 +204,15 @@ def test_training_is_outside_the_digest(tmp_path, document):
         (("inputs", "training", "learning_rate"), "0.0030", "inputs.training.learning_rate"),
         (("digests", "model"), "sha256:" + "0" * 64, "digests.model"),
         (("decisions", "split", "certificate", "gap"), 7, "decisions.split.certificate.gap"),
-        (("decisions", "split", "certificate", "value"), 7, "decisions.split.certificate.value"),
+        (("decisions", "split", "certificate", "value"), 7, "decisions.split.certificate.gap"),
+        (("decisions", "split", "certificate", "measures"), "rank", "decisions.split.certificate.measures"),
         (("decisions", "split", "certificate", "costs"), [1], "decisions.split.certificate.costs"),
         (("estimates", "stages", 1, "slot"), 0, "estimates.stages"),
         (("estimates", "fits"), False, "estimates.fits"),
         (("estimates", "ranks", 0, "columns", "overhead_bytes"), 0, "estimates.ranks.0"),
         (("estimates", "ranks", 0, "headroom_bytes"), 0, "estimates.ranks.0"),
         (("estimates", "ranks", 0, "ranks"), [[0, 2**40]], "estimates.ranks"),
+        (("estimates", "ranks", 1, "coordinate", "pp"), 0, "estimates.ranks.1.coordinate.pp"),
         (("estimates", "device", "reserve_bytes"), 0, "estimates.device"),
     ],
 )
@@ -224,6 +226,14 @@ def test_parts_that_contradict_each_other_are_refused_even_under_a_renewed_diges
         read_plan(write(tmp_path, signed(document)))
     found = [(item.code, item.location.key) for item in caught.value.diagnostics]
     assert any(code in ("MP405", "MP406", "MP407") and key is not None and key.startswith(place) for code, key in found), found
+
+
+def test_the_value_of_a_bottleneck_is_that_of_its_costs(tmp_path, planned):
+    document = json.loads(plan_text(planned("tiny-hybrid-pp2", "split.objective=bottleneck")))
+    document["decisions"]["split"]["certificate"]["value"] = 7
+    with pytest.raises(MegaplanError) as caught:
+        read_plan(write(tmp_path, signed(document)))
+    assert ("MP407", "decisions.split.certificate.value") in [(item.code, item.location.key) for item in caught.value.diagnostics]
 
 
 def test_inputs_that_break_a_rule_of_specs_are_refused_at_their_place(tmp_path, document):

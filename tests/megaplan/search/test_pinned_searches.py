@@ -64,6 +64,7 @@ def searched(host: str, seed: int) -> dict[str, str]:
             "bound_microseconds": str(round(found.bound_seconds * 1e6)),
         }
     rows = [(each.changes, each.exact.spans, each.step_seconds, each.mfu, each.peak_bytes, each.terms, each.pareto) for each in found.rows]
+    assert not any(each.reason == "slower" and ", -" in each.detail for each in found.why_not if objective != "headroom")
     lost = [(each.name, each.count, each.reason, each.detail, each.example) for each in found.why_not]
     own = Space(megaplan.load(document).spec, space.devices, space.fixed, space.varied)
     return row | {"rows": digest((rows, found.gap_reason)), "lost": digest(lost), "bounds": digest([*bounds_of(own)])}

@@ -101,6 +101,7 @@ def test_headroom_is_kept_and_can_be_the_objective():
     by_time = megaplan.search(TINY, devices=2, vary=["recompute"], processes=1)
     most = megaplan.search(TINY, devices=2, vary=["recompute"], objective="headroom", processes=1)
     assert most.rows[0].headroom_bytes >= max(row.headroom_bytes for row in by_time.rows)
+    assert {one.reason for one in most.why_not} - {"illegal"} == {"less headroom"}
     asked = by_time.rows[0].headroom_bytes + 1
     more = megaplan.search(TINY, devices=2, vary=["recompute"], headroom_bytes=asked, processes=1)
     assert all(row.headroom_bytes >= asked for row in more.rows)

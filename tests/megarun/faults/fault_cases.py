@@ -33,6 +33,7 @@ from fault_bench import (
     refused,
     wait_for_step,
 )
+from fault_blame import blamed, ended
 from fault_files import FILES
 from fault_hangs import HANGS
 from fault_launch import START_LIMIT_SECONDS, Job, free_port
@@ -62,13 +63,14 @@ def killed(bench: Bench, seed: int) -> Outcome:
     time.sleep(delay)
     process.kill(rank)
     seconds = process.end()
+    assert blamed(said.read_text()) <= {rank}, said.read_text()
     saved = newest_step(out)
     happened = f"kill -9 of rank {rank} in step {step + 1} or later (seed {seed})"
     if saved == 0:  # nothing to resume from, and a run is never overwritten
         row = refused(bench, happened + ", before the first save", bench.words(bench.one, out), "MP608")
         return replace(row, steps_lost=max(losses(out)), seconds=seconds)
     resumed, lost = bench.resume(out, saved)
-    return Outcome(happened, first_line(resumed, "resumed from"), lost, seconds, process.status)
+    return Outcome(happened, ended(said.read_text()) + first_line(resumed, "resumed from"), lost, seconds, process.status)
 
 
 def stopped(bench: Bench, number: signal.Signals, seed: int) -> Outcome:

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from fault_bench import SAVE_EVERY, STEPS, Bench, losses, newest_step, wait_for_step
+from fault_blame import blamed
 from fault_launch import ALONE, TWO_STAGES, Job, layout_text
 from fault_layouts import EXPERTS, FOUR, FOUR_EXPERTS, FOUR_TENSOR, SHARDED, TENSOR
 
@@ -56,8 +57,8 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
     """One kill of a seed; the cells of the matrix take turns.
 
     Raises:
-        AssertionError: The job does not end, or does not resume from its newest complete checkpoint with the losses of a job that nothing
-            interrupts.
+        AssertionError: The job does not end, blames a rank that was not killed, or does not resume from its newest complete checkpoint
+            with the losses of a job that nothing interrupts.
     """
     draw = random.Random(f"{seed} {number}")
     mesh, storage = CELLS[number % len(CELLS)]
@@ -75,6 +76,7 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
     time.sleep(draw.uniform(0, NOTICED_SECONDS))
     job.terminate()
     seconds = job.end()
+    assert blamed(said.read_text()) <= set(chosen), said.read_text()
     made, saved, in_save = max(losses(out), default=0), newest_step(saves), _in_save(out)
     assert job.status != 0 or made == STEPS, said.read_text()
     if storage == LOST:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fault_aim
 from fault_bench import SPEC, STEPS, Bench, Case, Outcome, first_line, losses, newest_step, refused, resume_layout, wait_for_step
+from fault_blame import blamed, ended
 from fault_hangs import stopped_process
 from fault_launch import ALONE, TWO_STAGES, Job, layout_text
 from fault_trust import folder_not_shared, other_words
@@ -30,21 +31,21 @@ def _started(bench: Bench, name: str, mesh: Mesh, nodes: int, *more: str) -> tup
     return out, said, bench.launch(out, said, *more, mesh=mesh, nodes=nodes)
 
 
-def _lost(bench: Bench, out: Path, mesh: Mesh, happened: str, seconds: float, status: int) -> Outcome:
+def _lost(bench: Bench, out: Path, said: Path, mesh: Mesh, happened: str, seconds: float, status: int) -> Outcome:
     """Resume a job that was killed after its first save, in its own layout."""
     saved = newest_step(out)
     if saved == 0:
         row = refused(bench, happened + ", before the first save", bench.words(bench.one, out), "MP608")
         return Outcome(row.happened, row.said, max(losses(out)), seconds, status)
-    said, lost = bench.resume(out, saved, resume_layout(mesh))
-    return Outcome(happened, first_line(said, "resumed from"), lost, seconds, status)
+    resumed, lost = bench.resume(out, saved, resume_layout(mesh))
+    return Outcome(happened, ended(said.read_text()) + first_line(resumed, "resumed from"), lost, seconds, status)
 
 
 def rank_killed(bench: Bench, mesh: Mesh, nodes: int, seed: int) -> Outcome:
     """kill -9 of one rank at a random time."""
     draw = random.Random(f"{seed} {layout_text(mesh)} {nodes}")
     step, rank, delay = draw.randint(3, STEPS - 4), draw.randrange(mesh.world_size), draw.uniform(0, 0.2)
-    out, _, job = _started(bench, f"killed-{seed}", mesh, nodes)
+    out, said, job = _started(bench, f"killed-{seed}", mesh, nodes)
     wait_for_step(out, step, job)
     time.sleep(delay)
     if mesh == ALONE:
@@ -52,17 +53,20 @@ def rank_killed(bench: Bench, mesh: Mesh, nodes: int, seed: int) -> Outcome:
     else:
         job.kill(rank)
     seconds = job.end()
-    return _lost(bench, out, mesh, f"kill -9 of rank {rank} in step {step + 1} or later", seconds, job.status)
+    assert blamed(said.read_text()) <= {rank}, said.read_text()
+    return _lost(bench, out, said, mesh, f"kill -9 of rank {rank} in step {step + 1} or later", seconds, job.status)
 
 
 def node_killed(bench: Bench, mesh: Mesh, node: int) -> Outcome:
     """kill -9 of torchrun and the ranks of one node of two: the other one ends, too."""
-    out, _, job = _started(bench, f"node-{node}", mesh, 2)
+    out, said, job = _started(bench, f"node-{node}", mesh, 2)
     wait_for_step(out, 5, job)
     job.kill_node(node)
     seconds = job.end()
+    half = mesh.world_size // 2
+    assert blamed(said.read_text()) <= set(range(node * half, (node + 1) * half)), said.read_text()
     where = "node 0, which has the store" if node == 0 else "node 1"
-    return _lost(bench, out, mesh, f"kill -9 of all processes of {where}, in step 6 or later", seconds, job.status)
+    return _lost(bench, out, said, mesh, f"kill -9 of all processes of {where}, in step 6 or later", seconds, job.status)
 
 
 def signalled(bench: Bench, number: signal.Signals, mesh: Mesh, nodes: int, to: str) -> Outcome:

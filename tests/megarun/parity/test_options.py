@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from parity_cells import DENSE, EXPERTS, FEW_WORDS, ROUTED, T2, Cell, pattern
+from parity_cells import DENSE, EXPERTS, FEW_WORDS, MLA, ROUTED, T2, T2V, Cell, pattern
 from parity_compare import course_difference
+from parity_model import KDA
 from parity_world import Worlds
 
 pytestmark = pytest.mark.runtime
@@ -61,7 +62,90 @@ GEGLU: dict[str, Any] = {
     "model.mlp": {"ffn_hidden_size": 40, "activation": "geglu"},
     "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16, "activation": "geglu"},
 }
+GEMMA: dict[str, Any] = {
+    "model.norm_placement": "both",
+    "model.zero_centered_norm": True,
+    "model.embedding_multiplier": 5.5,
+    "model.tie_embeddings": True,
+    "model.attention": {
+        "kind": "gqa",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "qk_norm": True,
+        "window_size": 5,
+        "full_layers": [2],
+        "window_rope_theta": 300.0,
+        "rope_scaling": {"kind": "linear", "factor": 8.0},
+    },
+    "model.mlp": {"ffn_hidden_size": 40, "activation": "geglu"},
+}
+QWEN_NEXT: dict[str, Any] = {
+    **pattern("GEAE", 4),
+    "model.zero_centered_norm": True,
+    "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "qk_norm": True, "gate": True, "rotary_dim": 2},
+    "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16, "shared_gate": True},
+}
+KIMI: dict[str, Any] = {
+    **pattern("GEAE", 4, linear_attention=KDA, attention={**MLA, "nope_layers": [2], "latent_norm_eps": 1e-3}),
+    "model.moe": {
+        "num_experts": 8,
+        "top_k": 2,
+        "ffn_hidden_size": 24,
+        "shared_ffn_hidden_size": 16,
+        "score": "sigmoid",
+        "expert_bias": True,
+        "routed_scale": 2.4,
+    },
+}
+LFM2_MOE: dict[str, Any] = {
+    **pattern("CEAE", 4),
+    "model.short_convolution": {"conv_kernel": 3},
+    "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "qk_norm": True},
+    "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "score": "sigmoid", "expert_bias": True},
+}
+OLMO_HYBRID: dict[str, Any] = {
+    **pattern("GDAD", 8),
+    "model.post_norm_layers": [2, 3, 6, 7],
+    "model.attention": {
+        "kind": "gqa",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "qk_norm": True,
+        "qk_norm_width": "all_heads",
+        "nope_layers": [2, 6],
+    },
+    "model.linear_attention": {
+        "kind": "gated_delta",
+        "num_key_heads": 4,
+        "num_value_heads": 4,
+        "key_dim": 4,
+        "value_dim": 8,
+        "negative_eigenvalues": True,
+        "gated_norm_eps": 1e-4,
+        "chunk_size": 3,
+        "save_every": 8,
+    },
+}
 CELLS = [
+    Cell("olmo-hybrid", {"pp": 2, **T2}, spec=OLMO_HYBRID, ci=True),
+    Cell("olmo-hybrid-tp-cp", {**T2, "cp": 2}, "1f1b", spec=OLMO_HYBRID),
+    Cell(
+        "olmo-hybrid-recompute",
+        {"pp": 2, "vpp": 2, "dp_shard": 2},
+        "interleaved_1f1b",
+        spec=OLMO_HYBRID | {"recompute": {"default": "full", "blocks": {"G": "selective"}}},
+    ),
+    Cell("gemma", {"pp": 2, **T2}, spec=DENSE | GEMMA, ci=True),
+    Cell("gemma-vocabulary-cp", {"cp": 2, **T2V}, spec=DENSE | GEMMA),
+    Cell("qwen-next", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=QWEN_NEXT, ci=True),
+    Cell("qwen-next-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=QWEN_NEXT),
+    Cell("qwen-next-pp-tp", {"pp": 2, **T2, "ep": 2}, "interleaved_zero_bubble", spec=QWEN_NEXT),
+    Cell("kimi-pp-ep", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=KIMI),
+    Cell("kimi-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=KIMI),
+    Cell("lfm2-moe-pp-ep", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=LFM2_MOE),
+    Cell("lfm2-moe-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=LFM2_MOE),
     Cell("both", T2, spec=DENSE | OPTIONS),
     Cell("post", T2, spec=EXPERTS | OPTIONS | {"model.norm_placement": "post"}),
     Cell("zero-bubble", {"pp": 2, **T2}, "interleaved_zero_bubble", DENSE | OPTIONS),

@@ -112,3 +112,21 @@ def test_a_routers_gradients_are_freed_when_muon_runs(job_with: Any) -> None:
         assert found.columns(phase)[Column.GRADIENTS].difference == 0
     held = sum(tensor.elements for block in job.inventory.layers for tensor in block.tensors if tensor.owner is Owner.EXPERT_PARALLEL)
     assert found.columns(Phase.OPTIMIZER)[Column.GRADIENTS].trace == 4 * held // 2
+
+
+@pytest.mark.parametrize(
+    ("moe", "precision"),
+    [
+        ({"num_experts": 512, "top_k": 1}, BF16),
+        ({"num_experts": 96, "top_k": 2, "score": "sigmoid", "router_bias": True, "z_loss_coefficient": 0.01}, BF16),
+        pytest.param({"num_experts": 256, "top_k": 1}, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernels_of_a_router_hold_the_gradient_of_its_logits(job_with: Any, moe: dict[str, Any], precision: dict[str, str]) -> None:
+    """Many and narrow experts: the peak of backward is the router's."""
+    model = {"pattern": "E", "num_layers": 1, "hidden_size": 64, "vocab_size": 64, "moe": {"ffn_hidden_size": 8, **moe}}
+    sizes = {"batch": {"micro_batch_size": 1, "seq_length": 1024}, "host.kernels": "triton"} | (
+        {"precision": precision} if precision else {}
+    )
+    found = compare(job_with({"model": model, **sizes}))
+    assert found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace >= 1024 * moe["num_experts"] * 4

@@ -1,9 +1,9 @@
 """Triton kernels of the depthwise causal convolution of up to four taps.
 
-Forward: a tile of positions and channels per program; neighbouring positions come from cache. Backward: a program iterates over its
-positions with the last three inputs and the three partial gradients of earlier positions in registers, so that x and grad_y are read once
-and silu is computed once; it continues for three positions after its tile, whose gradients reach back. Each program's share of the weight
-gradient is summed afterwards in a fixed order: no atomics, bitwise reproducible.
+A program walks over its positions with the last three inputs of its channels in registers, so that each input is read once and in whole
+vectors. Backward it also has the three partial gradients of earlier positions, so that x and grad_y are read once and silu is computed
+once; it continues for three positions after its tile, whose gradients reach back. Each program's share of the weight gradient is summed
+afterwards in a fixed order: no atomics, bitwise reproducible.
 """
 
 import torch
@@ -12,14 +12,16 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.blocks import block_of
-from megakernels._common.tiles import narrow, on_device_of, sigmoid, unit_stride
+from megakernels._common.tiles import narrow, on_device_of, unit_stride
 from megakernels.ops.causal_conv1d.reference import Convolution
 
 LARGEST_KERNEL = 4
 """Maximum number of taps; more use the reference."""
 
-FORWARD_POSITIONS, FORWARD_CHANNELS = 8, 128
-BACKWARD_POSITIONS, BACKWARD_CHANNELS = 128, 256
+FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, 128
+FORWARD_CHANNELS, BACKWARD_CHANNELS = 256, 256
+UNROLLED = tl.constexpr(4)
+"""Positions that a turn of a walk takes: with the inputs of three earlier positions in registers, none is moved."""
 SHARES = tl.constexpr(LARGEST_KERNEL + 1)
 """Rows of a program's share of the weight gradient: the taps, right-aligned, and the bias."""
 
@@ -51,6 +53,12 @@ def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channe
     return value
 
 
+@triton.jit
+def opened(total):  # type: ignore[no-untyped-def]
+    """1 / (1 + exp(−total)): an overflow of the exponential gives 0, which is right."""
+    return 1.0 / (1.0 + tl.exp(-total))
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def conv_forward_kernel(  # type: ignore[no-untyped-def]
     x,
@@ -74,28 +82,67 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
     """POSITIONS positions of CHANNELS channels of one row of y."""
     tiles = tl.cdiv(num_positions, POSITIONS)
     row = (tl.program_id(0) // tiles).to(tl.int64)
-    position = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS + tl.arange(0, POSITIONS)
+    first = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS
+    steps = tl.minimum(POSITIONS, num_positions - first).to(tl.int32)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < num_channels
     x += row * x_row
     initial += row * (TAPS - 1) * num_channels
-    total = tl.zeros([POSITIONS, CHANNELS], dtype=tl.float32)
+    now = tap(weight, channel, inside, DELAY=0, TAPS=TAPS)
+    tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS)
+    tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS)
+    tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS)
+    offset = tl.zeros([CHANNELS], dtype=tl.float32)
     if HAS_BIAS:
-        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if PACKED:
-        start = tl.load(starts + row * num_positions + position, mask=position < num_positions, other=0)
-    for delay in tl.static_range(TAPS):
-        read = position - delay
+        offset = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
+    x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
+    x_3 = inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
+    read = x + first * x_stride + channel
+    written = y + (row * num_positions + first) * num_channels + channel
+    starts += row * num_positions + first
+    for step in tl.range(0, steps, loop_unroll_factor=UNROLLED):
+        x_0 = tl.load(read, mask=inside, other=0.0).to(tl.float32)
+        seen_1 = x_1
+        seen_2 = x_2
+        seen_3 = x_3
         if PACKED:
-            read = tl.where(read >= start, read, num_positions)  # out of range: reads zero
-        value = inputs_at(
-            x, initial, read[:, None], x_stride, num_positions, channel[None, :], num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL
-        )
-        total += value * tap(weight, channel, inside, DELAY=delay, TAPS=TAPS)[None, :]
+            place = first + step - tl.load(starts + step)
+            seen_1 = tl.where(place >= 1, x_1, 0.0)
+            seen_2 = tl.where(place >= 2, x_2, 0.0)
+            seen_3 = tl.where(place >= 3, x_3, 0.0)
+        total = offset + x_0 * now + seen_1 * tap_1 + seen_2 * tap_2 + seen_3 * tap_3
+        if SILU:
+            total = total * opened(total)
+        tl.store(written, narrow(total, y.dtype.element_ty), mask=inside)
+        read += x_stride
+        written += num_channels
+        x_3 = x_2
+        x_2 = x_1
+        x_1 = x_0
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def step_back(  # type: ignore[no-untyped-def]
+    grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED: tl.constexpr, SILU: tl.constexpr
+):
+    """One position: the gradient before silu, the earlier inputs that it saw, and what these get of it; `age` counts from its document."""
+    if PACKED:
+        x_1 = tl.where(age >= 1, x_1, 0.0)
+        x_2 = tl.where(age >= 2, x_2, 0.0)
+        x_3 = tl.where(age >= 3, x_3, 0.0)
     if SILU:
-        total = total * sigmoid(total)
-    place = y + (row * num_positions + position)[:, None] * num_channels + channel[None, :]
-    tl.store(place, narrow(total, y.dtype.element_ty), mask=(position < num_positions)[:, None] & inside[None, :])
+        total = offset + x_0 * now + x_1 * tap_1 + x_2 * tap_2 + x_3 * tap_3
+        share = opened(total)
+        grad = grad * share * (1.0 + total * (1.0 - share))
+    grad_1 = grad * tap_1
+    grad_2 = grad * tap_2
+    grad_3 = grad * tap_3
+    if PACKED:
+        grad_1 = tl.where(age >= 1, grad_1, 0.0)
+        grad_2 = tl.where(age >= 2, grad_2, 0.0)
+        grad_3 = tl.where(age >= 3, grad_3, 0.0)
+    return grad, x_1, x_2, x_3, grad_1, grad_2, grad_3
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -130,7 +177,7 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     tiles = tl.cdiv(num_positions, POSITIONS)
     row = (tl.program_id(0) // tiles).to(tl.int64)
     first = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS
-    end = tl.minimum(first + POSITIONS, num_positions)
+    steps = tl.minimum(POSITIONS, num_positions - first).to(tl.int32)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < num_channels
     x += row * x_row
@@ -155,45 +202,32 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     share_2 = tl.zeros([CHANNELS], dtype=tl.float32)
     share_3 = tl.zeros([CHANNELS], dtype=tl.float32)
     share_bias = tl.zeros([CHANNELS], dtype=tl.float32)
-    for step in tl.range(0, (end - first).to(tl.int32) + 3, loop_unroll_factor=4):
-        position = first + step
-        here = only_if(position < num_positions, channel, num_channels)
-        x_0 = inputs_at(x, initial, position, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
-        seen_1 = x_1
-        seen_2 = x_2
-        seen_3 = x_3
+    read_x = x + first * x_stride + channel
+    read_grad = grad_y + first * grad_stride + channel
+    written = grad_x + (row * num_positions + first - 3) * num_channels + channel
+    starts += row * num_positions + first
+    ahead = tl.where(first == 0, TAPS - 4, 1 << 30)  # row of `initial` that the first step's oldest input is, if there is one
+    for step in tl.range(0, steps, loop_unroll_factor=UNROLLED):
+        x_0 = tl.load(read_x, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(read_grad, mask=inside, other=0.0).to(tl.float32)
+        age = POSITIONS
         if PACKED:
-            start = tl.load(starts + row * num_positions + position, mask=position < num_positions, other=0)
-            seen_1 = tl.where(position - 1 >= start, x_1, 0.0)
-            seen_2 = tl.where(position - 2 >= start, x_2, 0.0)
-            seen_3 = tl.where(position - 3 >= start, x_3, 0.0)
-        grad = tl.load(grad_y + position * grad_stride + channel, mask=here, other=0.0).to(tl.float32)
-        if SILU:
-            total = offset + x_0 * now + seen_1 * tap_1 + seen_2 * tap_2 + seen_3 * tap_3
-            opened = sigmoid(total)
-            grad = grad * (opened + total * opened * (1.0 - opened))
+            age = first.to(tl.int32) + step - tl.load(starts + step)
+        grad, seen_1, seen_2, seen_3, grad_1, grad_2, grad_3 = step_back(
+            grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
+        )
         if NEEDS_WEIGHT:
-            own = tl.where(position < end, grad, 0.0)
-            share += own * x_0
-            share_1 += own * seen_1
-            share_2 += own * seen_2
-            share_3 += own * seen_3
-            share_bias += own
-        grad_1 = grad * tap_1
-        grad_2 = grad * tap_2
-        grad_3 = grad * tap_3
-        if PACKED:
-            grad_1 = tl.where(position - 1 >= start, grad_1, 0.0)
-            grad_2 = tl.where(position - 2 >= start, grad_2, 0.0)
-            grad_3 = tl.where(position - 3 >= start, grad_3, 0.0)
+            share += grad * x_0
+            share_1 += grad * seen_1
+            share_2 += grad * seen_2
+            share_3 += grad * seen_3
+            share_bias += grad
         whole = back_3 + grad_3
-        left = position - 3
         if NEEDS_X:
-            place = grad_x + (row * num_positions + left) * num_channels + channel
-            tl.store(place, narrow(whole, grad_x.dtype.element_ty), mask=only_if((left >= first) & (left < end), channel, num_channels))
+            tl.store(written, narrow(whole, grad_x.dtype.element_ty), mask=only_if(step >= 3, channel, num_channels))
         if NEEDS_INITIAL:
-            place = grad_initial + (left + (TAPS - 1)) * num_channels + channel
-            reaches = (first == 0) & (left < 0) & (left + (TAPS - 1) >= 0)
+            place = grad_initial + (ahead + step) * num_channels + channel
+            reaches = (step < 3) & (ahead + step >= 0) & (ahead + step < TAPS - 1)
             tl.store(place, narrow(whole, grad_initial.dtype.element_ty), mask=only_if(reaches, channel, num_channels))
         back_3 = back_2 + grad_2
         back_2 = back_1 + grad_1
@@ -201,6 +235,36 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
         x_3 = x_2
         x_2 = x_1
         x_1 = x_0
+        read_x += x_stride
+        read_grad += grad_stride
+        written += num_channels
+    for more in tl.static_range(3):  # positions of the next program, whose gradients reach back
+        step = steps + more
+        here = only_if(first + step < num_positions, channel, num_channels)
+        x_0 = tl.load(read_x, mask=here, other=0.0).to(tl.float32)
+        grad = tl.load(read_grad, mask=here, other=0.0).to(tl.float32)
+        age = POSITIONS
+        if PACKED:
+            age = first.to(tl.int32) + step - tl.load(starts + step, mask=first + step < num_positions, other=0)
+        grad, seen_1, seen_2, seen_3, grad_1, grad_2, grad_3 = step_back(
+            grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
+        )
+        whole = back_3 + grad_3
+        if NEEDS_X:
+            tl.store(written, narrow(whole, grad_x.dtype.element_ty), mask=only_if(step >= 3, channel, num_channels))
+        if NEEDS_INITIAL:
+            place = grad_initial + (ahead + step) * num_channels + channel
+            reaches = (step < 3) & (ahead + step >= 0) & (ahead + step < TAPS - 1)
+            tl.store(place, narrow(whole, grad_initial.dtype.element_ty), mask=only_if(reaches, channel, num_channels))
+        back_3 = back_2 + grad_2
+        back_2 = back_1 + grad_1
+        back_1 = grad * now
+        x_3 = x_2
+        x_2 = x_1
+        x_1 = x_0
+        read_x += x_stride
+        read_grad += grad_stride
+        written += num_channels
     if NEEDS_WEIGHT:
         place = partial + tl.program_id(0).to(tl.int64) * SHARES * num_channels + channel
         tl.store(place, share_3, mask=inside)
@@ -211,8 +275,8 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
 
 
 def forward_options(num_channels: int) -> dict[str, int]:
-    """Tile and warps of the forward."""
-    return {"POSITIONS": FORWARD_POSITIONS, "CHANNELS": min(FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 4}
+    """Tile and warps of the forward: eight channels per thread."""
+    return {"POSITIONS": FORWARD_POSITIONS, "CHANNELS": min(FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
 
 
 def backward_options(num_channels: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Triton kernels that sort (token, slot) pairs by expert, split sorted rows into tiles, and sum a token's slots, without synchronisation.
+"""Triton kernels that sort (token, slot) pairs by expert, split sorted rows into tiles, and copy or sum a token's slots on the device.
 
 A stable counting sort: each block of pairs counts its experts, torch's running sums turn the counts into first rows, and each block writes
 its pairs in order. No two programs write the same element.
@@ -16,6 +16,8 @@ from megakernels._common.tiles import narrow, on_device_of, unit_stride
 
 PAIRS = 128
 """Pairs per program."""
+INVERTED = 1024
+"""Pairs per program that inverts a permutation."""
 EXPERTS_AT_ONCE = 32
 TILE_ELEMENTS = 2048
 LARGEST_TILE_WIDTH = 1024
@@ -45,6 +47,27 @@ def place_kernel(indices, starts, rows, num_pairs, num_experts, PAIRS: tl.conste
     before = tl.sum(((own[:, None] == other[None, :]) & (place[None, :] < place[:, None])).to(tl.int32), 1)
     first = tl.load(starts + block * num_experts + own, mask=mask, other=0)
     tl.store(rows + first + before, pair.to(tl.int32), mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def invert_kernel(rows, positions, num_pairs, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The row of each pair of a permutation."""
+    row = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
+    there = row < num_pairs
+    tl.store(positions + tl.load(rows + row, mask=there, other=0), row.to(tl.int32), mask=there)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def spread_kernel(x, positions, y, num_tokens, width, x_stride, top_k, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """ROWS tokens of x, each read once and written to the rows of its slots."""
+    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    there = token < num_tokens
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = there[:, None] & (cols < width)[None, :]
+    value = narrow(tl.load(x + token[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32), y.dtype.element_ty)
+    for slot in range(top_k):
+        row = tl.load(positions + token * top_k + slot, mask=there, other=0).to(tl.int64)
+        tl.store(y + row[:, None] * width + cols[None, :], value, mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -139,10 +162,7 @@ def sum_slots(x: Tensor, top_k: int, rows: Tensor | None = None) -> Tensor:
     """
     x = unit_stride(x)
     y = torch.empty(x.shape[0] // top_k, x.shape[1], dtype=x.dtype, device=x.device)
-    positions = None
-    if rows is not None:
-        positions = torch.empty_like(rows)
-        positions[rows] = torch.arange(rows.shape[0], dtype=rows.dtype, device=rows.device)
+    positions = None if rows is None else inverse(rows)
     if y.numel():
         options = sum_options(y.shape[1])
         grid = triton.cdiv(y.shape[0], options["ROWS"]), triton.cdiv(y.shape[1], options["BLOCK"])
@@ -150,6 +170,34 @@ def sum_slots(x: Tensor, top_k: int, rows: Tensor | None = None) -> Tensor:
         with on_device_of(x):
             sum_slots_kernel[grid](x, positions if indirect else y, y, *y.shape, x.stride(0), top_k, INDIRECT=indirect, **options)
     return y
+
+
+def spread_rows(x: Tensor, top_k: int, rows: Tensor) -> Tensor:
+    """Each token copied to its k rows: [N, h] → [N·k, h], row i is x[rows[i] // k].
+
+    Args:
+        x: [N, h].
+        top_k: k.
+        rows: int32 [N·k], the pair that each row holds.
+    """
+    x, positions = unit_stride(x), inverse(rows)
+    y = torch.empty(rows.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
+    if y.numel():
+        options = sum_options(y.shape[1])
+        grid = triton.cdiv(x.shape[0], options["ROWS"]), triton.cdiv(x.shape[1], options["BLOCK"])
+        with on_device_of(x):
+            spread_kernel[grid](x, positions, y, *x.shape, x.stride(0), top_k, **options)
+    return y
+
+
+def inverse(rows: Tensor) -> Tensor:
+    """The row of each pair, int32 [M], from the pair of each row."""
+    rows = rows.contiguous()
+    positions = torch.empty_like(rows)
+    if rows.numel():
+        with on_device_of(rows):
+            invert_kernel[(triton.cdiv(rows.shape[0], INVERTED),)](rows, positions, rows.shape[0], PAIRS=INVERTED, num_warps=4)
+    return positions
 
 
 def sum_options(width: int) -> dict[str, int]:

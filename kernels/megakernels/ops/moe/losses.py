@@ -7,11 +7,15 @@ tokens, microbatches, layers and ranks are summed.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import join, only_needed, require
+from megakernels._common import join, only_needed, require, runs_triton
 from megakernels.ops.moe import reference
+
+DTYPES = (torch.float32,)
+"""Of routing weights that the kernels accept."""
 
 
 def router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float) -> tuple[Tensor, Tensor]:
@@ -32,6 +36,9 @@ def router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor
     Returns:
         The weights, and fp32 [2]: the balance loss and the z-loss of these tokens, without gradient.
 
+    Triton:
+        One kernel forward, whose shares of the losses are summed, one backward.
+
     Raises:
         ValueError: shapes do not fit.
 
@@ -47,6 +54,10 @@ def router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor
 
 @custom_op("megakernels::router_losses", mutates_args=())
 def _router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float) -> tuple[Tensor, Tensor]:
+    if runs_triton(weights, DTYPES):
+        from megakernels.ops.moe import kernel_losses  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        return kernel_losses.losses_forward(weights, probs, log_sums, load, balance, z)
     return reference.router_losses_forward(weights, probs, log_sums, load, balance, z)
 
 
@@ -54,6 +65,10 @@ def _router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tenso
 def _router_losses_backward(
     grad_weighted: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float, needs: list[bool]
 ) -> list[Tensor]:
+    if runs_triton(grad_weighted, DTYPES):
+        from megakernels.ops.moe import kernel_losses  # noqa: PLC0415
+
+        return only_needed(kernel_losses.losses_backward(grad_weighted, log_sums, load, balance, z, needs))
     return only_needed(reference.router_losses_backward(grad_weighted, log_sums, load, balance, z, needs))
 
 

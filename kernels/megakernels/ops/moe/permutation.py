@@ -71,7 +71,7 @@ def dispatch(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
         [N·k, h], contiguous, in x's dtype.
 
     Triton:
-        One kernel backward.
+        Both ways one kernel, after one that inverts the permutation.
 
     Raises:
         ValueError: rows are not N·k.
@@ -94,7 +94,7 @@ def combine(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
         [N, h], contiguous, in x's dtype.
 
     Triton:
-        One kernel forward.
+        As `dispatch`.
 
     Raises:
         ValueError: rows are not N·k.
@@ -135,7 +135,7 @@ def _(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
 @custom_op("megakernels::dispatch", mutates_args=())
 def _dispatch(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-    return reference.gather_rows(x, rows, top_k)
+    return _spread_rows(x, rows, top_k)
 
 
 @custom_op("megakernels::dispatch_backward", mutates_args=())
@@ -150,7 +150,15 @@ def _combine(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 
 @custom_op("megakernels::combine_backward", mutates_args=())
 def _combine_backward(grad_y: Tensor, rows: Tensor, top_k: int, needs: list[bool]) -> list[Tensor]:
-    return [reference.gather_rows(grad_y, rows, top_k)] if needs[0] else []
+    return [_spread_rows(grad_y, rows, top_k)] if needs[0] else []
+
+
+def _spread_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    if runs_triton(x):
+        from megakernels.ops.moe import kernel_plan  # noqa: PLC0415
+
+        return kernel_plan.spread_rows(x, top_k, rows)
+    return reference.gather_rows(x, rows, top_k)
 
 
 def _sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:

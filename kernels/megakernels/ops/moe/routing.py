@@ -1,16 +1,28 @@
 """The router: two torch ops for each of its two scores, without and with the inputs of the router losses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
-from megakernels._common import accumulator_dtype, join, only_needed, operation, require, types_of
+from megakernels._common import (
+    accumulator_dtype,
+    chooses_triton,
+    join,
+    only_needed,
+    operation,
+    register_scratch,
+    require,
+    runs_triton,
+    types_of,
+)
 from megakernels._common.operations import declare
 from megakernels.ops.moe import scores
 from megakernels.ops.moe.scores import Router
+from megakernels.ops.moe.sizes import route_backward_scratch_bytes
 
 GRADIENTS = ("x", "weight", "bias", "correction")
 
@@ -50,6 +62,13 @@ def route(
         probs: as returned, of softmax scores.
         indices: as returned.
         logits: fp32 [N, E], of sigmoid scores.
+
+    Scratch:
+        Backward: the gradient of the logits, 4 bytes each; of bf16 inputs also two copies of the weight, then its gradient in two fp32
+        parts.
+
+    Triton:
+        One kernel forward and one backward between products of the GEMM library, which multiplies bf16 into fp32.
 
     Raises:
         ValueError: shapes do not fit, top_k is not in 1 … E, or the chosen groups have fewer than top_k experts.
@@ -101,6 +120,12 @@ def route_scored(
         indices: as returned.
         logits: fp32 [N, E], of sigmoid scores.
 
+    Scratch:
+        Backward: as of `route`.
+
+    Triton:
+        As `route`, and a sum of the tiles' loads.
+
     Raises:
         ValueError: shapes do not fit, top_k is not in 1 … E, or the chosen groups have fewer than top_k experts.
     """
@@ -145,16 +170,30 @@ def _made(given: Router, num_scores: int) -> tuple[Tensor, ...]:
     return x.new_empty(chosen, dtype=dtype), x.new_empty(chosen, dtype=torch.int32), *arrays
 
 
-def _registered(
-    name: str,
-    outputs: Sequence[str],
-    forward: Callable[[Router], tuple[Tensor, ...]],
-    backward: Callable[[Tensor, Router, Tensor, Tensor, Tensor | None, Tensor | None], Tensor],
-) -> CustomOpDef:
-    """Register the op of a score; the last of `outputs` is what backward reads in addition to the indices."""
+def _chosen(x: Tensor) -> ModuleType:
+    if runs_triton(x):
+        from megakernels.ops.moe import kernel_route  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        return kernel_route
+    return scores
+
+
+def _backward_scratch(given: Router, needs: Sequence[bool]) -> int:
+    return route_backward_scratch_bytes(given, needs) if chooses_triton(given.x) else 0
+
+
+def _registered(name: str, *, is_sigmoid: bool) -> CustomOpDef:
+    """Register the op of a score: backward reads probs or logits, and the indices."""
+    outputs = (*_OUTPUTS, "logits") if is_sigmoid else _OUTPUTS
+
+    def run(given: Router) -> tuple[Tensor, ...]:
+        made: tuple[Tensor, ...] = _chosen(given.x).route_forward(given, None, is_sigmoid=is_sigmoid)
+        return made[: len(outputs)]
 
     def run_backward(grad_weights: Tensor, given: Router, kept: Tensor, indices: Tensor, needs: list[bool]) -> Sequence[Tensor | None]:
-        return scores.parameters_backward(backward(grad_weights, given, kept, indices, None, None), given, needs)
+        grads = grad_weights, None, None
+        found: Sequence[Tensor | None] = _chosen(given.x).route_backward(grads, given, kept, indices, needs, is_sigmoid=is_sigmoid)
+        return found
 
     return operation(
         name,
@@ -163,56 +202,58 @@ def _registered(
         outputs=outputs,
         saved=(outputs[-1], "indices"),
         gradients=GRADIENTS,
-        forward=lambda given: forward(given)[: len(outputs)],
+        forward=run,
         backward=run_backward,
         fake=lambda given: _made(given, len(outputs) - 2),
+        backward_scratch=lambda _, given, *made: _backward_scratch(given, made[-1]),
     )[0]
 
 
 _OUTPUTS = ("weights", "indices", "probs")
-_route = _registered("route", _OUTPUTS, scores.softmax_forward, scores.softmax_backward)
-_route_sigmoid = _registered("route_sigmoid", (*_OUTPUTS, "logits"), scores.sigmoid_forward, scores.sigmoid_backward)
+_route = _registered("route", is_sigmoid=False)
+_route_sigmoid = _registered("route_sigmoid", is_sigmoid=True)
 
 
-def _registered_scored(
-    name: str,
-    kept: str,
-    forward: Callable[[Router], tuple[Tensor, ...]],
-    backward: Callable[[Tensor, Router, Tensor, Tensor, Tensor | None, Tensor | None], Tensor],
-) -> CustomOpDef:
-    """Register the op of a score with the inputs of the router losses; `kept` is what backward reads in addition to the indices."""
+def _registered_scored(name: str, *, is_sigmoid: bool) -> CustomOpDef:
+    """Register the op of a score with the inputs of the router losses."""
     arguments, outputs = types_of(Router), (*_OUTPUTS, "log_sums", "load")
-    names, keeps_logits = tuple(arguments), kept == "logits"
+    names, kept = tuple(arguments), "logits" if is_sigmoid else "probs"
 
     def run(values: dict[str, Any]) -> tuple[Tensor, ...]:
         given = Router(*(values[each] for each in names))
-        weights, indices, probs, logits = forward(given)
-        load = scores.loads(indices, values["num_sequences"], given.weight.shape[0])
-        return weights, indices, probs, torch.logsumexp(logits, dim=-1), load, *((logits,) if keeps_logits else ())
+        made = _chosen(given.x).route_forward(given, values["num_sequences"], is_sigmoid=is_sigmoid)
+        weights, indices, probs, logits, log_sums, load = made
+        return weights, indices, probs, log_sums, load, *((logits,) if is_sigmoid else ())
 
     def fake(*values: Any) -> tuple[Tensor, ...]:
         given, num_sequences = Router(*values[:-1]), values[-1]
-        weights, indices, probs, *logits = _made(given, 2 if keeps_logits else 1)
+        weights, indices, probs, *logits = _made(given, 2 if is_sigmoid else 1)
         load = given.x.new_empty((num_sequences, given.weight.shape[0]), dtype=torch.int32)
         return weights, indices, probs, probs.new_empty(probs.shape[:1]), load, *logits
 
     def run_backward(values: dict[str, Any]) -> list[Tensor]:
         given = Router(*(values[each] for each in names))
-        grads = (values[f"grad_{each}"] for each in ("probs", "log_sums"))
-        grad_logits = backward(values["grad_weights"], given, values[kept], values["indices"], *grads)
-        return only_needed(scores.parameters_backward(grad_logits, given, values["needs"]))
+        of_outputs = tuple(values[f"grad_{each}"] for each in ("weights", "probs", "log_sums"))
+        saved = values[kept], values["indices"], values["needs"]
+        return only_needed(_chosen(given.x).route_backward(of_outputs, given, *saved, is_sigmoid=is_sigmoid))
 
-    made = 6 if keeps_logits else 5
+    made = 6 if is_sigmoid else 5
     op = declare(name, run, {**arguments, "num_sequences": int}, tuple[(Tensor,) * made])  # type: ignore[misc]
     op.register_fake(fake)
     grads = {f"grad_{each}": Tensor for each in ("weights", "probs", "log_sums")}
     tensors = {each: kind for each, kind in arguments.items() if kind in (Tensor, Tensor | None)}
     numbers = {each: kind for each, kind in arguments.items() if each not in tensors}
     of_backward = {**grads, **tensors, kept: Tensor, "indices": Tensor, **numbers, "needs": list[bool]}
+
+    def scratch(*operands: Any) -> int:
+        values = dict(zip(of_backward, operands, strict=True))
+        return _backward_scratch(Router(*(values[each] for each in names)), values["needs"])
+
     joined = declare(f"{name}_backward", run_backward, of_backward, list[Tensor])
     join(op, joined, outputs=(*outputs, "logits")[:made], gradients=GRADIENTS)
+    register_scratch(joined, scratch)
     return op
 
 
-_route_scored = _registered_scored("route_scored", "probs", scores.softmax_forward, scores.softmax_backward)
-_route_scored_sigmoid = _registered_scored("route_scored_sigmoid", "logits", scores.sigmoid_forward, scores.sigmoid_backward)
+_route_scored = _registered_scored("route_scored", is_sigmoid=False)
+_route_scored_sigmoid = _registered_scored("route_scored_sigmoid", is_sigmoid=True)

@@ -51,6 +51,28 @@ def choose(scores: Tensor, given: Router, *, sigmoid: bool) -> tuple[Tensor, Ten
     return weights if given.scale == 1.0 else weights * given.scale, indices.to(torch.int32)
 
 
+def route_forward(given: Router, num_sequences: int | None, *, is_sigmoid: bool) -> tuple[Tensor, ...]:
+    """Returns weights, indices, probs and logits; with sequences also each token's log-sum-exp and the sequences' loads."""
+    made = (sigmoid_forward if is_sigmoid else softmax_forward)(given)
+    if num_sequences is None:
+        return made
+    return *made, torch.logsumexp(made[3], dim=-1), loads(made[1], num_sequences, given.weight.shape[0])
+
+
+def route_backward(
+    grads: tuple[Tensor, Tensor | None, Tensor | None],
+    given: Router,
+    kept: Tensor,
+    indices: Tensor,
+    needs: Sequence[bool],
+    *,
+    is_sigmoid: bool,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x, weight, bias and correction, from those of weights, and of probs and log-sum-exps or None."""
+    backward = sigmoid_backward if is_sigmoid else softmax_backward
+    return parameters_backward(backward(grads[0], given, kept, indices, *grads[1:]), given, needs)
+
+
 def softmax_forward(given: Router) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns weights, indices, probs [N, E] and logits [N, E]."""
     logits = logits_of(given)

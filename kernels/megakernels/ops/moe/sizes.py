@@ -1,4 +1,4 @@
-"""Tiles of the routed experts' products, and the scratch bytes of their kernels; needs no triton.
+"""Tiles of the routed experts' products and of the router, and the scratch bytes of their kernels; needs no triton.
 
 The bytes are the peak in addition to operands and results. Buffers of the experts' width, and those summed over a token's slots, have a row
 for each (token, slot) pair; `kernel` frees each after its last use, in the order that is counted here.
@@ -6,9 +6,13 @@ for each (token, slot) pair; `kernel` frees each after its last use, in the orde
 
 from collections.abc import Sequence
 
+import torch
+
 from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.cost import Cost
+from megakernels._common.scratch import SUMS_BYTES
 from megakernels.ops.moe.inputs import Experts
+from megakernels.ops.moe.scores import Router
 
 PULL_COLS = 64
 """Columns of a bf16 tile of the backward's first product, which needs the most registers."""
@@ -89,3 +93,41 @@ def _gathered_again(given: Experts) -> int:
 
 def _tile_bytes(num_experts: int) -> int:
     return 2 * num_experts * 4  # the running sums of rows and of tiles by expert
+
+
+def columns_of(num_experts: int, num_groups: int) -> tuple[int, int]:
+    """Groups and columns of a group in a tile of the router: the powers of two that hold them."""
+    return block_of(num_groups), block_of(num_experts // num_groups)
+
+
+def gradient_parts(given: Router) -> int:
+    """Parts of the gradient of the logits: two bf16 ones for products with bf16 operands, else one of fp32."""
+    return 2 if given.x.dtype == given.weight.dtype == torch.bfloat16 else 1
+
+
+def route_backward_scratch_bytes(given: Router, needs: Sequence[bool]) -> int:
+    """Scratch bytes of `kernel_route.route_backward`; `needs` are the required gradients of x, weight, bias and correction."""
+    x, weight, bias, correction = given[:4]
+    parts, of_rows, of_experts = gradient_parts(given), x.numel() * SUMS_BYTES, weight.numel() * SUMS_BYTES
+    gradient, made = x.shape[0] * weight.shape[0] * SUMS_BYTES, 0
+    is_wide = x.dtype == torch.float32, weight.dtype == torch.float32
+    inside = [0]
+    if needs[0]:
+        made = x.numel() * x.element_size()
+        copied = 0 if is_wide[1] else of_experts
+        product = 0 if is_wide[0] else of_rows
+        inside.append(made + 2 * weight.numel() * weight.element_size() if parts == 2 else max(product + copied, product + made))
+    if needs[1]:
+        own = weight.numel() * weight.element_size()
+        copied = 0 if is_wide[0] else of_rows
+        product = 0 if is_wide[1] else of_experts
+        inside.append(made + (2 * of_experts + own if parts == 2 else max(product + own, of_experts + copied)))
+        made += own
+    if bias is not None and needs[2]:
+        own = bias.numel() * bias.element_size()
+        total = parts * bias.numel() * SUMS_BYTES
+        inside.append(made + total + (own if parts == 2 or bias.dtype != torch.float32 else 0))
+        made += own
+    if correction is not None and needs[3]:
+        made += correction.numel() * correction.element_size()
+    return gradient + max(*inside, made) - made

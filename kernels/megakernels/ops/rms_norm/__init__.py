@@ -25,13 +25,14 @@ __all__ = [
 ]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scales each row of x to unit root mean square, then by weight.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """Scales each row of x to unit root mean square, then by offset + weight.
 
     Args:
         x: [..., D].
         weight: [D].
         eps: added to the mean square.
+        offset: added to the weight in fp32; 1 for weights around zero.
 
     Returns:
         [..., D], contiguous, in x's dtype.
@@ -48,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Source: arXiv:1910.07467, equation 4.
     """
     require(weight.shape == x.shape[-1:], "rms_norm", "weight must be [D] for x [..., D]", x=x.shape, weight=weight.shape)
-    y: Tensor = _rms_norm(x, weight, eps)[0]
+    y: Tensor = _rms_norm(x, weight, eps, offset)[0]
     return y
 
 
@@ -116,24 +117,24 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_grou
 
 
 @custom_op("megakernels::rms_norm", mutates_args=())
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     if runs_triton(x):
         from megakernels.ops.rms_norm import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 
         if kernel.accepts(x, 1, gated=False):
-            y, rstd = kernel.forward(x, None, weight, eps, 1)
+            y, rstd = kernel.forward(x, None, weight, eps, 1, offset)
             return y, rstd.view(x.shape[:-1])
-    return reference.rms_norm_forward(x, weight, eps)
+    return reference.rms_norm_forward(x, weight, eps, offset)
 
 
 @custom_op("megakernels::rms_norm_backward", mutates_args=())
-def _rms_norm_backward(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, needs: list[bool]) -> list[Tensor]:
+def _rms_norm_backward(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, needs: list[bool]) -> list[Tensor]:
     if runs_triton(x):
         from megakernels.ops.rms_norm import kernel  # noqa: PLC0415
 
         if kernel.accepts(x, 1, gated=False):
-            return only_needed(kernel.backward(grad_y, x, None, weight, rstd, 1, [needs[0], False, needs[1]]))
-    return only_needed(reference.rms_norm_backward(grad_y, x, weight, rstd, needs))
+            return only_needed(kernel.backward(grad_y, x, None, weight, rstd, 1, [needs[0], False, needs[1]], offset))
+    return only_needed(reference.rms_norm_backward(grad_y, x, weight, rstd, needs, offset=offset))
 
 
 @_rms_norm.register_fake

@@ -59,8 +59,9 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     ADDS: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):
-    """One group of ROWS rows of y = v · rstd · weight; v is x, or x · silu(gate), or x + `gate`, stored in total."""
+    """One group of ROWS rows of y = v · rstd · (OFFSET + weight); v is x, or x · silu(gate), or x + `gate`, stored in total."""
     row = rows_of_tile(tl.program_id(0), ROWS)
     group = tl.program_id(1)
     inside = tl.arange(0, BLOCK) < width
@@ -76,6 +77,8 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
         value = kept.to(tl.float32)
     scale = 1.0 / tl.sqrt(sum_of_rows(value * value, ROWS) / width + eps)
     gain = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32)
+    if OFFSET != 0.0:
+        gain += OFFSET
     tl.store(rstd + row * num_groups + group, scale, mask=row < num_rows)
     tl.store(y + row * (num_groups * width) + cols, narrow(value * scale * gain, y.dtype.element_ty), mask=mask)
 
@@ -102,6 +105,7 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
     ADDS: tl.constexpr,
     NEEDS_X: tl.constexpr,
     NEEDS_GATE: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):
     """Tiles program, program + num_programs, ... of one group of grad_x and grad_gate, and their share of the weight gradient.
 
@@ -112,6 +116,8 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
     inside = tl.arange(0, BLOCK) < width
     cols = group * width + tl.arange(0, BLOCK)
     gain = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32)
+    if OFFSET != 0.0:
+        gain += OFFSET
     share = tl.zeros([BLOCK] if ROWS == 1 else [ROWS, BLOCK], dtype=tl.float32)
     for tile in range(program, tl.cdiv(num_rows, ROWS), tl.num_programs(0)):
         row = rows_of_tile(tile, ROWS)
@@ -160,10 +166,10 @@ def launch_options(width: int, *, adds: bool = False) -> dict[str, int]:
     return {"ROWS": rows, "BLOCK": block, "num_warps": max(4, rows * block // 512) * (2 if adds and rows > 1 else 1)}
 
 
-def forward(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, num_groups: int) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, num_groups: int, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """Same contract as the reference's forwards, for fp32, bf16 and fp16; the rstd of a plain norm is [..., 1] here."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return y, _forward(x, gate, weight, None, y, eps, num_groups)
+    return y, _forward(x, gate, weight, None, y, eps, num_groups, offset)
 
 
 def add_forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,7 +178,9 @@ def add_forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[
     return total, y, _forward(x, branch, weight, total, y, eps, 1).view(x.shape[:-1])
 
 
-def _forward(x: Tensor, other: Tensor | None, weight: Tensor, total: Tensor | None, y: Tensor, eps: float, num_groups: int) -> Tensor:
+def _forward(
+    x: Tensor, other: Tensor | None, weight: Tensor, total: Tensor | None, y: Tensor, eps: float, num_groups: int, offset: float = 0.0
+) -> Tensor:
     """Fills y and, if given, total; `other` is the gate or, with total, the second term. Returns rstd."""
     rows = _rows(x)
     others = rows if other is None else _rows(other)
@@ -195,16 +203,24 @@ def _forward(x: Tensor, other: Tensor | None, weight: Tensor, total: Tensor | No
                 eps,
                 GATED=other is not None and total is None,
                 ADDS=total is not None,
+                OFFSET=offset,
                 **options,
             )
     return rstd
 
 
 def backward(
-    grad_y: Tensor, x: Tensor, gate: Tensor | None, weight: Tensor, rstd: Tensor, num_groups: int, needs: list[bool]
+    grad_y: Tensor,
+    x: Tensor,
+    gate: Tensor | None,
+    weight: Tensor,
+    rstd: Tensor,
+    num_groups: int,
+    needs: list[bool],
+    offset: float = 0.0,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Same contract as the reference's backwards: the gradients of x, gate and weight."""
-    return _backward(grad_y, x, gate, weight, rstd, num_groups, needs, adds=False)
+    return _backward(grad_y, x, gate, weight, rstd, num_groups, needs, adds=False, offset=offset)
 
 
 def add_backward(
@@ -216,7 +232,16 @@ def add_backward(
 
 
 def _backward(
-    grad_y: Tensor, x: Tensor, other: Tensor | None, weight: Tensor, rstd: Tensor, num_groups: int, needs: list[bool], *, adds: bool
+    grad_y: Tensor,
+    x: Tensor,
+    other: Tensor | None,
+    weight: Tensor,
+    rstd: Tensor,
+    num_groups: int,
+    needs: list[bool],
+    *,
+    adds: bool,
+    offset: float = 0.0,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of x, gate and weight; `other` is the gate or, for the fused norm, the additional gradient of the sum."""
     rows, grad_rows = _rows(x), _rows(grad_y)
@@ -249,6 +274,7 @@ def _backward(
                 ADDS=adds,
                 NEEDS_X=needs[0],
                 NEEDS_GATE=needs[1],
+                OFFSET=offset,
                 **options,
             )
     return grad_x, grad_gate, partial.sum(0).to(weight.dtype) if needs[2] else None

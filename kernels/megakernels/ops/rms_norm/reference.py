@@ -1,6 +1,7 @@
 """Root-mean-square norm and its gated, grouped form in plain torch, with explicit backward formulas.
 
-x̂ = x · r with r = (mean(x²) + ε)^(−1/2), y = x̂ ⊙ w. With g = ∂L/∂y ⊙ w: ∂L/∂x = r · (g − x̂ · mean(g ⊙ x̂)), ∂L/∂w = Σ_rows ∂L/∂y ⊙ x̂.
+x̂ = x · r with r = (mean(x²) + ε)^(−1/2), y = x̂ ⊙ w; w is the weight, plus an offset if one is given. With g = ∂L/∂y ⊙ w:
+∂L/∂x = r · (g − x̂ · mean(g ⊙ x̂)), ∂L/∂w = Σ_rows ∂L/∂y ⊙ x̂.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467, equation 4; the gate before the norm as in Mamba-2,
 arXiv:2405.21060, section 7.
@@ -14,15 +15,21 @@ from torch import Tensor
 from megakernels._common import upcast
 
 
-def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """Returns y [..., D] in x's dtype and rstd [...]."""
     wide = upcast(x)
     rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    return (wide * rstd.unsqueeze(-1) * upcast(weight)).to(x.dtype).contiguous(), rstd.contiguous()
+    return (wide * rstd.unsqueeze(-1) * _gain(weight, offset)).to(x.dtype).contiguous(), rstd.contiguous()
 
 
 def rms_norm_backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, needs: Sequence[bool], mean_dot: Tensor | None = None
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    needs: Sequence[bool],
+    mean_dot: Tensor | None = None,
+    offset: float = 0.0,
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of x and weight, None where not needed.
 
@@ -32,7 +39,7 @@ def rms_norm_backward(
     normed = upcast(x) * rstd.unsqueeze(-1)
     grad_x = grad_weight = None
     if needs[0]:
-        scaled = grad_y * upcast(weight)
+        scaled = grad_y * _gain(weight, offset)
         mean = (scaled * normed).mean(-1, keepdim=True) if mean_dot is None else mean_dot
         grad_x = ((scaled - normed * mean) * rstd.unsqueeze(-1)).to(x.dtype).contiguous()
     if needs[1]:
@@ -130,6 +137,10 @@ def _gated(x: Tensor, gate: Tensor) -> Tensor:
 
 def _scaled(gated: Tensor, weight: Tensor, rstd: Tensor, dtype: torch.dtype) -> Tensor:
     return ((gated * rstd.unsqueeze(-1)).flatten(-2) * upcast(weight)).to(dtype).contiguous()
+
+
+def _gain(weight: Tensor, offset: float) -> Tensor:
+    return upcast(weight) + offset if offset else upcast(weight)
 
 
 def _slices(x: Tensor, num_groups: int) -> Tensor:

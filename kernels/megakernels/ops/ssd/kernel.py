@@ -107,7 +107,7 @@ def chunk_states(
     batch, num_positions, num_heads, width = x.shape
     through = torch.empty(batch, sizes.chunks, num_heads, dtype=torch.float32, device=x.device)
     ssd_chunk_kernel[(sizes.chunks, num_heads * sizes.blocks, batch)](
-        *(rows, keys, tables, x if scan.starts is None else scan.starts, states, last, through),
+        *(rows, keys, tables, rows if scan.starts is None else scan.starts, states, last, through),
         *(num_positions, sizes.chunks, scan.chunk_size, *counts_of(scan), *rows.stride()[:3], *keys.stride()[:3]),
         **sizes.sides,
         **flags_of(scan),
@@ -116,7 +116,7 @@ def chunk_states(
     )
     size = width * keys.shape[3]
     ssd_pass_kernel[(batch * num_heads, triton.cdiv(size, PASS_COLUMNS))](
-        *(x if outer is None else outer.contiguous(), states, last, through, sizes.chunks, num_heads, size),
+        *(states if outer is None else outer.contiguous(), states, last, through, sizes.chunks, num_heads, size),
         COLUMNS=PASS_COLUMNS,
         HAS_OUTER=outer is not None,
         GRADIENTS=gradients,

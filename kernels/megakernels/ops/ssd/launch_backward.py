@@ -42,7 +42,7 @@ def segment_gradients(
         of_heads, of_parts = (count, num_heads * sizes.blocks, batch), (count * sizes.tiles, num_groups * sizes.parts, batch)
         for own, keys, edge, is_gradient in ((x, B, states, False), (grad_y, C, grad_states, True)):
             ssd_state_kernel[of_heads](
-                *(own, keys, tables, starts, edge, tile_states, tile_gradients, tiles[0]),
+                *(own, keys, tables, own if scan.starts is None else starts, edge, tile_states, tile_gradients, tiles[0]),
                 *(*extent, first, *own.stride()[:3], *keys.stride()[:3]),
                 **settings,
                 GRADIENTS=is_gradient,
@@ -63,7 +63,7 @@ def segment_gradients(
         )
         for own, keys, others, boundary, found in ((grad_y, C, B, tile_states, grad_C), (x, B, C, tile_gradients, grad_B)):
             ssd_edge_kernel[of_parts](
-                *(own, keys, tables, starts, boundary, edges, rows[2]),
+                *(own, keys, tables, own if scan.starts is None else starts, boundary, edges, rows[2]),
                 *(*without_chunks, first, *own.stride()[:3], *keys.stride()[:3]),
                 **settings,
                 SPAN=HEADS_PER_PART,

@@ -48,7 +48,10 @@ MULTIPLES = {"fp8": 16, "mxfp8": 32, "nvfp4": 32}
 
 
 def filled_up(work: StepWorkload, shape: ExpertShape) -> float:
-    """Rows that experts compute over routed rows: of a fixed capacity, or filled up on every rank, by half a multiple on the mean."""
+    """Rows that experts compute over routed rows: of a fixed capacity, or filled up on every rank to whole multiples.
+
+    They are filled up by half a multiple on average.
+    """
     multiple = MULTIPLES.get(work.software.dtype, 1) if work.software.padded_rows else 1
     routed = work.tokens / work.mesh.tp * shape.top_k / shape.num
     return shape.padding * (1 + (multiple - 1) / 2 / routed)

@@ -112,12 +112,13 @@ class GroupedQueryAttention(OptionsSection):
         rope_theta: Base of the rotary angles.
         rope_scaling: How rotary frequencies are changed for a longer context; null for not at all.
         softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
+        window_rope_theta: Base of the angles of layers with a window, whose frequencies are not scaled; null for those of all layers.
         rotary_dim: Width of a head's rotated part; null for the whole head.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
-        {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
+        {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"} | {"window_rope_theta"}
     )
 
     kind: Literal["gqa"]
@@ -135,6 +136,7 @@ class GroupedQueryAttention(OptionsSection):
     rope_theta: PositiveFloat = 10_000.0
     rope_scaling: RopeScaling | None = None
     softmax_scale: PositiveFloat | None = None
+    window_rope_theta: PositiveFloat | None = None
     rotary_dim: PositiveInt | None = None
     nope_layers: tuple[NaturalInt, ...] = ()
 
@@ -162,6 +164,7 @@ class LatentAttention(OptionsSection):
         bias: Bias on the down projections and the output projection.
         output_bias: Bias on the output projection alone.
         latent_norm: RMSNorm over each latent.
+        latent_norm_eps: Epsilon of these norms and of the indexer's; null for the model's norm_eps.
         rope_theta: Base of the rotary angles.
         rope_scaling: How rotary frequencies are changed for a longer context; null for not at all.
         softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
@@ -171,7 +174,9 @@ class LatentAttention(OptionsSection):
         indexer: Sparse-attention indexer; null for none.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"bias", "output_bias", "latent_norm", "rope_scaling", "softmax_scale"})
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"bias", "output_bias", "latent_norm", "latent_norm_eps", "rope_scaling", "softmax_scale"}
+    )
 
     kind: Literal["mla"]
     num_heads: PositiveInt
@@ -183,6 +188,7 @@ class LatentAttention(OptionsSection):
     bias: StrictBool = False
     output_bias: StrictBool = False
     latent_norm: StrictBool = True
+    latent_norm_eps: PositiveFloat | None = None
     rope_theta: PositiveFloat = 10_000.0
     rope_scaling: RopeScaling | None = None
     softmax_scale: PositiveFloat | None = None

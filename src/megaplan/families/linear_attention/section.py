@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from megaplan.scalars import PositiveInt, Section, StrictBool
+from megaplan.scalars import OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
 
 
-class GatedDeltaNet(Section):
+class GatedDeltaNet(OptionsSection):
     """Gated delta net (arXiv:2412.06464): one decay a head and position.
 
     Attributes:
@@ -18,9 +18,12 @@ class GatedDeltaNet(Section):
         value_dim: Width of a value head, the columns of a head's state.
         conv_kernel: Taps of the causal convolution.
         negative_eigenvalues: The write strength is between 0 and 2 instead of 0 and 1 (arXiv:2411.12537).
+        gated_norm_eps: Epsilon of the norm over each value head; null for the model's norm_eps.
         chunk_size: Positions that the delta rule computes at once.
         save_every: Positions between two kept states.
     """
+
+    options: ClassVar[frozenset[str]] = frozenset({"gated_norm_eps"})
 
     kind: Literal["gated_delta"]
     num_key_heads: PositiveInt
@@ -29,6 +32,7 @@ class GatedDeltaNet(Section):
     value_dim: PositiveInt
     conv_kernel: PositiveInt = 4
     negative_eigenvalues: StrictBool = False
+    gated_norm_eps: PositiveFloat | None = None
     chunk_size: PositiveInt = 64
     save_every: PositiveInt = 256
 

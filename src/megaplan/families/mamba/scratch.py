@@ -43,6 +43,14 @@ STEP_TILE = 16
 """Mamba-3: positions whose gradients of dt are summed for dt_bias at once."""
 
 
+def kernels_accept(mamba: Mamba2 | Mamba3, dtype: DType) -> bool:
+    """Whether the Triton kernels take the scan's sizes with inputs of `dtype`; the reference runs where they do not."""
+    if isinstance(mamba, Mamba2):
+        return max(mamba.head_dim, mamba.state_dim) <= SCAN_WIDTH[dtype]
+    widest, widest_state = TRAPEZOIDAL_WIDTHS[dtype]
+    return mamba.head_dim <= widest and 1 < mamba.state_dim <= widest_state and mamba.mimo_rank <= TRAPEZOIDAL_RANK
+
+
 def scan_inside(dims: Dims, mamba: Mamba2, heads: int, groups: int, parameters: DType) -> Inside | None:
     """Of Mamba-2's scan.
 
@@ -57,7 +65,7 @@ def scan_inside(dims: Dims, mamba: Mamba2, heads: int, groups: int, parameters: 
         None where the kernels do not take these sizes.
     """
     width, state, dtype = mamba.head_dim, mamba.state_dim, dims.dtype
-    if max(width, state) > SCAN_WIDTH[dtype]:
+    if not kernels_accept(mamba, dtype):
         return None
     run, batch, sums = lane_of(dims, heads, groups), dims.batch, dims.stat_dtype.bytes
     num_chunks = -(-run.positions // mamba.chunk_size)
@@ -90,8 +98,7 @@ def scan_inside(dims: Dims, mamba: Mamba2, heads: int, groups: int, parameters: 
 def trapezoidal_inside(dims: Dims, mamba: Mamba3, heads: int, groups: int, parameters: DType) -> Inside | None:
     """Of Mamba-3's scan; arguments and result as for Mamba-2's."""
     width, state, rank, angles, dtype = mamba.head_dim, mamba.state_dim, mamba.mimo_rank, mamba.num_angles, dims.dtype
-    widest, widest_state = TRAPEZOIDAL_WIDTHS[dtype]
-    if width > widest or not 1 < state <= widest_state or rank > TRAPEZOIDAL_RANK:
+    if not kernels_accept(mamba, dtype):
         return None
     run, batch, sums = lane_of(dims, heads, groups), dims.batch, dims.stat_dtype.bytes
     rows, segments = batch * run.positions * run.heads, -(-run.positions // mamba.save_every)

@@ -33,6 +33,7 @@ from megaplan.scalars import GATED
 
 SELECTIVE = Selective("experts.forward", frozenset({"experts"}))
 INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
+ROUTER_BACKWARD = "router.inside_backward"
 
 
 class MoeOptions(NamedTuple):
@@ -47,6 +48,7 @@ class MoeOptions(NamedTuple):
         bias: Of the experts' projections.
         router: Its parameters.
         sigmoid: Whether scores are sigmoids, whose logits are kept in the place of the probabilities.
+        kernels: Whether kernels run the router.
     """
 
     gated: bool
@@ -57,6 +59,7 @@ class MoeOptions(NamedTuple):
     bias: bool
     router: tuple[str, ...]
     sigmoid: bool
+    kernels: bool
 
 
 class ExpertMesh(NamedTuple):
@@ -104,18 +107,20 @@ def moe_program(dims: Dims, moe: MixtureOfExperts, _variant: None, _operations: 
     tensors = _storages(dims, moe, mesh, travels)
     if gathers:
         tensors |= _inside(dims, moe, mesh, travels)
+    if dims.kernels:
+        tensors |= _router_inside(dims, moe)
     if shared:
         tensors |= mlp_storages(dims, shared, "shared.")
     if moe.has_router_losses:
         tensors |= _loss_storages(dims, moe)
-    return _program(_options(moe), travels, dims.tp > 1, gathers), residual(tensors)
+    return _program(_options(moe, kernels=dims.kernels), travels, dims.tp > 1, gathers), residual(tensors)
 
 
-def _options(moe: MixtureOfExperts) -> MoeOptions:
+def _options(moe: MixtureOfExperts, *, kernels: bool) -> MoeOptions:
     given = {"router.bias": moe.router_bias, "router.correction": moe.score_correction}
     router = ("router.weight", *(name for name, is_given in given.items() if is_given))
     gated, shared, latent = moe.activation in GATED, moe.shared_ffn_hidden_size > 0, moe.latent_size is not None
-    return MoeOptions(gated, shared, moe.has_router_losses, moe.shared_gate, latent, moe.bias, router, moe.score == "sigmoid")
+    return MoeOptions(gated, shared, moe.has_router_losses, moe.shared_gate, latent, moe.bias, router, moe.score == "sigmoid", kernels)
 
 
 @cache
@@ -133,6 +138,7 @@ def _program(options: MoeOptions, travels: bool, sharded: bool, gathers: bool) -
             (*scored, "probs", "indices", *(("logits",) if options.sigmoid else ())),
             keeps=("tokens", "logits" if options.sigmoid else "probs", "indices"),
             params=options.router,
+            fetches=(ROUTER_BACKWARD,) if options.kernels else (),
         ),
         *(_losses() if losses else ()),
         Op("dispatch_plan", ("indices",), ("rows", "counts"), grads=()),
@@ -260,6 +266,20 @@ def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) 
     backward = max(moments) - own - (2 + gates) * matrix
     shapes = {INSIDE_FORWARD: (forward + tiles,), INSIDE_BACKWARD: (backward + tiles,)}
     return storages(dims.dtype, Column.WORKSPACE, shapes, _basis(moe, travels))
+
+
+def _router_inside(dims: Dims, moe: MixtureOfExperts) -> Shapes:
+    """What the router's backward holds beside operands and results at its highest moment.
+
+    The gradient of the logits, in fp32 or two bf16 parts. Of bf16 weights also the gradient of both parts in fp32, before those of the bias
+    and the correction, or where there is none two copies of the weight.
+    """
+    size = dims.dtype.bytes
+    gradient = dims.batch * dims.residual_tokens * moe.num_experts * DType.FP32.bytes
+    numbers = (moe.router_bias + moe.score_correction) * moe.num_experts * size
+    weight = moe.num_experts * dims.hidden * size
+    of_weight = 0 if dims.dtype is DType.FP32 else 2 * weight if dims.frozen else 4 * weight - numbers
+    return storages(dims.dtype, Column.WORKSPACE, {ROUTER_BACKWARD: ((gradient + of_weight) // size,)})
 
 
 def _loss_storages(dims: Dims, moe: MixtureOfExperts) -> Shapes:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.registry import families_of
-from megaplan.spec.models import Spec
+from megaplan.spec.models import GroupedQueryAttention, Spec
 
 
 def rotary_bytes(spec: Spec) -> int:
-    """Cos and sin of one slot that attends, fp32 [T, ⌈R / 2⌉] each (R-11); T counts the positions of a CP rank."""
-    return 2 * (spec.batch.seq_length // spec.mesh.cp) * _frequencies(spec) * DType.FP32.bytes
+    """Cos and sin of one slot that attends, fp32 [T, ⌈R / 2⌉] each (R-11); T counts the positions of a CP rank.
+
+    Twice where layers with a window have another base.
+    """
+    attention = spec.model.attention
+    tables = 2 if isinstance(attention, GroupedQueryAttention) and attention.window_rope_theta is not None else 1
+    return tables * 2 * (spec.batch.seq_length // spec.mesh.cp) * _frequencies(spec) * DType.FP32.bytes
 
 
 def rotary_scratch_bytes(spec: Spec) -> int:

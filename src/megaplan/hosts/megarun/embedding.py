@@ -28,25 +28,28 @@ SLICE_ELEMENTS = 1 << 27
 """Logits that head and loss in one operation hold at once."""
 
 
-def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False) -> Part:
-    """Token ids to the residual stream; learned positions are rows of a table that are added."""
+def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False, scaled: bool = False) -> Part:
+    """Token ids to the residual stream; learned positions are rows of a table that are added, and a factor makes scaled words."""
     sharded = vocab_parallel and dims.tp > 1
-    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "words"), dims.residual))
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "words", "scaled"), dims.residual))
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"partial": dims.gathered})
     tensors |= storages(DType.INT64, Column.ACTIVATIONS, {"rows": (dims.batch, dims.tokens)})
     tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"places": dims.residual[1:]})
-    return Part(_embedding_replay(sharded, positions), residual(tensors))
+    return Part(_embedding_replay(sharded, positions, scaled), residual(tensors))
 
 
 @cache
-def _embedding_replay(sharded: bool, positions: bool) -> Replay:
-    made = "words" if positions else OUTPUT
+def _embedding_replay(sharded: bool, positions: bool, scaled: bool) -> Replay:
+    words = "scaled" if positions else OUTPUT
+    made = "words" if scaled else words
     ops: tuple[Op, ...] = (Op("embedding", ("x",), (made,), params=("weight",), grads=()),)
     if sharded:
         lookup = Op("embedding", ("x",), ("rows", "partial"), params=("weight",), grads=(), fetches=("rows",))
         ops = lookup, Op("reduce_scatter", ("partial",), (made,))
+    if scaled:
+        ops += (Op("scale", ("words",), (words,)),)
     if positions:
-        ops += (Op("positions", (), ("places",), params=("positions",), grads=()), Op("add", ("words", "places"), (OUTPUT,)))
+        ops += (Op("positions", (), ("places",), params=("positions",), grads=()), Op("add", (words, "places"), (OUTPUT,)))
     return replay(ops)
 
 

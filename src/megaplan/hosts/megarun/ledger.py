@@ -126,7 +126,8 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
         )
     match block.family:
         case Outside.EMBEDDING:
-            part = embedding_part(dims, vocab_parallel=vocab_parallel, positions=model.learned_positions is not None)
+            scaled = model.embedding_multiplier != 1
+            part = embedding_part(dims, vocab_parallel=vocab_parallel, positions=model.learned_positions is not None, scaled=scaled)
         case Outside.FINAL_NORM:
             part = final_norm_part(dims, model.norm)
         case Outside.NGRAM | Outside.STRUCTURE | Outside.PLATFORM:
