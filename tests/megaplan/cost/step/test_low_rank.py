@@ -79,11 +79,11 @@ def test_adapters_alone_are_reduced_gathered_and_updated():
     assert sharded.sharded.gathered == data_work(work_of(lora=False, sharded=Sharded("fsdp2")), 2).sharded.gathered
 
 
-def test_few_adapters_are_faster_than_many_and_than_training():
+def test_few_adapters_are_faster_than_many_and_multiply_less_than_training():
     """Narrow products and sums on every linear of a small model take longer than the weight gradients that they replace."""
-    few, every, trained = (predict_step(work).seconds for work in (work_of(["q_proj"]), work_of(), work_of(lora=False)))
-    assert few < every
-    assert few < trained
+    few, every, trained = (predict_step(work) for work in (work_of(["q_proj"]), work_of(), work_of(lora=False)))
+    assert few.seconds < every.seconds
+    assert few.terms["gemm"] < trained.terms["gemm"]
 
 
 @pytest.mark.parametrize("tp", [1, 2])
