@@ -69,6 +69,7 @@ _KEYS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("family and dtype", lambda row: f"{row['family']}, {row['precision']}"),
     ("framework", framework_of),
     ("release", framework),
+    ("task", lambda row: row["task"]),
     ("whether the group was held back", lambda row: "held back" if folds.is_held_back(row) else "seen"),
 )
 
