@@ -16,8 +16,8 @@ from step_times.rows import Row, workload
 from step_times.table import Table
 
 Array = NDArray[np.float64]
-SIGMA = 0.05
-"""Spread of a row's logarithm that costs as much as one spread of a prior: about what two releases differ by."""
+SIGMA = 0.04
+"""Spread of a row's logarithm that costs as much as one spread of a prior: between what one release and two releases differ by."""
 STEP = 1e-4
 
 
