@@ -1,6 +1,6 @@
 """Fit the step-time model's constants to published rows and write `src/megaplan/cost/step/constants.json`.
 
-python benchmarks/step_times/fit.py ROWS.json [--output FILE] [--page FILE]
+python benchmarks/step_times/fit.py ROWS.json [--operations FOLDER] [--output FILE] [--page FILE]
 
 Needs the extra `fit` (numpy, scipy). A fit takes seconds; the cross-validation that gives the intervals fits once a fold, and with `--page`
 the error tables are written too. The rows stay outside the repository: their form is that of `rows.py`.
@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import numpy as np  # noqa: E402
 
-from step_times import page  # noqa: E402
-from step_times.fitting import Fit, fit, predict  # noqa: E402
+from step_times import page, pins  # noqa: E402
+from step_times.fitting import Fit, fit, predict, row_weights  # noqa: E402
 from step_times.folds import Array, cross_validated, errors, interval, ratios, replayed, uncalibrated, usable  # noqa: E402
 from step_times.priors import priors  # noqa: E402
 from step_times.rows import Row  # noqa: E402
@@ -35,23 +35,26 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="rows in the form of rows.py")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--page", type=Path, help="write the error tables here")
+    parser.add_argument("--operations", type=Path, help="folder of operations and layers measured alone: writes pinned.json first")
     arguments = parser.parse_args()
+    if arguments.operations:
+        pins.write(arguments.operations)
     rows, anomalies = usable(arguments.rows)
     fitted = fit(rows)
     own = ratios(predict(fitted, rows), rows)
-    blind = cross_validated(rows)
-    foreign = uncalibrated(rows)
+    blind, megarun = cross_validated(rows), replayed(rows)
+    foreign = uncalibrated(rows, fitted)
     document = {
         "format": "megaplan.step-constants/1",
         "rows": len(rows),
         "constants": constants(fitted),
-        "intervals": {name: [round(bound, 4) for bound in bounds] for name, bounds in intervals(rows, blind, foreign).items()},
+        "intervals": {name: [round(bound, 4) for bound in bounds] for name, bounds in intervals(rows, blind, foreign, megarun).items()},
     }
     arguments.output.write_text(_text(document), encoding="utf-8")
     for name, found in (("in sample", own), ("cross-validated", blind), ("no device or framework on both sides", foreign)):
         print(name, errors(found))
     if arguments.page:
-        arguments.page.write_text(page.text(rows, anomalies, own, blind, foreign), encoding="utf-8")
+        arguments.page.write_text(page.text(rows, anomalies, own, blind, foreign, megarun), encoding="utf-8")
 
 
 def constants(fitted: Fit) -> dict[str, dict[str, object]]:
@@ -66,11 +69,11 @@ def constants(fitted: Fit) -> dict[str, dict[str, object]]:
     return found
 
 
-def intervals(rows: list[Row], blind: Array, foreign: Array) -> dict[str, tuple[float, float]]:
+def intervals(rows: list[Row], blind: Array, foreign: Array, megarun: Array) -> dict[str, tuple[float, float]]:
     """Measured over predicted: the middle 80 % of each family's cross-validated rows, of unseen devices and frameworks, and of no fit."""
-    families = np.array([row["family"] for row in rows])
-    found = {name: interval(blind[families == name]) for name in ("dense", "moe", "hybrid")}
-    return found | {"uncalibrated": interval(foreign), "replayed": interval(replayed(rows))}
+    families, weights = np.array([row["family"] for row in rows]), row_weights(rows)
+    found = {name: interval(blind[families == name], weights[families == name]) for name in ("dense", "moe", "hybrid")}
+    return found | {"uncalibrated": interval(foreign, weights), "replayed": interval(megarun)}
 
 
 def _text(document: dict[str, object]) -> str:

@@ -16,8 +16,8 @@ from step_times.rows import Row, workload
 from step_times.table import Table
 
 Array = NDArray[np.float64]
-SIGMA = 0.05
-"""Spread of a row's logarithm that costs as much as one spread of a prior: about what two releases differ by."""
+SIGMA = 0.04
+"""Spread of a row's logarithm that costs as much as one spread of a prior: between what one release and two releases differ by."""
 STEP = 1e-4
 
 
@@ -69,8 +69,8 @@ def colours(touches: NDArray[np.bool_]) -> list[list[int]]:
     return groups
 
 
-def fit(rows: Sequence[Row], max_steps: int = 100) -> Fit:
-    """Fit every constant that the rows touch; the others stay at their priors."""
+def fit(rows: Sequence[Row], max_steps: int = 100, near: Fit | None = None) -> Fit:
+    """Fit every constant that the rows touch; the others stay at their priors. `near`: a fit whose constants the search starts from."""
     known = priors()
     names = tuple(known)
     table = Table([workload(row) for row in rows], names)
@@ -105,7 +105,7 @@ def fit(rows: Sequence[Row], max_steps: int = 100) -> Fit:
         return found
 
     upper = np.minimum(most[free] - 1e-9, 3.0)
-    start = np.minimum(np.zeros(len(free)), upper - 1e-6)
+    start = np.minimum(np.zeros(len(free)) if near is None else near.shifts[free], upper - 1e-6)
     done = least_squares(residuals, start, jacobian, bounds=(-3.0, upper), max_nfev=max_steps, x_scale=spread[free])
     shifts, spreads = np.zeros(len(names)), spread.copy()
     shifts[free] = done.x

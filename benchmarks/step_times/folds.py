@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from step_times.fitting import fit, predict
+from step_times.fitting import Fit, fit, predict, row_weights
 from step_times.rows import Row
 
 Array = NDArray[np.float64]
@@ -108,21 +108,29 @@ def by(rows: Sequence[Row], found: Array, key: Callable[[Row], str]) -> dict[str
     return {name: errors(found[numbers]) for name, numbers in sorted(places.items())}
 
 
-def interval(found: Array) -> tuple[float, float]:
-    """Measured over predicted, below which a tenth of the rows are and above which another: an 80 % interval."""
-    return float(np.quantile(1 / found, 0.1)), float(np.quantile(1 / found, 0.9))
+def interval(found: Array, weights: Array | None = None) -> tuple[float, float]:
+    """Measured over predicted, below which a tenth of the rows are and above which another: an 80 % interval.
+
+    Rows that repeat one another count as in the fit, by `weights`: a configuration that ten releases measured is not ten configurations.
+    """
+    own = np.ones(len(found)) if weights is None else weights
+    order = np.argsort(1 / found)
+    below = (np.cumsum(own[order]) - own[order]) / (own.sum() - own.mean())
+    low, high = np.interp([0.1, 0.9], below, 1 / found[order])
+    return float(low), float(high)
 
 
 def covered(rows: Sequence[Row], found: Array, key: Callable[[Row], str]) -> dict[str, float]:
     """Share of each class inside an interval that the other folds' rows of the class give."""
     folds = np.array([fold_of(row) for row in rows])
-    classes = np.array([key(row) for row in rows])
+    classes, weights = np.array([key(row) for row in rows]), row_weights(rows)
     shares = {}
     for name in sorted(set(classes)):
         inside: list[bool] = []
         for fold in sorted(set(folds[classes == name])):
             here, others = (classes == name) & (folds == fold), (classes == name) & (folds != fold)
-            low, high = interval(found[others if others.sum() > 4 else classes == name])
+            known = others if others.sum() > 4 else classes == name
+            low, high = interval(found[known], weights[known])
             inside.extend(low <= 1 / ratio <= high for ratio in found[here])
         shares[name] = float(np.mean(inside))
     return shares
@@ -190,24 +198,24 @@ def null_models(rows: Sequence[Row]) -> dict[str, Array]:
     return {"model FLOPs at 40 % of the peak": share / 0.4, "one utilisation a device and dtype": share / fitted}
 
 
-def uncalibrated(rows: Sequence[Row]) -> Array:
+def uncalibrated(rows: Sequence[Row], near: Fit | None = None) -> Array:
     """Predicted over measured by constants fitted without the row's device, or without its framework, whichever is farther off.
 
-    What a device or a framework that no row has will get: the constants of its kind stay at their priors.
+    What a device or a framework that no row has will get: the constants of its kind stay at their priors. Every fit starts from `near`.
     """
     found = np.ones(len(rows))
     for key in ("device", "framework"):
         for name in sorted({row[key] for row in rows}):
             others, numbers = [row for row in rows if row[key] != name], [n for n, row in enumerate(rows) if row[key] == name]
             part = [rows[number] for number in numbers]
-            ratio = ratios(predict(fit(others), part), part)
+            ratio = ratios(predict(fit(others, near=near), part), part)
             further = np.abs(np.log(ratio)) > np.abs(np.log(found[numbers]))
             found[numbers] = np.where(further, ratio, found[numbers])
     return found
 
 
 def replayed(rows: Sequence[Row]) -> Array:
-    """Predicted over measured by megarun's model, which has no fitted constant, of rows in bf16 that recompute nothing and are a spec.
+    """Predicted over measured by megarun's model, which has no fitted constant, of bf16 rows that train every weight without recompute.
 
     None of them ran megarun. The ratios say how far steps that people reach are from those of the data sheets' rates.
     """
@@ -220,7 +228,7 @@ def replayed(rows: Sequence[Row]) -> Array:
     found = []
     for row in rows:
         said = spec_of(row)
-        if isinstance(said, str) or row["precision"] != "bf16" or recomputed_of(row) != Recomputed():
+        if isinstance(said, str) or said.lora is not None or row["precision"] != "bf16" or recomputed_of(row) != Recomputed():
             continue
         adam = said.optimizer.model_copy(update={"matrix": "adamw"})
         spec = said.model_copy(update={"host": type(said.host)(name="megarun", kernels="triton"), "optimizer": adam})

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from step_times import folds
+from step_times.fitting import row_weights
 from step_times.folds import Array, Errors
 from step_times.hosts import framework_of, release_of
 from step_times.rows import Row, launch_is_said, spec_path
@@ -19,7 +20,7 @@ WRONG = 0.15
 FAMILIES = ("dense", "moe", "hybrid")
 
 
-def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array, foreign: Array) -> str:
+def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array, foreign: Array, megarun: Array) -> str:
     """The whole page.
 
     Args:
@@ -28,6 +29,7 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         own: Predicted over measured, constants fitted to all rows.
         blind: The same, cross-validated.
         foreign: The same, without the row's device or framework.
+        megarun: Of bf16 rows, by megarun's model, see `folds.replayed`.
     """
     tables = "".join(f"## Cross-validated, by {title}\n\n{_table(title, folds.by(rows, blind, key))}\n\n" for title, key in _KEYS)
     parts = {
@@ -38,14 +40,16 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         "anomalies": "; ".join(f"{row['id']} ({row['anomaly']})" for row in anomalies),
         "num_folds": folds.NUM_FOLDS,
         "summary": _summary(rows, own, blind),
+        "num_all": len(rows) + len(anomalies),
+        "spec_share": 100 * sum(spec_path(row) is None for row in (*rows, *anomalies)) / (len(rows) + len(anomalies)),
         "num_by_spec": sum(spec_path(row) is None for row in rows),
         "num_launches": sum(launch_is_said(row) for row in rows),
         "paths": _paths(rows),
         "nulls": _nulls(rows, blind),
         "noise": _noise(rows),
         "foreign": _table("", {"all": folds.errors(foreign), **folds.by(rows, foreign, lambda row: row["family"])}),
-        "intervals": _intervals(rows, blind, foreign),
-        "num_replayed": len(folds.replayed(rows)),
+        "intervals": _intervals(rows, blind, foreign, megarun),
+        "num_replayed": len(megarun),
         "ranking": _ranking(rows, blind),
         "tables": tables,
         "wrong": round(100 * WRONG),
@@ -65,6 +69,7 @@ _KEYS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("family and dtype", lambda row: f"{row['family']}, {row['precision']}"),
     ("framework", framework_of),
     ("release", framework),
+    ("task", lambda row: row["task"]),
     ("whether the group was held back", lambda row: "held back" if folds.is_held_back(row) else "seen"),
 )
 
@@ -117,11 +122,14 @@ def _noise(rows: Sequence[Row]) -> str:
     return _markdown(["one configuration measured twice", "pairs", "median %", "p90 %"], lines)
 
 
-def _intervals(rows: Sequence[Row], blind: Array, foreign: Array) -> str:
+def _intervals(rows: Sequence[Row], blind: Array, foreign: Array, megarun: Array) -> str:
     shares, families = folds.covered(rows, blind, lambda row: row["family"]), np.array([row["family"] for row in rows])
-    found = [(name, folds.interval(blind[families == name]), f"{100 * shares[name]:.0f}") for name in FAMILIES]
-    found.append(("uncalibrated device or framework", folds.interval(foreign), ""))
-    found.append(("replayed schedule of host megarun", folds.interval(folds.replayed(rows)), ""))
+    weights, found = row_weights(rows), []
+    for name in FAMILIES:
+        here = families == name
+        found.append((name, folds.interval(blind[here], weights[here]), f"{100 * shares[name]:.0f}"))
+    found.append(("uncalibrated device or framework", folds.interval(foreign, weights), ""))
+    found.append(("replayed schedule of host megarun", folds.interval(megarun), ""))
     return _markdown(
         ["class", "from", "to", "covered %"],
         [[name, f"{round(low, 4):.3f}", f"{round(high, 4):.3f}", share] for name, (low, high), share in found],  # as the data file has them

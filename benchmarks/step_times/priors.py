@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from megaplan.cost.step.frameworks import frameworks
@@ -18,6 +21,7 @@ class Prior(NamedTuple):
     most: float = float("inf")
 
 
+PINS = Path(__file__).with_name("pinned.json")
 SEQUENTIAL_EXPERTS_UNTIL = "25.02"
 GENERATIONS = ("ampere", "hopper", "blackwell", "cdna")
 LOAD = "share of the data sheet's peak that large products reach under training load"
@@ -44,8 +48,9 @@ _MEMORY = {"llm-foundry": (1.75, 0.2), "torchtitan": (1.2, 0.2), "nanotron": (1.
 _HOST = {"nanotron": 14e-6, "llm-foundry": 10e-6, "automodel": 10e-6}
 
 
-def priors() -> dict[str, Prior]:
-    """Every constant's prior by name."""
+@cache
+def priors(*, pins: bool = True) -> dict[str, Prior]:
+    """Every constant's prior by name; `pins` puts the first stage's result in place of what is expected before it."""
     found: dict[str, Prior] = {}
     for device in device_names():
         for dtype, share in _GEMM[device].items():
@@ -63,6 +68,9 @@ def priors() -> dict[str, Prior]:
         found[f"scan.{name}"] = Prior(_SCAN[name], 0.4, "share", "of the bf16 peak; " + _SCRIPTS)
         found[f"grouped.{name}"] = Prior(0.985, 0.02, "share", f"of the dense rate, at most 1; {_FORMS}", 1.0)
     found |= _forms() | _links() | _frameworks()
+    if pins and PINS.exists():
+        for name, pin in json.loads(PINS.read_text(encoding="utf-8")).items():
+            found[name] = found[name]._replace(value=pin["value"], spread=pin["spread"], source=pin["source"])
     return found
 
 
@@ -109,7 +117,7 @@ def _links() -> dict[str, Prior]:
         "tensor.link": Prior(0.84, 0.10, "share", nccl + "a long ring's all-gather on H200 (ai-dynamo/aiconfigurator)", 1.0),
         "tensor.latency": Prior(
             *(30e-6, 0.2, "seconds"),
-            "of a collective beside its bytes; NCCL's all-gather of 64 MiB on two to eight H200 (ai-dynamo/aiconfigurator)",
+            "of a collective beside its bytes; NCCL's all-gather on two to eight H200 (ai-dynamo/aiconfigurator)",
         ),
         "tensor.exposed": Prior(0.35, 0.4, "share", "of overlapped tensor-parallel transfers; " + _SCRIPTS, 1.0),
         "exchange.link": Prior(0.6, 0.3, "share", nccl + "all-to-all of 512 MiB on eight H200 (ai-dynamo/aiconfigurator) is 0.72", 1.0),

@@ -100,10 +100,13 @@ CASES = {
     "a last slot without layers": row(LATENT | {"L": 61, "nA": 61, "nE": 60}, pp=8, vp=4, dp=1, nmb=64, dispatcher="alltoall"),
     "ends alone": row(LLAMA | {"L": 30, "nA": 30, "nD": 30}, pp=4, vp=8, dp=2, nmb=32),
     "stages of a hybrid": row(HYBRID | {"L": 16, "nE": 6, "nM": 8}, pp=2, dp=4, ep=4, dispatcher="hybridep"),
+    "adapters": row(task="lora", tp=2, pp=2, vp=4, dp=2, precision="fp8"),
+    "adapters on every linear": row(task="lora", framework="automodel", release=None, fsdp={"kind": "fsdp2", "regather": True, "red": 4}),
+    "rows filled up": row(HYBRID, model="nemotron3-super", precision="mxfp8", device="GB200", ep=8, dispatcher="hybridep"),
     "Megatron-FSDP": row(fsdp={"kind": "mfsdp", "regather": True, "red": 2}),
 }
-OTHER_HOSTS = {"sharded", "cluster's adapters"}
-"""Rows of frameworks whose launch specs do not say."""
+OTHER_HOSTS = {"sharded", "cluster's adapters", "adapters", "adapters on every linear", "rows filled up"}
+"""Rows of frameworks whose launch specs do not say, or of launches that they do not."""
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - OTHER_HOSTS))
@@ -124,7 +127,6 @@ def test_a_spec_and_the_row_give_the_same_time(name):
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (row(task="lora"), "frozen weights (LoRA)"),
         (row(HYBRID, pp=2, dp=4), "blocks of a hybrid that do not divide into alike slots"),
         (row(LLAMA | {"L": 33, "nA": 33, "nD": 33}, pp=4, dp=2), "layers that do not divide into whole chunks"),
     ],

@@ -114,9 +114,9 @@ def _experts(work: StepWorkload, found: Ledger) -> None:
         transfers.tensor(found, work)
     quantize = launch.QUANTIZE_KERNELS * local if launch.casts_apart(work.software) else 0.0
     ratio, graphs = launch.BACKWARD_KERNELS["E"], work.software.graphs
-    found.launch(launch.KERNELS["router"], launch.KERNELS["router"] * ratio, graphed=bool({"full", "moe_router"} & graphs))
+    found.launch(launch.KERNELS["router"], launch.KERNELS["router"] * ratio, graphed=bool({"full", "moe", "moe_router"} & graphs))
     kernels = launch.KERNELS["experts"] + quantize
-    found.launch(kernels, kernels * ratio, graphed="full" in graphs)
+    found.launch(kernels, kernels * ratio, graphed=bool({"full", "moe"} & graphs))
     transfers.exchange(found, work, shape, again)
 
 

@@ -51,7 +51,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "step_transfer": Formula(
         "collectives that a block waits for: tensor groups, expert exchange, context rings, pipeline hops",
-        "t = x · (B / W + n · l); x what no work hides, B bytes a rank sends, n steps of l seconds",
+        "t = x · (B / W + n · l); x what no work hides, B bytes a rank sends, n collectives of l seconds",
         "seconds",
         "NCCL's tuning model" + _FITTED,
         "0.4 · (2 · 3 · 8e6 / 3.6e11 + 6 · 8e-6) = 0.000072533",
@@ -62,6 +62,13 @@ FORMULAS: dict[str, Formula] = {
         "copies",
         "counting under uniform routing",
         "8 · (1 - (1 - 1/8)^8) = 5.2511",
+    ),
+    "step_short_ring": Formula(
+        "how much longer bytes take in a ring of n ranks of a domain than in a long one",
+        "r = (n + 0.85) / n",
+        "factor",
+        "NCCL's all-gather on two, four and eight H200 (ai-dynamo/aiconfigurator): 59, 72 and 77 % of the link",
+        "(2 + 0.85) / 2 = 1.425",
     ),
     "step_launch": Formula(
         "a pass whose kernels the host launches while they run",

@@ -28,7 +28,7 @@ def names_of(work: StepWorkload) -> dict[str, Factors]:
     release = _release(work, is_moe=is_moe)
     found["moe"] = _product(f"moe.{release}" if release else None)
     found["host"] = _product(f"host.{software.name}")
-    waits = is_moe and software.dispatcher in _WAITING and not graphed and not software.token_drop
+    waits = is_moe and software.dispatcher in _WAITING and not graphed and not software.token_drop and software.name == "megatron-bridge"
     if waits:
         found["sync"] = _product("host.sync")
     found["fixed"] = _product(f"step.{software.name}")

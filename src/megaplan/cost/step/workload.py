@@ -177,7 +177,7 @@ class Software(NamedTuple):
         dispatcher: alltoall, deepep or hybridep.
         tp_overlap: Tensor-parallel transfers run beside products.
         exchange_overlap: Exchanges of one microbatch run beside the work of another.
-        graphs: Parts that run in CUDA graphs: full, attn, mlp, mamba, moe_router, moe_preprocess.
+        graphs: Parts that run in CUDA graphs: full, attn, mlp, mamba, moe, moe_router, moe_preprocess.
         compiled: Elementwise operations are fused, by hand or by torch.compile.
         fp8_attention: The attention core multiplies in fp8.
         low_head: The head multiplies in the recipe's dtype.

@@ -14,6 +14,7 @@ COMPUTED = {
     "step_memory": memory.moved_seconds(4096 * 4096 * 10, 2.5e12, 1.3),
     "step_scan": scan.scan_seconds(SCAN_FLOPS, 2e9, 5e13, 6e12),
     "step_transfer": transfers.transfer_seconds(2 * 3 * 8e6, 6, 3.6e11, 8e-6, 0.4),
+    "step_short_ring": transfers.short_ring(2),
     "step_copies": transfers.copies(8, 8, distinct=True),
     "step_launch": launch.joined_seconds(0.010, 0.009),
     "step_pipeline": pipeline.pipeline_seconds(16, 2, [(1, 0.028), (1, 0.030), (1, 0.026)]),
