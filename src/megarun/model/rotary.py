@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from megarun.model.relation import Relations
 
 
 class Rotary(NamedTuple):
-    """cos and sin of the angles, fp32 [T, R/2] each."""
+    """What the layers of a stage that attend share: cos and sin of the angles, fp32 [T, R/2] each, and a relation bias."""
 
     cos: Tensor
     sin: Tensor
+    relations: Relations | None = None
 
 
 def rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
