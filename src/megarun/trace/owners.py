@@ -28,7 +28,9 @@ OWNER_COLUMNS = {
 }
 ROUTED_OUTPUTS = {
     "megakernels.route.default": (1,),
+    "megakernels.route_sigmoid.default": (1,),
     "megakernels.route_scored.default": (1, 4),
+    "megakernels.route_scored_sigmoid.default": (1, 4),
     "megakernels.dispatch_plan.default": (0, 1),
     "megakernels.arrival_plan.default": (0, 1),
     "megakernels.dispatch.default": (0,),

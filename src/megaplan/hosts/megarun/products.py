@@ -7,7 +7,7 @@ those whose products it does not see.
 
 from __future__ import annotations
 
-ROUTERS = ("route", "route_scored")
+ROUTERS = ("route", "route_sigmoid", "route_scored", "route_scored_sigmoid")
 HEAD_AND_LOSS = ("linear_cross_entropy", "linear_slice_statistics")
 IN_EIGHT_BITS = ("fp8_linears",)
 LIBRARY_OPERATIONS = tuple(f"megakernels.{name}.default" for name in (*ROUTERS, *HEAD_AND_LOSS, *IN_EIGHT_BITS))
