@@ -11,7 +11,7 @@ from random_plans.families import later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.lora import add_lora
 from random_plans.low_precision import add_recipe, add_trained_recipe
-from random_plans.model import Shape, add_platform, draw_hidden, draw_letters, model_section
+from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, model_section
 from random_plans.options import add_megatron_options, add_options, add_routing, add_scores
 from random_plans.settings import (
     add_framework,
@@ -82,7 +82,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     }
     if degrees.steps > 1:
         sections["schedule"]["steps_per_update"] = degrees.steps
-    add_platform(stream("platform"), sections["model"], shape)
+    add_later_features(stream, sections["model"], shape)
     if not megatron and "mamba" in sections["model"] and (section := mamba1(stream("mamba1"), shape)) is not None:
         sections["model"]["mamba"] = section
     if not megatron:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -256,14 +256,18 @@ def _features(draw: Draw, shape: Shape) -> dict[str, Any]:
     return features
 
 
-PLATFORM_SHARE = 0.1
+PLATFORM_SHARE, RELATIONS_SHARE = 0.1, 0.12
 
 
-def add_platform(draw: Draw, model: dict[str, Any], shape: Shape) -> None:
-    """A platform embedding of a plan of megarun, in a stream of its own."""
+def add_later_features(stream: Callable[[str], Draw], model: dict[str, Any], shape: Shape) -> None:
+    """Features that plans of megarun did not always have, each in a stream of its own."""
+    draw = stream("platform")
     if shape.scope is Scope.RUNTIME and draw.chance(PLATFORM_SHARE):
         section = {"num_categories": draw.randint(5, 60), "bottleneck": draw.wide(4, min(200, shape.size.width))}
         model["features"] = {**model.get("features", {}), "platform": section}
+    draw, attends = stream("relations"), "A" in shape.letters and "indexer" not in model["attention"]
+    if shape.scope is Scope.RUNTIME and attends and draw.chance(RELATIONS_SHARE):
+        model["features"] = {**model.get("features", {}), "relation_bias": {"num_relations": draw.wide(2, 256)}}
 
 
 _FAMILIES = {

@@ -25,6 +25,7 @@ class Dims(NamedTuple):
         etp: Ranks over which each expert is sharded.
         kernels: Whether Triton's kernels run the operations.
         frozen: Whether the parameters of blocks have no gradients (`lora`).
+        relations: Rows of the relation bias that attention adds to scores; 0 without one.
     """
 
     batch: int
@@ -41,6 +42,7 @@ class Dims(NamedTuple):
     etp: int = 1
     kernels: bool = False
     frozen: bool = False
+    relations: int = 0
 
     @property
     def residual(self) -> tuple[int, int, int]:

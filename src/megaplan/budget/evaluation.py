@@ -15,12 +15,12 @@ from megaplan.budget.unit import Unit, make_unit
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import (
+    every_stage_bytes,
     further_loss_bytes,
     input_bytes,
     label_bytes,
     rotary_bytes,
     rotary_scratch_bytes,
-    starts_bytes,
     step_sum_bytes,
 )
 from megaplan.hosts.megarun.dims import local_dims
@@ -153,7 +153,7 @@ class Evaluation:
         self.boundary_bytes = boundary_bytes(self.dims)
         self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
-        self.rotary_scratch_bytes, self.starts_bytes = rotary_scratch_bytes(spec), starts_bytes(spec)
+        self.rotary_scratch_bytes, self.every_stage_bytes = rotary_scratch_bytes(spec), every_stage_bytes(spec)
         self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon
         sizes, in_place = storage_sizes(spec, padded=padded), True

@@ -31,7 +31,7 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
     fresh = state is UNTOUCHED or not policy.pipelined
     gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
     flats, starts = (chunk.first_gathers if fresh else chunk.later_gathers) if fresh or gathers else NO_ALL_GATHERS
-    best, index, moment, gathered = _largest_forward(chunk, flats, fresh=fresh, gathers=gathers)
+    best, index, moment, gathered = _largest_forward(chunk, flats, absent, fresh=fresh, gathers=gathers)
     gradients = chunk.held(state, weight_grads=weight_grads)[0]
     copies = gathers if policy.reshard else fresh
     start, first, communication = _largest_start(chunk, starts, absent) if copies else NO_START
@@ -45,16 +45,18 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
         gathered = communication + chunk.root.gathered_bytes
         total, less = before + gradients + gathered, absent if first == chunk.first_layer else 0
         return Peak(total - less, f"gathering of {chunk.names[first]}", first, before, None, (), gradients, gathered, 0, less)
-    passing = chunk.units[index].passing_bytes
-    return chunk.unit_peak(index, f"forward of {chunk.names[index]}", moment, (), (gradients, gathered), passing)
+    passing, less = chunk.units[index].passing_bytes, absent if index < chunk.first_layer else 0
+    peak = chunk.unit_peak(index, f"forward of {chunk.names[index]}", moment, (), (gradients, gathered), passing)
+    return peak._replace(total=peak.total - less, absent=less)
 
 
-def _largest_forward(chunk: Chunk, flats: Sequence[int], *, fresh: bool, gathers: bool) -> tuple[int, int, Moment, int]:
+def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: bool, gathers: bool) -> tuple[int, int, Moment, int]:
     """Of the units' forwards the largest: its size without gradients, the unit, its moment, and what is gathered then.
 
     Args:
         chunk: Of a rank.
         flats: For each unit the all-gather's outputs, of its own and of the next one.
+        absent: What is not there yet before the first product.
         fresh: Whether nothing is gathered before.
         gathers: Whether each unit is gathered for its forward and freed after it.
     """
@@ -79,6 +81,7 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], *, fresh: bool, gathers
                 moments = freeing_experts(unit, own_moments, gathered)
         for moment, moment_bytes, communication in moments:
             size = chunk.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
+            size -= absent if index < chunk.first_layer else 0
             if size >= best:
                 best, found = size, (index, moment, communication)
     return best, *found

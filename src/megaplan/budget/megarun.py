@@ -130,7 +130,7 @@ def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence
             stored.adamw_shard_bytes if evaluation.uses_muon else 0,
             building,
             buffers,
-            inputs + evaluation.starts_bytes,
+            inputs + evaluation.every_stage_bytes,
             num_receives * evaluation.boundary_bytes,
             evaluation.workspace_bytes,
             stored.slack_bytes + num_receives * evaluation.boundary_slack_bytes,

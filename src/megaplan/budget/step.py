@@ -92,7 +92,8 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySc
 
 def _before_products(chunk: Chunk, moment: Moment, peak: Peak) -> bool:
     first_forward = moment.kind is FORWARD and all(state is UNTOUCHED for state in moment.states)
-    return first_forward and peak.moment is None and peak.unit == chunk.first_layer
+    gathers = peak.moment is None and peak.unit == chunk.first_layer
+    return first_forward and (gathers or peak.unit < chunk.first_layer)
 
 
 def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, Moment, Peak]) -> StepPeak:

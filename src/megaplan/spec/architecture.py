@@ -46,10 +46,10 @@ class CategoryEmbedding(Section):
 
 
 class RelationBias(Section):
-    """One table num_relations × num_heads added to attention scores, shared by all A layers.
+    """One table num_relations × num_heads, a row for the class of a key, added to attention scores and shared by all A layers.
 
     Attributes:
-        num_relations: Relations between two positions.
+        num_relations: Classes of keys, those of the token file.
     """
 
     num_relations: PositiveInt

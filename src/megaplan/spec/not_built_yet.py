@@ -14,7 +14,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
-from megaplan.spec.models import Mamba1, Spec
+from megaplan.spec.models import LatentAttention, Mamba1, Spec
 from megaplan.spec.options import ROUTING, SCALES, given_options
 from megaplan.spec.source import NOWHERE
 
@@ -27,8 +27,11 @@ def _above_one(axis: str) -> Found:
     return lambda spec: getattr(spec.mesh, axis) if getattr(spec.mesh, axis) > 1 else None
 
 
-def _feature(name: str) -> Found:
-    return lambda spec: "given" if getattr(spec.model.features, name) is not None else None
+def _indexed_bias(spec: Spec) -> object | None:
+    """A relation bias where layers choose keys: the choice and its loss know no bias."""
+    attention = spec.model.attention
+    indexed = isinstance(attention, LatentAttention) and attention.indexer is not None and bool(attention.indexer.layers)
+    return "given, with model.attention.indexer" if spec.model.features.relation_bias is not None and indexed else None
 
 
 def _dtype(role: str) -> Found:
@@ -82,7 +85,7 @@ def _other_host(spec: Spec) -> object | None:
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.moe.capacity_factor", _capacity, "null"),
     ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
-    ("model.features.relation_bias", _feature("relation_bias"), "null"),
+    ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.families", _families, "{}"),

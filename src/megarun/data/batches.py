@@ -85,6 +85,7 @@ class Batch(NamedTuple):
             or `MISSING`.
         structure: Classes of local tokens, uint8 [rows, t], on the first stage of a model that embeds them.
         platform: Platforms of local tokens, as `structure`.
+        classes: Classes of all tokens of the rows, uint8 [rows, T], on every rank of a model with a relation bias.
         following: On the last stage of a model with multi-token prediction, the labels of each depth, shaped like `labels`: the tokens
             2, 3, … positions after.
         following_before: Where the depths add n-grams, as `before` of the tokens that each of them embeds: those 1, 2, … positions after.
@@ -102,10 +103,11 @@ class Batch(NamedTuple):
     following_before: tuple[Tensor, ...] = ()
     following_structure: tuple[Tensor, ...] = ()
     following_platform: tuple[Tensor, ...] = ()
+    classes: Tensor | None = None
 
     def keyword_inputs(self) -> dict[str, Any]:
         """Keyword inputs of the stages in addition to tokens or residual stream; each stage reads only those that it needs."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in ("before", "structure", "platform", "labels")}
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("before", "structure", "platform", "labels", "classes")}
         given["starts"] = self.packed.starts if self.packed is not None else None
         for name in FURTHER:
             given[name] = getattr(self, name) or None
@@ -120,9 +122,11 @@ class Batch(NamedTuple):
         packed = self.packed
         if packed is not None:
             packed = Packed(packed.starts.chunk(num_parts)[index], packed.num_targets)
-        further = [tuple(rows.chunk(num_parts)[index] for rows in depths) for depths in (getattr(self, name) for name in FURTHER)]
+        further: list[Any] = [
+            tuple(rows.chunk(num_parts)[index] for rows in depths) for depths in (getattr(self, name) for name in FURTHER)
+        ]
         sides = cut(self.before), cut(self.structure), cut(self.platform)
-        return Batch(cut(self.tokens), cut(self.labels), packed, *sides, *further)
+        return Batch(cut(self.tokens), cut(self.labels), packed, *sides, *further)._replace(classes=cut(self.classes))
 
 
 class Batches:
@@ -143,6 +147,7 @@ class Batches:
         self._num_further = features.mtp.depth if features.mtp is not None else 0
         self._categories = tuple(name for name in ("structure", "platform") if getattr(features, name) is not None)
         self._sides_ahead = bool(features.sides_ahead)
+        self._relates = features.relation_bias is not None
         self._shape = (spec.schedule.microbatches_per_update, mesh.num_data_ranks, spec.batch.micro_batch_size)
 
     def at(self, step: int) -> Batch:
@@ -161,13 +166,13 @@ class Batches:
                 raise refusal("MP621", f"step {step + 1}: {tokens:,} tokens, each the last of its document", "data.packing")
             starts = self._mine(table)
             packed = Packed(self._cp.own_starts(starts[:, :-1]).contiguous().to(device), num_targets)
+        found = Batch(None, None, packed, classes=self._all_classes(batch))
         if not (self._reads_tokens or self._reads_labels):
-            return Batch(None, None, packed)
+            return found
         rows = self._mine(self._source.rows(*batch))
         read = {"structure": self._source.structure_rows, "platform": self._source.platform_rows}
         embeds = self._reads_tokens or self._sides_ahead
         classes = {name: self._mine(read[name](*batch)) for name in self._categories if embeds}
-        found = Batch(None, None, packed)
         if self._reads_tokens:
             found = found._replace(tokens=rows[:, self._own].to(device))
             if self._num_before:
@@ -200,6 +205,12 @@ class Batches:
         known = max(self._seq_length + 1 - ahead, 0)
         found[:, :known] = rows[:, ahead : ahead + self._seq_length]
         return found[:, self._share].to(self._mesh.device)
+
+    def _all_classes(self, batch: tuple[int, int, int, int]) -> Tensor | None:
+        """Classes of all tokens of the rank's rows, uint8 [n, T]; None without a relation bias."""
+        if not self._relates:
+            return None
+        return self._mine(self._source.structure_rows(*batch))[:, :-1].contiguous().to(self._mesh.device)
 
     def _mine(self, rows: np.ndarray) -> Tensor:
         """Rows of the global batch [num_rows, n] -> rows of this rank's microbatches, concatenated."""

@@ -15,6 +15,7 @@ from megakernels import mla_kv, rope
 from megaplan.spec import models as spec
 from megarun.model.indexer import Indexer
 from megarun.model.norm import Block, RMSNorm, RowLinear, gated, linear
+from megarun.model.relation import Relations
 from megarun.model.rotary import Rotary, unrotated
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.context_indexer import Choice, context_indexed_attention
@@ -66,12 +67,14 @@ class GroupedQueryAttention(Block):
         if self.rotates:
             cos, sin = rotary.of(self.window)
             q, k = rope(q, cos, sin), rope(k, cos, sin)
-        return self.add(x, self.core(q, k, v, starts, *gate))
+        return self.add(x, self.core(q, k, v, starts, rotary.relations, *gate))
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+    def core(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, relations: Relations | None = None, gate: Tensor | None = None
+    ) -> Tensor:
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention, its gate [B, T, Hq · D] and output projection."""
         # what attention makes has no local name: where it runs again it is freed while the projection is reduced
-        attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks)
+        attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations)
         return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate)))
 
 
@@ -132,12 +135,12 @@ class LatentAttention(Block):
         k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
         del kv  # not saved for backward
         if self.indexer is None:
-            return self.add(x, self.core(q, k, v, starts))
+            return self.add(x, self.core(q, k, v, starts, rotary.relations))
         return self.add(x, self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts))
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None) -> Tensor:
+    def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, relations: Relations | None = None) -> Tensor:
         """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""
-        return self.o_proj.reduce(self.o_proj(self.cp.attention(q, k, v, self.scale, self.window, starts).flatten(2)))
+        return self.o_proj.reduce(self.o_proj(self.cp.attention(q, k, v, self.scale, self.window, starts, relations=relations).flatten(2)))
 
     def indexed_core(
         self,

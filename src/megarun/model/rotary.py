@@ -9,15 +9,25 @@ import torch
 from torch import Tensor
 
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from megarun.model.relation import Relations
 
 
 class Rotary(NamedTuple):
-    """cos and sin of the angles, fp32 [T, R/2] each; others for layers with a window, if these have another base."""
+    """What the layers of a stage that attend share.
+
+    Attributes:
+        cos: Of the angles, fp32 [T, R/2].
+        sin: Likewise.
+        window_cos: Of layers with a window, if these have another base.
+        window_sin: Likewise.
+        relations: A relation bias.
+    """
 
     cos: Tensor
     sin: Tensor
     window_cos: Tensor | None = None
     window_sin: Tensor | None = None
+    relations: Relations | None = None
 
     def of(self, window: int | None) -> tuple[Tensor, Tensor]:
         """The table of a layer with this window."""

@@ -28,6 +28,7 @@ from megarun.model.moe import ExpertBlock
 from megarun.model.mtp import Ends, PredictionDepth
 from megarun.model.norm import Block, center_norms, linear, stream_norm
 from megarun.model.recurrent import MatrixRecurrenceBlock
+from megarun.model.relation import RelationBias
 from megarun.model.rotary import Rotary, rotary_table, rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
 from megarun.model.short_convolution import ShortConvolutionBlock
@@ -81,6 +82,7 @@ class Stage(nn.Module):
         self.ngram = NgramEmbedding(ngram, model.hidden_size) if ngram is not None else None
         self.structure = CategoryEmbedding(structure, model.hidden_size) if structure is not None else None
         self.platform = CategoryEmbedding(platform, model.hidden_size) if platform is not None else None
+        self.relation_bias = build_relation_bias(model, tp) if "relation_bias" in slot.blocks else None
         layers = range(slot.start, slot.stop)
         families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
         self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
@@ -134,6 +136,8 @@ class Stage(nn.Module):
         """Create the buffers that are not in checkpoints: rotary tables, sums of a step."""
         if self.looks_ahead:
             self.register_buffer("further_loss", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
+        if self.relation_bias is not None:
+            self.relation_bias.add_gradient_parts(device)
         for block in self.layers.values():
             if isinstance(block, ExpertBlock):
                 block.add_sums(device)
@@ -151,6 +155,7 @@ class Stage(nn.Module):
         following_before: Sequence[Tensor] = (),
         following_structure: Sequence[Tensor] = (),
         following_platform: Sequence[Tensor] = (),
+        classes: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Token ids or residual stream in; residual stream, logits or summed loss out, with `following` also the loss of further tokens.
 
@@ -167,13 +172,19 @@ class Stage(nn.Module):
             following_before: Where depths add n-grams, `before` of the tokens that each of them embeds.
             following_structure: Where they add classes, `structure` of these tokens.
             following_platform: Where they add platforms, `platform` of these tokens.
+            classes: uint8 [B, T], classes of all positions; for stages with a relation bias.
         """
         if self.embeds:
             x = self.embed(x, before, structure, platform)
             x = start_gradients(x) if self.frozen else x
-        rotary = self.rotary
+        shared = rotary = self.rotary
+        if self.relation_bias is not None and rotary is not None:
+            if classes is None:
+                raise ValueError("a relation bias needs classes; megarun.training.prepare should refuse a file without")
+            x, relations = self.relation_bias(x, classes)
+            shared = rotary._replace(relations=relations)
         for block in self.layers.values():
-            x = block(x, rotary, starts)
+            x = block(x, shared, starts)
         if not self.predicts:
             return x
         further = None
@@ -262,6 +273,12 @@ class Stage(nn.Module):
             return linear_op(normed, self.head_weight)
         # a deferred weight gradient would keep the gradient of the logits alive
         return column_parallel(self.tp, normed, [self.head_weight], may_wait=False)[0]
+
+
+def build_relation_bias(model: spec.Model, tp: TensorParallel) -> RelationBias | None:
+    """The table of a stage that attends: a TP rank's heads."""
+    relations, attention = model.features.relation_bias, model.attention
+    return RelationBias(relations.num_relations, tp.share(attention.num_heads)) if relations is not None and attention is not None else None
 
 
 def build_block(

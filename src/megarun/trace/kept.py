@@ -6,6 +6,7 @@ it as an attribute, or a module stores it. Hooks on saved tensors only record wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from megaplan.hosts.megarun.ledger import block_ledger
 from megaplan.hosts.values import LedgerTensor
-from megaplan.inventory.tensors import Inventory
+from megaplan.inventory.tensors import Inventory, Outside
 from megaplan.spec.models import SIDES, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
@@ -103,10 +104,10 @@ def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[str], kept: 
     """
     outside = dict(inventory.outside)
     found: list[Difference] = []
-    for name in blocks:
+    for name, count in Counter(blocks).items():  # two stages of a rank may have copies of a block
         tied = name == HEAD and inventory.tied
         block = outside["embedding"] if tied else inventory.block(name)
-        found += _compare_block(name, block_ledger(spec, name, block).saved, [item for item in kept if item.block == name])
+        found += _compare_block(name, block_ledger(spec, name, block).saved * count, [item for item in kept if item.block == name])
     return found
 
 
@@ -115,7 +116,7 @@ def block_of(place: str) -> str:
     parts = place.split(".")
     if parts[0] in ("layers", "mtp"):
         return ".".join(parts[:2])
-    if parts[0] in SIDES:
+    if parts[0] in (*SIDES, Outside.RELATION_BIAS):
         return parts[0]
     return place if _is_block(place) else HEAD
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from megakernels import scratch_bytes
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.products import LIBRARY_OPERATIONS
-from megaplan.inventory.tensors import Group, Inventory, Owner
+from megaplan.inventory.tensors import Group, Inventory, Outside, Owner
 from megaplan.spec.models import SIDES
 from megarun.engine.trainer import Trainer
 from megarun.parallel.apply.weight_gradients import WeightGradients
@@ -158,6 +158,7 @@ class Owners:
         if record.kind in COLUMNS:
             side = record.kind is Kind.WORKING and _in_side_embedding(record.place)
             is_feature = side and record.output not in RESIDUAL_OUTPUTS.get(record.op, ())
+            is_feature |= record.kind is Kind.WORKING and record.place == Outside.RELATION_BIAS
             return Column.FEATURE_ACTIVATIONS if is_feature else COLUMNS[record.kind]
         tensor = self._tensors[record.name]
         if record.kind is Kind.PARAMETER:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from megaplan.inventory.tensors import Outside
 from megaplan.spec.models import SIDES
 from megarun.parallel.apply.pipeline import BatchLoss
 from megarun.trace.kinds import Kind
@@ -74,7 +75,7 @@ class Places:
         """Place of the running operation, and whether it is a forward's.
 
         In backward, an operation belongs to the module of its parameter operand, else of an operand allocated in forward, else of any
-        operand.
+        operand. The table that A layers share has no operation of their own.
         """
         if self._stack:
             return self.running, self.in_forward
@@ -82,6 +83,6 @@ class Places:
         for record in operands:
             rank = 0 if record.kind in (Kind.PARAMETER, Kind.GATHERED_PARAMETER) and record.name else 1 if record.forward else 2
             owner = record.name.rpartition(".")[0] if rank == 0 else record.place
-            if rank < best and owner:
+            if rank < best and owner not in ("", Outside.RELATION_BIAS):
                 best, place = rank, owner
         return place, False

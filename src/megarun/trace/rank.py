@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,6 +71,7 @@ class TracedTrainer(PhasedTrainer):
             batch.before,
             batch.structure,
             batch.platform,
+            batch.classes,
             *batch.following,
             *batch.following_before,
             *batch.following_structure,
@@ -147,8 +149,9 @@ def blocks_of(stage: Stage) -> tuple[str, ...]:
     """Inventory blocks that a stage runs; a tied head is `head`."""
     sides = tuple(name for name in SIDES if getattr(stage, name) is not None)
     first, last = ("embedding", *sides) if stage.embeds else (), ("final_norm", "head") * stage.predicts
+    relations = ("relation_bias",) * (stage.relation_bias is not None)
     depths = (f"mtp.{depth}" for depth in stage.mtp) if stage.looks_ahead else ()
-    return *first, *(f"layers.{index}" for index in stage.layers), *depths, *last
+    return *first, *relations, *(f"layers.{index}" for index in stage.layers), *depths, *last
 
 
 def empty_batch(job: Job, trainer: PhasedTrainer) -> Batch:
@@ -171,7 +174,7 @@ def empty_batch(job: Job, trainer: PhasedTrainer) -> Batch:
         return earlier, structure, platform
 
     ahead = [sides(predicts and bool(features.sides_ahead)) for _ in range(depth)]
-    further = [tuple(each for each in kind if each is not None) for kind in zip(*ahead, strict=True)]
+    further: list[Any] = [tuple(each for each in kind if each is not None) for kind in zip(*ahead, strict=True)]
     return Batch(
         zeros(embeds, length),
         zeros(predicts, length),
@@ -179,4 +182,4 @@ def empty_batch(job: Job, trainer: PhasedTrainer) -> Batch:
         *sides(embeds),
         tuple(labels for _ in range(depth) if (labels := zeros(predicts, length)) is not None),
         *further,
-    )
+    )._replace(classes=zeros(features.relation_bias is not None, spec.batch.seq_length, dtype=torch.uint8))

@@ -61,15 +61,20 @@ def open_tokens(path: Path, spec: Spec) -> TokenFile:
         detail = f"{path}: vocab_size = {source.vocab_size:,}, model.vocab_size = {spec.model.vocab_size:,}"
         raise refusal("MP605", detail, "model.vocab_size", (f"megaplan split SPEC --set model.vocab_size={source.vocab_size} -o PLAN",))
     features, header = spec.model.features, source.header
-    if features.structure is not None and source.classes is None:
+    if (features.structure is not None or features.relation_bias is not None) and source.classes is None:
         raise source.unclassified()
     if features.platform is not None and source.platforms is None:
         raise source.without_platforms()
-    fields = ("structure", "num_categories", header.num_categories), ("platform", "num_platforms", header.num_platforms)
-    for feature, field, found in fields:
-        section, key = getattr(features, feature), f"model.features.{feature}.num_categories"
-        if section is not None and found > section.num_categories:
-            detail = f"{path}: {field} = {found}, {key} = {section.num_categories}"
+    fields = (
+        ("structure.num_categories", "num_categories", header.num_categories),
+        ("platform.num_categories", "num_platforms", header.num_platforms),
+        ("relation_bias.num_relations", "num_categories", header.num_categories),
+    )
+    for name, field, found in fields:
+        feature, _, count = name.partition(".")
+        section, key = getattr(features, feature), f"model.features.{name}"
+        if section is not None and found > getattr(section, count):
+            detail = f"{path}: {field} = {found}, {key} = {getattr(section, count)}"
             raise refusal("MP627", detail, key, (f"megaplan split SPEC --set {key}={found} -o PLAN",))
     source.num_windows(spec.batch.seq_length)
     return source

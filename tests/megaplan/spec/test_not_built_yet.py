@@ -38,7 +38,6 @@ NOT_BUILT = {
     ),
     "model.moe.capacity_factor=1.5": "model.moe.capacity_factor = 1.5; megarun trains with null",
     "model.mamba={kind: mamba1, inner_norm: plain}": "model.mamba.inner_norm = plain; megarun trains with none or scaled",
-    "model.features.relation_bias={num_relations: 4}": "model.features.relation_bias = given; megarun trains with null",
 }
 
 
@@ -89,6 +88,17 @@ def test_short_convolutions_are_built(accepted: Accepted) -> None:
 def test_linear_attention_is_built(accepted: Accepted, section: str) -> None:
     overrides = ["model.num_layers=6", "mesh.pp=1", f"model.linear_attention={section}"]
     assert megarun_refuses(accepted(("AMERD", "AMERDG"), overrides=overrides).spec) == ()
+
+
+def test_a_relation_bias_is_built_where_no_layer_chooses_keys(accepted: Accepted) -> None:
+    relations = "model.features.relation_bias={num_relations: 4}"
+    assert megarun_refuses(accepted(overrides=[relations]).spec) == ()
+    widths = "q_lora_rank: 8, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 4, v_head_dim: 8"
+    attention = f"model.attention={{kind: mla, num_heads: 4, {widths}, indexer: {{num_heads: 2, head_dim: 6, layers: [0], top_k: 5}}}}"
+    (found,) = megarun_refuses(accepted(overrides=[relations, attention]).spec)
+    assert found.detail == (
+        "model.features.relation_bias = given, with model.attention.indexer; megarun trains with null, or without an indexer"
+    )
 
 
 @pytest.mark.parametrize("override", DTYPES)

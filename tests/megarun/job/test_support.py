@@ -20,7 +20,6 @@ PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
     [
         ({"mesh.etp": 2, "mesh.dp_shard": 2}, "mesh.etp = 2"),
         ({"model.moe.capacity_factor": 1.2}, "model.moe.capacity_factor = 1.2"),
-        ({"model.features": {"relation_bias": {"num_relations": 8}}}, "model.features.relation_bias"),
         ({"precision.params": "fp8"}, "precision.params = fp8"),
         ({"precision.families": {"E": "bf16"}}, "precision.families"),
     ],

@@ -27,6 +27,7 @@ NGRAM = {"model.features.ngram": {"num_tables": 4, "num_rows": 90, "dim": 4}}
 STRUCTURE = {"model.features.structure": {"num_categories": 7, "bottleneck": 6}}
 PLATFORM = {"model.features.platform": {"num_categories": 5, "bottleneck": 6}}
 SIDES = {"model.features.ngram": {"num_tables": 3, "num_rows": 50, "dim": 4, "max_order": 4}} | STRUCTURE
+RELATIONS = {"model.features.relation_bias": {"num_relations": 7}}
 MTP_TOO = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
 SIDES_AHEAD = SIDES | {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40, "side_embeddings": True}}
 PLATFORM_AHEAD = PLATFORM | {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40, "side_embeddings": True}}
@@ -80,6 +81,19 @@ FEATURE_CELLS = [
     Cell("platform-pp2-tp2", {"pp": 2} | T2, spec=DENSE | PLATFORM, ci=True),
     Cell("platform-structure-packed-cp2-dp2", C2 | {"dp_shard": 2}, spec=DENSE | FEW_WORDS | PLATFORM | STRUCTURE),
     Cell("platform-ahead-pp2", {"pp": 2}, spec=DENSE | PLATFORM_AHEAD),
+    # a relation bias: every stage that attends has a copy of the table, whose gradients are summed
+    Cell("relations-pp2-tp2", {"pp": 2} | T2, spec=DENSE | RELATIONS, ci=True),
+    Cell("relations-structure-packed-cp2-dp2", C2 | {"dp_shard": 2}, spec=DENSE | FEW_WORDS | RELATIONS | STRUCTURE),
+    Cell("relations-zbv-pp2-cp2", V2 | C2, "zbv", DENSE | RELATIONS | WINDOWED),
+    Cell(
+        "relations-latent-interleaved-pp2-recompute-reshard",
+        V2,
+        "interleaved_1f1b",
+        pattern("AD", attention=MLA) | RELATIONS | RECOMPUTED | RESHARD,
+    ),
+    Cell("relations-mtp-pp4-tied", {"pp": 4}, spec=DENSE | RELATIONS | MTP_TOO | TIED),
+    Cell("relations-experts-tp2-ep2-dp2", T2 | E2, spec=EXPERTS | RELATIONS),
+    Cell("relations-states-cp4", C4, spec=LONG | RELATIONS | {"recompute": {"default": "selective"}}),
     # multi-token prediction: the last stage has a second copy of the embedding, whose gradient is summed with the first's
     Cell("mtp-gpipe-pp2", {"pp": 2}, "gpipe", DENSE | _ahead()),
     Cell("mtp-1f1b-pp2", {"pp": 2}, spec=_ahead()),

@@ -56,12 +56,13 @@ class Cell:
 
     @property
     def bound(self) -> float:
-        """The metric's tolerance. An embedding's two copies sum in another order than one process does, and so do kernels."""
+        """The metric's tolerance. Copies of a block on several stages sum in another order than one process does, and so do kernels."""
         if self.tolerance is not None:
             return self.tolerance
         if "host.kernels" in self.spec:
             return OTHER
-        copied = (self.spec.get("model.tie_embeddings", False) or "model.features.mtp" in self.spec) and self.mesh.get("pp", 1) > 1
+        several = self.spec.keys() & {"model.features.mtp", "model.features.relation_bias"}
+        copied = (self.spec.get("model.tie_embeddings", False) or several) and self.mesh.get("pp", 1) > 1
         if copied or any(self.mesh.get(axis, 1) > 1 for axis in ("cp", "tp", "ep", "etp")):
             return OTHER
         return DATA_AXES if any(self.mesh.get(axis, 1) > 1 for axis in ("dp_replicate", "dp_shard")) else BITWISE

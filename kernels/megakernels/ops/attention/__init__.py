@@ -13,6 +13,7 @@ from megakernels.ops.attention.choice import (
 )
 from megakernels.ops.attention.inputs import GRADIENTS, Attention
 from megakernels.ops.attention.reference import made_like
+from megakernels.ops.attention.relations import require_relations
 from megakernels.ops.attention.sinks import require_sinks
 
 __all__ = ["attention"]
@@ -26,6 +27,8 @@ def attention(
     window: int | None = None,
     starts: Tensor | None = None,
     sinks: Tensor | None = None,
+    classes: Tensor | None = None,
+    relations: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax attention; query head i reads key head i // (Hq / Hkv).
 
@@ -38,6 +41,8 @@ def attention(
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
             None is one document a row. Position i sees none before it. No gradient.
         sinks: [Hq] or None: a score of each head in the denominator of its softmax.
+        classes: int32 [B, T] or None: the class of each position as a key, below R. No gradient.
+        relations: [R, Hq] or None, with classes: what each head adds to its scaled scores of keys of each class.
 
     Returns:
         [B, T, Hq, Dv], contiguous, in q's dtype.
@@ -55,7 +60,7 @@ def attention(
         launch each. On CUDA the forward is a library's where one accepts the inputs: cuDNN on Hopper and Blackwell for bf16 and fp16
         heads up to 128, else torch's flash kernel. The Triton forward runs packed rows, fp32, and the windows and unequal widths that
         neither accepts. The backward is always the Triton one and is bitwise reproducible. Heads wider than 256 (fp32: 64), and q, k and
-        v of different dtypes, stay with plain torch. Sinks scale what a forward has made, by plain torch.
+        v of different dtypes, stay with plain torch; so do relations. Sinks scale what a forward has made, by plain torch.
 
     Raises:
         ValueError: shapes do not fit, or window < 1.
@@ -68,7 +73,8 @@ def attention(
     require(window is None or window >= 1, "attention", "window must be at least 1", window=window)
     require_starts("attention", starts, q.shape[:2])
     require_sinks("attention", sinks, q)
-    out: Tensor = _attention(q, k, v, starts, scale, window, sinks)[0]
+    require_relations("attention", classes, relations, q, k)
+    out: Tensor = _attention(q, k, v, starts, scale, window, sinks, classes, relations)[0]
     return out
 
 

@@ -9,6 +9,7 @@ from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
 from megakernels.ops.attention import reference, sinks, vendor
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.reference import lse_like
+from megakernels.ops.attention.relations import relations_gradient
 from megakernels.ops.attention.sinks import add_sinks, delta_of, sinks_gradient
 from megakernels.ops.attention.sizes import accepts, backward_cost, backward_inside, forward_cost, forward_inside
 
@@ -38,12 +39,20 @@ def _forward(given: Attention) -> tuple[Tensor, Tensor]:
 
 
 def backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Same contract as `reference.backward`, and the gradient of the sinks; the kernels make all other gradients."""
+    """Gradients of q, k, v, the sinks and the relations; the kernels make all of the first three."""
     if runs_kernels(given):
         return kernel_backward(grad_out, given, out, lse, Places())
-    found = reference.backward(grad_out, given, out, lse, needs[:3])
+    *found, added = reference.backward(grad_out, given, out, lse, (*needs[:3], needs[4]))
     wanted = given.sinks is not None and needs[3]
-    return *found, sinks_gradient(delta_of(grad_out, out), lse, given.sinks) if wanted and given.sinks is not None else None
+    of_sinks = sinks_gradient(delta_of(grad_out, out), lse, given.sinks) if wanted and given.sinks is not None else None
+    return *found, of_sinks, of_relations(given, added)
+
+
+def of_relations(given: Attention, added: Tensor | None) -> Tensor | None:
+    """The gradient of the relations from that of the keys' scores; None without any."""
+    if added is None or given.classes is None or given.relations is None:
+        return None
+    return relations_gradient(added, given.classes, given.relations)
 
 
 def kernel_forward(given: Attention, places: Places) -> tuple[Tensor, Tensor]:
@@ -54,12 +63,12 @@ def kernel_forward(given: Attention, places: Places) -> tuple[Tensor, Tensor]:
 
 
 def kernel_backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor | None, ...]:
-    """`kernel.backward`, and the gradient of the sinks, None without any."""
+    """`kernel.backward`, the gradient of the sinks, None without any, and None: relations run in plain torch."""
     from megakernels.ops.attention import kernel  # noqa: PLC0415
 
     delta = torch.empty(lse.shape, dtype=lse.dtype, device=lse.device)
     found = kernel.backward(grad_out, given, out, lse, places, delta=delta)
-    return *found, None if given.sinks is None else sinks_gradient(delta, lse, given.sinks)
+    return *found, None if given.sinks is None else sinks_gradient(delta, lse, given.sinks), None
 
 
 def forward_scratch(given: Attention) -> int:

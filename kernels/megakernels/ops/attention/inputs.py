@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-GRADIENTS = ("q", "k", "v", "sinks")
+GRADIENTS = ("q", "k", "v", "sinks", "relations")
 
 
 class Attention(NamedTuple):
@@ -18,6 +18,8 @@ class Attention(NamedTuple):
     scale: float
     window: int | None
     sinks: Tensor | None = None
+    classes: Tensor | None = None
+    relations: Tensor | None = None
 
 
 class Places(NamedTuple):

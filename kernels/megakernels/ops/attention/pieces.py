@@ -24,8 +24,9 @@ from megakernels._common import (
     types_of,
 )
 from megakernels.ops.attention import reference, sinks
-from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, runs_kernels
+from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, of_relations, runs_kernels
 from megakernels.ops.attention.inputs import GRADIENTS, Attention, Places, places_of
+from megakernels.ops.attention.relations import require_relations
 from megakernels.ops.attention.sinks import add_sinks, delta_of, require_sinks, sinks_gradient
 from megakernels.ops.attention.sizes import backward_cost, backward_inside, forward_cost, forward_inside
 
@@ -42,6 +43,8 @@ def attention_pieces(
     query_pieces: Sequence[int],
     key_pieces: Sequence[int],
     sinks: Tensor | None = None,
+    classes: Tensor | None = None,
+    relations: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `megakernels.attention`, for the queries of some pieces.
 
@@ -56,6 +59,8 @@ def attention_pieces(
         query_pieces: Numbers of the pieces of q, in order.
         key_pieces: Numbers of the pieces of k and v, in order: every piece of the sequence.
         sinks: [Hq] or None, as for whole sequences.
+        classes: int32 or None, one for each position of the sequence, in its order.
+        relations: [R, Hq] or None, as for whole sequences.
 
     Returns:
         out, shaped as q with v's width, and lse fp32 [B, Hq, positions of q].
@@ -76,7 +81,8 @@ def attention_pieces(
     out: Tensor
     lse: Tensor
     require_sinks("attention_pieces", sinks, q)
-    out, lse = _pieces(q, k, v, starts, scale, window, sinks, list(query_pieces), list(key_pieces))
+    require_relations("attention_pieces", classes, relations, q, k)
+    out, lse = _pieces(q, k, v, starts, scale, window, sinks, classes, relations, list(query_pieces), list(key_pieces))
     return out, lse
 
 
@@ -93,10 +99,15 @@ def attention_pieces_backward(
     query_pieces: Sequence[int],
     key_pieces: Sequence[int],
     sinks: Tensor | None = None,
+    classes: Tensor | None = None,
+    relations: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v and, if given, of the sinks, of all but q the part that these queries make; arguments of `attention_pieces`."""
+    """Gradients of q, k, v and, if given, of sinks and relations, of all but q the part that these queries make.
+
+    Arguments are those of `attention_pieces`.
+    """
     pieces = list(query_pieces), list(key_pieces)
-    return tuple(_pieces_backward(grad_out, q, k, v, starts, sinks, out, lse, scale, window, *pieces))
+    return tuple(_pieces_backward(grad_out, q, k, v, starts, sinks, classes, relations, out, lse, scale, window, *pieces))
 
 
 class Pieces(NamedTuple):
@@ -124,7 +135,10 @@ def _split(pieces: Pieces) -> Iterator[tuple[slice, slice, int, Attention]]:
     given = pieces.ordered()
     for rows, first in piece_rows(given.q.shape[1], pieces.query_pieces):
         seen = slice(0, first + rows.stop - rows.start)
-        own = given._replace(q=given.q[:, rows], k=given.k[:, seen], v=given.v[:, seen], starts=absolute(given.starts, rows, first))
+        classes = None if given.classes is None else given.classes[:, seen]
+        own = given._replace(
+            q=given.q[:, rows], k=given.k[:, seen], v=given.v[:, seen], starts=absolute(given.starts, rows, first), classes=classes
+        )
         yield rows, seen, first, own
 
 
@@ -146,17 +160,21 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Seq
         return kernel_backward(grad_out, pieces.given, out, lse, places)
     q, k, v = pieces.given[:3]
     grad_keys, grad_values = (torch.zeros(like.shape, dtype=accumulator_dtype(q.dtype), device=like.device) for like in (k, v))
+    added = None
     queries = []
     for rows, seen, first, given in _split(pieces):
-        found = reference.backward(grad_out[:, rows], given, out[:, rows], lse[:, :, rows], (True, True, True), first)
-        grad_q, grad_k, grad_v = (gradient for gradient in found if gradient is not None)
+        found = reference.backward(grad_out[:, rows], given, out[:, rows], lse[:, :, rows], (True,) * 4, first)
+        grad_q, grad_k, grad_v, *more = (gradient for gradient in found if gradient is not None)
         queries.append(grad_q)
         grad_keys[:, seen] += grad_k
         grad_values[:, seen] += grad_v
+        for part in more:
+            added = part.new_zeros(*part.shape[:2], k.shape[1]) if added is None else added
+            added[..., seen] += part
     stored = (as_stored(grad, pieces.key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
     given_sinks = pieces.given.sinks
     of_sinks = None if given_sinks is None else sinks_gradient(delta_of(grad_out, out), lse, given_sinks)
-    return [torch.cat(queries, 1), *stored, of_sinks]
+    return [torch.cat(queries, 1), *stored, of_sinks, of_relations(pieces.given, added)]
 
 
 def _chooses_kernels(pieces: Pieces) -> bool:

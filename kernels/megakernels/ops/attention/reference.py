@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
 from megakernels.ops.attention.inputs import Attention
+from megakernels.ops.attention.relations import key_scores
 
 SCRATCH_ELEMENTS = 1 << 24
 """Scores held at once, over all sequences and heads."""
@@ -36,9 +37,10 @@ def forward(given: Attention, first: int = 0) -> tuple[Tensor, Tensor]:
     """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T], without sinks; query i is at position first + i of the keys."""
     q, k, v, starts, scale, window = given[:6]
     groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
+    added = _of_keys(key_scores(given.classes, given.relations), k.shape[2])
     out, lse = made_like(given)
     for rows, seen in _blocks(q, window, first):
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first)
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first, added)
         largest = scores.amax(-1, keepdim=True)
         weights = scores.sub_(largest).exp_()
         total = weights.sum(-1, keepdim=True)
@@ -50,7 +52,7 @@ def forward(given: Attention, first: int = 0) -> tuple[Tensor, Tensor]:
 def backward(
     grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool], first: int = 0
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of q, k and v, None where not needed."""
+    """Returns the gradients of q, k and v, and of the keys' scores b [B, H, T] of relations, None where not needed or not given."""
     q, k, v, starts, scale, window = given[:6]
     num_groups = k.shape[2]
     groups, keys, values = _by_group(upcast(q) * scale, num_groups), _by_group(upcast(k), num_groups), _by_group(upcast(v), num_groups)
@@ -60,20 +62,29 @@ def backward(
     grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
     grad_k = torch.zeros_like(keys[:, :, 0]) if needs[1] else None
     grad_v = torch.zeros_like(values[:, :, 0]) if needs[2] else None
+    added = _of_keys(key_scores(given.classes, given.relations), num_groups)
+    grad_added = torch.zeros_like(added) if added is not None and needs[3] else None
     for rows, seen in _blocks(q, window, first):
         block = grads[:, :, :, rows]
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first)
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first, added)
         weights = scores.sub_(group_lse[:, :, :, rows]).exp_()
         if grad_v is not None:
             grad_v[:, :, seen] += _per_key(weights, block)
-        if grad_q is None and grad_k is None:
+        if grad_q is None and grad_k is None and grad_added is None:
             continue
         grad_scores = _per_query(block, values[:, :, 0, seen].mT).sub_(delta[:, :, :, rows]).mul_(weights)
+        if grad_added is not None:
+            grad_added[..., seen] += grad_scores.sum(-2, keepdim=True)
         if grad_q is not None:
             grad_q[:, rows] = (_per_query(grad_scores, keys[:, :, 0, seen]) * scale).flatten(1, 2).transpose(1, 2)
         if grad_k is not None:
             grad_k[:, :, seen] += _per_key(grad_scores, groups[:, :, :, rows])
-    return grad_q, _as_input(grad_k, k), _as_input(grad_v, v)
+    return grad_q, _as_input(grad_k, k), _as_input(grad_v, v), None if grad_added is None else grad_added.flatten(1, 3)
+
+
+def _of_keys(added: Tensor | None, num_groups: int) -> Tensor | None:
+    """[B, H, T] of keys as [B, num_groups, H / num_groups, 1, T]."""
+    return None if added is None else torch.unflatten(added, 1, (num_groups, -1)).unsqueeze(3)
 
 
 def _by_group(x: Tensor, num_groups: int) -> Tensor:
@@ -90,9 +101,20 @@ def _blocks(q: Tensor, window: int | None, first: int) -> Iterator[tuple[slice, 
         yield rows, slice(begin, first + rows.stop)
 
 
-def _scores(queries: Tensor, keys: Tensor, rows: slice, seen: slice, window: int | None, starts: Tensor | None, first: int) -> Tensor:
-    """Scaled scores of a block, −∞ where a query may not look."""
+def _scores(
+    queries: Tensor,
+    keys: Tensor,
+    rows: slice,
+    seen: slice,
+    window: int | None,
+    starts: Tensor | None,
+    first: int,
+    added: Tensor | None,
+) -> Tensor:
+    """Scaled scores of a block, with what is added for each key, −∞ where a query may not look."""
     scores = _per_query(queries, keys[:, :, 0].mT)
+    if added is not None:
+        scores += added[..., seen]
     query = torch.arange(first + rows.start, first + rows.stop, device=queries.device).unsqueeze(1)
     key = torch.arange(seen.start, seen.stop, device=queries.device)
     hidden = key > query

@@ -40,6 +40,7 @@ class AttentionKey(NamedTuple):
         output_bias: Of the output projection.
         gate: Whether a gate multiplies the heads' outputs.
         sinks: Whether heads have sinks.
+        relations: Whether scores have a relation bias, of whose gradient every layer makes a part.
     """
 
     kind: str
@@ -48,6 +49,10 @@ class AttentionKey(NamedTuple):
     output_bias: bool = False
     gate: bool = False
     sinks: bool = False
+    relations: bool = False
+
+
+RELATIONS = "relations part"
 
 
 def attention_selective(attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> Selective:
@@ -66,7 +71,12 @@ def attention_program(
     else:
         inside = core_inside(dims, attention)
     core = rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None
-    return _program(attention_key(attention), *core), residual({**attention_storages(dims, attention), **inside_storages(dims, inside)})
+    key = attention_key(attention)._replace(relations=dims.relations > 0)
+    tensors = {**attention_storages(dims, attention), **inside_storages(dims, inside)}
+    if key.relations:
+        heads = attention.num_heads // dims.tp
+        tensors |= storages(parameters, Column.ACTIVATIONS, {RELATIONS: (dims.relations, heads)})
+    return _program(key, *core), residual(tensors)
 
 
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
@@ -215,7 +225,8 @@ def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: 
     keys = ("k_gathered", "v_gathered") if context else ("k", "v")
     index, norm = (INDEX, ("indexer.k_norm.weight", "indexer.k_norm.bias")) if indexed else ((), ())
     made = ("attention", "lse", "indexer.threshold", "indexer.lse") if indexed else ("attention", "lse")
-    ops = [Op("gather keys", ("k", "v"), keys)] if context else []
+    part = (RELATIONS,) if key.relations else ()
+    ops = [Op("gather keys", ("k", "v"), keys, fetches=part)] if context else []
     reads = (*keys, *index)
     if context and indexed:
         table = table or ()
@@ -233,7 +244,7 @@ def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: 
             keeps=("q", "k", "v", *index, *(table or ()), *made),
             params=(*norm, "sinks") if key.sinks else norm,
             grads=("q", *reads),
-            fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ())),
+            fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ()), *part),
         ),
         *_output(sharded, index, key),
     )

@@ -29,8 +29,8 @@ KEY_ROWS, KEY_PROGRAMS = 16, 64
 
 
 def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Inside | None:
-    """Of the core without an indexer. None where plain torch runs: `host.kernels: reference`, or heads wider than the kernels accept."""
-    if not dims.kernels or max(head_widths(attention)) > CORE_WIDTH[dims.dtype]:
+    """Of the core without an indexer. None where plain torch runs: `host.kernels: reference`, a relation bias, too wide heads."""
+    if not dims.kernels or dims.relations or max(head_widths(attention)) > CORE_WIDTH[dims.dtype]:
         return None
     sums = dims.stat_dtype.bytes * dims.batch * (attention.num_heads // dims.tp) * dims.tokens
     return Inside(sums, 2 * sums) if isinstance(attention, GroupedQueryAttention) and attention.sinks else Inside(0, sums)

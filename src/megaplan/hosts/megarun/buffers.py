@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.registry import families_of
+from megaplan.inventory.tensors import Outside
 from megaplan.spec.models import GroupedQueryAttention, Spec
 
 
@@ -33,8 +34,14 @@ FP64_BYTES = 8
 
 
 def step_sum_bytes(spec: Spec) -> dict[str, int]:
-    """What a layer of each letter sums up over the microbatches of a step; letters without such sums are absent."""
+    """What a block of each family sums up over the microbatches of a step; families without such sums are absent.
+
+    A relation bias sums the parts of its table's gradient that the layers of a stage make, in fp32.
+    """
     sums = {family.letter: family.step_sums(section) * FP64_BYTES for family, section in families_of(spec.model)}
+    relation, attention = spec.model.features.relation_bias, spec.model.attention
+    if relation is not None and attention is not None:
+        sums[Outside.RELATION_BIAS] = relation.num_relations * (attention.num_heads // spec.mesh.tp) * DType.FP32.bytes
     return {letter: num_bytes for letter, num_bytes in sums.items() if num_bytes}
 
 
@@ -67,11 +74,15 @@ def _side_bytes(spec: Spec) -> int:
     return _rows(spec) * (before + num_categories * own)
 
 
-def starts_bytes(spec: Spec) -> int:
-    """Document starts of packed rows, of all microbatches of a step: int32 of each position of the rank's CP pieces."""
-    if spec.data.packing == "none":
-        return 0
-    return _rows(spec) * (spec.batch.seq_length // spec.mesh.cp) * DType.INT32.bytes
+def every_stage_bytes(spec: Spec) -> int:
+    """What every rank reads, of all microbatches of a step.
+
+    Document starts of packed rows, int32 of each position of the rank's CP pieces, and for a relation bias a byte of each position of the
+    sequence, its class.
+    """
+    starts = 0 if spec.data.packing == "none" else (spec.batch.seq_length // spec.mesh.cp) * DType.INT32.bytes
+    classes = 0 if spec.model.features.relation_bias is None else spec.batch.seq_length
+    return _rows(spec) * (starts + classes)
 
 
 def _positions(spec: Spec) -> int:

@@ -11,7 +11,7 @@ from megaplan.spec.models import Spec
 def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
     """The local sizes of a checked spec (cp and tp divide the sequence); `turns` is whether they are those of a CP group's last rank."""
     mesh, batch = spec.mesh, spec.batch
-    tokens = batch.seq_length // mesh.cp
+    tokens, relation = batch.seq_length // mesh.cp, spec.model.features.relation_bias
     return Dims(
         batch=batch.micro_batch_size,
         tokens=tokens,
@@ -26,6 +26,7 @@ def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
         etp=mesh.etp,
         kernels=spec.host.uses_triton,
         frozen=spec.lora is not None,
+        relations=0 if relation is None else relation.num_relations,
     )
 
 

@@ -1,9 +1,10 @@
-"""What optional features keep. Relation bias is a planned operation: priced from the formulas here until megarun builds it.
+"""What optional features keep.
 
 - n-gram: the rows of every hashed table, concatenated [B, T, tables · dim], projected and added to the residual stream; keeps the int64 row
   ids and the concatenated rows.
 - structure, platform: category row [B, T, bottleneck], projected, times tanh of a gate, plus a gated bias; keeps ids, row and projection.
-- relation bias: the core reads the table by one int32 relation id a token and adds it inside; keeps the ids, no T × T bias.
+- relation bias: the core reads the table by one int32 class a key, of all positions of a sequence, and adds it inside; keeps the classes,
+  no T × T bias.
 - MTP depth (DeepSeek-V3, arXiv:2412.19437, equations 21 to 25): norms of hidden and of the next token's embedding, concatenated and
   projected, an A block, an ungated MLP, an output norm, the shared head and its own loss. With `side_embeddings` the embedding
   has the model's side embeddings added, as on the first stage.
@@ -73,7 +74,7 @@ def _side_ops(name: str) -> tuple[Op, ...]:
 
 def relation_bias_part(dims: Dims) -> Part:
     """Relation ids of a stage that attends; it stands beside the residual stream and hands nothing on."""
-    tensors = storages(DType.INT32, Column.FEATURE_ACTIVATIONS, {"ids": (dims.batch, dims.tokens), "out": (0,)})
+    tensors = storages(DType.INT32, Column.FEATURE_ACTIVATIONS, {"ids": (dims.batch, dims.tokens * dims.cp), "out": (0,)})
     return Part(_relation_bias_replay(), residual(tensors))
 
 
@@ -97,6 +98,7 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         joined: Whether head and loss are one operation.
     """
     attention, mtp = model.attention, model.features.mtp
+    dims = dims._replace(relations=0)  # the bias is that of the model's layers
     if attention is None or mtp is None:
         raise ValueError("MTP needs sections model.attention and features.mtp; check_rules reports this")
     sharded, inside = vocab_parallel and dims.tp > 1, core_inside(dims, attention)

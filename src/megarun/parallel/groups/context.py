@@ -17,7 +17,7 @@ Source: zig-zag pieces as in arXiv:2407.21783, section 3.3.2, which gathers keys
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,19 @@ from torch import Tensor
 
 from megakernels import attention, attention_pieces, attention_pieces_backward
 from megarun.parallel.groups.mesh import RankMesh
+
+
+class KeyScores(Protocol):
+    """What attention adds to scores by the class of the key (`megarun.model.relation.Relations`)."""
+
+    @property
+    def classes(self) -> Tensor:
+        """int32 [B, T], of all positions of the sequence, in its order."""
+        ...
+
+    def table(self) -> Tensor:
+        """[classes, heads]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +85,21 @@ class ContextParallel:
         return (starts[:, own] - own // length * length).to(torch.int32)
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, starts: Tensor | None, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int | None,
+        starts: Tensor | None,
+        sinks: Tensor | None = None,
+        relations: KeyScores | None = None,
     ) -> Tensor:
         """`megakernels.attention` over the whole sequence, for local queries and local keys [B, T / cp, ...]."""
+        classes, table = (None, None) if relations is None else (relations.classes, relations.table())
         if self.degree == 1:
-            return attention(q, k, v, scale, window, starts, sinks)
-        out: Tensor = _GatheredAttention.apply(self, q, k, v, scale, window, starts, sinks)  # type: ignore[no-untyped-call]
+            return attention(q, k, v, scale, window, starts, sinks, classes, table)
+        out: Tensor = _GatheredAttention.apply(self, q, k, v, scale, window, starts, sinks, classes, table)  # type: ignore[no-untyped-call]
         return out
 
     def gather(self, own: Tensor) -> Tensor:
@@ -153,23 +175,27 @@ class _GatheredAttention(torch.autograd.Function):
         window: int | None,
         starts: Tensor | None,
         sinks: Tensor | None,
+        classes: Tensor | None,
+        table: Tensor | None,
     ) -> Tensor:
         """[B, T / cp, Hq, D], [B, T / cp, Hkv, D], [B, T / cp, Hkv, Dv] -> [B, T / cp, Hq, Dv]."""
-        out, lse = attention_pieces(q, cp.gather(k), cp.gather(v), starts, scale, window, cp.pieces, cp.all_pieces, sinks)
-        ctx.save_for_backward(q, k, v, starts, sinks, out, lse)
+        out, lse = attention_pieces(q, cp.gather(k), cp.gather(v), starts, scale, window, cp.pieces, cp.all_pieces, sinks, classes, table)
+        ctx.save_for_backward(q, k, v, starts, sinks, classes, table, out, lse)
         ctx.cp, ctx.scale, ctx.window = cp, scale, window
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local queries, keys and values, and the part of the sinks' that local queries make."""
-        q, k, v, starts, sinks, out, lse = ctx.saved_tensors
+        """Gradients of local queries, keys and values, and the parts of the sinks' and the table's that local queries make."""
+        q, k, v, starts, sinks, classes, table, out, lse = ctx.saved_tensors
         cp, scale, window = ctx.cp, ctx.scale, ctx.window
         keys, values = cp.gather(k), cp.gather(v)
         pieces = cp.pieces, cp.all_pieces
-        grad_q, *partial = attention_pieces_backward(gradient, q, keys, values, starts, out, lse, scale, window, *pieces, sinks)
-        del keys, values  # free before the gradients of local keys and values are allocated
+        given = q, keys, values, starts, out, lse, scale, window, *pieces, sinks, classes, table
+        grad_q, *partial = attention_pieces_backward(gradient, *given)
+        del keys, values, given  # free before the gradients of local keys and values are allocated
+        grad_table = None if table is None else partial.pop()
         grad_sinks = None if sinks is None else partial.pop()
         grad_v = cp.reduce(partial.pop())
         grad_k = cp.reduce(partial.pop())
-        return None, grad_q, grad_k, grad_v, None, None, None, grad_sinks
+        return None, grad_q, grad_k, grad_v, None, None, None, grad_sinks, None, grad_table

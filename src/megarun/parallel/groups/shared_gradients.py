@@ -1,7 +1,7 @@
 """Gradients of parameters that several ranks replicate.
 
-- A block on two stages (R-62): on the first and the last stage of the model the embedding of a tied head, and embeddings of the depths of
-  multi-token prediction.
+- A block on several stages (R-62): on the first and the last stage of the model the embedding of a tied head, and embeddings of the depths
+  of multi-token prediction; on every stage that attends the relation bias.
 - A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
   part of its gradient that comes from its local tokens or heads.
 - Everything except expert banks under CP: each rank has the part that comes from its local tokens.
@@ -31,18 +31,14 @@ class SharedGradients:
     """
 
     def __init__(self, layout: Layout, mesh: RankMesh) -> None:
-        self._group: dist.ProcessGroup | None = None
-        copied = layout.slots[-1].copies
-        self._blocks = tuple(f"{name}." for name in copied)
-        holders = sorted({slot.pp_rank for slot in layout.slots if not set(copied).isdisjoint(slot.blocks)})
-        if len(holders) < 2:
-            return
-        per_stage = mesh.axes.size() // mesh.size("pp")  # ranks are row-major, pp slowest
-        for column in range(per_stage):
-            members = [stage * per_stage + column for stage in holders]
-            group = dist.new_group(members)
-            if mesh.rank in members:
-                self._group = group
+        self._groups: dict[str, dist.ProcessGroup | None] = {}
+        copied = dict.fromkeys(name for slot in layout.slots for name in slot.copies)
+        groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        for name in copied:
+            holders = tuple(sorted({slot.pp_rank for slot in layout.slots if name in slot.blocks}))
+            if holders not in groups:
+                groups[holders] = _group_over(holders, mesh)
+            self._groups[name] = groups[holders]
 
     def reduce(self, stages: Iterable[nn.Module]) -> None:
         """Sum the sharded gradients of shared blocks in place over all stages that have them, on this rank and on others.
@@ -51,17 +47,33 @@ class SharedGradients:
             stages: Stages of this rank; those without shared blocks are ignored.
         """
         shared: dict[str, list[Tensor]] = {}
-        for stage in stages if self._blocks else ():
+        for stage in stages if self._groups else ():
             for name, parameter in stage.named_parameters():
-                if name.startswith(self._blocks) and parameter.requires_grad:
+                if name.partition(".")[0] in self._groups and parameter.requires_grad:
                     shared.setdefault(name, []).append(local_gradient(parameter, name))
-        for total, *others in shared.values():
+        for name in sorted(shared):  # the same order on all ranks, whose stages list their blocks in orders of their own
+            total, *others = shared[name]
             for gradient in others:
                 total.add_(gradient)
-            if self._group is not None:
-                dist.all_reduce(total, group=self._group)
+            group = self._groups[name.partition(".")[0]]
+            if group is not None:
+                dist.all_reduce(total, group=group)
             for gradient in others:
                 gradient.copy_(total)
+
+
+def _group_over(holders: tuple[int, ...], mesh: RankMesh) -> dist.ProcessGroup | None:
+    """This rank's group over pipeline ranks; None if there is one, or this rank is none of them."""
+    found: dist.ProcessGroup | None = None
+    if len(holders) < 2:
+        return found
+    per_stage = mesh.axes.size() // mesh.size("pp")  # ranks are row-major, pp slowest
+    for column in range(per_stage):
+        members = [stage * per_stage + column for stage in holders]
+        group = dist.new_group(members)
+        if mesh.rank in members:
+            found = group
+    return found
 
 
 @torch.no_grad()

@@ -1,0 +1,67 @@
+"""A relation bias: the trace counts what the estimate does, under every axis, recompute, and with Triton's kernels planned."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from megaplan.budget.build import build_budget
+from megaplan.columns import Phase
+from megaplan.devices import load_device
+from megarun.trace.compare import RankComparison
+from megarun.trace.rank import trace_rank
+
+pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
+SCALARS_BYTES = 32
+"""The loss and its sum, the squares of the gradient norm: in no ledger."""
+BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
+MLA = {
+    "kind": "mla",
+    "num_heads": 4,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+}
+TWO = {"schedule.num_microbatches": 2}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings"),
+    [
+        ("ADAA", {"mesh": {"pp": 2}, **TWO, "precision": BF16, "model.features.structure": {"num_categories": 9, "bottleneck": 4}}),
+        ("ADA", {"mesh": {"cp": 2, "tp": 2}, "data.packing": "documents", "recompute": {"default": "selective"}}),
+        pytest.param("AD", {"host.kernels": "triton", "precision": BF16}, marks=pytest.mark.slow),
+        pytest.param(
+            "ADDA",
+            {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", "num_microbatches": 4}, "precision": BF16},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "ADAD",
+            {
+                "model.attention": MLA,
+                "mesh": {"pp": 2},
+                **TWO,
+                "model.features.mtp": {"depth": 1, "ffn_hidden_size": 40},
+                "recompute": {"blocks": {"A": "full"}},
+                "sharding.reshard_after_forward": True,
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["pp-bf16-structure", "cp-tp-packed-selective", "kernels", "zbv", "latent-mtp-full-reshard"],
+)
+def test_estimate_is_what_the_runtime_allocates(job_with: Callable[..., Any], pattern: str, settings: dict[str, Any]) -> None:
+    """Of every distinct rank, in every column, but for scalars: 400 rows, so that no part of the table's gradient hides among them."""
+    model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
+    job = job_with({**model, "model.features.relation_bias": {"num_relations": 400}, **settings})
+    budget = build_budget(job.spec, job.inventory, job.layout)
+    for group in budget.ranks:
+        rank = group.ranks[0]
+        found = RankComparison(budget.of_rank(rank), trace_rank(job, rank, workspace_bytes=load_device("h200").gemm_workspace_bytes))
+        assert found.trace.differences == ()
+        for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
+            for column, pair in found.columns(phase).items():
+                assert abs(pair.difference) <= SCALARS_BYTES, (rank, phase, column, pair.estimate, pair.trace)
