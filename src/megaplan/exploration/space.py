@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,7 +12,7 @@ from megaplan.exploration.values import Illegal, Layout, Policy
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
-from megaplan.spec.models import LatentAttention, Mesh, Spec
+from megaplan.spec.models import LatentAttention, Mesh, Section, Spec
 from megaplan.spec.pattern import BOUNDARY, parse_pattern
 from megaplan.spec.rules import check_rules
 
@@ -53,6 +53,7 @@ class Space:
         self.illegal: dict[tuple[str, str], Illegal] = {}
         self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # what is wrong with each
         self._slots: dict[tuple[int, int], list[int]] = {}
+        self._sections: dict[tuple[Hashable, ...], Section] = {}
         self._policies: dict[int, list[Policy]] = {}
         self._megatron = spec.host.name == "megatron"
         self._recomputed = list(self._recomputes())
@@ -125,27 +126,38 @@ class Space:
         )
         changes: dict[str, Any] = {
             "mesh": mesh,
-            "schedule": base.schedule.model_copy(
-                update={"kind": layout.kind, "num_microbatches": layout.num_microbatches, "steps_per_update": 1}
-            ),
-            "batch": base.batch.model_copy(update={"micro_batch_size": layout.micro_batch}),
-            "recompute": base.recompute.model_copy(update={"default": "none", "blocks": _written(policy)}),
-            "sharding": base.sharding.model_copy(update={"reshard_after_forward": policy.reshard}),
+            "schedule": self._section("schedule", kind=layout.kind, num_microbatches=layout.num_microbatches, steps_per_update=1),
+            "batch": self._section("batch", micro_batch_size=layout.micro_batch),
+            "recompute": self._recompute(policy),
+            "sharding": self._section("sharding", reshard_after_forward=policy.reshard),
         }
         if self._megatron:
-            changes["host"] = base.host.model_copy(
-                update={
-                    "distributed_optimizer": policy.distributed,
-                    "recompute_num_layers": policy.full_layers or None,
-                    "recompute_modules": policy.modules,
-                }
+            layers, modules = policy.full_layers or None, policy.modules
+            changes["host"] = self._section(
+                "host", distributed_optimizer=policy.distributed, recompute_num_layers=layers, recompute_modules=modules
             )
         else:
-            changes["host"] = base.host.model_copy(update={"kernels": "triton" if policy.triton else "reference"})
+            changes["host"] = self._section("host", kernels="triton" if policy.triton else "reference")
         if policy.grads != str(base.precision.grads):
             dtype = DType[policy.grads.upper()]
-            changes["precision"] = base.precision.model_copy(update={"grads": dtype, "reduce": dtype})
+            changes["precision"] = self._section("precision", grads=dtype, reduce=dtype)
         return base.model_copy(update=changes)
+
+    def _section(self, name: str, **update: Hashable) -> Section:
+        """A section of the spec with some values; specs share it, for a section never changes."""
+        key = name, *update.values()
+        found = self._sections.get(key)
+        if found is None:
+            found = self._sections[key] = getattr(self.base, name).model_copy(update=update)
+        return found
+
+    def _recompute(self, policy: Policy) -> Section:
+        """The same of the section of policies by letter."""
+        key = "recompute", policy.recompute
+        found = self._sections.get(key)
+        if found is None:
+            found = self._sections[key] = self.base.recompute.model_copy(update={"default": "none", "blocks": _written(policy)})
+        return found
 
     def _meshes(self) -> Iterator[Layout]:
         devices = self.devices
