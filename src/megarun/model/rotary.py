@@ -17,9 +17,9 @@ class Rotary(NamedTuple):
 
     Attributes:
         cos: Of the angles, fp32 [T, R/2].
-        sin: Likewise.
+        sin: Of the angles, fp32 [T, R/2].
         window_cos: Of layers with a window, if these have another base.
-        window_sin: Likewise.
+        window_sin: Of layers with a window, if these have another base.
         relations: A relation bias.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -77,11 +77,7 @@ class Stage(nn.Module):
         if "embedding" in slot.blocks:
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
-        features = model.features
-        ngram, structure, platform = (getattr(features, name) if name in slot.blocks else None for name in SIDES)
-        self.ngram = NgramEmbedding(ngram, model.hidden_size) if ngram is not None else None
-        self.structure = CategoryEmbedding(structure, model.hidden_size) if structure is not None else None
-        self.platform = CategoryEmbedding(platform, model.hidden_size) if platform is not None else None
+        self.ngram, self.structure, self.platform = build_sides(model, slot.blocks)
         self.relation_bias = build_relation_bias(model, tp) if "relation_bias" in slot.blocks else None
         layers = range(slot.start, slot.stop)
         families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
@@ -273,6 +269,18 @@ class Stage(nn.Module):
             return linear_op(normed, self.head_weight)
         # a deferred weight gradient would keep the gradient of the logits alive
         return column_parallel(self.tp, normed, [self.head_weight], may_wait=False)[0]
+
+
+def build_sides(
+    model: spec.Model, blocks: Collection[str]
+) -> tuple[NgramEmbedding | None, CategoryEmbedding | None, CategoryEmbedding | None]:
+    """The n-gram, structure and platform embeddings that are among a stage's blocks."""
+    ngram, structure, platform = (getattr(model.features, name) if name in blocks else None for name in SIDES)
+    return (
+        NgramEmbedding(ngram, model.hidden_size) if ngram is not None else None,
+        CategoryEmbedding(structure, model.hidden_size) if structure is not None else None,
+        CategoryEmbedding(platform, model.hidden_size) if platform is not None else None,
+    )
 
 
 def build_relation_bias(model: spec.Model, tp: TensorParallel) -> RelationBias | None:
