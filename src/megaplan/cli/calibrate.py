@@ -13,9 +13,11 @@ from megaplan.terminal import output
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from megaplan.layout.calibrate import Calibration
+    from megaplan.layout.calibrate import Calibration, Residual
 
 FORMAT = "megaplan.calibration/1"
+LEAST_SHOWN = 0.01
+"""Share of a step from which a term is printed."""
 
 
 def calibrate(
@@ -31,7 +33,7 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Fit the share of the peak that matrix products reach to measured steps, and print the error of each before and after."""
+    """Fit the share of the peak that matrix products reach to measured steps, and print the error of each by term."""
     from megaplan.api.measured import measured_steps  # noqa: PLC0415
     from megaplan.layout.calibrate import calibrations  # noqa: PLC0415
 
@@ -54,8 +56,20 @@ def _document(found: Calibration) -> dict[str, Any]:
         "reached": {found.dtype: round(found.after, 4)},
         "before": round(found.before, 4),
         "spread": round(found.spread, 4),
-        "rows": [{"name": name, "error_before": round(old, 4), "error_after": round(new, 4)} for name, old, new in found.residuals],
+        "rows": [_row(each) for each in found.residuals],
     }
+
+
+def _row(found: Residual) -> dict[str, Any]:
+    terms = {
+        name: {
+            "seconds_before": round(term.before, 6),
+            "seconds_after": round(term.after, 6),
+            "factor": None if term.factor is None else round(term.factor, 3),
+        }
+        for name, term in found.terms.items()
+    }
+    return {"name": found.name, "error_before": round(found.before, 4), "error_after": round(found.after, 4), "terms": terms}
 
 
 def _lines(found: tuple[Calibration, ...]) -> Iterator[tuple[str, str]]:
@@ -65,6 +79,25 @@ def _lines(found: tuple[Calibration, ...]) -> Iterator[tuple[str, str]]:
         yield f"{each.device}, {each.dtype}: products reach {each.after:.3f} of the peak, ± {100 * each.spread:.0f} %", "bold"
         yield f"  default: {each.before:.3f}", ""
         rows = [["measured step", "error before", "after"]]
-        rows += [[name, f"{100 * old:+.1f} %", f"{100 * new:+.1f} %"] for name, old, new in each.residuals]
+        rows += [[row.name, f"{100 * row.before:+.1f} %", f"{100 * row.after:+.1f} %"] for row in each.residuals]
         yield from ((line, "") for line in table(rows, indent="  "))
+        yield from _by_term(max(each.residuals, key=lambda row: abs(row.after)), several=len(each.residuals) > 1)
         yield f"  device: {{name: {each.device}, reached: {{{each.dtype}: {each.after:.3f}}}}}", ""
+
+
+def _by_term(row: Residual, *, several: bool) -> Iterator[tuple[str, str]]:
+    """The terms of the step that is farthest off, and what each would have to be alone for the model to say the measured step."""
+    from megaplan.terminal.table import table  # noqa: PLC0415
+    from megaplan.units import format_ns  # noqa: PLC0415
+
+    total = sum(term.after for term in row.terms.values())
+    shown = {name: term for name, term in row.terms.items() if term.after >= LEAST_SHOWN * total}
+    if not shown:
+        return
+    yield f"  terms of {row.name}{', which is farthest off; --json has all' if several else ''}", ""
+    yield "  times: what one term alone would have to take for the model to be right", ""
+    rows = [["term", "before", "after", "times"]]
+    for name, term in sorted(shown.items(), key=lambda item: -item[1].after):
+        factor = "-" if term.factor is None else f"{term.factor:.2f}"
+        rows.append([name, *(format_ns(round(seconds * 1e9)) for seconds in (term.before, term.after)), factor])
+    yield from ((line, "") for line in table(rows, indent="  "))

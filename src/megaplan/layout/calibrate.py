@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.layout.spans import Spans
 from megaplan.layout.step_time import NS, planned_time, planned_workload
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
+    from megaplan.cost.step.predict import StepTime
     from megaplan.cost.step.workload import StepWorkload
 
-SIGMA = 0.05
+SIGMA = 0.04
 """Spread of a measured step's logarithm: what `benchmarks/step_times/fitting.py` takes."""
 UNMEASURED = 0.15
 """Spread of a share that no measured step moved: the interval of an uncalibrated time."""
@@ -34,6 +35,7 @@ class MeasuredStep:
         seconds: As measured.
         modelled: Seconds without calibration.
         predict: Seconds if large products reach a share of the peak.
+        terms: The same seconds by term, as an estimate says them.
         share: Share that the model has without calibration.
         spread: Standard deviation of its logarithm.
     """
@@ -45,6 +47,7 @@ class MeasuredStep:
     seconds: float
     modelled: float
     predict: Callable[[float], float]
+    terms: Callable[[float], dict[str, float]]
     share: float
     spread: float
 
@@ -62,12 +65,19 @@ def _fitted_step(name: str, host: str, work: StepWorkload, seconds: float) -> Me
 
     dtype = work.software.dtype
 
+    @cache
+    def timed(share: float) -> StepTime:
+        return predict_step(replace(work, machine=replace(work.machine, reached={dtype: share})))
+
     def predict(share: float) -> float:
-        return predict_step(replace(work, machine=replace(work.machine, reached={dtype: share}))).seconds
+        return timed(share).seconds
+
+    def terms(share: float) -> dict[str, float]:
+        return timed(share).terms
 
     before, spread, measured = reached_share(work.machine, dtype)
     wide = spread if measured else UNMEASURED
-    return MeasuredStep(name, host, work.machine.name, dtype, seconds, predict(before), predict, before, wide)
+    return MeasuredStep(name, host, work.machine.name, dtype, seconds, predict(before), predict, terms, before, wide)
 
 
 def _replayed_step(name: str, spec: Spec, spans: Spans, seconds: float) -> MeasuredStep | str:
@@ -80,14 +90,50 @@ def _replayed_step(name: str, spec: Spec, spans: Spans, seconds: float) -> Measu
     if isinstance(time, str):
         return time
 
+    def reaching(share: float) -> Spec:
+        return spec.model_copy(update={"device": spec.device.model_copy(update={"reached": {dtype: share}})})
+
     @cache
     def predict(share: float) -> float:
-        device = spec.device.model_copy(update={"reached": {dtype: share}})
-        changed = spec.model_copy(update={"device": device})
+        changed = reaching(share)
         return ReplayTimer(inventory, changed).step_ns(changed, spans) * NS
 
+    def terms(share: float) -> dict[str, float]:
+        found = planned_time(reaching(share), spans, inventory)
+        return {} if isinstance(found, str) else found.terms
+
     share = exp(_least(lambda at: log(predict(exp(at)) / time.seconds) ** 2, log(0.05), 0.0))
-    return MeasuredStep(name, spec.host.name, spec.device.name, dtype, seconds, time.seconds, predict, share, UNMEASURED)
+    return MeasuredStep(name, spec.host.name, spec.device.name, dtype, seconds, time.seconds, predict, terms, share, UNMEASURED)
+
+
+class TermTime(NamedTuple):
+    """What one term of a measured step takes by the model.
+
+    Attributes:
+        before: Seconds with the share that the constants say.
+        after: Seconds with the share that the measured steps say.
+        factor: What the term alone would have to be multiplied by for the model to say the measured step; None where nothing would do.
+    """
+
+    before: float
+    after: float
+    factor: float | None
+
+
+class Residual(NamedTuple):
+    """How far the model is from a measured step.
+
+    Attributes:
+        name: The step's.
+        before: Predicted over measured less 1, with the share that the constants say.
+        after: The same with the share that the measured steps say.
+        terms: Of the modelled step, by name.
+    """
+
+    name: str
+    before: float
+    after: float
+    terms: dict[str, TermTime]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +146,7 @@ class Calibration:
         before: Share of the peak that the constants say.
         after: Share that the measured steps say.
         spread: Standard deviation of its logarithm.
-        residuals: (name, error with `before`, error with `after`) of each step, predicted over measured less 1.
+        residuals: Of each step.
     """
 
     device: str
@@ -108,7 +154,7 @@ class Calibration:
     before: float
     after: float
     spread: float
-    residuals: tuple[tuple[str, float, float], ...]
+    residuals: tuple[Residual, ...]
 
 
 def calibrations(steps: Sequence[MeasuredStep]) -> tuple[Calibration, ...]:
@@ -130,9 +176,19 @@ def _calibration(device: str, dtype: str, steps: Sequence[MeasuredStep]) -> Cali
     shift = _least(cost, -REACH, min(REACH, log(MOST / before)))
     slopes = [log(step.predict(before * exp(shift + 0.01)) / step.predict(before * exp(shift - 0.01))) / 0.02 for step in steps]
     after = before * exp(shift)
-    residuals = tuple((step.name, step.modelled / step.seconds - 1, step.predict(after) / step.seconds - 1) for step in steps)
+    residuals = tuple(_residual(step, after) for step in steps)
     narrowed = (sum((slope / SIGMA) ** 2 for slope in slopes) + prior**-2) ** -0.5
     return Calibration(device, dtype, before, after, narrowed, residuals)
+
+
+def _residual(step: MeasuredStep, after: float) -> Residual:
+    modelled = step.predict(after)
+    before, now = step.terms(step.share), step.terms(after)
+    terms = {}
+    for name, seconds in now.items():
+        needed = seconds + step.seconds - modelled
+        terms[name] = TermTime(before.get(name, 0.0), seconds, needed / seconds if seconds > 0 and needed > 0 else None)
+    return Residual(step.name, step.modelled / step.seconds - 1, modelled / step.seconds - 1, terms)
 
 
 def _least(cost: Callable[[float], float], low: float, high: float) -> float:

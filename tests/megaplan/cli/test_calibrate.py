@@ -47,6 +47,20 @@ def test_one_step_moves_the_share_part_of_the_way_and_narrows_it(megaplan, measu
     assert three["spread"] < one["spread"]
 
 
+def test_the_residual_is_said_by_term(megaplan, measured, here):
+    """Of what is left of the error, each term says what it would have to be multiplied by to explain it alone."""
+    measured(0.55, (1,))
+    found = calibrated(megaplan)
+    (row,), seconds = found["rows"], json.loads((here / "rows.json").read_text())[0]["step_seconds"]
+    gemm, memory = row["terms"]["gemm"], row["terms"]["memory"]
+    assert gemm["seconds_after"] > gemm["seconds_before"]
+    for term in (gemm, memory):
+        assert term["seconds_after"] * (term["factor"] - 1) == pytest.approx(-row["error_after"] * seconds, rel=0.02)
+    text = megaplan("calibrate", "rows.json").out
+    assert "terms of row 0" in text
+    assert f"{gemm['factor']:.2f}" in text
+
+
 def test_the_file_and_the_text_say_the_same(megaplan, measured, here):
     measured(0.6)
     ran = megaplan("calibrate", "rows.json", "-o", "device.json")
