@@ -101,11 +101,12 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
     keys = (dims.batch, dims.tokens * dims.cp, groups)
     q, k, v = empty(dims.dtype, *dims.wide(heads, width)), empty(dims.dtype, *keys, width), empty(dims.dtype, *keys, value_width)
     out, lse = empty(dims.dtype, *dims.wide(heads, value_width)), empty(DType.FP32, dims.batch, heads, dims.tokens)
+    neither = None, None, None  # sinks, classes, relations
     name, own = ("attention", []) if dims.cp == 1 else ("attention_pieces", [pieces[-2:], pieces])
-    operands, settings, needs = (q, k, v, starts_of(dims)), (0.3, None), [] if own else [[*[True] * 3, False]]
-    behind = stated(f"{name}_backward", (out, *operands, None, out, lse, *settings, *own, *needs))
+    operands, settings, needs = (q, k, v, starts_of(dims)), (0.3, None), [] if own else [[*[True] * 3, False, False]]
+    behind = stated(f"{name}_backward", (out, *operands, *neither, out, lse, *settings, *own, *needs))
     section = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
-    assert (stated(name, (*operands, *settings, None, *own)), behind) == expected(
+    assert (stated(name, (*operands, *settings, *neither, *own)), behind) == expected(
         attention_scratch.core_inside(dims._replace(kernels=True), section)
     )
 

@@ -120,8 +120,8 @@ def split(
     Examples:
         >>> import megaplan
         >>> found = megaplan.split("plans/tiny-hybrid-pp2.yaml", mode="weighted")
-        >>> found.cuts.certificate.optimal, len(found.plan.decisions.stages)
-        (True, 2)
+        >>> found.plan.decisions.split.certificate.objective, len(found.plan.decisions.stages)
+        ('step_time', 2)
         >>> found.text == megaplan.split("plans/tiny-hybrid-pp2.yaml", "split.mode=weighted").text
         True
     """

@@ -21,7 +21,7 @@ def test_a_public_name_is_documented_and_typed(name):
     value = getattr(megaplan, name)
     assert inspect.getdoc(value), f"megaplan.{name} has no docstring"
     if inspect.isclass(value):
-        for attribute, member in vars(value).items():
+        for attribute, member in list(vars(value).items()):
             getter = getattr(member, "fget", None) or getattr(member, "func", None) or member
             if not attribute.startswith("_") and inspect.isfunction(getter):
                 assert getter.__doc__, f"megaplan.{name}.{attribute} has no docstring"
