@@ -163,7 +163,8 @@ def _rope(load: Workload, rows: tuple[int, int], heads: int, width: int) -> Kern
         return rotary_table(torch.arange(rows[1]), width, 1e4, device)
 
     def call(x: Tensor) -> Tensor:
-        return rope(x, *(angles[: x.shape[1]] for angles in table(x.device)))
+        angles, length = table(x.device), x.shape[1]
+        return rope(x, angles.cos[:length], angles.sin[:length])
 
     return KernelCase(f"rope {heads}x{width}", load.num_tokens, {"x": (*rows, heads, width)}, call, cost.rope(load, heads * width), "copy")
 
@@ -209,7 +210,8 @@ def _indexed(
         return rotary_table(torch.arange(length), index_width // 2, 10_000.0, device)
 
     def call(*tensors: Tensor) -> Tensor:
-        return indexed_attention(*tensors, *table(tensors[0].device, tensors[0].shape[1]), **numbers)
+        angles = table(tensors[0].device, tensors[0].shape[1])
+        return indexed_attention(*tensors, angles.cos, angles.sin, **numbers)
 
     def by_name(**inputs: Tensor) -> Tensor:
         return call(*inputs.values())
