@@ -120,6 +120,16 @@ def test_every_family_multiplies_with_the_library(hybrid: Callable[..., Spec]) -
             assert any(op.late or op.name in ROUTERS for op in ops), block.family
 
 
+def test_no_product_has_run_when_the_first_embedding_does(dense: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    """With a large vocabulary and frozen weights a rank's first forwards are the highest before the library has a workspace."""
+    large = {"model.hidden_size": 1024, "model.vocab_size": 65536, "mesh.pp": 1, "mesh.dp_shard": 2, "batch.seq_length": 1}
+    spec = dense({**large, "batch.micro_batch_size": 1, "schedule.num_microbatches": 1, "lora": {"rank": 3, "alpha": 16.0}})
+    worst = budget_of(spec).worst
+    assert worst.moments[Phase.FIRST_FORWARD_BACKWARD] == "gathering of layers.0"
+    assert worst.cells[Phase.FIRST_FORWARD_BACKWARD][Column.WORKSPACE] == 0
+    assert worst.cells[Phase.FORWARD_BACKWARD][Column.WORKSPACE] == 64 * MIB
+
+
 def test_a_later_forward_finds_nothing_of_an_earlier_gather(hybrid: Callable[..., Spec]) -> None:
     """The slot's own group is gathered once a step: its output is beside the first layer's gather in the first forward alone."""
     spec = hybrid({"mesh": {"pp": 2, "dp_shard": 4}, "sharding.reshard_after_forward": True, "model.vocab_size": 65536})

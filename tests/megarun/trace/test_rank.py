@@ -3,8 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 
 from megaplan.columns import Column, Phase
+from megaplan.hosts.megarun.products import ROUTERS
+from megarun.trace.owners import ROUTED_OUTPUTS
 from megarun.trace.rank import trace_rank
 
 pytestmark = pytest.mark.runtime
@@ -102,6 +105,14 @@ def test_columns_follow_the_owner(job_with: Any) -> None:
     assert columns(name="batch") == {Column.ACTIVATIONS}
     receives = sum(row.count for row in rows if row.kind == "receive buffer")
     assert receives == 2  # a microbatch, for ever
+
+
+def test_every_router_takes_the_workspace() -> None:
+    """The trace sees no product of a router, which is one operation; each score has its own."""
+    names = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("megakernels::route")}
+    routers = {name for name in names if not name.startswith("router_") and not name.startswith("routed_") and "backward" not in name}
+    assert routers == set(ROUTERS)
+    assert {f"megakernels.{name}.default" for name in routers} <= ROUTED_OUTPUTS.keys()
 
 
 def test_the_first_step_lacks_optimizer_state_only(job_with: Any) -> None:
