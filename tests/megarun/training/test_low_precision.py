@@ -84,12 +84,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[fl
     assert found is not None
     assert found.origin is not None
     tokens = folder / "headers.tokens"
-    limits = ("--vocab-size", 2048, "--limit-bytes", 4_000_000)
+    limits = ("--vocab-size", 2048, "--limit-bytes", 8_000_000)
     run("megarun", "data", "tokenize", Path(found.origin).parent / "include", "-o", tokens, *limits)
 
     def train(recipe: str) -> list[float]:
         plan, out = folder / f"{recipe}.json", folder / recipe
-        settings = ["precision.params=bf16", "batch.micro_batch_size=2", "schedule.num_microbatches=1", f"training.steps={STEPS}"]
+        settings = ["precision.params=bf16", f"training.steps={STEPS}"]
         if recipe != "none":
             settings.append(f"precision.recipe={{name: {recipe}, families: [A, M, R, D]}}")
         arguments = [argument for setting in settings for argument in ("--set", setting)]
@@ -108,12 +108,13 @@ def wide(trained: Callable[[str], list[float]]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_the_final_loss_is_near_that_of_sixteen_bits(trained: Callable[[str], list[float]], wide: list[float]) -> None:
-    """Under fp8_rowwise, after 200 steps of the demo's model with banks of experts in 16 bits: the mean of the last twenty.
+@pytest.mark.parametrize("recipe", ["fp8_current", "fp8_rowwise"])
+def test_the_final_loss_is_near_that_of_sixteen_bits(trained: Callable[[str], list[float]], wide: list[float], recipe: str) -> None:
+    """After 200 steps of the demo's model and batch, with banks of experts in 16 bits: the mean of the last twenty.
 
-    Losses of single steps of so small batches differ by several percent between runs once their paths have parted.
+    Losses of single steps differ by a percent between runs once their paths have parted. The three runs take about half an hour.
     """
-    narrow = trained("fp8_rowwise")
+    narrow = trained(recipe)
     assert len(wide) == len(narrow) == STEPS
     assert sum(wide[-20:]) < 0.7 * sum(wide[:20])
     assert narrow != wide
