@@ -2,17 +2,16 @@
 
 import pytest
 import torch
+from attention_exact import BATCH, HEADS, LENGTH, SCALE, exact_attention, random_inputs
 from torch import Tensor
 
 from megakernels import attention, attention_pieces, attention_pieces_backward
 
-BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH, CLASSES, SCALE = 2, 12, 4, 2, 6, 5, 0.4
+CLASSES = 5
 
 
 def inputs() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    shapes = [(BATCH, LENGTH, HEADS, WIDTH), *[(BATCH, LENGTH, KEY_HEADS, WIDTH)] * 2, (HEADS,), (CLASSES, HEADS)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    return random_inputs((CLASSES, HEADS))
 
 
 def classes() -> Tensor:
@@ -21,15 +20,7 @@ def classes() -> Tensor:
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, relations: Tensor, window: int | None) -> Tensor:
-    keys, values = (each.repeat_interleave(HEADS // KEY_HEADS, 2) for each in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, keys) * SCALE + relations[classes().long()].permute(0, 2, 1)[:, :, None]
-    index = torch.arange(LENGTH)
-    hidden = index > index.unsqueeze(1)
-    if window is not None:
-        hidden |= index <= index.unsqueeze(1) - window
-    column = sinks.view(1, HEADS, 1, 1).expand(BATCH, HEADS, LENGTH, 1)
-    weights = torch.cat([scores.masked_fill(hidden, float("-inf")), column], -1).softmax(-1)[..., :-1]
-    return torch.einsum("bhij,bjhd->bihd", weights, values)
+    return exact_attention(q, k, v, sinks, window, relations[classes().long()].permute(0, 2, 1)[:, :, None])
 
 
 @pytest.mark.parametrize("window", [None, 5])

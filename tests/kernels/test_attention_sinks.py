@@ -2,35 +2,15 @@
 
 import pytest
 import torch
-from torch import Tensor
+from attention_exact import LENGTH, SCALE, exact_attention, random_inputs
 
 from megakernels import attention, attention_pieces, attention_pieces_backward
-
-BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH, SCALE = 2, 12, 4, 2, 6, 0.4
-
-
-def inputs() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    shapes = [(BATCH, LENGTH, HEADS, WIDTH), *[(BATCH, LENGTH, KEY_HEADS, WIDTH)] * 2, (HEADS,)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
-
-
-def exact(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None) -> Tensor:
-    keys, values = (each.repeat_interleave(HEADS // KEY_HEADS, 2) for each in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, keys) * SCALE
-    index = torch.arange(LENGTH)
-    hidden = index > index.unsqueeze(1)
-    if window is not None:
-        hidden |= index <= index.unsqueeze(1) - window
-    column = sinks.view(1, HEADS, 1, 1).expand(BATCH, HEADS, LENGTH, 1)
-    weights = torch.cat([scores.masked_fill(hidden, float("-inf")), column], -1).softmax(-1)[..., :-1]
-    return torch.einsum("bhij,bjhd->bihd", weights, values)
 
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_sink_is_one_more_column_of_the_softmax(window: int | None) -> None:
-    tensors = inputs()
-    found, expected = attention(*tensors[:3], SCALE, window, None, tensors[3]), exact(*tensors, window)
+    tensors = random_inputs()
+    found, expected = attention(*tensors[:3], SCALE, window, None, tensors[3]), exact_attention(*tensors, window)
     cotangent = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     pairs = zip(torch.autograd.grad(found, tensors, cotangent), torch.autograd.grad(expected, tensors, cotangent), strict=True)
@@ -40,7 +20,7 @@ def test_a_sink_is_one_more_column_of_the_softmax(window: int | None) -> None:
 
 def test_pieces_of_two_ranks_make_the_whole() -> None:
     """Each rank has its queries and all keys; gradients of keys, values and sinks are summed over the ranks."""
-    tensors = inputs()
+    tensors = random_inputs()
     order, length = [0, 3, 1, 2], LENGTH // 4
     rows = torch.cat([torch.arange(piece * length, (piece + 1) * length) for piece in order])
     q, k, v, sinks = (each.detach() for each in tensors)
@@ -62,6 +42,6 @@ def test_pieces_of_two_ranks_make_the_whole() -> None:
 
 
 def test_sinks_of_another_number_of_heads_are_refused() -> None:
-    q, k, v, _ = inputs()
+    q, k, v, _ = random_inputs()
     with pytest.raises(ValueError, match="sinks must be"):
         attention(q, k, v, SCALE, None, None, torch.zeros(3))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from megarun.job.job import Job
 
+sys.path.insert(0, str(Path(__file__).parent))  # trace_checks
 ROOT = Path(__file__).parents[3]
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 

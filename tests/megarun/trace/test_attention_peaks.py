@@ -3,16 +3,13 @@
 from typing import Any
 
 import pytest
+from trace_checks import compare_passes
 
-from megaplan.budget.build import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
 from megarun.trace.compare import RankComparison
-from megarun.trace.rank import trace_rank
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
-SCALARS_BYTES = 32
-"""The loss and its sum, the squares of the gradient norm: in no ledger."""
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 SECTIONS: dict[str, dict[str, Any]] = {
     "gqa": {"kind": "gqa", "num_heads": 16, "num_kv_heads": 4, "head_dim": 8},
@@ -44,14 +41,7 @@ def compared(job_with: Any, section: str, cp: int, settings: dict[str, Any]) -> 
     model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": SECTIONS[section]}
     batch = {"micro_batch_size": 2, "seq_length": 128}
     job = job_with({"model": model, "precision": BF16, "batch": batch, "mesh": {"cp": cp}, "host.kernels": "triton", **settings})
-    found = RankComparison(
-        build_budget(job.spec, job.inventory, job.layout).of_rank(0),
-        trace_rank(job, 0, workspace_bytes=load_device("h200").gemm_workspace_bytes),
-    )
-    for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
-        for column, pair in found.columns(phase).items():
-            assert abs(pair.difference) <= SCALARS_BYTES, (phase, column, pair.estimate, pair.trace)
-    return found
+    return compare_passes(job)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,12 @@
 from typing import Any
 
 import pytest
+from trace_checks import compare_passes
 
-from megaplan.budget.build import build_budget
 from megaplan.columns import Column, Phase
-from megaplan.devices import load_device
 from megaplan.inventory.tensors import Owner
-from megarun.trace.compare import RankComparison
-from megarun.trace.rank import trace_rank
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
-SCALARS_BYTES = 32
-"""The loss and its sum, the squares of the gradient norm: in no ledger."""
 MODEL = {
     "num_layers": 8,
     "hidden_size": 128,
@@ -32,22 +27,11 @@ RESHARDED = {
 }
 
 
-def compare(job: Any, rank: int = 0) -> RankComparison:
-    """Forward and backward to the byte, but for scalars that no ledger lists."""
-    budget = build_budget(job.spec, job.inventory, job.layout).of_rank(rank)
-    found = RankComparison(budget, trace_rank(job, rank, workspace_bytes=load_device("h200").gemm_workspace_bytes))
-
-    for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
-        for column, pair in found.columns(phase).items():
-            assert abs(pair.difference) <= SCALARS_BYTES, (phase, column, pair.estimate, pair.trace)
-    return found
-
-
 @pytest.mark.parametrize(("pattern", "peak"), [("EDDD", "gathering of layers.1"), ("DEDD", "forward of layers.0")])
 def test_a_layer_gathered_ahead_is_there_while_the_one_before_runs(job_with: Any, pattern: str, peak: str) -> None:
     """Wide D layers next to E: the peak of the forward includes their all-gather's output, copied out next to the bank's or not yet."""
     job = job_with({"model": {"pattern": pattern, **MODEL}, **RESHARDED, "mesh": V})
-    found = compare(job)
+    found = compare_passes(job)
     assert found.budget.moments[Phase.FORWARD_BACKWARD].startswith(peak)
 
 
@@ -59,7 +43,7 @@ def test_a_layer_is_copied_out_next_to_the_previous_gathered_output(job_with: An
     model = {**MODEL, "pattern": pattern, "num_layers": 4, "mlp": {"ffn_hidden_size": 2048}}
     mesh = {"mesh": {"pp": 2, "dp_shard": 4}, "sharding.reshard_after_forward": reshard}
     job = job_with({"model": model, "precision": BF16, **sizes, **mesh})
-    compare(job)
+    compare_passes(job)
 
 
 @pytest.mark.parametrize("reshard", [False, True])
@@ -70,7 +54,9 @@ def test_a_bank_cut_between_rows(job_with: Any, mesh: dict[str, int], rank: int,
     """More ranks than experts, 16 of 96 rows up and 128 down; of fifty, the last has less than a share."""
     model = {**MODEL, "pattern": "DE", "num_layers": 4}
     sizes = {"batch": {"micro_batch_size": 1, "seq_length": 16}, "schedule.num_microbatches": 4}
-    found = compare(job_with({"model": model, "precision": BF16, **sizes, "mesh": mesh, "sharding.reshard_after_forward": reshard}), rank)
+    found = compare_passes(
+        job_with({"model": model, "precision": BF16, **sizes, "mesh": mesh, "sharding.reshard_after_forward": reshard}), rank
+    )
     up, down = (-(-16 * rows // mesh["dp_shard"]) for rows in (96, 128))  # ep divides the experts and the ranks that share them
     elements = (2 * up * 128 + down * 96) * (1 if "pp" in mesh else 2)
     assert found.columns(Phase.OPTIMIZER)[Column.EXPERT_PARALLEL_PARAMS].trace == 4 * elements
@@ -84,7 +70,7 @@ def test_received_rows_are_what_the_skew_states(job_with: Any, skew: float, resh
     del model["mlp"]
     sizes = {"batch": {"micro_batch_size": 2, "seq_length": 512}, "schedule.num_microbatches": 2}
     sizes |= {"mesh": {"dp_shard": 4, "ep": 4}, "sharding.reshard_after_forward": reshard, "host.kernels": kernels}
-    found = compare(job_with({"model": model, "precision": BF16, **sizes}), 3)
+    found = compare_passes(job_with({"model": model, "precision": BF16, **sizes}), 3)
     assert found.columns(Phase.FORWARD_BACKWARD)[Column.ROUTING].trace > 3 * skew * 2 * 512 * 2 * 128 * 2
 
 
@@ -94,7 +80,7 @@ def test_experts_that_gather_keep_no_dispatched_rows(job_with: Any, policy: str)
     model = {**MODEL, "pattern": "DE", "num_layers": 4}
     sizes = {"batch": {"micro_batch_size": 2, "seq_length": 128}, "recompute": {"default": policy}}
     found = {
-        kernels: compare(job_with({"model": model, "precision": BF16, **sizes, "mesh": {"dp_shard": 2}, "host.kernels": kernels}))
+        kernels: compare_passes(job_with({"model": model, "precision": BF16, **sizes, "mesh": {"dp_shard": 2}, "host.kernels": kernels}))
         for kernels in ("reference", "triton")
     }
     routed = {kernels: each.columns(Phase.FORWARD_BACKWARD)[Column.ROUTING].trace for kernels, each in found.items()}
@@ -107,7 +93,7 @@ def test_a_routers_gradients_are_freed_when_muon_runs(job_with: Any) -> None:
     model = {**MODEL, "pattern": "E", "num_layers": 2, "hidden_size": 512, "moe": {"num_experts": 64, "top_k": 2, "ffn_hidden_size": 16}}
     del model["mlp"]
     job = job_with({"model": model, "precision": BF16, "optimizer.matrix": "muon", "mesh": {"dp_shard": 2}})
-    found = compare(job)
+    found = compare_passes(job)
     for phase in (Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER):
         assert found.columns(phase)[Column.GRADIENTS].difference == 0
     held = sum(tensor.elements for block in job.inventory.layers for tensor in block.tensors if tensor.owner is Owner.EXPERT_PARALLEL)
@@ -128,5 +114,5 @@ def test_the_kernels_of_a_router_hold_the_gradient_of_its_logits(job_with: Any, 
     sizes = {"batch": {"micro_batch_size": 1, "seq_length": 1024}, "host.kernels": "triton"} | (
         {"precision": precision} if precision else {}
     )
-    found = compare(job_with({"model": model, **sizes}))
+    found = compare_passes(job_with({"model": model, **sizes}))
     assert found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace >= 1024 * moe["num_experts"] * 4

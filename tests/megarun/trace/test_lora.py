@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from trace_checks import SCALARS_BYTES
 
 from megaplan.budget.build import build_budget
 from megaplan.columns import Column, Phase
@@ -97,8 +98,6 @@ MORE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 CASES = [*(pytest.param(case, id=name) for name, case in IN_CI.items())]
 CASES += [pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in MORE.items()]
-SCALARS_BYTES = 32
-"""The loss and its sum, the squares of the gradient norm: in no ledger."""
 
 
 @pytest.mark.parametrize("case", CASES)

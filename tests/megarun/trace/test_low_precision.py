@@ -4,16 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from megaplan.budget.build import build_budget
-from megaplan.columns import Phase
-from megaplan.devices import load_device
-from megarun.trace.compare import RankComparison
-from megarun.trace.rank import trace_rank
+from trace_checks import compare_distinct_ranks
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
-SCALARS_BYTES = 32
-"""The loss and its sum, the squares of the gradient norm: in no ledger."""
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 NARROW = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 MLA = {
@@ -60,11 +53,4 @@ def test_estimate_is_what_the_runtime_allocates(
     """Of every distinct rank, in every column, but for scalars; what a block keeps is storage by storage what its ledger lists."""
     model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
     job = job_with({**model, "precision": {**precision, "recipe": {"name": name, **recipe}}, **settings})
-    budget = build_budget(job.spec, job.inventory, job.layout)
-    for group in budget.ranks:
-        rank = group.ranks[0]
-        found = RankComparison(budget.of_rank(rank), trace_rank(job, rank, workspace_bytes=load_device("h200").gemm_workspace_bytes))
-        assert found.trace.differences == ()
-        for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
-            for column, pair in found.columns(phase).items():
-                assert abs(pair.difference) <= SCALARS_BYTES, (rank, phase, column, pair.estimate, pair.trace)
+    compare_distinct_ranks(job)

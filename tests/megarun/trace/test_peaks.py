@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from trace_checks import SCALARS_BYTES
 
 from megaplan.budget.build import build_budget
 from megaplan.columns import Column, Phase
@@ -15,8 +16,6 @@ from megarun.trace.values import Row
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-47")]
 BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 SQUARE = {"pattern": "D", "num_layers": 4, "hidden_size": 256, "vocab_size": 64, "mlp": {"ffn_hidden_size": 256, "activation": "gelu"}}
-SCALARS_BYTES = 32
-"""The loss and its sum, the squares of the gradient norm: in no ledger."""
 
 
 def num_tensors(job: Any) -> int:

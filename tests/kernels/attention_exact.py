@@ -1,0 +1,35 @@
+"""Attention with sinks and relations by its definition, in fp64, and inputs to compare it with the operations on."""
+
+import torch
+from torch import Tensor
+
+BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH, SCALE = 2, 12, 4, 2, 6, 0.4
+
+
+def random_inputs(*more: tuple[int, ...]) -> list[Tensor]:
+    """q, k, v, sinks, and tensors of further shapes; all ask for gradients."""
+    generator = torch.Generator().manual_seed(2)
+    shapes = [(BATCH, LENGTH, HEADS, WIDTH), *[(BATCH, LENGTH, KEY_HEADS, WIDTH)] * 2, (HEADS,), *more]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def exact_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None, added: Tensor | float = 0.0) -> Tensor:
+    """A softmax with one more column.
+
+    Args:
+        q: Queries; the others as for `megakernels.attention`.
+        k: Keys.
+        v: Values.
+        sinks: A score of each head.
+        window: Positions that a query sees, or None.
+        added: To the scaled scores, which are [B, Hq, T, T].
+    """
+    keys, values = (each.repeat_interleave(HEADS // KEY_HEADS, 2) for each in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, keys) * SCALE + added
+    index = torch.arange(LENGTH)
+    hidden = index > index.unsqueeze(1)
+    if window is not None:
+        hidden |= index <= index.unsqueeze(1) - window
+    column = sinks.view(1, HEADS, 1, 1).expand(BATCH, HEADS, LENGTH, 1)
+    weights = torch.cat([scores.masked_fill(hidden, float("-inf")), column], -1).softmax(-1)[..., :-1]
+    return torch.einsum("bhij,bjhd->bihd", weights, values)

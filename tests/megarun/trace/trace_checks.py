@@ -1,0 +1,27 @@
+"""Compares an estimate with what the runtime allocates, column by column."""
+
+from megaplan.budget.build import build_budget
+from megaplan.columns import Phase
+from megaplan.devices import load_device
+from megarun.job.job import Job
+from megarun.trace.compare import RankComparison
+from megarun.trace.rank import trace_rank
+
+SCALARS_BYTES = 32
+"""The loss and its sum, the squares of the gradient norm: in no ledger."""
+
+
+def compare_passes(job: Job, rank: int = 0) -> RankComparison:
+    """Estimate and trace of a rank, whose forwards and backwards are equal to the byte, but for scalars that no ledger lists."""
+    budget = build_budget(job.spec, job.inventory, job.layout).of_rank(rank)
+    found = RankComparison(budget, trace_rank(job, rank, workspace_bytes=load_device("h200").gemm_workspace_bytes))
+    for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
+        for column, pair in found.columns(phase).items():
+            assert abs(pair.difference) <= SCALARS_BYTES, (rank, phase, column, pair.estimate, pair.trace)
+    return found
+
+
+def compare_distinct_ranks(job: Job) -> None:
+    """The same of every distinct rank; what a block keeps is storage by storage what its ledger lists."""
+    for group in build_budget(job.spec, job.inventory, job.layout).ranks:
+        assert compare_passes(job, group.ranks[0]).trace.differences == ()
