@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.budget.reserve import device_budget
 from megaplan.errors import MegaplanError, Severity
 from megaplan.exploration.evaluate import Side
@@ -18,7 +19,7 @@ from megaplan.partition.constraints import constraints_of
 from megaplan.partition.costs import stack_costs
 from megaplan.partition.memory import Memory
 from megaplan.partition.step import Pipeline, shortest
-from megaplan.partition.weigh import cuts_that_fit
+from megaplan.partition.weigh import cuts_that_fit, fitting_cuts
 from megaplan.scalars import MAX_MICROBATCHES
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
@@ -168,7 +169,15 @@ class Pricer:
         if self.kept is not None:
             return self.kept
         inventory = self.side(spec).inventory
-        return choose_cuts(spec, inventory, self.baseline, measured=self.measured(spec, inventory)).spans
+        measured = self.measured(spec, inventory)
+        if (
+            self._searches(spec) and spec.split.objective == "step_time"
+        ):  # where nothing fits, only the certificate needs a replay
+            stack = stack_of(spec, Pipeline(spec, inventory, measured).costs, self._baseline(spec))
+            balanced = fitting_cuts(spec, inventory, stack, measured)
+            if any(note.code == DOES_NOT_FIT for note in balanced.notes):
+                return spans_of(balanced.cuts, len(inventory.layers))
+        return choose_cuts(spec, inventory, self.baseline, measured=measured).spans
 
     def _own(self, spec: Spec) -> Price | None:
         """By the steps of `choose_cuts`, of which the search for how far nothing is from fitting is left out, and the certificate."""

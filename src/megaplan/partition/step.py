@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
@@ -35,7 +35,7 @@ MAX_STAGE_WORK = 1_000_000
 
 
 class Pipeline:
-    """The step of a spec: its replay and its bound."""
+    """The step of a spec: its replay and its bound, made when they are asked for: a long schedule takes seconds, and costs need none."""
 
     def __init__(self, spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> None:
         """Times are those of the costs file, or of the device's rates without one."""
@@ -45,15 +45,17 @@ class Pipeline:
             tuple(layer.total_ns for layer in self.times.layers), self.times.first.total_ns, self.times.last.total_ns, unit="ns"
         )
         self._where, self._rules = placement(schedule.kind), constraints_of(spec)
-        self._num_microbatches = schedule.num_microbatches
-        orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-        self._paths = _paths(*orders)
-        self.step = StepTime(self.times, linked_orders(*orders), self._paths)
+        self._orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
+
+    @cached_property
+    def step(self) -> StepTime:
+        """Replays of the schedule."""
+        return StepTime(self.times, linked_orders(*self._orders), _paths(*self._orders))
 
     def certify(self, spans: Spans) -> Certificate:
         """The step time of cuts against a bound for all cuts under the same constraints."""
         value = self.step.of(cuts_of(spans))
-        bound = StepBound(self.times, self._rules, self._where, self._paths).lower_bound(value, self._num_microbatches)
+        bound = StepBound(self.times, self._rules, self._where, _paths(*self._orders)).lower_bound(value, self._orders[-1])
         return Certificate("step_time", value, bound, self.costs.of_slots(spans), "ns", "step")
 
 
