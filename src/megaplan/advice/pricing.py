@@ -170,9 +170,7 @@ class Pricer:
             return self.kept
         inventory = self.side(spec).inventory
         measured = self.measured(spec, inventory)
-        if (
-            self._searches(spec) and spec.split.objective == "step_time"
-        ):  # where nothing fits, only the certificate needs a replay
+        if self._searches(spec) and spec.split.objective == "step_time":  # where nothing fits, only the certificate needs a replay
             stack = stack_of(spec, Pipeline(spec, inventory, measured).costs, self._baseline(spec))
             balanced = fitting_cuts(spec, inventory, stack, measured)
             if any(note.code == DOES_NOT_FIT for note in balanced.notes):
