@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from megaplan.dtypes import DType
 from megaplan.schedules.registry import KINDS
 
-# Bounds keep a slip of the keyboard from becoming a list of 2^40 layers or ranks; they are far above any real model.
+# Bounds keep a slip of the keyboard from becoming a list of 2^40 layers or ranks; they are far above any real model. The deepest published
+# stack has 2,500 blocks (DeepNet, arXiv:2203.00555).
 MAX_INT = 2**48
-MAX_LAYERS = 2**14
+MAX_LAYERS = 2**12
 MAX_DEGREE = 2**20
 MAX_MIMO_RANK = 1024
 MAX_MICROBATCHES = 2**16

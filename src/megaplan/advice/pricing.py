@@ -11,16 +11,17 @@ from megaplan.budget.reserve import device_budget
 from megaplan.errors import MegaplanError, Severity
 from megaplan.exploration.evaluate import Side
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.planned_step import num_actions
 from megaplan.layout.spans import Spans, cuts_of, spans_of
 from megaplan.partition.certify import stack_of
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.constraints import constraints_of
 from megaplan.partition.costs import stack_costs
 from megaplan.partition.memory import Memory
+from megaplan.partition.objective import objective_of
 from megaplan.partition.step import Pipeline, shortest
 from megaplan.partition.weigh import cuts_that_fit, fitting_cuts
 from megaplan.scalars import MAX_MICROBATCHES
+from megaplan.schedules import num_actions
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
@@ -144,7 +145,7 @@ class Pricer:
 
     def climbed(self, spec: Spec, found: Price) -> Price:
         """The command's price, from that of `quick`, which fits."""
-        if not self._searches(spec) or spec.split.objective != "step_time" or len(found.spans) == 1:
+        if not self._searches(spec) or objective_of(spec) != "step_time" or len(found.spans) == 1:
             return found
         side = self.side(spec)
         measured, baseline = self.measured(spec, side.inventory), self._baseline(spec)
@@ -170,7 +171,7 @@ class Pricer:
             return self.kept
         inventory = self.side(spec).inventory
         measured = self.measured(spec, inventory)
-        if self._searches(spec) and spec.split.objective == "step_time":  # where nothing fits, only the certificate needs a replay
+        if self._searches(spec) and objective_of(spec) == "step_time":  # where nothing fits, only the certificate needs a replay
             stack = stack_of(spec, Pipeline(spec, inventory, measured).costs, self._baseline(spec))
             balanced = fitting_cuts(spec, inventory, stack, measured)
             if any(note.code == DOES_NOT_FIT for note in balanced.notes):
@@ -183,7 +184,7 @@ class Pricer:
         measured = self.measured(spec, side.inventory)
         num_layers, num_slots = len(side.inventory.layers), spec.mesh.num_slots
         constraints_of(spec).check(num_layers, num_slots)
-        by_step = spec.split.objective == "step_time"
+        by_step = objective_of(spec) == "step_time"
         costs = self._pipeline(spec, measured).costs if by_step else stack_costs(spec, side.inventory, measured)
         stack = stack_of(spec, costs, self._baseline(spec))
         memory = Memory(spec, side.inventory, measured, memo=side.memo(spec))

@@ -47,7 +47,7 @@ def schedule(
     from megaplan.api.schedule import default_vpp  # noqa: PLC0415
     from megaplan.api.schedule import schedule as made  # noqa: PLC0415
     from megaplan.diagnostics import refuse  # noqa: PLC0415
-    from megaplan.layout.planned_step import num_actions  # noqa: PLC0415
+    from megaplan.schedules import num_actions  # noqa: PLC0415
 
     if as_csv and as_json:
         raise refuse("MP480", "--csv and --json both say how to print", "megaplan schedule --help")

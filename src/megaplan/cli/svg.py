@@ -11,9 +11,9 @@ from megaplan.diagnostics import refuse
 from megaplan.foreign import xml
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.layout.planned_step import num_actions, planned_step
+from megaplan.layout.planned_step import planned_step
 from megaplan.layout.spans import Spans
-from megaplan.schedules import Action, Kind, Timeline, placement, slot_owner
+from megaplan.schedules import Action, Kind, Timeline, num_actions, placement, slot_owner
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns
 

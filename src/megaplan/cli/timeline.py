@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.planned_step import MAX_REPLAYED, num_actions, planned_step
+from megaplan.layout.planned_step import planned_step
 from megaplan.layout.spans import Spans
-from megaplan.schedules import Kind, SlotTimes, Timeline, actions, placement, replay, slot_owner
+from megaplan.schedules import MAX_REPLAYED, Kind, SlotTimes, Timeline, actions, num_actions, placement, replay, slot_owner
 from megaplan.schedules.placement import Placement
 from megaplan.spec.models import Spec
 from megaplan.terminal.table import line_width, wrap

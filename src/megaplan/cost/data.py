@@ -64,19 +64,20 @@ class LocalElements(NamedTuple):
 def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalElements:
     """Of the whole model on one tensor and expert rank."""
     dense = experts = flops = trained = trained_experts = 0
-    for _, block in inventory.blocks():
+    for block, count in inventory.makes:
         for tensor in block.tensors:
             elements = prod(tensor.shape)
             if tensor.owner is Owner.EXPERT_PARALLEL:
                 own = elements // (ep * (etp if tensor.tp_dim is not None else 1))
-                experts, trained_experts = experts + own, trained_experts + own * (tensor.group is not Group.FROZEN)
+                experts, trained_experts = experts + count * own, trained_experts + count * own * (tensor.group is not Group.FROZEN)
             else:
                 divided = tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None
                 own = elements // (tp if divided else 1)
-                dense, trained = dense + own, trained + own * (tensor.group is not Group.FROZEN)
+                dense, trained = dense + count * own, trained + count * own * (tensor.group is not Group.FROZEN)
             if tensor.group is Group.MATRIX:
                 columns = tensor.shape[-1]
-                flops += tensor.local_matrices(tp, ep) * newton_schulz_flops(elements // tensor.num_matrices // columns, columns)
+                matrices = count * tensor.local_matrices(tp, ep)
+                flops += matrices * newton_schulz_flops(elements // tensor.num_matrices // columns, columns)
     return LocalElements(dense, experts, flops, trained, trained_experts)
 
 

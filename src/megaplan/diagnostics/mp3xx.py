@@ -104,6 +104,14 @@ SPLIT: dict[str, CodeInfo] = {
         "Use data ranks that divide the global batch, or another batch.",
         "mesh: {dp_shard: 6}\nbatch: {micro_batch_size: 1}      # a global batch of 64 sequences: 64 % 6 = 4",
     ),
+    "MP315": CodeInfo(
+        "the schedule is too long for cuts by step time",
+        "`split.objective` is step_time, and a replay of the schedule has more actions than are replayed.",
+        "Cuts by step time replay the whole schedule for all cuts that are tried. In a schedule that long the largest slot, or rank, "
+        "decides the step, and objective bottleneck minimises it exactly.",
+        "No action is needed; set `split.objective` to bottleneck to state it, or use fewer microbatches an update.",
+        "mesh: {pp: 2}\nschedule: {kind: 1f1b, num_microbatches: 65536}\nsplit: {mode: weighted, objective: step_time}",
+    ),
     "MP320": CodeInfo(
         "a pattern with boundaries is a manual split",
         "The pattern has '|', and `split.mode` is not manual.",

@@ -100,14 +100,13 @@ class Floors:
         key = mesh.tp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.dp_replicate == 1, spec.precision.grads
         if key not in self._wholes:
             sizes = storage_sizes(spec)
-            found: dict[int, Whole] = {}
-            for _, block in self._inventory.blocks():
-                if id(block) not in found:
-                    storage = block_storage(sizes, block)
-                    static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
-                    static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
-                    found[id(block)] = Whole(static, storage.both.unsharded_bytes, storage.both.gathered_bytes)
-            self._wholes[key] = Whole(*map(sum, zip(*[found[id(block)] for _, block in self._inventory.blocks()], strict=True)))
+            found = []
+            for block, count in self._inventory.makes:
+                storage = block_storage(sizes, block)
+                static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
+                static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
+                found.append((count * static, count * storage.both.unsharded_bytes, count * storage.both.gathered_bytes))
+            self._wholes[key] = Whole(*map(sum, zip(*found, strict=True)))
         return self._wholes[key]
 
     def kept_bytes(self, spec: Spec) -> int:

@@ -10,8 +10,8 @@ from megaplan.budget.values import RankBudget
 from megaplan.columns import Phase
 from megaplan.diagnostics import refuse
 from megaplan.exporters.values import Source
-from megaplan.layout.planned_step import MAX_REPLAYED, num_actions, planned_step
-from megaplan.schedules import Timeline
+from megaplan.layout.planned_step import planned_step
+from megaplan.schedules import MAX_REPLAYED, Timeline, num_actions
 
 
 class ReplayedStep(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -178,13 +179,20 @@ class Inventory:
     @cached_property
     def parameters(self) -> int:
         """Unique parameters; a tied head counts once."""
-        return sum(block.elements for block in self.layers) + sum(block.elements for _, block in self.outside)
+        return sum(block.elements * count for block, count in self.makes)
 
     @cached_property
     def trained_parameters(self) -> int:
         """Those of `parameters` that have gradients: all, or with `lora` the adapters."""
-        sized = ((tensor, size) for _, block in self.blocks() for tensor, size in zip(block.tensors, block.sizes, strict=True))
+        makes = self.makes
+        sized = ((tensor, size * count) for block, count in makes for tensor, size in zip(block.tensors, block.sizes, strict=True))
         return sum(size for tensor, size in sized if tensor.group is not Group.FROZEN)
+
+    @cached_property
+    def makes(self) -> tuple[tuple[Block, int], ...]:
+        """Every block that differs as an object from those before it, and how often it stands in the model."""
+        counts = Counter(id(block) for _, block in self.blocks())
+        return tuple((block, counts[key]) for key, block in {id(block): block for _, block in self.blocks()}.items())
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
         """Every block with its name, outside blocks after the layers."""

@@ -8,14 +8,6 @@ from megaplan.layout.spans import Spans
 from megaplan.schedules import SlotTimes, Timeline, actions, replay
 from megaplan.spec.models import Spec
 
-MAX_REPLAYED = 250_000
-"""Actions of all ranks that are replayed in a second or two."""
-
-
-def num_actions(pp: int, vpp: int, num_microbatches: int) -> int:
-    """Upper bound on the actions of any schedule with these degrees: F, I and W of every microbatch on every slot."""
-    return 3 * pp * vpp * num_microbatches
-
 
 def planned_step(spec: Spec, inventory: Inventory, spans: Spans) -> Timeline:
     """One optimizer step's forwards and backwards in nanoseconds, from the device's peak rates.

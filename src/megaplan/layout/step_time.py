@@ -90,7 +90,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
-    from megaplan.layout.planned_step import MAX_REPLAYED, num_actions  # noqa: PLC0415
+    from megaplan.schedules import MAX_REPLAYED, num_actions  # noqa: PLC0415
     from megaplan.spec.device import device_of  # noqa: PLC0415
 
     mesh = spec.mesh

@@ -20,6 +20,7 @@ from megaplan.partition.costs import stack_costs
 from megaplan.partition.equal import equal_cuts
 from megaplan.partition.invariants import invariant_digests
 from megaplan.partition.manual import manual_problems, manual_spans
+from megaplan.partition.objective import objective_notes, objective_of
 from megaplan.partition.values import Certificate, Cuts, Mode, StackCosts
 from megaplan.partition.weigh import Weighted, fitting_cuts
 from megaplan.schedules import placement, schedule_problems, slot_owner
@@ -71,7 +72,7 @@ def choose_cuts(
     if mode == "weighted":
         weighted = _weighted_cuts(spec, inventory, weights, measured, kept)
         found_cuts = _cuts(spec, inventory, weights, mode, spans_of(weighted.cuts, num_layers), weighted.certificate)
-        return replace(found_cuts, diagnostics=(*notes, *weighted.notes, *found_cuts.diagnostics))
+        return replace(found_cuts, diagnostics=(*notes, *objective_notes(spec), *weighted.notes, *found_cuts.diagnostics))
     if mode == "manual":
         spans = manual_spans(spec, pattern_spans)
     else:
@@ -91,7 +92,7 @@ def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
     constraints_of(spec).check(len(inventory.layers), num_filled(spans))
     mode: Mode = "manual" if parse_pattern(spec.model.pattern, spec.model.num_layers).spans is not None else spec.split.mode
     weights = stack_costs(spec, inventory)
-    if mode == "weighted" and spec.split.objective == "step_time":
+    if mode == "weighted" and objective_of(spec) == "step_time":
         from megaplan.partition.step import Pipeline  # noqa: PLC0415  (bottleneck needs no times)
 
         return _cuts(spec, inventory, weights, mode, spans, Pipeline(spec, inventory).certify(spans))
@@ -105,7 +106,7 @@ def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spa
     return Cuts(
         spans=spans,
         mode=mode,
-        objective=split.objective if mode == "weighted" else None,
+        objective=objective_of(spec) if mode == "weighted" else None,
         certificate=certificate,
         reason=split.reason if is_manual else None,
         protects=split.protects if is_manual else (),
@@ -135,7 +136,7 @@ def _weighted_cuts(
         measured: A costs file.
         baseline: Cuts to keep where that costs nothing.
     """
-    if spec.split.objective == "step_time":
+    if objective_of(spec) == "step_time":
         from megaplan.partition.step import step_time_cuts  # noqa: PLC0415  (bottleneck needs no times)
 
         return step_time_cuts(spec, inventory, measured, baseline)

@@ -9,12 +9,13 @@ slot by what the rank's other slots take at least.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 
 from megaplan.cost.times import ModelTimes
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.folded import Fold
-from megaplan.partition.limits import PairLimits, SlotLimits, Weight
+from megaplan.partition.limits import EdgeWeights, PairLimits, SlotLimits, Weight
 from megaplan.partition.mean_bound import SlotSum, mean_bound
 from megaplan.partition.paths import PARTS, Path, Times, before
 from megaplan.partition.values import StackCosts
@@ -42,10 +43,11 @@ class StepBound:
         """
         low, high = self._mean() if self._where == "loop" else 0, reached  # no cuts are below `low`
         fold = Fold(self._costs, self._num_ranks, self._rules, None) if self._where == "v" else None
+        edges = EdgeWeights()
         while low < high:
             middle = (low + high) // 2
             if fold is None:
-                holds = within_limits(self._costs, self._num_slots, self._rules, self._slot_limits(middle))
+                holds = within_limits(self._costs, self._num_slots, self._rules, self._slot_limits(middle), edges)
             else:
                 fold.limit(self._pair_limits(middle))
                 holds = fold.feasible(middle // num_microbatches)
@@ -53,28 +55,40 @@ class StepBound:
         return low
 
     def _slot_limits(self, limit: int) -> list[SlotLimits]:
-        """Exact for one slot a rank; of several, each is limited by what the others and the slots between them take at least."""
+        return [SlotLimits(tuple([(weight, limit - rest) for weight, rest in sums])) for sums in self._slot_sums]
+
+    def _pair_limits(self, limit: int) -> list[PairLimits]:
+        return [PairLimits(tuple([(first, second, limit - rest) for first, second, rest in sums])) for sums in self._pair_sums]
+
+    @cached_property
+    def _slot_sums(self) -> list[list[tuple[Weight, int]]]:
+        """For each slot, of each path of its rank: what the slot's span weighs, and what the path takes beside it.
+
+        Exact for one slot a rank; of several, each is limited by what the others and the slots between them take at least.
+        """
         sums: list[list[tuple[Weight, int]]] = [[] for _ in range(self._num_slots)]
         for path in self._paths:
-            rest = limit - path.transfers * self._p2p
+            rest = path.transfers * self._p2p
             if self._where == "single":
                 sums[path.rank].append((self._weights(path, (path.rank,))[0], rest))
                 continue
             everywhere = tuple(map(min, zip(*path.slots, strict=True)))  # what runs on every slot takes the same for all cuts
-            rest -= self._scaled(everywhere)[-1]
+            rest += self._scaled(everywhere)[-1]
             own = slots_of_rank(self._where, path.rank, self._num_ranks, self._num_slots // self._num_ranks)
             weights = {slot: self._scaled(_less(path.slots[slot], everywhere)) for slot in own}
             least = {slot: min(stop - start for start, stop in pairwise(weight)) for slot, weight in weights.items()}
             for slot, weight in weights.items():
-                sums[slot].append((Weight(weight, weight), rest - sum(least.values()) + least[slot]))
-        return [SlotLimits(tuple(found)) for found in sums]
+                sums[slot].append((Weight(weight, weight), rest + sum(least.values()) - least[slot]))
+        return sums
 
-    def _pair_limits(self, limit: int) -> list[PairLimits]:
+    @cached_property
+    def _pair_sums(self) -> list[list[tuple[Weight, Weight, int]]]:
+        """For each rank of a V, of each of its paths: what the spans of its slots weigh, and the transfers."""
         sums: list[list[tuple[Weight, Weight, int]]] = [[] for _ in range(self._num_ranks)]
         for path in self._paths:
             first, second = self._weights(path, slots_of_rank("v", path.rank, self._num_ranks, 2))
-            sums[path.rank].append((first, second, limit - path.transfers * self._p2p))
-        return [PairLimits(tuple(found)) for found in sums]
+            sums[path.rank].append((first, second, path.transfers * self._p2p))
+        return sums
 
     def _weights(self, path: Path, own: Sequence[int]) -> list[Weight]:
         """A path as weights of its rank's spans, transfers left out.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.budget.slots import Level, memory_over_time
 from megaplan.budget.values import Budget
-from megaplan.layout.planned_step import num_actions, planned_step
-from megaplan.schedules import Timeline
+from megaplan.layout.planned_step import planned_step
+from megaplan.schedules import Timeline, num_actions
 
 if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob

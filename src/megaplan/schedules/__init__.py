@@ -1,6 +1,6 @@
 """Pipeline schedules as integers: action orders, placement, in-flight counts and replay. No model, no bytes; a file a schedule."""
 
-from megaplan.schedules.actions import Action, Kind, Orders, Overlap, Step, computations
+from megaplan.schedules.actions import MAX_REPLAYED, Action, Kind, Orders, Overlap, Step, computations, num_actions
 from megaplan.schedules.in_flight import InFlight, in_flight, peak_bytes, receive_buffers
 from megaplan.schedules.placement import Placement, slot_owner, slots_of_rank
 from megaplan.schedules.registry import KINDS, SCHEDULES, SPLIT_BACKWARD, Schedule, actions, placement, refuse_impossible, schedule_problems
@@ -8,6 +8,7 @@ from megaplan.schedules.timeline import LinkedOrders, SlotTimes, Timed, Timeline
 
 __all__ = [
     "KINDS",
+    "MAX_REPLAYED",
     "SCHEDULES",
     "SPLIT_BACKWARD",
     "Action",
@@ -26,6 +27,7 @@ __all__ = [
     "computations",
     "in_flight",
     "link",
+    "num_actions",
     "peak_bytes",
     "placement",
     "receive_buffers",

@@ -72,3 +72,12 @@ def computations(order: tuple[Step, ...]) -> Iterator[Action]:
     """Every single computation of an order; an overlap's forward comes before its backward."""
     for step in order:
         yield from step.parts
+
+
+MAX_REPLAYED = 120_000
+"""Actions of all ranks, by `num_actions`, that are replayed for one answer: about a second with the search for cuts."""
+
+
+def num_actions(pp: int, vpp: int, num_microbatches: int) -> int:
+    """Upper bound on the actions of any schedule with these degrees: F, I and W of every microbatch on every slot."""
+    return 3 * pp * vpp * num_microbatches

@@ -119,15 +119,14 @@ def _conflicts(checked: Checked) -> Iterator[Diagnostic]:
         cuts = series([str(cut) for cut in both], "and")
         yield checked.error("MP328", f"split.pin and split.forbid both have {cuts}", "split.pin", f"remove {cuts} from one of them")
     inside = _inside_together(checked)
-    parted = [cut for cut in split.pin if inside[cut]]
+    parted = [cut for cut in split.pin if cut in inside]
     for cut in parted[:8]:
         start, stop = next(span for span in split.together if span[0] < cut < span[1])
         detail = f"split.pin has {cut}, split.together has [{start}, {stop}], and {start} < {cut} < {stop}"
         yield checked.error("MP329", detail, "split.pin", f"pin {start} or {stop} instead, or remove the span")
     if both or parted or slots > num_layers:
         return
-    forbidden = {*split.forbid, *checked.spec.model.parallel_layers}
-    barred = sum(inside[cut] or cut in forbidden for cut in range(1, num_layers))
+    barred = len(inside.union(split.forbid, checked.spec.model.parallel_layers).intersection(range(1, num_layers)))
     allowed, needed = num_layers - 1 - barred, slots - 1
     if len(split.pin) > needed:
         detail = f"split.pin has {plural(len(split.pin), 'cut')}, and {plural(slots, 'slot')} have {needed} between them"
@@ -158,10 +157,12 @@ def _constraints_of_spans(checked: Checked) -> Iterator[Diagnostic]:
         )
 
 
-def _inside_together(checked: Checked) -> list[bool]:
-    """For each cut from 0 to num_layers, whether a span of `split.together` has it inside. Linear, however many spans overlap."""
+def _inside_together(checked: Checked) -> set[int]:
+    """Cuts that a span of `split.together` has inside. Linear, however many spans overlap."""
+    if not checked.spec.split.together:
+        return set()
     steps = [0] * (checked.spec.model.num_layers + 2)
     for start, stop in checked.spec.split.together:
         steps[start + 1] += 1
         steps[stop] -= 1
-    return [depth > 0 for depth in accumulate(steps)]
+    return {cut for cut, depth in enumerate(accumulate(steps)) if depth > 0}

@@ -102,7 +102,7 @@ def test_prediction_depths_take_a_block_and_a_head_each(megaplan):
 
 def test_a_schedule_that_is_too_long_to_replay_says_so(megaplan):
     words = ("estimate", "plans/tiny-hybrid-pp2.yaml", "--set", "schedule.num_microbatches=50000", "--json")
-    assert time_of(megaplan(*words)) == {"reason": "the schedule has 300,000 actions, and at most 250,000 are replayed"}
+    assert time_of(megaplan(*words)) == {"reason": "the schedule has 300,000 actions, and at most 120,000 are replayed"}
 
 
 def test_an_uncalibrated_device_has_a_wider_interval(megaplan):

@@ -14,6 +14,7 @@ from megaplan.errors import MegaplanError, render_diagnostic
 from megaplan.inventory.build import build_inventory
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.costs import stack_costs
+from megaplan.scalars import MAX_LAYERS
 from megaplan.spec.models import Spec
 
 
@@ -220,9 +221,9 @@ def test_a_file_that_is_no_text_is_refused(spec, tmp_path, content, code):
     assert "megaplan costs" in found.hints[0]
 
 
-def test_ten_thousand_layers_are_read(make_spec, tmp_path):
-    spec = make_spec("AD", 10_000)
+def test_the_most_layers_that_a_model_may_have_are_read(make_spec, tmp_path):
+    spec = make_spec("AD", MAX_LAYERS)
     inventory = build_inventory(spec)
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(costs_document(model_times(spec, inventory))))
-    assert len(read_costs(str(path), spec, inventory).times.layers) == 10_000
+    assert len(read_costs(str(path), spec, inventory).times.layers) == MAX_LAYERS

@@ -16,6 +16,7 @@ from megaplan.partition.costs import stack_costs
 from megaplan.partition.equal import equal_cuts
 from megaplan.partition.invariants import invariant_digests, stale_reasons
 from megaplan.partition.values import Cuts, StackCosts
+from megaplan.schedules import MAX_REPLAYED, num_actions
 from megaplan.spec.models import Spec
 
 SECTIONS: dict[str, Any] = {
@@ -263,3 +264,18 @@ def test_a_change_of_the_model_makes_stale_what_rests_on_it(model: dict[str, Any
     then = invariant_digests(spec, build_inventory(spec))
     now = changed(spec, model=model)
     assert list(stale_reasons(then, now, build_inventory(now))) == stale
+
+
+def test_a_step_that_is_too_long_to_replay_is_cut_by_its_bottleneck() -> None:
+    """And says so once; one microbatch fewer is cut by its step."""
+    spec = make_spec("AMED", 12, mode="weighted", objective="step_time")
+    most = MAX_REPLAYED // num_actions(2, 1, 1)
+    long = changed(spec, schedule={"num_microbatches": most + 1})
+    cuts, by_bottleneck = choose(long), choose(changed(long, split={"objective": "bottleneck"}))
+    assert (cuts.objective, cuts.certificate, cuts.spans) == ("bottleneck", by_bottleneck.certificate, by_bottleneck.spans)
+    (note,) = [found for found in cuts.diagnostics if found.code == "MP315"]
+    assert f"up to {num_actions(2, 1, most + 1):,} actions" in note.detail
+    assert note.severity is Severity.NOTE
+    replayed = choose(changed(spec, schedule={"num_microbatches": most}))
+    assert replayed.objective == replayed.certificate.objective == "step_time"
+    assert "MP315" not in [found.code for found in replayed.diagnostics]

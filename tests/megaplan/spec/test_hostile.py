@@ -29,7 +29,7 @@ FLOODS = {
     "long name": edited(("name: sample", "name: " + "x" * 900_000)),
     "long number": edited(("tp: 1", "tp: " + "1" * 900_000)),
     "overlapping spans": edited(
-        ("num_layers: 10", "num_layers: 16384"), ("{mode: weighted}", f"{{together: [{'[0, 16384], ' * 6000}], pin: [4]}}")
+        ("num_layers: 10", "num_layers: 4096"), ("{mode: weighted}", f"{{together: [{'[0, 4096], ' * 6000}], pin: [4]}}")
     ),
 }
 
