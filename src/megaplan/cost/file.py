@@ -27,7 +27,7 @@ from megaplan.wording import plural, series, show
 
 FORMAT = "megaplan.costs/1"
 MAX_COSTS_BYTES = 16 * 2**20
-"""Four times the 16,384 layers that a model may have, fit."""
+"""Sixteen times the 4,096 layers that a model may have, fit."""
 MAX_NS = 10**12
 MAX_STORED_BYTES = 2**48
 MAX_DIGITS = 100
