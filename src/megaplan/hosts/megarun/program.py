@@ -206,16 +206,27 @@ def _marked(moment: Moment, params: tuple[str, ...]) -> tuple[str, ...]:
 
 def _undominated(moments: tuple[Moment, ...], held: Callable[[Moment], tuple[str, ...]]) -> tuple[Moment, ...]:
     """Moments of which no other one holds at least the same; of equal ones the first."""
-    counted = [Counter(held(moment)) for moment in moments]
+    kept = [_numbered(held(moment)) for moment in moments]
     return tuple(
         moment
         for index, moment in enumerate(moments)
         if not any(
-            counted[index] <= other and (counted[index] != other or position < index)
-            for position, other in enumerate(counted)
-            if position != index
+            kept[index] <= other and (kept[index] != other or position < index) for position, other in enumerate(kept) if position != index
         )
     )
+
+
+def _numbered(names: tuple[str, ...]) -> frozenset[str | tuple[str, int]]:
+    """A list of names as a set: a name that stands again is another member, so that one list holds another as often as sets include it."""
+    found: frozenset[str | tuple[str, int]] = frozenset(names)
+    if len(found) == len(names):
+        return found
+    counts: Counter[str] = Counter()
+    members: list[str | tuple[str, int]] = []
+    for name in names:
+        members.append((name, counts[name]) if counts[name] else name)
+        counts[name] += 1
+    return frozenset(members)
 
 
 def _forward(
