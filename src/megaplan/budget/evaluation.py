@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from copy import copy
 from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
+from megaplan.budget.alike import Run
 from megaplan.budget.bank import bank_moments
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
@@ -187,7 +188,7 @@ class Evaluation:
             boundary_bytes=self.boundary_bytes,
         )
         self._parts: dict[int, SlotParts] = {}
-        self.alike: dict[frozenset[int], tuple[Sequence[int], ...]] = {}
+        self.alike: dict[frozenset[int], tuple[Run, ...]] = {}
 
     def of_layout(self, layout: Layout) -> Evaluation:
         """The same blocks in other slots of the same spec."""

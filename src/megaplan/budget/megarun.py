@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
+from megaplan.budget.alike import alike_runs, all_offsets
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit, init_peak
@@ -14,14 +14,13 @@ from megaplan.budget.reserve import device_budget
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
 from megaplan.budget.values import Budget, RankBudget, StageBudget
 from megaplan.families.registry import FAMILIES
-from megaplan.hosts.megarun.optimizer import Uneven
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.in_flight import receive_buffers
 from megaplan.schedules.moments import Moment, moments, sequential_moments
 from megaplan.spec.device import device_of
-from megaplan.spec.models import Mesh, Spec
+from megaplan.spec.models import Spec
 from megaplan.tuples import new
 
 GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
@@ -78,13 +77,16 @@ def schedule_counts(spec: Spec) -> ScheduleCounts:
 
 
 def stage_ranks(
-    evaluation: Evaluation, usable_bytes: int, places: Container[int], counts: ScheduleCounts, pp_ranks: Iterable[int]
+    evaluation: Evaluation,
+    usable_bytes: int,
+    places: Container[int],
+    counts: ScheduleCounts,
+    pp_ranks: Iterable[int],
+    *,
+    listed: bool = True,
 ) -> list[RankBudget]:
-    """The distinct ranks of some pp ranks, at these places of their CP groups."""
-    spec, layout = evaluation.spec, evaluation.layout
-    mesh, receives = spec.mesh, counts.receives
-    of_rank = layout.by_rank()
-    offsets = tuple([offset for offset in range(mesh.world_size // mesh.pp) if offset // mesh.tp % mesh.cp in places])
+    """The distinct ranks of some pp ranks, at these places of their CP groups; of those that are alike the first alone unless `listed`."""
+    receives, of_rank = counts.receives, evaluation.layout.by_rank()
     ranks: list[RankBudget] = []
     for pp_rank in pp_ranks:
         own_slots = of_rank[pp_rank]
@@ -94,7 +96,7 @@ def stage_ranks(
         persistent = _persistent(evaluation, own_slots, owned, num_receives)
         held = held_by_schedule(evaluation, own_slots, chunks)
         peak = step_peak(chunks, counts.moments[pp_rank], held, evaluation.workspace_bytes)
-        ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, offsets)
+        ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, places, listed=listed)
     return ranks
 
 
@@ -139,40 +141,23 @@ def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence
 
 
 def _distinct(
-    evaluation: Evaluation, pp_rank: int, persistent: Persistent, peak: StepPeak, usable_bytes: int, offsets: tuple[int, ...]
+    evaluation: Evaluation, pp_rank: int, persistent: Persistent, peak: StepPeak, usable_bytes: int, places: Container[int], *, listed: bool
 ) -> list[RankBudget]:
-    """The budgets of a pipeline rank's data, context and tensor ranks at these offsets: they differ where shards are uneven."""
+    """The budgets of a pipeline rank's data, context and tensor ranks at these places: they differ where shards are uneven."""
     mesh, stored = evaluation.spec.mesh, persistent.stored
     first = pp_rank * (mesh.world_size // mesh.pp)
     found: list[RankBudget] = []
-    groups: Iterable[Sequence[int]] = (offsets,)
-    if stored.uneven:
-        key = frozenset([id(storage) for storage, _ in stored.uneven])
-        if key not in evaluation.alike:
-            uneven = [tensor for storage, _ in stored.uneven for tensor in storage.uneven]
-            evaluation.alike[key] = tuple(_alike(mesh, uneven, offsets))
-        groups = evaluation.alike[key]
-    for alike in groups:
-        coordinate = rank_coordinate(mesh, first + alike[0])
-        place = coordinate["dp_shard"], alike[0] // (mesh.ep * mesh.etp) % mesh.efsdp
+    key = frozenset([id(storage) for storage, _ in stored.uneven])
+    if key not in evaluation.alike:
+        evaluation.alike[key] = alike_runs(mesh, [tensor for storage, _ in stored.uneven for tensor in storage.uneven], places)
+    for run in evaluation.alike[key]:
+        coordinate = rank_coordinate(mesh, first + run.first)
+        place = coordinate["dp_shard"], run.first // (mesh.ep * mesh.etp) % mesh.efsdp
         cells, where = rank_cells(persistent, peak, init_peak(persistent.slots, *place), stored.updates(*place))
-        ranks = tuple([first + offset for offset in alike])
+        offsets = all_offsets(mesh, run, places) if listed else [run.first]
+        ranks = tuple([first + offset for offset in offsets])
         found.append(new(RankBudget, (ranks, coordinate, stored.parameters, cells, where, usable_bytes)))
     return found
-
-
-def _alike(mesh: Mesh, uneven: Iterable[Uneven], offsets: Sequence[int]) -> Iterable[Sequence[int]]:
-    """The offsets that hold the same of every tensor."""
-    dense = sorted([bound for tensor in uneven if not tensor.expert for bound in tensor.boundaries])
-    expert = sorted([bound for tensor in uneven if tensor.expert for bound in tensor.boundaries])
-    dense_place = [bisect_right(dense, index) for index in range(mesh.dp_shard)]
-    expert_place = [bisect_right(expert, index) for index in range(mesh.efsdp)]
-    inner, expert_inner = mesh.cp * mesh.tp, mesh.ep * mesh.etp
-    places: dict[tuple[int, int], list[int]] = {}
-    for offset in offsets:
-        place = (dense_place[offset // inner % len(dense_place)], expert_place[offset // expert_inner % len(expert_place)])
-        places.setdefault(place, []).append(offset)
-    return places.values()
 
 
 def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:

@@ -61,7 +61,10 @@ class StagePeaks:
             self._evaluated = evaluate(self._spec, self._inventory, layout, memo=self._memo)
         evaluations = [(evaluation.of_layout(layout), places) for evaluation, places in self._evaluated]
         for key in missing:
-            found = [rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, self._counts, key[:1])]
+            counts = self._counts
+            found = [
+                rank for evaluation, places in evaluations for rank in stage_ranks(evaluation, 0, places, counts, key[:1], listed=False)
+            ]
             self._peaks[key] = max([rank.peak_bytes for rank in found])
             self.work += WORK_OF_STAGE + WORK_OF_LAYER * (2 * len(found) - 1) * sum([stop - start for start, stop in key[1]])
         self.num_stages += len(missing)

@@ -64,8 +64,11 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
         inventory: Its parameter tensors; built where they are needed and not given.
 
     Returns:
-        The time, or the reason why the model of step times has none for this spec.
+        The time, or the reason why there is none for this spec, as where cuts of an altered plan are not those of its model and mesh.
     """
+    num_slots, num_layers = spec.mesh.num_slots, spec.model.num_layers
+    if (len(spans), spans[-1][1]) != (num_slots, num_layers):
+        return f"the cuts are of {len(spans)} slots and {spans[-1][1]} layers, the inputs of {num_slots} slots and {num_layers} layers"
     if spec.host.name == "megarun":
         return _replayed(spec, spans, inventory)
     work = planned_workload(spec, spans)

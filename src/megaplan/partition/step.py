@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FAR, MOST_FAR = (1, 2, 4), 8
 """By how many places cuts move where no move by one is shorter, and up to how many slots: of more, by two at most."""
-MAX_STAGE_WORK = 1_000_000
+MAX_STAGE_WORK = 500_000
 """Of budgets of one spec's cuts, in steps of about a microsecond; beyond it no further cuts are taken to fit."""
 
 

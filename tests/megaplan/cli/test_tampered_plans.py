@@ -7,7 +7,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from megaplan.cli.main import run
@@ -42,6 +42,7 @@ def edited(tmp_path_factory):
 
 
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@example(path=("inputs", "mesh", "pp"), value=3, resign=False, remove=False)  # the cuts of two slots, compared with a mesh of three
 @given(path=st.sampled_from(PATHS), value=VALUES, resign=st.booleans(), remove=st.booleans())
 def test_every_command_answers(edited, path, value, resign, remove):
     document = json.loads(PLAN.read_text())

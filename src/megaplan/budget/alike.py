@@ -1,0 +1,58 @@
+"""Ranks of a pipeline rank that hold the same: where shards are uneven, neighbouring data ranks up to a boundary do.
+
+A rank is its offset in its pipeline rank. Every replica of `dp_replicate` repeats the first one, and boundaries tell where ranks begin to
+differ, so that ranks, of which a mesh may have a million, are counted one by one only where they are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+from megaplan.hosts.megarun.optimizer import Uneven
+from megaplan.spec.models import Mesh
+
+
+class Run(NamedTuple):
+    """Ranks that hold the same.
+
+    Attributes:
+        first: The first offset.
+        stop: Behind the last one of the first replica.
+    """
+
+    first: int
+    stop: int
+
+
+def alike_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int]) -> tuple[Run, ...]:
+    """The runs of offsets whose ranks hold the same of every tensor.
+
+    Args:
+        mesh: Degrees.
+        uneven: Tensors of which data ranks hold different bytes.
+        places: In the CP group, of the ranks that are asked about.
+    """
+    inner, expert_inner = mesh.cp * mesh.tp, mesh.ep * mesh.etp
+    last = mesh.dp_shard * inner
+    edges = {0, last}
+    for tensor in uneven:
+        size = expert_inner if tensor.expert else inner
+        edges.update([bound * size for bound in tensor.boundaries if bound * size < last])
+    found = ((_first(mesh, start, stop, places), stop) for start, stop in pairwise(sorted(edges)))
+    return tuple(Run(first, stop) for first, stop in found if first < stop)
+
+
+def all_offsets(mesh: Mesh, run: Run, places: Container[int]) -> list[int]:
+    """Every offset of a run, in every replica."""
+    replica, tp, cp = mesh.dp_shard * mesh.cp * mesh.tp, mesh.tp, mesh.cp
+    own = [offset for offset in range(run.first, run.stop) if offset // tp % cp in places]
+    return own if mesh.dp_replicate == 1 else [base + offset for base in range(0, replica * mesh.dp_replicate, replica) for offset in own]
+
+
+def _first(mesh: Mesh, start: int, stop: int, places: Container[int]) -> int:
+    """The first offset at one of the places; at or behind `stop` if there is none."""
+    while start < stop and start // mesh.tp % mesh.cp not in places:
+        start = (start // mesh.tp + 1) * mesh.tp
+    return start
