@@ -26,16 +26,17 @@ class Run(NamedTuple):
     stop: int
 
 
-def alike_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int]) -> tuple[Run, ...]:
+def alike_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int], shards: int | None = None) -> tuple[Run, ...]:
     """The runs of offsets whose ranks hold the same of every tensor.
 
     Args:
         mesh: Degrees.
         uneven: Tensors of which data ranks hold different bytes.
         places: In the CP group, of the ranks that are asked about.
+        shards: Ranks that share a dense tensor; `dp_shard` if not given.
     """
-    inner, expert_inner = mesh.cp * mesh.tp, mesh.ep * mesh.etp
-    last = mesh.dp_shard * inner
+    last = mesh.dp_shard * mesh.cp * mesh.tp
+    inner, expert_inner = last // (shards or mesh.dp_shard), mesh.ep * mesh.etp
     edges = {0, last}
     for tensor in uneven:
         size = expert_inner if tensor.expert else inner

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from megaplan.budget.build import build_budget
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.layout.values import Layout
@@ -79,8 +78,10 @@ class StagePeaks:
         self.num_stages += len(missing)
 
     def _of_whole_job(self, layout: Layout) -> list[int]:
+        from megaplan.budget.torchtitan import torchtitan_budget  # noqa: PLC0415  (other hosts need none of it)
+
         per_stage, found = self._spec.mesh.world_size // layout.pp, [0] * layout.pp
-        for budget in build_budget(self._spec, self._inventory, layout).ranks:
+        for budget in torchtitan_budget(self._spec, self._inventory, layout, listed=False).ranks:
             for stage in {rank // per_stage for rank in budget.ranks}:
                 found[stage] = max(found[stage], budget.peak_bytes)
         self.num_stages += layout.pp

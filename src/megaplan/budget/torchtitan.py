@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from megaplan.budget.alike import alike_runs, all_offsets
 from megaplan.budget.chunk import Policy
 from megaplan.budget.evaluation import Evaluated, Evaluation, SlotParts
 from megaplan.budget.megarun import held_by_schedule, schedule_counts
@@ -151,13 +152,14 @@ def titan_sizes(spec: Spec) -> Sizes:
     return storage_sizes(spec)._replace(degrees=(ranks, ranks), low=low)
 
 
-def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
+def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout, *, listed: bool = True) -> Budget:
     """Bytes of every rank by phase and column.
 
     Args:
         spec: A checked spec whose host is torchtitan.
         inventory: Its parameter tensors.
         layout: Its slots, which end between transformer blocks.
+        listed: Whether all ranks that are alike are listed; otherwise the first of each pipeline rank stands for them.
     """
     device = device_budget(device_of(spec.device))
     evaluation, counts = TitanEvaluation(spec, inventory, layout), schedule_counts(spec)
@@ -167,7 +169,7 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budge
         chunks = [part.chunk for part in parts]
         peak = step_peak(chunks, counts.moments[pp_rank], held_by_schedule(evaluation, slots, chunks))
         receives = sum(map(sum, counts.receives[pp_rank])) if counts.receives else 0
-        ranks += _ranks(evaluation, pp_rank, slots, peak, receives, device.usable_bytes)
+        ranks += _ranks(evaluation, pp_rank, slots, peak, receives, device.usable_bytes, listed=listed)
     stages = tuple(
         StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, evaluation.parts(slot).stored.whole_parameters)
         for slot in layout.slots
@@ -183,20 +185,22 @@ def torchtitan_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> t
 
 
 def _ranks(
-    evaluation: TitanEvaluation, pp_rank: int, slots: tuple[Slot, ...], peak: StepPeak, receives: int, usable_bytes: int
+    evaluation: TitanEvaluation, pp_rank: int, slots: tuple[Slot, ...], peak: StepPeak, receives: int, usable_bytes: int, *, listed: bool
 ) -> list[RankBudget]:
     """The budgets of a pipeline rank's other ranks: they differ in optimizer state where shards are uneven."""
     mesh, stored = evaluation.spec.mesh, evaluation.of_rank(slots)
-    per_stage, sharing = mesh.world_size // mesh.pp, mesh.dp_shard * mesh.cp
-    places: dict[tuple[int, int], list[int]] = {}
-    for offset in range(per_stage):
-        updates = stored.updates(offset // mesh.tp % sharing if stored.uneven else 0, 0)
-        places.setdefault((updates.matrix_bytes, updates.other_bytes), []).append(pp_rank * per_stage + offset)
+    first, everywhere = pp_rank * (mesh.world_size // mesh.pp), range(mesh.cp)
+    uneven = [tensor._replace(expert=False) for storage, _ in stored.uneven for tensor in storage.uneven]
+    found: dict[tuple[int, int], tuple[Updates, list[int]]] = {}
+    for run in alike_runs(mesh, uneven, everywhere, shards=mesh.dp_shard * mesh.cp):
+        updates = stored.updates(run.first // mesh.tp, 0)
+        _, offsets = found.setdefault((updates.matrix_bytes, updates.other_bytes), (updates, []))
+        offsets += all_offsets(mesh, run, everywhere) if listed else [run.first]
     budgets = []
-    for same in places.values():
-        updates = stored.updates(same[0] % per_stage // mesh.tp % sharing if stored.uneven else 0, 0)
+    for updates, offsets in found.values():
+        ranks = tuple([first + offset for offset in sorted(offsets)])
         cells, where = _cells(evaluation, slots, peak, receives, updates)
-        budgets.append(RankBudget(tuple(same), rank_coordinate(mesh, same[0]), stored.parameters, cells, where, usable_bytes))
+        budgets.append(RankBudget(ranks, rank_coordinate(mesh, ranks[0]), stored.parameters, cells, where, usable_bytes))
     return budgets
 
 
