@@ -35,13 +35,15 @@ def alike_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int], sha
         places: In the CP group, of the ranks that are asked about.
         shards: Ranks that share a dense tensor; `dp_shard` if not given.
     """
+    size = mesh.dp_shard * mesh.cp * mesh.tp // (shards or mesh.dp_shard), mesh.ep * mesh.etp
+    return runs_between(mesh, [bound * size[tensor.expert] for tensor in uneven for bound in tensor.boundaries], places)
+
+
+def runs_between(mesh: Mesh, offsets: Iterable[int], places: Container[int]) -> tuple[Run, ...]:
+    """The runs of ranks at these places, between offsets of the first replica where ranks begin to differ."""
     last = mesh.dp_shard * mesh.cp * mesh.tp
-    inner, expert_inner = last // (shards or mesh.dp_shard), mesh.ep * mesh.etp
-    edges = {0, last}
-    for tensor in uneven:
-        size = expert_inner if tensor.expert else inner
-        edges.update([bound * size for bound in tensor.boundaries if bound * size < last])
-    found = ((_first(mesh, start, stop, places), stop) for start, stop in pairwise(sorted(edges)))
+    edges = sorted({0, last, *[offset for offset in offsets if offset < last]})
+    found = ((_first(mesh, start, stop, places), stop) for start, stop in pairwise(edges))
     return tuple(Run(first, stop) for first, stop in found if first < stop)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megaplan.budget.alike import Run, all_offsets, runs_between
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import Budget, Cells, DeviceBudget, RankBudget, ReserveItem, StageBudget, checked
 from megaplan.columns import Basis, Column, Phase
@@ -103,18 +104,19 @@ def _is_uneven(job: MegatronJob) -> bool:
     return job.optimizer == "muon" and job.distributed_optimizer
 
 
-def _places(spec: Spec, job: MegatronJob, held: Parameters) -> list[tuple[tuple[int, int], list[int]]]:
-    """Of the data ranks of a pipeline rank those that are alike: places among dense and among experts' ranks, and the ranks."""
-    mesh, uneven = spec.mesh, _is_uneven(job)
-    per_stage, first = mesh.world_size // mesh.pp, (job.pp_rank or 0) * (mesh.world_size // mesh.pp)
-    dense_shares = dealt_elements(held, job.data_parallel, experts=False) if uneven else []
-    expert_shares = dealt_elements(held, job.expert_data_parallel, experts=True) if uneven else []
-    places: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[int]]] = {}
-    for offset in range(per_stage):
-        dense, expert = offset // mesh.tp % job.data_parallel, offset // (mesh.ep * mesh.etp) % job.expert_data_parallel
-        place: tuple[tuple[int, int], ...] = (dense_shares[dense], expert_shares[expert]) if uneven else ()
-        places.setdefault(place, ((dense, expert), []))[1].append(first + offset)
-    return list(places.values())
+def _places(spec: Spec, job: MegatronJob, held: Parameters) -> list[tuple[tuple[int, int], list[Run]]]:
+    """Of the data ranks of a pipeline rank those that are alike: places among dense and among experts' ranks, and the runs of ranks."""
+    mesh = spec.mesh
+    kinds = [(mesh.tp, job.data_parallel, False), (mesh.ep * mesh.etp, job.expert_data_parallel, True)]
+    dealt = [(size, dealt_elements(held, ranks, experts=experts) if _is_uneven(job) else []) for size, ranks, experts in kinds]
+    edges = [place * size for size, shares in dealt for place in range(len(shares) + 1)]
+    found: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[Run]]] = {}
+    for run in runs_between(mesh, edges, range(mesh.cp)):
+        dense, expert = (run.first // size for size, _ in dealt)
+        places = dense, expert
+        share = tuple([shares[place] if place < len(shares) else (0, 0) for (_, shares), place in zip(dealt, places, strict=True)])
+        found.setdefault(share, (places, []))[1].append(run)
+    return list(found.values())
 
 
 def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudget]:
@@ -123,7 +125,9 @@ def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudge
     kept = memory(job, held)
     elements = held.elements(experts=False) + held.elements(experts=True)
     budgets: list[RankBudget] = []
-    for (dense, expert), ranks in _places(spec, job, held):
+    first = (job.pp_rank or 0) * (mesh.world_size // mesh.pp)
+    for (dense, expert), runs in _places(spec, job, held):
+        ranks = sorted([first + offset for run in runs for offset in all_offsets(mesh, run, range(mesh.cp))])
         cells = _cells(job.of_rank(job.chunks, job.pp_rank, dense, expert), held, kept, spec.host.fragmentation_percent)
         budgets.append(
             RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), elements, checked(cells), _moments(kept), device.usable_bytes)

@@ -238,7 +238,9 @@ def optimizer_state(job: MegatronJob, found: Parameters) -> State:
         return State(*found_bytes)
     kept = {True: 0, False: 0}
     for experts, ranks, index in ((False, share, job.data_index), (True, expert_share, job.expert_index)):
-        matrices, others = dealt_elements(found, ranks, experts=experts)[ranks - 1 if index is None else index]
+        dealt = dealt_elements(found, ranks, experts=experts)
+        place = ranks - 1 if index is None else index
+        matrices, others = dealt[place] if place < len(dealt) else (0, 0)
         kept[True] += matrices
         kept[False] += others
     master, moment = job.master_bytes, job.moment_bytes
@@ -246,7 +248,7 @@ def optimizer_state(job: MegatronJob, found: Parameters) -> State:
 
 
 def dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
-    """Elements of Muon's matrices and of all else that each data rank steps."""
+    """Elements of Muon's matrices and of all else that each data rank steps; ranks behind the last of the list step none."""
     key = ranks, experts, len(found.tensors)
     if key not in found._dealt:
         found._dealt[key] = _dealt_elements(found, ranks, experts=experts)
@@ -254,8 +256,9 @@ def dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tupl
 
 
 def _dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
-    matrices, others = [0] * ranks, [0] * ranks
     tensors = sorted((one for one in found.tensors if one.rule.is_expert is experts), key=lambda one: one.elements)
+    busy = min(ranks, len(tensors))
+    matrices, others = [0] * busy, [0] * busy
     for place, one in enumerate(tensors):
         turn, step = divmod(place, ranks)
         rank = ranks - 1 - step if turn % 2 else step
