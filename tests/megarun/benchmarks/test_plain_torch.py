@@ -94,7 +94,7 @@ def stated(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(SPEC, id="plain"),
+        pytest.param(SPEC, id="plain", marks=pytest.mark.slow),
         pytest.param(SPEC | INDEXED, id="indexed", marks=pytest.mark.slow),
         pytest.param(SPEC | DELTA, id="delta"),
         pytest.param(SPEC | KIMI, id="kimi", marks=pytest.mark.slow),

@@ -45,7 +45,7 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model_type", NAMES)
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_model_type_round_trips(model_type: str, which: int, tmp_path: Path) -> None:
     """Bit by bit and in its own dtype; every tensor of ours is read from a different place of theirs."""
     config = SMALL[model_type][which][0]

@@ -9,6 +9,7 @@ from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.products import ROUTERS
 from megarun.trace.owners import ROUTED_OUTPUTS
 from megarun.trace.rank import trace_rank
+from megarun.trace.values import RankTrace
 
 pytestmark = pytest.mark.runtime
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
@@ -54,19 +55,30 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+TRACES: dict[tuple[str, bool], RankTrace] = {}
+"""Each takes seconds; two tests read those of first ranks."""
+
+
+def traced(job_with: Any, name: str, *, last: bool) -> RankTrace:
+    """The first or the last rank of a layout."""
+    if (name, last) not in TRACES:
+        job = job_with(LAYOUTS[name])
+        TRACES[name, last] = trace_rank(job, job.spec.mesh.world_size - 1 if last else 0)
+    return TRACES[name, last]
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("last", [False, True])
 def test_every_block_keeps_exactly_its_ledger(job_with: Any, name: str, last: bool) -> None:
     """Tensor by tensor, on the first and the last rank; and nothing is left over when a step has ended."""
-    job = job_with(LAYOUTS[name])
-    trace = trace_rank(job, job.spec.mesh.world_size - 1 if last else 0)
+    trace = traced(job_with, name, last=last)
     assert trace.differences == ()
     assert len(trace.kept) > 10  # a trace that sees nothing would agree too
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_rows_cells_and_phases_are_the_same_bytes(job_with: Any, name: str) -> None:
-    trace = trace_rank(job_with(LAYOUTS[name]), 0)
+    trace = traced(job_with, name, last=False)
     for phase in Phase:
         assert sum(row.nbytes for row in trace.rows[phase]) == trace.phases[phase] > 0
         for column in Column:
