@@ -27,8 +27,8 @@ from megaplan.partition.values import Balance
 
 MAX_BUDGETS = 400
 """Budgets of one search."""
-MAX_WORK = 1_000_000
-"""Of the partitions of one search, by `Stack.partition_work`: less than a second. It ends searches of 1,000 layers or dozens of chunks."""
+MAX_WORK = 600_000
+"""Of the partitions of one search, by `Stack.partition_work`: about half a second. It ends searches of 1,000 layers or dozens of chunks."""
 MAX_STAGE_WORK = 240_000
 """Of the stages that one search evaluates, by `Memory.work`; a third of it for the search of the smallest excess."""
 MAX_ROUNDS = 12
