@@ -120,7 +120,7 @@ class Pricer:
         return then / first - 1
 
     def _step_ns(self, spec: Spec, spans: Spans) -> int:
-        self.work.spent += WORK_OF_ACTION * _num_actions(spec)
+        self.work.spent += WORK_OF_ACTION * actions_of(spec)
         return max(1, self.side(spec).clock.step_ns(spec, spans))
 
     def step_ns(self, spec: Spec, spans: Spans) -> int | None:
@@ -128,7 +128,7 @@ class Pricer:
         return self._step_ns(spec, spans) if self._few_actions(spec) else None
 
     def _few_actions(self, spec: Spec) -> bool:
-        return _num_actions(spec) <= MAX_ACTIONS
+        return actions_of(spec) <= MAX_ACTIONS
 
     def price(self, spec: Spec) -> Price | None:
         """Cuts and peak, None where the command has none; of what does not fit, the peak may be above that of the command's cuts."""
@@ -137,7 +137,7 @@ class Pricer:
 
     def quick(self, spec: Spec) -> Price | None:
         """The same, but under cuts from which the command goes on to others that fit and have a shorter step (`climbed`)."""
-        self.work.spent += WORK_OF_ACTION * _num_actions(spec)
+        self.work.spent += WORK_OF_ACTION * actions_of(spec)
         try:
             return self._own(spec) if self._searches(spec) else self._priced(spec, self._spans(spec))
         except MegaplanError:
@@ -211,7 +211,7 @@ class Pricer:
         schedule = spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches
         if schedule not in self._schedules:
             self._schedules.add(schedule)
-            self.work.spent += WORK_OF_LINK * _num_actions(spec)
+            self.work.spent += WORK_OF_LINK * actions_of(spec)
         return Pipeline(spec, self.side(spec).inventory, measured)
 
     def _priced(self, spec: Spec, spans: Spans) -> Price:
@@ -226,7 +226,7 @@ class Pricer:
         return device_budget(device_of(spec.device)).usable_bytes
 
 
-def _num_actions(spec: Spec) -> int:
+def actions_of(spec: Spec) -> int:
     """Of the whole schedule; none without a pipeline."""
     mesh, schedule = spec.mesh, spec.schedule
     return num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches) if mesh.pp > 1 else 0

@@ -80,8 +80,10 @@ class _Building:
         """Everything of a slot."""
         if slot.storages:
             own: list[tuple[Shard, int]] = []
-            for storage, layer in zip(slot.storages, slot.layers, strict=True):
-                if storage.shards:
+            last = {id(storage): position for position, storage in enumerate(slot.storages)}
+            for position, (storage, layer) in enumerate(zip(slot.storages, slot.layers, strict=True)):
+                # A layer leaves nothing that is to be padded, so what layers of one kind come to is largest in the last of them.
+                if storage.shards and not (layer and last[id(storage)] > position):
                     own += self._fill(storage.shards, layer=layer)
                 else:
                     self._add(storage.resident_bytes)
