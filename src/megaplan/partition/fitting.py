@@ -29,7 +29,7 @@ MAX_BUDGETS = 400
 """Budgets of one search."""
 MAX_WORK = 600_000
 """Of the partitions of one search, by `Stack.partition_work`: about half a second. It ends searches of 1,000 layers or dozens of chunks."""
-MAX_STAGE_WORK = 240_000
+MAX_STAGE_WORK = 200_000
 """Of the stages that one search evaluates, by `Memory.work`; a third of it for the search of the smallest excess."""
 MAX_ROUNDS = 12
 """Of tightening."""
