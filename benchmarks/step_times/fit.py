@@ -1,6 +1,6 @@
 """Fit the step-time model's constants to published rows and write `src/megaplan/cost/step/constants.json`.
 
-python benchmarks/step_times/fit.py ROWS.json [--operations FOLDER] [--output FILE] [--page FILE]
+python benchmarks/step_times/fit.py ROWS.json [--operations FOLDER] [--output FILE] [--page FILE --simumax CLONE]
 
 Needs the extra `fit` (numpy, scipy). A fit takes seconds; the cross-validation that gives the intervals fits once a fold, and with `--page`
 the error tables are written too. The rows stay outside the repository: their form is that of `rows.py`.
@@ -20,9 +20,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import numpy as np  # noqa: E402
 
-from step_times import page, pins  # noqa: E402
+from step_times import page, pins, simumax  # noqa: E402
 from step_times.fitting import Fit, fit, predict, row_weights  # noqa: E402
 from step_times.folds import Array, cross_validated, errors, interval, ratios, replayed, uncalibrated, usable  # noqa: E402
+from step_times.machine import Replayed  # noqa: E402
 from step_times.priors import priors  # noqa: E402
 from step_times.rows import Row  # noqa: E402
 
@@ -35,8 +36,11 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="rows in the form of rows.py")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--page", type=Path, help="write the error tables here")
+    parser.add_argument("--simumax", type=Path, help="a checkout of MooreThreads/SimuMax: the page replays every row of its table")
     parser.add_argument("--operations", type=Path, help="folder of operations and layers measured alone: writes pinned.json first")
     arguments = parser.parse_args()
+    if arguments.page and not arguments.simumax:
+        parser.error("--page needs --simumax")
     if arguments.operations:
         pins.write(arguments.operations)
     rows, anomalies = usable(arguments.rows)
@@ -54,7 +58,10 @@ def main() -> None:
     for name, found in (("in sample", own), ("cross-validated", blind), ("no device or framework on both sides", foreign)):
         print(name, errors(found))
     if arguments.page:
-        arguments.page.write_text(page.text(rows, anomalies, own, blind, foreign, megarun), encoding="utf-8")
+        table = simumax.rows_of(arguments.simumax)
+        others = fit([row for row in rows if row["framework"] != simumax.FRAMEWORK], near=fitted)
+        machine = Replayed(table, ratios(predict(fitted, table), table), ratios(predict(others, table), table))
+        arguments.page.write_text(page.text(rows, anomalies, own, blind, foreign, megarun, machine), encoding="utf-8")
 
 
 def constants(fitted: Fit) -> dict[str, dict[str, object]]:

@@ -12,6 +12,8 @@ from step_times import folds
 from step_times.fitting import row_weights
 from step_times.folds import Array, Errors
 from step_times.hosts import framework_of, release_of
+from step_times.machine import Replayed, sections
+from step_times.markdown import markdown
 from step_times.rows import Row, launch_is_said, spec_path
 from step_times.specs import device_name
 
@@ -20,7 +22,7 @@ WRONG = 0.15
 FAMILIES = ("dense", "moe", "hybrid")
 
 
-def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array, foreign: Array, megarun: Array) -> str:
+def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array, foreign: Array, megarun: Array, machine: Replayed) -> str:
     """The whole page.
 
     Args:
@@ -30,6 +32,7 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         blind: The same, cross-validated.
         foreign: The same, without the row's device or framework.
         megarun: Of bf16 rows, by megarun's model, see `folds.replayed`.
+        machine: SimuMax's whole table.
     """
     tables = "".join(f"## Cross-validated, by {title}\n\n{_table(title, folds.by(rows, blind, key))}\n\n" for title, key in _KEYS)
     parts = {
@@ -55,6 +58,7 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         "wrong": round(100 * WRONG),
         "causes": _causes(rows, blind),
         "rows": _rows(rows, own, blind),
+        **sections(machine, rows),
     }
     return (HERE / "page.md").read_text(encoding="utf-8").format_map(parts)
 
@@ -74,18 +78,13 @@ _KEYS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 )
 
 
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[object]], left: int = 1) -> str:
-    rule = ["---" if number < left else "---:" for number in range(len(head))]
-    return "\n".join("| " + " | ".join(map(str, cells)) + " |" for cells in (head, rule, *lines))
-
-
 def _cells(found: Errors) -> list[str]:
     percent = (f"{100 * found.median:.1f}", f"{100 * found.p90:.1f}", f"{100 * found.worst:.0f}", f"{100 * found.bias:+.1f}")
     return [str(found.rows), *percent]
 
 
 def _table(title: str, found: dict[str, Errors]) -> str:
-    return _markdown([title, "rows", "median %", "p90 %", "worst %", "bias %"], [[name, *_cells(each)] for name, each in found.items()])
+    return markdown([title, "rows", "median %", "p90 %", "worst %", "bias %"], [[name, *_cells(each)] for name, each in found.items()])
 
 
 def _summary(rows: Sequence[Row], own: Array, blind: Array) -> str:
@@ -97,7 +96,7 @@ def _summary(rows: Sequence[Row], own: Array, blind: Array) -> str:
         inside = folds.errors(own[here])
         lines.append([name, *_cells(folds.errors(blind[here])), f"{100 * inside.median:.1f}", f"{100 * inside.p90:.1f}"])
     head = ["", "rows", "cross-validated: median %", "p90 %", "worst %", "bias %", "in sample: median %", "p90 %"]
-    return _markdown(head, lines)
+    return markdown(head, lines)
 
 
 def _paths(rows: Sequence[Row]) -> str:
@@ -106,7 +105,7 @@ def _paths(rows: Sequence[Row]) -> str:
         reason = spec_path(row)
         if reason is not None:
             reasons[reason] = reasons.get(reason, 0) + 1
-    return _markdown(["reason", "rows"], sorted(reasons.items(), key=lambda pair: -pair[1]))
+    return markdown(["reason", "rows"], sorted(reasons.items(), key=lambda pair: -pair[1]))
 
 
 def _nulls(rows: Sequence[Row], blind: Array) -> str:
@@ -119,7 +118,7 @@ def _noise(rows: Sequence[Row]) -> str:
     for across, name in ((False, "the same release"), (True, "any release")):
         pairs = 100 * folds.repeats(rows, across_releases=across)
         lines.append([name, len(pairs), f"{np.median(pairs):.1f}", f"{np.quantile(pairs, 0.9):.1f}"])
-    return _markdown(["one configuration measured twice", "pairs", "median %", "p90 %"], lines)
+    return markdown(["one configuration measured twice", "pairs", "median %", "p90 %"], lines)
 
 
 def _intervals(rows: Sequence[Row], blind: Array, foreign: Array, megarun: Array) -> str:
@@ -130,7 +129,7 @@ def _intervals(rows: Sequence[Row], blind: Array, foreign: Array, megarun: Array
         found.append((name, folds.interval(blind[here], weights[here]), f"{100 * shares[name]:.0f}"))
     found.append(("uncalibrated device or framework", folds.interval(foreign, weights), ""))
     found.append(("replayed schedule of host megarun", folds.interval(megarun), ""))
-    return _markdown(
+    return markdown(
         ["class", "from", "to", "covered %"],
         [[name, f"{round(low, 4):.3f}", f"{round(high, 4):.3f}", share] for name, (low, high), share in found],  # as the data file has them
     )
@@ -139,7 +138,7 @@ def _intervals(rows: Sequence[Row], blind: Array, foreign: Array, megarun: Array
 def _ranking(rows: Sequence[Row], blind: Array) -> str:
     found = folds.ranking(rows, blind)
     cells = [found.groups, found.pairs, f"{found.tau:.2f}", f"{100 * found.mean_regret:.1f}", f"{100 * found.worst_regret:.1f}"]
-    return _markdown(["groups", "pairs", "Kendall's tau", "mean regret %", "worst regret %"], [cells], 0)
+    return markdown(["groups", "pairs", "Kendall's tau", "mean regret %", "worst regret %"], [cells], 0)
 
 
 def _causes(rows: Sequence[Row], blind: Array) -> str:
@@ -152,7 +151,7 @@ def _causes(rows: Sequence[Row], blind: Array) -> str:
         [name, known.get(name, "not known"), len(off), f"{min(off):+.0f}", f"{max(off):+.0f}"]
         for name, off in sorted(groups.items(), key=lambda pair: -len(pair[1]))
     ]
-    return _markdown(["framework of the table, model", "cause", "rows", "from %", "to %"], lines, 2)
+    return markdown(["framework of the table, model", "cause", "rows", "from %", "to %"], lines, 2)
 
 
 def _rows(rows: Sequence[Row], own: Array, blind: Array) -> str:
@@ -164,4 +163,4 @@ def _rows(rows: Sequence[Row], own: Array, blind: Array) -> str:
         errors = (f"{100 * (blind[number] - 1):+.1f}", f"{100 * (own[number] - 1):+.1f}")
         lines.append([*about, row["gpus"], f"{row['step_s']:.4g}", *errors])
     head = ["row", "framework", "model", "device", "dtype", "layout", "source", "devices", "measured s", "cross-validated %", "in sample %"]
-    return _markdown(head, lines, 7)
+    return markdown(head, lines, 7)

@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -60,14 +60,15 @@ def replayed(row: Row) -> dict[str, Any]:
 
 
 def summary(timed: Sequence[dict[str, Any]], count: int) -> list[str]:
-    """Median and ninth decile of each family, anomalies left out."""
+    """Median, ninth decile, worst and mean signed error of each family, anomalies left out."""
     lines = [f"{len(timed)} of {count} rows timed, {sum(each['path'] == 'spec' for each in timed)} by a spec"]
     for family in ("dense", "moe", "hybrid", None):
-        off = sorted(abs(each["error"]) for each in timed if not each["anomaly"] and family in (None, each["family"]))
-        if off:
+        signed = [each["error"] for each in timed if not each["anomaly"] and family in (None, each["family"])]
+        if signed:
+            off = sorted(map(abs, signed))
             ninth = off[min(len(off) - 1, int(0.9 * len(off)))]
             percent = f"median {100 * median(off):.1f} %  p90 {100 * ninth:.1f} %  worst {100 * off[-1]:.0f} %"
-            lines.append(f"{family or 'all':8s} {len(off):4d} rows  {percent}")
+            lines.append(f"{family or 'all':8s} {len(off):4d} rows  {percent}  mean signed {100 * mean(signed):+.1f} %")
     return lines
 
 
