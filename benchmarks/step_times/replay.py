@@ -3,7 +3,8 @@
 python benchmarks/step_times/replay.py ROWS.json [--json OUT]
 
 Each row becomes a spec where specs can say it (else the same workload, read directly), is timed as users' specs are, and is printed with
-its error, worst first. A row that cannot be timed is named with its reason. Needs neither numpy nor scipy.
+its error, worst first. A row that cannot be timed is named with its reason; what a row does not state is taken from `DEFAULTS`, which is
+said once. Needs neither numpy nor scipy.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ from megaplan.errors import MegaplanError  # noqa: E402
 from step_times.rows import Row, spec_path, workload  # noqa: E402
 
 FORMAT = "megaplan.replay/1"
+LEAST = {"step_s": 1e-9, "gpus": 1, "seq": 1, "gbs": 1} | dict.fromkeys(("mbs", "tp", "pp", "cp", "vp", "ep", "etp", "dp", "nmb"), 0)
+"""The smallest values of a row; 0 is for axes that it does not state."""
+
+_AXES: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "vp", "ep", "etp", "mbs"), 1)
+_OFF: dict[str, Any] = dict.fromkeys(("sp", "tp_overlap", "a2a_overlap", "fp8_gather", "fp8_attention", "tokendrop"), 0)
+DEFAULTS: dict[str, Any] = {"precision": "bf16", "task": "pretrain", "schedule": "1f1b", "zero": 1, "compiled": 1, **_AXES, **_OFF}
+DEFAULTS |= {"release": None, "dispatcher": None, "fsdp": None, "recompute": {}, "cuda_graph": []}
 
 
 def main() -> None:
@@ -32,7 +40,10 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="rows in the form of rows.py")
     parser.add_argument("--json", type=Path, help="write every row with its terms here")
     arguments = parser.parse_args()
-    rows: list[Row] = json.loads(arguments.rows.read_text(encoding="utf-8"))
+    given: list[Row] = json.loads(arguments.rows.read_text(encoding="utf-8"))
+    rows = [DEFAULTS | row for row in given]
+    if missing := sorted({key for row in given for key in DEFAULTS if key not in row}):
+        print(f"not in every row, and taken as usual: {', '.join(f'{key} = {DEFAULTS[key]}' for key in missing)}")
     found = [replayed(row) for row in rows]
     timed = sorted((each for each in found if "error" in each), key=lambda each: -abs(each["error"]))
     for each in timed:
@@ -51,10 +62,13 @@ def replayed(row: Row) -> dict[str, Any]:
     """One row with its prediction, or with the reason why there is none."""
     own: dict[str, Any] = {"id": row.get("id", "?"), "family": row.get("family"), "anomaly": row.get("anomaly")}
     try:
-        path, step = spec_path(row), predict_step(workload(row))
-    except (KeyError, TypeError, ZeroDivisionError, MegaplanError) as error:
+        if low := [f"{key} = {row[key]}" for key, least in LEAST.items() if row.get(key) is not None and row[key] < least]:
+            return own | {"reason": f"too small: {', '.join(low)}"}
+        path, step, measured = spec_path(row), predict_step(workload(row)), float(row["step_s"])
+    except KeyError as error:
+        return own | {"reason": f"there is no {error} in the row, or in what the model of step times knows"}
+    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError, MegaplanError) as error:
         return own | {"reason": f"{type(error).__name__}: {error}"}
-    measured = row["step_s"]
     figures = {"measured_s": measured, "predicted_s": step.seconds, "error": step.seconds / measured - 1}
     return own | figures | {"path": "spec" if path is None else path, "mfu": step.mfu, "terms": step.terms}
 

@@ -1,5 +1,6 @@
 """A published row gives the same workload through a spec as it does alone, and the page has the constants' intervals."""
 
+import json
 import re
 from itertools import count
 from pathlib import Path
@@ -160,7 +161,22 @@ def test_a_replayed_row_has_its_error_and_terms():
 
 
 def test_a_row_that_cannot_be_timed_says_why():
-    assert "KeyError: 'nobody'" in replay.replayed(row(framework="nobody"))["reason"]
+    assert "there is no 'nobody'" in replay.replayed(row(framework="nobody"))["reason"]
+    assert replay.replayed(row(gpus=0, mbs=-1))["reason"] == "too small: gpus = 0, mbs = -1"
+    assert replay.replayed(row(seq="long"))["reason"].startswith("TypeError")
+
+
+def test_what_a_row_does_not_state_is_usual(tmp_path, monkeypatch, capsys):
+    """As on a row that states the same values; said once."""
+    bare = {key: value for key, value in row().items() if key not in replay.DEFAULTS}
+    for name, one in (("bare", bare), ("whole", replay.DEFAULTS | bare)):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps([one, one]))
+        monkeypatch.setattr("sys.argv", ["replay.py", str(path), "--json", str(tmp_path / f"{name}.out")])
+        replay.main()
+    assert (tmp_path / "bare.out").read_text() == (tmp_path / "whole.out").read_text()
+    assert "predicted_s" in (tmp_path / "bare.out").read_text()
+    assert capsys.readouterr().out.count("taken as usual") == 1
 
 
 def test_a_spec_has_the_time_of_its_host_and_an_interval_of_its_class():
