@@ -44,7 +44,7 @@ def _calibrations(name: str) -> list[dict[str, Any]]:
     hint = "megaplan calibrate rows.json -o device.json"
     try:
         document: Any = json.loads(read_text(name))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise refuse("MP491", f"{name} is not JSON: {error}", hint, file=name) from None
     found = document.get("calibrations") if isinstance(document, dict) and document.get("format") == FORMAT else None
     if not isinstance(found, list):

@@ -36,7 +36,7 @@ class JobConfig:
         self._name = name
         self._errors: list[Diagnostic] = []
         self._defaulted: list[str] = []
-        given = dict(_dotted(self._parsed(text)))
+        given = self._parsed(text)
         self.age = Age.TOML_2024 if given.keys() & OF_2024 else Age.TOML_2025 if given.keys() & OF_2025 else Age.CURRENT
         if isinstance(mode := given.pop("activation_checkpoint", None), str):
             given |= {"activation_checkpoint.mode": mode, "activation_checkpoint.selective_ac_option": "op"}
@@ -47,13 +47,15 @@ class JobConfig:
         self._refuse_others()
 
     def _parsed(self, text: str) -> dict[str, Any]:
+        """Values by dotted key."""
         try:
             found = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-        except ValueError as error:
+            values = dict(_dotted(found)) if isinstance(found, dict) else None
+        except (ValueError, RecursionError) as error:
             raise MegaplanError([diagnostic("MP916", f"no TOML or JSON: {error}", Location(self._name))]) from None
-        if not isinstance(found, dict):
+        if values is None:
             raise MegaplanError([diagnostic("MP916", "the file is no table of sections", Location(self._name))])
-        return found
+        return values
 
     def _refuse_others(self) -> None:
         for key, value in self.values.items():
