@@ -118,7 +118,8 @@ def _mamba2(draw: random.Random) -> dict[str, Any]:
     groups = draw.randint(1, 2)
     heads = groups * draw.randint(1, 3)
     sizes = {"num_heads": heads, "head_dim": draw.randint(3, 9), "state_dim": draw.randint(3, 9), "num_groups": groups}
-    return {"kind": "mamba2", **sizes, "chunk_size": draw.randint(3, 16), "conv_bias": draw.random() < 0.5}
+    found = {"kind": "mamba2", **sizes, "chunk_size": draw.randint(3, 16), "conv_bias": draw.random() < 0.5}
+    return {**found, "gated_norm": random.Random(f"gated norm {found}").random() < 0.6}
 
 
 def _mamba3(hidden: int, draw: random.Random) -> dict[str, Any]:

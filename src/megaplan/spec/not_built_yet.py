@@ -112,6 +112,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.attention.sinks",
         "model.attention.softmax_scale",
         "model.mamba.bias",
+        "model.mamba.gated_norm",
         "model.mamba.inner_norm",
         "model.mlp.bias",
         "model.mlp.activation",

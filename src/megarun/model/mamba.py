@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from megakernels import gated_rms_norm
+from megakernels import gated_rms_norm, swiglu
 from megaplan.spec import models as spec
 from megarun.model.norm import Block, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary
@@ -39,7 +39,7 @@ class Scale(nn.Module):
 
 
 class Mamba2Block(Block):
-    """M: in_proj → causal convolution → state-space dual scan → gated norm → out_proj.
+    """M: in_proj → causal convolution → state-space dual scan → gated norm, or the gate alone → out_proj.
 
     z, x, B, C and dt are views of in_proj's output, so that its storage is saved once. Under TP a rank has a share of the heads with their
     groups (R-17): the state-space scan and the group norm are local to a rank. Under CP convolution and scan receive their state from the
@@ -63,7 +63,7 @@ class Mamba2Block(Block):
         self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
         self.D = nn.Parameter(torch.empty(self.num_heads))
-        self.gated_norm = Scale(self.inner)
+        self.gated_norm = Scale(self.inner) if config.gated_norm else None
         self.out_proj = RowLinear(self.inner, hidden_size, config.bias, tp)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
@@ -73,7 +73,7 @@ class Mamba2Block(Block):
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, inner]: everything between the block's norm and out_proj."""
         y, z = self.scan(normed, starts)
-        return gated_rms_norm(y, z, self.gated_norm.weight, self.eps, self.num_groups)
+        return swiglu(z, y) if self.gated_norm is None else gated_rms_norm(y, z, self.gated_norm.weight, self.eps, self.num_groups)
 
     def scan(self, normed: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, t, h] -> y and its gate z, [B, T, inner] each."""

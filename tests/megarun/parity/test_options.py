@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from parity_cells import DENSE, EXPERTS, FEW_WORDS, MLA, ROUTED, T2, T2V, Cell, pattern
+from parity_cells import DENSE, EXPERTS, FEW_WORDS, MLA, ROUTED, SELECTIVE, T2, T2V, Cell, pattern
 from parity_compare import course_difference
 from parity_model import KDA
 from parity_world import Worlds
@@ -27,6 +27,7 @@ OPTIONS: dict[str, Any] = {
     "model.mlp": {"ffn_hidden_size": 40, "bias": True},
 }
 MAMBA = {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "bias": True}
+UNNORMED = {"kind": "mamba2", "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "gated_norm": False}
 GATED = {"model.moe.shared_gate": True}
 ROUTER: dict[str, Any] = {
     "model.moe": {
@@ -159,6 +160,7 @@ CELLS = [
     Cell("sinks-biased-experts-packed", {"cp": 2, "dp_shard": 2}, spec=EXPERTS | GPT_OSS | FEW_WORDS),
     Cell("geglu", {**T2, "ep": 2, "dp_shard": 2}, spec=pattern("AED") | GEGLU),
     Cell("states", T2, spec=pattern("MD") | {"model.mamba": MAMBA, "model.mlp": OPTIONS["model.mlp"]}),
+    Cell("states-gate-alone", {"pp": 2, **T2, "cp": 2}, spec=pattern("MD", mamba=UNNORMED) | SELECTIVE, ci=True),
 ]
 
 

@@ -36,7 +36,8 @@ from megaplan.families.mamba.tensors import num_mamba_heads
 MAMBA2 = Selective(
     "mix",
     frozenset({"in_proj", "split", exchange("conv1d"), "conv1d", "split conv"}),
-    caches={"ssd": "ssd", "gated_norm": "gated_rms_norm"},  # its backward reads their outputs anyway; kept, they need not run twice
+    # what is behind them reads their outputs in backward anyway; kept, they need not run twice
+    caches={"ssd": "ssd", "gated_norm": "gated_rms_norm", "gate": "swiglu"},
 )
 MAMBA3 = Selective("mix", frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"}), caches={"scan": "mamba3"})
 
