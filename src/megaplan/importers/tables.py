@@ -63,11 +63,7 @@ NOT_CARRIED: dict[str, tuple[tuple[Any, ...], str]] = {
     "residual_multiplier": ((1, 1.0, None), _SCALE),
     "logits_scaling": ((1, 1.0, None), _SCALE),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), ((None,), _CAP)),
-    **dict.fromkeys(
-        ("lm_head_multiplier", "key_multiplier", "attention_out_multiplier", "attention_in_multiplier"), ((1, 1.0, None), _SCALE)
-    ),
-    **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier", "logit_scale"), ((1, 1.0, None), _SCALE)),
-    **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), ((None, [1.0, 1.0], [1.0] * 5), _SCALE)),
+    "logit_scale": ((1, 1.0, None), _SCALE),
     **dict.fromkeys(
         ("attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "residual_dropout"), ((0.0, 0, None), _DROPOUT)
     ),

@@ -137,6 +137,7 @@ class Model(OptionsSection):
         norm_eps: Epsilon of every norm.
         zero_centered_norm: RMSNorms of the residual stream and of query and key heads scale by 1 + weight, and weights start at 0.
         embedding_multiplier: Factor of the token embedding where the stack begins; a tied head is without it.
+        logits_multiplier: Factor of the logits.
         attention: Dimensions of A blocks.
         mamba: Dimensions of M blocks.
         moe: Dimensions of E blocks.
@@ -149,7 +150,7 @@ class Model(OptionsSection):
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
-        | {"zero_centered_norm", "embedding_multiplier"}
+        | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier"}
     )
 
     pattern: Text
@@ -166,6 +167,7 @@ class Model(OptionsSection):
     norm_eps: PositiveFloat = 1e-5
     zero_centered_norm: StrictBool = False
     embedding_multiplier: PositiveFloat = 1.0
+    logits_multiplier: PositiveFloat = 1.0
     attention: Attention | None = None
     mamba: Mamba | None = None
     moe: MixtureOfExperts | None = None

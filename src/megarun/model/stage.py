@@ -84,6 +84,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
         if self.predicts:
             self.final_norm = stream_norm(model.norm, model.hidden_size, model.norm_eps)
+            self.final_norm.factor = model.logits_multiplier  # the head is linear
         if "head" in slot.blocks:
             self.head = linear(model.hidden_size, num_words)
         mtp = model.features.mtp if self.predicts else None
@@ -324,9 +325,12 @@ def build_block(
             module = ShortConvolutionBlock(config, hidden, eps, tp, cp)
         case spec.Mlp() as config:
             module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp, bias=config.bias)
+            module.gate_multiplier = config.gate_multiplier
     if module is None:
         raise ValueError(f"layer {layer}: no module for {letter} blocks; megarun.job.support should have refused the spec")
     module.place_norms(model.path_of(layer), hidden, eps)
+    module.share_norm(reads=layer in model.parallel_layers, passes_on=layer + 1 in model.parallel_layers)
+    module.multiplier = getattr(config, "output_multiplier", 1.0)
     return module
 
 

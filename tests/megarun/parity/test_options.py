@@ -28,6 +28,22 @@ OPTIONS: dict[str, Any] = {
 }
 MAMBA = {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "bias": True}
 UNNORMED = {"kind": "mamba2", "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "gated_norm": False}
+FALCON: dict[str, Any] = {
+    **pattern("MAD", 6),
+    "model.parallel_layers": [1, 4],
+    "model.embedding_multiplier": 5.5,
+    "model.logits_multiplier": 0.3,
+    "model.attention": {
+        "kind": "gqa",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "softmax_scale": 0.2,
+        "output_multiplier": 0.6,
+    },
+    "model.mamba": {**UNNORMED, "part_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "output_multiplier": 0.4},
+    "model.mlp": {"ffn_hidden_size": 40, "gate_multiplier": 0.8, "output_multiplier": 0.9},
+}
 GATED = {"model.moe.shared_gate": True}
 ROUTER: dict[str, Any] = {
     "model.moe": {
@@ -130,6 +146,19 @@ OLMO_HYBRID: dict[str, Any] = {
     },
 }
 CELLS = [
+    Cell("falcon", {"pp": 2, **T2}, spec=FALCON, ci=True),
+    Cell("falcon-tp-cp", {**T2, "cp": 2}, spec=FALCON | SELECTIVE),
+    Cell("falcon-stages", {"pp": 2, "cp": 2}, spec=FALCON | FEW_WORDS),
+    Cell(
+        "falcon-recompute",
+        {"pp": 2, "dp_shard": 2},
+        spec=FALCON | {"recompute": {"blocks": {"A": "full", "D": "full", "M": "selective"}}, "sharding.reshard_after_forward": True},
+    ),
+    Cell(
+        "three-on-one",
+        {"ep": 2, "dp_shard": 2, **T2},
+        spec=pattern("MADEA", 5) | {"model.parallel_layers": [1, 2, 3], "model.mamba": UNNORMED},
+    ),
     Cell("olmo-hybrid", {"pp": 2, **T2}, spec=OLMO_HYBRID, ci=True),
     Cell("olmo-hybrid-tp-cp", {**T2, "cp": 2}, "1f1b", spec=OLMO_HYBRID),
     Cell(

@@ -10,9 +10,31 @@ pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 TWO = {"schedule.num_microbatches": 2}
 GATE_ALONE = {"model.mamba": {"kind": "mamba2", "head_dim": 16, "state_dim": 16, "num_groups": 2, "chunk_size": 8, "gated_norm": False}}
+FACTORS = {
+    "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "softmax_scale": 0.1, "output_multiplier": 0.6},
+    "model.mamba": {**GATE_ALONE["model.mamba"], "part_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "output_multiplier": 0.4},
+    "model.mlp": {"ffn_hidden_size": 48, "gate_multiplier": 0.8, "output_multiplier": 0.9},
+    "model.logits_multiplier": 0.2,
+    "model.embedding_multiplier": 5.5,
+}
+FALCON = FACTORS | {"model.parallel_layers": [1, 4]}
 CASES = {
     "gate-alone-pp-selective": ("MDM", GATE_ALONE | TWO | {"mesh": {"pp": 2}, "recompute": {"default": "selective"}}),
     "gate-alone-tp-cp-kernels": ("MM", GATE_ALONE | {"mesh": {"tp": 2, "cp": 2}, "precision": BF16, "host.kernels": "triton"}),
+    "factors": ("MAD", FACTORS),
+    "falcon": ("MADMAD", FALCON),
+    "falcon-pp-bf16-full": (
+        "MADMAD",
+        FALCON | TWO | {"mesh": {"pp": 2}, "precision": BF16, "recompute": {"blocks": {"A": "full", "D": "selective"}}},
+    ),
+    "falcon-tp-cp-selective": ("MADMAD", FALCON | {"mesh": {"tp": 2, "cp": 2}, "recompute": {"default": "selective"}}),
+    "falcon-kernels-reshard": (
+        "MADMAD",
+        FALCON | TWO | {"mesh": {"dp_shard": 2}, "precision": BF16, "host.kernels": "triton", "sharding.reshard_after_forward": True},
+    ),
+    "attention-before-mlp": ("ADAD", {"model.parallel_layers": [1, 3], "model.mlp": {"ffn_hidden_size": 48, "activation": "relu2"}}),
+    "mamba-before-mlp-alone": ("MD", {"model.parallel_layers": [1], "model.mlp": {"ffn_hidden_size": 48, "activation": "relu2"}}),
+    "three-on-one": ("MADE", {"model.parallel_layers": [1, 2, 3], "mesh": {"ep": 2, "dp_shard": 2}}),
 }
 
 

@@ -53,16 +53,17 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool) -> Replay:
     return replay(ops)
 
 
-def final_norm_part(dims: Dims, kind: NormKind) -> Part:
-    """The norm before the head."""
-    tensors = storages(dims.dtype, Column.ACTIVATIONS, {"out": dims.residual})
+def final_norm_part(dims: Dims, kind: NormKind, *, scaled: bool = False) -> Part:
+    """The norm before the head, and the factor of logits where they have one: the head is linear."""
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "normed"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
-    return Part(_final_norm_replay(kind), residual(tensors))
+    return Part(_final_norm_replay(kind, scaled), residual(tensors))
 
 
 @cache
-def _final_norm_replay(kind: NormKind) -> Replay:
-    return replay((norm_op("norm", kind, "x", "out", params=("weight", "bias")),))
+def _final_norm_replay(kind: NormKind, scaled: bool) -> Replay:
+    normed = norm_op("norm", kind, "x", "normed" if scaled else OUTPUT, params=("weight", "bias"))
+    return replay((normed, *((Op("scale", ("normed",), (OUTPUT,)),) if scaled else ())))
 
 
 def head_part(dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: bool, joined: bool, bias: bool = False) -> Part:
