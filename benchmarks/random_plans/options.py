@@ -101,9 +101,10 @@ _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _
 
 
 def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Collection[int]) -> None:
-    """Routing and factors of a drawn model, each of a stream of its own."""
+    """Routing, factors and caps of a drawn model, each of a stream of its own."""
     _add_routing(stream("routing"), model)
     _add_factors(stream("factors"), model, cuts)
+    _add_caps(stream("caps"), model)
 
 
 ROUTING_SHARE = 0.2
@@ -172,6 +173,14 @@ def _add_scales(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(attention, SCALES_SHARE, latent_norm_eps=1e-4)
     elif attention.get("window_size"):
         draw.maybe(attention, 2 * SCALES_SHARE, window_rope_theta=500.0)
+
+
+def _add_caps(draw: Draw, model: dict[str, Any]) -> None:
+    """Caps of scores and of logits of a drawn model."""
+    if model.get("attention", {}).get("kind") == "gqa":
+        draw.maybe(model["attention"], SCALES_SHARE, score_cap=lambda: draw.choice([2.0, 50.0]))
+    if "mtp" not in model.get("features", {}):
+        draw.maybe(model, SCALES_SHARE, logits_cap=lambda: draw.choice([3.0, 30.0]))
 
 
 FACTORS = [0.25, 0.8, 1.5]

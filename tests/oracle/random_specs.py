@@ -58,6 +58,7 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             flags = {name: draw.random() < 0.5 for name in ("qk_norm", "bias")}
             heads = {"num_heads": key_heads * draw.randint(1, 3), "num_kv_heads": key_heads, "head_dim": 2 * draw.randint(1, 6)}
             flags["sinks"] = random.Random(f"{heads} {hidden}").random() < 0.4
+            flags["score_cap"] = 2.0 if random.Random(f"cap {heads} {hidden}").random() < 0.3 else None
             return {"attention": {"kind": "gqa", **heads, **flags, "window_size": window, "nope_layers": nope}}
         case "mla" | "indexed":
             ranks = {"q_lora_rank": draw.choice([None, 7]), "kv_lora_rank": draw.randint(3, 12)}

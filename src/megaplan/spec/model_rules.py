@@ -84,6 +84,7 @@ def _norms(checked: Checked) -> Iterator[Diagnostic]:
         ("learned_positions", None),
         ("embedding_multiplier", 1.0),
         ("logits_multiplier", 1.0),
+        ("logits_cap", None),
     ):
         if (value := getattr(model, name)) != plain:
             detail = (

@@ -17,6 +17,7 @@ ROUTING = frozenset(
 SCALES = frozenset(
     {"model.zero_centered_norm", "model.embedding_multiplier", "model.attention.latent_norm_eps", "model.attention.window_rope_theta"}
     | {"model.linear_attention.gated_norm_eps", "model.logits_multiplier", "model.mlp.gate_multiplier", "model.mamba.part_multipliers"}
+    | {"model.logits_cap", "model.attention.score_cap"}
     | {f"model.{section}.output_multiplier" for section in ("attention", "mamba", "mlp")}
 )
 """Constants of norms, embeddings, logits, projections and rotary angles."""

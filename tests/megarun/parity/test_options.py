@@ -97,6 +97,19 @@ GEMMA: dict[str, Any] = {
     },
     "model.mlp": {"ffn_hidden_size": 40, "activation": "geglu"},
 }
+CAPPED: dict[str, Any] = {
+    "model.logits_cap": 0.5,
+    "model.attention": {
+        "kind": "gqa",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "score_cap": 0.2,
+        "sinks": True,
+        "window_size": 7,
+        "full_layers": [2],
+    },
+}
 QWEN_NEXT: dict[str, Any] = {
     **pattern("GEAE", 4),
     "model.zero_centered_norm": True,
@@ -167,6 +180,9 @@ CELLS = [
         "interleaved_1f1b",
         spec=OLMO_HYBRID | {"recompute": {"default": "full", "blocks": {"G": "selective"}}},
     ),
+    Cell("capped", {"pp": 2, **T2}, spec=DENSE | CAPPED, ci=True),
+    Cell("capped-vocabulary-cp", {"cp": 2, **T2V}, spec=DENSE | CAPPED | SELECTIVE),
+    Cell("capped-packed", {"pp": 2, "vpp": 2, "cp": 2}, "zbv", spec=DENSE | CAPPED | FEW_WORDS),
     Cell("gemma", {"pp": 2, **T2}, spec=DENSE | GEMMA, ci=True),
     Cell("gemma-vocabulary-cp", {"cp": 2, **T2V}, spec=DENSE | GEMMA),
     Cell("qwen-next", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=QWEN_NEXT, ci=True),

@@ -17,10 +17,21 @@ FACTORS = {
     "model.logits_multiplier": 0.2,
     "model.embedding_multiplier": 5.5,
 }
+CAPS = {
+    "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "score_cap": 2.0},
+    "model.logits_cap": 3.0,
+}
 FALCON = FACTORS | {"model.parallel_layers": [1, 4]}
 CASES = {
     "gate-alone-pp-selective": ("MDM", GATE_ALONE | TWO | {"mesh": {"pp": 2}, "recompute": {"default": "selective"}}),
     "gate-alone-tp-cp-kernels": ("MM", GATE_ALONE | {"mesh": {"tp": 2, "cp": 2}, "precision": BF16, "host.kernels": "triton"}),
+    "caps-pp-tied": ("ADAD", CAPS | TWO | {"mesh": {"pp": 2}, "precision": BF16, "model.tie_embeddings": True}),
+    "caps-tp-cp-vocabulary-reshard": (
+        "AD",
+        CAPS | {"mesh": {"tp": 2, "cp": 2, "dp_shard": 2, "vocab_parallel": True}, "sharding.reshard_after_forward": True},
+    ),
+    "caps-selective": ("AD", CAPS | {"recompute": {"default": "selective"}}),
+    "caps-kernels": ("AD", CAPS | {"host.kernels": "triton", "precision": BF16}),
     "factors": ("MAD", FACTORS),
     "falcon": ("MADMAD", FALCON),
     "falcon-pp-bf16-full": (

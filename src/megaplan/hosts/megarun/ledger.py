@@ -122,10 +122,17 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
 def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> Part:
     if name.startswith("layers."):
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
-    model, features, vocab_parallel, joined = spec.model, spec.model.features, spec.mesh.vocab_parallel, spec.host.uses_triton
+    model, features, vocab_parallel = spec.model, spec.model.features, spec.mesh.vocab_parallel
+    joined = model.joins_loss(kernels=spec.host.uses_triton)
     if name == "head":
         return head_part(
-            dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=spec.mesh.is_pipelined, joined=joined, bias=model.head_bias
+            dims,
+            model.vocab_size,
+            vocab_parallel=vocab_parallel,
+            pipelined=spec.mesh.is_pipelined,
+            joined=joined,
+            bias=model.head_bias,
+            capped=model.logits_cap is not None,
         )
     match block.family:
         case Outside.EMBEDDING:
