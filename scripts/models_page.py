@@ -36,8 +36,6 @@ A model whose blocks megarun does not build yet is priced all the same, and a no
 
 What is open, by family: the prediction modules of DeepSeek-V3, GLM and Qwen are neither counted nor imported, since transformers builds
 none. `glm_moe_dsa` trains where every layer has an indexer of its own; layers that share one attend to all keys, which is reported (MP820).
-`falcon_h1` has two blocks on one input and factors of its projections, which megarun does not compute. `gemma2` is computed without its
-soft caps.
 """
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 _GRANITE = ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)]

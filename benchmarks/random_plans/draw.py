@@ -12,7 +12,7 @@ from random_plans.layout import batch_section, draw_degrees, mesh_section, rando
 from random_plans.lora import add_lora
 from random_plans.low_precision import add_recipe, add_trained_recipe
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, model_section
-from random_plans.options import add_megatron_options, add_options, add_routing, add_scores
+from random_plans.options import add_megatron_options, add_options, add_scores, add_values
 from random_plans.settings import (
     add_framework,
     device_section,
@@ -86,9 +86,9 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     if not megatron and "mamba" in sections["model"] and (section := mamba1(stream("mamba1"), shape)) is not None:
         sections["model"]["mamba"] = section
     if not megatron:
-        runtime, length = scope is Scope.RUNTIME, sections["batch"]["seq_length"]
-        add_options(stream("options"), sections["model"], shape, degrees.slots, length, runtime=runtime)
-        add_routing(stream("routing"), sections["model"])
+        length = sections["batch"]["seq_length"]
+        add_options(stream("options"), sections["model"], shape, degrees.slots, length, runtime=scope is Scope.RUNTIME)
+        add_values(stream, sections["model"], cuts)
     if megatron:
         pp, count = degrees.mesh["pp"], degrees.num_microbatches
         sections["host"] = megatron_section(

@@ -5,9 +5,11 @@ Of plans for the runtime those that megarun builds alone; of others few, since a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from typing import Any
 
+from megaplan.scalars import GATED
 from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, Mamba2, MixtureOfExperts, Mlp, Model
 from megaplan.spec.not_built_yet import BUILT_OPTIONS
 from random_plans.choices import Draw
@@ -98,10 +100,17 @@ _OPTIONS = frozenset(
 _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _mlp, "short_convolution": _short_convolution}
 
 
+def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Collection[int]) -> None:
+    """Routing, factors and caps of a drawn model, each of a stream of its own."""
+    _add_routing(stream("routing"), model)
+    _add_factors(stream("factors"), model, cuts)
+    _add_caps(stream("caps"), model)
+
+
 ROUTING_SHARE = 0.2
 
 
-def add_routing(draw: Draw, model: dict[str, Any]) -> None:
+def _add_routing(draw: Draw, model: dict[str, Any]) -> None:
     """How the experts of a drawn model are scored and chosen."""
     if "moe" not in model or not draw.chance(ROUTING_SHARE):
         return
@@ -164,6 +173,41 @@ def _add_scales(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(attention, SCALES_SHARE, latent_norm_eps=1e-4)
     elif attention.get("window_size"):
         draw.maybe(attention, 2 * SCALES_SHARE, window_rope_theta=500.0)
+
+
+def _add_caps(draw: Draw, model: dict[str, Any]) -> None:
+    """Caps of scores and of logits of a drawn model."""
+    if model.get("attention", {}).get("kind") == "gqa":
+        draw.maybe(model["attention"], SCALES_SHARE, score_cap=lambda: draw.choice([2.0, 50.0]))
+    if "mtp" not in model.get("features", {}):
+        draw.maybe(model, SCALES_SHARE, logits_cap=lambda: draw.choice([3.0, 30.0]))
+
+
+FACTORS = [0.25, 0.8, 1.5]
+
+
+def _add_factors(draw: Draw, model: dict[str, Any], cuts: Collection[int]) -> None:
+    """Factors of projections and logits of a drawn model, and layers that share the norm of the one before, which no cut parts."""
+    if not draw.chance(2 * SCALES_SHARE):
+        return
+
+    def factor() -> float:
+        return draw.choice(FACTORS)
+
+    mtp = "mtp" in model.get("features", {})
+    if not mtp and not model.get("head_bias"):
+        draw.maybe(model, 0.5, logits_multiplier=factor)
+    if model.get("attention", {}).get("kind") == "gqa" and not mtp:
+        draw.maybe(model["attention"], 0.5, output_multiplier=factor)
+    if "mamba" in model and model["mamba"]["kind"] == "mamba2":
+        draw.maybe(model["mamba"], 0.5, part_multipliers=lambda: [factor() for _ in range(5)], output_multiplier=factor)
+    if "mlp" in model:
+        draw.maybe(model["mlp"], 0.5, output_multiplier=factor)
+        if model["mlp"].get("activation", "swiglu") in GATED:
+            draw.maybe(model["mlp"], 0.5, gate_multiplier=factor)
+    inside = [layer for layer in range(1, model["num_layers"]) if layer not in cuts]
+    if inside and not model.keys() & {"norm_placement", "post_norm_layers", "parallel_layers"}:
+        draw.maybe(model, 0.5, parallel_layers=lambda: draw.some(inside) or inside[:1])
 
 
 def add_megatron_options(draw: Draw, sections: dict[str, Any], letters: str, *, gpt: bool) -> None:

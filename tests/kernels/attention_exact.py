@@ -13,7 +13,9 @@ def random_inputs(*more: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
-def exact_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None, added: Tensor | float = 0.0) -> Tensor:
+def exact_attention(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None, added: Tensor | float = 0.0, cap: float | None = None
+) -> Tensor:
     """A softmax with one more column.
 
     Args:
@@ -23,9 +25,11 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int 
         sinks: A score of each head.
         window: Positions that a query sees, or None.
         added: To the scaled scores, which are [B, Hq, T, T].
+        cap: Of these scores before that.
     """
     keys, values = (each.repeat_interleave(HEADS // KEY_HEADS, 2) for each in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, keys) * SCALE + added
+    scores = torch.einsum("bihd,bjhd->bhij", q, keys) * SCALE
+    scores = (scores if cap is None else cap * torch.tanh(scores / cap)) + added
     index = torch.arange(LENGTH)
     hidden = index > index.unsqueeze(1)
     if window is not None:

@@ -58,6 +58,7 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             flags = {name: draw.random() < 0.5 for name in ("qk_norm", "bias")}
             heads = {"num_heads": key_heads * draw.randint(1, 3), "num_kv_heads": key_heads, "head_dim": 2 * draw.randint(1, 6)}
             flags["sinks"] = random.Random(f"{heads} {hidden}").random() < 0.4
+            flags["score_cap"] = 2.0 if random.Random(f"cap {heads} {hidden}").random() < 0.3 else None
             return {"attention": {"kind": "gqa", **heads, **flags, "window_size": window, "nope_layers": nope}}
         case "mla" | "indexed":
             ranks = {"q_lora_rank": draw.choice([None, 7]), "kv_lora_rank": draw.randint(3, 12)}
@@ -118,7 +119,8 @@ def _mamba2(draw: random.Random) -> dict[str, Any]:
     groups = draw.randint(1, 2)
     heads = groups * draw.randint(1, 3)
     sizes = {"num_heads": heads, "head_dim": draw.randint(3, 9), "state_dim": draw.randint(3, 9), "num_groups": groups}
-    return {"kind": "mamba2", **sizes, "chunk_size": draw.randint(3, 16), "conv_bias": draw.random() < 0.5}
+    found = {"kind": "mamba2", **sizes, "chunk_size": draw.randint(3, 16), "conv_bias": draw.random() < 0.5}
+    return {**found, "gated_norm": random.Random(f"gated norm {found}").random() < 0.6}
 
 
 def _mamba3(hidden: int, draw: random.Random) -> dict[str, Any]:

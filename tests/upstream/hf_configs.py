@@ -161,7 +161,15 @@ def _falcon(draw: Random) -> Config:
     return config | {
         "mamba_d_ssm": inner, "mamba_rms_norm": _flag(draw), "mlp_bias": _flag(draw), "mamba_proj_bias": bias, "projectors_bias": bias,
         **({"head_dim": 2 * draw.randint(3, 9)} if _flag(draw) else {}),
+        **(_falcon_factors(draw) if _flag(draw) else {}),
     }  # fmt: skip
+
+
+def _falcon_factors(draw: Random) -> Config:
+    """Factors of projections, each apart from the others."""
+    names = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
+    one = {f"{name}_multiplier": draw.choice([0.25, 0.7, 1.0, 1.3]) for name in names}
+    return one | {"mlp_multipliers": [0.8, 0.3], "ssm_multipliers": [0.35, 0.25, 1.2, 0.5, 0.7]}
 
 
 def _mamba2(draw: Random) -> Config:

@@ -61,11 +61,18 @@ def comparable(model_type: str, seed: int) -> dict[str, Any]:
         config["index_n_heads"] = 24
     if model_type == "glm_moe_dsa":
         config.pop("index_topk_freq", None)
-    if model_type == "gemma2":
-        config |= {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    if model_type in ("gemma2", "gemma3_text"):  # caps that scores and logits come near to
+        config |= {"attn_logit_softcapping": draw.choice([0.5, 2.0]), "final_logit_softcapping": draw.choice([None, 0.8])}
     if model_type == "bamba":
         config |= {"mamba_d_head": "auto", "mamba_n_heads": 2 * config["num_attention_heads"]}
-    return config
+    return config | (_carried(config, draw) if model_type == "falcon_h1" else {})
+
+
+def _carried(config: dict[str, Any], draw: Random) -> dict[str, Any]:
+    """Of Falcon-H1, fields that an import carries: factors of what a bias is added to, and a norm before its gate, are told."""
+    plain = {"attention_in_multiplier": config["attention_bias"], "ssm_in_multiplier": config["mamba_proj_bias"]}
+    found = {"mamba_norm_before_gate": False, "mamba_rms_norm": draw.random() < 0.4}
+    return found | {key: 1.0 for key, biased in plain.items() if biased}
 
 
 BUFFERS = ("e_score_correction_bias", "expert_bias")

@@ -7,6 +7,8 @@ from enum import Enum
 from typing import NamedTuple
 
 INPUT, OUTPUT = "x", "out"
+SHARED = "shared_normed"
+"""The normed stream that another block has made: the second input of a block that shares its norm."""
 
 
 class Flow(Enum):

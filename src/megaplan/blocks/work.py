@@ -24,7 +24,7 @@ class Workload(NamedTuple):
         ep: Ranks over which the experts are spread.
         etp: Divides the width of each expert; as many ranks then compute on each row.
         gathers: Whether experts read rows where they are (`host.kernels: triton`), instead of sorted copies.
-        joins_loss: Whether head and loss are one operation (`host.kernels: triton`), which makes logits again in backward.
+        joins_loss: Whether head and loss are one operation (`Model.joins_loss`), which makes logits again in backward.
     """
 
     seq_length: int

@@ -54,10 +54,10 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
         dense, gradients = unit.storage.dense, behind + own + unit.storage.experts.unsharded_bytes
         waiting = chunk.waiting_from[index] if chunk.waiting_from else 0
         communication = gathered + (chunk.prefetched(index) if fetches else 0)
-        most = chunk.before[index] + gradients + communication + policy.boundary_bytes + held + dense.unsharded_bytes + dense.made_bytes
+        most = chunk.before[index] + gradients + communication + chunk.passed_bytes(index) + held + dense.unsharded_bytes + dense.made_bytes
         if most + waiting > beaten:
             cast = gradients + cast_bytes([(_listed(unit), dense)])
-            activations = (policy.boundary_bytes if index else received) + held
+            activations = (chunk.passed_bytes(index) if index else received) + held
             peak = chunk.after_backward(index, f"cast of {chunk.names[index]}", cast, communication, activations)
             found, beaten = (peak, peak.total + waiting) if peak.total + waiting > beaten else (found, beaten)
         behind += unit.unsharded_bytes

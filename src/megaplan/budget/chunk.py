@@ -12,7 +12,7 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
-from megaplan.blocks.ops import OUTPUT
+from megaplan.blocks.ops import OUTPUT, SHARED
 from megaplan.budget.all_gathers import AllGathers, all_gathers, backward_gathers
 from megaplan.budget.bank import moments_around_bank
 from megaplan.budget.casts import after_bank_peak, largest_cast
@@ -290,6 +290,11 @@ class Chunk:
         while not self.units[index].layer and before >= 0 and not self.units[before].layer:
             before -= 1
         return self.units[before].storage if before >= 0 and self.units[before].layer else None
+
+    def passed_bytes(self, index: int) -> int:
+        """Gradients that a layer's backward hands on: of the stream, and of the norm that it shares with the layer before."""
+        shared = SHARED in self.units[index].block.part.tensors
+        return self.policy.boundary_bytes * (2 if shared else 1)
 
     def lasting(self, index: int) -> int:
         """Gradients of the slot's own parameters that stay after a unit.

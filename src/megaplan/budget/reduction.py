@@ -76,7 +76,7 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
             yield chunk.unit_peak(index, where, unit.bank.later, unit.bank.later_params, held, carried, unit.bank.later_bytes)
         gathered = root.gathered_bytes + (chunk.prefetched(index) if reshard else ahead)
         for own_gradients, buffers in _reduction(dense, dense.made_bytes, dense.last_made_bytes):
-            gradient = chunk.policy.boundary_bytes if index else 0
+            gradient = chunk.passed_bytes(index) if index else 0
             yield chunk.after_backward(index, f"reduction of {chunk.names[index]}", gradients + own_gradients, gathered + buffers, gradient)
         behind += dense.shard_bytes
         kept += _kept(chunk, dense, later)

@@ -35,7 +35,9 @@ class EndOps(NamedTuple):
 def whole_workload(spec: Spec, dtype: DType) -> Workload:
     """A data rank's microbatch on an unsharded model."""
     num_tokens, kernels = spec.batch.micro_batch_size * spec.batch.seq_length, spec.host.uses_triton
-    return Workload(spec.batch.seq_length, num_tokens, dtype.of_products.bytes, gathers=kernels, joins_loss=kernels)
+    return Workload(
+        spec.batch.seq_length, num_tokens, dtype.of_products.bytes, gathers=kernels, joins_loss=spec.model.joins_loss(kernels=kernels)
+    )
 
 
 def rank_workload(spec: Spec, dtype: DType) -> Workload:

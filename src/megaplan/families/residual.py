@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from megaplan.blocks.costs import FP32_BYTES
 from megaplan.blocks.costs import norm as norm_work
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import INPUT, BlockProgram, Op
+from megaplan.blocks.ops import INPUT, SHARED, BlockProgram, Op, reshape
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import Op as WorkOp
 from megaplan.blocks.work import Ops, Work, Workload
@@ -25,6 +25,9 @@ NormKind = Literal["rmsnorm", "layernorm"]
 NormPlacement = Literal["pre", "post", "both"]
 NORMED = "normed"
 POST_NORM = "post_norm"
+PASS_ON = "pass on"
+"""The operation, behind all others, that stands for the block after this one where that reads the norm of this one."""
+ReturnedGradient = Literal["whole", "view"]
 
 
 CENTERED = frozenset({"norm", "post_norm", "final_norm", "q_norm", "k_norm", "hidden_norm", "embedding_norm", "output_norm"})
@@ -38,11 +41,15 @@ class ResidualPath(NamedTuple):
         norm: rmsnorm, or layernorm with a bias.
         placement: Before the block (pre), on what it adds (post), or both.
         shares_input: The block reads what the block before it reads, after that block's norm.
+        passes_on: The block after it does: the gradient that it hands back is whole, or a view of a product; None where it does not.
+        scaled: What the block adds is multiplied by a constant.
     """
 
     norm: NormKind = "rmsnorm"
     placement: NormPlacement = "pre"
     shares_input: bool = False
+    passes_on: ReturnedGradient | None = None
+    scaled: bool = False
 
 
 PLAIN = ResidualPath()
@@ -87,9 +94,26 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
             ops += [norm_op(POST_NORM, path.norm, made, "post_normed", prefix="post_"), op._replace(reads=(stream, "post_normed"))]
         else:
             ops.append(_reading_stream(op) if path.placement == "post" else op)
+    if path.scaled:
+        ops = [each for op in ops for each in (_scaled(op) if op.name == "residual" else (op,))]
     held = program.held - {NORMED} if path.placement == "post" else program.held
+    if path.passes_on is not None:
+        ops.append(Op(PASS_ON, (NORMED,), (), keeps=(NORMED,), hands_views=path.passes_on == "view"))
+        held |= {NORMED}
     after = program.after if path.placement == "pre" else program.after | {POST_NORM}
     return BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
+
+
+def returned_gradient(program: BlockProgram) -> ReturnedGradient:
+    """What a block that shares its norm hands back, by its family's program: a view if one linear alone reads the norm."""
+    readers = [op for op in program.ops if NORMED in (op.reads if op.grads is None else op.grads)]
+    return "view" if len(readers) == 1 and readers[0].hands_views else "whole"
+
+
+def _scaled(add: Op) -> tuple[Op, ...]:
+    """An addition with a factor: its forward makes no product, its backward the gradient of what is added."""
+    stream, made = add.reads
+    return Op("scale output", (made,), ("scaled_output",)), add._replace(reads=(stream, "scaled_output"), holds=(made,))
 
 
 def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
@@ -98,8 +122,8 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
         return shapes
     own = dims.residual[:2]
     found = shapes | storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "post_mean", "post_rstd"), own))
-    found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual})
-    return found | storages(dims.dtype, Column.ACTIVATIONS, {NORMED: (0,)}) if path.shares_input else found
+    found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual, "scaled_output": (0,)})
+    return found | storages(dims.dtype, Column.ACTIVATIONS, {SHARED: (0,)}) if path.shares_input else found
 
 
 def work_of(path: ResidualPath, load: Workload, ops: Ops, hidden_size: int) -> Ops:
@@ -132,7 +156,7 @@ def _before(path: ResidualPath, op: Op) -> tuple[Op, ...]:
     if path.placement == "post":
         return ()
     if path.shares_input:
-        return (Op("shared norm", (INPUT,), (NORMED,), grads=()),)
+        return (reshape("shared norm", SHARED, NORMED),)
     return (norm_op("norm", path.norm, INPUT, NORMED),) if path.norm != "rmsnorm" else (op,)
 
 

@@ -85,11 +85,12 @@ def gemma(reader: ConfigReader) -> dict[str, Any]:
 
 
 def gemma2(reader: ConfigReader) -> dict[str, Any]:
-    """gemma2: norms before and after each block, windows of every second layer."""
+    """gemma2: norms before and after each block, windows of every second layer, scores and logits with a cap."""
+    scores, logits = _caps(reader)
     return _decoder(
         reader,
-        biases(reader),
-        model={"norm_placement": "both", **_of_gemma(reader)},
+        biases(reader) | scores,
+        model={"norm_placement": "both", **_of_gemma(reader), **logits},
         windowed=every(reader, 2),
         act="hidden_activation",
         score="query_pre_attn_scalar",
@@ -101,15 +102,22 @@ def gemma3(reader: ConfigReader) -> dict[str, Any]:
     period = reader.value("sliding_window_pattern")
     reader.skip("sliding_window_pattern", "_sliding_window_pattern")
     period = period if isinstance(period, int) and not isinstance(period, bool) and period > 0 else 6
+    _, logits = _caps(reader)  # the class has a cap of the scores, and its attention none
     attention = {**biases(reader), "qk_norm": True, "window_rope_theta": window_base(reader)}
     return _decoder(
         reader,
         attention,
-        model={"norm_placement": "both", **_of_gemma(reader)},
+        model={"norm_placement": "both", **_of_gemma(reader), **logits},
         windowed=every(reader, period),
         act="hidden_activation",
         score="query_pre_attn_scalar",
     )
+
+
+def _caps(reader: ConfigReader) -> tuple[dict[str, float], dict[str, float]]:
+    """Caps of the scores and of the logits; null is none."""
+    scores, logits = reader.factor("attn_logit_softcapping"), reader.factor("final_logit_softcapping")
+    return {} if scores is None else {"score_cap": scores}, {} if logits is None else {"logits_cap": logits}
 
 
 def _of_gemma(reader: ConfigReader) -> dict[str, Any]:

@@ -146,13 +146,57 @@ def falcon_h1(reader: ConfigReader) -> dict[str, Any]:
     model, layers = common(reader), reader.layers(3)
     reader.skip("layers_block_type", "layer_types")
     attention = heads(reader, model["hidden_size"]) | biases(reader)
-    attention |= rope(reader, attention["head_dim"])
+    attention |= rope(reader, attention["head_dim"]) | _attention_factors(reader, attention)
+    model |= _given(embedding_multiplier=reader.factor("embedding_multiplier"), logits_multiplier=reader.factor("lm_head_multiplier"))
     mixer = _mixer(reader, model["hidden_size"], inner=reader.whole_or_null("mamba_d_ssm"), output_bias="projectors_bias")
+    before = reader.flag("mamba_norm_before_gate")
     if not reader.flag("mamba_rms_norm"):
         mixer["gated_norm"] = False
-    dense = mlp(reader, bias=reader.flag("mlp_bias"))
+    elif before:
+        reader.tell("mamba_norm_before_gate", True, "the gate comes after the norm in the original; shapes are the same")
+    mixer |= _mixer_factors(reader, biased="bias" in mixer)
+    gate, down = _factors(reader, "mlp_multipliers", 2)
+    dense = mlp(reader, bias=reader.flag("mlp_bias")) | _given(gate_multiplier=gate, output_multiplier=down)
     model["parallel_layers"] = list(range(1, 3 * layers, 3))
     return model_of(reader, "MAD" * layers, model, {"A": ("attention", attention), "M": ("mamba", mixer), "D": ("mlp", dense)})
+
+
+def _attention_factors(reader: ConfigReader, attention: dict[str, Any]) -> dict[str, float]:
+    """Factors of keys and of what attention reads as one of its scores and of its output, where it has no bias between."""
+    keys, read, made = (reader.factor(key) or 1.0 for key in ("key_multiplier", "attention_in_multiplier", "attention_out_multiplier"))
+    if read != 1 and "bias" in attention:
+        reader.tell("attention_in_multiplier", read, "queries, keys and values have biases, which it does not multiply")
+        read = 1.0
+    scores = keys * read * read
+    scale = {} if scores == 1 else {"softmax_scale": attention["head_dim"] ** -0.5 * scores}
+    return scale | _given(output_multiplier=read * made)
+
+
+def _mixer_factors(reader: ConfigReader, *, biased: bool) -> dict[str, Any]:
+    """Factors of what the mixer reads and of the parts of its input projection as those of the parts."""
+    parts, read = _factors(reader, "ssm_multipliers", 5), reader.factor("ssm_in_multiplier") or 1.0
+    if read != 1 and biased:
+        reader.tell("ssm_in_multiplier", read, "the input projection has a bias, which it does not multiply")
+        read = 1.0
+    together = [part * read for part in parts]
+    found = {} if together == [1.0] * len(parts) else {"part_multipliers": together}
+    return found | _given(output_multiplier=reader.factor("ssm_out_multiplier"))
+
+
+def _factors(reader: ConfigReader, key: str, count: int) -> tuple[float, ...]:
+    """A list of positive numbers; null is ones."""
+    plain, values = (1.0,) * count, reader.items(key)
+    if not values:
+        return plain
+    if len(values) != count or not all(isinstance(each, int | float) and not isinstance(each, bool) and each > 0 for each in values):
+        reader.wrong(key, list(values), f"{count} positive numbers")
+        return plain
+    return tuple(map(float, values))
+
+
+def _given(**factors: float | None) -> dict[str, float]:
+    """Those that are not 1."""
+    return {key: value for key, value in factors.items() if value not in (None, 1.0)}
 
 
 def _mixer(reader: ConfigReader, hidden_size: int, *, inner: int | None = None, output_bias: str = "mamba_proj_bias") -> dict[str, Any]:

@@ -54,7 +54,6 @@ IGNORED: dict[str, str] = {
 
 _SCALE = "a factor on values that megarun does not apply"
 _ROUTING = "experts are chosen otherwise than by megarun's router; shapes are the same"
-_CAP = "scores or logits are capped, and megarun does not; shapes are the same"
 _DROPOUT = "dropout, which megarun does not have: no mask is counted"
 _PREDICTION = "transformers builds no prediction module, so none is counted"
 
@@ -62,12 +61,7 @@ NOT_CARRIED: dict[str, tuple[tuple[Any, ...], str]] = {
     "embedding_multiplier": ((1, 1.0, None), _SCALE),
     "residual_multiplier": ((1, 1.0, None), _SCALE),
     "logits_scaling": ((1, 1.0, None), _SCALE),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), ((None,), _CAP)),
-    **dict.fromkeys(
-        ("lm_head_multiplier", "key_multiplier", "attention_out_multiplier", "attention_in_multiplier"), ((1, 1.0, None), _SCALE)
-    ),
-    **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier", "logit_scale"), ((1, 1.0, None), _SCALE)),
-    **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), ((None, [1.0, 1.0], [1.0] * 5), _SCALE)),
+    "logit_scale": ((1, 1.0, None), _SCALE),
     **dict.fromkeys(
         ("attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "residual_dropout"), ((0.0, 0, None), _DROPOUT)
     ),

@@ -27,8 +27,8 @@ def _revived(value: Any, path: tuple[str, ...], inputs: dict[str, Any]) -> Any:
     legal = legal_keys(path, inputs)
     revived = {}
     for key, item in value.items():
-        if isinstance(item, str) and _admits_float(legal.get(key)):
-            revived[key] = _number(item)
+        if isinstance(item, str | list) and _admits_float(legal.get(key)):
+            revived[key] = _number(item) if isinstance(item, str) else [_number(each) if isinstance(each, str) else each for each in item]
         else:
             revived[key] = _revived(item, (*path, key), inputs)
     return revived

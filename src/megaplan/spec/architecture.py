@@ -137,6 +137,8 @@ class Model(OptionsSection):
         norm_eps: Epsilon of every norm.
         zero_centered_norm: RMSNorms of the residual stream and of query and key heads scale by 1 + weight, and weights start at 0.
         embedding_multiplier: Factor of the token embedding where the stack begins; a tied head is without it.
+        logits_multiplier: Factor of the logits.
+        logits_cap: Logits l become c · tanh(l / c), after their factor; null for none.
         attention: Dimensions of A blocks.
         mamba: Dimensions of M blocks.
         moe: Dimensions of E blocks.
@@ -149,7 +151,7 @@ class Model(OptionsSection):
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
-        | {"zero_centered_norm", "embedding_multiplier"}
+        | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier", "logits_cap"}
     )
 
     pattern: Text
@@ -166,6 +168,8 @@ class Model(OptionsSection):
     norm_eps: PositiveFloat = 1e-5
     zero_centered_norm: StrictBool = False
     embedding_multiplier: PositiveFloat = 1.0
+    logits_multiplier: PositiveFloat = 1.0
+    logits_cap: PositiveFloat | None = None
     attention: Attention | None = None
     mamba: Mamba | None = None
     moe: MixtureOfExperts | None = None
@@ -174,6 +178,10 @@ class Model(OptionsSection):
     linear_attention: LinearAttention | None = None
     short_convolution: ShortConvolution | None = None
     features: Features = Features()
+
+    def joins_loss(self, *, kernels: bool) -> bool:
+        """Whether head and loss are one operation: with kernels, which cap no logits."""
+        return kernels and self.logits_cap is None
 
     @property
     def residual_path(self) -> ResidualPath:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import rising
 from megaplan.families.registry import families_of
+from megaplan.scalars import GATED
 from megaplan.spec.context import Checked
 from megaplan.spec.models import SIDES, GroupedQueryAttention
 from megaplan.wording import plural
@@ -20,6 +21,7 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
     yield from _parallel_layers(checked)
     yield from _post_norms(checked)
     yield from _norms(checked)
+    yield from _multipliers(checked)
     yield from _features(checked)
 
 
@@ -81,12 +83,30 @@ def _norms(checked: Checked) -> Iterator[Diagnostic]:
         ("head_bias", False),
         ("learned_positions", None),
         ("embedding_multiplier", 1.0),
+        ("logits_multiplier", 1.0),
+        ("logits_cap", None),
     ):
         if (value := getattr(model, name)) != plain:
             detail = (
                 f"{name} = {value}, and features.mtp is given, whose modules have RMSNorm before each block, a plain head and embedding"
             )
             yield checked.error("MP715", detail, "model.features.mtp", f"remove features.mtp, or {name}")
+
+
+def _multipliers(checked: Checked) -> Iterator[Diagnostic]:
+    model = checked.spec.model
+    if model.logits_multiplier != 1 and model.head_bias:
+        detail = (
+            f"logits_multiplier = {model.logits_multiplier:g}, head_bias = true: what the head multiplies is scaled, and its bias is not"
+        )
+        yield checked.error("MP715", detail, "model.logits_multiplier", "head_bias: false")
+    if model.mlp is not None and model.mlp.gate_multiplier != 1 and model.mlp.activation not in GATED:
+        detail = f"mlp.gate_multiplier = {model.mlp.gate_multiplier:g}, mlp.activation = {model.mlp.activation}, which has no gate"
+        yield checked.error("MP715", detail, "model.mlp.gate_multiplier", "activation: swiglu")
+    attention = model.attention if isinstance(model.attention, GroupedQueryAttention) else None
+    if attention is not None and attention.output_multiplier != 1 and model.features.mtp is not None:
+        detail = f"attention.output_multiplier = {attention.output_multiplier:g}, and features.mtp is given, whose blocks add as they are"
+        yield checked.error("MP715", detail, "model.features.mtp", "remove features.mtp, or attention.output_multiplier")
 
 
 def _zero_centered(checked: Checked) -> Iterator[Diagnostic]:

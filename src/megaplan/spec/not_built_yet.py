@@ -16,6 +16,7 @@ from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
 from megaplan.spec.models import LatentAttention, Mamba1, Spec
 from megaplan.spec.options import ROUTING, SCALES, given_options
+from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
@@ -72,6 +73,25 @@ def _recipe_banks(spec: Spec) -> object | None:
     return f"[{', '.join(recipe.families)}]" if _BANKS in recipe.families else None
 
 
+def _shared_norm(spec: Spec) -> object | None:
+    """What of a spec cuts a norm that two layers read from one of them."""
+    model = spec.model
+    if not model.parallel_layers:
+        return None
+    made = {
+        FAMILIES[letter]
+        for layer, letter in enumerate(parse_pattern(model.pattern, model.num_layers).layers)
+        if layer + 1 in model.parallel_layers
+    }
+    reasons = {
+        "lora": spec.lora is not None,
+        "precision.recipe": spec.precision.recipe is not None,
+        f"schedule.kind = {spec.schedule.kind}": spec.schedule.kind in SPLIT_BACKWARD and spec.mesh.is_pipelined,
+        "whole-block recompute of the layer before": any(spec.recompute.of(family.letter) == "full" for family in made),
+    }
+    return ", ".join(["given", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
+
+
 def _recipe_split(spec: Spec) -> object | None:
     recipe, kind = spec.precision.recipe, spec.schedule.kind
     return kind if recipe is not None and kind in SPLIT_BACKWARD and spec.mesh.is_pipelined else None
@@ -85,6 +105,7 @@ def _other_host(spec: Spec) -> object | None:
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.moe.capacity_factor", _capacity, "null"),
     ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
+    ("model.parallel_layers", _shared_norm, "[], or without these"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
@@ -101,6 +122,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
     {
         "model.norm",
         "model.norm_placement",
+        "model.parallel_layers",
         "model.post_norm_layers",
         "model.short_convolution.bias",
         "model.attention.bias",
@@ -112,6 +134,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.attention.sinks",
         "model.attention.softmax_scale",
         "model.mamba.bias",
+        "model.mamba.gated_norm",
         "model.mamba.inner_norm",
         "model.mlp.bias",
         "model.mlp.activation",

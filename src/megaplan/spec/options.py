@@ -16,9 +16,11 @@ ROUTING = frozenset(
 """How experts are scored and chosen."""
 SCALES = frozenset(
     {"model.zero_centered_norm", "model.embedding_multiplier", "model.attention.latent_norm_eps", "model.attention.window_rope_theta"}
-    | {"model.linear_attention.gated_norm_eps"}
+    | {"model.linear_attention.gated_norm_eps", "model.logits_multiplier", "model.mlp.gate_multiplier", "model.mamba.part_multipliers"}
+    | {"model.logits_cap", "model.attention.score_cap"}
+    | {f"model.{section}.output_multiplier" for section in ("attention", "mamba", "mlp")}
 )
-"""Constants of norms, embeddings and rotary angles."""
+"""Constants of norms, embeddings, logits, projections and rotary angles."""
 VALUES_ALONE = frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale", "model.moe.swiglu_limit"}) | ROUTING | SCALES
 """Options that no parameter and no time depends on, nor the memory of a host other than megarun."""
 

@@ -180,6 +180,15 @@ NAMES: dict[str, Names] = {
         pairs=True,
     ),
     "exaone4": _POST,
+    "falcon_h1": Names(
+        {
+            "M": _MAMBA_LAYER,
+            "A": _in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj"),
+            "D": {"norm": "pre_ff_layernorm", **_in("feed_forward", *_GATED)},
+        },
+        letters=3,
+        outside=_FEED_FORWARD_ENDS,
+    ),
     "gemma": LLAMA,
     "gemma2": _decoder(**_SANDWICH),
     "gemma3_text": _decoder(**_SANDWICH),

@@ -41,7 +41,7 @@ class GroupedQueryAttention(Block):
         super().__init__()
         query, key_value = (tp.share(heads) * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
         self.tp, self.cp, self.head_dim, self.scale = tp, cp, config.head_dim, config.score_factor
-        self.window = config.window(layer)
+        self.window, self.cap = config.window(layer), config.score_cap
         self.rotates = layer not in config.nope_layers
         self.norm = RMSNorm(hidden_size, eps)
         self.q_proj = linear(hidden_size, query, config.bias)
@@ -74,7 +74,7 @@ class GroupedQueryAttention(Block):
     ) -> Tensor:
         """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention, its gate [B, T, Hq · D] and output projection."""
         # what attention makes has no local name: where it runs again it is freed while the projection is reduced
-        attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations)
+        attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations, self.cap)
         return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate)))
 
 

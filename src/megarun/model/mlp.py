@@ -24,6 +24,7 @@ class Mlp(nn.Module):
     ) -> None:
         super().__init__()
         self.activation, self.tp, width = activation, tp, tp.share(ffn_hidden_size)
+        self.gate_multiplier = 1.0
         if activation in GATED:
             self.gate_proj = linear(hidden_size, width, bias)
         self.up_proj = linear(hidden_size, width, bias)
@@ -36,7 +37,11 @@ class Mlp(nn.Module):
 
     def contract(self, *expanded: Tensor) -> Tensor:
         """Gate and up, or up alone, [B, T, F] -> [B, t, h]: activation and down_proj."""
-        return self.down_proj.reduce(self.down_proj(ACTIVATIONS[self.activation](*expanded)))
+        return self.down_proj.reduce(self.down_proj(ACTIVATIONS[self.activation](*self.scaled(*expanded))))
+
+    def scaled(self, first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Gate and up, the gate times its factor."""
+        return (first if self.gate_multiplier == 1 else first * self.gate_multiplier), *others
 
     def forward(self, x: Tensor) -> Tensor:
         """Local tokens [B, t, h] in and out."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
@@ -13,33 +17,35 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class RMSNorm(nn.Module):
-    """RMS norm over the last dim with a learned scale [width], plus `offset`."""
+    """RMS norm over the last dim with a learned scale [width], plus `offset`, times a constant factor."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.eps, self.offset = eps, 0.0
+        self.eps, self.offset, self.factor = eps, 0.0, 1.0
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] in and out, in the dtype of x."""
-        return rms_norm(x, self.weight, self.eps, self.offset)
+        normed = rms_norm(x, self.weight, self.eps, self.offset)
+        return normed if self.factor == 1 else normed * self.factor
 
 
 class LayerNorm(nn.Module):
-    """Layer norm over the last dim with a learned scale and shift [width], by torch's operation.
+    """Layer norm over the last dim with a learned scale and shift [width], by torch's operation, times a constant factor.
 
     Source: arXiv:1607.06450.
     """
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.factor = eps, 1.0
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] in and out, in the dtype of x."""
-        return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        normed = layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return normed if self.factor == 1 else normed * self.factor
 
 
 def stream_norm(kind: NormKind, width: int, eps: float) -> RMSNorm | LayerNorm:
@@ -54,12 +60,26 @@ def center_norms(module: nn.Module) -> None:
             norm.offset = 1.0
 
 
+class GivenNorm(nn.Module):
+    """Of a block that shares the norm of the block before: what that has made, for one forward."""
+
+    given: Tensor | None = None
+
+    def forward(self, _x: Tensor) -> Tensor:
+        """[B, t, h] in, and what is given out."""
+        given, self.given = self.given, None
+        if given is None:
+            raise RuntimeError("the block before should have handed its normed input on")
+        return given
+
+
 class Block(nn.Module):
     """A layer: x + f(norm(x)), or another path from the residual stream and back.
 
     Attributes:
         norm: Of what the block reads; the identity if the only norm is `post_norm`.
         post_norm: Of what it adds; None for none.
+        multiplier: Factor of what it adds.
     """
 
     norm: nn.Module
@@ -67,7 +87,8 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.post_norm = None
+        self.post_norm, self.multiplier = None, 1.0
+        self._normed: Tensor | None = None
 
     def place_norms(self, path: ResidualPath, width: int, eps: float) -> None:
         """Put norms of the path's kind where the path has them, in the place of the RMSNorm before the block."""
@@ -80,7 +101,32 @@ class Block(nn.Module):
 
     def add(self, x: Tensor, made: Tensor) -> Tensor:
         """The residual stream with what the block has made, [B, t, h] each."""
-        return x + (made if self.post_norm is None else self.post_norm(made))
+        return torch.add(x, made if self.post_norm is None else self.post_norm(made), alpha=self.multiplier)
+
+    def share_norm(self, *, reads: bool, passes_on: bool) -> None:
+        """Read what the block before has normed, or hand what this block reads to the next; stream and normed stream are then a pair."""
+        if reads:
+            self.norm = GivenNorm()
+        if passes_on:
+            self.norm.register_forward_hook(self._note)
+        if reads or passes_on:
+            self.forward = partial(self._with_pairs, self.forward, reads, passes_on)
+
+    def _note(self, _norm: nn.Module, _inputs: tuple[Tensor, ...], normed: Tensor) -> None:
+        self._normed = normed
+
+    def _with_pairs(
+        self, inner: Callable[..., Tensor], reads: bool, passes_on: bool, x: Tensor | tuple[Tensor, Tensor], *rest: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if reads:
+            x, self.norm.given = x
+        out = inner(x, *rest)
+        if not passes_on:
+            return out
+        normed, self._normed = self._normed, None
+        if normed is None:
+            raise RuntimeError("a block that hands its normed input on has not normed it")
+        return out, normed
 
 
 def gated(made: Tensor, gate: Tensor | None) -> Tensor:

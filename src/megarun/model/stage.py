@@ -18,6 +18,7 @@ from megaplan.layout.values import Slot
 from megaplan.spec import models as spec
 from megaplan.spec.models import SIDES
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
+from megarun.model.cap import capped
 from megarun.model.indexer import index_loss_factor
 from megarun.model.linear_attention import LinearAttentionBlock
 from megarun.model.mamba import Mamba2Block
@@ -73,7 +74,7 @@ class Stage(nn.Module):
         self.embeds = slot.index == 0
         self.frozen = config.lora is not None
         self.predicts = "final_norm" in slot.blocks
-        self.joins_loss = config.host.uses_triton
+        self.joins_loss = model.joins_loss(kernels=config.host.uses_triton)
         if "embedding" in slot.blocks:
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
@@ -84,6 +85,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
         if self.predicts:
             self.final_norm = stream_norm(model.norm, model.hidden_size, model.norm_eps)
+            self.final_norm.factor = model.logits_multiplier  # the head is linear
         if "head" in slot.blocks:
             self.head = linear(model.hidden_size, num_words)
         mtp = model.features.mtp if self.predicts else None
@@ -96,7 +98,7 @@ class Stage(nn.Module):
         attends = self.looks_ahead or any(FAMILIES[inventory.layers[index].family].rotary is not None for index in layers)
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
-        self.multiplier = model.embedding_multiplier
+        self.multiplier, self.logits_cap = model.embedding_multiplier, model.logits_cap
         if model.zero_centered_norm:
             center_norms(self)
 
@@ -265,6 +267,11 @@ class Stage(nn.Module):
 
     def logits(self, normed: Tensor) -> Tensor:
         """Local tokens [B, t, h] -> their logits [B, t, V], or logits of all tokens for the local vocabulary [B, T, V / tp]."""
+        cap = self.logits_cap
+        return self.whole_logits(normed) if cap is None else capped(self.whole_logits(normed), cap)
+
+    def whole_logits(self, normed: Tensor) -> Tensor:
+        """Logits without a cap."""
         if not self.slices_words:
             return linear_op(normed, self.head_weight)
         # a deferred weight gradient would keep the gradient of the logits alive
@@ -324,9 +331,12 @@ def build_block(
             module = ShortConvolutionBlock(config, hidden, eps, tp, cp)
         case spec.Mlp() as config:
             module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp, bias=config.bias)
+            module.gate_multiplier = config.gate_multiplier
     if module is None:
         raise ValueError(f"layer {layer}: no module for {letter} blocks; megarun.job.support should have refused the spec")
     module.place_norms(model.path_of(layer), hidden, eps)
+    module.share_norm(reads=layer in model.parallel_layers, passes_on=layer + 1 in model.parallel_layers)
+    module.multiplier = getattr(config, "output_multiplier", 1.0)
     return module
 
 

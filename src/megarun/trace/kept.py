@@ -53,7 +53,9 @@ class FirstForward:
             for handle in handles:
                 handle.remove()
 
-    def _enter(self, module: nn.Module, _: Any) -> None:
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        if self._running is not None and self._places.path(module).startswith("layers.") and _is_block(self._places.path(module)):
+            self._hand_over(inputs[0])  # embeddings that the stage has scaled are in no module's output
         if module in self._waiting and isinstance(module, Stage):
             self._waiting.discard(module)
             self._running, self._before = module, set(self._owners.live.live())
@@ -66,8 +68,7 @@ class FirstForward:
         path = self._places.path(module)
         in_depth = path.startswith("mtp.") or self._places.running.startswith("mtp.")  # a depth saves its output itself
         if isinstance(module, BatchLoss) or (_is_block(path) and not in_depth):
-            for record in self._owners.live.records(output):
-                record.is_block_output = True
+            self._hand_over(output)
         if module is self._running and self._running.predicts:  # a loss that is passed to the criterion, alone or after the logits
             losses = output[1:] if isinstance(output, tuple) else output if self._running.joins_loss else ()
             for record in self._owners.live.records(losses):
@@ -76,6 +77,11 @@ class FirstForward:
             self._hooks.__exit__(None, None, None)
             self._take()
             self._running, self._before = None, set()
+
+    def _hand_over(self, stream: Any) -> None:
+        """What a block passes on; of a pair with the norm that it shares, the stream alone."""
+        for record in self._owners.live.records(stream[0] if isinstance(stream, tuple) else stream):
+            record.is_block_output = True
 
     def _save(self, tensor: Tensor) -> Tensor:
         record = self._owners.live.known(tensor)

@@ -20,6 +20,14 @@ PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
     [
         ({"mesh.etp": 2, "mesh.dp_shard": 2}, "mesh.etp = 2"),
         ({"model.moe.capacity_factor": 1.2}, "model.moe.capacity_factor = 1.2"),
+        (
+            {"model.parallel_layers": [1], "mesh.pp": 2, "mesh.vpp": 2, "schedule": {"kind": "zbv", "num_microbatches": 4}},
+            "model.parallel_layers = given, with schedule.kind = zbv",
+        ),
+        (
+            {"model.parallel_layers": [1], "recompute": {"blocks": {"A": "full"}}},
+            "model.parallel_layers = given, with whole-block recompute of the layer before",
+        ),
         ({"precision.params": "fp8"}, "precision.params = fp8"),
         ({"precision.families": {"E": "bf16"}}, "precision.families"),
     ],

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from parity_cells import DENSE, EXPERTS, FEW_WORDS, MLA, ROUTED, T2, T2V, Cell, pattern
+from parity_cells import DENSE, EXPERTS, FEW_WORDS, MLA, ROUTED, SELECTIVE, T2, T2V, Cell, pattern
 from parity_compare import course_difference
 from parity_model import KDA
 from parity_world import Worlds
@@ -27,6 +27,23 @@ OPTIONS: dict[str, Any] = {
     "model.mlp": {"ffn_hidden_size": 40, "bias": True},
 }
 MAMBA = {"kind": "mamba2", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "bias": True}
+UNNORMED = {"kind": "mamba2", "head_dim": 16, "state_dim": 8, "num_groups": 2, "chunk_size": 8, "gated_norm": False}
+FALCON: dict[str, Any] = {
+    **pattern("MAD", 6),
+    "model.parallel_layers": [1, 4],
+    "model.embedding_multiplier": 5.5,
+    "model.logits_multiplier": 0.3,
+    "model.attention": {
+        "kind": "gqa",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "softmax_scale": 0.2,
+        "output_multiplier": 0.6,
+    },
+    "model.mamba": {**UNNORMED, "part_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "output_multiplier": 0.4},
+    "model.mlp": {"ffn_hidden_size": 40, "gate_multiplier": 0.8, "output_multiplier": 0.9},
+}
 GATED = {"model.moe.shared_gate": True}
 ROUTER: dict[str, Any] = {
     "model.moe": {
@@ -80,6 +97,19 @@ GEMMA: dict[str, Any] = {
     },
     "model.mlp": {"ffn_hidden_size": 40, "activation": "geglu"},
 }
+CAPPED: dict[str, Any] = {
+    "model.logits_cap": 0.5,
+    "model.attention": {
+        "kind": "gqa",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "score_cap": 0.2,
+        "sinks": True,
+        "window_size": 7,
+        "full_layers": [2],
+    },
+}
 QWEN_NEXT: dict[str, Any] = {
     **pattern("GEAE", 4),
     "model.zero_centered_norm": True,
@@ -129,6 +159,19 @@ OLMO_HYBRID: dict[str, Any] = {
     },
 }
 CELLS = [
+    Cell("falcon", {"pp": 2, **T2}, spec=FALCON, ci=True),
+    Cell("falcon-tp-cp", {**T2, "cp": 2}, spec=FALCON | SELECTIVE),
+    Cell("falcon-stages", {"pp": 2, "cp": 2}, spec=FALCON | FEW_WORDS),
+    Cell(
+        "falcon-recompute",
+        {"pp": 2, "dp_shard": 2},
+        spec=FALCON | {"recompute": {"blocks": {"A": "full", "D": "full", "M": "selective"}}, "sharding.reshard_after_forward": True},
+    ),
+    Cell(
+        "three-on-one",
+        {"ep": 2, "dp_shard": 2, **T2},
+        spec=pattern("MADEA", 5) | {"model.parallel_layers": [1, 2, 3], "model.mamba": UNNORMED},
+    ),
     Cell("olmo-hybrid", {"pp": 2, **T2}, spec=OLMO_HYBRID, ci=True),
     Cell("olmo-hybrid-tp-cp", {**T2, "cp": 2}, "1f1b", spec=OLMO_HYBRID),
     Cell(
@@ -137,6 +180,9 @@ CELLS = [
         "interleaved_1f1b",
         spec=OLMO_HYBRID | {"recompute": {"default": "full", "blocks": {"G": "selective"}}},
     ),
+    Cell("capped", {"pp": 2, **T2}, spec=DENSE | CAPPED, ci=True),
+    Cell("capped-vocabulary-cp", {"cp": 2, **T2V}, spec=DENSE | CAPPED | SELECTIVE),
+    Cell("capped-packed", {"pp": 2, "vpp": 2, "cp": 2}, "zbv", spec=DENSE | CAPPED | FEW_WORDS),
     Cell("gemma", {"pp": 2, **T2}, spec=DENSE | GEMMA, ci=True),
     Cell("gemma-vocabulary-cp", {"cp": 2, **T2V}, spec=DENSE | GEMMA),
     Cell("qwen-next", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=QWEN_NEXT, ci=True),
@@ -159,6 +205,7 @@ CELLS = [
     Cell("sinks-biased-experts-packed", {"cp": 2, "dp_shard": 2}, spec=EXPERTS | GPT_OSS | FEW_WORDS),
     Cell("geglu", {**T2, "ep": 2, "dp_shard": 2}, spec=pattern("AED") | GEGLU),
     Cell("states", T2, spec=pattern("MD") | {"model.mamba": MAMBA, "model.mlp": OPTIONS["model.mlp"]}),
+    Cell("states-gate-alone", {"pp": 2, **T2, "cp": 2}, spec=pattern("MD", mamba=UNNORMED) | SELECTIVE, ci=True),
 ]
 
 

@@ -24,4 +24,5 @@ def compare_passes(job: Job, rank: int = 0) -> RankComparison:
 def compare_distinct_ranks(job: Job) -> None:
     """The same of every distinct rank; what a block keeps is storage by storage what its ledger lists."""
     for group in build_budget(job.spec, job.inventory, job.layout).ranks:
-        assert compare_passes(job, group.ranks[0]).trace.differences == ()
+        found = compare_passes(job, group.ranks[0]).trace.differences
+        assert found == (), "\n".join(map(str, found))

@@ -29,6 +29,7 @@ def attention(
     sinks: Tensor | None = None,
     classes: Tensor | None = None,
     relations: Tensor | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Causal softmax attention; query head i reads key head i // (Hq / Hkv).
 
@@ -43,6 +44,7 @@ def attention(
         sinks: [Hq] or None: a score of each head in the denominator of its softmax.
         classes: int32 [B, T] or None: the class of each position as a key, below R. No gradient.
         relations: [R, Hq] or None, with classes: what each head adds to its scaled scores of keys of each class.
+        cap: scaled scores s become cap · tanh(s / cap), before relations are added; None leaves them.
 
     Returns:
         [B, T, Hq, Dv], contiguous, in q's dtype.
@@ -60,21 +62,24 @@ def attention(
         launch each. On CUDA the forward is a library's where one accepts the inputs: cuDNN on Hopper and Blackwell for bf16 and fp16
         heads up to 128, else torch's flash kernel. The Triton forward runs packed rows, fp32, and the windows and unequal widths that
         neither accepts. The backward is always the Triton one and is bitwise reproducible. Heads wider than 256 (fp32: 64), and q, k and
-        v of different dtypes, stay with plain torch; so do relations. Sinks scale what a forward has made, by plain torch.
+        v of different dtypes, stay with plain torch; so do relations and capped
+        scores. Sinks scale what a forward has made, by plain torch.
 
     Raises:
-        ValueError: shapes do not fit, or window < 1.
+        ValueError: shapes do not fit, window < 1, or cap ≤ 0.
 
-    Source: arXiv:2307.08691; arXiv:2305.13245 for shared key heads; arXiv:2508.10925, section 2.1, for sinks.
+    Source: arXiv:2307.08691; arXiv:2305.13245 for shared key heads; arXiv:2508.10925, section 2.1, for sinks;
+        arXiv:2408.00118, section 2, for the cap.
     """
     fits = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3] and q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3]
     require(fits, "attention", "q must be [B,T,Hq,D], k [B,T,Hkv,D], v [B,T,Hkv,Dv]", q=q.shape, k=k.shape, v=v.shape)
     require(q.shape[2] % k.shape[2] == 0, "attention", "Hkv must divide Hq", Hq=q.shape[2], Hkv=k.shape[2])
     require(window is None or window >= 1, "attention", "window must be at least 1", window=window)
+    require(cap is None or cap > 0, "attention", "cap must be above 0", cap=cap)
     require_starts("attention", starts, q.shape[:2])
     require_sinks("attention", sinks, q)
     require_relations("attention", classes, relations, q, k)
-    out: Tensor = _attention(q, k, v, starts, scale, window, sinks, classes, relations)[0]
+    out: Tensor = _attention(q, k, v, starts, scale, window, sinks, classes, relations, cap)[0]
     return out
 
 

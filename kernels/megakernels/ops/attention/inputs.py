@@ -20,6 +20,7 @@ class Attention(NamedTuple):
     sinks: Tensor | None = None
     classes: Tensor | None = None
     relations: Tensor | None = None
+    cap: float | None = None
 
 
 class Places(NamedTuple):

@@ -45,6 +45,7 @@ def attention_pieces(
     sinks: Tensor | None = None,
     classes: Tensor | None = None,
     relations: Tensor | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `megakernels.attention`, for the queries of some pieces.
 
@@ -61,6 +62,7 @@ def attention_pieces(
         sinks: [Hq] or None, as for whole sequences.
         classes: int32 or None, one for each position of the sequence, in its order.
         relations: [R, Hq] or None, as for whole sequences.
+        cap: As for whole sequences.
 
     Returns:
         out, shaped as q with v's width, and lse fp32 [B, Hq, positions of q].
@@ -82,7 +84,7 @@ def attention_pieces(
     lse: Tensor
     require_sinks("attention_pieces", sinks, q)
     require_relations("attention_pieces", classes, relations, q, k)
-    out, lse = _pieces(q, k, v, starts, scale, window, sinks, classes, relations, list(query_pieces), list(key_pieces))
+    out, lse = _pieces(q, k, v, starts, scale, window, sinks, classes, relations, cap, list(query_pieces), list(key_pieces))
     return out, lse
 
 
@@ -101,13 +103,14 @@ def attention_pieces_backward(
     sinks: Tensor | None = None,
     classes: Tensor | None = None,
     relations: Tensor | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and, if given, of sinks and relations, of all but q the part that these queries make.
 
     Arguments are those of `attention_pieces`.
     """
     pieces = list(query_pieces), list(key_pieces)
-    return tuple(_pieces_backward(grad_out, q, k, v, starts, sinks, classes, relations, out, lse, scale, window, *pieces))
+    return tuple(_pieces_backward(grad_out, q, k, v, starts, sinks, classes, relations, out, lse, scale, window, cap, *pieces))
 
 
 class Pieces(NamedTuple):

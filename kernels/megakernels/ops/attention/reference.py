@@ -2,6 +2,7 @@
 
 s = scale · q kᵀ over the visible keys, lse = log Σ exp s, p = exp(s − lse), out = p v. The backward recomputes p from lse. With δ = Σ
 ∂L/∂out ⊙ out: ∂L/∂v = pᵀ ∂L/∂out, ds = p ⊙ (∂L/∂out vᵀ − δ), ∂L/∂q = scale · ds k, ∂L/∂k = scale · dsᵀ q.
+Capped scores are c · tanh(s / c), and ds is times 1 − tanh²(s / c).
 
 Source: Dao, arXiv:2307.08691, algorithms 1 and 2; grouped keys and values, arXiv:2305.13245.
 """
@@ -40,7 +41,7 @@ def forward(given: Attention, first: int = 0) -> tuple[Tensor, Tensor]:
     added = _of_keys(key_scores(given.classes, given.relations), k.shape[2])
     out, lse = made_like(given)
     for rows, seen in _blocks(q, window, first):
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first, added)
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first, added, given.cap)
         largest = scores.amax(-1, keepdim=True)
         weights = scores.sub_(largest).exp_()
         total = weights.sum(-1, keepdim=True)
@@ -66,7 +67,7 @@ def backward(
     grad_added = torch.zeros_like(added) if added is not None and needs[3] else None
     for rows, seen in _blocks(q, window, first):
         block = grads[:, :, :, rows]
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first, added)
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first, added, given.cap)
         weights = scores.sub_(group_lse[:, :, :, rows]).exp_()
         if grad_v is not None:
             grad_v[:, :, seen] += _per_key(weights, block)
@@ -75,6 +76,9 @@ def backward(
         grad_scores = _per_query(block, values[:, :, 0, seen].mT).sub_(delta[:, :, :, rows]).mul_(weights)
         if grad_added is not None:
             grad_added[..., seen] += grad_scores.sum(-2, keepdim=True)
+        if given.cap is not None:
+            steepness = _per_query(groups[:, :, :, rows], keys[:, :, 0, seen].mT).div_(given.cap).tanh_().square_()
+            grad_scores.addcmul_(grad_scores, steepness, value=-1)
         if grad_q is not None:
             grad_q[:, rows] = (_per_query(grad_scores, keys[:, :, 0, seen]) * scale).flatten(1, 2).transpose(1, 2)
         if grad_k is not None:
@@ -110,9 +114,12 @@ def _scores(
     starts: Tensor | None,
     first: int,
     added: Tensor | None,
+    cap: float | None,
 ) -> Tensor:
-    """Scaled scores of a block, with what is added for each key, −∞ where a query may not look."""
+    """Scaled scores of a block, capped, with what is added for each key, −∞ where a query may not look."""
     scores = _per_query(queries, keys[:, :, 0].mT)
+    if cap is not None:
+        scores.div_(cap).tanh_().mul_(cap)
     if added is not None:
         scores += added[..., seen]
     query = torch.arange(first + rows.start, first + rows.stop, device=queries.device).unsqueeze(1)

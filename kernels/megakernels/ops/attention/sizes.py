@@ -53,10 +53,10 @@ MASKED_TILES = {"key": {(False, 512): Tile(16, 64, 8, 2)}}
 
 
 def accepts(given: Attention) -> bool:
-    """Whether the kernels take these sizes and dtypes: products need one dtype, the largest score has the largest logit, no relations."""
+    """Whether the kernels take these sizes and dtypes: products of one dtype, scores that are products, by a factor above 0."""
     q, k, v = given[:3]
     narrowest, widest = sorted((q.shape[3], v.shape[3]))
-    if given.relations is not None:
+    if given.relations is not None or given.cap is not None:
         return False
     return q.dtype == k.dtype == v.dtype and narrowest > 0 and widest <= LARGEST_WIDTH[q.dtype] and given.scale > 0
 

@@ -29,8 +29,9 @@ KEY_ROWS, KEY_PROGRAMS = 16, 64
 
 
 def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Inside | None:
-    """Of the core without an indexer. None where plain torch runs: `host.kernels: reference`, a relation bias, too wide heads."""
-    if not dims.kernels or dims.relations or max(head_widths(attention)) > CORE_WIDTH[dims.dtype]:
+    """Of the core without an indexer. None where plain torch runs: `host.kernels: reference`, a relation bias, a cap, too wide heads."""
+    capped = isinstance(attention, GroupedQueryAttention) and attention.score_cap is not None
+    if not dims.kernels or dims.relations or capped or max(head_widths(attention)) > CORE_WIDTH[dims.dtype]:
         return None
     sums = dims.stat_dtype.bytes * dims.batch * (attention.num_heads // dims.tp) * dims.tokens
     return Inside(sums, 2 * sums) if isinstance(attention, GroupedQueryAttention) and attention.sinks else Inside(0, sums)

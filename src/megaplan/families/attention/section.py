@@ -112,13 +112,16 @@ class GroupedQueryAttention(OptionsSection):
         rope_theta: Base of the rotary angles.
         rope_scaling: How rotary frequencies are changed for a longer context; null for not at all.
         softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
+        score_cap: Scaled scores s become c · tanh(s / c) (Gemma 2); null for none.
+        output_multiplier: Factor of what the block adds to the stream.
         window_rope_theta: Base of the angles of layers with a window, whose frequencies are not scaled; null for those of all layers.
         rotary_dim: Width of a head's rotated part; null for the whole head.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
-        {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"} | {"window_rope_theta"}
+        {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
+        | {"window_rope_theta", "output_multiplier", "score_cap"}
     )
 
     kind: Literal["gqa"]
@@ -136,6 +139,8 @@ class GroupedQueryAttention(OptionsSection):
     rope_theta: PositiveFloat = 10_000.0
     rope_scaling: RopeScaling | None = None
     softmax_scale: PositiveFloat | None = None
+    score_cap: PositiveFloat | None = None
+    output_multiplier: PositiveFloat = 1.0
     window_rope_theta: PositiveFloat | None = None
     rotary_dim: PositiveInt | None = None
     nope_layers: tuple[NaturalInt, ...] = ()

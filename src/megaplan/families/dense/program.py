@@ -13,7 +13,7 @@ from megaplan.families.dense.section import Mlp
 from megaplan.families.family import Selective
 from megaplan.scalars import GATED
 
-SELECTIVE = Selective("contract", frozenset({"activation"}))
+SELECTIVE = Selective("contract", frozenset({"scale gate", "activation"}))
 
 
 def dense_selective(_mlp: Mlp, _variant: None) -> Selective:
@@ -26,17 +26,17 @@ def dense_program(dims: Dims, mlp: Mlp, _variant: None, _operations: None, _para
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("normed", "mlp", "out"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]})
     tensors |= mlp_storages(dims, mlp.ffn_hidden_size)
-    return _program(mlp.activation in GATED, dims.tp > 1, mlp.bias), residual(tensors)
+    return _program(mlp.activation in GATED, dims.tp > 1, mlp.bias, mlp.gate_multiplier != 1), residual(tensors)
 
 
 @cache
-def _program(gated: bool, sharded: bool, bias: bool) -> BlockProgram:
+def _program(gated: bool, sharded: bool, bias: bool, scaled: bool) -> BlockProgram:
     first = norm("norm", "x", "normed", "rstd", "norm.weight")
-    return SELECTIVE.program(first, *mlp_ops(gated, sharded, bias=bias), add("residual", ("x", "mlp"), "out"))
+    return SELECTIVE.program(first, *mlp_ops(gated, sharded, bias=bias, scaled=scaled), add("residual", ("x", "mlp"), "out"))
 
 
-def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, bias: bool = False) -> tuple[Op, ...]:
-    """Normed input to the MLP's output, as `Mlp.body` runs it; `prefix` stands before storages and parameters."""
+def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, bias: bool = False, scaled: bool = False) -> tuple[Op, ...]:
+    """Normed input to the MLP's output, as `Mlp.body` runs it; `prefix` is of storages and parameters; a factor makes a scaled gate."""
 
     def bias_of(name: str) -> str | None:
         return f"{prefix}{name}_proj.bias" if bias else None
@@ -45,9 +45,11 @@ def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, 
     inner = tuple(f"{prefix}{name}" for name in names)
     expanding = (Projection(f"{prefix}{name}_proj", f"{prefix}{name}", f"{prefix}{name}_proj.weight", bias_of(name)) for name in names)
     holds = ("normed", *inner)
+    read = (f"{prefix}scaled_gate", *inner[1:]) if scaled else inner
     return (
         *project("normed", f"{prefix}gathered", *expanding, sharded=sharded),
-        Op(f"{prefix}activation", inner, (f"{prefix}activation",), keeps=inner),
+        *((Op(f"{prefix}scale gate", inner[:1], read[:1], holds=inner),) if scaled else ()),
+        Op(f"{prefix}activation", read, (f"{prefix}activation",), keeps=read, holds=inner),
         linear(
             f"{prefix}down_proj",
             f"{prefix}activation",
@@ -63,7 +65,7 @@ def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, 
 def mlp_storages(dims: Dims, ffn_hidden_size: int, prefix: str = "") -> Shapes:
     """Storages of `mlp_ops` between its normed input and its output."""
     width = dims.wide(ffn_hidden_size // dims.tp)
-    kept = {f"{prefix}{name}": width for name in ("gate", "up", "activation")}
+    kept = {f"{prefix}{name}": width for name in ("gate", "scaled_gate", "up", "activation")}
     if dims.tp == 1:
         return storages(dims.dtype, Column.ACTIVATIONS, kept)
     gathered = f"{prefix}gathered"

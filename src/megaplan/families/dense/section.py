@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from megaplan.scalars import Activation, OptionsSection, PositiveInt, StrictBool
+from megaplan.scalars import Activation, OptionsSection, PositiveFloat, PositiveInt, StrictBool
 
 
 class Mlp(OptionsSection):
@@ -14,10 +14,14 @@ class Mlp(OptionsSection):
         ffn_hidden_size: Inner width.
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
         bias: Bias on every projection.
+        gate_multiplier: Factor of the gate before the activation.
+        output_multiplier: Factor of what the block adds to the stream.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"bias"})
+    options: ClassVar[frozenset[str]] = frozenset({"bias", "gate_multiplier", "output_multiplier"})
 
     ffn_hidden_size: PositiveInt
     activation: Activation = "swiglu"
     bias: StrictBool = False
+    gate_multiplier: PositiveFloat = 1.0
+    output_multiplier: PositiveFloat = 1.0

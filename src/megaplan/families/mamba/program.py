@@ -35,8 +35,9 @@ from megaplan.families.mamba.tensors import num_mamba_heads
 
 MAMBA2 = Selective(
     "mix",
-    frozenset({"in_proj", "split", exchange("conv1d"), "conv1d", "split conv"}),
-    caches={"ssd": "ssd", "gated_norm": "gated_rms_norm"},  # its backward reads their outputs anyway; kept, they need not run twice
+    frozenset({"in_proj", "scale parts", "split", exchange("conv1d"), "conv1d", "split conv"}),
+    # what is behind them reads their outputs in backward anyway; kept, they need not run twice
+    caches={"ssd": "ssd", "gated_norm": "gated_rms_norm", "gate": "swiglu"},
 )
 MAMBA3 = Selective("mix", frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"}), caches={"scan": "mamba3"})
 
@@ -58,7 +59,7 @@ def mamba_program(
     heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
     if isinstance(mamba, Mamba2):
         inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
-        options = mamba.conv_bias, mamba.bias, mamba.gated_norm
+        options = mamba.conv_bias, mamba.bias, mamba.gated_norm, mamba.part_multipliers is not None
         program = _mamba2_program(*options, sharded, handed, inside is not None, apart)
         return program, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside))
     inside = trapezoidal_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
@@ -67,13 +68,16 @@ def mamba_program(
 
 
 @cache
-def _mamba2_program(conv_bias: bool, bias: bool, gated_norm: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+def _mamba2_program(
+    conv_bias: bool, bias: bool, gated_norm: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, apart: bool
+) -> BlockProgram:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
     state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight", "in_proj.bias" if bias else None)),
-        cut("split", "projected", ("z", "conv_in", "dt")),
+        *((Op("scale parts", ("projected",), ("scaled",)),) if scaled else ()),
+        cut("split", "scaled" if scaled else "projected", ("z", "conv_in", "dt")),
         *convolution("conv1d", "conv_in", "conv", ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",), handed=handed),
         cut("split conv", "conv", ("conv_x", "conv_B", "conv_C")),
         Op(
@@ -98,7 +102,7 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
     inner, groups = heads * mamba.head_dim, mamba.num_groups // dims.tp
     state, wide = groups * mamba.state_dim, dims.wide
     shapes = {
-        "projected": wide(2 * inner + 2 * state + heads),
+        **dict.fromkeys(("projected", "scaled"), wide(2 * inner + 2 * state + heads)),
         "z": wide(inner),
         "conv_in": wide(inner + 2 * state),
         "dt": wide(heads),

@@ -56,12 +56,14 @@ class Mamba2(OptionsSection):
         conv_bias: Bias of the convolution.
         bias: Bias on the input and output projections.
         gated_norm: RMSNorm of the gated output; without it the gate is silu alone.
+        part_multipliers: Factors of the input projection's parts: z, x, B, C and dt.
+        output_multiplier: Factor of what the block adds to the stream.
         time_step_min: Smallest step of the scan; a smaller one is taken as this.
         time_step_max: Largest step of the scan; null for none.
         chunk_size: Positions between two kept states of the scan.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"bias", "gated_norm"})
+    options: ClassVar[frozenset[str]] = frozenset({"bias", "gated_norm", "part_multipliers", "output_multiplier"})
 
     kind: Literal["mamba2"]
     expand: PositiveInt = 2
@@ -73,6 +75,8 @@ class Mamba2(OptionsSection):
     conv_bias: StrictBool = True
     bias: StrictBool = False
     gated_norm: StrictBool = True
+    part_multipliers: tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat] | None = None
+    output_multiplier: PositiveFloat = 1.0
     time_step_min: NonNegativeFloat = 0.0
     time_step_max: PositiveFloat | None = None
     chunk_size: PositiveInt = 256

@@ -53,19 +53,22 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool) -> Replay:
     return replay(ops)
 
 
-def final_norm_part(dims: Dims, kind: NormKind) -> Part:
-    """The norm before the head."""
-    tensors = storages(dims.dtype, Column.ACTIVATIONS, {"out": dims.residual})
+def final_norm_part(dims: Dims, kind: NormKind, *, scaled: bool = False) -> Part:
+    """The norm before the head, and the factor of logits where they have one: the head is linear."""
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "normed"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
-    return Part(_final_norm_replay(kind), residual(tensors))
+    return Part(_final_norm_replay(kind, scaled), residual(tensors))
 
 
 @cache
-def _final_norm_replay(kind: NormKind) -> Replay:
-    return replay((norm_op("norm", kind, "x", "out", params=("weight", "bias")),))
+def _final_norm_replay(kind: NormKind, scaled: bool) -> Replay:
+    normed = norm_op("norm", kind, "x", "normed" if scaled else OUTPUT, params=("weight", "bias"))
+    return replay((normed, *((Op("scale", ("normed",), (OUTPUT,)),) if scaled else ())))
 
 
-def head_part(dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: bool, joined: bool, bias: bool = False) -> Part:
+def head_part(
+    dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: bool, joined: bool, bias: bool = False, capped: bool = False
+) -> Part:
     """Head and loss: `x` is the normed residual stream, which the head keeps; `out` is the summed loss.
 
     A pipeline stage holds its output until the microbatch's backward has ended: the logits or, of head and loss joined, the loss.
@@ -73,18 +76,27 @@ def head_part(dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: b
     sharded = vocab_parallel and dims.tp > 1
     tensors = head_storages(dims, vocab_size, vocab_parallel=vocab_parallel, joined=joined)
     tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"x": dims.residual})
-    return Part(_head_replay(sharded, pipelined, joined, bias), tensors)
+    return Part(_head_replay(sharded, pipelined, joined, bias, capped), tensors)
 
 
 def head_ops(
-    sharded: bool, joined: bool, reads: str = "x", param: str = "weight", made: str = OUTPUT, bias: str | None = None
+    sharded: bool,
+    joined: bool,
+    reads: str = "x",
+    param: str = "weight",
+    made: str = OUTPUT,
+    bias: str | None = None,
+    *,
+    capped: bool = False,
 ) -> tuple[Op, ...]:
-    """Logits and their cross entropy, or both in one operation; `made` is the summed loss."""
+    """Logits, their cap and their cross entropy, or all but a cap in one operation; `made` is the summed loss."""
     params = (param,) if bias is None else (param, bias)
     names = tuple(f"loss_{name}" for name in JOINED) if sharded else ()
     if not joined:
-        head = project(reads, "gathered", Projection("head", "logits", param, bias), sharded=sharded)
-        return *head, Op("cross_entropy", ("logits",), (made, "loss_lse", *names), keeps=("logits", "loss_lse"), grads=("logits",))
+        made_logits = "uncapped" if capped else "logits"
+        head = project(reads, "gathered", Projection("head", made_logits, param, bias), sharded=sharded)
+        cap = (Op("cap", ("uncapped",), ("logits",), keeps=("logits",)),) if capped else ()
+        return *head, *cap, Op("cross_entropy", ("logits",), (made, "loss_lse", *names), keeps=("logits", "loss_lse"), grads=("logits",))
     rows, kept, inside = ("gathered" if sharded else reads), (reads, "loss_lse"), ("slice", "sum", "product")
     if not sharded:
         return (Op(JOINED_OP, (rows,), (made, "loss_lse", "slice"), keeps=kept, params=params, fetches=inside),)
@@ -102,7 +114,11 @@ def head_storages(dims: Dims, vocab_size: int, *, vocab_parallel: bool, joined: 
     positions = dims.tokens if sharded else dims.residual_tokens
     rows, vocab = dims.batch * positions, vocab_size // dims.tp if sharded else vocab_size
     return {
-        **(_inside(dims, rows, vocab) if joined else storages(dims.dtype, Column.ACTIVATIONS, {"logits": (rows, vocab)})),
+        **(
+            _inside(dims, rows, vocab)
+            if joined
+            else storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("logits", "uncapped"), (rows, vocab)))
+        ),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {"loss_lse": (rows,), made: ()}),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {f"loss_{name}": (count, rows) for name, count in JOINED.items()}),
         **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered")), dims.gathered)),
@@ -126,7 +142,9 @@ def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
 
 
 @cache
-def _head_replay(sharded: bool, pipelined: bool, joined: bool, bias: bool) -> Replay:
+def _head_replay(sharded: bool, pipelined: bool, joined: bool, bias: bool, capped: bool) -> Replay:
     return replay(
-        head_ops(sharded, joined, bias="bias" if bias else None), starts=True, pinned="logits" if pipelined and not joined else None
+        head_ops(sharded, joined, bias="bias" if bias else None, capped=capped),
+        starts=True,
+        pinned="logits" if pipelined and not joined else None,
     )

@@ -11,7 +11,7 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES, families_of
-from megaplan.families.residual import path_in, program_of, shapes_of
+from megaplan.families.residual import ReturnedGradient, path_in, program_of, returned_gradient, shapes_of
 from megaplan.hosts.megarun.adapters import adapted_program, frozen_part
 from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
@@ -25,6 +25,7 @@ from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_n
 from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.models import SIDES, Spec
+from megaplan.spec.pattern import parse_pattern
 
 
 def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
@@ -80,6 +81,8 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         operations, section, policy = given[block.family]
         own = str(policy) if index != last else "none"  # R-67
+        if index + 1 in model.parallel_layers:
+            own = f"{own}, before {id(inventory.layers[index + 1])} of {index + 2 in model.parallel_layers}"
         if recipe is not None and recipe.covers(block.family, index, len(inventory.layers)):
             own = f"{own} in low precision"
         made[name] = id(block), operations(section, index), own
@@ -119,17 +122,24 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
 def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> Part:
     if name.startswith("layers."):
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
-    model, features, vocab_parallel, joined = spec.model, spec.model.features, spec.mesh.vocab_parallel, spec.host.uses_triton
+    model, features, vocab_parallel = spec.model, spec.model.features, spec.mesh.vocab_parallel
+    joined = model.joins_loss(kernels=spec.host.uses_triton)
     if name == "head":
         return head_part(
-            dims, model.vocab_size, vocab_parallel=vocab_parallel, pipelined=spec.mesh.is_pipelined, joined=joined, bias=model.head_bias
+            dims,
+            model.vocab_size,
+            vocab_parallel=vocab_parallel,
+            pipelined=spec.mesh.is_pipelined,
+            joined=joined,
+            bias=model.head_bias,
+            capped=model.logits_cap is not None,
         )
     match block.family:
         case Outside.EMBEDDING:
             scaled = model.embedding_multiplier != 1
             part = embedding_part(dims, vocab_parallel=vocab_parallel, positions=model.learned_positions is not None, scaled=scaled)
         case Outside.FINAL_NORM:
-            part = final_norm_part(dims, model.norm)
+            part = final_norm_part(dims, model.norm, scaled=model.logits_multiplier != 1)
         case Outside.NGRAM | Outside.STRUCTURE | Outside.PLATFORM:
             part = side_part(dims, features, block.family)
         case Outside.RELATION_BIAS:
@@ -165,7 +175,22 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
         if trained:
             program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy)
     path = path_in(spec.model.residual_path, block.tensors)
+    scale: float = getattr(FAMILIES[block.family].section_of(spec.model), "output_multiplier", 1.0)
+    path = path._replace(passes_on=_returned(spec, dims, index, parameters), scaled=scale != 1)
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
     return Part(replay_of(program, policy), tensors)
+
+
+def _returned(spec: Spec, dims: Dims, index: int, parameters: DType) -> ReturnedGradient | None:
+    """What a layer gets from the next one of the gradient of its norm, where that reads it too; a layer between two has summed it."""
+    shared = spec.model.parallel_layers
+    if index + 1 not in shared:
+        return None
+    if index + 2 in shared:
+        return "whole"
+    family = FAMILIES[parse_pattern(spec.model.pattern, spec.model.num_layers).layers[index + 1]]
+    section = family.section_of(spec.model)
+    variant, operations = family.variant(section, index + 1), family.operations(section, index + 1)
+    return returned_gradient(family.program(dims, section, variant, operations, parameters)[0])

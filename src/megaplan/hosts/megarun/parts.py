@@ -10,6 +10,7 @@ from typing import NamedTuple
 from megaplan.blocks.ops import INPUT, OUTPUT, BlockProgram, Flow
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
+from megaplan.families.residual import PASS_ON
 from megaplan.hosts.megarun.allocator import slack_bytes
 from megaplan.hosts.megarun.program import CALLER, Moment, Replay, replay, with_backward
 from megaplan.hosts.values import BlockLedger, LedgerTensor
@@ -39,7 +40,7 @@ def replay_of(program: BlockProgram, policy: str) -> Replay:
     """The replay of a block under a recompute policy."""
     names, region = frozenset(op.name for op in program.ops), frozenset[str]()
     if policy != "none":
-        region = names & program.reruns if policy == "selective" else names
+        region = names & program.reruns if policy == "selective" else names - {PASS_ON}
     kept = {name for op in program.ops for name in op.keeps}
     cached = frozenset(name for op in program.ops if op.name in program.caches for name in op.makes if name in kept)
     return replay(program.ops, program.held, region, cached=cached, after=program.after - region)

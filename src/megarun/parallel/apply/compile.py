@@ -14,7 +14,7 @@ from megarun.model.stage import Stage
 
 
 def refuse_compile(spec: Spec) -> None:
-    """Refuse plans whose blocks communicate, share a table or multiply in eight bits, or whose backward is split.
+    """Refuse plans whose blocks communicate, share a table or a norm, or multiply in eight bits, or whose backward is split.
 
     Raises:
         MegaplanError: MP625.
@@ -22,6 +22,8 @@ def refuse_compile(spec: Spec) -> None:
     reasons = [f"mesh.{axis} = {getattr(spec.mesh, axis)}" for axis in ("tp", "cp") if getattr(spec.mesh, axis) > 1]
     if spec.model.features.relation_bias is not None:
         reasons.append("model.features.relation_bias")
+    if spec.model.parallel_layers:
+        reasons.append("model.parallel_layers")
     if spec.lora is not None:
         reasons.append(f"lora.rank = {spec.lora.rank}")
     if spec.schedule.kind in SPLIT_BACKWARD and spec.mesh.pp > 1:

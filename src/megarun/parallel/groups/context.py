@@ -94,12 +94,13 @@ class ContextParallel:
         starts: Tensor | None,
         sinks: Tensor | None = None,
         relations: KeyScores | None = None,
+        cap: float | None = None,
     ) -> Tensor:
         """`megakernels.attention` over the whole sequence, for local queries and local keys [B, T / cp, ...]."""
         classes, table = (None, None) if relations is None else (relations.classes, relations.table())
         if self.degree == 1:
-            return attention(q, k, v, scale, window, starts, sinks, classes, table)
-        out: Tensor = _GatheredAttention.apply(self, q, k, v, scale, window, starts, sinks, classes, table)  # type: ignore[no-untyped-call]
+            return attention(q, k, v, scale, window, starts, sinks, classes, table, cap)
+        out: Tensor = _GatheredAttention.apply(self, q, k, v, (scale, window, cap), starts, sinks, classes, table)  # type: ignore[no-untyped-call]
         return out
 
     def gather(self, own: Tensor) -> Tensor:
@@ -171,31 +172,32 @@ class _GatheredAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        scale: float,
-        window: int | None,
+        numbers: tuple[float, int | None, float | None],
         starts: Tensor | None,
         sinks: Tensor | None,
         classes: Tensor | None,
         table: Tensor | None,
     ) -> Tensor:
         """[B, T / cp, Hq, D], [B, T / cp, Hkv, D], [B, T / cp, Hkv, Dv] -> [B, T / cp, Hq, Dv]."""
-        out, lse = attention_pieces(q, cp.gather(k), cp.gather(v), starts, scale, window, cp.pieces, cp.all_pieces, sinks, classes, table)
+        scale, window, cap = numbers
+        given = scale, window, cp.pieces, cp.all_pieces, sinks, classes, table, cap
+        out, lse = attention_pieces(q, cp.gather(k), cp.gather(v), starts, *given)
         ctx.save_for_backward(q, k, v, starts, sinks, classes, table, out, lse)
-        ctx.cp, ctx.scale, ctx.window = cp, scale, window
+        ctx.cp, ctx.numbers = cp, numbers
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of local queries, keys and values, and the parts of the sinks' and the table's that local queries make."""
         q, k, v, starts, sinks, classes, table, out, lse = ctx.saved_tensors
-        cp, scale, window = ctx.cp, ctx.scale, ctx.window
+        cp, (scale, window, cap) = ctx.cp, ctx.numbers
         keys, values = cp.gather(k), cp.gather(v)
         pieces = cp.pieces, cp.all_pieces
-        given = q, keys, values, starts, out, lse, scale, window, *pieces, sinks, classes, table
+        given = q, keys, values, starts, out, lse, scale, window, *pieces, sinks, classes, table, cap
         grad_q, *partial = attention_pieces_backward(gradient, *given)
         del keys, values, given  # free before the gradients of local keys and values are allocated
         grad_table = None if table is None else partial.pop()
         grad_sinks = None if sinks is None else partial.pop()
         grad_v = cp.reduce(partial.pop())
         grad_k = cp.reduce(partial.pop())
-        return None, grad_q, grad_k, grad_v, None, None, None, grad_sinks, None, grad_table
+        return None, grad_q, grad_k, grad_v, None, None, grad_sinks, None, grad_table
