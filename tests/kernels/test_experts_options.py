@@ -8,7 +8,7 @@ from op_checks import saved_by
 from torch import Tensor
 from torch.nn import functional
 
-from megakernels import experts, geglu, routed_experts
+from megakernels import combine, dispatch, experts, geglu, routed_experts
 
 COUNTS, WIDTH, HIDDEN = [3, 0, 2, 4], 6, 5
 LIMIT = 0.7
@@ -108,6 +108,16 @@ def test_two_products_are_kept_whatever_is_added_to_them(case: str) -> None:
 
 
 @EACH
+def test_routed_experts_have_the_same_options(case: str) -> None:
+    given, counts = inputs(case), torch.tensor(COUNTS, dtype=torch.int32)
+    front: list[Any] = [given["weights"], ROWS, counts, given["gate"], given["up"], given["down"], CASES[case]["activation"]]
+    options: dict[str, Any] = {name: given[name] for name in ("gate_bias", "up_bias", "down_bias")} | {"limit": CASES[case].get("limit")}
+    x: Any = given["x"]
+    together = routed_experts(x, *front, **options)
+    torch.testing.assert_close(together, combine(experts(dispatch(x, ROWS, 1), *front, **options), ROWS, 1), rtol=1e-12, atol=1e-13)
+
+
+@EACH
 def test_fakes_and_schemas_are_right(case: str) -> None:
     given, counts = inputs(case, torch.float32), torch.tensor(COUNTS, dtype=torch.int32)
     gated = given["gate"] is not None
@@ -126,7 +136,5 @@ def test_what_does_not_fit_is_refused() -> None:
         run("biases", {**given, "up_bias": torch.ones(2, 2)})
     with pytest.raises(ValueError, match="swiglu alone has a limit"):
         experts(*front, "geglu", limit=1.0)
-    with pytest.raises(ValueError, match="kernels have no geglu"):
-        routed_experts(*front, "geglu")
     with pytest.raises(ValueError, match="geglu: gate and up"):
         geglu(torch.ones(2), torch.ones(3))

@@ -55,10 +55,9 @@ class ExpertBank(nn.Module):
         """
         gate = None if self.gate_proj is None else self._stack(self.gate_proj)
         given = (x, weights, rows, counts, gate, self._stack(self.up_proj), self._stack(self.down_proj), self.activation)
-        if self.gathers:
-            return routed_experts(*given)
         gate_bias, up_bias, down_bias = (self._values(bias) for bias in (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias))
-        return experts(*given, gate_bias=gate_bias, up_bias=up_bias, down_bias=down_bias, limit=self.limit)
+        run = routed_experts if self.gathers else experts
+        return run(*given, gate_bias=gate_bias, up_bias=up_bias, down_bias=down_bias, limit=self.limit)
 
     def _stack(self, rows: Tensor) -> Tensor:
         return rows.view(self.num_experts, -1, rows.shape[-1])

@@ -322,7 +322,7 @@ def build_block(
         case spec.Mamba3() as config:
             module = Mamba3Block(config, hidden, eps, tp, cp)
         case spec.MixtureOfExperts() as config:
-            module = ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.uses_triton and config.has_kernels)
+            module = ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.uses_triton)
         case spec.MatrixRecurrence() as config:
             module = MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
         case spec.GatedDeltaNet() | spec.KimiDeltaAttention() as config:

@@ -59,7 +59,7 @@ def test_one_slot_needs_no_sum() -> None:
     assert rms_ratio(found, exact) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("needs", [[True] * 5, [False, True, True, True, True], [True, False, False, False, False]], ids=str)
+@pytest.mark.parametrize("needs", [[True] * 5, [False, *[True] * 4], [True, *[False] * 4]], ids=str)
 @pytest.mark.parametrize("num_slots", [1, TOP_K])
 @pytest.mark.parametrize(("width", "num_hidden"), [(24, 16), (140, 9), (9, 140)])
 @pytest.mark.parametrize("gated", [True, False])
@@ -80,15 +80,17 @@ def test_the_inside_is_what_is_stated(
     given = Experts(x, weights, rows, counts, gate if gated else None, up, down, None, None, None, activation, None)
     with Storages() as forward:
         results = kernel.routed_experts_forward(given)
-    name, banks = ("routed_experts_gated", (gate, up, down, activation)) if gated else ("routed_experts", (up, down, activation))
-    assert scratch_bytes(f"megakernels.{name}.default", (x, weights, rows, counts, *banks)) == forward.scratch(results)
+    name, banks = ("routed_experts_gated", (gate, up, down)) if gated else ("routed_experts", (up, down))
+    options = (*[None] * len(banks), activation, *([None] if gated else []))  # no biases, no limit
+    assert scratch_bytes(f"megakernels.{name}.default", (x, weights, rows, counts, *banks, *options)) == forward.scratch(results)
     gate_out, up_out = results[1:]
     del results
     with Storages() as backward:
-        gradients = kernel.routed_experts_backward(grad_y, given, gate_out, up_out, needs)
-    saved = (gate_out, up_out, activation) if gated else (up_out, activation)
-    wanted = needs if gated else [*needs[:2], *needs[3:]]
-    operands = grad_y, x, weights, rows, counts, *((gate, up, down) if gated else (up, down)), *saved, wanted
+        gradients = kernel.routed_experts_backward(grad_y, given, gate_out, up_out, [*needs, *[False] * 3])
+    saved = (gate_out, up_out) if gated else (up_out,)
+    wanted = [*(needs if gated else [*needs[:2], *needs[3:]]), *[False] * len(banks)]
+    numbers = options[len(banks) :]
+    operands = grad_y, x, weights, rows, counts, *banks, *options[: len(banks)], *saved, *numbers, wanted
     assert scratch_bytes(f"megakernels.{name}_backward.default", operands) == backward.scratch(gradients)
 
 

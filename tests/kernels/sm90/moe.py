@@ -2,17 +2,26 @@
 
 from typing import Any
 
-from megakernels.ops.moe import kernel, kernel_losses, kernel_plan, kernel_route, sizes
+from megakernels.ops.activation.kernel import KINDS
+from megakernels.ops.moe import kernel, kernel_losses, kernel_plan, kernel_products, kernel_route, sizes
 
 LAUNCH = ("num_warps", "num_stages")
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 128, 2048, 768, 8
+GATED = ("swiglu", "geglu")
+KINDS_OF = (
+    *((name, KINDS[name], False) for name in ("swiglu", "relu2", "gelu", "geglu")),
+    *((name, KINDS[name], True) for name in ("swiglu", "relu2", "geglu")),
+    ("swiglu", kernel_products.CLAMPED, True),
+)
+"""Activation, its compiled kind, and whether there are biases."""
 
 
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for dtype, size in (("bf16", 2), ("fp32", 4)):
-        own = ("x", "gate", "up", "down", "a", "b", "other_a", "other_b", "out", "y", "grad_y", "hidden")
-        types = dict.fromkeys((*own, "gate_out", "up_out", "grad_gate_out", "grad_up_out"), f"*{dtype}")
+        own = ("x", "gate", "up", "down", "a", "b", "other_a", "other_b", "out", "y", "grad", "grad_y", "hidden")
+        biases = ("bias", "gate_bias", "up_bias")
+        types = dict.fromkeys((*own, *biases, "gate_out", "up_out", "grad_gate_out", "grad_up_out"), f"*{dtype}") | {"limit": "fp32"}
         types |= dict.fromkeys(("rows", "ends", "tile_ends", "positions"), "*i32") | {"weights": "*fp32", "grad_weights": "*fp32"}
         widths = ("x_stride", "grad_stride", "a_stride", "b_stride", "inner", "num_cols", "num_across", "width", "num_pairs")
         types |= dict.fromkeys((*widths, "b_inner_stride", "b_col_stride"), "i32:16")
@@ -20,18 +29,28 @@ def configurations() -> dict[str, Any]:
             tile = kernel_plan.tile_rows(tokens * TOP_K, NUM_EXPERTS, size)
             rows = {"TILE": tile, "EXPERTS": NUM_EXPERTS}
             where = f"{dtype}, tiles of {tile} rows"
-            for kind, activation in ((0, "swiglu"), (1, "relu2"), (2, "gelu")):
+            for activation, kind, biased in KINDS_OF:
+                flags = {"KIND": kind, "GATED": activation in GATED, **rows}
+                name = f"{activation}{' clamped' if kind == kernel_products.CLAMPED else ''}{', biases,' if biased else ''} {where}"
                 options, launch = split(sizes.product_options(WIDTH, size, kernel.UP_COLS[activation]))
-                found[f"up {activation} {where}"] = (kernel.up_kernel, types, {"KIND": kind, **rows, **options}, launch)
+                added = {"HAS_UP_BIAS": biased, "HAS_GATE_BIAS": biased and activation in GATED}
+                found[f"up {name}"] = (kernel.up_kernel, types, {**flags, **added, **options}, launch)
                 options, launch = split(sizes.product_options(WIDTH, size, largest=sizes.PULL_COLS))
-                found[f"pull {activation} {where}"] = (kernel.pull_kernel, types, {"KIND": kind, **rows, **options}, launch)
+                if not biased or kind == kernel_products.CLAMPED:
+                    found[f"pull {name}"] = (kernel.pull_kernel, types, {**flags, **options}, launch)
             options, launch = split(sizes.product_options(HIDDEN, size))
-            for name, pair, dense in (
-                ("down", False, "b_inner_stride"),
-                ("up back", True, "b_col_stride"),
-                ("up back alone", False, "b_col_stride"),
+            for name, pair, biased, dense in (
+                ("down", False, False, "b_inner_stride"),
+                ("down, bias,", False, True, "b_inner_stride"),
+                ("up back", True, False, "b_col_stride"),
+                ("up back alone", False, False, "b_col_stride"),
             ):
-                found[f"{name} {where}"] = (kernel.down_kernel, types, {"PAIR": pair, dense: 1, **rows, **options}, launch)
+                constants = {"PAIR": pair, "HAS_BIAS": biased, dense: 1, **rows, **options}
+                found[f"{name} {where}"] = (kernel.down_kernel, types, constants, launch)
+        options, launch = split(sizes.bias_options())
+        needs = {"NEEDS_BIAS": True, "NEEDS_WEIGHTS": True}
+        found[f"bias gradient up {dtype}"] = (kernel.bias_kernel, types, options, launch)
+        found[f"bias gradient down {dtype}"] = (kernel.down_bias_kernel, types, {**needs, **options}, launch)
         for gathers in (False, True):
             options, launch = split(sizes.outer_options(WIDTH if gathers else HIDDEN, size))
             constants = {"GATHERS_A": gathers, "TILE": kernel.outer_rows(HIDDEN, size), **options}

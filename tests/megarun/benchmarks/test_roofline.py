@@ -215,20 +215,41 @@ def test_experts_multiply_each_row_with_every_matrix_and_gather_tokens(random: R
     )
     up, down = empty(num, width, hidden), empty(num, hidden, width)
     if gated:
-        found = work("routed_experts_gated", x, weights, rows, counts, up.clone(), up, down, "swiglu")
+        found = work("routed_experts_gated", x, weights, rows, counts, up.clone(), up, down, None, None, None, "swiglu", None)
     else:
-        found = work("routed_experts", x, weights, rows, counts, up, down, "relu2")
+        found = work("routed_experts", x, weights, rows, counts, up, down, None, None, "relu2")
     product = 2 * tokens * slots * hidden * width
     assert found.product_flops == {"bf16": (3 if gated else 2) * product}
     assert found.again_bytes == 2 * tokens * (slots - 1) * hidden
     inner = empty(tokens * slots, width)
     if gated:
-        given = (x, weights, rows, counts, up.clone(), up, down, inner, inner.clone())
-        back = work("routed_experts_gated_backward", x.clone(), *given, "swiglu", [True] * 5)
+        given = (x, weights, rows, counts, up.clone(), up, down, None, None, None, inner, inner.clone())
+        back = work("routed_experts_gated_backward", x.clone(), *given, "swiglu", None, [*[True] * 5, *[False] * 3])
     else:
-        back = work("routed_experts_backward", x.clone(), x, weights, rows, counts, up, down, inner, "relu2", [True] * 4)
+        back = work(
+            "routed_experts_backward",
+            x.clone(),
+            x,
+            weights,
+            rows,
+            counts,
+            up,
+            down,
+            None,
+            None,
+            inner,
+            "relu2",
+            [*[True] * 4, False, False],
+        )
     assert back.product_flops == {"bf16": (6 if gated else 4) * product}
     assert back.again_bytes == (4 if gated else 3) * found.again_bytes
+    if gated:  # of the biases only that of down is of what is gathered
+        biases = empty(num, width), empty(num, width), empty(num, hidden)
+        given = (*given[:7], *biases, *given[10:])
+        with_biases = work("routed_experts_gated_backward", x.clone(), *given, "swiglu", 7.0, [True] * 8)
+        assert with_biases.product_flops == back.product_flops
+        assert with_biases.again_bytes == 5 * found.again_bytes
+        assert with_biases.launches == back.launches + 3
 
 
 def test_products_inside_a_kernel_have_to_be_stated(monkeypatch: pytest.MonkeyPatch) -> None:

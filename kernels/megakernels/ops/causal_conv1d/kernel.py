@@ -6,13 +6,15 @@ once; it continues for three positions after its tile, whose gradients reach bac
 afterwards in a fixed order: no atomics, bitwise reproducible.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.blocks import block_of
-from megakernels._common.tiles import narrow, on_device_of, unit_stride
+from megakernels._common.tiles import exp2, narrow, on_device_of, reciprocal, unit_stride
 from megakernels.ops.causal_conv1d.reference import Convolution
 
 LARGEST_KERNEL = 4
@@ -22,17 +24,20 @@ FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, 128
 FORWARD_CHANNELS, BACKWARD_CHANNELS = 256, 256
 UNROLLED = tl.constexpr(4)
 """Positions that a turn of a walk takes: with the inputs of three earlier positions in registers, none is moved."""
+SCALE = tl.constexpr(-math.log2(math.e))
+"""With silu the taps and the bias are multiplied by this: a power of two of their sum is then the exponential of the negated sum."""
+SQUARE = tl.constexpr(SCALE.value**2)
 SHARES = tl.constexpr(LARGEST_KERNEL + 1)
 """Rows of a program's share of the weight gradient: the taps, right-aligned, and the bias."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The weights that multiply the inputs DELAY positions ago: zero after the last tap."""
+def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The weights that multiply the inputs DELAY positions ago, scaled for silu: zero after the last tap."""
     found = tl.zeros(channel.shape, dtype=tl.float32)
     if DELAY < TAPS:
         found = tl.load(weight + channel * TAPS + (TAPS - 1 - DELAY), mask=inside, other=0.0).to(tl.float32)
-    return found
+    return found * SCALE if SILU else found
 
 
 @triton.jit
@@ -51,12 +56,6 @@ def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channe
         before = only_if((position < 0) & (row >= 0), channel, num_channels)
         value += tl.load(initial + row * num_channels + channel, mask=before, other=0.0).to(tl.float32)
     return value
-
-
-@triton.jit
-def opened(total):  # type: ignore[no-untyped-def]
-    """1 / (1 + exp(−total)): an overflow of the exponential gives 0, which is right."""
-    return 1.0 / (1.0 + tl.exp(-total))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -88,13 +87,14 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
     inside = channel < num_channels
     x += row * x_row
     initial += row * (TAPS - 1) * num_channels
-    now = tap(weight, channel, inside, DELAY=0, TAPS=TAPS)
-    tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS)
-    tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS)
-    tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS)
+    now = tap(weight, channel, inside, DELAY=0, TAPS=TAPS, SILU=SILU)
+    tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
+    tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
+    tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
     offset = tl.zeros([CHANNELS], dtype=tl.float32)
     if HAS_BIAS:
         offset = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+        offset = offset * SCALE if SILU else offset
     x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_3 = inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
@@ -113,7 +113,7 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
             seen_3 = tl.where(place >= 3, x_3, 0.0)
         total = offset + x_0 * now + seen_1 * tap_1 + seen_2 * tap_2 + seen_3 * tap_3
         if SILU:
-            total = total * opened(total)
+            total = total * reciprocal(SCALE + SCALE * exp2(total))
         tl.store(written, narrow(total, y.dtype.element_ty), mask=inside)
         read += x_stride
         written += num_channels
@@ -126,15 +126,19 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
 def step_back(  # type: ignore[no-untyped-def]
     grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED: tl.constexpr, SILU: tl.constexpr
 ):
-    """One position: the gradient before silu, the earlier inputs that it saw, and what these get of it; `age` counts from its document."""
+    """One position: the gradient before silu, the earlier inputs that it saw, and what these get of it; `age` counts from its document.
+
+    With silu the gradient is divided by `SCALE`, so that its products with scaled taps are right as they are: with a the scaled sum and s
+    the sigmoid, silu' = s · (1 + a / SCALE · (1 − s)) = SCALE · (s / SCALE²) · (SCALE + a · (1 − s)).
+    """
     if PACKED:
         x_1 = tl.where(age >= 1, x_1, 0.0)
         x_2 = tl.where(age >= 2, x_2, 0.0)
         x_3 = tl.where(age >= 3, x_3, 0.0)
     if SILU:
         total = offset + x_0 * now + x_1 * tap_1 + x_2 * tap_2 + x_3 * tap_3
-        share = opened(total)
-        grad = grad * share * (1.0 + total * (1.0 - share))
+        share = reciprocal(SQUARE + SQUARE * exp2(total))
+        grad = grad * share * (SCALE + total * (1.0 - SQUARE * share))
     grad_1 = grad * tap_1
     grad_2 = grad * tap_2
     grad_3 = grad * tap_3
@@ -184,13 +188,14 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     grad_y += row * grad_row
     initial += row * (TAPS - 1) * num_channels
     grad_initial += row * (TAPS - 1) * num_channels
-    now = tap(weight, channel, inside, DELAY=0, TAPS=TAPS)
-    tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS)
-    tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS)
-    tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS)
+    now = tap(weight, channel, inside, DELAY=0, TAPS=TAPS, SILU=SILU)
+    tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
+    tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
+    tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
     offset = tl.zeros([CHANNELS], dtype=tl.float32)
     if HAS_BIAS:
         offset = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+        offset = offset * SCALE if SILU else offset
     x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_3 = inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
@@ -266,6 +271,12 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
         read_grad += grad_stride
         written += num_channels
     if NEEDS_WEIGHT:
+        if SILU:
+            share *= SCALE
+            share_1 *= SCALE
+            share_2 *= SCALE
+            share_3 *= SCALE
+            share_bias *= SCALE
         place = partial + tl.program_id(0).to(tl.int64) * SHARES * num_channels + channel
         tl.store(place, share_3, mask=inside)
         tl.store(place + num_channels, share_2, mask=inside)

@@ -14,8 +14,6 @@ UNGATED = ("relu2", "gelu")
 GRADIENTS = ("x", "weights", "gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 OF_GATE = ("gate", "gate_bias", "limit")
 """Arguments that an operation without a gate does not have."""
-OPTIONS = ("gate_bias", "up_bias", "down_bias", "limit")
-"""Arguments that an operation of kernels does not have."""
 
 
 class Experts(NamedTuple):
@@ -73,7 +71,6 @@ def experts_operation(
     backward_scratch: Callable[[Experts, Sequence[bool]], int] | None = None,
     forward_cost: Callable[[Experts], Cost] | None = None,
     backward_cost: Callable[[Experts, Sequence[bool]], Cost] | None = None,
-    absent: Sequence[str] = (),
 ) -> Callable[[Experts], Tensor]:
     """Registers `name`, and `name_gated` for experts with a gate: two torch ops, so that each saves exactly what it has.
 
@@ -81,22 +78,21 @@ def experts_operation(
         name: Name of the torch op without a gate.
         forward: Function that computes the result and the saved outputs.
         backward: Function of the gradient of the result, the arguments, gate_out and up_out, and the required gradients of `GRADIENTS`;
-            returns these gradients, without the biases' where it takes none.
+            returns these gradients.
         forward_scratch: Function for the scratch bytes of `forward`.
         backward_scratch: Function for the scratch bytes of `backward`, of the arguments and the required gradients.
         forward_cost: Function for the cost of the kernels of `forward`.
         backward_cost: Function for the cost of the kernels of `backward`, with the arguments of `backward_scratch`.
-        absent: Arguments that it does not take: they are None.
 
     Returns:
         A function of the arguments that runs the op with or without a gate.
     """
     functions = (forward_scratch, backward_scratch, forward_cost, backward_cost)
-    plain = _registered(name, False, {*absent, *OF_GATE}, forward, backward, *functions)
-    gated = _registered(f"{name}_gated", True, {*absent}, forward, backward, *functions)
+    plain = _registered(name, False, {*OF_GATE}, forward, backward, *functions)
+    gated = _registered(f"{name}_gated", True, set(), forward, backward, *functions)
 
     def run(given: Experts) -> Tensor:
-        left_out = {*absent, *(OF_GATE if given.gate is None else ())}
+        left_out = OF_GATE if given.gate is None else ()
         values = (each for name, each in zip(Experts._fields, given, strict=True) if name not in left_out)
         y: Tensor = (plain if given.gate is None else gated)(*values)[0]
         return y
@@ -132,7 +128,7 @@ def _registered(
     def run_backward(grad_y: Tensor, given: Experts, *made: Any) -> Sequence[Tensor | None]:
         *saved, needs = made
         found = backward(grad_y, given, saved[0] if gated else None, saved[-1], wanted(needs))
-        by_name = dict(zip(GRADIENTS, found, strict=False))
+        by_name = dict(zip(GRADIENTS, found, strict=True))
         return [by_name.get(each) for each in gradients]
 
     def fake(given: Experts) -> tuple[Tensor, ...]:

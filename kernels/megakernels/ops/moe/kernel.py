@@ -1,261 +1,29 @@
-"""Triton kernels of routed experts: grouped products that gather tokens while reading, and write results by token and slot.
+"""Launches of the Triton kernels of routed experts.
 
-Rows are the (token, slot) pairs sorted by expert, split into tiles of one expert each; the expert of a tile is found
-from running sums on the device. The grid has the maximum number of tiles, and programs without a tile exit immediately. No permuted copy
-of tokens is made, forward or backward.
+No permuted copy of tokens is made, forward or backward; buffers are freed after their last use, in the order that `sizes` counts.
 """
 
 from collections.abc import Sequence
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.blocks import SMALLEST_DOT, block_of
-from megakernels._common.tiles import dot, narrow, on_device_of, unit_stride
-from megakernels.ops.activation.kernel import KINDS, activated, slopes
+from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels.ops.activation.kernel import KINDS
 from megakernels.ops.moe.inputs import Experts, Made
-from megakernels.ops.moe.kernel_plan import Tiles, group_of, sum_slots, tiles_of
-from megakernels.ops.moe.sizes import PULL_COLS, outer_options, product_options
+from megakernels.ops.moe.kernel_plan import Tiles, sum_slots, tiles_of
+from megakernels.ops.moe.kernel_products import CLAMPED, bias_kernel, down_bias_kernel, down_kernel, outer_kernel, pull_kernel, up_kernel
+from megakernels.ops.moe.sizes import BIAS_COLS, PULL_COLS, bias_options, bias_shares, outer_options, product_options
 
-UP_COLS = {"swiglu": 64, "relu2": 128, "gelu": 64}
-"""Columns of a bf16 tile of the forward's first product; swiglu has two such tiles."""
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def products(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    other_b,
-    a_row,
-    matrix,
-    col,
-    inner,
-    num_cols,
-    there,
-    b_inner_stride,
-    b_col_stride,
-    TWO: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """Rows of a, given by their offsets, times one matrix of b, and of other_b if TWO: fp32 [TILE, COLS] each; else the first twice."""
-    step = tl.arange(0, STEP)
-    left = a + a_row[:, None] + step[None, :]
-    place = matrix + step[:, None].to(tl.int64) * b_inner_stride + col[None, :].to(tl.int64) * b_col_stride
-    inside = col < num_cols
-    total = tl.zeros([TILE, COLS], dtype=tl.float32)
-    other = total
-    for first in range(0, inner, STEP):
-        rest = inner - first
-        x = tl.load(left, mask=there[:, None] & (step < rest)[None, :], other=0.0)
-        y = tl.load(b + place, mask=(step < rest)[:, None] & inside[None, :], other=0.0)
-        total += dot(x, y)
-        if TWO:
-            z = tl.load(other_b + place, mask=(step < rest)[:, None] & inside[None, :], other=0.0)
-            other += dot(x, z)
-        left += STEP
-        place += tl.cast(b_inner_stride, tl.int64) * STEP
-    return total, other if TWO else total
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def pairs_of(rows, first, stop, top_k, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows of the tile from `first` on: their indices, a mask of valid rows, their (token, slot) pairs and their tokens."""
-    near = tl.arange(0, TILE)
-    there = first + near < stop
-    pair = tl.load(rows + first.to(tl.int64) + near, mask=there, other=0)
-    return near, there, pair, (pair // top_k).to(tl.int64)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def tile_of(expert, inner, num_cols, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """This program's columns of an expert's matrix, and the offset of the matrix."""
-    return tl.program_id(0) * COLS + tl.arange(0, COLS), expert.to(tl.int64) * num_cols * inner
-
-
-@triton.jit
-def made_at(weights, near, there, pair, col, first, num_cols):  # type: ignore[no-untyped-def]
-    """Of a tile of [M, num_cols]: which elements exist, where its first row begins, its elements' places from there, and row weights."""
-    mask = there[:, None] & (col < num_cols)[None, :]
-    corner = first.to(tl.int64) * num_cols  # from a tile's first element on, 32 bits reach
-    place = near[:, None] * num_cols + col[None, :]
-    return mask, corner, place, tl.load(weights + pair, mask=there, other=0.0).to(tl.float32)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def up_kernel(  # type: ignore[no-untyped-def]
-    x,
-    gate,
-    up,
-    weights,
-    rows,
-    ends,
-    tile_ends,
-    gate_out,
-    up_out,
-    hidden,
-    x_stride,
-    top_k,
-    num_experts,
-    inner,
-    num_cols,
-    KIND: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
-    """A tile of x gateᵀ and x upᵀ, and of their activation times the rows' weights; x is read at the rows' tokens."""
-    expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
-    if expert >= num_experts:
-        return
-    near, there, pair, token = pairs_of(rows, first, stop, top_k, TILE)
-    token *= x_stride
-    col, matrix = tile_of(expert, inner, num_cols, COLS)
-    up_tile, gate_tile = products(x, up, gate, token, matrix, col, inner, num_cols, there, 1, inner, KIND == 0, TILE, COLS, STEP)
-    mask, corner, place, weight = made_at(weights, near, there, pair, col, first, num_cols)
-    tl.store(up_out + corner + place, narrow(up_tile, up_out.dtype.element_ty), mask=mask)
-    if KIND == 0:
-        tl.store(gate_out + corner + place, narrow(gate_tile, gate_out.dtype.element_ty), mask=mask)
-    found = activated(gate_tile, up_tile, KIND) * weight[:, None]
-    tl.store(hidden + corner + place, narrow(found, hidden.dtype.element_ty), mask=mask)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def down_kernel(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    other_a,
-    other_b,
-    rows,
-    ends,
-    tile_ends,
-    out,
-    num_experts,
-    inner,
-    num_cols,
-    b_inner_stride,
-    b_col_stride,
-    PAIR: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
-    """A tile of a b, or of a b + other_a other_b, for sorted rows; stored where the rows' tokens and slots are."""
-    expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
-    if expert >= num_experts:
-        return
-    row = first.to(tl.int64) + tl.arange(0, TILE)
-    there = row < stop
-    col, matrix = tile_of(expert, inner, num_cols, COLS)
-    a_row = row * inner
-    total, _ = products(a, b, b, a_row, matrix, col, inner, num_cols, there, b_inner_stride, b_col_stride, False, TILE, COLS, STEP)
-    if PAIR:
-        more, _ = products(
-            other_a, other_b, b, a_row, matrix, col, inner, num_cols, there, b_inner_stride, b_col_stride, False, TILE, COLS, STEP
-        )
-        total += more
-    place = tl.load(rows + row, mask=there, other=0).to(tl.int64) * num_cols
-    mask = there[:, None] & (col < num_cols)[None, :]
-    tl.store(out + place[:, None] + col[None, :], narrow(total, out.dtype.element_ty), mask=mask)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def pull_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    down,
-    weights,
-    rows,
-    ends,
-    tile_ends,
-    gate_out,
-    up_out,
-    grad_gate_out,
-    grad_up_out,
-    hidden,
-    grad_weights,
-    grad_stride,
-    top_k,
-    num_experts,
-    num_pairs,
-    inner,
-    num_cols,
-    KIND: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
-    """A tile of grad_y down, the gradients of gate_out and up_out, the weighted hidden rows, and shares of the weights' gradient."""
-    expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
-    if expert >= num_experts:
-        return
-    near, there, pair, token = pairs_of(rows, first, stop, top_k, TILE)
-    token *= grad_stride
-    col, matrix = tile_of(expert, inner, num_cols, COLS)
-    pulled, _ = products(grad_y, down, down, token, matrix, col, inner, num_cols, there, num_cols, 1, False, TILE, COLS, STEP)
-    mask, corner, place, weight = made_at(weights, near, there, pair, col, first, num_cols)
-    up = tl.load(up_out + corner + place, mask=mask, other=0.0).to(tl.float32)
-    gate = up
-    if KIND == 0:
-        gate = tl.load(gate_out + corner + place, mask=mask, other=0.0).to(tl.float32)
-    share = grad_weights + tl.program_id(0).to(tl.int64) * num_pairs + pair
-    acted = activated(gate, up, KIND)
-    tl.store(share, tl.sum(pulled * acted, 1), mask=there)
-    by_gate, by_up = slopes(gate, up, KIND)
-    pulled *= weight[:, None]
-    if KIND == 0:
-        tl.store(grad_gate_out + corner + place, narrow(pulled * by_gate, grad_gate_out.dtype.element_ty), mask=mask)
-    tl.store(grad_up_out + corner + place, narrow(pulled * by_up, grad_up_out.dtype.element_ty), mask=mask)
-    tl.store(hidden + corner + place, narrow(acted * weight[:, None], hidden.dtype.element_ty), mask=mask)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def outer_kernel(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    rows,
-    ends,
-    out,
-    a_stride,
-    b_stride,
-    top_k,
-    num_across,
-    num_cols,
-    GATHERS_A: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """A tile of one expert's Σ a ⊗ b over its rows; a, or else b, is read at the rows' tokens. Zero for an expert without rows."""
-    expert = tl.program_id(2).to(tl.int64)
-    across = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    start = tl.load(ends + expert - 1, mask=expert > 0, other=0)
-    stop = tl.load(ends + expert)
-    step = tl.arange(0, STEP).to(tl.int64)
-    total = tl.zeros([TILE, COLS], dtype=tl.float32)
-    for first in range(start, stop, STEP):
-        row = first + step
-        there = row < stop
-        token = (tl.load(rows + row, mask=there, other=0) // top_k).to(tl.int64)
-        a_row = (token if GATHERS_A else row) * a_stride
-        b_row = (row if GATHERS_A else token) * b_stride
-        left = tl.load(a + a_row[None, :] + across[:, None], mask=there[None, :] & (across < num_across)[:, None], other=0.0)
-        right = tl.load(b + b_row[:, None] + col[None, :], mask=there[:, None] & (col < num_cols)[None, :], other=0.0)
-        total += dot(left, right)
-    place = expert * num_across * num_cols + across[:, None].to(tl.int64) * num_cols + col[None, :]
-    tl.store(out + place, narrow(total, out.dtype.element_ty), mask=(across < num_across)[:, None] & (col < num_cols)[None, :])
+UP_COLS = {"swiglu": 64, "geglu": 64, "relu2": 128, "gelu": 64}
+"""Columns of a bf16 tile of the forward's first product; with a gate there are two such tiles."""
 
 
 def routed_experts_forward(given: Experts) -> Made:
     """Same contract as `reference.routed_experts_forward`, for fp32, bf16 and fp16."""
     x, weights, rows, counts, gate, up, down = given[:7]
-    activation = given.activation
     x, weights, up, down = unit_stride(x), weights.contiguous(), up.contiguous(), down.contiguous()
     (num_pairs,), (num_experts, width, num_hidden), top_k = rows.shape, up.shape, weights.shape[1]
     tiles = tiles_of(counts, num_pairs, x.element_size())
@@ -266,11 +34,13 @@ def routed_experts_forward(given: Experts) -> Made:
     experts = block_of(num_experts)
     if num_pairs:
         with on_device_of(x):
-            options = product_options(width, x.element_size(), UP_COLS[activation])
+            options = product_options(width, x.element_size(), UP_COLS[given.activation])
             up_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](
                 x,
                 up if gate is None else gate.contiguous(),
                 up,
+                _or(given.gate_bias, weights),
+                _or(given.up_bias, weights),
                 weights,
                 rows,
                 tiles.ends,
@@ -283,12 +53,16 @@ def routed_experts_forward(given: Experts) -> Made:
                 num_experts,
                 num_hidden,
                 width,
-                KIND=KINDS[activation],
+                given.limit or 0.0,
+                KIND=_kind(given),
+                GATED=gate is not None,
+                HAS_GATE_BIAS=given.gate_bias is not None,
+                HAS_UP_BIAS=given.up_bias is not None,
                 TILE=tiles.rows,
                 EXPERTS=experts,
                 **options,
             )
-        _times(tiles, rows, hidden, down, None, None, out, transposed=True)
+        _times(tiles, given, hidden, down, None, None, out, transposed=True)
     del hidden
     return out if top_k == 1 else sum_slots(out, top_k), gate_out, up_out
 
@@ -298,7 +72,6 @@ def routed_experts_backward(
 ) -> tuple[Tensor | None, ...]:
     """Same contract as `reference.routed_experts_backward`."""
     x, weights, rows, counts, gate, up, down = given[:7]
-    activation = given.activation
     grad_y, x, weights, up, down = unit_stride(grad_y), unit_stride(x), weights.contiguous(), up.contiguous(), down.contiguous()
     (num_pairs, width), (num_experts, _, num_hidden), top_k = up_out.shape, up.shape, weights.shape[1]
     tiles = tiles_of(counts, num_pairs, x.element_size())
@@ -306,7 +79,7 @@ def routed_experts_backward(
     num_shares = triton.cdiv(width, options["COLS"])
     grad_up_out, hidden = torch.empty_like(up_out), torch.empty_like(up_out)
     grad_gate_out = None if gate_out is None else torch.empty_like(gate_out)
-    shares = torch.empty(num_shares, num_pairs, dtype=torch.float32, device=x.device)
+    shares = torch.empty(num_shares + bias_shares(given, needs), num_pairs, dtype=torch.float32, device=x.device)
     if num_pairs:
         with on_device_of(x):
             pull_kernel[(num_shares, tiles.most)](
@@ -328,34 +101,45 @@ def routed_experts_backward(
                 num_pairs,
                 num_hidden,
                 width,
-                KIND=KINDS[activation],
+                given.limit or 0.0,
+                KIND=_kind(given),
+                GATED=gate is not None,
                 TILE=tiles.rows,
                 EXPERTS=block_of(num_experts),
                 **options,
             )
+    grad_down_bias = _down_bias_gradient(tiles, given, grad_y, shares[num_shares:], needs[7])
     grad_weights = shares.sum(0).view(weights.shape) if needs[1] else None
     del shares
-    grad_x = grad_gate = grad_up = grad_down = None
+    grad_x = grad_gate = grad_up = grad_down = grad_gate_bias = grad_up_bias = None
     if needs[0]:
         grad_x = torch.empty(num_pairs, num_hidden, dtype=x.dtype, device=x.device)
         other = None if gate is None else gate.contiguous()
-        _times(tiles, rows, grad_up_out, up, grad_gate_out, other, grad_x, transposed=False)
+        _times(tiles, given, grad_up_out, up, grad_gate_out, other, grad_x, transposed=False)
         grad_x = grad_x if top_k == 1 else sum_slots(grad_x, top_k)
     if needs[4]:  # free each product's operand before the next result is allocated
         grad_down = _outer(tiles, rows, top_k, grad_y, hidden, gathers_a=True)
     del hidden
+    if needs[5] and grad_gate_out is not None:
+        grad_gate_bias = _bias_gradient(tiles, given.gate_bias, grad_gate_out)
     if needs[2] and grad_gate_out is not None:
         grad_gate = _outer(tiles, rows, top_k, grad_gate_out, x, gathers_a=False)
     del grad_gate_out
+    if needs[6]:
+        grad_up_bias = _bias_gradient(tiles, given.up_bias, grad_up_out)
     if needs[3]:
         grad_up = _outer(tiles, rows, top_k, grad_up_out, x, gathers_a=False)
-    return grad_x, grad_weights, grad_gate, grad_up, grad_down
+    return grad_x, grad_weights, grad_gate, grad_up, grad_down, grad_gate_bias, grad_up_bias, grad_down_bias
 
 
 def _times(
-    tiles: Tiles, rows: Tensor, a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None, out: Tensor, *, transposed: bool
+    tiles: Tiles, given: Experts, a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None, out: Tensor, *, transposed: bool
 ) -> None:
-    """Sorted rows a [M, i] times b [E, i, c] (transposed: [E, c, i]), plus the other product, into out [M, c] by token and slot."""
+    """Sorted rows a [M, i] times b [E, i, c] (transposed: [E, c, i]), plus the other product, into out [M, c] by token and slot.
+
+    Transposed is the forward's product with down, to which the weighted bias is added.
+    """
+    bias = given.down_bias if transposed else None
     inner, num_cols = a.shape[1], out.shape[1]
     options = product_options(num_cols, a.element_size())
     if a.shape[0]:
@@ -365,7 +149,9 @@ def _times(
                 b,
                 a if other_a is None else other_a,
                 b if other_b is None else other_b,
-                rows,
+                _or(bias, given.weights),
+                given.weights.contiguous(),
+                given.rows,
                 tiles.ends,
                 tiles.tile_ends,
                 out,
@@ -375,6 +161,7 @@ def _times(
                 1 if transposed else num_cols,
                 inner if transposed else 1,
                 PAIR=other_a is not None,
+                HAS_BIAS=bias is not None,
                 TILE=tiles.rows,
                 EXPERTS=block_of(b.shape[0]),
                 **options,
@@ -392,6 +179,57 @@ def _outer(tiles: Tiles, rows: Tensor, top_k: int, a: Tensor, b: Tensor, *, gath
             a, b, rows, tiles.ends, out, a.stride(0), b.stride(0), top_k, num_across, num_cols, GATHERS_A=gathers_a, TILE=tile, **options
         )
     return out
+
+
+def _bias_gradient(tiles: Tiles, bias: Tensor | None, grad: Tensor) -> Tensor | None:
+    """The sum of each expert's rows: [E, grad's width] in the bias' dtype; None without a bias."""
+    if bias is None:
+        return None
+    num_experts, num_cols = bias.shape
+    out = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+    with on_device_of(grad):
+        grid = triton.cdiv(num_cols, BIAS_COLS), num_experts
+        bias_kernel[grid](grad, tiles.ends, out, grad.stride(0), num_cols, **bias_options())
+    return out
+
+
+def _down_bias_gradient(tiles: Tiles, given: Experts, grad_y: Tensor, shares: Tensor, needed: bool) -> Tensor | None:
+    """The sum of each expert's weighted rows of grad_y, read at their tokens, if needed: [E, h].
+
+    If there are shares, they get each row's products with its expert's bias, of some columns each.
+    """
+    bias, weights = given.down_bias, given.weights.contiguous()
+    if bias is None or not (needed or shares.shape[0]):
+        return None
+    num_experts, num_cols = bias.shape
+    out = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if needed else None
+    with on_device_of(grad_y):
+        down_bias_kernel[(triton.cdiv(num_cols, BIAS_COLS), num_experts)](
+            grad_y,
+            bias.contiguous(),
+            weights,
+            given.rows,
+            tiles.ends,
+            bias if out is None else out,
+            shares if shares.shape[0] else weights,
+            grad_y.stride(0),
+            weights.shape[1],
+            given.rows.shape[0],
+            num_cols,
+            NEEDS_BIAS=needed,
+            NEEDS_WEIGHTS=shares.shape[0] > 0,
+            **bias_options(),
+        )
+    return out
+
+
+def _kind(given: Experts) -> int:
+    return KINDS[given.activation] if given.limit is None else CLAMPED
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """`tensor`, or a placeholder that the kernel does not read."""
+    return other if tensor is None else tensor.contiguous()
 
 
 def outer_rows(num_across: int, element_bytes: int) -> int:

@@ -7,6 +7,7 @@ for each (token, slot) pair; `kernel` frees each after its last use, in the orde
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.cost import Cost
@@ -16,6 +17,8 @@ from megakernels.ops.moe.scores import Router
 
 PULL_COLS = 64
 """Columns of a bf16 tile of the backward's first product, which needs the most registers."""
+BIAS_COLS = 128
+"""Columns of a tile of the sums that are the biases' gradients."""
 
 
 def tile_cols(num_cols: int, element_bytes: int, largest: int) -> int:
@@ -38,6 +41,16 @@ def outer_options(num_cols: int, element_bytes: int) -> dict[str, int]:
     return product_options(num_cols, element_bytes, largest=256 if element_bytes == 2 and num_cols % 256 == 0 else 128)
 
 
+def bias_options() -> dict[str, int]:
+    """Tile and warps of the biases' gradients."""
+    return {"ROWS": 16, "COLS": BIAS_COLS, "num_warps": 4}
+
+
+def bias_shares(given: Experts, needs: Sequence[bool]) -> int:
+    """Shares of the weights' gradient that the products with the bias of `down` are."""
+    return -(-given.up.shape[2] // BIAS_COLS) if given.down_bias is not None and needs[1] else 0
+
+
 def forward_scratch_bytes(given: Experts) -> int:
     """Scratch bytes of `kernel.forward`: the activated rows; with several slots per token also their products, until they are summed."""
     x, weights, rows, up = given.x, given.weights, given.rows, given.up
@@ -48,21 +61,22 @@ def forward_scratch_bytes(given: Experts) -> int:
 
 
 def backward_scratch_bytes(given: Experts, needs: Sequence[bool]) -> int:
-    """Scratch bytes of `kernel.backward`; `needs` are the required gradients of x, weights, gate, up and down."""
+    """Scratch bytes of `kernel.backward`; `needs` are the required gradients of `inputs.GRADIENTS`."""
     x, weights, rows, up, gated = given.x, given.weights, given.rows, given.up, given.gate is not None
     num_experts, width, num_hidden = up.shape
     size, num_pairs, num_slots = x.element_size(), rows.shape[0], weights.shape[1]
     inner, matrix = num_pairs * width * size, up.numel() * size
-    num_shares = -(-width // tile_cols(width, size, PULL_COLS))
+    num_shares = -(-width // tile_cols(width, size, PULL_COLS)) + bias_shares(given, needs)
     buffers = 3 if gated else 2  # the gradients of the first products' outputs, and the activated rows
-    made = weights.numel() * 4 if needs[1] else 0
+    made = (weights.numel() * 4 if needs[1] else 0) + _needed_bytes(given.down_bias, needs[7])
     peaks = [buffers * inner + num_shares * num_pairs * 4 + made]
     if needs[0]:
         own, products = weights.shape[0] * num_hidden * size, num_pairs * num_hidden * size
         peaks.append(buffers * inner + made + own + (0 if num_slots == 1 else products))
         made += own
-    for needed in (needs[4], *((needs[2],) if gated else ()), needs[3]):
-        made += matrix if needed else 0
+    of_gate = ((needs[2], _needed_bytes(given.gate_bias, needs[5])),) if gated else ()
+    for needed, of_bias in ((needs[4], 0), *of_gate, (needs[3], _needed_bytes(given.up_bias, needs[6]))):
+        made += of_bias + (matrix if needed else 0)
         peaks.append(buffers * inner + made)
         buffers -= 1
     return _tile_bytes(num_experts) + max(peaks) - made
@@ -75,15 +89,20 @@ def forward_cost(given: Experts) -> Cost:
 
 
 def backward_cost(given: Experts, needs: Sequence[bool]) -> Cost:
-    """Cost of `kernel.routed_experts_backward`; `needs` is whether the gradients of x, weights, gate, up and down are required.
+    """Cost of `kernel.routed_experts_backward`; `needs` are the required gradients of `inputs.GRADIENTS`.
 
-    The gradients of tokens are gathered for the product with `down` and for the gradient of `down`; the tokens are gathered for the
-    gradient of each other matrix.
+    The gradients of tokens are gathered for the product with `down`, for the gradient of `down` and for its bias; the tokens are gathered
+    for the gradient of each other matrix.
     """
     first = 2 if given.gate is not None else 1
     products = 1 + first * needs[0] + needs[4] + (given.gate is not None and needs[2]) + needs[3]
-    gathers = 1 + needs[4] + (given.gate is not None and needs[2]) + needs[3]
+    gathers = 1 + needs[4] + (given.gate is not None and needs[2]) + needs[3] + (given.down_bias is not None and (needs[1] or needs[7]))
     return Cost({given.x.dtype: products * _product_flops(given)}, again_bytes=gathers * _gathered_again(given))
+
+
+def _needed_bytes(bias: Tensor | None, needed: bool) -> int:
+    """Bytes of a bias' gradient."""
+    return bias.nbytes if bias is not None and needed else 0
 
 
 def _product_flops(given: Experts) -> int:

@@ -6,7 +6,7 @@ all-to-all needs none of them); sorted rows are, by the expert GEMMs, and weight
 gather each other's rows.
 
 With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are: they keep those, and nothing is sorted. What the
-kernels hold inside themselves is workspace. Experts with biases, or of an activation that the kernels do not have, run as without Triton.
+kernels hold inside themselves is workspace.
 
 A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
 log-sum-exp and each sequence's rows for every expert.
@@ -102,7 +102,7 @@ def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> i
 
 def moe_program(dims: Dims, moe: MixtureOfExperts, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
     """One E block on the busiest expert rank; Triton's kernels gather: experts read tokens where they are."""
-    shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.kernels and moe.has_kernels
+    shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.kernels
     travels = mesh.ep * mesh.etp > 1
     tensors = _storages(dims, moe, mesh, travels)
     if gathers:
@@ -249,8 +249,8 @@ def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) 
     """What `routed_experts` holds inside its kernels beside operands and results, at the highest moment of each direction.
 
     Forward: the activated rows, and with several slots a token their products until they are summed. Backward: the gradients of what the
-    first products made, and the activated rows, each until its matrix's gradient is made of it. (Shares of the weights' gradients, which
-    are there before, are fewer as long as an expert is not 32 times wider than the model.)
+    first products made, and the activated rows, each until the gradients of its matrix and bias are made of it. (Shares of the weights'
+    gradients, which are there before, are fewer as long as an expert is not 32 times wider than the model.)
     """
     tokens, size = dims.batch * dims.residual_tokens, dims.dtype.bytes
     rows, local, width = received_rows(moe, tokens, mesh), moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
@@ -261,9 +261,11 @@ def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) 
     gates = 1 if moe.activation in GATED else 0
     tiles = 2 * local * DType.INT32.bytes // size
     forward = inner if slots == 1 else max(inner + products - own, products)
-    moments = [(2 + gates) * inner + own + (0 if slots == 1 else products)]
-    moments += [(2 + gates - done) * inner + own + (1 + done) * matrix for done in range(2 + gates)]
-    backward = max(moments) - own - (2 + gates) * matrix
+    of_down, bias = (0, 0) if dims.frozen or not moe.bias else (local * hidden, local * width)
+    moments = [(2 + gates) * inner + of_down + own + (0 if slots == 1 else products)]
+    made = [of_down + (1 + done) * matrix + done * bias for done in range(2 + gates)]
+    moments += [(2 + gates - done) * inner + own + each for done, each in enumerate(made)]
+    backward = max(moments) - own - made[-1]
     shapes = {INSIDE_FORWARD: (forward + tiles,), INSIDE_BACKWARD: (backward + tiles,)}
     return storages(dims.dtype, Column.WORKSPACE, shapes, _basis(moe, travels))
 

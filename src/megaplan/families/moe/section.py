@@ -77,11 +77,6 @@ class MixtureOfExperts(OptionsSection):
         return self.latent_size or hidden_size
 
     @property
-    def has_kernels(self) -> bool:
-        """Whether the kernels that gather rows have its experts: without biases and of a plain activation."""
-        return not self.bias and self.swiglu_limit is None and self.activation != "geglu"
-
-    @property
     def has_router_losses(self) -> bool:
         """Whether its routers have losses of their own."""
         return self.balance_loss_coefficient + self.z_loss_coefficient > 0

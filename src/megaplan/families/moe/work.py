@@ -50,7 +50,6 @@ def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, _variant: 
 
     Source: arXiv:2401.04088, section 2.1; arXiv:2401.06066, equation 9 (shared expert).
     """
-    load = load._replace(gathers=load.gathers and moe.has_kernels)
     width = moe.ffn_hidden_size // load.etp
     rows = moe.row_width(hidden_size)
     row = total(mlp(Workload(load.seq_length, load.num_tokens, load.itemsize), PART, rows, width, moe.activation))
