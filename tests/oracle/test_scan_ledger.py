@@ -104,9 +104,9 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
     neither = None, None, None  # sinks, classes, relations
     name, own = ("attention", []) if dims.cp == 1 else ("attention_pieces", [pieces[-2:], pieces])
     operands, settings, needs = (q, k, v, starts_of(dims)), (0.3, None), [] if own else [[*[True] * 3, False, False]]
-    behind = stated(f"{name}_backward", (out, *operands, *neither, out, lse, *settings, *own, *needs))
+    behind = stated(f"{name}_backward", (out, *operands, *neither, out, lse, *settings, None, *own, *needs))  # None: no cap
     section = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
-    assert (stated(name, (*operands, *settings, *neither, *own)), behind) == expected(
+    assert (stated(name, (*operands, *settings, *neither, None, *own)), behind) == expected(
         attention_scratch.core_inside(dims._replace(kernels=True), section)
     )
 

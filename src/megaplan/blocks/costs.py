@@ -89,6 +89,11 @@ def activation(load: Workload, width: int, kind: Activation) -> Work:
     return Work(moved_forward=forward * width * load.itemsize, moved_input=backward * width * load.itemsize)
 
 
+def scaled(load: Workload, width: int) -> Work:
+    """A product with constant factors: read and write, forward and backward."""
+    return Work(moved_forward=2 * width * load.itemsize, moved_input=2 * width * load.itemsize)
+
+
 def rope(load: Workload, width: int) -> Work:
     """Rotation of `width` elements: read and written once forward, once backward.
 
@@ -106,8 +111,10 @@ def causal_conv1d(load: Workload, channels: int, kernel: int) -> Work:
     return Work(flops, flops, flops, moved_forward=2 * channels * load.itemsize, moved_input=3 * channels * load.itemsize)
 
 
-def mlp(load: Workload, part: str, hidden_size: int, ffn_hidden_size: int, kind: Activation, prefix: str = "") -> Ops:
-    """One MLP: up (and gate for swiglu and geglu), activation, down; `tp` shards its width.
+def mlp(
+    load: Workload, part: str, hidden_size: int, ffn_hidden_size: int, kind: Activation, prefix: str = "", *, scales_gate: bool = False
+) -> Ops:
+    """One MLP: up (and gate for swiglu and geglu), activation, down; `tp` shards its width; `scales_gate`: the gate has a factor.
 
     Source: arXiv:2002.05202, equations 5 and 6.
     """
@@ -115,6 +122,7 @@ def mlp(load: Workload, part: str, hidden_size: int, ffn_hidden_size: int, kind:
     names = ("gate_proj", "up_proj") if kind in GATED else ("up_proj",)
     return (
         *(linear_op(load, f"{prefix}{name}", part, hidden_size, width) for name in names),
+        *((Op(f"{prefix}scale gate", part, scaled(load, width)),) if scales_gate else ()),
         Op(f"{prefix}activation", part, activation(load, width, kind)),
         linear_op(load, f"{prefix}down_proj", part, width, hidden_size, closes=True),
     )

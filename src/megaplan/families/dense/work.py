@@ -11,4 +11,5 @@ PART = "D"
 
 def dense_work(load: Workload, section: Mlp, hidden_size: int, _variant: None = None) -> Ops:
     """One D block, pre-norm and residual included; `tp` shards its width."""
-    return (residual_op(load, PART, hidden_size), *mlp(load, PART, hidden_size, section.ffn_hidden_size, section.activation))
+    width, kind, scales_gate = section.ffn_hidden_size, section.activation, section.gate_multiplier != 1
+    return (residual_op(load, PART, hidden_size), *mlp(load, PART, hidden_size, width, kind, scales_gate=scales_gate))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.blocks.costs import FP32_BYTES, activation, causal_conv1d, gated_norm, linear_op, norm, residual_op
+from megaplan.blocks.costs import FP32_BYTES, activation, causal_conv1d, gated_norm, linear_op, norm, residual_op, scaled
 from megaplan.blocks.work import Op, Ops, Work, Workload
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.mamba.tensors import num_mamba_heads
@@ -105,8 +105,11 @@ def _mamba1(load: Workload, mamba: Mamba1, hidden_size: int, channels: int) -> O
 def _mamba2(load: Workload, mamba: Mamba2, hidden_size: int, heads: int, groups: int) -> Ops:
     inner, shared = heads * mamba.head_dim, groups * mamba.state_dim
     scan = ssd(load, num_heads=heads, head_dim=mamba.head_dim, state_dim=mamba.state_dim, num_groups=groups, chunk_size=mamba.chunk_size)
+    width = 2 * inner + 2 * shared + heads
+    factors: Ops = () if mamba.part_multipliers is None else (Op("scale parts", PART, scaled(load, width)),)
     return (
-        linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared + heads),
+        linear_op(load, "in_proj", PART, hidden_size, width),
+        *factors,
         Op("conv1d", PART, causal_conv1d(load, inner + 2 * shared, mamba.conv_kernel)),
         Op("ssd", "scan", scan),
         Op("gated_norm", PART, gated_norm(load, inner, groups))
