@@ -80,24 +80,31 @@ def neighbouring_copies(ranks: float, top_k: int, num_experts: int) -> float:
 def exchange(ledger: Ledger, work: StepWorkload, shape: ExpertShape, again: float) -> None:
     """Dispatch and combine, forward and backward, and forward again where experts run again.
 
-    NCCL's all-to-all sends a row for each expert; DeepEP and HybridEP send a row once to a rank, and once to another domain.
+    NCCL's all-to-all sends a row for each expert; DeepEP and HybridEP send a row once to a rank, and once to another domain. Ranks that
+    share an expert gather the rows that came to each of them, and scatter their results.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py, dispatch_postprocess and combine_preprocess.
     """
-    mesh, width, top_k = work.mesh, shape.latent or work.model.hidden, shape.top_k
+    mesh, row = work.mesh, work.tokens / work.mesh.tp * (shape.latent or work.model.hidden) * 2.0
     if mesh.etp > 1:
-        moved = work.tokens / mesh.tp * width * 2.0 * (mesh.etp - 1) * short_ring(mesh.etp)
-        for run in (FORWARD, BACKWARD):
-            ledger.transfer(run, "tensor", 2 * moved, 2)
+        moved = row * _sent(work, shape, mesh.ep) * (mesh.etp - 1) * short_ring(mesh.etp)
+        ledger.transfer(FORWARD, "tensor", 2 * moved, 2)
+        ledger.transfer(BACKWARD, "tensor", 2 * moved * (1 + again), 2)
     if mesh.ep == 1:
         return
-    distinct = work.software.dispatcher != "alltoall"
     inside = near(work.machine.domain, mesh.ep, mesh.etp)
     ranks = mesh.ep / inside if inside < mesh.ep else float(mesh.ep)
-    sent = copies(ranks, top_k * filled_up(work, shape), distinct=distinct)
-    if distinct and work.software.neighbours:
-        sent = neighbouring_copies(ranks, top_k, shape.num)
-    moved = work.tokens / mesh.tp * sent * width * 2.0 * (ranks - 1) / ranks
+    moved = row * _sent(work, shape, ranks) * (ranks - 1) / ranks
     ledger.transfer(FORWARD, "exchange", 2 * moved, 2)
     ledger.transfer(BACKWARD, "exchange", 2 * moved * (1 + again), 2)
+
+
+def _sent(work: StepWorkload, shape: ExpertShape, ranks: float) -> float:
+    """Rows of a token that go to `ranks` ranks or domains."""
+    distinct = work.software.dispatcher != "alltoall"
+    if distinct and work.software.neighbours:
+        return neighbouring_copies(ranks, shape.top_k, shape.num)
+    return copies(ranks, shape.top_k * filled_up(work, shape), distinct=distinct)
 
 
 def near(domain: int, ranks: float, stride: float) -> float:

@@ -109,6 +109,17 @@ def test_fp8_is_faster_where_products_are_large(device):
     assert seconds(LLAMA, device, dtype="fp8", micro=2) < seconds(LLAMA, device, micro=2)
 
 
+@pytest.mark.parametrize(
+    ("ep", "dispatcher", "copies"), [(1, "alltoall", 8), (4, "alltoall", 8), (1, "deepep", 1), (4, "hybridep", 4 * (1 - 0.75**8))]
+)
+def test_ranks_that_share_an_expert_gather_every_row_that_came(ep, dispatcher, copies):
+    """4,096 tokens of 2,048 channels in bf16 on two ranks: eight rows a token from an all-to-all, one for each rank it has else."""
+    work = step(MOE, tp=2, etp=2, ep=ep, dp=4, dispatcher=dispatcher, again=Recomputed(modules=frozenset({"moe"})))
+    moved = {run: moved for run, group, moved, _ in ledger_of(work, "E").transfers if group == "tensor"}
+    gathered = 2048 * 2048 * 2 * copies * short_ring(2)
+    assert moved == {0: pytest.approx(2 * gathered), 1: pytest.approx(4 * gathered)}
+
+
 def test_exchange_over_nodes_is_slower_than_in_a_domain():
     inside, across = (predict_step(step(MOE, device, world=64, ep=32, dp=64)).terms["exchange"] for device in ("gb200", "b200"))
     assert across > 3 * inside
