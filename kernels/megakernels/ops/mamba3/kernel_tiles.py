@@ -8,7 +8,7 @@ decays of each position's tile as two fp32 numbers, the rounded sum and the rest
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import narrow, softplus
+from megakernels._common.tiles import exp, narrow, softplus
 
 PI = tl.constexpr(3.141592653589793)
 TURN_HIGH, TURN_LOW = tl.constexpr(6.28125), tl.constexpr(0.0019353071795864769)
@@ -61,7 +61,7 @@ def decays_of(  # type: ignore[no-untyped-def]
     if PRECISE:
         rests = tl.load(row + 3 * num_rows + position, mask=valid, other=0.0).to(tl.float32)
         fall += tl.load(row + 3 * num_rows + last).to(tl.float32) - rests
-    from_start, to_end, across = tl.exp(sums), tl.exp(fall), tl.exp(total)
+    from_start, to_end, across = exp(sums), exp(fall), exp(total)
     seen = tl.zeros_like(position)
     if HAS_STARTS:
         seen = tl.load(starts + batch * num_positions + position, mask=valid, other=0)
@@ -93,7 +93,7 @@ def pairs_of(sums, rests, position, seen, valid, HAS_STARTS: tl.constexpr, PRECI
             fall += rests[:, None] - rests[None, :]
         if HAS_STARTS:
             earlier &= position[None, :] >= seen[:, None]
-    return tl.exp(tl.where(earlier, fall, float("-inf"))), position[:, None] == position[None, :]
+    return exp(tl.where(earlier, fall, float("-inf"))), position[:, None] == position[None, :]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
