@@ -49,7 +49,10 @@ def test_a_refusal_names_a_field_and_what_is_missing(model_type: str) -> None:
 
 OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
     ({"model_type": "olmo2"}, {"model.norm_placement", "model.attention.qk_norm_width"}),
-    ({"model_type": "gemma2"}, {"model.norm_placement", "model.mlp.activation", "model.zero_centered_norm", "model.embedding_multiplier"}),
+    ({"model_type": "gemma2"}, {
+        "model.norm_placement", "model.mlp.activation", "model.zero_centered_norm", "model.embedding_multiplier", "model.logits_cap",
+        "model.attention.score_cap",
+    }),
     ({"model_type": "olmo_hybrid", "num_hidden_layers": 4, "rms_norm_eps": 1e-6}, {
         "model.post_norm_layers", "model.attention.qk_norm_width", "model.linear_attention.gated_norm_eps",
     }),
