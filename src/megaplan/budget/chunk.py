@@ -98,6 +98,7 @@ class Chunk:
         held = policy.pipelined and self.head >= 0
         ends = self.units[self.head].block.part.tensors if held else {}
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss in place of it
+        self.received_from = self._received_from()
         self.backward_extra = self._backward_extra()
         self.waiting_from: Sequence[int] = ()  # where W comes later, what units from each one on leave to it
 
@@ -293,8 +294,9 @@ class Chunk:
 
     def passed_bytes(self, index: int) -> int:
         """Gradients that a layer's backward hands on: of the stream, and of the norm that it shares with the layer before."""
-        shared = SHARED in self.units[index].block.part.tensors
-        return self.policy.boundary_bytes * (2 if shared else 1)
+        if SHARED not in self.units[index].block.part.tensors:
+            return self.policy.boundary_bytes
+        return 2 * self.policy.boundary_bytes - (self.output_bytes if index > self.received_from else 0)
 
     def lasting(self, index: int) -> int:
         """Gradients of the slot's own parameters that stay after a unit.
@@ -339,6 +341,13 @@ class Chunk:
         """Of a forward that finds it gathered; the last forward's end has freed what it gathered last."""
         return all_gathers(self.units, 0, ahead=self.policy.gathers_ahead)
 
+    def _received_from(self) -> int:
+        """The first unit whose output's gradient lies in the receive buffer: one that shares its norm adds nothing to what it hands on."""
+        index = len(self.units) - 1
+        while self.output_bytes and SHARED in self.units[index].block.part.tensors:
+            index -= 1
+        return index
+
     def _backward_extra(self) -> list[int]:
         """What each unit's backward has more, or less, than its ledger says.
 
@@ -346,7 +355,8 @@ class Chunk:
         until the backward has ended. The final norm's gradient of the residual stream waits until the first MTP depth adds its own.
         """
         carried = [0] * len(self.units)
-        carried[-1] = -self.output_bytes
+        for index in range(self.received_from, len(carried)):
+            carried[index] = -self.output_bytes
         for index in range(self.head):
             carried[index] += self.logits_bytes
         if self.has_mtp:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -208,11 +208,18 @@ class Evaluation:
         slots = self.layout.slots
         return 0 <= index < len(slots) and slots[index].pp_rank == slot.pp_rank
 
+    def _arrived(self, names: Sequence[str]) -> frozenset[str]:
+        """Blocks of a slot whose output's gradient came from another: the last one, and those whose norm the ones behind them share."""
+        found, sharing = [names[-1]], {f"layers.{layer}" for layer in self.spec.model.parallel_layers}
+        while found[-1] in sharing:
+            found.append(names[len(names) - 1 - len(found)])
+        return frozenset(found)
+
     def _make(self, slot: Slot) -> SlotParts:
         blocks, policy = self.blocks, self.policy
         stored = self.stored.slot(slot, is_last=slot.index == len(self.layout.slots) - 1)
-        last = stored.names[-1] if policy.pipelined and not stored.is_last else ""
-        units = [blocks[name].unit(owned, policy, arrived=name == last) for name, owned in zip(stored.names, stored.owned, strict=True)]
+        arrived = self._arrived(stored.names) if policy.pipelined and not stored.is_last else frozenset()
+        units = [blocks[name].unit(owned, policy, arrived=name in arrived) for name, owned in zip(stored.names, stored.owned, strict=True)]
         if policy.splits_backward:
             sends, receives = (self._on_the_same_rank(slot, slot.index + step) for step in (1, -1))
             chunk: Chunk = SplitBackwardChunk(stored, units, policy, sends_locally=sends, receives_locally=receives)

@@ -22,6 +22,17 @@ CAPS = {
     "model.logits_cap": 3.0,
 }
 FALCON = FACTORS | {"model.parallel_layers": [1, 4]}
+MLA = {
+    "kind": "mla",
+    "num_heads": 4,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "nope_layers": [1],
+}
+ENDING = FALCON | TWO | {"model.parallel_layers": [2, 5], "mesh": {"pp": 2}, "batch": {"micro_batch_size": 2, "seq_length": 192}}
 CASES = {
     "gate-alone-pp-selective": ("MDM", GATE_ALONE | TWO | {"mesh": {"pp": 2}, "recompute": {"default": "selective"}}),
     "gate-alone-tp-cp-kernels": ("MM", GATE_ALONE | {"mesh": {"tp": 2, "cp": 2}, "precision": BF16, "host.kernels": "triton"}),
@@ -37,6 +48,11 @@ CASES = {
     "falcon-pp-bf16-full": (
         "MADMAD",
         FALCON | TWO | {"mesh": {"pp": 2}, "precision": BF16, "recompute": {"blocks": {"A": "full", "D": "selective"}}},
+    ),
+    "falcon-ends-a-stage": ("DMADMA", ENDING | {"recompute": {"default": "full", "blocks": {"M": "selective"}}}),
+    "falcon-ends-a-stage-latent": (
+        "DAADMA",
+        ENDING | {"model.parallel_layers": [2, 5], "model.attention": MLA, "precision": BF16, "sharding.reshard_after_forward": True},
     ),
     "falcon-tp-cp-selective": ("MADMAD", FALCON | {"mesh": {"tp": 2, "cp": 2}, "recompute": {"default": "selective"}}),
     "falcon-kernels-reshard": (
