@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
-from megaplan.families.attention.scratch import head_widths
+from megaplan.families.attention.scratch import core_has_kernels, head_widths
 from megaplan.families.mamba.tensors import num_mamba_heads
 from megaplan.spec.models import KimiDeltaAttention, Mamba2, Mamba3, Model, Spec
 
@@ -110,6 +110,10 @@ class PlainTorch:
     def __init__(self, spec: Spec, load: Workload) -> None:
         self._spec, self._load = spec, load
         self._is_own = spec.host.name == "megarun"
+        attention, relations = spec.model.attention, spec.model.features.relation_bias is not None
+        self._without: frozenset[str] = frozenset()  # ops of this spec that no kernel takes
+        if attention is not None and not core_has_kernels(attention, spec.precision.activations, relations=relations):
+            self._without = frozenset({"attention"})
 
     def forward(self, op: Op, tokens: int) -> Extra | None:
         """F of an op on this rank; None where a kernel runs it."""
@@ -122,7 +126,7 @@ class PlainTorch:
 
     def _pass(self, op: Op, tokens: int, moved: int, flops: int, *, is_forward: bool) -> Extra | None:
         known = OPERATIONS.get(op.name.rpartition(".")[2]) if self._is_own and not op.is_linear else None
-        if known is None or self._spec.host.kernels not in known.under:
+        if known is None or (self._spec.host.kernels not in known.under and op.name not in self._without):
             return None
         if known is GATED and 3 * op.work.moved_input != 5 * op.work.moved_forward:
             known = UNGATED  # one operand instead of two

@@ -60,6 +60,27 @@ def test_triton_is_faster_in_every_family(make_spec, letter):
     assert fused.input_ns < plain.input_ns
 
 
+GQA = {"kind": "gqa", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"attention": GQA | {"score_cap": 50.0}},
+        {"attention": GQA | {"head_dim": 512}},
+        {"attention": GQA, "features": {"relation_bias": {"num_relations": 8}}},
+    ],
+    ids=["cap", "wide heads", "relation bias"],
+)
+def test_attention_that_no_kernel_takes_is_plain_torch_under_triton_too(make_spec, model):
+    op, passes = op_of(make_spec("A", model=model, host={"kernels": "triton"}), "attention")
+    reference, own = op_of(make_spec("A", model=model), "attention")
+    assert passes.forward(op, T) == own.forward(reference, T) is not None
+    assert passes.backward(op, T) == own.backward(reference, T) is not None
+    op, passes = op_of(make_spec("A", model={"attention": GQA}, host={"kernels": "triton"}), "attention")
+    assert passes.forward(op, T) is passes.backward(op, T) is None
+
+
 def test_gated_and_other_activations_move_their_own_operands(make_spec):
     gated, plain = op_of(make_spec("D"), "activation")
     assert plain.forward(gated, 1).num_bytes == 830 * 3 * 14336 * 2 // 100

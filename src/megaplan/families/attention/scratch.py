@@ -28,10 +28,15 @@ KEY_ROWS, KEY_PROGRAMS = 16, 64
 """Rows of a tile, and programs at most, of the backward of the index keys' norm."""
 
 
+def core_has_kernels(attention: GroupedQueryAttention | LatentAttention, dtype: DType, *, relations: bool) -> bool:
+    """Whether kernels run the core without an indexer: not with a relation bias, nor with a cap, nor for wide heads."""
+    capped = isinstance(attention, GroupedQueryAttention) and attention.score_cap is not None
+    return not (relations or capped or max(head_widths(attention)) > CORE_WIDTH[dtype])
+
+
 def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Inside | None:
     """Of the core without an indexer. None where plain torch runs: `host.kernels: reference`, a relation bias, a cap, too wide heads."""
-    capped = isinstance(attention, GroupedQueryAttention) and attention.score_cap is not None
-    if not dims.kernels or dims.relations or capped or max(head_widths(attention)) > CORE_WIDTH[dims.dtype]:
+    if not dims.kernels or not core_has_kernels(attention, dims.dtype, relations=dims.relations > 0):
         return None
     sums = dims.stat_dtype.bytes * dims.batch * (attention.num_heads // dims.tp) * dims.tokens
     return Inside(sums, 2 * sums) if isinstance(attention, GroupedQueryAttention) and attention.sinks else Inside(0, sums)
