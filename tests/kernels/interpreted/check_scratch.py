@@ -48,6 +48,7 @@ EACH_ATTENTION = pytest.mark.parametrize("shape", ATTENTION, ids=str)
 
 NEITHER = None, None, None
 """No sinks, no classes, no relations."""
+UNCAPPED = None
 
 
 def attention_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -64,9 +65,9 @@ def test_attention(shape: tuple[int, ...], packed: bool) -> None:
     """Backward one number per query and head, and the gradients that are not needed."""
     batch, num_positions, heads, _, _, value_width = shape
     inputs, starts = attention_inputs(shape, BF16), starts_of(batch, num_positions, packed)
-    assert check(attention_op._attention, *inputs, starts, 0.3, 9, *NEITHER) == 0
+    assert check(attention_op._attention, *inputs, starts, 0.3, 9, *NEITHER, UNCAPPED) == 0
     out, lse = torch.empty(batch, num_positions, heads, value_width, dtype=BF16), torch.empty(batch, heads, num_positions)
-    behind = out, *inputs, starts, *NEITHER, out, lse, 0.3, None
+    behind = out, *inputs, starts, *NEITHER, out, lse, 0.3, None, UNCAPPED
     delta = 4 * batch * heads * num_positions
     assert check(attention_op._attention_backward, *behind, [*[True] * 3, False, False]) == delta
     assert check(attention_op._attention_backward, *behind, [True, False, True, False, False]) == delta + inputs[1].nbytes
@@ -80,9 +81,10 @@ def test_pieces_of_attention(num_ranks: int, packed: bool) -> None:
     k, v = (each.repeat(1, num_ranks, 1, 1) for each in (k, v))
     stored = [piece for rank in range(num_ranks) for piece in (rank, 2 * num_ranks - 1 - rank)]
     starts, pieces = starts_of(2, 10, packed), (stored[-2:], stored)
-    assert check(attention_pieces._pieces, q, k, v, starts, 0.3, None, *NEITHER, *pieces) == 0
+    assert check(attention_pieces._pieces, q, k, v, starts, 0.3, None, *NEITHER, UNCAPPED, *pieces) == 0
     out, lse = torch.empty(2, 10, 4, 9, dtype=BF16), torch.empty(2, 4, 10)
-    assert check(attention_pieces._pieces_backward, out, q, k, v, starts, *NEITHER, out, lse, 0.3, None, *pieces) == 4 * 2 * 4 * 10
+    behind = out, q, k, v, starts, *NEITHER, out, lse, 0.3, None, UNCAPPED
+    assert check(attention_pieces._pieces_backward, *behind, *pieces) == 4 * 2 * 4 * 10
 
 
 INDEXED = [(2, 50, 4, 16, 16, 3, 8), (1, 7, 3, 5, 7, 1, 17), (2, 40, 8, 200, 128, 2, 64), (1, 1, 1, 1, 1, 1, 1), (1, 3, 1, 1, 1, 64, 128)]
@@ -335,9 +337,10 @@ def test_copies_of_operands_are_counted() -> None:
     check(m2rnn_op._m2rnn_backward, inputs[2], *inputs, None, torch.empty(2, 2, 4, 1, 16), 1, [True] * 8)
     q, k, v = attention_inputs((2, 9, 4, 2, 6, 5), BF16)
     inputs, starts, out = [q.mT.contiguous().mT, k, v], torch.zeros(9, 2, dtype=torch.int32).T, torch.empty(2, 9, 4, 5, dtype=BF16)
-    check(attention_op._attention, *inputs, starts, 0.3, None, *NEITHER)
+    check(attention_op._attention, *inputs, starts, 0.3, None, *NEITHER, UNCAPPED)
     grad, lse = torch.empty((), dtype=BF16).expand(out.shape), torch.empty(2, 9, 4).mT
-    check(attention_op._attention_backward, grad, *inputs, starts, *NEITHER, out, lse, 0.3, None, [*[True] * 3, False, False])
+    behind = grad, *inputs, starts, *NEITHER, out, lse, 0.3, None, UNCAPPED
+    check(attention_op._attention_backward, *behind, [*[True] * 3, False, False])
     inputs = mamba3_inputs((2, 9, 4, 6, 2, 8), 2, 3, (BF16, BF16))
     inputs[1], inputs[8], inputs[7] = inputs[1].contiguous(), inputs[8].mT.contiguous().mT, inputs[7].mT.contiguous().mT
     check(mamba3_op._mamba3, *inputs, None, 16, 8, False)
