@@ -24,7 +24,6 @@ FSDP2's `FSDPParamGroup.post_backward`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -32,6 +31,7 @@ from typing import Any, NamedTuple
 
 from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op
 from megaplan.hosts.megarun.graph import Graph, dropped_by, keepers_of, roots_of
+from megaplan.hosts.megarun.undominated import undominated
 
 AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
 CALLER = "caller"  # stands for autograd's caller among the owners of gradients
@@ -190,7 +190,7 @@ def _backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
 
 def largest_moments(moments: tuple[Moment, ...], params: Callable[[Moment], tuple[str, ...]]) -> tuple[Moment, ...]:
     """Those that can be the largest where these parameter gradients count."""
-    return _undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
+    return undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
 
 
 def _pick(names: Sequence[str]) -> Pick:
@@ -202,31 +202,6 @@ def _pick(names: Sequence[str]) -> Pick:
 def _marked(moment: Moment, params: tuple[str, ...]) -> tuple[str, ...]:
     """Gradients and parameter gradients, under names that no storage has."""
     return (*(f"d.{name}" for name in moment.gradients), *(f"p.{name}" for name in params))
-
-
-def _undominated(moments: tuple[Moment, ...], held: Callable[[Moment], tuple[str, ...]]) -> tuple[Moment, ...]:
-    """Moments of which no other one holds at least the same; of equal ones the first."""
-    kept = [_numbered(held(moment)) for moment in moments]
-    return tuple(
-        moment
-        for index, moment in enumerate(moments)
-        if not any(
-            kept[index] <= other and (kept[index] != other or position < index) for position, other in enumerate(kept) if position != index
-        )
-    )
-
-
-def _numbered(names: tuple[str, ...]) -> frozenset[str | tuple[str, int]]:
-    """A list of names as a set: a name that stands again is another member, so that one list holds another as often as sets include it."""
-    found: frozenset[str | tuple[str, int]] = frozenset(names)
-    if len(found) == len(names):
-        return found
-    counts: Counter[str] = Counter()
-    members: list[str | tuple[str, int]] = []
-    for name in names:
-        members.append((name, counts[name]) if counts[name] else name)
-        counts[name] += 1
-    return frozenset(members)
 
 
 def _forward(
