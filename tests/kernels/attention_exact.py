@@ -37,3 +37,12 @@ def exact_attention(
     column = sinks.view(1, HEADS, 1, 1).expand(BATCH, HEADS, LENGTH, 1)
     weights = torch.cat([scores.masked_fill(hidden, float("-inf")), column], -1).softmax(-1)[..., :-1]
     return torch.einsum("bhij,bjhd->bihd", weights, values)
+
+
+def assert_same(found: Tensor, expected: Tensor, tensors: list[Tensor]) -> None:
+    """Values, and the gradients of all tensors for one random cotangent, in fp64."""
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    cotangent = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    pairs = zip(torch.autograd.grad(found, tensors, cotangent), torch.autograd.grad(expected, tensors, cotangent), strict=True)
+    for gradient, value in pairs:
+        torch.testing.assert_close(gradient, value, rtol=1e-10, atol=1e-12)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_exact import BATCH, HEADS, LENGTH, SCALE, exact_attention, random_inputs
+from attention_exact import BATCH, HEADS, LENGTH, SCALE, assert_same, exact_attention, random_inputs
 
 from megakernels import attention, attention_pieces, attention_pieces_backward
 from megakernels.ops.attention.choice import chooses_kernels
@@ -19,11 +19,7 @@ def test_scores_are_capped_before_relations_are_added(window: int | None, cap: f
     classes = torch.randint(0, CLASSES, (BATCH, LENGTH), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
     found = attention(*tensors[:3], SCALE, window, None, tensors[3], classes, tensors[4], cap)
     expected = exact_attention(*tensors[:4], window, tensors[4][classes.long()].permute(0, 2, 1)[:, :, None], cap)
-    cotangent = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    pairs = zip(torch.autograd.grad(found, tensors, cotangent), torch.autograd.grad(expected, tensors, cotangent), strict=True)
-    for gradient, value in pairs:
-        torch.testing.assert_close(gradient, value, rtol=1e-10, atol=1e-12)
+    assert_same(found, expected, tensors)
 
 
 def test_pieces_of_two_ranks_make_the_whole() -> None:
