@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from megaplan.advice.changes import Edit, changed, growth, single_edits, texts, together
-from megaplan.advice.pricing import Price, Pricer, Work, actions_of
+from megaplan.advice.pricing import Price, Pricer, Work
 from megaplan.schedules import MAX_REPLAYED
 from megaplan.spec.models import Spec
 
@@ -98,10 +98,10 @@ class Adviser:
 
     def _candidates(self, changes: Iterable[tuple[Edit, ...]]) -> list[Candidate]:
         """Legal changes that were not seen before, without those whose schedule is too long to be looked at."""
-        found, longest = [], max(MAX_REPLAYED, actions_of(self._spec))
+        found, longest = [], max(MAX_REPLAYED, self._spec.num_actions)
         for edits in changes:
             spec = changed(self._spec, edits)
-            if spec is None or self._pricer.work.left <= 0 or actions_of(spec) > longest:
+            if spec is None or self._pricer.work.left <= 0 or spec.num_actions > longest:
                 continue
             key = texts(self._spec, spec)
             if not key or key in self._seen:

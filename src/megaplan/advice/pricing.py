@@ -21,7 +21,6 @@ from megaplan.partition.objective import objective_of
 from megaplan.partition.step import Pipeline, shortest
 from megaplan.partition.weigh import cuts_that_fit, fitting_cuts
 from megaplan.scalars import MAX_MICROBATCHES
-from megaplan.schedules import num_actions
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
@@ -120,7 +119,7 @@ class Pricer:
         return then / first - 1
 
     def _step_ns(self, spec: Spec, spans: Spans) -> int:
-        self.work.spent += WORK_OF_ACTION * actions_of(spec)
+        self.work.spent += WORK_OF_ACTION * spec.num_actions
         return max(1, self.side(spec).clock.step_ns(spec, spans))
 
     def step_ns(self, spec: Spec, spans: Spans) -> int | None:
@@ -128,7 +127,7 @@ class Pricer:
         return self._step_ns(spec, spans) if self._few_actions(spec) else None
 
     def _few_actions(self, spec: Spec) -> bool:
-        return actions_of(spec) <= MAX_ACTIONS
+        return spec.num_actions <= MAX_ACTIONS
 
     def price(self, spec: Spec) -> Price | None:
         """Cuts and peak, None where the command has none; of what does not fit, the peak may be above that of the command's cuts."""
@@ -137,7 +136,7 @@ class Pricer:
 
     def quick(self, spec: Spec) -> Price | None:
         """The same, but under cuts from which the command goes on to others that fit and have a shorter step (`climbed`)."""
-        self.work.spent += WORK_OF_ACTION * actions_of(spec)
+        self.work.spent += WORK_OF_ACTION * spec.num_actions
         try:
             return self._own(spec) if self._searches(spec) else self._priced(spec, self._spans(spec))
         except MegaplanError:
@@ -211,7 +210,7 @@ class Pricer:
         schedule = spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches
         if schedule not in self._schedules:
             self._schedules.add(schedule)
-            self.work.spent += WORK_OF_LINK * actions_of(spec)
+            self.work.spent += WORK_OF_LINK * spec.num_actions
         return Pipeline(spec, self.side(spec).inventory, measured)
 
     def _priced(self, spec: Spec, spans: Spans) -> Price:
@@ -224,9 +223,3 @@ class Pricer:
     def usable_bytes(self, spec: Spec) -> int:
         """Of the spec's device."""
         return device_budget(device_of(spec.device)).usable_bytes
-
-
-def actions_of(spec: Spec) -> int:
-    """Of the whole schedule; none without a pipeline."""
-    mesh, schedule = spec.mesh, spec.schedule
-    return num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches) if mesh.pp > 1 else 0

@@ -112,8 +112,7 @@ def _places(spec: Spec, job: MegatronJob, held: Parameters) -> list[tuple[tuple[
     edges = [place * size for size, shares in dealt for place in range(len(shares) + 1)]
     found: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[Run]]] = {}
     for run in runs_between(mesh, edges, range(mesh.cp)):
-        dense, expert = (run.first // size for size, _ in dealt)
-        places = dense, expert
+        places = run.first // mesh.tp, run.first // (mesh.ep * mesh.etp)
         share = tuple([shares[place] if place < len(shares) else (0, 0) for (_, shares), place in zip(dealt, places, strict=True)])
         found.setdefault(share, (places, []))[1].append(run)
     return list(found.values())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaplan.columns import Basis
 from megaplan.layout.spans import Spans
-from megaplan.schedules import placement, slot_owner
+from megaplan.schedules import MAX_REPLAYED, placement, slot_owner
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
@@ -93,17 +93,14 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
-    from megaplan.schedules import MAX_REPLAYED, num_actions  # noqa: PLC0415
     from megaplan.spec.device import device_of  # noqa: PLC0415
 
-    mesh = spec.mesh
-    actions = num_actions(mesh.pp, mesh.vpp, spec.schedule.num_microbatches)
-    if actions > MAX_REPLAYED and mesh.is_pipelined:
-        return f"the schedule has {actions:,} actions, and at most {MAX_REPLAYED:,} are replayed"
+    if spec.num_actions > MAX_REPLAYED:
+        return f"the schedule has {spec.num_actions:,} actions, and at most {MAX_REPLAYED:,} are replayed"
     tensors = build_inventory(spec) if inventory is None else inventory
     terms = ReplayTimer(tensors, spec).terms(spec, spans)
     seconds = sum(terms.values()) * NS
-    tokens = spec.global_batch_tokens / mesh.world_size / seconds
+    tokens = spec.global_batch_tokens / spec.mesh.world_size / seconds
     peak = device_of(spec.device).peak_flops[spec.precision.params].value
     low, high = intervals()[REPLAYED]
     return PlannedTime(

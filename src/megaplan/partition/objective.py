@@ -5,13 +5,13 @@ from __future__ import annotations
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.partition.values import Objective
-from megaplan.schedules import MAX_REPLAYED, num_actions
+from megaplan.schedules import MAX_REPLAYED
 from megaplan.spec.models import Spec
 
 
 def objective_of(spec: Spec) -> Objective:
     """Of the spec's weighted cuts. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
-    return "bottleneck" if _is_long(spec) else spec.split.objective
+    return "bottleneck" if spec.num_actions > MAX_REPLAYED else spec.split.objective
 
 
 def objective_notes(spec: Spec) -> list[Diagnostic]:
@@ -19,15 +19,7 @@ def objective_notes(spec: Spec) -> list[Diagnostic]:
     if objective_of(spec) == spec.split.objective:
         return []
     detail = (
-        f"split.objective = step_time, the schedule has up to {_num_actions(spec):,} actions, and at most {MAX_REPLAYED:,} are replayed: "
+        f"split.objective = step_time, the schedule has up to {spec.num_actions:,} actions, and at most {MAX_REPLAYED:,} are replayed: "
         "the cuts are chosen for objective bottleneck"
     )
     return [diagnostic("MP315", detail, Location(key="split.objective"), ("--set split.objective=bottleneck",), Severity.NOTE)]
-
-
-def _is_long(spec: Spec) -> bool:
-    return spec.mesh.is_pipelined and _num_actions(spec) > MAX_REPLAYED
-
-
-def _num_actions(spec: Spec) -> int:
-    return num_actions(spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches)

@@ -43,6 +43,7 @@ from megaplan.scalars import (
     StrictBool,
     Text,
 )
+from megaplan.schedules import num_actions
 from megaplan.spec.architecture import (
     SIDES,
     Attention,
@@ -394,6 +395,12 @@ class Spec(OptionsSection):
     def global_batch_tokens(self) -> int:
         """Tokens of one optimizer step."""
         return self.global_batch_size * self.batch.seq_length
+
+    @property
+    def num_actions(self) -> int:
+        """Upper bound on the actions of all ranks in one run of the schedule; 0 where there is no pipeline."""
+        mesh = self.mesh
+        return num_actions(mesh.pp, mesh.vpp, self.schedule.num_microbatches) if mesh.is_pipelined else 0
 
     def as_document(self) -> dict[str, Any]:
         """The spec as plain JSON values, every default written out."""
