@@ -2,24 +2,27 @@
 
 from typing import Any
 
+import torch
+
 from megakernels.ops.causal_conv1d import kernel
 
 
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for channels in (96, 4096):
-        for dtype in ("bf16", "fp32"):
+        for dtype, stored in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
             tensors = ("x", "weight", "bias", "initial", "y", "grad_y", "grad_x", "grad_initial")
             types = dict.fromkeys(tensors, f"*{dtype}") | {"starts": "*i32", "partial": "*fp32"}
-            types |= dict.fromkeys(("grad_row", "grad_stride", "x_row", "x_stride", "num_positions", "num_channels"), "i32:16")
+            types |= dict.fromkeys(("grad_row", "x_row", "x_stride", "num_positions", "num_channels"), "i32:16")
+            widths = dict.fromkeys(("grad_stride", "x_stride", "num_channels"), channels)
             for whole in (False, True):
                 flags = {"TAPS": 4, "HAS_BIAS": True, "PACKED": whole, "HAS_INITIAL": whole, "SILU": True}
-                forward, backward = kernel.forward_options(channels), kernel.backward_options(channels)
+                forward, backward = kernel.forward_options(channels), kernel.backward_options(channels, stored)
                 launches = [{"num_warps": options.pop("num_warps")} for options in (forward, backward)]
                 name = f"{channels} {dtype}{' packed, initial' if whole else ''}"
                 found[f"conv forward {name}"] = (kernel.conv_forward_kernel, types, {**forward, **flags}, launches[0])
                 needs = {"NEEDS_X": True, "NEEDS_INITIAL": whole, "NEEDS_WEIGHT": True}
-                found[f"conv backward {name}"] = (kernel.conv_backward_kernel, types, {**backward, **flags, **needs}, launches[1])
+                found[f"conv backward {name}"] = (kernel.conv_backward_kernel, types, {**backward, **widths, **flags, **needs}, launches[1])
     return found
 
 
@@ -31,14 +34,14 @@ ELEMENTS = ROWS * WIDTH
 
 
 def launches() -> dict[str, Any]:
-    """Programs and turns of loops at `SHAPE`: the positions that a walk takes together, and none that are left."""
+    """Programs and turns of loops at `SHAPE`: the positions that a walk takes together, and those that are left."""
     found: dict[str, tuple[int, tuple[int, ...]]] = {}
-    for name, positions, options in (
-        ("forward", kernel.FORWARD_POSITIONS, kernel.forward_options(WIDTH)),
-        ("backward", kernel.BACKWARD_POSITIONS, kernel.backward_options(WIDTH)),
+    for name, positions, apart, options in (
+        ("forward", kernel.FORWARD_POSITIONS, 0, kernel.forward_options(WIDTH)),
+        ("backward", kernel.BACKWARD_POSITIONS, 3, kernel.backward_options(WIDTH, torch.bfloat16)),
     ):
         programs = ROWS // positions * (WIDTH // options["CHANNELS"])
-        found[f"conv {name} {WIDTH} bf16"] = (programs, (positions // kernel.UNROLLED.value, 0))
+        found[f"conv {name} {WIDTH} bf16"] = (programs, divmod(positions - apart, kernel.UNROLLED.value))
     return found
 
 

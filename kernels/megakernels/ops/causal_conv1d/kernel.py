@@ -6,56 +6,25 @@ once; it continues for three positions after its tile, whose gradients reach bac
 afterwards in a fixed order: no atomics, bitwise reproducible.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.blocks import block_of
-from megakernels._common.tiles import exp2, narrow, on_device_of, reciprocal, unit_stride
+from megakernels._common.tiles import exp2, narrow, on_device_of, reciprocal, unit_stride, widen
+from megakernels.ops.causal_conv1d.kernel_steps import SCALE, inputs_at, offset_of, only_if, step_back, tap, with_shares
 from megakernels.ops.causal_conv1d.reference import Convolution
 
 LARGEST_KERNEL = 4
 """Maximum number of taps; more use the reference."""
 
-FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, 128
-FORWARD_CHANNELS, BACKWARD_CHANNELS = 256, 256
+FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, 256
+FORWARD_CHANNELS, BACKWARD_BYTES = 256, 512
 UNROLLED = tl.constexpr(4)
 """Positions that a turn of a walk takes: with the inputs of three earlier positions in registers, none is moved."""
-SCALE = tl.constexpr(-math.log2(math.e))
-"""With silu the taps and the bias are multiplied by this: a power of two of their sum is then the exponential of the negated sum."""
-SQUARE = tl.constexpr(SCALE.value**2)
 SHARES = tl.constexpr(LARGEST_KERNEL + 1)
 """Rows of a program's share of the weight gradient: the taps, right-aligned, and the bias."""
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The weights that multiply the inputs DELAY positions ago, scaled for silu: zero after the last tap."""
-    found = tl.zeros(channel.shape, dtype=tl.float32)
-    if DELAY < TAPS:
-        found = tl.load(weight + channel * TAPS + (TAPS - 1 - DELAY), mask=inside, other=0.0).to(tl.float32)
-    return found * SCALE if SILU else found
-
-
-@triton.jit
-def only_if(condition, channel, num_channels):  # type: ignore[no-untyped-def]
-    """The mask of a row's channels if a condition on its position is true, else an empty mask."""
-    return channel < tl.where(condition, num_channels, 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channels, TAPS: tl.constexpr, HAS_INITIAL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The inputs at one position or at a column of them: `initial` before the first, zero without it."""
-    there = only_if((position >= 0) & (position < num_positions), channel, num_channels)
-    value = tl.load(x + position * x_stride + channel, mask=there, other=0.0).to(tl.float32)
-    if HAS_INITIAL:
-        row = position + (TAPS - 1)
-        before = only_if((position < 0) & (row >= 0), channel, num_channels)
-        value += tl.load(initial + row * num_channels + channel, mask=before, other=0.0).to(tl.float32)
-    return value
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -91,10 +60,7 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
     tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
     tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
     tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
-    offset = tl.zeros([CHANNELS], dtype=tl.float32)
-    if HAS_BIAS:
-        offset = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-        offset = offset * SCALE if SILU else offset
+    offset = offset_of(bias, channel, inside, HAS_BIAS=HAS_BIAS, SILU=SILU)
     x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_3 = inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
@@ -102,7 +68,7 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
     written = y + (row * num_positions + first) * num_channels + channel
     starts += row * num_positions + first
     for step in tl.range(0, steps, loop_unroll_factor=UNROLLED):
-        x_0 = tl.load(read, mask=inside, other=0.0).to(tl.float32)
+        x_0 = widen(tl.load(read, mask=inside))
         seen_1 = x_1
         seen_2 = x_2
         seen_3 = x_3
@@ -123,33 +89,6 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def step_back(  # type: ignore[no-untyped-def]
-    grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED: tl.constexpr, SILU: tl.constexpr
-):
-    """One position: the gradient before silu, the earlier inputs that it saw, and what these get of it; `age` counts from its document.
-
-    With silu the gradient is divided by `SCALE`, so that its products with scaled taps are right as they are: with a the scaled sum and s
-    the sigmoid, silu' = s · (1 + a / SCALE · (1 − s)) = SCALE · (s / SCALE²) · (SCALE + a · (1 − s)).
-    """
-    if PACKED:
-        x_1 = tl.where(age >= 1, x_1, 0.0)
-        x_2 = tl.where(age >= 2, x_2, 0.0)
-        x_3 = tl.where(age >= 3, x_3, 0.0)
-    if SILU:
-        total = offset + x_0 * now + x_1 * tap_1 + x_2 * tap_2 + x_3 * tap_3
-        share = reciprocal(SQUARE + SQUARE * exp2(total))
-        grad = grad * share * (SCALE + total * (1.0 - SQUARE * share))
-    grad_1 = grad * tap_1
-    grad_2 = grad * tap_2
-    grad_3 = grad * tap_3
-    if PACKED:
-        grad_1 = tl.where(age >= 1, grad_1, 0.0)
-        grad_2 = tl.where(age >= 2, grad_2, 0.0)
-        grad_3 = tl.where(age >= 3, grad_3, 0.0)
-    return grad, x_1, x_2, x_3, grad_1, grad_2, grad_3
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a step's values stay in registers
     grad_y,
     x,
@@ -161,11 +100,11 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     grad_initial,
     partial,
     grad_row,
-    grad_stride,
     x_row,
-    x_stride,
     num_positions,
-    num_channels,
+    grad_stride: tl.constexpr,
+    x_stride: tl.constexpr,
+    num_channels: tl.constexpr,
     POSITIONS: tl.constexpr,
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
@@ -177,13 +116,20 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     NEEDS_INITIAL: tl.constexpr,
     NEEDS_WEIGHT: tl.constexpr,
 ):
-    """The gradients of POSITIONS positions of CHANNELS channels of one row, and their share of the weight gradient."""
+    """The gradients of POSITIONS positions of CHANNELS channels of one row, and their share of the weight gradient.
+
+    The first three positions and the three after the tile, whose gradients reach back, are outside the loop: inside, each position stores
+    the gradient of the input three before it. Widths are constants, so that a turn's addresses are offsets in its instructions.
+    """
     tiles = tl.cdiv(num_positions, POSITIONS)
     row = (tl.program_id(0) // tiles).to(tl.int64)
     first = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS
     steps = tl.minimum(POSITIONS, num_positions - first).to(tl.int32)
+    left = tl.minimum(POSITIONS + 3, num_positions - first).to(tl.int32)  # positions that exist, of those this program reads
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < num_channels
+    inside = tl.full([CHANNELS], True, tl.int1)
+    if num_channels % CHANNELS != 0:
+        inside = channel < num_channels
     x += row * x_row
     grad_y += row * grad_row
     initial += row * (TAPS - 1) * num_channels
@@ -192,10 +138,7 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
     tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
     tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
-    offset = tl.zeros([CHANNELS], dtype=tl.float32)
-    if HAS_BIAS:
-        offset = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-        offset = offset * SCALE if SILU else offset
+    offset = offset_of(bias, channel, inside, HAS_BIAS=HAS_BIAS, SILU=SILU)
     x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_3 = inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
@@ -209,58 +152,48 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     share_bias = tl.zeros([CHANNELS], dtype=tl.float32)
     read_x = x + first * x_stride + channel
     read_grad = grad_y + first * grad_stride + channel
-    written = grad_x + (row * num_positions + first - 3) * num_channels + channel
+    written = grad_x + (row * num_positions + first) * num_channels + channel
     starts += row * num_positions + first
     ahead = tl.where(first == 0, TAPS - 4, 1 << 30)  # row of `initial` that the first step's oldest input is, if there is one
-    for step in tl.range(0, steps, loop_unroll_factor=UNROLLED):
-        x_0 = tl.load(read_x, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(read_grad, mask=inside, other=0.0).to(tl.float32)
+    for step in tl.static_range(3):
+        here = only_if(left > step, channel, num_channels)
+        x_0 = widen(tl.load(read_x + step * x_stride, mask=here, other=0.0))
+        grad = widen(tl.load(read_grad + step * grad_stride, mask=here, other=0.0))
+        age = POSITIONS
+        if PACKED:
+            age = first.to(tl.int32) + step - tl.load(starts + step, mask=left > step, other=0)
+        grad, seen_1, seen_2, seen_3, grad_1, grad_2, grad_3 = step_back(
+            grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
+        )
+        share, share_1, share_2, share_3, share_bias = with_shares(
+            share, share_1, share_2, share_3, share_bias, grad, x_0, seen_1, seen_2, seen_3, NEEDS_WEIGHT=NEEDS_WEIGHT
+        )
+        if NEEDS_INITIAL:
+            place = grad_initial + (ahead + step) * num_channels + channel
+            reaches = (ahead + step >= 0) & (ahead + step < TAPS - 1)
+            tl.store(place, narrow(back_3 + grad_3, grad_initial.dtype.element_ty), mask=only_if(reaches, channel, num_channels))
+        back_3 = back_2 + grad_2
+        back_2 = back_1 + grad_1
+        back_1 = grad * now
+        x_3 = x_2
+        x_2 = x_1
+        x_1 = x_0
+    read_x += 3 * x_stride
+    read_grad += 3 * grad_stride
+    for step in tl.range(3, steps, loop_unroll_factor=UNROLLED):
+        x_0 = widen(tl.load(read_x, mask=inside))
+        grad = widen(tl.load(read_grad, mask=inside))
         age = POSITIONS
         if PACKED:
             age = first.to(tl.int32) + step - tl.load(starts + step)
         grad, seen_1, seen_2, seen_3, grad_1, grad_2, grad_3 = step_back(
             grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
         )
-        if NEEDS_WEIGHT:
-            share += grad * x_0
-            share_1 += grad * seen_1
-            share_2 += grad * seen_2
-            share_3 += grad * seen_3
-            share_bias += grad
-        whole = back_3 + grad_3
-        if NEEDS_X:
-            tl.store(written, narrow(whole, grad_x.dtype.element_ty), mask=only_if(step >= 3, channel, num_channels))
-        if NEEDS_INITIAL:
-            place = grad_initial + (ahead + step) * num_channels + channel
-            reaches = (step < 3) & (ahead + step >= 0) & (ahead + step < TAPS - 1)
-            tl.store(place, narrow(whole, grad_initial.dtype.element_ty), mask=only_if(reaches, channel, num_channels))
-        back_3 = back_2 + grad_2
-        back_2 = back_1 + grad_1
-        back_1 = grad * now
-        x_3 = x_2
-        x_2 = x_1
-        x_1 = x_0
-        read_x += x_stride
-        read_grad += grad_stride
-        written += num_channels
-    for more in tl.static_range(3):  # positions of the next program, whose gradients reach back
-        step = steps + more
-        here = only_if(first + step < num_positions, channel, num_channels)
-        x_0 = tl.load(read_x, mask=here, other=0.0).to(tl.float32)
-        grad = tl.load(read_grad, mask=here, other=0.0).to(tl.float32)
-        age = POSITIONS
-        if PACKED:
-            age = first.to(tl.int32) + step - tl.load(starts + step, mask=first + step < num_positions, other=0)
-        grad, seen_1, seen_2, seen_3, grad_1, grad_2, grad_3 = step_back(
-            grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
+        share, share_1, share_2, share_3, share_bias = with_shares(
+            share, share_1, share_2, share_3, share_bias, grad, x_0, seen_1, seen_2, seen_3, NEEDS_WEIGHT=NEEDS_WEIGHT
         )
-        whole = back_3 + grad_3
         if NEEDS_X:
-            tl.store(written, narrow(whole, grad_x.dtype.element_ty), mask=only_if(step >= 3, channel, num_channels))
-        if NEEDS_INITIAL:
-            place = grad_initial + (ahead + step) * num_channels + channel
-            reaches = (step < 3) & (ahead + step >= 0) & (ahead + step < TAPS - 1)
-            tl.store(place, narrow(whole, grad_initial.dtype.element_ty), mask=only_if(reaches, channel, num_channels))
+            tl.store(written, narrow(back_3 + grad_3, grad_x.dtype.element_ty), mask=inside)
         back_3 = back_2 + grad_2
         back_2 = back_1 + grad_1
         back_1 = grad * now
@@ -270,6 +203,26 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
         read_x += x_stride
         read_grad += grad_stride
         written += num_channels
+    if NEEDS_X:
+        stop = tl.maximum(steps, 3)
+        for more in tl.static_range(3):
+            here = only_if(stop + more < left, channel, num_channels)
+            x_0 = widen(tl.load(read_x + more * x_stride, mask=here, other=0.0))
+            grad = widen(tl.load(read_grad + more * grad_stride, mask=here, other=0.0))
+            age = POSITIONS
+            if PACKED:
+                age = first.to(tl.int32) + stop + more - tl.load(starts + stop + more, mask=stop + more < left, other=0)
+            grad, seen_1, seen_2, seen_3, grad_1, grad_2, grad_3 = step_back(
+                grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
+            )
+            place = written + more * num_channels
+            tl.store(place, narrow(back_3 + grad_3, grad_x.dtype.element_ty), mask=only_if(stop + more < steps + 3, channel, num_channels))
+            back_3 = back_2 + grad_2
+            back_2 = back_1 + grad_1
+            back_1 = grad * now
+            x_3 = x_2
+            x_2 = x_1
+            x_1 = x_0
     if NEEDS_WEIGHT:
         if SILU:
             share *= SCALE
@@ -290,10 +243,10 @@ def forward_options(num_channels: int) -> dict[str, int]:
     return {"POSITIONS": FORWARD_POSITIONS, "CHANNELS": min(FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
 
 
-def backward_options(num_channels: int) -> dict[str, int]:
-    """Tile and warps of the backward: four channels per thread."""
-    channels = min(BACKWARD_CHANNELS, block_of(num_channels, 32))
-    return {"POSITIONS": BACKWARD_POSITIONS, "CHANNELS": channels, "num_warps": max(1, channels // 128)}
+def backward_options(num_channels: int, dtype: torch.dtype) -> dict[str, int]:
+    """Tile and warps of the backward: a thread loads 16 bytes, eight channels or, of fp32, four."""
+    channels = BACKWARD_BYTES // dtype.itemsize
+    return {"POSITIONS": BACKWARD_POSITIONS, "CHANNELS": min(channels, block_of(num_channels, 32)), "num_warps": 1}
 
 
 def forward(given: Convolution) -> Tensor:
@@ -331,7 +284,7 @@ def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Ten
     x, weight, bias, starts, initial, silu = given
     x, grad_y = unit_stride(x), unit_stride(grad_y)
     batch, num_positions, num_channels = x.shape
-    options = backward_options(num_channels)
+    options = backward_options(num_channels, x.dtype)
     num_programs = batch * triton.cdiv(num_positions, options["POSITIONS"])
     needs_weight = needs[1] or (needs[2] and bias is not None)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
@@ -351,10 +304,10 @@ def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Ten
                 _or(grad_initial, x),
                 partial,
                 grad_y.stride(0),
-                grad_y.stride(1),
                 x.stride(0),
-                x.stride(1),
                 num_positions,
+                grad_y.stride(1),
+                x.stride(1),
                 num_channels,
                 TAPS=weight.shape[1],
                 HAS_BIAS=bias is not None,

@@ -1,0 +1,89 @@
+"""Shared by the convolution's kernels: taps, inputs before a tile, and one position of the backward."""
+
+import math
+
+import triton
+import triton.language as tl
+
+from megakernels._common.tiles import exp2, reciprocal
+
+SCALE = tl.constexpr(-math.log2(math.e))
+"""With silu the taps and the bias are multiplied by this: a power of two of their sum is then the exponential of the negated sum."""
+SQUARE = tl.constexpr(SCALE.value**2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The weights that multiply the inputs DELAY positions ago, scaled for silu: zero after the last tap."""
+    found = tl.zeros(channel.shape, dtype=tl.float32)
+    if DELAY < TAPS:
+        found = tl.load(weight + channel * TAPS + (TAPS - 1 - DELAY), mask=inside, other=0.0).to(tl.float32)
+    return found * SCALE if SILU else found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def offset_of(bias, channel, inside, HAS_BIAS: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The bias, scaled for silu: zero without one."""
+    found = tl.zeros(channel.shape, dtype=tl.float32)
+    if HAS_BIAS:
+        found = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    return found * SCALE if SILU else found
+
+
+@triton.jit
+def only_if(condition, channel, num_channels):  # type: ignore[no-untyped-def]
+    """The mask of a row's channels if a condition on its position is true, else an empty mask."""
+    return channel < tl.where(condition, num_channels, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channels, TAPS: tl.constexpr, HAS_INITIAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The inputs at one position or at a column of them: `initial` before the first, zero without it."""
+    there = only_if((position >= 0) & (position < num_positions), channel, num_channels)
+    value = tl.load(x + position * x_stride + channel, mask=there, other=0.0).to(tl.float32)
+    if HAS_INITIAL:
+        row = position + (TAPS - 1)
+        before = only_if((position < 0) & (row >= 0), channel, num_channels)
+        value += tl.load(initial + row * num_channels + channel, mask=before, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def step_back(  # type: ignore[no-untyped-def]
+    grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED: tl.constexpr, SILU: tl.constexpr
+):
+    """One position: the gradient before silu, the earlier inputs that it saw, and what these get of it; `age` counts from its document.
+
+    With silu the gradient is divided by `SCALE`, so that its products with scaled taps are right as they are: with a the scaled sum and s
+    the sigmoid, silu' = s · (1 + a / SCALE · (1 − s)) = SCALE · (s / SCALE²) · (SCALE + a · (1 − s)).
+    """
+    if PACKED:
+        x_1 = tl.where(age >= 1, x_1, 0.0)
+        x_2 = tl.where(age >= 2, x_2, 0.0)
+        x_3 = tl.where(age >= 3, x_3, 0.0)
+    if SILU:
+        total = offset + x_0 * now + x_1 * tap_1 + x_2 * tap_2 + x_3 * tap_3
+        share = reciprocal(SQUARE + SQUARE * exp2(total))
+        grad = grad * share * (SCALE + total * (1.0 - SQUARE * share))
+    grad_1 = grad * tap_1
+    grad_2 = grad * tap_2
+    grad_3 = grad * tap_3
+    if PACKED:
+        grad_1 = tl.where(age >= 1, grad_1, 0.0)
+        grad_2 = tl.where(age >= 2, grad_2, 0.0)
+        grad_3 = tl.where(age >= 3, grad_3, 0.0)
+    return grad, x_1, x_2, x_3, grad_1, grad_2, grad_3
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def with_shares(  # type: ignore[no-untyped-def]
+    share, share_1, share_2, share_3, share_bias, grad, x_0, x_1, x_2, x_3, NEEDS_WEIGHT: tl.constexpr
+):
+    """The weight gradient with one more position: of the taps, from the latest, and of the bias."""
+    if NEEDS_WEIGHT:
+        share += grad * x_0
+        share_1 += grad * x_1
+        share_2 += grad * x_2
+        share_3 += grad * x_3
+        share_bias += grad
+    return share, share_1, share_2, share_3, share_bias
