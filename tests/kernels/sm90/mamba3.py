@@ -47,7 +47,7 @@ def configurations() -> dict[str, Any]:
         last, small, tail = step_sides(num_angles), {"HAS_STARTS": whole}, {"HEAVY_TAIL": whole}
         chain = {**small, "T": CHAIN, "N": last["N"]}
         rows = {**small, "T": phase_rows(sides["Q"]), "N": last["N"]}
-        columns = {**tile, "SPAN": TILES_PER_SHARE, "W": min(launch.COLUMNS, sides["P"])}
+        columns = {key: {**tile, "SPAN": TILES_PER_SHARE, "W": min(each, sides["P"])} for key, each in launch.COLUMNS.items()}
         table = {**small, **tail, "HAS_AHEAD": whole, "H": launch.HEADS_PER_TABLE, "Q": sides["Q"]}
         for key, function, constants in (
             ("table", mamba3_table_kernel, table),
@@ -55,11 +55,11 @@ def configurations() -> dict[str, Any]:
             ("angle, segment", mamba3_angle_kernel, {**chain, "HAS_INITIAL": True, "FORWARD": False}),
             ("state", mamba3_state_kernel, {**tile, "HAS_INITIAL": whole, "WALKS": True}),
             ("state, segment", mamba3_state_kernel, {**tile, "HAS_INITIAL": True, "WALKS": False}),
-            ("output", mamba3_output_kernel, {**columns, "GRADIENTS": False}),
-            ("output, gradients", mamba3_output_kernel, {**columns, "GRADIENTS": True}),
+            ("output", mamba3_output_kernel, {**columns["output"], "GRADIENTS": False}),
+            ("output, gradients", mamba3_output_kernel, {**columns["gradients"], "GRADIENTS": True}),
             ("state_gradient", mamba3_state_gradient_kernel, {**tile, "HAS_FINAL": whole}),
             ("query", mamba3_query_kernel, tile),
-            ("value", mamba3_value_kernel, columns),
+            ("value", mamba3_value_kernel, columns["value"]),
             ("key", mamba3_key_kernel, tile),
             (
                 "group",

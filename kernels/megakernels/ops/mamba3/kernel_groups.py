@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from megakernels._common.tiles import widen
 from megakernels.ops.mamba3.kernel_tiles import add_halves, cos_sin, load_part, over_positions, rows_of, store_halves
 
 
@@ -50,11 +51,11 @@ def mamba3_group_kernel(  # type: ignore[no-untyped-def]
     for tile in range(piece * SPAN, tl.minimum(piece * SPAN + SPAN, tl.cdiv(stop - begin, Q))):
         position, rank, valid = rows_of(begin + tile * Q, stop, rank_count, M=M, R=R)
         total_one, total_other = tl.zeros([M, S], dtype=tl.float32), tl.zeros([M, S], dtype=tl.float32)
-        for index in range(heads_per_group):
+        for index in tl.range(heads_per_group, disable_licm=True):
             head = group * heads_per_group + index
             row = (((batch * count + local) * tiles + tile) * num_heads + head) * M + tl.arange(0, M)
-            one = load_part(grad_rows + row * (2 * S), valid, S=S, HALF=0)
-            other = load_part(grad_rows + row * (2 * S), valid, S=S, HALF=1)
+            one = widen(load_part(grad_rows + row * (2 * S), valid, S=S, HALF=0))
+            other = widen(load_part(grad_rows + row * (2 * S), valid, S=S, HALF=1))
             if ROTATES:
                 cos, sin = cos_sin(cosines, sines, batch, head, position, valid, num_positions, num_heads, num_angles, S=S)
                 one, other = one * cos + other * sin, other * cos - one * sin

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow, sigmoid
+from megakernels._common.tiles import dot, exp, narrow, reciprocal
 from megakernels.ops.mamba3.kernel_tiles import (
     accumulate,
     decays_of,
@@ -96,7 +96,7 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
     share = shares + (((batch * num_segments + segment) * pieces + piece) * num_heads + head) * num_shares
     begin = segment * save_every
     stop = tl.minimum(begin + save_every, num_positions)
-    for tile in range(piece * SPAN, tl.minimum(piece * SPAN + SPAN, tl.cdiv(stop - begin, Q))):
+    for tile in tl.range(piece * SPAN, tl.minimum(piece * SPAN + SPAN, tl.cdiv(stop - begin, Q)), disable_licm=True):
         first = begin + tile * Q
         last = tl.minimum(first + Q, stop) - 1
         position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
@@ -172,6 +172,7 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
             S=S,
             NEIGHBOURS=not HAS_MIMO,
             ROTATES=ROTATES,
+            SELECTS=True,
         )
         queries_one = narrow(query_rows, dtype)
         queries_other = narrow(more_query_rows, dtype)
@@ -189,15 +190,15 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
             if HAS_MIMO:
                 values *= mimo_rows(mimo_x, head, rank, rank_count, columns, head_width)
             at_state = states + (tile_row * head_width + columns) * (2 * S)
-            read = dot(queries_one, tl.trans(narrow(load_part(at_state, in_p, S=S, HALF=0), dtype)))
-            read += dot(queries_other, tl.trans(narrow(load_part(at_state, in_p, S=S, HALF=1), dtype)))
+            read = dot(queries_one, tl.trans(load_part(at_state, in_p, S=S, HALF=0)))
+            read += dot(queries_other, tl.trans(load_part(at_state, in_p, S=S, HALF=1)))
             read *= from_start[:, None]
             found = dot(mixing, narrow(values, dtype)) + read + skip * values
             own_z = head_rows(z, batch, head, position, valid, columns, head_width, x_stride_b, x_stride_t, x_stride_h)
             inner = own_z
             if HAS_MIMO:
                 inner = own_z * mimo_rows(mimo_z, head, rank, rank_count, columns, head_width)
-            opened = sigmoid(inner)
+            opened = reciprocal(1.0 + exp(-inner))
             gate = inner * opened
             own = ((batch * num_positions + written) * num_heads + head)[:, None] * head_width + columns[None, :]
             in_own = there[:, None] & in_p[None, :]

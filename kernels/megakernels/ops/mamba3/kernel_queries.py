@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
+from megakernels._common.tiles import dot, narrow, widen
 from megakernels.ops.mamba3.kernel_tiles import (
     accumulate,
     decays_of,
@@ -154,6 +154,7 @@ def mamba3_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         S=S,
         NEIGHBOURS=not HAS_MIMO,
         ROTATES=ROTATES,
+        SELECTS=True,
     )
     queries_one = narrow(query_rows, dtype)
     queries_other = narrow(more_query_rows, dtype)
@@ -191,13 +192,13 @@ def mamba3_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     grad_scores = narrow(grad_mixing * weight, dtype)
     at_state = states + (tile_row * head_width + columns) * (2 * S)
     tl.debug_barrier()  # rows that other threads of the program have stored
-    one = from_start[:, None] * dot(grad, narrow(load_part(at_state, in_p, S=S, HALF=0), dtype)) + dot(grad_scores, keys_one)
+    one = from_start[:, None] * dot(grad, load_part(at_state, in_p, S=S, HALF=0)) + dot(grad_scores, keys_one)
     if ROTATES:
-        turning = -one * load_part(at_rows, valid, S=S, HALF=1)
-        turned_one = load_part(at_rows, valid, S=S, HALF=0)
+        turning = -one * widen(load_part(at_rows, valid, S=S, HALF=1))
+        turned_one = widen(load_part(at_rows, valid, S=S, HALF=0))
         tl.debug_barrier()
     store_part(at_rows, one, valid, S=S, HALF=0)
-    other = from_start[:, None] * dot(grad, narrow(load_part(at_state, in_p, S=S, HALF=1), dtype)) + dot(grad_scores, keys_other)
+    other = from_start[:, None] * dot(grad, load_part(at_state, in_p, S=S, HALF=1)) + dot(grad_scores, keys_other)
     store_part(at_rows, other, valid, S=S, HALF=1)
     if ROTATES:
         turning += other * turned_one

@@ -149,7 +149,7 @@ def mamba3_angle_kernel(  # type: ignore[no-untyped-def]
         if FORWARD:
             place = (batch * num_segments + segment) * num_heads + head
             tl.store(phases + place * num_angles + angle, phase, mask=in_n)
-        for first in range(begin, stop, T):
+        for first in tl.range(begin, stop, T, disable_licm=True):
             position = first + offset
             valid = position < stop
             raw = tl.load(dt + batch * dt_stride_b + head * dt_stride_h + position.to(tl.int64) * dt_stride_t, mask=valid, other=0.0)

@@ -8,7 +8,7 @@ decays of each position's tile as two fp32 numbers, the rounded sum and the rest
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import exp, narrow, softplus
+from megakernels._common.tiles import exp, narrow, softplus, widen
 
 PI = tl.constexpr(3.141592653589793)
 TURN_HIGH, TURN_LOW = tl.constexpr(6.28125), tl.constexpr(0.0019353071795864769)
@@ -101,13 +101,13 @@ def load_halves(at, there, state_width, S: tl.constexpr, NEIGHBOURS: tl.constexp
     """First and second dims of the pairs of each row, [rows, S] each, fp32, from the rows' addresses."""
     if NEIGHBOURS:
         dim = tl.arange(0, 2 * S)
-        whole = tl.load(at[:, None] + dim[None, :], mask=there[:, None] & (dim < state_width)[None, :], other=0.0).to(tl.float32)
+        whole = widen(tl.load(at[:, None] + dim[None, :], mask=there[:, None] & (dim < state_width)[None, :], other=0.0))
         return tl.split(tl.reshape(whole, [whole.shape[0], S, 2]))
     else:  # noqa: RET505  one branch is compiled
         pair, half = tl.arange(0, S), state_width // 2
-        one = tl.load(at[:, None] + pair[None, :], mask=there[:, None] & (pair < half)[None, :], other=0.0).to(tl.float32)
+        one = widen(tl.load(at[:, None] + pair[None, :], mask=there[:, None] & (pair < half)[None, :], other=0.0))
         mask = there[:, None] & (half + pair < state_width)[None, :]
-        return one, tl.load(at[:, None] + half + pair[None, :], mask=mask, other=0.0).to(tl.float32)
+        return one, widen(tl.load(at[:, None] + half + pair[None, :], mask=mask, other=0.0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -133,8 +133,8 @@ def add_halves(at, one, other, there, state_width, S: tl.constexpr, NEIGHBOURS: 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def load_part(at, there, S: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One half of each row [rows, S], fp32, of what a kernel stored for another, in halves of S columns each, from the rows' addresses."""
-    return tl.load(at[:, None] + HALF * S + tl.arange(0, S)[None, :], mask=there[:, None], other=0.0).to(tl.float32)
+    """One half of each row [rows, S] of what a kernel stored for another, in halves of S columns each, from the rows' addresses."""
+    return tl.load(at[:, None] + HALF * S + tl.arange(0, S)[None, :], mask=there[:, None], other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -209,16 +209,20 @@ def turned_rows(  # type: ignore[no-untyped-def]
     S: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
     ROTATES: tl.constexpr,
+    SELECTS: tl.constexpr = False,
 ):
-    """Rows of B or C with the head's bias, rotated: first and second dims of the pairs, [M, S] each."""
+    """Rows of B or C with the head's bias, rotated: first and second dims of the pairs, [M, S] each.
+
+    Rows that do not exist are finite, and zero only with `SELECTS`: what they meet, weights, values or gradients, is zero. The first
+    operand of a product needs it: from elementwise operations alone the compiler would make that one twice, once in the registers that the
+    product reads.
+    """
     M: tl.constexpr = position.shape[0]
     at = whole + batch * stride_b + group * stride_g + position.to(tl.int64) * stride_t + rank * stride_r
     one, other = load_halves(at, valid, state_width, S=S, NEIGHBOURS=NEIGHBOURS)
     ranks = tl.arange(0, R)
     near = bias + (head * rank_count + ranks) * state_width
     more, more_other = load_halves(near, ranks < rank_count, state_width, S=S, NEIGHBOURS=NEIGHBOURS)
-    # by position and rank, also because the compiler would repeat all that leads to a first operand in the layout that a product takes
-    # from registers, if it were elementwise
     one = tl.reshape(one, [M // R, R, S]) + more[None, :, :]
     other = tl.reshape(other, [M // R, R, S]) + more_other[None, :, :]
     if ROTATES:
@@ -226,8 +230,9 @@ def turned_rows(  # type: ignore[no-untyped-def]
         cos, sin = cos_sin(cosines, sines, batch, head, each, each < stop, num_positions, num_heads, num_angles, S=S)
         cos, sin = cos[:, None, :], sin[:, None, :]
         one, other = one * cos - other * sin, one * sin + other * cos
-    there = tl.reshape(valid, [M // R, R])[:, :, None]
-    one, other = tl.where(there, one, 0.0), tl.where(there, other, 0.0)
+    if SELECTS:
+        there = tl.reshape(valid, [M // R, R])[:, :, None]
+        one, other = tl.where(there, one, 0.0), tl.where(there, other, 0.0)
     return tl.reshape(one, [M, S]), tl.reshape(other, [M, S])
 
 
@@ -235,11 +240,11 @@ def turned_rows(  # type: ignore[no-untyped-def]
 def head_rows(pointer, batch, head, position, valid, column, head_width, stride_b, stride_t, stride_h):  # type: ignore[no-untyped-def]
     """Columns of the rows of x, z or the gradient of y, [M, columns], fp32."""
     at = pointer + batch * stride_b + head * stride_h + position.to(tl.int64)[:, None] * stride_t + column[None, :]
-    return tl.load(at, mask=valid[:, None] & (column < head_width)[None, :], other=0.0).to(tl.float32)
+    return widen(tl.load(at, mask=valid[:, None] & (column < head_width)[None, :], other=0.0))
 
 
 @triton.jit
 def mimo_rows(weight, head, rank, rank_count, column, head_width):  # type: ignore[no-untyped-def]
     """Columns of a rank projection's row of each row of a tile, [M, columns], fp32."""
     mask = (rank < rank_count)[:, None] & (column < head_width)[None, :]
-    return tl.load(weight + ((head * rank_count + rank) * head_width)[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    return widen(tl.load(weight + ((head * rank_count + rank) * head_width)[:, None] + column[None, :], mask=mask, other=0.0))

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
+from megakernels._common.tiles import dot, narrow, widen
 from megakernels.ops.mamba3.kernel_tiles import (
     accumulate,
     decays_of,
@@ -107,10 +107,10 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         for begin_column in tl.range(0, P, W, disable_licm=True):
             column = begin_column + tl.arange(0, W)
             at_part = (tile_row * head_width + column) * (2 * S)
-            before = load_part(states + at_part, column < head_width, S=S, HALF=0)
-            passed_on += tl.sum(before * load_part(grad_states + at_part, column < head_width, S=S, HALF=0), 1)
-            before = load_part(states + at_part, column < head_width, S=S, HALF=1)
-            passed_on += tl.sum(before * load_part(grad_states + at_part, column < head_width, S=S, HALF=1), 1)
+            before = widen(load_part(states + at_part, column < head_width, S=S, HALF=0))
+            passed_on += tl.sum(before * widen(load_part(grad_states + at_part, column < head_width, S=S, HALF=0)), 1)
+            before = widen(load_part(states + at_part, column < head_width, S=S, HALF=1))
+            passed_on += tl.sum(before * widen(load_part(grad_states + at_part, column < head_width, S=S, HALF=1)), 1)
         key_rows, more_key_rows = turned_rows(
             B,
             B_bias,
@@ -137,6 +137,7 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
             S=S,
             NEIGHBOURS=not HAS_MIMO,
             ROTATES=ROTATES,
+            SELECTS=True,
         )
         keys_one = narrow(key_rows, dtype)
         keys_other = narrow(more_key_rows, dtype)
@@ -184,8 +185,8 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
                 values *= mimo_rows(mimo_x, head, rank, rank_count, columns, head_width)
             grad = tl.load(at_outputs + columns[None, :], mask=valid[:, None] & in_p[None, :], other=0.0)
             at_state = (tile_row * head_width + columns) * (2 * S)
-            through = dot(keys_one, tl.trans(narrow(load_part(grad_states + at_state, in_p, S=S, HALF=0), dtype)))
-            through += dot(keys_other, tl.trans(narrow(load_part(grad_states + at_state, in_p, S=S, HALF=1), dtype)))
+            through = dot(keys_one, tl.trans(load_part(grad_states + at_state, in_p, S=S, HALF=0)))
+            through += dot(keys_other, tl.trans(load_part(grad_states + at_state, in_p, S=S, HALF=1)))
             added += tl.sum(through * values, 1)
             of_values = dot(mixing, grad) + kept_weight[:, None] * through + skip * grad.to(tl.float32)
             if HAS_MIMO:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
+from megakernels._common.tiles import dot, narrow, widen
 from megakernels.ops.mamba3.kernel_tiles import decays_of, load_halves, load_part, rows_of, store_halves, store_part, turned_rows
 
 
@@ -119,6 +119,7 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
                 S=S,
                 NEIGHBOURS=not HAS_MIMO,
                 ROTATES=ROTATES,
+                SELECTS=True,
             )
             queries = narrow(query_rows, dtype)
             more_queries = narrow(more_query_rows, dtype)
@@ -130,8 +131,8 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
             if ROTATES:
                 # Turning all later queries and keys turns back what they read from the state before the tile.
                 at_before = states + (tile_row * head_width + column) * (2 * S)
-                back_turn = tl.sum(one * load_part(at_before, in_p, S=S, HALF=1), 0)
-                back_turn -= tl.sum(other * load_part(at_before, in_p, S=S, HALF=0), 0)
+                back_turn = tl.sum(one * widen(load_part(at_before, in_p, S=S, HALF=1)), 0)
+                back_turn -= tl.sum(other * widen(load_part(at_before, in_p, S=S, HALF=0)), 0)
                 end_row = ((batch * num_segments + first_segment + segment) * tiles + tile) * num_heads + head
                 tl.store(ends + end_row * num_angles + tl.arange(0, S), back_turn, mask=tl.arange(0, S) < num_angles)
     store_halves(grad_initial + whole + in_state, one, other, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)

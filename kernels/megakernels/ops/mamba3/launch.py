@@ -25,8 +25,9 @@ OPTIONS = {
     "step_gradient": {"num_warps": 4},
 }
 """Launch options of each kernel, for all shapes. Loads of a later tile are not started early: the registers are those of one tile."""
-COLUMNS = 16
-"""Columns of a head that `mamba3_output_kernel` and `mamba3_value_kernel` process at once."""
+COLUMNS = {"output": 64, "gradients": 16, "value": 32}
+"""Columns of a head at once: of `mamba3_output_kernel` without and with its gradients, and of `mamba3_value_kernel`. The registers do not
+hold more."""
 HEADS_PER_TABLE = 16
 """Heads of a program of `mamba3_table_kernel`."""
 
@@ -56,7 +57,7 @@ def outputs(scan: Scan, state: Tensor | None, tables: list[Tensor], sizes: Exten
             *(*counts, 0, sizes.segments, first, count, sizes.tiles, sizes.pieces, 0, 0, 0, *strides),
             **flags,
             **sizes.sides,
-            W=min(COLUMNS, sizes.sides["P"]),
+            W=min(COLUMNS["output"], sizes.sides["P"]),
             SPAN=TILES_PER_SHARE,
             GRADIENTS=False,
             **OPTIONS["output"],

@@ -46,8 +46,8 @@ class _Run(NamedTuple):
     def settings(self) -> dict[str, Any]:
         return {**self.sizes.sides, **flags_of(self.scan)}
 
-    def columns(self) -> dict[str, int]:
-        return {"W": min(COLUMNS, self.sizes.sides["P"]), "SPAN": TILES_PER_SHARE}
+    def columns(self, kernel: str) -> dict[str, int]:
+        return {"W": min(COLUMNS[kernel], self.sizes.sides["P"]), "SPAN": TILES_PER_SHARE}
 
 
 def tile_gradients(
@@ -91,7 +91,7 @@ def _states(run: _Run, first: int, count: int, later: Tensor | None) -> None:
         *(run.grad_y, *inputs.values(), *run.tables, run.between, x, run.gradients["z"], run.grad_outputs, run.steps, run.shares),
         *(*counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces, *run.grad_y.stride()[:3], *strides),
         **run.settings(),
-        **run.columns(),
+        **run.columns("gradients"),
         GRADIENTS=True,
         **OPTIONS["output"],
     )
@@ -137,7 +137,7 @@ def _pairs(run: _Run, first: int, count: int) -> None:
         *(run.gradients["x"], run.steps, run.shares),
         *(*counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces, *strides),
         **run.settings(),
-        **run.columns(),
+        **run.columns("value"),
         **OPTIONS["value"],
     )
     mamba3_key_kernel[of_tiles](
