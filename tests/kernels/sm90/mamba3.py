@@ -77,3 +77,33 @@ def configurations() -> dict[str, Any]:
 
 
 CONFIGURATIONS = configurations()
+
+SHAPE = "4 sequences of 4,096 tokens, 112 heads x 64 x 128 in 8 groups, 4 ranks, 32 angles, bf16; states kept every 256; forward and backward"
+SEQUENCES, POSITIONS, HEADS, GROUPS, SEGMENT, TILE = 4, 4096, 112, 8, 256, 16
+
+
+def launches() -> dict[str, Any]:
+    """Programs and turns of loops of each launch at `SHAPE`; the backward's over tiles are those of all its segments."""
+    segments, tiles, rows = POSITIONS // SEGMENT, SEGMENT // TILE, SEQUENCES * HEADS
+    parts, heads = tiles // TILES_PER_SHARE, HEADS // launch.HEADS_PER_TABLE
+    columns = {key: 64 // each for key, each in launch.COLUMNS.items()}
+    counted: dict[str, tuple[int, tuple[int, ...]]] = {
+        "table": (2 * SEQUENCES * segments * heads, (tiles,)),
+        "angle": (rows, (segments, SEGMENT // CHAIN)),
+        "angle, segment": (rows * segments, (SEGMENT // CHAIN,)),
+        "state": (rows, (segments, tiles)),
+        "state, segment": (rows * segments, (tiles,)),
+        "output": (rows * segments * parts, (TILES_PER_SHARE,)),
+        "output, gradients": (rows * segments * parts, (TILES_PER_SHARE, columns["gradients"])),
+        "state_gradient": (rows, (segments, tiles)),
+        "query": (rows * segments * tiles, ()),
+        "value": (rows * segments * parts, (TILES_PER_SHARE, columns["value"], columns["value"])),
+        "key": (rows * segments * tiles, ()),
+        "group": (2 * SEQUENCES * GROUPS * segments * parts, (TILES_PER_SHARE, HEADS // GROUPS)),
+        "phase_gradient": (rows * segments * tiles, ()),
+        "step_gradient": (SEQUENCES * POSITIONS // step_sides(32)["T"], (HEADS // step_sides(32)["H"],)),
+    }
+    return {f"mamba3 {key} 64x128 rank 4, 32 angles, bf16, plain": each for key, each in counted.items()}
+
+
+LAUNCHES = launches()
