@@ -78,7 +78,7 @@ def configurations() -> dict[str, Any]:
 
 CONFIGURATIONS = configurations()
 
-SHAPE = "4 sequences of 4,096 tokens, 112 heads x 64 x 128 in 8 groups, 4 ranks, 32 angles, bf16; states kept every 256; forward and backward"
+SHAPE = "4 x 4,096 tokens of 112 heads x 64 x 128, 8 groups, 4 ranks, 32 angles, bf16, states kept every 256; forward and backward"
 SEQUENCES, POSITIONS, HEADS, GROUPS, SEGMENT, TILE = 4, 4096, 112, 8, 256, 16
 
 
