@@ -12,7 +12,7 @@ from rooflines.step import Row
 
 FOLDER = Path(__file__).parent
 LIST = FOLDER / "beyond_ideal.yaml"
-SPECS = tuple(FOLDER / f"gate-{name}.yaml" for name in ("hybrid", "experts", "delta", "convolved"))
+SPECS = tuple(FOLDER / f"gate-{name}.yaml" for name in ("hybrid", "experts", "delta", "convolved", "scaled"))
 LIMIT = 1.3
 """Largest ratio of moved to ideal bytes of an operation that is not listed."""
 OWN = "megakernels."

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from storages import Idle
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients, scratch_bytes
+from megakernels._common import device
 from megakernels.ops import fp8_linear
-from megakernels.ops.fp8_linear import reference
+from megakernels.ops.fp8_linear import choice, reference
 
 FORMATS = {"e4m3": (3, -6, 448.0), "e5m2": (2, -14, 57344.0)}
 """Bits of the fraction, exponent of the smallest normal number, largest number."""
@@ -224,9 +226,16 @@ def fakes_write_scaled_products() -> bool:
 @pytest.mark.skipif(not fakes_write_scaled_products(), reason="this torch has no fake of a product that writes into a given result")
 @SCALED
 @pytest.mark.parametrize("given", [False, True])
-def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernels", ["triton", "torch"])
+def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: bool, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In addition to their results: of the code that CUDA runs, on tensors without data."""
     kept = "columns" if scaling == "rows" else "tensor"
+    monkeypatch.setitem(device._chosen, "kernels", kernels)
+    if kernels == "triton":
+        kernel = pytest.importorskip("megakernels.ops.fp8_linear.kernel")
+        monkeypatch.setattr(choice, "runs_triton", lambda _: True)
+        for name in ("fp8_maxima_kernel", "fp8_scale_kernel", "fp8_round_kernel", "fp8_turn_kernel"):
+            monkeypatch.setattr(kernel, name, Idle())
     monkeypatch.setattr(reference, "has_tensor_cores", lambda _: True)
     with FakeTensorMode():
         x, weights = torch.empty(*ROWS, K, dtype=torch.bfloat16), [torch.empty(width, K, dtype=torch.bfloat16) for width in WIDTHS]

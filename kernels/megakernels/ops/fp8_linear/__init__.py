@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import register_scratch
-from megakernels.ops.fp8_linear import inputs, reference, sizes
+from megakernels.ops.fp8_linear import choice, inputs, reference, sizes
 
 __all__ = ["fp8_input_gradients", "fp8_linears", "fp8_quantize", "fp8_weight_gradients"]
 
@@ -27,7 +27,10 @@ def fp8_quantize(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
         (float8_e4m3fn [..., K'], scale fp32 [1] or [K']), K' the next multiple of 16.
 
     Scratch:
-        The slice of x that is being scaled.
+        The maxima of x's tiles; in plain torch the slice of x that is being scaled.
+
+    Triton:
+        Three kernels: maxima of tiles, scales, and the rounded copy. The same bits as plain torch's where x is finite.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -55,6 +58,9 @@ def fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], bias
     Scratch:
         x's copy unless it is given, and one weight's at a time.
 
+    Triton:
+        Copies as of `fp8_quantize`; the products are torch's scaled matmul.
+
     Raises:
         ValueError: shapes or dtypes do not fit.
 
@@ -79,6 +85,9 @@ def fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], 
 
     Scratch:
         Copies of one gradient and its weight at a time, and from the second on their product.
+
+    Triton:
+        Copies as of `fp8_quantize`, the weight's transposed; the products are torch's scaled matmul.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -114,6 +123,9 @@ def fp8_weight_gradients(
     Scratch:
         x's transposed copy, and one gradient's at a time.
 
+    Triton:
+        Copies as of `fp8_quantize`, transposed; the products are torch's scaled matmul.
+
     Raises:
         ValueError: shapes or dtypes do not fit.
     """
@@ -124,7 +136,7 @@ def fp8_weight_gradients(
 
 @custom_op("megakernels::fp8_quantize", mutates_args=())
 def _fp8_quantize(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
-    data, scale = reference.kept(x.reshape(-1, x.shape[-1]), by_column=scaling == "columns")
+    data, scale = choice.kept(x.reshape(-1, x.shape[-1]), by_column=scaling == "columns")
     return data.view(*x.shape[:-1], -1), scale
 
 
@@ -139,9 +151,9 @@ def _(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
 def _fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str) -> list[Tensor]:
     by_row, rows = scaling == "rows", x.reshape(-1, x.shape[-1])
     made = [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=weight.dtype) for weight in weights]
-    first = reference.Operand(rows, scale) if scale is not None else reference.operand(rows, dtype=torch.float8_e4m3fn, by_row=by_row)
+    first = reference.Operand(rows, scale) if scale is not None else choice.operand(rows, dtype=torch.float8_e4m3fn, by_row=by_row)
     for weight, bias, out in zip(weights, biases, made, strict=True):
-        second = reference.operand(weight, dtype=torch.float8_e4m3fn, by_row=by_row, second=True)
+        second = choice.operand(weight, dtype=torch.float8_e4m3fn, by_row=by_row, second=True)
         reference.multiply(first, second, out.view(-1, weight.shape[0]), bias, fast=True)
         del second
     return made
@@ -158,8 +170,8 @@ def _fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor],
     total = weights[0].new_empty(shape)
     rows = total.view(-1, shape[-1])
     for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
-        first = reference.operand(gradient.reshape(-1, weight.shape[0]), dtype=inputs.FORMATS[gradient_format], by_row=by_row)
-        second = reference.operand(weight, dtype=torch.float8_e4m3fn, by_row=by_row, transposed=True, second=True)
+        first = choice.operand(gradient.reshape(-1, weight.shape[0]), dtype=inputs.FORMATS[gradient_format], by_row=by_row)
+        second = choice.operand(weight, dtype=torch.float8_e4m3fn, by_row=by_row, transposed=True, second=True)
         made = torch.empty_like(rows) if index else rows
         reference.multiply(first, second, made)
         if index:
@@ -187,12 +199,12 @@ def _fp8_weight_gradients(
     made = [gradient.new_empty((gradient.shape[-1], width)) for gradient in gradients]
     sums = [gradient.new_empty(gradient.shape[-1]) for gradient, given in zip(gradients, biases, strict=True) if given]
     if scale is None:
-        second = reference.operand(rows, dtype=torch.float8_e4m3fn, by_row=by_row, transposed=True, second=True)
+        second = choice.operand(rows, dtype=torch.float8_e4m3fn, by_row=by_row, transposed=True, second=True)
     else:
-        second = reference.turned(rows, scale)
+        second = choice.turned(rows, scale, gradients[0])
     for gradient, out in zip(gradients, made, strict=True):
         matrix = gradient.reshape(-1, gradient.shape[-1])
-        first = reference.operand(matrix, dtype=inputs.FORMATS[gradient_format], by_row=by_row, transposed=True)
+        first = choice.operand(matrix, dtype=inputs.FORMATS[gradient_format], by_row=by_row, transposed=True)
         reference.multiply(first, second, out)
         del first
     given = (gradient for gradient, has_bias in zip(gradients, biases, strict=True) if has_bias)

@@ -173,7 +173,8 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
         parameters_by_name, trained = parameter_shapes(spec, dims, f"layers.{index}", block), recipe.name in TRAINED
         program, tensors = in_low_precision(program, tensors, recipe, parameters_by_name, experts_only=trained)
         if trained:
-            program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy)
+            fused = spec.host.uses_triton
+            program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy, fused=fused)
     path = path_in(spec.model.residual_path, block.tensors)
     scale: float = getattr(FAMILIES[block.family].section_of(spec.model), "output_multiplier", 1.0)
     path = path._replace(passes_on=_returned(spec, dims, index, parameters), scaled=scale != 1)

@@ -73,7 +73,7 @@ def scaled_calls(program: BlockProgram, policy: str) -> tuple[Call, ...]:
 
 
 def in_eight_bits(
-    program: BlockProgram, shapes: Shapes, name: RecipeName, parameters: Mapping[str, tuple[int, ...]], policy: str
+    program: BlockProgram, shapes: Shapes, name: RecipeName, parameters: Mapping[str, tuple[int, ...]], policy: str, *, fused: bool
 ) -> tuple[BlockProgram, Shapes]:
     """The program and its storages under one of the recipes that megarun trains.
 
@@ -83,6 +83,7 @@ def in_eight_bits(
         name: The recipe.
         parameters: Shapes of the block's parameters on the rank, by name.
         policy: How the block is recomputed.
+        fused: Whether Triton kernels make the copies.
     """
     by_row = name not in PER_TENSOR
     changed, calls = _scaled(program, policy, by_row)
@@ -91,7 +92,7 @@ def in_eight_bits(
         multiplied = shapes[call.gathered or call.source]
         width, elements = parameters[call.weights[0]][1], prod(multiplied[2])
         outs = tuple(parameters[weight][0] for weight in call.weights)
-        product = Product(elements // width, width, outs, multiplied[0] // elements, by_row)
+        product = Product(elements // width, width, outs, multiplied[0] // elements, by_row, fused)
         found |= _storages(call, product, prod(shapes[call.source][2]) // width)
     return changed, found
 
@@ -107,7 +108,7 @@ def _storages(call: Call, product: Product, own_rows: int) -> Shapes:
     if call.keeps_low:
         found[LOW] = _copy(product.kept_shape(own_rows), Column.ACTIVATIONS)
         found[SCALES] = SCALE * product.num_scales, Column.ACTIVATIONS, (product.num_scales,), DType.FP32, Basis.EXACT
-        found[IN_KEEPING] = _inside(product.keeping_bytes)
+        found[IN_KEEPING] = _inside(product.keeping_bytes(own_rows))
         if call.gathered is not None:
             found[WHOLE] = _copy(product.kept_shape(product.rows), Column.ACTIVATIONS)
             found[GATHERED] = _copy(product.kept_shape(product.rows), Column.COMMUNICATION)

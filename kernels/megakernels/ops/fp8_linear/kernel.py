@@ -1,0 +1,199 @@
+"""Triton kernels of copies in eight bits: two passes over a matrix, the largest magnitudes and the rounding, which also transposes.
+
+- `fp8_maxima_kernel`: one program per tile: the largest magnitude of its rows, of its columns or of all of it.
+- `fp8_scale_kernel`: one program per few scales: the largest of the tiles, and the power of two that it stands for.
+- `fp8_round_kernel`: one program per tile of the copy: elements divided by their scales and rounded, zeros in the padding.
+- `fp8_turn_kernel`: one program per tile: the transpose of a copy that exists.
+
+Magnitudes are compared as integers, which order them and keep what is not a number. Nothing is divided: the scale is the power of two
+whose exponent is that of the largest magnitude, so results are bitwise those of the reference.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from megakernels._common.tiles import INTERPRETED, on_device_of, widen
+from megakernels.ops.fp8_linear.reference import SMALLEST, Operand, padded
+from megakernels.ops.fp8_linear.sizes import BY_COLUMN, BY_ROW, TILE, WHOLE, num_maxima
+
+NUM_WARPS = 8
+ONE_SCALE, MANY_SCALES = {"NUM": 1, "COUNT": 4096}, {"NUM": 128, "COUNT": 32}
+"""Scales of a program of `fp8_scale_kernel`, and maxima of each that it compares at once."""
+NORMAL, FRACTION, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7FFFFF), tl.constexpr(0x7F800000)
+THREE_QUARTERS = tl.constexpr(0x600000)
+"""The fraction of 1.75, that of the largest number of both formats."""
+LEAST = tl.constexpr(int(torch.tensor(SMALLEST, dtype=torch.float32).view(torch.int32)))
+FRACTION_BITS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
+LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
+
+
+@triton.jit
+def magnitudes(values):  # type: ignore[no-untyped-def]
+    """Bits of the absolute values of fp32."""
+    return values.to(tl.int32, bitcast=True) & NORMAL
+
+
+@triton.jit
+def tile_at(x, row, column, num_rows, num_columns, stride):  # type: ignore[no-untyped-def]
+    """A tile of a matrix, zero outside."""
+    mask = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    return tl.load(x + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fp8_maxima_kernel(x, maxima, num_rows, num_columns, stride, SIDE: tl.constexpr, SCALED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`maxima` [tiles of a row, rows], [tiles of a column, columns] or [tiles, 1], int32 bits of fp32."""
+    row, column = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.program_id(1) * SIDE + tl.arange(0, SIDE)
+    found = magnitudes(widen(tile_at(x, row, column, num_rows, num_columns, stride)))
+    if SCALED == 1:
+        tl.store(maxima + tl.program_id(1).to(tl.int64) * num_rows + row, tl.max(found, 1), mask=row < num_rows)
+    elif SCALED == 2:
+        tl.store(maxima + tl.program_id(0).to(tl.int64) * num_columns + column, tl.max(found, 0), mask=column < num_columns)
+    else:
+        tl.store(maxima + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(tl.max(found, 1), 0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fp8_scale_kernel(maxima, scales, count, num, num_padded, EXPONENT: tl.constexpr, COUNT: tl.constexpr, NUM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scales [padded] from `maxima` [count, num]; of what is only padding 1."""
+    index, part = tl.program_id(0) * NUM + tl.arange(0, NUM), tl.arange(0, COUNT)
+    found = tl.full([NUM], LEAST, tl.int32)
+    for first in range(0, count, COUNT):
+        mask = (first + part < count)[:, None] & (index < num)[None, :]
+        each = tl.load(maxima + (first + part).to(tl.int64)[:, None] * num + index[None, :], mask=mask, other=0)
+        found = tl.maximum(found, tl.max(each, 0))
+    exponent = (found >> 23) - EXPONENT + tl.where((found & FRACTION) > THREE_QUARTERS, 1, 0)
+    scale = exponent << 23
+    scale = tl.where(found == INFINITE, INFINITE, scale)
+    scale = tl.where(found > INFINITE, 0, scale)
+    scale = tl.where(index < num, scale, 127 << 23)
+    tl.store(scales + index, scale.to(tl.float32, bitcast=True), mask=index < num_padded)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def eight_bits(values, FRACTION_BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Bits of the nearest e4m3 or e5m2, ties to even; of what is not finite those of NaN. The interpreter's cast does not round."""
+    bits = magnitudes(values)
+    if INTERPRETED:
+        LOWEST: tl.constexpr = 121 if FRACTION_BITS == 3 else 113
+        field = tl.maximum(bits >> 23, LOWEST)
+        unit = ((field - FRACTION_BITS) << 23).to(tl.float32, bitcast=True)
+        steps = tl.abs(values) / unit
+        whole = tl.floor(steps)
+        odd = whole - 2.0 * tl.floor(0.5 * whole)
+        up = (steps - whole > 0.5) | ((steps - whole == 0.5) & (odd == 1.0))
+        steps = (whole + tl.where(up, 1.0, 0.0)).to(tl.int32)
+        made = ((field - LOWEST) << FRACTION_BITS) + steps  # a normal number's first bit is one step of the exponent
+        return (tl.where(bits < INFINITE, made, 0x7F) | tl.where(values < 0.0, 0x80, 0)).to(tl.uint8)
+    else:  # noqa: RET505  one branch is compiled
+        DTYPE: tl.constexpr = tl.float8e4nv if FRACTION_BITS == 3 else tl.float8e5
+        made = values.to(DTYPE).to(tl.uint8, bitcast=True)
+        return tl.where(bits < INFINITE, made, 0x7F)
+
+
+@triton.jit
+def store_tile(data, bits, row, column, num_rows, num_columns):  # type: ignore[no-untyped-def]
+    """Stores a tile of a dense copy."""
+    mask = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    tl.store(data + row.to(tl.int64)[:, None] * num_columns + column[None, :], bits, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fp8_round_kernel(  # type: ignore[no-untyped-def]
+    x,
+    scales,
+    data,
+    num_rows,
+    num_columns,
+    stride,
+    copy_rows,
+    copy_columns,
+    SIDE: tl.constexpr,
+    SCALED: tl.constexpr,
+    TURNED: tl.constexpr,
+    FRACTION_BITS: tl.constexpr,
+):
+    """A tile of x in the copy [copy_rows, copy_columns], at its place or, with `TURNED`, at that of its transpose."""
+    row, column = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.program_id(1) * SIDE + tl.arange(0, SIDE)
+    values = widen(tile_at(x, row, column, num_rows, num_columns, stride))
+    if SCALED == 1:
+        scale = tl.load(scales + row, mask=row < num_rows, other=1.0)[:, None]
+    elif SCALED == 2:
+        scale = tl.load(scales + column, mask=column < num_columns, other=1.0)[None, :]
+    else:
+        scale = tl.load(scales)
+    field = magnitudes(scale) >> 23
+    factor = tl.where(field == 0, INFINITE, (254 - field) << 23)  # a power of two's reciprocal
+    bits = eight_bits(values * tl.where(field == 255, 0, factor).to(tl.float32, bitcast=True), FRACTION_BITS=FRACTION_BITS)
+    if TURNED:
+        store_tile(data, tl.trans(bits), column, row, copy_rows, copy_columns)
+    else:
+        store_tile(data, bits, row, column, copy_rows, copy_columns)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fp8_turn_kernel(low, data, num_rows, num_columns, stride, copy_rows, copy_columns, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile of the transpose of a copy."""
+    row, column = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.program_id(1) * SIDE + tl.arange(0, SIDE)
+    store_tile(data, tl.trans(tile_at(low, row, column, num_rows, num_columns, stride)), column, row, copy_rows, copy_columns)
+
+
+def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = False, second: bool = False) -> Operand:
+    """Same contract as `reference.operand`."""
+    rows, summed = x.mT.shape if transposed else x.shape
+    scaled = (BY_COLUMN if transposed else BY_ROW) if by_row else WHOLE
+    return Operand(*_copy(x, dtype, scaled, (padded(rows) if second else rows, padded(summed)), turned=transposed))
+
+
+def kept(x: Tensor, *, by_column: bool) -> tuple[Tensor, Tensor]:
+    """Same contract as `reference.kept`."""
+    return _copy(x, torch.float8_e4m3fn, BY_COLUMN if by_column else WHOLE, (x.shape[0], padded(x.shape[1])), turned=False)
+
+
+def turned(low: Tensor, scale: Tensor) -> Operand:
+    """Same contract as `reference.turned`."""
+    rows, columns = low.shape
+    data = torch.empty(columns, padded(rows), dtype=low.dtype, device=low.device)
+    if data.numel():
+        with on_device_of(low):
+            fp8_turn_kernel[_tiles(data.shape[1], columns)](
+                *(low.view(torch.uint8), data.view(torch.uint8), rows, columns, low.stride(0), *data.shape), SIDE=TILE, num_warps=NUM_WARPS
+            )
+    return Operand(data, scale)
+
+
+def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *, turned: bool) -> tuple[Tensor, Tensor]:
+    rows, columns = x.shape
+    data = torch.empty(shape, dtype=dtype, device=x.device)
+    num, num_padded = (
+        (1, 1) if scaled == WHOLE else (rows if scaled == BY_ROW else columns, shape[1] if scaled == BY_COLUMN and not turned else shape[0])
+    )
+    scale = torch.empty(num_padded, dtype=torch.float32, device=x.device)
+    maxima = torch.empty(num_maxima(rows, columns, scaled), dtype=torch.int32, device=x.device)
+    count = maxima.numel() // max(1, num)
+    covered = shape[::-1] if turned else shape
+    sides = ONE_SCALE if scaled == WHOLE else MANY_SCALES
+    with on_device_of(x):
+        if maxima.numel():
+            fp8_maxima_kernel[_tiles(rows, columns)](x, maxima, rows, columns, x.stride(0), SIDE=TILE, SCALED=scaled, num_warps=NUM_WARPS)
+        if num_padded:
+            fp8_scale_kernel[(triton.cdiv(num_padded, sides["NUM"]),)](
+                *(maxima, scale, count, num, num_padded), EXPONENT=LARGEST_EXPONENT[dtype], **sides, num_warps=NUM_WARPS
+            )
+        del maxima
+        if data.numel():
+            fp8_round_kernel[_tiles(*covered)](
+                *(x, scale, data.view(torch.uint8), rows, columns, x.stride(0), *shape),
+                SIDE=TILE,
+                SCALED=scaled,
+                TURNED=turned,
+                FRACTION_BITS=FRACTION_BITS[dtype],
+                num_warps=NUM_WARPS,
+            )
+    return data, scale
+
+
+def _tiles(rows: int, columns: int) -> tuple[int, int]:
+    return triton.cdiv(rows, TILE), triton.cdiv(columns, TILE)
