@@ -40,6 +40,7 @@ def linear_op(
         is_linear=True,
         own_tokens=own_tokens,
         closes=closes,
+        in_width=in_width,
     )
 
 

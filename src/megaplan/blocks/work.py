@@ -105,6 +105,7 @@ class Op(NamedTuple):
         is_routed: It runs on routed rows, of which the busiest rank has more than its share.
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
         counts: Operations of the block's program that it counts together; empty for the one of its name.
+        in_width: Of a linear, the width of its input on this rank.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Op(NamedTuple):
     is_routed: bool = False
     num_steps: int = 0
     counts: tuple[str, ...] = ()
+    in_width: int = 0
 
     def runs_in(self, operations: frozenset[str]) -> bool:
         """Whether it is among these operations of the block's program."""

@@ -58,11 +58,14 @@ class ReplayTimer:
         `rates`: the spec's if None. `fused` as for `layer_time`.
         """
         self.inventory, self._rates, self._fused = inventory, rates_of(spec) if rates is None else rates, fused
-        makes: dict[int, tuple[Block, int]] = {}
-        for block in inventory.layers[:-1]:
-            makes[id(block)] = block, makes.get(id(block), (block, 0))[1] + 1
+        self.scaled = [spec.multiplies_in_eight_bits(index, block.family) for index, block in enumerate(inventory.layers)]
+        """Of each layer, whether its linears multiply in eight bits."""
+        makes: dict[tuple[int, bool], tuple[Block, bool, int]] = {}
+        for block, scaled in zip(inventory.layers[:-1], self.scaled, strict=False):
+            make = id(block), scaled
+            makes[make] = block, scaled, makes.get(make, (block, scaled, 0))[2] + 1
         self.makes = list(makes.values())
-        """Blocks of all layers but the last, and how often each occurs."""
+        """Blocks of all layers but the last, whether their linears multiply in eight bits, and how often each occurs."""
         self._layers: dict[tuple[object, ...], LayerTime] = {}
         self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, int]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}
@@ -82,18 +85,18 @@ class ReplayTimer:
     def work_key(self, spec: Spec) -> tuple[object, ...]:
         """What of a spec decides the work of one microbatch: specs with one key differ in schedule, pipeline, data ranks or resharding."""
         mesh = spec.mesh
-        policies = tuple([spec.recompute.of(block.family) for block, _ in self.makes])
+        policies = tuple([spec.recompute.of(block.family) for block, _, _ in self.makes])
         degrees = mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.vocab_parallel
         return policies, degrees, spec.batch.micro_batch_size, spec.host.kernels, _around(spec)
 
     def _times_of(self, spec: Spec) -> ModelTimes:
-        layers, makes = self.inventory.layers, dict[tuple[int, str], LayerTime]()
+        layers, makes = self.inventory.layers, dict[tuple[int, str, bool], LayerTime]()
         found = []
         for index, block in enumerate(layers):
-            make = id(block), spec.policy(index, block.family)
+            make = id(block), spec.policy(index, block.family), self.scaled[index]
             time = makes.get(make)
             if time is None:
-                time = makes[make] = self.layer(spec, block, make[1])
+                time = makes[make] = self.layer(spec, block, make[1], scaled=make[2])
             found.append(time)
         return ModelTimes(tuple(found), *self._end(spec))
 
@@ -138,26 +141,29 @@ class ReplayTimer:
         return found
 
     def _add_up(self, spec: Spec) -> Sums:
-        policies = [spec.recompute.of(block.family) for block, _ in self.makes]
+        policies = [spec.recompute.of(block.family) for block, _, _ in self.makes]
         first, last, _ = self._end(spec)
         layers = self.inventory.layers
-        end = self.layer(spec, layers[-1], "none")
-        start = self.layer(spec, layers[0], spec.policy(0, layers[0].family))
-        each = [(self.layer(spec, block, policy), count) for (block, count), policy in zip(self.makes, policies, strict=True)]
+        end = self.layer(spec, layers[-1], "none", scaled=self.scaled[-1])
+        start = self.layer(spec, layers[0], spec.policy(0, layers[0].family), scaled=self.scaled[0])
+        each = [
+            (self.layer(spec, block, policy, scaled=scaled), count)
+            for (block, scaled, count), policy in zip(self.makes, policies, strict=True)
+        ]
         total = first.total_ns + last.total_ns + end.total_ns + sum([time.total_ns * count for time, count in each])
         forward = first.forward_ns + last.forward_ns + end.forward_ns + sum([time.forward_ns * count for time, count in each])
         weight = first.weight_ns + last.weight_ns + end.weight_ns + sum([time.weight_ns * count for time, count in each])
         largest = max([first.total_ns + start.total_ns, last.total_ns + end.total_ns, *[time.total_ns for time, _ in each]])
         return Sums(total, forward, total - weight, largest, first, last)
 
-    def layer(self, spec: Spec, block: Block, policy: str) -> LayerTime:
-        """One layer under a recompute policy."""
+    def layer(self, spec: Spec, block: Block, policy: str, *, scaled: bool) -> LayerTime:
+        """One layer under a recompute policy; `scaled` as for `layer_time`."""
         mesh = spec.mesh
         experts = (mesh.ep, mesh.etp) if FAMILIES[block.family].banks else ()
-        key = (id(block), policy, mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, experts, _around(spec))
+        key = (id(block), policy, scaled, mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, experts, _around(spec))
         found = self._layers.get(key)
         if found is None:
-            found = kept(self._layers)[key] = layer_time(spec, self._rates, block, policy, fused=self._fused)
+            found = kept(self._layers)[key] = layer_time(spec, self._rates, block, policy, scaled=scaled, fused=self._fused)
         return found
 
     def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, int]:

@@ -9,7 +9,7 @@ Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent ste
 - dp axes divide nothing: a microbatch is a data rank's.
 
 An operation that megarun runs as plain torch takes what `megaplan.cost.plain` says instead, and one that several kernels of megakernels run
-what `megaplan.cost.kernels` says.
+what `megaplan.cost.kernels` says; linears in eight bits take what `megaplan.cost.scaled` says.
 
 W is what a split backward of megarun leaves for later: the weight gradients of linears, the head included. Those of expert banks, router,
 convolutions and the recurrence are made together with I. Recompute is part of I: `full` runs the block again without the product that ends
@@ -18,7 +18,7 @@ it, `selective` the ops that its family names; the model's last layer and MTP ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
@@ -28,6 +28,7 @@ from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
 from megaplan.cost.kernels import Kernels, Pass
 from megaplan.cost.plain import Extra, PlainTorch
 from megaplan.cost.rates import Rates, rates_of
+from megaplan.cost.scaled import ScaledLinears, ScaledPass, in_eight_bits, sharing
 from megaplan.cost.transfers import (
     Transfers,
     block_transfers,
@@ -143,12 +144,12 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
         MegaplanError: MP504, the device is unknown.
         ValueError: The inventory is another model's.
     """
-    rates, made = rates_of(spec), dict[tuple[int, str], LayerTime]()
+    rates, made = rates_of(spec), dict[tuple[int, str, bool], LayerTime]()
     layers = []
     for index, block in enumerate(inventory.layers):
-        make = id(block), spec.policy(index, block.family)
+        make = id(block), spec.policy(index, block.family), spec.multiplies_in_eight_bits(index, block.family)
         if make not in made:
-            made[make] = layer_time(spec, rates, block, make[1])
+            made[make] = layer_time(spec, rates, block, make[1], scaled=make[2])
         layers.append(made[make])
     first, last, boundary = end_times(spec, rates)
     return ModelTimes(tuple(layers), first, last, boundary)
@@ -170,9 +171,18 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False) -> tuple[LayerTi
     return first, last, boundary_ns(rates, spec, timer.load)
 
 
-def layer_time(spec: Spec, rates: Rates, block: Block, policy: str, *, fused: bool = False) -> LayerTime:
-    """Of one layer under a recompute policy; `fused` as if one kernel ran each op that runs as plain torch."""
-    timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused)
+def layer_time(spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: bool, fused: bool = False) -> LayerTime:
+    """Of one layer under a recompute policy.
+
+    Args:
+        spec: A checked spec.
+        rates: Its rates.
+        block: The layer.
+        policy: Of recompute.
+        scaled: Whether its linears multiply in eight bits.
+        fused: As if one kernel ran each op that runs as plain torch.
+    """
+    timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled)
     ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
     reruns = family.selective(family.section_of(spec.model), block.variant).reruns
     waits = layer_transfers(rates, spec, timer.load, block)
@@ -198,19 +208,43 @@ def _waiting(transfers: Transfers) -> LayerTime:
 class _Timer:
     """Times ops of one dtype on one rank."""
 
-    def __init__(self, spec: Spec, rates: Rates, dtype: DType, *, fused: bool = False) -> None:
+    def __init__(self, spec: Spec, rates: Rates, dtype: DType, *, fused: bool = False, scaled: bool = False) -> None:
         self.load: Workload = rank_workload(spec, dtype)
         self._rates, self._dtype, self._grad_bytes = rates, dtype, spec.precision.grads.bytes
         self._skew, self._plain = _skew(spec), None if fused else PlainTorch(spec, self.load)
         self._kernels = Kernels(spec, self.load)
+        self._scaled = ScaledLinears(spec, dtype.of_products.bytes) if scaled else None
 
     def time(self, ops: Ops) -> LayerTime:
         """F, I and W of ops one after another."""
-        return LayerTime(self.forward_ns(ops), sum(map(self._input_ns, ops)), sum(map(self._weight_ns, ops)))
+        found = self._scaled_passes(ops)
+        inputs = sum(self._input_ns(op) if passes is None else self._scaled_ns(op, passes[1], 0) for op, passes in found)
+        weights = sum(
+            self._weight_ns(op) if passes is None else self._scaled_ns(op, passes[2], op.weights * 2 * self._grad_bytes)
+            for op, passes in found
+        )
+        return LayerTime(self.forward_ns(ops), inputs, weights)
 
-    def forward_ns(self, ops: Iterable[Op]) -> int:
+    def forward_ns(self, ops: Ops) -> int:
         """F of ops one after another."""
-        return sum(map(self._forward_ns, ops))
+        found = self._scaled_passes(ops)
+        return sum(self._forward_ns(op) if passes is None else self._scaled_ns(op, passes[0], 0) for op, passes in found)
+
+    def _scaled_passes(self, ops: Ops) -> list[tuple[Op, tuple[ScaledPass, ScaledPass, ScaledPass] | None]]:
+        """Passes of linears in eight bits; None for other ops."""
+        if self._scaled is None:
+            return [(op, None) for op in ops]
+        shared = sharing(ops)
+        return [
+            (op, self._scaled.passes(op, self._tokens(op), shares=index in shared) if in_eight_bits(op) else None)
+            for index, op in enumerate(ops)
+        ]
+
+    def _scaled_ns(self, op: Op, done: ScaledPass, weight_bytes: int) -> int:
+        """One pass of a linear in eight bits: its copies, then the product."""
+        rates, (copies, product) = self._rates, done
+        compute, memory = rates.compute_ns(product.flops, op.part, DType.FP8), rates.memory_ns(product.num_bytes + weight_bytes)
+        return rates.memory_ns(copies.num_bytes) + max(compute, memory) + (copies.launches + product.launches) * rates.launch_ns
 
     def _forward_ns(self, op: Op) -> int:
         passes, weights = self._kernels.passes(op, self._tokens(op)), op.weights * self._dtype.bytes

@@ -67,9 +67,13 @@ class ReplayClock:
         timer, mesh, schedule = self._timer, spec.mesh, spec.schedule
         numbers, turns = mean_path(schedule.kind, mesh.pp, mesh.vpp, schedule.microbatches_per_update)
         last = timer.inventory.layers[-1]
-        found = at_slot(numbers, 0, sums.first) + at_slot(numbers, -1, sums.last) + least(numbers, timer.layer(spec, last, "none"))
-        for block, often in timer.makes:
-            found += often * least(numbers, timer.layer(spec, block, spec.recompute.of(block.family)))
+        found = (
+            at_slot(numbers, 0, sums.first)
+            + at_slot(numbers, -1, sums.last)
+            + least(numbers, timer.layer(spec, last, "none", scaled=timer.scaled[-1]))
+        )
+        for block, scaled, often in timer.makes:
+            found += often * least(numbers, timer.layer(spec, block, spec.recompute.of(block.family), scaled=scaled))
         return -(-found // turns)
 
     def _on_ranks(self, spec: Spec) -> int:

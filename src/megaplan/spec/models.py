@@ -26,6 +26,7 @@ from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.registry import Letter
 from megaplan.families.short_convolution.section import ShortConvolution
+from megaplan.low_precision import TRAINED
 from megaplan.scalars import (
     MAX_LAYERS,
     Activation,
@@ -378,6 +379,13 @@ class Spec(OptionsSection):
     def policy(self, layer: int, letter: str) -> Policy:
         """The recompute policy of layer `layer` (global index), which has this letter; the model's last is never recomputed (R-67)."""
         return "none" if layer == self.model.num_layers - 1 else self.recompute.of(letter)
+
+    def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:
+        """Whether megarun multiplies the linears of layer `layer` (global index), which has this letter, in eight bits."""
+        recipe = self.precision.recipe
+        if self.host.name != "megarun" or recipe is None or recipe.name not in TRAINED:
+            return False
+        return recipe.covers(letter, layer, self.model.num_layers)
 
     @property
     def newton_schulz_dtype(self) -> DType:

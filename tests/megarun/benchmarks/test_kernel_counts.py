@@ -17,6 +17,7 @@ from rooflines.work import Work  # noqa: E402
 import megaplan  # noqa: E402
 from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
 from megaplan.cost.kernels import EXACT, Kernels  # noqa: E402
+from megaplan.cost.scaled import ScaledLinears, in_eight_bits, sharing  # noqa: E402
 from megarun.job.job import Job  # noqa: E402
 
 pytestmark = pytest.mark.runtime
@@ -105,3 +106,50 @@ def test_the_cost_model_counts_what_the_roofline_counts(source: Any) -> None:
         if theirs[name][1]:
             assert flops == pytest.approx(theirs[name][1], rel=0.1), name
         assert launches == theirs[name][2], name
+
+
+SIDES = {"fp8_quantize": 0, "fp8_linears": 0, "fp8_input_gradients": 1, "fp8_weight_gradients": 2}
+"""Operations in eight bits, and the pass each belongs to: F, I or W."""
+
+
+def scaled_passes(source: Any) -> list[list[int]]:
+    """Bytes, FLOPs and launches of F, I and W of all linears by the cost model."""
+    loaded, found = megaplan.load(source), [[0, 0, 0] for _ in range(3)]
+    for block in loaded.inventory.layers:
+        load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
+        ops, scaled = layer_ops(load, loaded.spec.model, block), ScaledLinears(loaded.spec, load.itemsize)
+        shared = sharing(ops)
+        for index, op in enumerate(ops):
+            passes = scaled.passes(op, load.num_tokens, shares=index in shared) if in_eight_bits(op) else ()
+            for own, parts in zip(found, passes, strict=False):
+                own[:] = [total + sum(values) for total, values in zip(own, zip(*parts, strict=True), strict=True)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kernels"),
+    [
+        ("fp8_rowwise", "triton"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("fp8_current", "triton"), ("fp8_rowwise", "reference"), ("fp8_current", "reference"))
+        ),
+    ],
+)
+def test_linears_in_eight_bits(recipe: str, kernels: str) -> None:
+    """Bytes to 5 %, FLOPs exactly, launches to 10 %; in plain torch 7 and 14 %."""
+    attention, mlp = {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 128}, {"ffn_hidden_size": 2816, "activation": "swiglu"}
+    source = spec("AD", 1024, attention=attention, mlp=mlp)
+    source |= {"precision": {"recipe": {"name": recipe}}, "host": {"kernels": kernels}}
+    loaded, theirs = megaplan.load(source), [[0, 0, 0] for _ in range(3)]
+    for event in count_ranks(Job(loaded.spec, loaded.inventory, loaded.layout))[0]:
+        if event.action is None or event.action.microbatch != 1 or not isinstance(event.done, Work) or "fp8" not in event.done.op:
+            continue
+        own = theirs[SIDES[event.done.op.removeprefix("megakernels.")]]
+        own[0] += event.done.num_bytes
+        own[1] += event.done.product_flops.get("fp8", 0)
+        own[2] += event.done.launches
+    for ours, counts in zip(scaled_passes(source), theirs, strict=True):
+        assert ours[0] == pytest.approx(counts[0], rel=0.05 if kernels == "triton" else 0.07)
+        assert ours[1] == counts[1] > 0
+        assert ours[2] == pytest.approx(counts[2], rel=0.1 if kernels == "triton" else 0.14)
