@@ -28,7 +28,7 @@ def drawn(seed: int) -> Tensor:
         x[draw.randrange(rows)] = 0
     if kind == "tiny":
         x[draw.randrange(rows)] *= 1e-30
-    if kind == "largest":  # a power of two apart from what the formats hold, and the next larger number
+    if kind == "largest":  # the largest fraction of the formats, and the next larger number
         x = x.sign() * draw.choice([1.75, 448.0, 57344.0, 1.7500001])
     x = x.to(draw.choice([torch.float32, torch.bfloat16]))
     return x[:, :columns] if kind == "view" else x[:, :columns].contiguous()

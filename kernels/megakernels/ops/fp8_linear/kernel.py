@@ -1,7 +1,7 @@
 """Triton kernels of copies in eight bits: two passes over a matrix, the largest magnitudes and the rounding, which also transposes.
 
 - `fp8_maxima_kernel`: one program per tile: the largest magnitude of its rows, of its columns or of all of it.
-- `fp8_scale_kernel`: one program per few scales: the largest of the tiles, and the power of two that it stands for.
+- `fp8_scale_kernel`: one program per few scales: the largest of the tiles, and its power of two.
 - `fp8_round_kernel`: one program per tile of the copy: elements divided by their scales and rounded, zeros in the padding.
 - `fp8_turn_kernel`: one program per tile: the transpose of a copy that exists.
 
