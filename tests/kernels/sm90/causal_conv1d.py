@@ -36,12 +36,12 @@ ELEMENTS = ROWS * WIDTH
 def launches() -> dict[str, Any]:
     """Programs and turns of loops at `SHAPE`: the positions that a walk takes together, and those that are left."""
     found: dict[str, tuple[int, tuple[int, ...]]] = {}
-    for name, positions, apart, options in (
+    for name, positions, before, options in (
         ("forward", kernel.FORWARD_POSITIONS, 0, kernel.forward_options(WIDTH)),
         ("backward", kernel.BACKWARD_POSITIONS, 3, kernel.backward_options(WIDTH, torch.bfloat16)),
     ):
         programs = ROWS // positions * (WIDTH // options["CHANNELS"])
-        found[f"conv {name} {WIDTH} bf16"] = (programs, divmod(positions - apart, kernel.UNROLLED.value))
+        found[f"conv {name} {WIDTH} bf16"] = (programs, divmod(positions - before, kernel.UNROLLED.value))
     return found
 
 
