@@ -18,6 +18,7 @@ from megakernels import (
     cross_entropy,
     dispatch_plan,
     gated_add,
+    gated_conv1d,
     gated_delta,
     gated_rms_norm,
     head_gated_norm,
@@ -40,6 +41,7 @@ from megaplan.families.mamba.work import mimo_ssd
 from megaplan.families.mamba.work import ssd as ssd_work
 from megaplan.families.moe.work import moe_work
 from megaplan.families.recurrent.work import m2rnn as m2rnn_work
+from megaplan.families.short_convolution.work import gated_conv1d as gated_conv_work
 from megaplan.spec.models import GatedDeltaNet, KimiDeltaAttention, MatrixRecurrence, MixtureOfExperts
 from megarun.model.rotary import Rotary, rotary_table
 from megarun.optim.muon import orthogonalise
@@ -101,6 +103,7 @@ def cases(small: bool = False) -> list[KernelCase]:
         _activation(load, rows, 96 if small else 14336, gated=False),
         _gated_add(load, rows, 96 if small else 3584),
         _conv(load, rows, 96 if small else 8448),
+        _gated_conv(load, rows, 96 if small else 2048),
         _rope(load, rows, *((4, 16) if small else (32, 128))),
         _attention(load, rows, *((4, 2, 16, 16) if small else (32, 8, 128, 128))),
         _attention(load, rows, *((4, 4, 24, 16) if small else (32, 32, 96, 64))),
@@ -155,6 +158,13 @@ def _conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 4) -
     shapes: dict[str, tuple[int, ...]] = {"x": (*rows, channels), "weight": (channels, taps), "bias": (channels,)}
     work = cost.causal_conv1d(load, channels, taps)
     return KernelCase(f"causal_conv1d {channels}x{taps}", load.num_tokens, shapes, causal_conv1d, work, "copy")
+
+
+def _gated_conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 3) -> KernelCase:
+    sequences = dict.fromkeys(("input_gate", "output_gate", "value"), (*rows, channels))
+    shapes: dict[str, tuple[int, ...]] = {**sequences, "weight": (channels, taps)}
+    work = gated_conv_work(load, channels, taps)
+    return KernelCase(f"gated_conv1d {channels}x{taps}", load.num_tokens, shapes, gated_conv1d, work, "copy")
 
 
 def _rope(load: Workload, rows: tuple[int, int], heads: int, width: int) -> KernelCase:
