@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from h200.kernel_cases import EPS, KernelCase
+from h200.case import KernelCase
+from h200.kernel_cases import EPS
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention, softplus

@@ -15,6 +15,7 @@ from megakernels.ops.indexed_attention import kernel as indexed_kernel
 from megakernels.ops.m2rnn import kernel as m2rnn_kernel
 from megakernels.ops.mamba3 import launch as mamba3_launch
 from megakernels.ops.mamba3 import launch_backward as mamba3_launch_backward
+from megakernels.ops.selective_scan import kernel as selective_kernel
 from megakernels.ops.ssd import kernel as ssd_kernel
 from megakernels.ops.ssd import launch_backward as ssd_launch_backward
 
@@ -27,6 +28,7 @@ KERNELS = {
     ssd_launch_backward: (
         *("ssd_state_kernel", "ssd_pair_kernel", "ssd_value_kernel", "ssd_edge_kernel", "ssd_group_kernel", "ssd_step_kernel"),
     ),
+    selective_kernel: ("selective_forward_kernel", "selective_backward_kernel"),
     m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
     mamba3_launch: ("mamba3_table_kernel", "mamba3_angle_kernel", "mamba3_state_kernel", "mamba3_output_kernel"),
     mamba3_launch_backward: (

@@ -16,6 +16,7 @@ from megakernels.ops.gated_delta import sizes as delta_sizes
 from megakernels.ops.indexed_attention import sizes as indexed_sizes
 from megakernels.ops.m2rnn import sizes as recurrence_sizes
 from megakernels.ops.mamba3 import sizes as trapezoidal_sizes
+from megakernels.ops.selective_scan import sizes as selective_sizes
 from megakernels.ops.ssd import sizes as scan_sizes
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.relay import num_lanes
@@ -28,11 +29,12 @@ from megaplan.families.recurrent import scratch as recurrent_scratch
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
-from megaplan.spec.models import GatedDeltaNet, Indexer, KimiDeltaAttention, LatentAttention, Mamba2, Mamba3, MatrixRecurrence, Spec
+from megaplan.spec.models import GatedDeltaNet, Indexer, KimiDeltaAttention, LatentAttention, Mamba1, Mamba2, Mamba3, MatrixRecurrence, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.relay import _recurrence_part, _scan_part, half, lane_slice
 from megarun.parallel.groups.relay_delta import part as delta_part
 from megarun.parallel.groups.relay_mamba3 import _own
+from megarun.parallel.groups.relay_selective import _part as selective_part
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 WIDTHS = (1, 2, 5, 16, 20, 64, 65, 100, 128, 129)
@@ -166,6 +168,31 @@ def test_the_ledger_of_a_scan_has_what_the_operation_states(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(120))
+def test_the_ledger_of_a_selective_scan_has_what_the_operation_states(seed: int) -> None:
+    draw, dims, parameters = sizes(seed)
+    channels, width, every = (
+        draw.choice([1, 3, 8, 33, 128, 300, 1024]),
+        draw.choice([1, 3, 8, 16, 16, 17]),
+        draw.choice([1, 3, 16, 64, 200]),
+    )
+    mamba = Mamba1(kind="mamba1", state_dim=width, save_every=every)
+    x, B = empty(dims.dtype, *dims.wide(channels)), empty(dims.dtype, *dims.wide(width))
+    inputs = [x, x, empty(parameters, channels, width), B, B, empty(parameters, channels), empty(parameters, channels)]
+    wanted = expected(mamba_scratch.selective_inside(dims, mamba, channels, parameters))
+    if dims.cp > 1:
+
+        def part(tensors: list[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
+            return selective_part(tensors, place, lane_slice(channels, lane, lanes))
+
+        states = empty(DType.FP32, dims.batch, 2 * -(-dims.tokens // 2 // every), channels, width)
+        assert of_lanes("selective_scan", dims, num_lanes(channels, dims.cp), part, inputs, (every,), states, x) == {wanted}
+        return
+    states, starts = empty(DType.FP32, dims.batch, -(-dims.tokens // every), channels, width), starts_of(dims)
+    forward = stated("selective_scan", (*inputs, starts, every))
+    assert (forward, stated("selective_scan_backward", (x, *inputs, starts, states, every, [True] * 7))) == wanted
+
+
+@pytest.mark.parametrize("seed", range(120))
 def test_the_ledger_of_a_trapezoidal_scan_has_what_the_operation_states(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (mamba_scratch, trapezoidal_sizes):  # also fewer segments at once than there are
         monkeypatch.setattr(module, "STATES_BYTES", 2 ** (18 if seed % 2 else 30))
@@ -267,6 +294,8 @@ def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
     assert attention_scratch.INDEX_TILE == indexed_sizes.INDEX_TILE
     sides = {side for tiles in indexed_sizes.INDEX_TILES.values() for tile in tiles.values() for side in (tile.queries, tile.keys)}
     assert {indexed_sizes.INDEX_TILE % side for side in sides} == {0}
+    selective = mamba_scratch.SELECTIVE_WIDTH, mamba_scratch.SELECTIVE_CHANNELS, mamba_scratch.SELECTIVE_GROUP
+    assert selective == (selective_sizes.LARGEST_STATE, selective_sizes.BACKWARD_CHANNELS, selective_sizes.GROUP)
     assert {TORCH_DTYPES[dtype]: width for dtype, width in mamba_scratch.SCAN_WIDTH.items()} == scan_sizes.LARGEST_WIDTH
     assert {TORCH_DTYPES[dtype]: tile for dtype, tile in mamba_scratch.SCAN_TILE.items()} == scan_sizes.LARGEST_TILE
     assert mamba_scratch.SCAN_BLOCK == scan_sizes.LARGEST_BLOCK
@@ -287,6 +316,7 @@ def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
 SECTIONS: dict[str, Any] = {
     "A": {"attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}},
     "M": {"mamba": {"kind": "mamba2", "num_heads": 8, "head_dim": 16, "state_dim": 32, "num_groups": 2, "chunk_size": 16}},
+    "M1": {"mamba": {"kind": "mamba1", "save_every": 32}},
     "M3": {
         "mamba": {"kind": "mamba3", "head_dim": 16, "state_dim": 32, "num_groups": 2, "mimo_rank": 4, "num_angles": 8, "save_every": 32}
     },
