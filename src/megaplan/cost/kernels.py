@@ -38,7 +38,7 @@ STATES_BYTES = 1 << 30
 """Of what Mamba-3's backward stores of some segments at once."""
 ISSUED = 32
 """Products of bf16 whose time one instruction of a thread takes to be issued: 4,096 beside 128 a clock and multiprocessor of Hopper."""
-SELECTIVE_INSTRUCTIONS = 228, 1201
+SELECTIVE_INSTRUCTIONS = 228, 1547
 """Of Mamba-1's scan forward and backward, issued for a position of a channel of 16 states (`tests/kernels/sm90/issue.py`)."""
 POSITIONS_OF_SHARE = 128
 """Positions whose share of the taps' gradients one program of the gated convolution makes."""

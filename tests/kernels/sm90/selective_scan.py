@@ -24,11 +24,11 @@ def configurations() -> dict[str, Any]:
             types = dict.fromkeys(tensors, f"*{dtype}") | dict.fromkeys(FP32, "*fp32") | {"starts": "*i32"}
             types |= dict.fromkeys((*SIZES, "save_every", "state_width") if width % 16 == 0 else (), "i32:16")
             name = f"{channels}x{width} {dtype}{' packed, piece' if whole else ''}"
-            for side, most, function, flag in (
-                ("forward", sizes.FORWARD_CHANNELS, kernel.selective_forward_kernel, "HAS_FIRST"),
-                ("backward", sizes.BACKWARD_CHANNELS, kernel.selective_backward_kernel, "HAS_LAST"),
+            for side, options_of, function, flag in (
+                ("forward", kernel.forward_options, kernel.selective_forward_kernel, "HAS_FIRST"),
+                ("backward", kernel.backward_options, kernel.selective_backward_kernel, "HAS_LAST"),
             ):
-                options = kernel.options_of(sizes.tile_of(given(channels, width), most))
+                options = options_of(given(channels, width))
                 launch = {"num_warps": options.pop("num_warps")}
                 found[f"selective {side} {name}"] = (function, types, {**options, "PACKED": whole, flag: whole}, launch)
     return found

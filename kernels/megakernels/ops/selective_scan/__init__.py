@@ -47,8 +47,8 @@ def selective_scan(
         operands whose last dim is not dense.
 
     Triton:
-        One kernel forward, one backward. Both iterate over positions, with a channel's states in one thread. More than 16 states a channel
-        use plain torch.
+        One kernel forward, one backward. Both iterate over positions, with a channel's states in one or two threads. More than 16 states a
+        channel use plain torch.
 
     Raises:
         ValueError: shapes do not fit, or save_every < 1.

@@ -1,8 +1,8 @@
 """Triton kernels of the selective scan: one forward, one backward, both position by position with the states in registers.
 
-A program has some channels of one sequence, a thread all states of a channel, so that only sums over channels leave a thread. The gradients
-of B and C are such sums: each program writes its part of them, and the parts are summed in a fixed order, as are the sequences' parts of
-the gradients of parameters. No atomics, bitwise reproducible. The formulas are the reference's.
+A program has some channels of one sequence, a thread all states of a channel, or half of them backward. The gradients of B and C are sums
+over channels: each program writes its part of them, and the parts are summed in a fixed order, as are the sequences' parts of the gradients
+of parameters. No atomics, bitwise reproducible. The formulas are the reference's.
 """
 
 import torch
@@ -16,16 +16,23 @@ from megakernels.ops.selective_scan.kernel_forward import selective_forward_kern
 from megakernels.ops.selective_scan.sizes import BACKWARD_CHANNELS, FORWARD_CHANNELS, num_blocks, num_groups, tile_of
 
 
-def options_of(tile: dict[str, int]) -> dict[str, int]:
-    """A tile with its warps: a thread for each channel."""
+def forward_options(given: SelectiveScan) -> dict[str, int]:
+    """Tile and warps of the forward: a thread for each channel."""
+    tile = tile_of(given, FORWARD_CHANNELS)
     return {**tile, "num_warps": tile["CHANNELS"] // 32}
+
+
+def backward_options(given: SelectiveScan) -> dict[str, int]:
+    """Tile and warps of the backward: two threads for each channel, since one has too few registers."""
+    tile = tile_of(given, BACKWARD_CHANNELS)
+    return {**tile, "num_warps": tile["CHANNELS"] // 16}
 
 
 def forward(state: Tensor | None, given: SelectiveScan) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     x, dt, B, C = (unit_stride(each) for each in (given.x, given.dt, given.B, given.C))
     batch, num_positions, num_channels = x.shape
-    segments, options = triton.cdiv(num_positions, given.save_every), options_of(tile_of(given, FORWARD_CHANNELS))
+    segments, options = triton.cdiv(num_positions, given.save_every), forward_options(given)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     states = torch.empty(batch, segments, *given.A_log.shape, dtype=torch.float32, device=x.device)
     last = torch.empty(batch, *given.A_log.shape, dtype=torch.float32, device=x.device)
@@ -65,7 +72,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScan, sta
     """Same contract as `reference.backward`."""
     x, dt, B, C, grad_y = (unit_stride(each) for each in (given.x, given.dt, given.B, given.C, grad_y))
     batch, num_positions, num_channels = x.shape
-    width, options = given.A_log.shape[1], options_of(tile_of(given, BACKWARD_CHANNELS))
+    width, options = given.A_log.shape[1], backward_options(given)
     blocks, groups, device = num_blocks(given), num_groups(given), x.device
     found = {name: torch.empty(like.shape, dtype=like.dtype, device=device) for name in GRADIENTS for like in (getattr(given, name),)}
     grad_first = torch.empty(batch, num_channels, width, dtype=torch.float32, device=device)

@@ -1,8 +1,8 @@
 """One position of the selective scan: its step, the decays of a tile of states, and what it writes to them.
 
-A tile is [S, C], states by channels, so that a thread has all states of its channels. Where tiles are read or written, the factor `one`, a
-1 that the compiler does not know, hides that offsets are neighbours: it would else give a thread as many as one access reads, parts of
-several channels' states, and all sums over states would pass between threads.
+A tile is [S, C], states by channels, so that a thread has all states of a channel, or half of them. Where tiles are read or written, the
+factor `one`, a 1 that the compiler does not know, hides that offsets are neighbours: it would else give a thread as many as one access
+reads, parts of several channels' states, and all sums over states would pass between threads.
 """
 
 import triton

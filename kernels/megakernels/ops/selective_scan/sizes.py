@@ -10,7 +10,7 @@ from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScan
 LARGEST_STATE = 16
 """Numbers of a channel's state; more do not fit the backward's registers and use the reference."""
 FORWARD_CHANNELS, BACKWARD_CHANNELS = 32, 128
-"""Channels of a program: one a thread. The backward's sum over them is what gradients of B and C are written as."""
+"""Channels of a program. The backward's sum over them is what gradients of B and C are written as."""
 GROUP = 2
 """Positions of which the backward keeps one state in memory."""
 
