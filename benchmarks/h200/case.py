@@ -29,6 +29,7 @@ class KernelCase:
         labels: Of a loss: those of an input's rows.
         window: Of attention: positions that a query sees.
         documents: Of attention: whether rows hold several documents.
+        capped: Of attention: whether scores are capped.
     """
 
     name: str
@@ -42,6 +43,7 @@ class KernelCase:
     labels: Callable[[Tensor], Tensor] | None = None
     window: int | None = None
     documents: bool = False
+    capped: bool = False
 
     def make(self, device: str, dtype: torch.dtype, num_tokens: int | None = None) -> Inputs:
         """Inputs, the same ones each time on a kind of device; of one sequence's first tokens, if so many are asked for."""

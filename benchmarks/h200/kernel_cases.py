@@ -61,6 +61,7 @@ def cases(small: bool = False) -> list[KernelCase]:
         _attention(load, rows, *((4, 2, 16, 16, 9) if small else (32, 8, 128, 128, 1024))),
         _attention(load, rows, *((4, 2, 16, 16, None, 20) if small else (32, 8, 128, 128, None, 1000))),
         _attention(load, rows, *((4, 1, 32, 32) if small else (16, 4, 256, 256))),
+        _attention(load, rows, *((4, 1, 32, 32) if small else (16, 8, 256, 256)), cap=50.0),
         _indexed(load, rows, *((2, 24, 16, 2, 8, 20) if small else (28, 96, 64, 8, 64, 2048))),
         _indexed(load, rows, *((2, 24, 16, 3, 16, 9) if small else (16, 192, 128, 64, 128, 2048))),
         selective_case(load, rows, *((40, 16) if small else (8192, 16))),
@@ -132,7 +133,15 @@ def _rope(load: Workload, rows: tuple[int, int], heads: int, width: int) -> Kern
 
 
 def _attention(
-    load: Workload, rows: tuple[int, int], heads: int, groups: int, width: int, value: int, window: int | None = None, document: int = 0
+    load: Workload,
+    rows: tuple[int, int],
+    heads: int,
+    groups: int,
+    width: int,
+    value: int,
+    window: int | None = None,
+    document: int = 0,
+    cap: float | None = None,
 ) -> KernelCase:
     """With `document`, rows of documents of so many positions, of which the FLOPs count those pairs alone that see each other."""
 
@@ -143,12 +152,12 @@ def _attention(
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         begins = starts(q.device, q.shape[1]).expand(q.shape[:2]).contiguous() if document else None
-        return attention(q, k, v, width**-0.5, window, begins)
+        return attention(q, k, v, width**-0.5, window, begins, cap=cap)
 
     shapes: dict[str, tuple[int, ...]] = {"q": (*rows, heads, width), "k": (*rows, groups, width), "v": (*rows, groups, value)}
     each = load._replace(seq_length=document) if document else load
     work = attention_core(each, num_heads=heads, num_kv_heads=groups, head_dim=width, value_dim=value, window_size=window)
-    kind = f" window {window}" if window else f" documents {document}" if document else ""
+    kind = f" window {window}" if window else f" documents {document}" if document else f" cap {cap}" if cap else ""
     return KernelCase(
         f"attention {heads}/{groups} {width}/{value}{kind}",
         load.num_tokens,
@@ -158,6 +167,7 @@ def _attention(
         "matmul",
         window=window,
         documents=bool(document),
+        capped=cap is not None,
     )
 
 

@@ -77,10 +77,10 @@ def _fla_linear_cross_entropy(case: KernelCase) -> Peer:
 
 
 def _torch_attention(backend: str) -> Callable[[KernelCase], Peer | None]:
-    """Torch's own with one of its libraries, which take whole rows without a window."""
+    """Torch's own with one of its libraries, which take whole rows without a window or a cap."""
 
     def make(case: KernelCase) -> Peer | None:
-        if case.window is not None or case.documents:
+        if case.window is not None or case.documents or case.capped:
             return None
         width = case.shapes["q"][-1]
 

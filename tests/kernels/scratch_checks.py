@@ -22,7 +22,7 @@ from megakernels.ops.ssd import launch_backward as ssd_launch_backward
 BF16, FP32 = torch.bfloat16, torch.float32
 KERNELS = {
     delta_launch: tuple(name for name in vars(delta_launch) if name.startswith("delta_") and name.endswith("_kernel")),
-    attention_kernel: ("attention_forward_kernel", "attention_query_kernel", "attention_key_kernel"),
+    attention_kernel: ("attention_forward_kernel", "attention_query_kernel", "attention_key_kernel", "attention_relation_kernel"),
     indexed_kernel: tuple(name for name in vars(indexed_kernel) if name.startswith("index_") and name.endswith("_kernel")),
     ssd_kernel: ("ssd_table_kernel", "ssd_chunk_kernel", "ssd_pass_kernel", "ssd_output_kernel"),
     ssd_launch_backward: (

@@ -30,7 +30,7 @@ GROUPS = 4
 
 OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.stem not in ("compile", "issue"))
 CHECKS = sorted(path.stem.removeprefix("check_") for path in (HERE / "interpreted").glob("check_*.py"))
-NO_ARITHMETIC = ("rstd", "starts", "labels", "bits", "words", "rows", "ends", "tile_ends", "indices", "positions")
+NO_ARITHMETIC = ("rstd", "starts", "classes", "labels", "bits", "words", "rows", "ends", "tile_ends", "indices", "positions")
 """Pointers whose values are fp32 or integers whatever the activations are."""
 
 pytest.importorskip("triton")

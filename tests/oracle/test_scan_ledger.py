@@ -29,7 +29,18 @@ from megaplan.families.recurrent import scratch as recurrent_scratch
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
-from megaplan.spec.models import GatedDeltaNet, Indexer, KimiDeltaAttention, LatentAttention, Mamba1, Mamba2, Mamba3, MatrixRecurrence, Spec
+from megaplan.spec.models import (
+    GatedDeltaNet,
+    GroupedQueryAttention,
+    Indexer,
+    KimiDeltaAttention,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Mamba3,
+    MatrixRecurrence,
+    Spec,
+)
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.relay import _recurrence_part, _scan_part, half, lane_slice
 from megarun.parallel.groups.relay_delta import part as delta_part
@@ -100,16 +111,24 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
     draw, dims, _ = sizes(seed)
     groups, width, value_width = draw.choice([1, 2, 3]), draw.choice((*WIDTHS, 256, 257)), draw.choice((*WIDTHS, 256, 257))
     heads, pieces = groups * draw.choice([1, 2, 5]), [piece for rank in range(dims.cp) for piece in (rank, 2 * dims.cp - 1 - rank)]
-    keys = (dims.batch, dims.tokens * dims.cp, groups)
+    keys, more = (dims.batch, dims.tokens * dims.cp, groups), random.Random(seed + 1000)
+    sinks = empty(dims.dtype, heads) if more.random() < 0.3 else None
+    cap, num_relations = more.choice([None, None, 2.0]), more.choice([0, 0, 5])
+    bias = (empty(DType.INT32, *keys[:2]), empty(dims.dtype, num_relations, heads)) if num_relations else (None, None)
+    value_width = value_width if sinks is None and cap is None else width
     q, k, v = empty(dims.dtype, *dims.wide(heads, width)), empty(dims.dtype, *keys, width), empty(dims.dtype, *keys, value_width)
     out, lse = empty(dims.dtype, *dims.wide(heads, value_width)), empty(DType.FP32, dims.batch, heads, dims.tokens)
-    neither = None, None, None  # sinks, classes, relations
     name, own = ("attention", []) if dims.cp == 1 else ("attention_pieces", [pieces[-2:], pieces])
-    operands, settings, needs = (q, k, v, starts_of(dims)), (0.3, None), [] if own else [[*[True] * 3, False, False]]
-    behind = stated(f"{name}_backward", (out, *operands, *neither, out, lse, *settings, None, *own, *needs))  # None: no cap
-    section = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
-    assert (stated(name, (*operands, *settings, *neither, None, *own)), behind) == expected(
-        attention_scratch.core_inside(dims._replace(kernels=True), section)
+    operands, settings = (q, k, v, starts_of(dims)), (0.3, None)
+    needs = [] if own else [[*[True] * 3, sinks is not None, num_relations > 0]]
+    behind = stated(f"{name}_backward", (out, *operands, sinks, *bias, out, lse, *settings, cap, *own, *needs))
+    if sinks is None and cap is None:
+        section: Any = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
+    else:
+        section = GroupedQueryAttention.model_construct(num_heads=heads, head_dim=width, score_cap=cap, sinks=sinks is not None)
+    local = dims._replace(kernels=True, relations=num_relations)
+    assert (stated(name, (*operands, *settings, sinks, *bias, cap, *own)), behind) == expected(
+        attention_scratch.core_inside(local, section, dims.dtype)
     )
 
 
@@ -288,6 +307,7 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
 
 def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
     assert {TORCH_DTYPES[dtype]: width for dtype, width in attention_scratch.CORE_WIDTH.items()} == attention_sizes.LARGEST_WIDTH
+    assert attention_scratch.BENT_WIDTH == attention_sizes.BENT_WIDTH
     for name, own in (("INDEX_WIDTH", "LARGEST_INDEX_WIDTH"), ("CHUNK_ELEMENTS",) * 2, ("COLUMN_BLOCK",) * 2, ("WORD_BITS",) * 2):
         assert getattr(attention_scratch, name) == getattr(indexed_sizes, own)
     assert (attention_scratch.KEY_ROWS, attention_scratch.KEY_PROGRAMS) == (indexed_sizes.ROWS, indexed_sizes.KEY_PROGRAMS)

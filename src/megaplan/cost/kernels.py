@@ -194,8 +194,13 @@ def _attention(model: Model, load: Workload, op: Op) -> Passes:
     pairs = work.forward * tokens // (width + value_width)  # twice the pairs
     apart = max(width, value_width) > WIDEST_KEYS
     products = 4 * width + 3 * value_width + (width if apart else 0)
-    moved = work.moved_input * tokens * (217 if apart else 152) // 100
-    return Pass(work.moved_forward * tokens, work.forward * tokens, 1), Pass(moved, pairs * products, 3 if apart else 2)
+    moved, launches = work.moved_input * tokens * (217 if apart else 152) // 100, 3 if apart else 2
+    if model.features.relation_bias is not None:  # the gradients of scores once more, for their sums, and these for each relation
+        heads = model.attention.num_heads // load.tp
+        products += width + value_width
+        moved += work.moved_forward * tokens + 4 * tokens * heads * FP32_BYTES
+        launches += 2
+    return Pass(work.moved_forward * tokens, work.forward * tokens, 1), Pass(moved, pairs * products, launches)
 
 
 def _indexer(model: Model, load: Workload, op: Op) -> Passes:

@@ -95,6 +95,16 @@ def stated(source: Any) -> dict[str, list[float]]:
             marks=pytest.mark.slow,
         ),
         pytest.param(spec("CM", 512, short_convolution={"bias": True}, mamba={"kind": "mamba1"}), id="convolution, mamba1"),
+        pytest.param(
+            spec(
+                "A",
+                512,
+                attention={"kind": "gqa", "num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "score_cap": 50.0},
+                features={"relation_bias": {"num_relations": 8}},
+            ),
+            id="cap, relations",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(GATE, id="gate", marks=pytest.mark.slow),
     ],
 )
