@@ -29,7 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
-from h200.kernel_cases import Inputs, KernelCase, cases  # noqa: E402
+from h200.case import Inputs, KernelCase  # noqa: E402
+from h200.kernel_cases import cases  # noqa: E402
 from h200.peers import peers  # noqa: E402
 
 from megakernels import scratch_bytes, use_kernels  # noqa: E402

@@ -5,11 +5,12 @@ Each operation has a full size and a small one; the small ones check the harness
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cache, partial
 
 import torch
+from h200.case import KernelCase
+from h200.scan_cases import delta_case, m2rnn_case, mamba3_case, selective_case, ssd_case
 from torch import Tensor
 
 from megakernels import (
@@ -18,75 +19,27 @@ from megakernels import (
     cross_entropy,
     dispatch_plan,
     gated_add,
-    gated_delta,
+    gated_conv1d,
     gated_rms_norm,
     head_gated_norm,
     indexed_attention,
     linear_cross_entropy,
-    m2rnn,
-    mamba3,
     relu2,
     rms_norm,
     rope,
     routed_experts,
-    ssd,
     swiglu,
 )
 from megaplan.blocks import costs as cost
 from megaplan.blocks.work import Work, Workload
 from megaplan.families.attention.work import attention_core, visible_pairs
-from megaplan.families.linear_attention.work import delta_rule
-from megaplan.families.mamba.work import mimo_ssd
-from megaplan.families.mamba.work import ssd as ssd_work
 from megaplan.families.moe.work import moe_work
-from megaplan.families.recurrent.work import m2rnn as m2rnn_work
-from megaplan.spec.models import GatedDeltaNet, KimiDeltaAttention, MatrixRecurrence, MixtureOfExperts
+from megaplan.families.short_convolution.work import gated_conv1d as gated_conv_work
+from megaplan.spec.models import MixtureOfExperts
 from megarun.model.rotary import Rotary, rotary_table
 from megarun.optim.muon import orthogonalise
 
 EPS = 1e-5
-Inputs = dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCase:
-    """One row of the table.
-
-    Attributes:
-        name: Operation and size.
-        num_tokens: Tokens of a call.
-        shapes: Of the inputs, by argument; the first begins with the rows, sequences and positions.
-        call: The operation on the inputs.
-        work: Per token, from the cost model.
-        bound: What the target is a share of: `copy` bandwidth, or `matmul` rate.
-        scales: Standard deviations of inputs, where they are not 1.
-        differentiable: Whether all inputs have gradients.
-        labels: Of a loss: those of an input's rows.
-        window: Of attention: positions that a query sees.
-        documents: Of attention: whether rows hold several documents.
-    """
-
-    name: str
-    num_tokens: int
-    shapes: dict[str, tuple[int, ...]]
-    call: Callable[..., Tensor]
-    work: Work
-    bound: str
-    scales: Mapping[str, float] = field(default_factory=dict)
-    differentiable: bool = True
-    labels: Callable[[Tensor], Tensor] | None = None
-    window: int | None = None
-    documents: bool = False
-
-    def make(self, device: str, dtype: torch.dtype, num_tokens: int | None = None) -> Inputs:
-        """Inputs, the same ones each time on a kind of device; of one sequence's first tokens, if so many are asked for."""
-        generator, rows = torch.Generator(device).manual_seed(0), next(iter(self.shapes.values()))[:2]
-        made = {}
-        for name, whole in self.shapes.items():
-            shape = (1, min(num_tokens, rows[1]), *whole[2:]) if num_tokens is not None and whole[:2] == rows else whole
-            value = torch.randn(shape, generator=generator, dtype=torch.float32, device=device) * self.scales.get(name, 1.0)
-            made[name] = (value - 4 if name == "dt_bias" else value).to(dtype).requires_grad_(self.differentiable)
-        return made
 
 
 def cases(small: bool = False) -> list[KernelCase]:
@@ -101,27 +54,30 @@ def cases(small: bool = False) -> list[KernelCase]:
         _activation(load, rows, 96 if small else 14336, gated=False),
         _gated_add(load, rows, 96 if small else 3584),
         _conv(load, rows, 96 if small else 8448),
+        _gated_conv(load, rows, 96 if small else 2048),
         _rope(load, rows, *((4, 16) if small else (32, 128))),
         _attention(load, rows, *((4, 2, 16, 16) if small else (32, 8, 128, 128))),
         _attention(load, rows, *((4, 4, 24, 16) if small else (32, 32, 96, 64))),
         _attention(load, rows, *((4, 2, 16, 16, 9) if small else (32, 8, 128, 128, 1024))),
         _attention(load, rows, *((4, 2, 16, 16, None, 20) if small else (32, 8, 128, 128, None, 1000))),
         _attention(load, rows, *((4, 1, 32, 32) if small else (16, 4, 256, 256))),
+        _attention(load, rows, *((4, 1, 32, 32) if small else (16, 8, 256, 256)), cap=50.0),
         _indexed(load, rows, *((2, 24, 16, 2, 8, 20) if small else (28, 96, 64, 8, 64, 2048))),
         _indexed(load, rows, *((2, 24, 16, 3, 16, 9) if small else (16, 192, 128, 64, 128, 2048))),
-        _ssd(load, rows, *((4, 16, 16, 2, 32) if small else (64, 64, 128, 1, 256))),
-        _ssd(load, rows, *((2, 24, 16, 1, 32) if small else (32, 128, 128, 8, 256))),
-        _mamba3(load, rows, *((4, 16, 16, 2, 1, 4) if small else (64, 64, 128, 1, 1, 32))),
-        _mamba3(load, rows, *((4, 16, 16, 2, 4, 4) if small else (112, 64, 128, 8, 4, 32))),
-        _delta(load, rows, *((2, 4, 16, 24) if small else (16, 32, 128, 128))),
-        _delta(load, rows, *((2, 2, 16, 16) if small else (32, 32, 128, 128)), per_row=True),
+        selective_case(load, rows, *((40, 16) if small else (8192, 16))),
+        ssd_case(load, rows, *((4, 16, 16, 2, 32) if small else (64, 64, 128, 1, 256))),
+        ssd_case(load, rows, *((2, 24, 16, 1, 32) if small else (32, 128, 128, 8, 256))),
+        mamba3_case(load, rows, *((4, 16, 16, 2, 1, 4) if small else (64, 64, 128, 1, 1, 32))),
+        mamba3_case(load, rows, *((4, 16, 16, 2, 4, 4) if small else (112, 64, 128, 8, 4, 32))),
+        delta_case(load, rows, *((2, 4, 16, 24) if small else (16, 32, 128, 128))),
+        delta_case(load, rows, *((2, 2, 16, 16) if small else (32, 32, 128, 128)), per_row=True),
         _head_norm(load, rows, *((3, 24) if small else (32, 128))),
-        _m2rnn(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
+        m2rnn_case(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
         _cross_entropy(load, rows, 200 if small else 65536),
         _linear_cross_entropy(load, rows, *((24, 200) if small else (4096, 131072))),
         _moe(*(((1, 65), 24, 16, 6, 2) if small else ((4, 8192), 2048, 768, 128, 8))),
         _newton_schulz(*((2, 24, 40) if small else (8, 2048, 5632))),
-        _m2rnn(load, rows, *((2, 24, 8) if small else (32, 128, 16))),
+        m2rnn_case(load, rows, *((2, 24, 8) if small else (32, 128, 16))),
     ]
     return sorted(found, key=lambda case: case.name)
 
@@ -157,6 +113,13 @@ def _conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 4) -
     return KernelCase(f"causal_conv1d {channels}x{taps}", load.num_tokens, shapes, causal_conv1d, work, "copy")
 
 
+def _gated_conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 3) -> KernelCase:
+    sequences = dict.fromkeys(("input_gate", "output_gate", "value"), (*rows, channels))
+    shapes: dict[str, tuple[int, ...]] = {**sequences, "weight": (channels, taps)}
+    work = gated_conv_work(load, channels, taps)
+    return KernelCase(f"gated_conv1d {channels}x{taps}", load.num_tokens, shapes, gated_conv1d, work, "copy")
+
+
 def _rope(load: Workload, rows: tuple[int, int], heads: int, width: int) -> KernelCase:
     @cache
     def table(device: torch.device) -> Rotary:
@@ -170,7 +133,15 @@ def _rope(load: Workload, rows: tuple[int, int], heads: int, width: int) -> Kern
 
 
 def _attention(
-    load: Workload, rows: tuple[int, int], heads: int, groups: int, width: int, value: int, window: int | None = None, document: int = 0
+    load: Workload,
+    rows: tuple[int, int],
+    heads: int,
+    groups: int,
+    width: int,
+    value: int,
+    window: int | None = None,
+    document: int = 0,
+    cap: float | None = None,
 ) -> KernelCase:
     """With `document`, rows of documents of so many positions, of which the FLOPs count those pairs alone that see each other."""
 
@@ -181,12 +152,12 @@ def _attention(
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         begins = starts(q.device, q.shape[1]).expand(q.shape[:2]).contiguous() if document else None
-        return attention(q, k, v, width**-0.5, window, begins)
+        return attention(q, k, v, width**-0.5, window, begins, cap=cap)
 
     shapes: dict[str, tuple[int, ...]] = {"q": (*rows, heads, width), "k": (*rows, groups, width), "v": (*rows, groups, value)}
     each = load._replace(seq_length=document) if document else load
     work = attention_core(each, num_heads=heads, num_kv_heads=groups, head_dim=width, value_dim=value, window_size=window)
-    kind = f" window {window}" if window else f" documents {document}" if document else ""
+    kind = f" window {window}" if window else f" documents {document}" if document else f" cap {cap}" if cap else ""
     return KernelCase(
         f"attention {heads}/{groups} {width}/{value}{kind}",
         load.num_tokens,
@@ -196,6 +167,7 @@ def _attention(
         "matmul",
         window=window,
         documents=bool(document),
+        capped=cap is not None,
     )
 
 
@@ -230,87 +202,6 @@ def _indexed(
     scores = load.per_token(2 * visible_pairs(load.seq_length, None) * index_heads * (index_width + 1))
     name = f"indexed_attention {heads} {width}/{value} index {index_heads}x{index_width} of {top_k}"
     return KernelCase(name, load.num_tokens, shapes, by_name, attended + Work(scores, 3 * scores, 0, 0), "matmul")
-
-
-def _ssd(load: Workload, rows: tuple[int, int], heads: int, width: int, state: int, groups: int, chunk: int) -> KernelCase:
-    shapes: dict[str, tuple[int, ...]] = {
-        "x": (*rows, heads, width),
-        "dt": (*rows, heads),
-        "A_log": (heads,),
-        "B": (*rows, groups, state),
-        "C": (*rows, groups, state),
-        "D": (heads,),
-        "dt_bias": (heads,),
-    }
-    work = ssd_work(load, num_heads=heads, head_dim=width, state_dim=state, num_groups=groups, chunk_size=chunk)
-    return KernelCase(f"ssd {heads}x{width}x{state}", load.num_tokens, shapes, partial(ssd, chunk_size=chunk), work, "matmul")
-
-
-def _mamba3(load: Workload, rows: tuple[int, int], heads: int, width: int, state: int, groups: int, rank: int, angles: int) -> KernelCase:
-    """With one rank the single-input form."""
-    per_rank = {"mimo_x", "mimo_z", "mimo_o"} if rank > 1 else set()
-    shapes: dict[str, tuple[int, ...]] = {
-        **dict.fromkeys(("x", "z"), (*rows, heads, width)),
-        **dict.fromkeys(("B", "C"), (*rows, rank, groups, state)),
-        **dict.fromkeys(("dt", "A", "trapezoid"), (*rows, heads)),
-        "angles": (*rows, angles),
-        **dict.fromkeys(("B_bias", "C_bias"), (heads, rank, state)),
-        **dict.fromkeys(("D", "dt_bias"), (heads,)),
-        **dict.fromkeys(sorted(per_rank), (heads, rank, width)),
-    }
-    chunk, every = 64 // rank, 256
-    work = mimo_ssd(
-        load,
-        num_heads=heads,
-        head_dim=width,
-        state_dim=state,
-        num_groups=groups,
-        mimo_rank=rank,
-        chunk_size=chunk,
-        save_every=every,
-    )
-    absent = dict.fromkeys(("mimo_x", "mimo_z", "mimo_o")) if rank == 1 else {}
-    call = partial(mamba3, chunk_size=chunk, save_every=every, **absent)
-    return KernelCase(f"mamba3 {heads}x{width}x{state}/{rank}", load.num_tokens, shapes, call, work, "matmul", dict.fromkeys(per_rank, 0.5))
-
-
-def _m2rnn(load: Workload, rows: tuple[int, int], heads: int, keys: int, values: int) -> KernelCase:
-    sizes = MatrixRecurrence(kind="m2rnn", num_heads=heads, key_dim=keys, value_dim=values)
-    shapes: dict[str, tuple[int, ...]] = {
-        "q": (*rows, keys),
-        "k": (*rows, keys),
-        "v": (*rows, heads, values),
-        "f": (*rows, heads),
-        "state_map": (heads, values, values),
-        "D": (heads, values),
-        "dt_bias": (heads,),
-        "A_log": (heads,),
-    }
-    call = partial(m2rnn, save_every=sizes.save_every)
-    return KernelCase(f"m2rnn {heads}x{keys}x{values}", load.num_tokens, shapes, call, m2rnn_work(load, sizes), "copy")
-
-
-def _delta(
-    load: Workload, rows: tuple[int, int], key_heads: int, heads: int, keys: int, values: int, *, per_row: bool = False
-) -> KernelCase:
-    """With `per_row` a decay for each row of the state, as in Kimi delta attention."""
-    linear: GatedDeltaNet | KimiDeltaAttention = (
-        KimiDeltaAttention(kind="kda", num_heads=heads, head_dim=keys)
-        if per_row
-        else GatedDeltaNet(kind="gated_delta", num_key_heads=key_heads, num_value_heads=heads, key_dim=keys, value_dim=values)
-    )
-    decays = (keys,) if per_row else ()
-    shapes: dict[str, tuple[int, ...]] = {
-        **dict.fromkeys(("q", "k"), (*rows, key_heads, keys)),
-        "v": (*rows, heads, values),
-        "decay": (*rows, heads, *decays),
-        "beta": (*rows, heads),
-        "A_log": (heads,),
-        "dt_bias": (heads, *decays),
-    }
-    call = partial(gated_delta, chunk_size=linear.chunk_size, save_every=linear.save_every)
-    name = f"gated_delta {key_heads}/{heads} {keys}x{values}{' rows' if per_row else ''}"
-    return KernelCase(name, load.num_tokens, shapes, call, delta_rule(load, linear), "matmul")
 
 
 def _head_norm(load: Workload, rows: tuple[int, int], heads: int, width: int) -> KernelCase:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from h200.kernel_cases import EPS, KernelCase
+from h200.case import KernelCase
+from h200.kernel_cases import EPS
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention, softplus
@@ -76,10 +77,10 @@ def _fla_linear_cross_entropy(case: KernelCase) -> Peer:
 
 
 def _torch_attention(backend: str) -> Callable[[KernelCase], Peer | None]:
-    """Torch's own with one of its libraries, which take whole rows without a window."""
+    """Torch's own with one of its libraries, which take whole rows without a window or a cap."""
 
     def make(case: KernelCase) -> Peer | None:
-        if case.window is not None or case.documents:
+        if case.window is not None or case.documents or case.capped:
             return None
         width = case.shapes["q"][-1]
 

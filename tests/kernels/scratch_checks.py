@@ -15,18 +15,20 @@ from megakernels.ops.indexed_attention import kernel as indexed_kernel
 from megakernels.ops.m2rnn import kernel as m2rnn_kernel
 from megakernels.ops.mamba3 import launch as mamba3_launch
 from megakernels.ops.mamba3 import launch_backward as mamba3_launch_backward
+from megakernels.ops.selective_scan import kernel as selective_kernel
 from megakernels.ops.ssd import kernel as ssd_kernel
 from megakernels.ops.ssd import launch_backward as ssd_launch_backward
 
 BF16, FP32 = torch.bfloat16, torch.float32
 KERNELS = {
     delta_launch: tuple(name for name in vars(delta_launch) if name.startswith("delta_") and name.endswith("_kernel")),
-    attention_kernel: ("attention_forward_kernel", "attention_query_kernel", "attention_key_kernel"),
+    attention_kernel: ("attention_forward_kernel", "attention_query_kernel", "attention_key_kernel", "attention_relation_kernel"),
     indexed_kernel: tuple(name for name in vars(indexed_kernel) if name.startswith("index_") and name.endswith("_kernel")),
     ssd_kernel: ("ssd_table_kernel", "ssd_chunk_kernel", "ssd_pass_kernel", "ssd_output_kernel"),
     ssd_launch_backward: (
         *("ssd_state_kernel", "ssd_pair_kernel", "ssd_value_kernel", "ssd_edge_kernel", "ssd_group_kernel", "ssd_step_kernel"),
     ),
+    selective_kernel: ("selective_forward_kernel", "selective_backward_kernel"),
     m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
     mamba3_launch: ("mamba3_table_kernel", "mamba3_angle_kernel", "mamba3_state_kernel", "mamba3_output_kernel"),
     mamba3_launch_backward: (

@@ -7,6 +7,7 @@ from attention_exact import BATCH, HEADS, LENGTH, SCALE, assert_same, exact_atte
 from megakernels import attention, attention_pieces, attention_pieces_backward
 from megakernels.ops.attention.choice import chooses_kernels
 from megakernels.ops.attention.inputs import Attention
+from megakernels.ops.attention.vendor import library_for
 
 CLASSES = 5
 
@@ -45,12 +46,12 @@ def test_pieces_of_two_ranks_make_the_whole() -> None:
         torch.testing.assert_close(found[:, back], value, rtol=1e-10, atol=1e-12)
 
 
-def test_kernels_do_not_run() -> None:
-    """Neither Triton's nor a library's know a cap."""
+def test_triton_kernels_run_but_no_library() -> None:
+    """No library knows a cap."""
     q, k, v = (each.detach().bfloat16() for each in random_inputs()[:3])
-    plain = Attention(q, k, v, None, SCALE, None)
-    assert chooses_kernels(plain) or not torch.cuda.is_available()
-    assert not chooses_kernels(plain._replace(cap=1.0))
+    capped = Attention(q, k, v, None, SCALE, None, cap=1.0)
+    assert chooses_kernels(capped)
+    assert library_for(capped) is None
 
 
 def test_a_cap_is_above_zero() -> None:

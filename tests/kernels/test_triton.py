@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from megaplan.cost.kernels import SELECTIVE_INSTRUCTIONS
+
 HERE = Path(__file__).parent
 SHARED_MEMORY_LIMIT_BYTES = 232_448  # a block on sm_90; the compiler does not check it without a GPU
 EVERY = {
-    **{"activation": 12, "attention": 28, "causal_conv1d": 8, "gated_delta": 36, "head_gated_norm": 8, "indexed_attention": 52},
-    **{"m2rnn": 10, "mamba3": 52, "moe": 20, "newton_schulz": 14, "rms_norm": 20, "rope": 12, "side_embedding": 4, "ssd": 14},
+    **{"activation": 12, "attention": 28, "causal_conv1d": 8, "gated_conv1d": 5, "gated_delta": 36},
+    **{"head_gated_norm": 8, "indexed_attention": 52},
+    **{"m2rnn": 10, "mamba3": 52, "moe": 20, "newton_schulz": 14, "rms_norm": 20, "rope": 12, "selective_scan": 5, "side_embedding": 4},
+    **{"ssd": 14},
 }
 """Of operations whose configurations take long to compile, CI compiles every n-th; the slow set compiles all."""
 GROUPS = 4
@@ -26,7 +30,7 @@ GROUPS = 4
 
 OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.stem not in ("compile", "issue"))
 CHECKS = sorted(path.stem.removeprefix("check_") for path in (HERE / "interpreted").glob("check_*.py"))
-NO_ARITHMETIC = ("rstd", "starts", "labels", "bits", "words", "rows", "ends", "tile_ends", "indices", "positions")
+NO_ARITHMETIC = ("rstd", "starts", "classes", "labels", "bits", "words", "rows", "ends", "tile_ends", "indices", "positions")
 """Pointers whose values are fp32 or integers whatever the activations are."""
 
 pytest.importorskip("triton")
@@ -74,14 +78,23 @@ def test_all_configurations_fit_an_sm90(operation: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_convolution_issues_fewer_instructions_than_memory_takes(tmp_path: Path) -> None:
-    """Forward 4 bytes an element, which 26 instructions take as long as; backward 6, and 38."""
-    done = run_python([str(HERE / "sm90" / "issue.py"), "causal_conv1d"], tmp_path)
+@pytest.mark.parametrize("operation", ["causal_conv1d", "gated_conv1d"])
+def test_a_convolution_issues_fewer_instructions_than_memory_takes(operation: str, tmp_path: Path) -> None:
+    """Forward 4 bytes an element, which 26 instructions take as long as; backward 6, and 38; between gates 8 and 14 bytes."""
+    done = run_python([str(HERE / "sm90" / "issue.py"), operation], tmp_path)
     assert done.returncode == 0, done.stderr
     found = [float(line.split()[-3]) for line in done.stdout.splitlines() if line.endswith("an element")]
     assert len(found) == 2
     assert found[0] <= 13
     assert found[1] <= 30
+
+
+@pytest.mark.slow
+def test_the_cost_of_the_selective_scan_is_what_it_issues(tmp_path: Path) -> None:
+    done = run_python([str(HERE / "sm90" / "issue.py"), "selective_scan"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [float(line.split()[-3]) for line in done.stdout.splitlines() if line.endswith("an element")]
+    assert found == pytest.approx(SELECTIVE_INSTRUCTIONS, rel=0.05)
 
 
 def check_resources(every: dict[str, int], cache: Path) -> None:

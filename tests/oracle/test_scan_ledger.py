@@ -16,6 +16,7 @@ from megakernels.ops.gated_delta import sizes as delta_sizes
 from megakernels.ops.indexed_attention import sizes as indexed_sizes
 from megakernels.ops.m2rnn import sizes as recurrence_sizes
 from megakernels.ops.mamba3 import sizes as trapezoidal_sizes
+from megakernels.ops.selective_scan import sizes as selective_sizes
 from megakernels.ops.ssd import sizes as scan_sizes
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.relay import num_lanes
@@ -28,11 +29,23 @@ from megaplan.families.recurrent import scratch as recurrent_scratch
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
-from megaplan.spec.models import GatedDeltaNet, Indexer, KimiDeltaAttention, LatentAttention, Mamba2, Mamba3, MatrixRecurrence, Spec
+from megaplan.spec.models import (
+    GatedDeltaNet,
+    GroupedQueryAttention,
+    Indexer,
+    KimiDeltaAttention,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Mamba3,
+    MatrixRecurrence,
+    Spec,
+)
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.relay import _recurrence_part, _scan_part, half, lane_slice
 from megarun.parallel.groups.relay_delta import part as delta_part
 from megarun.parallel.groups.relay_mamba3 import _own
+from megarun.parallel.groups.relay_selective import _part as selective_part
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 WIDTHS = (1, 2, 5, 16, 20, 64, 65, 100, 128, 129)
@@ -98,16 +111,24 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
     draw, dims, _ = sizes(seed)
     groups, width, value_width = draw.choice([1, 2, 3]), draw.choice((*WIDTHS, 256, 257)), draw.choice((*WIDTHS, 256, 257))
     heads, pieces = groups * draw.choice([1, 2, 5]), [piece for rank in range(dims.cp) for piece in (rank, 2 * dims.cp - 1 - rank)]
-    keys = (dims.batch, dims.tokens * dims.cp, groups)
+    keys, more = (dims.batch, dims.tokens * dims.cp, groups), random.Random(seed + 1000)
+    sinks = empty(dims.dtype, heads) if more.random() < 0.3 else None
+    cap, num_relations = more.choice([None, None, 2.0]), more.choice([0, 0, 5])
+    bias = (empty(DType.INT32, *keys[:2]), empty(dims.dtype, num_relations, heads)) if num_relations else (None, None)
+    value_width = value_width if sinks is None and cap is None else width
     q, k, v = empty(dims.dtype, *dims.wide(heads, width)), empty(dims.dtype, *keys, width), empty(dims.dtype, *keys, value_width)
     out, lse = empty(dims.dtype, *dims.wide(heads, value_width)), empty(DType.FP32, dims.batch, heads, dims.tokens)
-    neither = None, None, None  # sinks, classes, relations
     name, own = ("attention", []) if dims.cp == 1 else ("attention_pieces", [pieces[-2:], pieces])
-    operands, settings, needs = (q, k, v, starts_of(dims)), (0.3, None), [] if own else [[*[True] * 3, False, False]]
-    behind = stated(f"{name}_backward", (out, *operands, *neither, out, lse, *settings, None, *own, *needs))  # None: no cap
-    section = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
-    assert (stated(name, (*operands, *settings, *neither, None, *own)), behind) == expected(
-        attention_scratch.core_inside(dims._replace(kernels=True), section)
+    operands, settings = (q, k, v, starts_of(dims)), (0.3, None)
+    needs = [] if own else [[*[True] * 3, sinks is not None, num_relations > 0]]
+    behind = stated(f"{name}_backward", (out, *operands, sinks, *bias, out, lse, *settings, cap, *own, *needs))
+    if sinks is None and cap is None:
+        section: Any = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
+    else:
+        section = GroupedQueryAttention.model_construct(num_heads=heads, head_dim=width, score_cap=cap, sinks=sinks is not None)
+    local = dims._replace(kernels=True, relations=num_relations)
+    assert (stated(name, (*operands, *settings, sinks, *bias, cap, *own)), behind) == expected(
+        attention_scratch.core_inside(local, section, dims.dtype)
     )
 
 
@@ -163,6 +184,31 @@ def test_the_ledger_of_a_scan_has_what_the_operation_states(seed: int) -> None:
     states, starts = empty(dims.dtype, dims.batch, -(-dims.tokens // chunk_size), heads, width, state), starts_of(dims)
     forward = stated("ssd", (*inputs, starts, chunk_size, *NO_LIMITS))
     assert (forward, stated("ssd_backward", (x, *inputs, starts, states, chunk_size, *NO_LIMITS, [True] * 7))) == wanted
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_the_ledger_of_a_selective_scan_has_what_the_operation_states(seed: int) -> None:
+    draw, dims, parameters = sizes(seed)
+    channels, width, every = (
+        draw.choice([1, 3, 8, 33, 128, 300, 1024]),
+        draw.choice([1, 3, 8, 16, 16, 17]),
+        draw.choice([1, 3, 16, 64, 200]),
+    )
+    mamba = Mamba1(kind="mamba1", state_dim=width, save_every=every)
+    x, B = empty(dims.dtype, *dims.wide(channels)), empty(dims.dtype, *dims.wide(width))
+    inputs = [x, x, empty(parameters, channels, width), B, B, empty(parameters, channels), empty(parameters, channels)]
+    wanted = expected(mamba_scratch.selective_inside(dims, mamba, channels, parameters))
+    if dims.cp > 1:
+
+        def part(tensors: list[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
+            return selective_part(tensors, place, lane_slice(channels, lane, lanes))
+
+        states = empty(DType.FP32, dims.batch, 2 * -(-dims.tokens // 2 // every), channels, width)
+        assert of_lanes("selective_scan", dims, num_lanes(channels, dims.cp), part, inputs, (every,), states, x) == {wanted}
+        return
+    states, starts = empty(DType.FP32, dims.batch, -(-dims.tokens // every), channels, width), starts_of(dims)
+    forward = stated("selective_scan", (*inputs, starts, every))
+    assert (forward, stated("selective_scan_backward", (x, *inputs, starts, states, every, [True] * 7))) == wanted
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -261,12 +307,15 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
 
 def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
     assert {TORCH_DTYPES[dtype]: width for dtype, width in attention_scratch.CORE_WIDTH.items()} == attention_sizes.LARGEST_WIDTH
+    assert attention_scratch.BENT_WIDTH == attention_sizes.BENT_WIDTH
     for name, own in (("INDEX_WIDTH", "LARGEST_INDEX_WIDTH"), ("CHUNK_ELEMENTS",) * 2, ("COLUMN_BLOCK",) * 2, ("WORD_BITS",) * 2):
         assert getattr(attention_scratch, name) == getattr(indexed_sizes, own)
     assert (attention_scratch.KEY_ROWS, attention_scratch.KEY_PROGRAMS) == (indexed_sizes.ROWS, indexed_sizes.KEY_PROGRAMS)
     assert attention_scratch.INDEX_TILE == indexed_sizes.INDEX_TILE
     sides = {side for tiles in indexed_sizes.INDEX_TILES.values() for tile in tiles.values() for side in (tile.queries, tile.keys)}
     assert {indexed_sizes.INDEX_TILE % side for side in sides} == {0}
+    selective = mamba_scratch.SELECTIVE_WIDTH, mamba_scratch.SELECTIVE_CHANNELS, mamba_scratch.SELECTIVE_GROUP
+    assert selective == (selective_sizes.LARGEST_STATE, selective_sizes.BACKWARD_CHANNELS, selective_sizes.GROUP)
     assert {TORCH_DTYPES[dtype]: width for dtype, width in mamba_scratch.SCAN_WIDTH.items()} == scan_sizes.LARGEST_WIDTH
     assert {TORCH_DTYPES[dtype]: tile for dtype, tile in mamba_scratch.SCAN_TILE.items()} == scan_sizes.LARGEST_TILE
     assert mamba_scratch.SCAN_BLOCK == scan_sizes.LARGEST_BLOCK
@@ -287,6 +336,7 @@ def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
 SECTIONS: dict[str, Any] = {
     "A": {"attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}},
     "M": {"mamba": {"kind": "mamba2", "num_heads": 8, "head_dim": 16, "state_dim": 32, "num_groups": 2, "chunk_size": 16}},
+    "M1": {"mamba": {"kind": "mamba1", "save_every": 32}},
     "M3": {
         "mamba": {"kind": "mamba3", "head_dim": 16, "state_dim": 32, "num_groups": 2, "mimo_rank": 4, "num_angles": 8, "save_every": 32}
     },

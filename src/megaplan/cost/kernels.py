@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
 from megaplan.families.attention.scratch import head_widths
-from megaplan.families.mamba.scratch import kernels_accept
+from megaplan.families.mamba.scratch import SELECTIVE_CHANNELS, SELECTIVE_GROUP, WARP, kernels_accept
 from megaplan.families.mamba.tensors import num_mamba_heads
-from megaplan.spec.models import LatentAttention, Mamba2, Mamba3, Model, Spec
+from megaplan.spec.models import LatentAttention, Mamba1, Mamba2, Mamba3, Model, Spec
 
 FP32_BYTES = 4
 TF32 = 2
@@ -36,6 +36,12 @@ HEADS_OF_PART, SEGMENT_BYTES = 16, 1 << 28
 """Heads whose shares of the gradients of B and C one program sums, and bytes of what is stored for some chunks at once: Mamba-2's."""
 STATES_BYTES = 1 << 30
 """Of what Mamba-3's backward stores of some segments at once."""
+ISSUED = 32
+"""Products of bf16 whose time one instruction of a thread takes to be issued: 4,096 beside 128 a clock and multiprocessor of Hopper."""
+SELECTIVE_INSTRUCTIONS = 228, 1547
+"""Of Mamba-1's scan forward and backward, issued for a position of a channel of 16 states (`tests/kernels/sm90/issue.py`)."""
+POSITIONS_OF_SHARE = 128
+"""Positions whose share of the taps' gradients one program of the gated convolution makes."""
 WIDEST_KEYS = 128
 """Heads up to this width have the gradients of keys and values made by one launch."""
 
@@ -90,7 +96,7 @@ class Kernels:
     def __init__(self, spec: Spec, load: Workload) -> None:
         self._model, self._load = spec.model, load
         mamba = spec.model.mamba
-        self._scans = not isinstance(mamba, Mamba2 | Mamba3) or kernels_accept(mamba, spec.precision.activations)
+        self._scans = mamba is None or kernels_accept(mamba, spec.precision.activations)
         self._runs = spec.host.name == "megarun" and spec.host.uses_triton
 
     def passes(self, op: Op, tokens: int) -> Passes | None:
@@ -188,8 +194,13 @@ def _attention(model: Model, load: Workload, op: Op) -> Passes:
     pairs = work.forward * tokens // (width + value_width)  # twice the pairs
     apart = max(width, value_width) > WIDEST_KEYS
     products = 4 * width + 3 * value_width + (width if apart else 0)
-    moved = work.moved_input * tokens * (217 if apart else 152) // 100
-    return Pass(work.moved_forward * tokens, work.forward * tokens, 1), Pass(moved, pairs * products, 3 if apart else 2)
+    moved, launches = work.moved_input * tokens * (217 if apart else 152) // 100, 3 if apart else 2
+    if model.features.relation_bias is not None:  # the gradients of scores once more, for their sums, and these for each relation
+        heads = model.attention.num_heads // load.tp
+        products += width + value_width
+        moved += work.moved_forward * tokens + 4 * tokens * heads * FP32_BYTES
+        launches += 2
+    return Pass(work.moved_forward * tokens, work.forward * tokens, 1), Pass(moved, pairs * products, launches)
 
 
 def _indexer(model: Model, load: Workload, op: Op) -> Passes:
@@ -215,6 +226,40 @@ def _indexer(model: Model, load: Workload, op: Op) -> Passes:
     return forward, backward
 
 
-SCANS = {"scan", "ssd"}
+def _gated_convolution(model: Model, load: Workload, op: Op) -> Passes:
+    """One kernel each way; backward also shares of the taps' gradients, each of some positions, their sum, and a copy a parameter."""
+    assert model.short_convolution is not None
+    short, tokens, sequences = model.short_convolution, load.num_tokens, max(1, load.num_tokens // load.seq_length)
+    channels = model.hidden_size // load.tp
+    shares = sequences * _ceil(load.seq_length, POSITIONS_OF_SHARE) * (short.conv_kernel + 1) * channels * FP32_BYTES
+    forward = Pass(op.work.moved_forward * tokens, op.work.forward * tokens, 1)
+    flops = (op.work.input_grad + op.work.weight_grad) * tokens
+    return forward, Pass(op.work.moved_input * tokens + 2 * shares, flops, 4 if short.bias else 3)
+
+
+def _selective_scan(model: Model, load: Workload, _: Op) -> Passes:
+    """One kernel each way, bound by the instructions that it issues.
+
+    Backward x, Δ and B are read twice, every second state is written for each segment and read; parts of the gradients of B and C are
+    written for each block of channels, summed and copied; and so are the parameters'.
+    """
+    assert isinstance(model.mamba, Mamba1)
+    shape, size, tokens = model.mamba, load.itemsize, load.num_tokens
+    channels, state = shape.expand * model.hidden_size // load.tp, shape.state_dim
+    sequences, segments = max(1, tokens // load.seq_length), _ceil(load.seq_length, shape.save_every)
+    x, shared, of_keys = tokens * channels * size, tokens * state * size, tokens * state * FP32_BYTES
+    last = sequences * channels * state * FP32_BYTES
+    blocks = _ceil(channels, min(SELECTIVE_CHANNELS, _side(channels, WARP)))
+    groups = _ceil(min(shape.save_every, load.seq_length), SELECTIVE_GROUP)
+    again, issued = groups * last, tokens * channels * state * ISSUED // 16
+    forward = Pass(3 * x + 2 * shared + (segments + 1) * last, SELECTIVE_INSTRUCTIONS[0] * issued, 1)
+    moved = 7 * x + 4 * shared + (segments + 1) * last + 2 * segments * again + 4 * blocks * of_keys + 4 * of_keys + 2 * last
+    return forward, Pass(moved, SELECTIVE_INSTRUCTIONS[1] * issued, 9)
+
+
+SCANS = {"scan", "ssd", "selective_scan"}
 """Ops of Mamba whose kernels have limits of their own (`families.mamba.scratch`)."""
-_SHAPES: dict[str, Callable[[Model, Workload, Op], Passes]] = {"scan": _mamba3, "ssd": _ssd, "attention": _attention, "indexer": _indexer}
+_SHAPES: dict[str, Callable[[Model, Workload, Op], Passes]] = {
+    **{"scan": _mamba3, "ssd": _ssd, "attention": _attention, "indexer": _indexer},
+    **{"gated_conv": _gated_convolution, "selective_scan": _selective_scan},
+}

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from megaplan.blocks.work import Op, Workload
 from megaplan.families.attention.scratch import core_has_kernels, head_widths
 from megaplan.families.mamba.tensors import num_mamba_heads
-from megaplan.spec.models import KimiDeltaAttention, Mamba2, Mamba3, Model, Spec
+from megaplan.spec.models import KimiDeltaAttention, Mamba1, Mamba2, Mamba3, Model, Spec
 
 REFERENCE = ("reference",)
 MAX_SCORES = 1 << 24
@@ -72,10 +72,12 @@ OPERATIONS: dict[str, Plain] = {
     "conv1d": CONVOLUTION,
     "conv_qk": CONVOLUTION,
     "conv_v": CONVOLUTION,
+    "gated_conv": Plain(Pass(1030, launches=11), Pass(1780, launches=37)),
     "attention": Plain(Pass(0, 37, 17), Pass(0, 78, 24), is_fp32=True),
     "indexer": Plain(Pass(0, 75, 35), Pass(0, 277, 69), is_fp32=True),
     "ssd": Plain(Pass(910, 46, 46), Pass(1290, 101, 100), is_fp32=True),
     "scan": Plain(Pass(0, 69, 84), Pass(0, 198, 229), is_fp32=True),
+    "selective_scan": Plain(Pass(0, 55, 116), Pass(0, 185, 349), is_fp32=True),
     "delta_rule": Plain(Pass(0, 50, 54), Pass(0, 210, 209), is_fp32=True),
     "m2rnn": Plain(Pass(0, 41, 27), Pass(0, 162, 56), is_fp32=True),
     "route": Plain(Pass(500, launches=8), Pass(520, launches=20), is_fp32=True),
@@ -180,6 +182,12 @@ def _scan(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
     return rows * (shape.state_dim + shape.head_dim + 2 * chunk * shape.mimo_rank), -(-load.seq_length // chunk), 0
 
 
+def _selective_scan(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+    """The states of all channels; 32 positions are a turn."""
+    assert isinstance(model.mamba, Mamba1)
+    return model.mamba.expand * model.hidden_size // load.tp * model.mamba.state_dim, -(-load.seq_length // 32), 0
+
+
 def _delta_rule(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
     """A head's key and value, its row of a chunk's tile, for each key column where each has a decay, and its share of a state."""
     assert model.linear_attention is not None
@@ -199,5 +207,5 @@ def _m2rnn(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
 
 _SHAPES: dict[str, Shape] = {
     **{"attention": _attention, "indexer": _indexer},
-    **{"ssd": _ssd, "scan": _scan, "delta_rule": _delta_rule, "m2rnn": _m2rnn},
+    **{"selective_scan": _selective_scan, "ssd": _ssd, "scan": _scan, "delta_rule": _delta_rule, "m2rnn": _m2rnn},
 }

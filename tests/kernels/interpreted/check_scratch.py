@@ -74,6 +74,28 @@ def test_attention(shape: tuple[int, ...], packed: bool) -> None:
 
 
 @PACKED
+@EACH_ATTENTION
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_attention_with_relations(shape: tuple[int, ...], cap: float | None, packed: bool) -> None:
+    """Backward also one number per key and head; sinks need no more than that."""
+    batch, num_positions, heads, _, width, value_width = shape
+    if cap is not None and max(width, value_width) > attention_op.sizes.BENT_WIDTH:
+        return
+    inputs, starts = attention_inputs(shape, BF16), starts_of(batch, num_positions, packed)
+    bias = torch.empty(batch, 2 * num_positions, dtype=torch.int32)[:, ::2], torch.empty(heads, 3, dtype=BF16).T
+    copied = 4 * batch * num_positions + 6 * heads
+    added = copied if num_positions * batch > 1 and heads > 1 else None
+    found = check(attention_op._attention, *inputs, starts, 0.3, 9, None, *bias, cap)
+    assert added is None or found == added
+    out, lse = torch.empty(batch, num_positions, heads, value_width, dtype=BF16), torch.empty(batch, heads, num_positions)
+    for sinks in (None, torch.empty(heads)):
+        behind = out, *inputs, starts, sinks, *bias, out, lse, 0.3, None, cap
+        found = check(attention_op._attention_backward, *behind, [*[True] * 3, sinks is not None, True])
+        assert sinks is not None or added is None or found == 8 * batch * heads * num_positions + added
+        check(attention_op._attention_backward, *behind, [True, False, True, sinks is not None, False])
+
+
+@PACKED
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_pieces_of_attention(num_ranks: int, packed: bool) -> None:
     """The keys of all ranks are read where they are: nothing is put in order."""
@@ -85,6 +107,9 @@ def test_pieces_of_attention(num_ranks: int, packed: bool) -> None:
     out, lse = torch.empty(2, 10, 4, 9, dtype=BF16), torch.empty(2, 4, 10)
     behind = out, q, k, v, starts, *NEITHER, out, lse, 0.3, None, UNCAPPED
     assert check(attention_pieces._pieces_backward, *behind, *pieces) == 4 * 2 * 4 * 10
+    bias = torch.empty(2, 10 * num_ranks, dtype=torch.int32), torch.empty(3, 4, dtype=BF16)
+    behind = out, q, k, v, starts, None, *bias, out, lse, 0.3, None, 2.0
+    assert check(attention_pieces._pieces_backward, *behind, *pieces) == 4 * 2 * 4 * 10 * (1 + num_ranks)
 
 
 INDEXED = [(2, 50, 4, 16, 16, 3, 8), (1, 7, 3, 5, 7, 1, 17), (2, 40, 8, 200, 128, 2, 64), (1, 1, 1, 1, 1, 1, 1), (1, 3, 1, 1, 1, 64, 128)]

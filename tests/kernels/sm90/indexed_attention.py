@@ -121,7 +121,7 @@ def attention_kernels(width: int, value_width: int, dtype: str, flags: dict[str,
             found[f"masked attention {key}{of_part} {name}"] = (
                 function,
                 numbers,
-                {**masked, "HAS_BITS": True, **constants_of, **part},
+                {**masked, "HAS_BITS": True, "CAPPED": False, "HAS_RELATIONS": False, **constants_of, **part},
                 options,
             )
     return found

@@ -66,18 +66,29 @@ GQA = {"kind": "gqa", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
 @pytest.mark.parametrize(
     "model",
     [
-        {"attention": GQA | {"score_cap": 50.0}},
         {"attention": GQA | {"head_dim": 512}},
-        {"attention": GQA, "features": {"relation_bias": {"num_relations": 8}}},
+        {"attention": GQA | {"head_dim": 256, "score_cap": 50.0}, "features": {"relation_bias": {"num_relations": 8}}},
     ],
-    ids=["cap", "wide heads", "relation bias"],
+    ids=["wide heads", "cap and relation bias of wide heads"],
 )
 def test_attention_that_no_kernel_takes_is_plain_torch_under_triton_too(make_spec, model):
     op, passes = op_of(make_spec("A", model=model, host={"kernels": "triton"}), "attention")
     reference, own = op_of(make_spec("A", model=model), "attention")
     assert passes.forward(op, T) == own.forward(reference, T) is not None
     assert passes.backward(op, T) == own.backward(reference, T) is not None
-    op, passes = op_of(make_spec("A", model={"attention": GQA}, host={"kernels": "triton"}), "attention")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"attention": GQA},
+        {"attention": GQA | {"score_cap": 50.0}},
+        {"attention": GQA, "features": {"relation_bias": {"num_relations": 8}}},
+    ],
+    ids=["plain", "cap", "relation bias"],
+)
+def test_attention_that_kernels_take_is_not_plain_torch(make_spec, model):
+    op, passes = op_of(make_spec("A", model=model, host={"kernels": "triton"}), "attention")
     assert passes.forward(op, T) is passes.backward(op, T) is None
 
 

@@ -27,7 +27,7 @@ def test_small_cases_are_right_and_counted(benchmark: Any) -> None:
     assert (head["forward_flops"], head["backward_flops"]) == (2 * 65 * 24 * 200, 4 * 65 * 24 * 200)
     moe = by_name["moe"]  # six tokens' width of each of two experts, three matrices
     assert (moe["forward_flops"], moe["backward_flops"]) == (6 * 65 * 2 * 24 * 16, 12 * 65 * 2 * 24 * 16)
-    stated = {"attention", "indexed_attention", "linear_cross_entropy", "moe", "ssd", "mamba3", "gated_delta", "m2rnn"}
+    stated = {"attention", "indexed_attention", "linear_cross_entropy", "moe", "ssd", "mamba3", "gated_delta", "m2rnn", "selective_scan"}
     assert {name for name, row in by_name.items() if row["stated_bytes"]} == stated
     attention = by_name["attention"]  # 24 and 16 wide, of four heads; backward two products more, and the scores again
     pairs = 4 * 65 * 66 // 2

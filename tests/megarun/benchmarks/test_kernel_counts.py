@@ -35,7 +35,8 @@ MAMBA3 = {
 MAMBA2 = {"kind": "mamba2", "num_heads": 32, "head_dim": 64, "state_dim": 128, "num_groups": 8, "chunk_size": 128}
 NAMES = {
     **{"attention": "attention", "conv1d": "causal_conv1d", "gated_norm": "gated_rms_norm", "ssd": "ssd", "scan": "mamba3"},
-    **{"indexer": "indexed_attention", "m2rnn": "m2rnn"},
+    **{"indexer": "indexed_attention", "m2rnn": "m2rnn", "gated_conv": "gated_conv1d"},
+    "selective_scan": "selective_scan",
 }
 """Ops of the cost model, and the operations of megakernels that they are."""
 
@@ -94,11 +95,22 @@ def stated(source: Any) -> dict[str, list[float]]:
             id="mamba2",
             marks=pytest.mark.slow,
         ),
+        pytest.param(spec("CM", 512, short_convolution={"bias": True}, mamba={"kind": "mamba1"}), id="convolution, mamba1"),
+        pytest.param(
+            spec(
+                "A",
+                512,
+                attention={"kind": "gqa", "num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "score_cap": 50.0},
+                features={"relation_bias": {"num_relations": 8}},
+            ),
+            id="cap, relations",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(GATE, id="gate", marks=pytest.mark.slow),
     ],
 )
 def test_the_cost_model_counts_what_the_roofline_counts(source: Any) -> None:
-    """Scans, attention and recurrence: bytes and FLOPs to a tenth, launches exactly."""
+    """Scans, attention, recurrence and gated convolution: bytes and FLOPs to a tenth, launches exactly."""
     ours, theirs = stated(source), counted(source)
     assert ours
     for name, (num_bytes, flops, launches) in ours.items():

@@ -53,10 +53,19 @@ DELTA = {
     "batch": {"micro_batch_size": 1, "seq_length": 256},
 }
 KIMI = DELTA | {"model": {**DELTA["model"], "linear_attention": {"kind": "kda", "num_heads": 4, "head_dim": 64}}}
+CONVOLVED = {
+    "model": {
+        **{"pattern": "CM", "num_layers": 2, "hidden_size": 256, "vocab_size": 512},
+        "short_convolution": {"bias": True},
+        "mamba": {"kind": "mamba1"},
+    },
+    "batch": {"micro_batch_size": 1, "seq_length": 256},
+}
 NAMES = {
     **{"attention": "attention", "conv1d": "causal_conv1d", "ssd": "ssd", "gated_norm": "gated_rms_norm", "m2rnn": "m2rnn"},
     **{"dispatch": "dispatch", "combine": "combine", "experts": "experts_gated", "activation": "swiglu"},
-    **{"indexer": "indexed_attention", "scan": "mamba3", "delta_rule": "gated_delta"},
+    **{"indexer": "indexed_attention", "scan": "mamba3", "delta_rule": "gated_delta", "gated_conv": "gated_conv1d"},
+    "selective_scan": "selective_scan",
 }
 OF_HEADS = {"gated_norm": "head_gated_norm"}
 """Those of G blocks."""
@@ -98,6 +107,7 @@ def stated(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
         pytest.param(SPEC | INDEXED, id="indexed", marks=pytest.mark.slow),
         pytest.param(SPEC | DELTA, id="delta"),
         pytest.param(SPEC | KIMI, id="kimi", marks=pytest.mark.slow),
+        pytest.param(SPEC | CONVOLVED, id="convolved", marks=pytest.mark.slow),
     ],
 )
 def test_the_table_is_what_is_counted(spec: dict[str, Any]) -> None:
@@ -114,5 +124,5 @@ def test_what_triton_leaves_to_torch_is_what_runs_as_torch() -> None:
     from rooflines.ideal import listed  # noqa: PLC0415
 
     runs_as = {name: entry.runs_as for name, entry in listed().items()}
-    for name in ("attention", "indexer", "ssd", "scan", "delta_rule", "m2rnn", "route"):
+    for name in ("attention", "indexer", "ssd", "scan", "delta_rule", "m2rnn", "route", "gated_conv", "selective_scan"):
         assert ("triton" in OPERATIONS[name].under) == (runs_as.get(NAMES.get(name, name)) == "torch"), name

@@ -27,6 +27,17 @@ TWO = {"schedule.num_microbatches": 2}
         ("ADA", {"mesh": {"cp": 2, "tp": 2}, "data.packing": "documents", "recompute": {"default": "selective"}}),
         pytest.param("AD", {"host.kernels": "triton", "precision": BF16}, marks=pytest.mark.slow),
         pytest.param(
+            "AD",
+            {
+                "host.kernels": "triton",
+                "precision": BF16,
+                "mesh": {"cp": 2},
+                "model.attention.score_cap": 30.0,
+                "model.attention.sinks": True,
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "ADDA",
             {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", "num_microbatches": 4}, "precision": BF16},
             marks=pytest.mark.slow,
@@ -44,7 +55,7 @@ TWO = {"schedule.num_microbatches": 2}
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["pp-bf16-structure", "cp-tp-packed-selective", "kernels", "zbv", "latent-mtp-full-reshard"],
+    ids=["pp-bf16-structure", "cp-tp-packed-selective", "kernels", "kernels-cp-cap-sinks", "zbv", "latent-mtp-full-reshard"],
 )
 def test_estimate_is_what_the_runtime_allocates(job_with: Callable[..., Any], pattern: str, settings: dict[str, Any]) -> None:
     """Of every distinct rank, in every column, but for scalars: 400 rows, so that no part of the table's gradient hides among them."""

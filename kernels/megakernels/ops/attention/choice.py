@@ -63,12 +63,12 @@ def kernel_forward(given: Attention, places: Places) -> tuple[Tensor, Tensor]:
 
 
 def kernel_backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor | None, ...]:
-    """`kernel.backward`, the gradient of the sinks, None without any, and None: relations run in plain torch."""
+    """Gradients of q, k, v, the sinks and the relations, None without these."""
     from megakernels.ops.attention import kernel  # noqa: PLC0415
 
     delta = torch.empty(lse.shape, dtype=lse.dtype, device=lse.device)
-    found = kernel.backward(grad_out, given, out, lse, places, delta=delta)
-    return *found, None if given.sinks is None else sinks_gradient(delta, lse, given.sinks), None
+    *found, grad_relations = kernel.backward(grad_out, given, out, lse, places, delta=delta)
+    return *found, None if given.sinks is None else sinks_gradient(delta, lse, given.sinks), grad_relations
 
 
 def forward_scratch(given: Attention) -> int:
@@ -84,7 +84,10 @@ def backward_scratch(grad_out: Tensor, given: Attention, out: Tensor, lse: Tenso
     if not chooses_kernels(given):
         return 0
     inside = backward_inside(grad_out, given, out, lse)
-    return dropped_bytes(given[:3], needs[:3]) + (inside if given.sinks is None else sinks.backward_inside(lse, inside))
+    dropped = dropped_bytes(given[:3], needs[:3])
+    if given.relations is not None:
+        dropped += dropped_bytes((given.relations,), needs[4:])
+    return dropped + (inside if given.sinks is None else sinks.backward_inside(lse, inside, given.sinks if needs[3] else None))
 
 
 def cost_of_forward(given: Attention) -> Cost:

@@ -8,6 +8,9 @@
 Tiles outside the causal triangle, the window or the document are skipped in both directions. No program adds to another's result, so the
 backward is bitwise reproducible; it computes the weights twice instead. Operands of products have the input's dtype; products, softmax and
 sums are fp32.
+
+With relations a launch of `attention_key_kernel` makes the gradient of what each head adds to each key's scores, which
+`attention_relation_kernel` sums for each class.
 """
 
 import torch
@@ -16,9 +19,9 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.ops.attention.inputs import Attention, Places
-from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel
+from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel, attention_relation_kernel
 from megakernels.ops.attention.kernel_forward import attention_forward_kernel
-from megakernels.ops.attention.sizes import constants, key_parts
+from megakernels.ops.attention.sizes import RELATION_TILE, constants, key_parts
 
 LOG2E = 1.4426950408889634
 
@@ -33,7 +36,7 @@ def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tup
     batch, num_queries, num_heads, width = q.shape
     out = torch.empty(batch, num_queries, num_heads, v.shape[3], dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, num_heads, num_queries, dtype=torch.float32, device=q.device)
-    numbers, options = constants("forward", width, v.shape[3], q.dtype, masked=bits is not None)
+    numbers, options = constants("forward", width, v.shape[3], q.dtype, masked=bits is not None, bent=_is_bent(given))
     if out.numel():
         with on_device_of(q):
             attention_forward_kernel[_query_grid(q, places, numbers["M"])](
@@ -42,10 +45,12 @@ def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tup
                 v,
                 _starts(given),
                 q if bits is None else bits,
+                *_relations(given),
                 out,
                 lse,
                 *_extents(q, k, given, places, bits),
                 given.scale * LOG2E,
+                (given.cap or 0.0) * LOG2E,
                 *q.stride()[:3],
                 *k.stride()[:3],
                 *v.stride()[:3],
@@ -64,8 +69,8 @@ def backward(
     places: Places,
     bits: Tensor | None = None,
     delta: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.backward`, all gradients, for queries in pieces: of k and v the part that these queries make.
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and, if given, of the relations, for queries in pieces: of all but q the part that these queries make.
 
     `bits` are those of `forward`; `delta` is written with Σ ∂L/∂out ⊙ out, fp32 as lse.
     """
@@ -77,29 +82,52 @@ def backward(
     strides = (*grad_out.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     grad_q, grad_k, grad_v = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (q, k, v))
     delta = torch.empty(lse.shape, dtype=torch.float32, device=q.device) if delta is None else delta
+    relations, factors = _relations(given), (given.scale, given.cap or 0.0)
+    grad_added, grad_relations = q, None
+    if given.relations is not None:
+        grad_added = torch.empty(q.shape[0], q.shape[2], k.shape[1], dtype=torch.float32, device=q.device)
+        grad_relations = torch.empty(given.relations.shape, dtype=given.relations.dtype, device=q.device)
     if not q.numel():
-        return grad_q, grad_k.zero_(), grad_v.zero_()
+        return grad_q, grad_k.zero_(), grad_v.zero_(), None if grad_relations is None else grad_relations.zero_()
     with on_device_of(q):
-        numbers, options = constants("query", *widths, masked=bits is not None)
+        numbers, options = constants("query", *widths, masked=bits is not None, bent=_is_bent(given))
         attention_query_kernel[_query_grid(q, places, numbers["M"])](
-            grad_out, q, k, v, starts, words, out, lse, delta, grad_q, *extents, given.scale, *strides, **flags, **numbers, **options
+            grad_out,
+            q,
+            k,
+            v,
+            starts,
+            words,
+            *relations,
+            out,
+            lse,
+            delta,
+            grad_q,
+            *extents,
+            *factors,
+            *strides,
+            **flags,
+            **numbers,
+            **options,
         )
-        numbers, options = constants("key", *widths, masked=bits is not None)
-        grid = k.shape[2], triton.cdiv(k.shape[1], numbers["N"]), k.shape[0]
-        for part in key_parts(*widths):
-            attention_key_kernel[grid](
+        numbers, options = constants("key", *widths, masked=bits is not None, bent=_is_bent(given))
+        for part in key_parts(*widths, relations=given.relations is not None):
+            columns = q.shape[2] if part["ADDED"] else k.shape[2]
+            attention_key_kernel[columns, triton.cdiv(k.shape[1], numbers["N"]), k.shape[0]](
                 grad_out,
                 q,
                 k,
                 v,
                 starts,
                 words,
+                *relations,
                 lse,
                 delta,
                 grad_k,
                 grad_v,
+                grad_added,
                 *extents,
-                given.scale,
+                *factors,
                 *strides,
                 NUM_PIECES=len(places.firsts),
                 **part,
@@ -107,7 +135,12 @@ def backward(
                 **numbers,
                 **options,
             )
-    return grad_q, grad_k, grad_v
+        if grad_relations is not None:
+            num_relations, num_heads = grad_relations.shape
+            attention_relation_kernel[(num_heads, triton.cdiv(num_relations, RELATION_TILE["R"]))](
+                grad_added, relations[0], grad_relations, q.shape[0], k.shape[1], num_relations, num_heads, **RELATION_TILE, num_warps=4
+            )
+    return grad_q, grad_k, grad_v, grad_relations
 
 
 def _query_grid(q: Tensor, places: Places, tile: int) -> tuple[int, int, int]:
@@ -120,6 +153,18 @@ def _starts(given: Attention) -> Tensor:
     return given.q if given.starts is None else given.starts.contiguous()
 
 
+def _is_bent(given: Attention) -> bool:
+    """Whether something is done to scaled scores."""
+    return given.cap is not None or given.relations is not None
+
+
+def _relations(given: Attention) -> tuple[Tensor, Tensor]:
+    """Classes and relations, or placeholders that the kernels do not read."""
+    if given.classes is None or given.relations is None:
+        return given.q, given.q
+    return given.classes.contiguous(), given.relations.contiguous()
+
+
 def _extents(q: Tensor, k: Tensor, given: Attention, places: Places, bits: Tensor | None) -> tuple[int, ...]:
     """What every kernel takes of lengths and places."""
     pieces = q.shape[1] // len(places.firsts), places.firsts[0], places.firsts[-1]
@@ -130,4 +175,4 @@ def _extents(q: Tensor, k: Tensor, given: Attention, places: Places, bits: Tenso
 
 def _flags(given: Attention, places: Places, bits: Tensor | None) -> dict[str, bool]:
     flags = {"HAS_WINDOW": given.window is not None, "HAS_STARTS": given.starts is not None, "ZIG_ZAG": places.num_ranks > 1}
-    return flags | {"HAS_BITS": bits is not None}
+    return flags | {"HAS_BITS": bits is not None, "CAPPED": given.cap is not None, "HAS_RELATIONS": given.relations is not None}

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.attention.kernel_tiles import chosen, queries_of, query_tile, stored, visible
+from megakernels.ops.attention.kernel_tiles import added_scores, bent, chosen, queries_of, query_tile, stored, visible
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -23,6 +23,8 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
     v,
     starts,
     bits,
+    classes,
+    relations,
     out,
     lse,
     delta,
@@ -38,6 +40,7 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
     window,
     num_words,
     scale,
+    cap,
     grad_stride_b,
     grad_stride_t,
     grad_stride_h,
@@ -61,6 +64,8 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
     HAS_STARTS: tl.constexpr,
     ZIG_ZAG: tl.constexpr,
     HAS_BITS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    HAS_RELATIONS: tl.constexpr,
 ):
     """Tiles of grad_q [B, T, H, WIDTH] and delta [B, H, T]."""
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -114,7 +119,13 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
             if R:
                 keys_rest = tl.load(near + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
                 logits += dot(queries_rest, tl.trans(keys_rest))
-            weights = tl.exp2(logits * (scale * LOG2E) - sums[:, None])
+            scores = logits * (scale * LOG2E)
+            if CAPPED:
+                bend = bent(logits * (scale / cap), EXACT=q.dtype.element_ty == tl.float32)
+                scores = bend * (cap * LOG2E)
+            if HAS_RELATIONS:
+                scores += added_scores(classes + batch * num_keys, relations, at, num_keys, head, num_heads)[None, :]
+            weights = tl.exp2(scores - sums[:, None])
             if HAS_BITS:
                 weights = tl.where(chosen(bits + (batch * num_queries + row) * num_words, there, key, N=N), weights, 0.0)
             elif phase != 1:
@@ -122,7 +133,10 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
                 weights = tl.where(seen, weights, 0.0)
             values = tl.load(v + place[:, None] * v_stride_t + value[None, :], mask=known & (value < VALUE)[None, :], other=0.0)
             inner_grads = dot(grads, tl.trans(values))
-            grad_logits = narrow(weights * (inner_grads - inner[:, None]), k.dtype.element_ty)
+            grad_scores = weights * (inner_grads - inner[:, None])
+            if CAPPED:
+                grad_scores *= 1.0 - bend * bend
+            grad_logits = narrow(grad_scores, k.dtype.element_ty)
             found += dot(grad_logits, keys)
             if R:
                 found_rest += dot(grad_logits, keys_rest)
@@ -134,17 +148,20 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0915  branches are of the compiler's
+def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915  branches are of the compiler's
     grad_out,
     q,
     k,
     v,
     starts,
     bits,
+    classes,
+    relations,
     lse,
     delta,
     grad_k,
     grad_v,
+    grad_added,
     num_queries,
     num_keys,
     piece_length,
@@ -156,6 +173,7 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
     window,
     num_words,
     scale,
+    cap,
     grad_stride_b,
     grad_stride_t,
     grad_stride_h,
@@ -180,12 +198,20 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
     HAS_STARTS: tl.constexpr,
     ZIG_ZAG: tl.constexpr,
     HAS_BITS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    HAS_RELATIONS: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    ADDED: tl.constexpr,
 ):
-    """Tiles of grad_k [B, S, G, WIDTH], of grad_v [B, S, G, VALUE], or of both: N keys, the queries M at a time."""
+    """Tiles of grad_k [B, S, G, WIDTH], of grad_v [B, S, G, VALUE], or of both: N keys, the queries M at a time.
+
+    Or, ADDED, of grad_added [B, H, S], the gradient of what a head adds to the scores of keys.
+    """
     group, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     num_groups = tl.num_programs(0)
+    if ADDED:  # a program for each head
+        group, num_groups = group // shared, num_groups // shared
     num_heads = num_groups * shared
     first_key = tl.program_id(1) * N  # those that the most queries see are begun first
     at = first_key + tl.arange(0, N)
@@ -205,6 +231,10 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
     found_rest = tl.zeros([N, R if R else 16], dtype=tl.float32)
     found_values = tl.zeros([N, V], dtype=tl.float32)
     last_key = tl.minimum(first_key + N, num_keys) - 1
+    of_keys = tl.zeros([N], dtype=tl.float32)
+    heads, first_head = shared, group * shared
+    if ADDED:
+        heads, first_head = 1, tl.program_id(0)
     for piece in tl.static_range(NUM_PIECES):
         first = first_a if piece == 0 else first_b
         starts_of_piece = starts + batch * num_queries + piece * piece_length
@@ -216,8 +246,8 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
             high = end if HAS_BITS else (whole if phase == 0 else (whole_end if phase == 1 else end))
             high = tl.minimum(high, end)
             steps = tl.cdiv(tl.maximum(high - low, 0), M)
-            for step in range(steps * shared):
-                head = group * shared + step // steps
+            for step in range(steps * heads):
+                head = first_head + step // steps
                 within = low + (step % steps) * M + tl.arange(0, M)
                 there = within < piece_length if phase != 1 else tl.full([M], True, dtype=tl.int1)
                 row = (piece * piece_length + within).to(tl.int64)
@@ -229,7 +259,13 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
                     logits += dot(keys_rest, tl.trans(queries_rest))
                 statistics = (batch * num_heads + head) * num_queries + row
                 sums = tl.load(lse + statistics, mask=there, other=float("inf")).to(tl.float32) * LOG2E
-                weights = tl.exp2(logits * (scale * LOG2E) - sums[None, :])
+                scores = logits * (scale * LOG2E)
+                if CAPPED:
+                    bend = bent(logits * (scale / cap), EXACT=q.dtype.element_ty == tl.float32)
+                    scores = bend * (cap * LOG2E)
+                if HAS_RELATIONS:
+                    scores += added_scores(classes + batch * num_keys, relations, at, num_keys, head, num_heads)[:, None]
+                weights = tl.exp2(scores - sums[None, :])
                 if HAS_BITS:
                     near_words = bits + (batch * num_queries + row) * num_words
                     weights = tl.where(chosen(near_words, there, first_key, N=N, KEYS_FIRST=True), weights, 0.0)
@@ -244,13 +280,19 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
                 grads = tl.load(near_grads + value[None, :], mask=there[:, None] & (value < VALUE)[None, :], other=0.0)
                 if VALUES:
                     found_values += dot(narrow(weights, v.dtype.element_ty), grads)
-                if KEYS:
+                if KEYS or ADDED:
                     inner_grads = dot(values, tl.trans(grads))
                     inner = tl.load(delta + statistics, mask=there, other=0.0).to(tl.float32)
-                    grad_logits = narrow(weights * (inner_grads - inner[None, :]), q.dtype.element_ty)
-                    found += dot(grad_logits, queries)
-                    if R:
-                        found_rest += dot(grad_logits, queries_rest)
+                    grad_scores = weights * (inner_grads - inner[None, :])
+                    if ADDED:
+                        of_keys += tl.sum(grad_scores, 1)
+                    if KEYS:
+                        if CAPPED:
+                            grad_scores *= 1.0 - bend * bend
+                        grad_logits = narrow(grad_scores, q.dtype.element_ty)
+                        found += dot(grad_logits, queries)
+                        if R:
+                            found_rest += dot(grad_logits, queries_rest)
     target = (batch * num_keys + place) * num_groups + group
     if KEYS:
         near_grad = grad_k + target[:, None] * WIDTH
@@ -258,6 +300,28 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0912, PLR0
         if R:
             narrowed = narrow(found_rest * scale, grad_k.dtype.element_ty)
             tl.store(near_grad + rest[None, :], narrowed, mask=known & (rest < WIDTH)[None, :])
+    if ADDED:
+        tl.store(grad_added + (batch * num_heads + first_head) * num_keys + at, of_keys, mask=at < num_keys)
     if VALUES:
         near_grad = grad_v + target[:, None] * VALUE + value[None, :]
         tl.store(near_grad, narrow(found_values, grad_v.dtype.element_ty), mask=known & (value < VALUE)[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_relation_kernel(  # type: ignore[no-untyped-def]
+    grad_added, classes, grad_relations, num_sequences, num_keys, num_relations, num_heads, N: tl.constexpr, R: tl.constexpr
+):
+    """R classes of a head of grad_relations [num_relations, H]: sums of grad_added over the keys of each, in their order."""
+    head = tl.program_id(0)
+    kinds = tl.program_id(1) * R + tl.arange(0, R)
+    total = tl.zeros([R], dtype=tl.float32)
+    for batch in range(num_sequences):
+        sequence = tl.cast(batch, tl.int64)
+        near = grad_added + (sequence * num_heads + head) * num_keys
+        for first in range(0, num_keys, N):
+            at = first + tl.arange(0, N)
+            kind = tl.load(classes + sequence * num_keys + at, mask=at < num_keys, other=-1)
+            found = tl.load(near + at, mask=at < num_keys, other=0.0).to(tl.float32)
+            total += tl.sum(tl.where(kind[None, :] == kinds[:, None], found[None, :], 0.0), 1)
+    target = grad_relations + kinds * num_heads + head
+    tl.store(target, narrow(total, grad_relations.dtype.element_ty), mask=kinds < num_relations)

@@ -9,18 +9,20 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.attention.kernel_tiles import chosen, query_tile, stored, visible
+from megakernels.ops.attention.kernel_tiles import added_scores, bent, chosen, query_tile, stored, visible
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def attention_forward_kernel(  # type: ignore[no-untyped-def]
+def attention_forward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  branches are of the compiler's
     q,
     k,
     v,
     starts,
     bits,
+    classes,
+    relations,
     out,
     lse,
     num_queries,
@@ -34,6 +36,7 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]
     window,
     num_words,
     scale_log2,
+    cap_log2,
     q_stride_b,
     q_stride_t,
     q_stride_h,
@@ -54,6 +57,8 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]
     HAS_STARTS: tl.constexpr,
     ZIG_ZAG: tl.constexpr,
     HAS_BITS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    HAS_RELATIONS: tl.constexpr,
 ):
     """Tiles of out [B, T, H, VALUE] and lse [B, H, T]. With bits [B, T, num_words] a query sees the keys that it chose."""
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
@@ -82,6 +87,10 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]
     k += batch * k_stride_b + group * k_stride_h
     v += batch * v_stride_b + group * v_stride_h
 
+    classes += batch * num_keys
+    factor = scale_log2  # of scores to powers of two, where nothing is done to them before
+    if CAPPED or HAS_RELATIONS:
+        factor = 1.0
     largest = tl.full([M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([M], dtype=tl.float32)
     made = tl.zeros([M, V], dtype=tl.float32)
@@ -98,14 +107,20 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]
             if R:
                 keys_rest = tl.load(near + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
                 logits += dot(queries_rest, tl.trans(keys_rest))
+            if CAPPED:
+                logits = cap_log2 * bent(logits * (scale_log2 / cap_log2), EXACT=q.dtype.element_ty == tl.float32)
+            elif HAS_RELATIONS:
+                logits *= scale_log2
+            if HAS_RELATIONS:
+                logits += added_scores(classes, relations, at, num_keys, head, num_heads)[None, :]
             if HAS_BITS:
                 logits = tl.where(chosen(bits + (batch * num_queries + row) * num_words, there, key, N=N), logits, float("-inf"))
             elif phase != 1:
                 seen = visible(at[None, :], position[:, None], start[:, None], window, HAS_WINDOW=HAS_WINDOW, HAS_STARTS=HAS_STARTS)
                 logits = tl.where(seen, logits, float("-inf"))
-            above = tl.maximum(largest, tl.max(logits, 1) * scale_log2)
+            above = tl.maximum(largest, tl.max(logits, 1) * factor)
             shift = tl.where(above == float("-inf"), 0.0, above) if phase == 0 else above
-            weights = tl.exp2(logits * scale_log2 - shift[:, None])
+            weights = tl.exp2(logits * factor - shift[:, None])
             fade = tl.exp2(largest - shift)
             total = total * fade + tl.sum(weights, 1)
             values = tl.load(v + place[:, None] * v_stride_t + value[None, :], mask=known & (value < VALUE)[None, :], other=0.0)

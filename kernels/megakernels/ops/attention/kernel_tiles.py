@@ -7,6 +7,8 @@ a program loops over three ranges of tiles, masked, unmasked and masked again.
 import triton
 import triton.language as tl
 
+from megakernels._common.tiles import LOG2_E, exp2, reciprocal, tanh
+
 SAMPLES = tl.constexpr(128)
 """Document starts that a step of the search reads at once."""
 
@@ -30,6 +32,20 @@ def visible(at, position, start, window, HAS_WINDOW: tl.constexpr, HAS_STARTS: t
     if HAS_STARTS:
         seen &= at >= start
     return seen
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def bent(x, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The hyperbolic tangent; unless EXACT within 3e-7, not relative to itself near 0, by two special instructions."""
+    return tanh(x) if EXACT else 1.0 - 2.0 * reciprocal(1.0 + exp2(x * (2.0 * LOG2_E)))
+
+
+@triton.jit
+def added_scores(classes, relations, at, num_keys, head, num_heads):  # type: ignore[no-untyped-def]
+    """What a head adds to the scores of the keys `at`, by the class of each, in powers of two."""
+    known = at < num_keys
+    kind = tl.load(classes + at, mask=known, other=0)
+    return tl.load(relations + kind * num_heads + head, mask=known, other=0.0).to(tl.float32) * LOG2_E
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -195,7 +195,7 @@ def _backward_scratch(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor
     if not _chooses_kernels(pieces):
         return 0
     inside = backward_inside(grad_out, pieces.given, out, lse)
-    return inside if pieces.given.sinks is None else sinks.backward_inside(lse, inside)
+    return inside if pieces.given.sinks is None else sinks.backward_inside(lse, inside, pieces.given.sinks)
 
 
 def _forward_cost(pieces: Pieces) -> Cost:

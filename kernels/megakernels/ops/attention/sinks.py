@@ -47,9 +47,9 @@ def forward_inside(lse: Tensor, inside: int) -> int:
     return max(inside, lse.numel() * lse.element_size())
 
 
-def backward_inside(lse: Tensor, inside: int) -> int:
-    """Bytes of a backward that holds δ in `inside` bytes, with sinks: δ and an array like it."""
-    return max(inside, 2 * lse.numel() * lse.element_size())
+def backward_inside(lse: Tensor, inside: int, sinks: Tensor | None) -> int:
+    """Bytes of a backward that holds δ in `inside` bytes, with sinks: δ and an array like it, when the gradient of `sinks` is there too."""
+    return max(inside - (0 if sinks is None else sinks.nbytes), 2 * lse.numel() * lse.element_size())
 
 
 def _per_head(sinks: Tensor) -> Tensor:

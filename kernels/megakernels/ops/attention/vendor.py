@@ -79,8 +79,10 @@ def is_aligned(tensor: Tensor) -> bool:
 
 
 def library_for(given: Attention) -> Library | None:
-    """`library_of` of a call; none off CUDA."""
+    """`library_of` of a call; none off CUDA, and none knows a cap or what is added to scores."""
     q = given.q
+    if given.cap is not None or given.relations is not None:
+        return None
     if not q.is_cuda or 0 in q.shape or not all(is_aligned(each) for each in given[:3]):
         return None
     sizes = q.shape[1], q.shape[3], given.v.shape[3]

@@ -1,8 +1,10 @@
 """A depthwise causal convolution between two gates. Saved: the gates, value, weight, bias, starts."""
 
+from types import ModuleType
+
 from torch import Tensor
 
-from megakernels._common import fake_like, operation, require, require_starts, types_of
+from megakernels._common import fake_like, operation, require, require_starts, runs_triton, types_of
 from megakernels.ops.gated_conv1d import reference
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
@@ -26,6 +28,10 @@ def gated_conv1d(
     Returns:
         [B, T, C], contiguous, in value's dtype.
 
+    Triton:
+        One kernel forward, one backward. Both iterate over positions. More than four taps, and gates of another dtype than value, use plain
+        torch.
+
     Raises:
         ValueError: shapes do not fit.
 
@@ -46,6 +52,16 @@ def check_shapes(name: str, given: GatedConvolution) -> None:
     require_starts(name, given.starts, value.shape[:2])
 
 
+def implementation(given: GatedConvolution) -> ModuleType:
+    """The module whose `forward` and `backward` compute these inputs."""
+    if runs_triton(given.value):
+        from megakernels.ops.gated_conv1d import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+        if kernel.accepts(given):
+            return kernel
+    return reference
+
+
 _gated_conv1d, _ = operation(
     "gated_conv1d",
     types_of(GatedConvolution),
@@ -53,7 +69,7 @@ _gated_conv1d, _ = operation(
     outputs=("y",),
     saved=(),
     gradients=("input_gate", "output_gate", "value", "weight", "bias"),
-    forward=lambda given: (reference.forward(given),),
-    backward=lambda grad_y, given, needs: reference.backward(grad_y, given, needs)[0],
+    forward=lambda given: (implementation(given).forward(given),),
+    backward=lambda grad_y, given, needs: implementation(given).backward(grad_y, given, needs)[0],
     fake=lambda given: (fake_like(given.value),),
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import fake_like, require
-from megakernels.ops.gated_conv1d import check_shapes, reference
+from megakernels.ops.gated_conv1d import check_shapes, implementation
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
 __all__ = ["gated_conv_pieces", "gated_conv_pieces_backward"]
@@ -32,6 +32,9 @@ def gated_conv_pieces(
 
     Returns:
         [B, P · t, C], contiguous.
+
+    Triton:
+        The kernels of `gated_conv1d`.
 
     Raises:
         ValueError: Shapes do not fit.
@@ -64,7 +67,9 @@ def gated_conv_pieces_backward(
 def _pieces(
     input_gate: Tensor, output_gate: Tensor, value: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None
 ) -> Tensor:
-    return reference.forward(GatedConvolution(input_gate, output_gate, value, weight, bias, starts), before)
+    given = GatedConvolution(input_gate, output_gate, value, weight, bias, starts)
+    y: Tensor = implementation(given).forward(given, before)
+    return y
 
 
 @custom_op("megakernels::gated_conv_pieces_backward", mutates_args=())
@@ -79,7 +84,7 @@ def _pieces_backward(
     starts: Tensor | None,
 ) -> list[Tensor]:
     given = GatedConvolution(input_gate, output_gate, value, weight, bias, starts)
-    (of_input, of_output, of_value, of_weight, of_bias), of_before = reference.backward(grad_y, given, (True,) * 5, before)
+    (of_input, of_output, of_value, of_weight, of_bias), of_before = implementation(given).backward(grad_y, given, (True,) * 5, before)
     return [gradient for gradient in (of_input, of_output, of_value, of_before, of_weight, of_bias) if gradient is not None]
 
 

@@ -119,7 +119,7 @@ def backward(
     del scores, masses
     index.turn(queries, given.index_q.dtype, grad_index_q, back=True)
     del queries
-    grad_q, grad_k, grad_v = attention_kernel.backward(grad_out, attended(given), out, lse, places, bits)
+    grad_q, grad_k, grad_v, _ = attention_kernel.backward(grad_out, attended(given), out, lse, places, bits)
     return grad_q, grad_k, grad_v, grad_index_q, grad_keys, grad_weights
 
 

@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype, operation, require, require_starts, types_of
-from megakernels.ops.selective_scan import reference
+from megakernels._common import accumulator_dtype, dropped_bytes, operation, require, require_starts, types_of
+from megakernels.ops.selective_scan.choice import backward, chooses_kernel, forward
 from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScan
+from megakernels.ops.selective_scan.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["selective_scan"]
 
@@ -40,6 +41,15 @@ def selective_scan(
     Saves:
         states: fp32 [B, ceil(T / save_every), I, S], the state before each segment.
 
+    Scratch:
+        Forward the last state, fp32 [B, I, S]. Backward the first state's gradient, every second state of a segment, and for each block of
+        128 channels its parts of the gradients of B and C, fp32; sums of the parameters' gradients of each sequence. Both ways copies of
+        operands whose last dim is not dense.
+
+    Triton:
+        One kernel forward, one backward. Both iterate over positions, with a channel's states in one or two threads. More than 16 states a
+        channel use plain torch.
+
     Raises:
         ValueError: shapes do not fit, or save_every < 1.
 
@@ -55,15 +65,6 @@ def selective_scan(
     return y
 
 
-def _forward(given: SelectiveScan) -> tuple[Tensor, Tensor]:
-    y, states, _ = reference.forward(None, given)
-    return y, states
-
-
-def _backward(grad_y: Tensor, given: SelectiveScan, states: Tensor, _needs: list[bool]) -> tuple[Tensor, ...]:
-    return reference.backward(None, grad_y, given, states)[0]
-
-
 def _fake(given: SelectiveScan) -> tuple[Tensor, Tensor]:
     x = given.x
     num_states = -(-x.shape[1] // given.save_every)
@@ -71,14 +72,32 @@ def _fake(given: SelectiveScan) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), states
 
 
-_selective_scan, _ = operation(
+def _forward_scratch(given: SelectiveScan) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = forward_bytes(None, given)
+    return inside.last + inside.scratch
+
+
+def _backward_scratch(grad_y: Tensor, given: SelectiveScan, states: Tensor, needs: list[bool]) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = backward_bytes(None, grad_y, given, states)
+    return dropped_bytes((getattr(given, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
+
+
+_selective_scan, _selective_scan_backward = operation(
     "selective_scan",
     types_of(SelectiveScan),
     SelectiveScan,
     outputs=("y", "states"),
     saved=("states",),
     gradients=GRADIENTS,
-    forward=_forward,
-    backward=_backward,
+    forward=lambda given: forward(None, given)[:2],
+    backward=lambda grad_y, given, states, _needs: backward(None, grad_y, given, states)[0],
     fake=_fake,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+    forward_cost=lambda given: forward_cost(None, given),
+    backward_cost=lambda grad_y, given, states, _needs: backward_cost(None, grad_y, given, states),
 )

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megakernels._common import piece, types_of
-from megakernels.ops.selective_scan import reference
+from megakernels.ops.selective_scan.choice import backward, chooses_kernel, forward
 from megakernels.ops.selective_scan.inputs import GRADIENTS, SHARED, SelectiveScan
+from megakernels.ops.selective_scan.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["selective_scan_piece", "selective_scan_piece_backward"]
 
@@ -30,6 +31,12 @@ def selective_scan_piece(
 
     Returns:
         The state after the piece, shaped like `state`.
+
+    Scratch:
+        As `selective_scan`, and results before they are copied to the caller's tensors; copies of saved states and starts that are views.
+
+    Triton:
+        The kernels of `selective_scan`.
     """
     last: Tensor = _piece(state, *inputs, starts, save_every, y, states)
     return last
@@ -59,6 +66,20 @@ def selective_scan_piece_backward(
     return grad_state
 
 
+def _forward_scratch(state: Tensor, given: SelectiveScan) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = forward_bytes(state, given)
+    return inside.results + inside.scratch
+
+
+def _backward_scratch(grad_last: Tensor, grad_y: Tensor, given: SelectiveScan, states: Tensor) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = backward_bytes(grad_last, grad_y, given, states)
+    return inside.results + inside.scratch
+
+
 _piece, _piece_backward = piece(
     "selective_scan",
     types_of(SelectiveScan),
@@ -66,6 +87,10 @@ _piece, _piece_backward = piece(
     made=("y", "states"),
     gradients=GRADIENTS,
     summed=SHARED,
-    forward=reference.forward,
-    backward=reference.backward,
+    forward=forward,
+    backward=backward,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+    forward_cost=forward_cost,
+    backward_cost=backward_cost,
 )

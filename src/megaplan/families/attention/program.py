@@ -69,7 +69,7 @@ def attention_program(
     if variant.indexed and isinstance(attention, LatentAttention):
         inside = indexed_inside(dims, attention, parameters)
     else:
-        inside = core_inside(dims, attention)
+        inside = core_inside(dims, attention, parameters)
     core = rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None
     key = attention_key(attention)._replace(relations=dims.relations > 0)
     tensors = {**attention_storages(dims, attention), **inside_storages(dims, inside)}

@@ -1,6 +1,7 @@
 """What the Triton kernels of the attention core hold inside themselves.
 
-Plain attention holds one number per query and head in backward, with sinks one in forward and two in backward. With an indexer it also
+Plain attention holds one number per query and head in backward, with a relation bias one per key and head too; with sinks one in forward
+and two in backward. With an indexer it also
 holds the index scores of a chunk of queries, the rotated index queries, and a bit per query and key. The operations state the same
 (`megakernels.scratch_bytes`).
 """
@@ -16,6 +17,8 @@ from megaplan.families.attention.section import GroupedQueryAttention, LatentAtt
 CORE_WIDTH = {DType.BF16: 256, DType.FP16: 256, DType.FP32: 64}
 """Of a head of keys or values, at most, by dtype."""
 
+BENT_WIDTH = 192
+"""The same where scores are capped and have a relation bias."""
 INDEX_WIDTH = 128
 """Of an index head, at most."""
 INDEX_TILE = 64
@@ -29,17 +32,22 @@ KEY_ROWS, KEY_PROGRAMS = 16, 64
 
 
 def core_has_kernels(attention: GroupedQueryAttention | LatentAttention, dtype: DType, *, relations: bool) -> bool:
-    """Whether kernels run the core without an indexer: not with a relation bias, nor with a cap, nor for wide heads."""
+    """Whether kernels run the core without an indexer: heads are not too wide for them, nor for a cap and a relation bias at once."""
     capped = isinstance(attention, GroupedQueryAttention) and attention.score_cap is not None
-    return not (relations or capped or max(head_widths(attention)) > CORE_WIDTH[dtype])
+    widest = min(CORE_WIDTH[dtype], BENT_WIDTH) if relations and capped else CORE_WIDTH[dtype]
+    return max(head_widths(attention)) <= widest
 
 
-def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Inside | None:
-    """Of the core without an indexer. None where plain torch runs: `host.kernels: reference`, a relation bias, a cap, too wide heads."""
+def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, parameters: DType) -> Inside | None:
+    """Of the core without an indexer; None where plain torch runs: `host.kernels: reference`, too wide heads. Sinks are of `parameters`."""
     if not dims.kernels or not core_has_kernels(attention, dims.dtype, relations=dims.relations > 0):
         return None
-    sums = dims.stat_dtype.bytes * dims.batch * (attention.num_heads // dims.tp) * dims.tokens
-    return Inside(sums, 2 * sums) if isinstance(attention, GroupedQueryAttention) and attention.sinks else Inside(0, sums)
+    heads = attention.num_heads // dims.tp
+    sums = dims.stat_dtype.bytes * dims.batch * heads * dims.tokens
+    backward = sums * (1 + dims.cp) if dims.relations else sums
+    if isinstance(attention, GroupedQueryAttention) and attention.sinks:
+        return Inside(sums, max(backward - parameters.bytes * heads, 2 * sums))  # the gradient of sinks is made last
+    return Inside(0, backward)
 
 
 def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType) -> Inside | None:

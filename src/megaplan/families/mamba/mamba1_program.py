@@ -21,10 +21,12 @@ from megaplan.blocks.relay import (
     piecewise,
     sums_apart,
 )
+from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
+from megaplan.families.mamba.scratch import selective_inside
 from megaplan.families.mamba.section import Mamba1
 
 _PARTS = ("dt_latent", "B", "C")
@@ -39,13 +41,17 @@ MAMBA1 = Selective(
 def mamba1_program(dims: Dims, mamba: Mamba1, parameters: DType) -> tuple[BlockProgram, Shapes]:
     """One M block of Mamba-1."""
     options = mamba.conv_bias, mamba.bias, mamba.inner_norm != "none", mamba.inner_norm == "scaled"
-    program = _program(*options, dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters))
-    return program, residual(_storages(dims, mamba))
+    inside = selective_inside(dims, mamba, mamba.expand * dims.hidden // dims.tp, parameters) if dims.kernels else None
+    program = _program(*options, dims.tp > 1, dims.cp > 1, inside is not None, sums_apart(dims, parameters))
+    return program, residual(_storages(dims, mamba) | inside_storages(dims, inside))
 
 
 @cache
-def _program(conv_bias: bool, bias: bool, normed: bool, scaled: bool, sharded: bool, handed: bool, apart: bool) -> BlockProgram:
+def _program(
+    conv_bias: bool, bias: bool, normed: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, apart: bool
+) -> BlockProgram:
     state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     inputs = ("x_conv", "dt", *(("B_normed", "C_normed") if normed else ("B", "C")))
     params = ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",)
     ops = (
@@ -66,10 +72,10 @@ def _program(conv_bias: bool, bias: bool, normed: bool, scaled: bool, sharded: b
         Op(
             "selective_scan",
             inputs,
-            ("y", "states", *state),
+            ("y", "states", *state, *forward),
             keeps=(*inputs, "states"),
             params=("A_log", "D", "dt_bias"),
-            fetches=state,
+            fetches=(*state, *backward),
             sums=sums,
         ),
         Op("gate", ("y", "z"), ("gated",), keeps=("y", "z")),

@@ -1,6 +1,8 @@
-"""What the scans of Mamba-2 and Mamba-3 hold inside their Triton kernels.
+"""What the scans of Mamba hold inside their Triton kernels.
 
-Forward the last state. Mamba-2, in both: tables of every position and head, and a number of every chunk and head; backward also the
+Forward the last state.
+Mamba-1 backward: parts of the gradients of B and C, every second state of a segment, and sums for the parameters.
+Mamba-2, in both: tables of every position and head, and a number of every chunk and head; backward also the
 gradients of the saved states, states and their gradients before and after every tile of some chunks with sums over some heads for the
 gradients of B and C, and parts of those of dt.
 Mamba-3, in both: tables of every position and head, and states before every tile of some segments; backward also their gradients, those of
@@ -12,7 +14,14 @@ from __future__ import annotations
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.scratch import Inside, lane_of
 from megaplan.dtypes import DType
-from megaplan.families.mamba.section import Mamba2, Mamba3
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
+
+SELECTIVE_WIDTH = 16
+"""Mamba-1: numbers of a channel's state, at most."""
+SELECTIVE_CHANNELS, WARP = 128, 32
+"""Mamba-1: channels of a program of the backward, at most, and at least."""
+SELECTIVE_GROUP = 2
+"""Mamba-1: positions of which one state is kept while backward makes a segment's again."""
 
 SCAN_WIDTH = {DType.BF16: 128, DType.FP16: 128, DType.FP32: 32}
 """Of a head and of a state, at most, by dtype."""
@@ -43,12 +52,37 @@ STEP_TILE = 16
 """Mamba-3: positions whose gradients of dt are summed for dt_bias at once."""
 
 
-def kernels_accept(mamba: Mamba2 | Mamba3, dtype: DType) -> bool:
+def kernels_accept(mamba: Mamba1 | Mamba2 | Mamba3, dtype: DType) -> bool:
     """Whether the Triton kernels take the scan's sizes with inputs of `dtype`; the reference runs where they do not."""
+    if isinstance(mamba, Mamba1):
+        return mamba.state_dim <= SELECTIVE_WIDTH
     if isinstance(mamba, Mamba2):
         return max(mamba.head_dim, mamba.state_dim) <= SCAN_WIDTH[dtype]
     widest, widest_state = TRAPEZOIDAL_WIDTHS[dtype]
     return mamba.head_dim <= widest and 1 < mamba.state_dim <= widest_state and mamba.mimo_rank <= TRAPEZOIDAL_RANK
+
+
+def selective_inside(dims: Dims, mamba: Mamba1, channels: int, parameters: DType) -> Inside | None:
+    """Of Mamba-1's scan over `channels` of this rank; other arguments and result as for Mamba-2's."""
+    width, sums, batch = mamba.state_dim, dims.stat_dtype.bytes, dims.batch
+    if not kernels_accept(mamba, dims.dtype):
+        return None
+    run = lane_of(dims, channels, channels)
+    num_segments, groups = -(-run.positions // mamba.save_every), -(-min(mamba.save_every, run.positions) // SELECTIVE_GROUP)
+    tile = min(SELECTIVE_CHANNELS, max(WARP, _power_of_2(run.heads)))
+    blocks = -(-run.heads // tile)
+
+    last, of_keys, of_parameters = (
+        sums * each for each in (batch * run.heads * width, batch * run.positions * width, run.heads * (width + 2))
+    )
+    again = sums * batch * blocks * groups * tile * _power_of_2(width)
+    held = 2 * blocks * of_keys + again + batch * of_parameters
+    if dims.cp == 1:
+        return Inside(last, last + held + max(of_keys, of_parameters))
+    x, keys = (dims.dtype.bytes * batch * run.positions * each for each in (run.heads, width))
+    made = 2 * x + 2 * keys + parameters.bytes * run.heads * (width + 2)
+    copied = run.copied_states(dims, num_segments, num_segments * last) + run.copied_starts
+    return Inside(x + num_segments * last + run.copied_starts, made + held + max(copied, of_keys, of_parameters))
 
 
 def scan_inside(dims: Dims, mamba: Mamba2, heads: int, groups: int, parameters: DType) -> Inside | None:

@@ -101,7 +101,7 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
     dims = dims._replace(relations=0)  # the bias is that of the model's layers
     if attention is None or mtp is None:
         raise ValueError("MTP needs sections model.attention and features.mtp; check_rules reports this")
-    sharded, inside = vocab_parallel and dims.tp > 1, core_inside(dims, attention)
+    sharded, inside = vocab_parallel and dims.tp > 1, core_inside(dims, attention, shared)
     shapes = {"embedding": dims.residual, "joined": (*dims.residual[:2], 2 * dims.hidden)}
     shapes |= dict.fromkeys(("hidden_normed", "embedding_normed", "projected", "mlp.normed", "mlp.mlp", "normed"), dims.residual)
     statistics = dict.fromkeys(("hidden_rstd", "embedding_rstd", "mlp.rstd", "output_rstd"), dims.residual[:2])

@@ -1,0 +1,56 @@
+"""One operation at one size, as `benchmarks/h200_kernels.py` measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from megaplan.blocks.work import Work
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """One row of the table.
+
+    Attributes:
+        name: Operation and size.
+        num_tokens: Tokens of a call.
+        shapes: Of the inputs, by argument; the first begins with the rows, sequences and positions.
+        call: The operation on the inputs.
+        work: Per token, from the cost model.
+        bound: What the target is a share of: `copy` bandwidth, or `matmul` rate.
+        scales: Standard deviations of inputs, where they are not 1.
+        differentiable: Whether all inputs have gradients.
+        labels: Of a loss: those of an input's rows.
+        window: Of attention: positions that a query sees.
+        documents: Of attention: whether rows hold several documents.
+        capped: Of attention: whether scores are capped.
+    """
+
+    name: str
+    num_tokens: int
+    shapes: dict[str, tuple[int, ...]]
+    call: Callable[..., Tensor]
+    work: Work
+    bound: str
+    scales: Mapping[str, float] = field(default_factory=dict)
+    differentiable: bool = True
+    labels: Callable[[Tensor], Tensor] | None = None
+    window: int | None = None
+    documents: bool = False
+    capped: bool = False
+
+    def make(self, device: str, dtype: torch.dtype, num_tokens: int | None = None) -> Inputs:
+        """Inputs, the same ones each time on a kind of device; of one sequence's first tokens, if so many are asked for."""
+        generator, rows = torch.Generator(device).manual_seed(0), next(iter(self.shapes.values()))[:2]
+        made = {}
+        for name, whole in self.shapes.items():
+            shape = (1, min(num_tokens, rows[1]), *whole[2:]) if num_tokens is not None and whole[:2] == rows else whole
+            value = torch.randn(shape, generator=generator, dtype=torch.float32, device=device) * self.scales.get(name, 1.0)
+            made[name] = (value - 4 if name == "dt_bias" else value).to(dtype).requires_grad_(self.differentiable)
+        return made
