@@ -30,7 +30,12 @@ GROUPS = 4
 
 OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.stem not in ("compile", "issue"))
 CHECKS = sorted(path.stem.removeprefix("check_") for path in (HERE / "interpreted").glob("check_*.py"))
-NO_ARITHMETIC = ("rstd", "starts", "classes", "labels", "bits", "words", "rows", "ends", "tile_ends", "indices", "positions")
+LOADERS = ("load_part", "tile_at")
+"""Functions that return what they load: their callers widen it."""
+NO_ARITHMETIC = (
+    *("rstd", "maxima", "scales", "starts", "classes", "labels", "bits"),
+    *("words", "rows", "ends", "tile_ends", "indices", "positions"),
+)
 """Pointers whose values are fp32 or integers whatever the activations are."""
 
 pytest.importorskip("triton")
@@ -135,8 +140,9 @@ def careless(source: str) -> list[str]:
             name = ast.unparse(call.func)
             if name == "tl.dot" and function.name != "dot":
                 found.append(ast.unparse(call))
-            if name == "tl.load" and not widened(call, parents) and not ast.unparse(call.args[0]).startswith(NO_ARITHMETIC):
-                found += [] if only_used_in(("dot",), call, function, parents) else [ast.unparse(call)]
+            loads = name in LOADERS or (name == "tl.load" and function.name not in LOADERS)
+            if loads and not widened(call, parents) and not ast.unparse(call.args[0]).startswith(NO_ARITHMETIC):
+                found += [] if only_used_in(("dot", "store_tile"), call, function, parents) else [ast.unparse(call)]
             if name == "narrow" and not only_used_in(("dot", "tl.store"), call, function, parents):
                 found.append(ast.unparse(call))
     return found
@@ -144,6 +150,8 @@ def careless(source: str) -> list[str]:
 
 def widened(call: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     parent = parents[call]
+    if isinstance(parent, ast.Call) and ast.unparse(parent.func) == "widen":
+        return True
     return isinstance(parent, ast.Attribute) and ast.unparse(parents[parent]).endswith(".to(tl.float32)")
 
 
@@ -177,6 +185,9 @@ def test_no_kernel_computes_in_bf16() -> None:
         ("a = tl.load(x)\n    b = dot(a, tl.trans(a)) + a.to(tl.float32)", False),
         ("tl.store(y, narrow(a, t))", False),
         ("a = tl.load(starts + i) + 1", False),
+        ("a = widen(tl.load(x)) * 2", False),
+        ("a = load_part(x, S=S) * 2", True),
+        ("a = widen(load_part(x, S=S)) * dot(load_part(x, S=S), b)", False),
     ],
 )
 def test_the_lint_finds_bf16_arithmetic(body: str, is_careless: bool) -> None:
