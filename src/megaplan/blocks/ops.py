@@ -167,7 +167,7 @@ class BlockProgram:
         ops: In execution order; the first reads `x`, the last makes `out`.
         held: Storages that a local of the block's forward names until it returns.
         reruns: Names of the operations that selective recompute runs again.
-        caches: Those whose outputs it keeps until then, so that what is between them runs again and they do not.
+        caches: Storages that it keeps until then, whether or not an operation does, so that what makes them does not run again.
         after: Names of operations behind what selective recompute wraps: what they keep is kept, though an operation of it makes it.
     """
 

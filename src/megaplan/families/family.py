@@ -31,7 +31,9 @@ class Selective(NamedTuple):
 
     def program(self, *ops: Any, held: frozenset[str] = frozenset(), more: frozenset[str] = frozenset()) -> BlockProgram:
         """The program of these operations; `more` are those that run again beside `reruns` under this mesh."""
-        return BlockProgram(ops, held, self.reruns | more, frozenset(self.caches))
+        kept = {name for op in ops for name in op.keeps}
+        cached = frozenset(name for op in ops if op.name in self.caches for name in op.makes if name in kept)
+        return BlockProgram(ops, held, self.reruns | more, cached)
 
 
 class Exchanges(NamedTuple):

@@ -30,6 +30,18 @@ PASS_ON = "pass on"
 ReturnedGradient = Literal["whole", "view"]
 
 
+class Shared(NamedTuple):
+    """What a block that reads another one's norm does with it.
+
+    Attributes:
+        gradient: How it hands the gradient back: whole, or as a view of a product.
+        keeps: Whether it keeps the norm for backward.
+    """
+
+    gradient: ReturnedGradient
+    keeps: bool
+
+
 CENTERED = frozenset({"norm", "post_norm", "final_norm", "q_norm", "k_norm", "hidden_norm", "embedding_norm", "output_norm"})
 """The norms of `model.zero_centered_norm`: of the residual stream, and of query and key heads."""
 
@@ -41,14 +53,14 @@ class ResidualPath(NamedTuple):
         norm: rmsnorm, or layernorm with a bias.
         placement: Before the block (pre), on what it adds (post), or both.
         shares_input: The block reads what the block before it reads, after that block's norm.
-        passes_on: The block after it does: the gradient that it hands back is whole, or a view of a product; None where it does not.
+        passes_on: The block after it does, and this is what becomes of the norm there; None where it does not.
         scaled: What the block adds is multiplied by a constant.
     """
 
     norm: NormKind = "rmsnorm"
     placement: NormPlacement = "pre"
     shares_input: bool = False
-    passes_on: ReturnedGradient | None = None
+    passes_on: Shared | None = None
     scaled: bool = False
 
 
@@ -98,16 +110,22 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
         ops = [each for op in ops for each in (_scaled(op) if op.name == "residual" else (op,))]
     held = program.held - {NORMED} if path.placement == "post" else program.held
     if path.passes_on is not None:
-        ops.append(Op(PASS_ON, (NORMED,), (), keeps=(NORMED,), hands_views=path.passes_on == "view"))
+        keeps = (NORMED,) if path.passes_on.keeps else ()
+        ops.append(Op(PASS_ON, (NORMED,), (), keeps=keeps, hands_views=path.passes_on.gradient == "view"))
         held |= {NORMED}
     after = program.after if path.placement == "pre" else program.after | {POST_NORM}
     return BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
 
 
-def returned_gradient(program: BlockProgram) -> ReturnedGradient:
-    """What a block that shares its norm hands back, by its family's program: a view if one linear alone reads the norm."""
+def shared_by(program: BlockProgram, policy: str) -> Shared:
+    """What a block with this program does with a norm that it shares.
+
+    It hands a view back if one linear alone reads the norm; recompute (`policy`) keeps what it reads, even if no operation does.
+    """
     readers = [op for op in program.ops if NORMED in (op.reads if op.grads is None else op.grads)]
-    return "view" if len(readers) == 1 and readers[0].hands_views else "whole"
+    again = any(NORMED in op.reads and (policy == "full" or op.name in program.reruns) for op in program.ops) and policy != "none"
+    keeps = again or any(NORMED in op.keeps for op in program.ops)
+    return Shared("view" if len(readers) == 1 and readers[0].hands_views else "whole", keeps)
 
 
 def _scaled(add: Op) -> tuple[Op, ...]:

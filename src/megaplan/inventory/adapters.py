@@ -34,8 +34,15 @@ class Chooses(Protocol):
 
 def adaptable(tensor: ParamTensor) -> str | None:
     """The name of the linear whose weight this is, if adapters can stand beside it; else None."""
-    name, _, kind = tensor.name.rpartition(".")
-    if kind != "weight" or len(tensor.shape) != 2 or tensor.owner is Owner.EXPERT_PARALLEL:
+    if len(tensor.shape) != 2 or tensor.owner is Owner.EXPERT_PARALLEL:
+        return None
+    return linear_of(tensor.name)
+
+
+def linear_of(parameter: str) -> str | None:
+    """The name of the linear that a parameter is the weight of, if adapters can stand beside it; else None."""
+    name, _, kind = parameter.rpartition(".")
+    if kind != "weight":
         return None
     return name if name.endswith(LINEAR_ENDINGS) and not name.startswith(NOT_ADAPTED) else None
 

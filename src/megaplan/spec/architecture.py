@@ -193,6 +193,11 @@ class Model(OptionsSection):
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)
         return path._replace(placement="post") if layer in self.post_norm_layers else path
 
+    def sharing(self, layer: int) -> tuple[int, ...]:
+        """The layers behind one that read the norm that it reads, by global indices."""
+        shared = self.parallel_layers
+        return tuple(each for each in shared if each > layer and all(between in shared for between in range(layer + 1, each)))
+
     @model_serializer(mode="wrap")
     def _given_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A section of a later family, too, is written where it is given: its coming changes no plan's digest."""

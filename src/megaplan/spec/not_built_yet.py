@@ -84,7 +84,6 @@ def _shared_norm(spec: Spec) -> object | None:
         if layer + 1 in model.parallel_layers
     }
     reasons = {
-        "lora": spec.lora is not None,
         "precision.recipe": spec.precision.recipe is not None,
         f"schedule.kind = {spec.schedule.kind}": spec.schedule.kind in SPLIT_BACKWARD and spec.mesh.is_pipelined,
         "whole-block recompute of the layer before": any(spec.recompute.of(family.letter) == "full" for family in made),

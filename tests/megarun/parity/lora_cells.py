@@ -28,6 +28,10 @@ LORA_CELLS = [
     Cell("lora-ep2", {"dp_shard": 2, "ep": 2}, spec=EXPERTS, ci=True),
     Cell("lora-tp2-ep2-dp2", T2 | {"dp_shard": 2, "ep": 2}, spec=EXPERTS | RESHARD),
     Cell("lora-tp2-mamba", T2, spec=pattern("MD", 4) | LORA),
+    Cell("lora-pp2-tp2-shared-norms", {"pp": 2, **T2}, spec=pattern("MAD", 6) | LORA | {"model.parallel_layers": [1, 4]}),
+    Cell(
+        "lora-dp2-shared-norm-of-three", {"dp_shard": 2, "ep": 2}, spec=pattern("MADEA", 5) | QUERIES | {"model.parallel_layers": [1, 2, 3]}
+    ),
     Cell("lora-tp2-recurrent", T2, spec=pattern("RD", 4) | LORA, by_course=True),
     Cell("lora-tp2-delta", T2, spec=pattern("GD", 4) | LORA, by_course=True),
     Cell("lora-tp2-kda", T2, spec=pattern("GD", 4, linear_attention=KDA) | LORA),

@@ -25,8 +25,10 @@ MLA = {
 }  # fmt: skip
 DELTA = {"kind": "gated_delta", "num_key_heads": 2, "num_value_heads": 4, "key_dim": 8, "value_dim": 8, "chunk_size": 8, "save_every": 8}
 KDA = {"kind": "kda", "num_heads": 4, "head_dim": 8, "chunk_size": 8, "save_every": 8}
+MAMBA1 = {"kind": "mamba1", "state_dim": 8, "dt_rank": 4}
 MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2}
 BIASES = {"model.attention.bias": True, "model.attention.output_bias": True, "model.mlp.bias": True}
+SHARED = {**DENSE, "model.pattern": "MADMAD", "model.num_layers": 6, "model.parallel_layers": [1, 4]}
 SIDES = {"ngram": {"num_tables": 3, "num_rows": 40, "dim": 4}, "structure": {"num_categories": 7, "bottleneck": 6}}
 
 
@@ -40,6 +42,7 @@ IN_CI: dict[str, dict[str, Any]] = {
     "tp 2, pp 2": {**DENSE, "mesh": {"tp": 2, "pp": 2}, **TWO},
     "ep 2": {**EXPERTS, "mesh": {"dp_shard": 2, "ep": 2}, **TWO},
     "selective": {**DENSE, "recompute": {"default": "selective"}, **TWO},
+    "shared norms of D alone, which keeps none": {**SHARED, "lora.families": ["D"]},
 }
 MORE: dict[str, dict[str, Any]] = {
     "fp32": {**DENSE, "precision": dict.fromkeys(BF16, "fp32")},
@@ -80,9 +83,26 @@ MORE: dict[str, dict[str, Any]] = {
         **DENSE, "model.norm_placement": "post", "mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", **FOUR},
     },
     "norms on both sides, full recompute": {**DENSE, "model.norm_placement": "both", "recompute": {"default": "full"}},
+    "shared norms, pp 2": {**SHARED, "mesh.pp": 2, **TWO},
+    "shared norms, recompute": {
+        **SHARED, "mesh.pp": 2, **TWO, "recompute": {"blocks": {"A": "full", "D": "selective"}}, "lora.families": ["M"],
+    },
+    "shared norms, tp 2, selective": {**SHARED, "mesh.tp": 2, "recompute": {"default": "selective"}, "lora.families": ["A"]},
+    "a norm of three": {**EXPERTS, "model.pattern": "MADE", "model.parallel_layers": [1, 2, 3], "mesh": {"dp_shard": 2, "ep": 2}},
+    "a norm of three, E alone": {**EXPERTS, "model.pattern": "MADE", "model.parallel_layers": [1, 2, 3], "lora.families": ["E"]},
+    "shared with one linear": {
+        **DENSE, "model.parallel_layers": [1, 3], "model.mlp": {"ffn_hidden_size": 48, "activation": "relu2"},
+        "lora.families": ["down_proj"],
+    },
     "side embeddings, pp 2": {**DENSE, "model.features": SIDES, "mesh.pp": 2, **TWO},
     "M, tp 2": {**of("M"), "mesh.tp": 2},
     "M, selective": {**of("M"), "recompute": {"default": "selective"}},
+    "M frozen, selective, whose gated norm's output the checkpoint keeps": {
+        **of("M"), "lora.families": ["D"], "recompute": {"default": "selective"},
+    },
+    "kda frozen, selective": {**of("G", linear_attention=KDA), "lora.families": ["D"], "recompute": {"default": "selective"}},
+    "mamba1 frozen, selective": {**of("M", mamba=MAMBA1), "lora.families": ["D"], "recompute": {"default": "selective"}},
+    "mamba3 frozen, selective": {**of("M", mamba=MAMBA3), "lora.families": ["D"], "recompute": {"default": "selective"}},
     "mamba3, tp 2, selective": {**of("M", mamba=MAMBA3), "mesh.tp": 2, "recompute": {"default": "selective"}},
     "R, tp 2": {**of("R"), "model.recurrent.num_heads": 4, "mesh.tp": 2},
     "R, full recompute": {**of("R"), "recompute": {"default": "full"}},

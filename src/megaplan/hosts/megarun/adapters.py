@@ -20,7 +20,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.low_precision import EXPERTS
 from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import CALLER, Replay, replay
-from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears
+from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears, linear_of
 from megaplan.inventory.tensors import Block
 from megaplan.spec.lora import Lora
 
@@ -51,6 +51,12 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
         size, *rest = shapes[INSIDE_BACKWARD]
         found_storages[INSIDE_BACKWARD] = (size + unused, *rest)  # type: ignore[assignment]  # a storage with another size
     return _with_adapters(program, linears), found_storages
+
+
+def adapted_from(program: BlockProgram, letter: str, lora: Lora) -> BlockProgram:
+    """A layer's program with adapters, as `adapted_program` makes it, from its letter."""
+    linears = ((param, linear_of(param)) for op in program.ops for param, _ in op.late)
+    return _with_adapters(program, frozenset(param for param, name in linears if name is not None and lora.adapts(letter, name)))
 
 
 def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:

@@ -11,8 +11,8 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES, families_of
-from megaplan.families.residual import ReturnedGradient, path_in, program_of, returned_gradient, shapes_of
-from megaplan.hosts.megarun.adapters import adapted_program, frozen_part
+from megaplan.families.residual import Shared, path_in, program_of, shapes_of, shared_by
+from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
 from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
 from megaplan.hosts.megarun.features import depth_shapes, mtp_part, relation_bias_part, side_part
@@ -81,8 +81,9 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         operations, section, policy = given[block.family]
         own = str(policy) if index != last else "none"  # R-67
-        if index + 1 in model.parallel_layers:
-            own = f"{own}, before {id(inventory.layers[index + 1])} of {index + 2 in model.parallel_layers}"
+        behind = [(each, inventory.layers[each]) for each in model.sharing(index)]
+        if behind:
+            own = f"{own}, before {[(id(other), spec.policy(each, other.family)) for each, other in behind]}"
         if recipe is not None and recipe.covers(block.family, index, len(inventory.layers)):
             own = f"{own} in low precision"
         made[name] = id(block), operations(section, index), own
@@ -177,21 +178,24 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
             program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy, fused=fused)
     path = path_in(spec.model.residual_path, block.tensors)
     scale: float = getattr(FAMILIES[block.family].section_of(spec.model), "output_multiplier", 1.0)
-    path = path._replace(passes_on=_returned(spec, dims, index, parameters), scaled=scale != 1)
+    path = path._replace(passes_on=_passed_on(spec, dims, index, parameters), scaled=scale != 1)
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
     return Part(replay_of(program, policy), tensors)
 
 
-def _returned(spec: Spec, dims: Dims, index: int, parameters: DType) -> ReturnedGradient | None:
-    """What a layer gets from the next one of the gradient of its norm, where that reads it too; a layer between two has summed it."""
-    shared = spec.model.parallel_layers
-    if index + 1 not in shared:
+def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> Shared | None:
+    """What becomes of a layer's norm in the next ones that read it; None where none does. A layer between two has summed its gradient."""
+    found: list[Shared] = []
+    for layer in spec.model.sharing(index):
+        family = FAMILIES[parse_pattern(spec.model.pattern, spec.model.num_layers).layers[layer]]
+        section = family.section_of(spec.model)
+        variant, operations = family.variant(section, layer), family.operations(section, layer)
+        program = family.program(dims, section, variant, operations, parameters)[0]
+        if spec.lora is not None:
+            program = adapted_from(program, family.letter, spec.lora)
+        found.append(shared_by(program, spec.policy(layer, family.letter)))
+    if not found:
         return None
-    if index + 2 in shared:
-        return "whole"
-    family = FAMILIES[parse_pattern(spec.model.pattern, spec.model.num_layers).layers[index + 1]]
-    section = family.section_of(spec.model)
-    variant, operations = family.variant(section, index + 1), family.operations(section, index + 1)
-    return returned_gradient(family.program(dims, section, variant, operations, parameters)[0])
+    return Shared(found[0].gradient if len(found) == 1 else "whole", any(each.keeps for each in found))

@@ -41,8 +41,7 @@ def replay_of(program: BlockProgram, policy: str) -> Replay:
     names, region = frozenset(op.name for op in program.ops), frozenset[str]()
     if policy != "none":
         region = names & program.reruns if policy == "selective" else names - {PASS_ON}
-    kept = {name for op in program.ops for name in op.keeps}
-    cached = frozenset(name for op in program.ops if op.name in program.caches for name in op.makes if name in kept)
+    cached = program.caches if policy == "selective" else frozenset[str]()
     return replay(program.ops, program.held, region, cached=cached, after=program.after - region)
 
 

@@ -131,7 +131,7 @@ def replay(
         ops: In execution order; the first reads `x`, the last makes `out`.
         held: Storages that a local of the block's forward names until it returns.
         region: Names of the operations to recompute.
-        cached: Storages that a selective checkpoint keeps until the region has run again, besides their keepers.
+        cached: Storages that a selective checkpoint keeps until the region has run again, with keepers or without.
         after: Operations behind the recomputed region that keep what they read of it: it is not dropped.
         arrives: The storage whose gradient reaches the block first.
         starts: Backward starts here: autograd's caller holds that gradient to the end.
@@ -146,7 +146,7 @@ def replay(
     keepers = keepers_of(ops, roots)
     why = {name: names for name, names in keepers.items() if name not in dropped}
     entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
-    for name in sorted(entering - set(why)):
+    for name in sorted((entering | cached) - set(why)):
         why[name] = [AGAIN]
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if not op.is_view for name in op.makes if name in why]
@@ -262,7 +262,7 @@ class Backward:
         for name in graph.entering & graph.saved:
             self._waiting.setdefault(name, set()).update(graph.region)
         for name in graph.cached:
-            self._waiting[name].add(AGAIN)
+            self._waiting.setdefault(name, set()).add(AGAIN)
         if splits:
             for op in graph.ops:
                 if op.late and graph.roots[op.keeps[0]] != INPUT:

@@ -61,7 +61,7 @@ def scaled_calls(program: BlockProgram, policy: str) -> tuple[Call, ...]:
     linears = {op.name for ops in groups for op in ops}
     kept = {roots[name] for op in program.ops if op.name not in linears for name in op.keeps}
     if policy == "selective":
-        kept |= {name for op in program.ops if op.name in program.caches for name in op.makes}
+        kept |= program.caches
     readers = [roots[ops[0].reads[0]] for ops in groups]
     found = []
     for ops in groups:
