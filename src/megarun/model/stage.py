@@ -344,5 +344,5 @@ def build_depth(whole: spec.Spec, mtp: spec.MultiTokenPrediction, depth: int, tp
     """A depth of multi-token prediction; its A block is numbered after the model's layers, uses rotary embedding and has no indexer."""
     model = whole.model
     attention = build_block(whole, ATTENTION.letter, model.num_layers + depth, tp, LOCAL, cp, None, 0.0)
-    mlp = DenseBlock(model.hidden_size, mtp.ffn_hidden_size, "relu2", model.norm_eps, tp)
+    mlp = DenseBlock(model.hidden_size, mtp.ffn_hidden_size, mtp.activation, model.norm_eps, tp, bias=mtp.bias)
     return PredictionDepth(attention, mlp, model.hidden_size, model.norm_eps)

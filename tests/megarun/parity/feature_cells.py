@@ -73,8 +73,8 @@ NAM56R = {
 """One period of the flagship's pattern with all that the flagship has, small."""
 
 
-def _ahead(depth: int = 1) -> dict[str, Any]:
-    return {"model.features.mtp": {"depth": depth, "ffn_hidden_size": 40}}
+def _ahead(depth: int = 1, **more: Any) -> dict[str, Any]:
+    return {"model.features.mtp": {"depth": depth, "ffn_hidden_size": 40, **more}}
 
 
 FEATURE_CELLS = [
@@ -114,6 +114,8 @@ FEATURE_CELLS = [
     Cell("mtp-joined-loss-tp2-vocabulary-tied-zbv", T2V | V2, "zbv", DENSE | _ahead(2) | TIED | KERNELS),
     Cell("mtp-joined-loss-packed-dp2", {"dp_shard": 2}, spec=DENSE | FEW_WORDS | _ahead() | KERNELS),
     Cell("mtp-ep2-router-losses", E2, spec=EXPERTS | ROUTED | _ahead()),
+    Cell("mtp-swiglu-bias-pp2-tp2", {"pp": 2} | T2, spec=DENSE | _ahead(2, activation="swiglu", bias=True), ci=True),
+    Cell("mtp-gelu-bias-cp2-tied", C2, spec=DENSE | TIED | _ahead(activation="gelu", bias=True)),
     # side embeddings of the first stage
     Cell("ngram-1f1b-pp2", {"pp": 2}, spec=DENSE | NGRAM),
     Cell("ngram-tp2", T2, spec=DENSE | NGRAM),
