@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from megaplan.blocks.ops import runs_bank
 from megaplan.budget.unit import Unit
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import BlockStorage
@@ -70,5 +71,5 @@ def backward_gathers(unit: Unit, before: BlockStorage | None, name: str, gathere
         return
     yield moments[0].before(), alone + experts.flat_bytes + experts.sent_bytes
     for moment in moments:
-        if moment.op == "experts":
+        if runs_bank(moment.op):
             yield moment.before(), gathered + max(experts.flat_bytes + experts.casting_bytes, ahead)

@@ -93,4 +93,5 @@ def mtp_block(model: Model) -> Block:
             replicated("proj.weight", (hidden, 2 * hidden), Group.MATRIX),
             *(each for name in ("hidden_norm", "embedding_norm", "output_norm") for each in norms(name)),
         ),
+        tuple([(block.name, block.family.letter) for block in depth_blocks(model)]),
     )

@@ -149,6 +149,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         *SCALES,
         "model.features.mtp.activation",
         "model.features.mtp.bias",
+        "model.features.mtp.experts",
         "model.features.mtp.side_embeddings",
     }
 )

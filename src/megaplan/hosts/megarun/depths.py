@@ -9,7 +9,7 @@ Source: DeepSeek-V3, arXiv:2412.19437, equations 21 to 25.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from megaplan.blocks.dims import Dims
@@ -23,10 +23,12 @@ from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.features import side_block
 from megaplan.spec.depths import depth_blocks
-from megaplan.spec.models import Model
+from megaplan.spec.models import SIDES, Model
 
 SUM, PART = " sum", " part"
 """Of a gradient that several depths make: what waits, and what one of them adds."""
+SHARED = frozenset({"embedding", *SIDES, "head"})
+"""Blocks whose gradients a depth hands on beside its own; their names begin with the block's."""
 Programs = tuple[tuple[str, BlockProgram], ...]
 """A depth's blocks by name, in order."""
 
@@ -87,6 +89,16 @@ def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, 
     for side in model.features.sides_ahead:
         shapes |= side_shapes(model, side)
     return shapes
+
+
+def shared_names(gradients: Iterable[str]) -> tuple[str, ...]:
+    """Those of a depth's gradients that are of parameters of other blocks."""
+    return tuple([name for name in gradients if name.partition(".")[0] in SHARED])
+
+
+def depth_sums(part: Part) -> int:
+    """Bytes of the sums of shared parameters' gradients that wait before a depth's backward."""
+    return sum([part.tensors[name][0] for name in part.replay.program.arriving.values() if name not in ("loss", OUTPUT)])
 
 
 def side_shapes(model: Model, name: str) -> dict[str, tuple[int, ...]]:
