@@ -101,10 +101,11 @@ _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _
 
 
 def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Collection[int]) -> None:
-    """Routing, factors and caps of a drawn model, each of a stream of its own."""
+    """Routing, factors, caps and blocks of prediction depths of a drawn model, each of a stream of its own."""
     _add_routing(stream("routing"), model)
     _add_factors(stream("factors"), model, cuts)
     _add_caps(stream("caps"), model)
+    _add_depths(stream("depths"), model)
 
 
 ROUTING_SHARE = 0.2
@@ -181,6 +182,17 @@ def _add_caps(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(model["attention"], SCALES_SHARE, score_cap=lambda: draw.choice([2.0, 50.0]))
     if "mtp" not in model.get("features", {}):
         draw.maybe(model, SCALES_SHARE, logits_cap=lambda: draw.choice([3.0, 30.0]))
+
+
+def _add_depths(draw: Draw, model: dict[str, Any]) -> None:
+    """What stands behind the attention of prediction depths: an MLP of another kind, or experts."""
+    mtp = model.get("features", {}).get("mtp")
+    if mtp is None:
+        return
+    if "moe" in model and draw.chance(0.5):
+        mtp["experts"] = True
+        return
+    draw.maybe(mtp, 0.4, activation=lambda: draw.choice(["swiglu", "gelu"]), bias=True)
 
 
 FACTORS = [0.25, 0.8, 1.5]

@@ -7,6 +7,8 @@ from enum import Enum
 from typing import NamedTuple
 
 INPUT, OUTPUT = "x", "out"
+BANK = "experts"
+"""The operation of a bank of experts, and the module of its parameters."""
 SHARED = "shared_normed"
 """The normed stream that another block has made: the second input of a block that shares its norm."""
 
@@ -68,6 +70,16 @@ class Op(NamedTuple):
     def is_view(self) -> bool:
         """Whether what it makes has no storage of its own."""
         return self.flow in (Flow.VIEW, Flow.RESHAPE)
+
+
+def runs_bank(op: str) -> bool:
+    """Whether an operation is a bank's, in a layer or in a block of a prediction depth."""
+    return op.rpartition(".")[2] == BANK
+
+
+def in_bank(param: str) -> bool:
+    """Whether a parameter is a bank's: `experts.up_proj`, or `mlp.experts.up_proj` of a prediction depth."""
+    return BANK in param.split(".")[:-1]
 
 
 def linear(

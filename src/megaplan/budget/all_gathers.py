@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from megaplan.blocks.ops import runs_bank
 from megaplan.budget.unit import Unit
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import BlockStorage
@@ -63,12 +64,16 @@ def backward_gathers(unit: Unit, before: BlockStorage | None, name: str, gathere
         return
     dense, experts = storage.dense, storage.experts
     alone = gathered - experts.gathered_bytes
-    yield moments[0], alone + dense.flat_bytes + dense.casting_bytes
+    first, before_first = moments[0], moments[0].before()
+    if name.startswith("mtp."):  # a depth's begins with its loss, a layer's with the addition, which makes nothing
+        kept = dict(unit.block.part.replay.saved)
+        first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
+    yield first, alone + dense.flat_bytes + dense.casting_bytes
     if not experts.gathered_bytes:
         if ahead:
-            yield moments[0].before(), gathered + ahead
+            yield before_first, gathered + ahead
         return
-    yield moments[0].before(), alone + experts.flat_bytes + experts.sent_bytes
+    yield before_first, alone + experts.flat_bytes + experts.sent_bytes
     for moment in moments:
-        if moment.op == "experts":
+        if runs_bank(moment.op):
             yield moment.before(), gathered + max(experts.flat_bytes + experts.casting_bytes, ahead)

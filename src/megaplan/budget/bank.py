@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from megaplan.blocks.ops import in_bank, runs_bank
 from megaplan.budget.unit import BankMoments, Unit
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import Moment, Replay, largest_moments
@@ -32,7 +33,7 @@ def forward_moments(block: BlockBytes) -> list[ForwardMoment]:
     """Those of a layer with experts; layers of one block share them."""
     found, before = list[ForwardMoment](), block.part.replay.forward[0]
     for moment in block.part.replay.forward:
-        start = _start_of(moment, before) if moment.op == "experts" else None
+        start = _start_of(moment, before) if runs_bank(moment.op) else None
         found.append(ForwardMoment(moment, block.moment_bytes(moment, ()), start, block.moment_bytes(start, ()) if start else 0))
         before = moment
     return found
@@ -117,7 +118,7 @@ def moments_around_bank(block: BlockBytes, *, again: bool) -> tuple[tuple[Moment
 
 
 def _bank_index(run: Replay) -> int:
-    return next(index for index, moment in enumerate(run.backward) if moment.op == "experts")
+    return next(index for index, moment in enumerate(run.backward) if runs_bank(moment.op))
 
 
 _Held = tuple[Moment, tuple[str, ...]]
@@ -157,4 +158,4 @@ def _candidates(run: Replay) -> _Candidates:
 
 
 def _without_bank(moment: Moment) -> tuple[str, ...]:
-    return tuple(name for name in moment.params if not name.startswith("experts."))
+    return tuple(name for name in moment.params if not in_bank(name))

@@ -11,18 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from megaplan.blocks.ops import in_bank
 from megaplan.budget.unit import Peak, Unit
 from megaplan.hosts.megarun.storage import GroupBytes
-from megaplan.spec.models import SIDES
 
 if TYPE_CHECKING:
     from megaplan.budget.chunk import Chunk
 
-ORDER = ("embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head", "mtp")
-"""Modules outside the layers, as a stage lists them (`megarun.model.stage`)."""
-
-SHARED = frozenset({"embedding", *SIDES, "head"})
-"""Blocks whose gradients a depth hands on beside its own; their names begin with the block's."""
+ORDER = ("embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head")
+"""Modules outside the layers and the prediction depths, as a stage lists them (`megarun.model.stage`)."""
 
 
 def place_of(name: str) -> int:
@@ -61,6 +58,7 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
             peak = chunk.after_backward(index, f"cast of {chunk.names[index]}", cast, communication, activations)
             found, beaten = (peak, peak.total + waiting) if peak.total + waiting > beaten else (found, beaten)
         behind += unit.unsharded_bytes
+        own += chunk.lasting(index)
     waiting = chunk.waiting_from[0] if chunk.waiting_from else 0
     if behind + root.unsharded_bytes + made + chunk.gathered_bytes + received + held + waiting > beaten:
         peak = chunk.idle_peak(
@@ -85,7 +83,7 @@ def after_bank_peak(chunk: Chunk, index: int, gradients: int, gathered: int, *, 
     peak = chunk.unit_peak(index, f"backward of {name}", bank.later, bank.later_params, held, carried, bank.later_bytes)
     if not first:
         return peak
-    made = {parameter: size for parameter, size in unit.block.gradients.items() if parameter.startswith("experts.")}
+    made = {parameter: size for parameter, size in unit.block.gradients.items() if in_bank(parameter)}
     casting = gradients + cast_bytes([(made, storage.experts)]), gathered
     largest = chunk.unit_peak(index, f"cast of {name}.experts", bank.taken, bank.taken_params, casting, carried, bank.taken_bytes)
     return max(largest, peak, key=lambda peak: peak.total)
@@ -110,13 +108,12 @@ def _outside(chunk: Chunk) -> list[tuple[Mapping[str, int], GroupBytes]]:
     """The gradients of the slot's own parameters by block, in FSDP2's order; with MTP the first depth holds embedding's and head's."""
     found: dict[str, tuple[dict[str, int], GroupBytes]] = {}
     for index, unit in enumerate(chunk.units):
-        if unit.layer or not chunk.lasting(index):
+        if not chunk.lasting(index):
             continue
-        for name, size in unit.block.gradients.items():
-            block = chunk.names[index]
-            owner = name.partition(".")[0]
-            if block.startswith("mtp.") and owner in SHARED:
-                block = owner
+        for name in unit.shared or unit.block.gradients:
+            size, block = unit.block.gradients[name], chunk.names[index]
+            if unit.shared:
+                block = name.partition(".")[0]
             if block == "head" and unit.storage is None:  # tied
                 block = "embedding"
             gradients, _ = found.setdefault(block, ({}, chunk.root if unit.storage is None else unit.storage.dense))
@@ -127,5 +124,6 @@ def _outside(chunk: Chunk) -> list[tuple[Mapping[str, int], GroupBytes]]:
 def _listed(unit: Unit) -> dict[str, int]:
     """What a layer's backward makes, but for its bank's; a block's own, without a dot in their names, after its children's."""
     made, last = unit.block.part.replay.backward[-1].params, unit.last_own
-    names = [name for name in unit.block.gradients if name in made and not name.startswith("experts.")]
+    shared = frozenset(unit.shared)
+    names = [name for name in unit.block.gradients if name in made and name not in shared and not in_bank(name)]
     return {name: unit.block.gradients[name] for name in sorted(names, key=lambda name: bool(last) and (name == last or "." not in name))}

@@ -20,6 +20,7 @@ from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
+from megaplan.hosts.megarun.depths import depth_sums
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.schedules.actions import Kind
@@ -111,8 +112,8 @@ class Chunk:
     @cached_property
     def handed_on(self) -> frozenset[str]:
         """Blocks outside the layers whose gradients the first MTP depth hands on."""
-        first = self.units[self.names.index("mtp.0")].block.gradients
-        return frozenset({"head", "embedding", *(name.partition(".")[0] for name in first)})
+        first = self.units[self.names.index("mtp.0")].shared
+        return frozenset({"head", *(name.partition(".")[0] for name in first)})
 
     def saved_cells(self, count: int) -> dict[Column, int]:
         """What `count` microbatches keep."""
@@ -180,8 +181,7 @@ class Chunk:
                 found_peaks.append(after_bank_peak(self, index, gradients, gathered, first=first))
             if unit.layer:
                 behind += unit.unsharded_bytes
-            else:
-                made += self.lasting(index)
+            made += self.lasting(index)
         if largest >= 0:
             index, gradients = found
             found_peaks.append(self.backward(index, gradients, layers, again=again, fetches=False))
@@ -293,22 +293,33 @@ class Chunk:
         return self.units[before].storage if before >= 0 and self.units[before].layer else None
 
     def passed_bytes(self, index: int) -> int:
-        """Gradients that a layer's backward hands on: of the stream, and of the norm that it shares with the layer before."""
+        """Gradients that a layer's backward hands on: of the stream, and of the norm that it shares with the layer before.
+
+        With those of a prediction depth the final norm's gradient of the stream waits, and the sums of shared parameters' gradients to
+        which the depth before adds.
+        """
+        if self.names[index].startswith("mtp."):
+            before = self.units[index - 1].block.part
+            sums = depth_sums(before) if self.names[index] != "mtp.0" else 0
+            return 2 * self.policy.boundary_bytes + sums
         if SHARED not in self.units[index].block.part.tensors:
             return self.policy.boundary_bytes
         return 2 * self.policy.boundary_bytes - (self.output_bytes if index > self.received_from else 0)
 
     def lasting(self, index: int) -> int:
-        """Gradients of the slot's own parameters that stay after a unit.
+        """Gradients of the slot's own parameters that stay after a unit; none of a layer's, whose group is its own.
 
-        With MTP the first depth's hold those of embedding and head, and of side embeddings that it uses; of a tied embedding the head's
+        With MTP the first depth hands on those of embedding and head, and of side embeddings that it uses; of a tied embedding the head's
         part stays, to which its own is added.
         """
+        unit = self.units[index]
+        if unit.layer:
+            return sum([unit.block.gradients[name] for name in unit.shared])
         if self.has_mtp and self.names[index] in self.handed_on:
             return 0
         if self.ties and self.names[index] == "embedding":
             return 0
-        return sum(self.units[index].block.gradients.values())
+        return sum(unit.block.gradients.values())
 
     def tied_sum_bytes(self) -> int:
         """The sum of a tied embedding's two gradients, where autograd makes a third storage for it; 0 where there is none.

@@ -24,12 +24,13 @@ from megaplan.hosts.megarun.buffers import (
     rotary_scratch_bytes,
     step_sum_bytes,
 )
+from megaplan.hosts.megarun.depths import shared_names
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
 from megaplan.hosts.megarun.parts import BlockBytes, weigh_arrived
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
-from megaplan.inventory.tensors import Block, Inventory
+from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.device import device_of
@@ -42,17 +43,19 @@ class Evaluated:
 
     Attributes:
         family: Of the block.
-        layer: Whether it is a layer.
+        layer: Whether it is a layer or a prediction depth, with groups of its own.
+        splits: Whether a schedule may split its backward: a layer's alone.
         sums: Of its ledger.
         storage: What FSDP2 holds of its parameters; None for a tied head, whose parameters are the embedding's.
         in_place: Whether its gradients accumulate in the dtype autograd makes them in.
     """
 
-    __slots__ = ("_arrived", "_boundary_bytes", "_units", "family", "in_place", "layer", "storage", "sums")
+    __slots__ = ("_arrived", "_boundary_bytes", "_units", "family", "in_place", "layer", "splits", "storage", "sums")
 
     def __init__(
         self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, boundary_bytes: int, in_place: bool
     ) -> None:
+        self.splits = layer and block.family is not Outside.MTP
         self.family, self.layer, self.sums, self.storage, self.in_place = block.family, layer, sums, storage, in_place
         self._boundary_bytes = boundary_bytes
         self._units: dict[tuple[bool, bool], Unit] = {}
@@ -73,8 +76,9 @@ class Evaluated:
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
             has_bank = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
             bank = bank_moments(sums) if has_bank else None
-            unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, bank)
-            if policy.splits_backward and self.layer:
+            shared = shared_names(sums.gradients) if self.family is Outside.MTP else ()
+            unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, bank, shared)
+            if policy.splits_backward and self.splits:
                 unit = split_unit(unit, in_place=policy.in_place, owns_input=owned)
             self._units[key] = unit
         return unit
@@ -171,7 +175,7 @@ class Evaluation:
                     block,
                     sums,
                     storage,
-                    layer=name.startswith("layers."),
+                    layer=has_groups(name),
                     boundary_bytes=self.boundary_bytes,
                     in_place=accumulates_in_place(spec, block),
                 )

@@ -54,8 +54,8 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         yield chunk.backward(index, gradients, gathered + pending, again=False, fetches=reshard)
         if index == 0 and (tied := chunk.tied_sum_bytes()):
             yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + pending + root.gathered_bytes)
+        made += chunk.lasting(index)
         if not unit.layer or unit.storage is None:
-            made += chunk.lasting(index)
             continue
         dense, experts = unit.storage.dense, unit.storage.experts
         gathered += chunk.prefetched(index) if reshard else 0
@@ -63,9 +63,8 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
             bank, gathered = unit.bank, gathered - experts.gathered_bytes
             for own_gradients, buffers in _reduction(experts, experts.made_bytes, experts.last_made_bytes):
                 reducing = gradients + own_gradients, gathered + buffers
-                yield chunk.unit_peak(
-                    index, f"reduction of {chunk.names[index]}.experts", bank.taken, bank.taken_params, reducing, size=bank.taken_bytes
-                )
+                where, carried = f"reduction of {chunk.names[index]}.experts", chunk.backward_extra[index]
+                yield chunk.unit_peak(index, where, bank.taken, bank.taken_params, reducing, carried, bank.taken_bytes)
         ahead -= own
         behind += experts.shard_bytes
         kept += _kept(chunk, experts, later)

@@ -17,7 +17,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, in_turn, last_moment
 from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import BlockStorage, GroupBytes, block_storage, together
-from megaplan.inventory.tensors import Inventory, Outside
+from megaplan.inventory.tensors import Inventory, Outside, has_groups
 from megaplan.layout.values import Slot
 from megaplan.spec.models import SIDES
 from megaplan.tuples import new
@@ -36,7 +36,7 @@ class SlotStorage(NamedTuple):
         is_last: Whether it ends the model.
         has_mtp: Whether MTP depths run between its layers and the final norm.
         blocks: Storage of its blocks, in the order of its modules: copies of embeddings first.
-        layers: Of each, whether it is a layer.
+        layers: Of each, whether it is a layer or a prediction depth, with groups of its own.
         families: How many blocks it has of each family.
         root: The slot's own group.
         layers_together: The groups of all layers.
@@ -193,7 +193,7 @@ class Stored:
         return found
 
     def _of_slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
-        blocks = [(name, self.block(name), name.startswith("layers.")) for name in slot.blocks]
+        blocks = [(name, self.block(name), has_groups(name)) for name in slot.blocks]
         runs = [*slot.blocks, "head"] if is_last and self._inventory.tied else list(slot.blocks)
         idle = {name for name in slot.copies if name in ENDS}
         if idle:

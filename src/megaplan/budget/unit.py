@@ -66,7 +66,7 @@ class Unit(NamedTuple):
     Attributes:
         block: Its ledger's sums.
         storage: What FSDP2 holds of its parameters; None where they are those of another unit or of a copy on the slot (a tied head).
-        layer: Whether it is a layer, with groups of its own; all else is the slot's group.
+        layer: Whether it is a layer or a prediction depth, with groups of its own; all else is the slot's group.
         input_bytes: Its input, if it keeps it and the chunk owns it.
         kept_bytes: What it keeps, its input included, in all columns.
         forward_bytes: Alive at the peak of its forward, its input included; likewise the next two.
@@ -83,6 +83,7 @@ class Unit(NamedTuple):
         passing_bytes: Its input, if the chunk owns it and it does not keep it: alive until its forward has ended.
         last_own: Of a layer, the tensor that FSDP2 lists after those of its children; "" where there is none.
         bank: Of a layer with experts, the largest moments of its backward.
+        shared: Of the first prediction depth, the parameters of other blocks whose gradients it hands on.
         split: Of a layer whose backward is split, its two halves.
     """
 
@@ -105,6 +106,7 @@ class Unit(NamedTuple):
     passing_bytes: int
     last_own: str
     bank: BankMoments | None
+    shared: tuple[str, ...]
     split: SplitUnit | None
 
 
@@ -115,6 +117,7 @@ def make_unit(
     owned_input_bytes: int,
     last_own: str = "",
     bank: BankMoments | None = None,
+    shared: tuple[str, ...] = (),
 ) -> Unit:
     """A unit; `owned_input_bytes` is its input, if the chunk owns that; `bank` is there if it is a layer with experts."""
     group = NOTHING if storage is None else storage.both
@@ -143,6 +146,7 @@ def make_unit(
             passing,
             last_own,
             bank,
+            shared,
             None,
         ),
     )

@@ -11,6 +11,7 @@ from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.families.residual import path_in, work_of
 from megaplan.inventory.tensors import Block
+from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import Model, Spec
 
 
@@ -65,12 +66,11 @@ def end_ops(load: Workload, spec: Spec) -> EndOps:
     hidden, grad_bytes, vocab_parallel = model.hidden_size, spec.precision.grads.bytes, spec.mesh.vocab_parallel
     sides = side_embeddings(load, features, hidden, grad_bytes)
     mtp: Ops = ()
-    if features.mtp is not None and model.attention is not None:
+    if features.mtp is not None:
         mtp = mtp_depth(
             load,
-            model.attention,
+            depth_blocks(model),
             hidden_size=hidden,
-            ffn_hidden_size=features.mtp.ffn_hidden_size,
             vocab_size=model.vocab_size,
             grad_bytes=grad_bytes,
             vocab_parallel=vocab_parallel,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from megaplan.blocks.costs import cross_entropy, gather, linear_op, mlp, norm, residual_op
+from collections.abc import Iterable
+
+from megaplan.blocks.costs import cross_entropy, gather, linear_op, norm, residual_op
 from megaplan.blocks.work import Op, Ops, Work, Workload
-from megaplan.families.attention.work import attention_work
-from megaplan.spec.models import Features, GroupedQueryAttention, LatentAttention
+from megaplan.spec.depths import DepthBlock
+from megaplan.spec.models import Features
 
 PART = "head"
 
@@ -56,16 +58,15 @@ def head(load: Workload, hidden_size: int, vocab_size: int, *, vocab_parallel: b
 
 def mtp_depth(
     load: Workload,
-    attention: GroupedQueryAttention | LatentAttention,
+    blocks: Iterable[DepthBlock],
     *,
     hidden_size: int,
-    ffn_hidden_size: int,
     vocab_size: int,
     grad_bytes: int,
     vocab_parallel: bool = False,
     sides: Ops = (),
 ) -> Ops:
-    """One MTP depth: embedding lookup, two norms, projection of [hidden; embedding], an A block, an ungated MLP, and one more head.
+    """One MTP depth: embedding lookup, two norms, projection of [hidden; embedding], its blocks, and one more head.
 
     `sides` are side embeddings that it adds to the token embedding.
 
@@ -76,8 +77,6 @@ def mtp_depth(
         *sides,
         Op("hidden_norm, embedding_norm", PART, norm(load, hidden_size) * 2, own_tokens=True),
         linear_op(load, "proj", PART, 2 * hidden_size, hidden_size, own_tokens=True),
-        *attention_work(load, attention, hidden_size),
-        residual_op(load, "D", hidden_size),
-        *mlp(load, "D", hidden_size, ffn_hidden_size, "relu2"),
+        *(op for block in blocks for op in block.family.work(load, block.section, hidden_size, block.variant)),
         *head(load, hidden_size, vocab_size, vocab_parallel=vocab_parallel),
     )

@@ -34,13 +34,12 @@ from megaplan.cost.transfers import (
     block_transfers,
     boundary_ns,
     layer_transfers,
-    tensor_transfers,
     vocabulary_transfers,
 )
 from megaplan.dtypes import DType
-from megaplan.families.attention.work import attention_exchanges
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
+from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import Spec
 
 LIBRARY = "D"
@@ -161,11 +160,11 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False) -> tuple[LayerTi
     ends = end_ops(timer.load, spec)
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
     last = timer.time(ends.head) + _waiting(projected)
-    if ends.mtp_depth and spec.model.attention is not None:
-        inside = block_transfers(
-            rates, spec, timer.load, attention_exchanges(spec.model.attention, spec.model.hidden_size)
-        ) + tensor_transfers(rates, spec, timer.load)
-        depth = timer.time(ends.mtp) + _waiting(looked_up) + _waiting(inside) + _waiting(projected)
+    if ends.mtp_depth:
+        depth = timer.time(ends.mtp) + _waiting(looked_up) + _waiting(projected)
+        for block in depth_blocks(spec.model):
+            exchanges = block.family.exchanges(block.section, spec.model.hidden_size)
+            depth += _waiting(block_transfers(rates, spec, timer.load, exchanges))
         last = sum([depth] * ends.mtp_depth, start=last)
     first = timer.time((*ends.embedding, *ends.side_embeddings)) + _waiting(looked_up)
     return first, last, boundary_ns(rates, spec, timer.load)

@@ -7,7 +7,9 @@ from typing import Any
 
 from megaplan.exporters.modules import TORCH_DTYPES, optimizer_groups, stage_modules
 from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.inventory.tensors import has_groups
 from megaplan.schedules.registry import SCHEDULES
+from megaplan.spec.depths import depth_blocks
 
 FORMAT = "megaplan.fsdp2/1"
 CARRIED = frozenset({
@@ -70,7 +72,7 @@ def _dims(mesh: Any, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _wraps(source: Source) -> list[dict[str, Any]]:
-    """Bottom up: an expert bank over its own shard mesh, each layer, each stage.
+    """Bottom up: an expert bank over its own shard mesh, each layer and prediction depth, each stage.
 
     A bank's parameters are the rows of all its experts: as stacks, cut along dim 0, more shards than experts would be padding.
     """
@@ -81,12 +83,21 @@ def _wraps(source: Source) -> list[dict[str, Any]]:
         mixed = {"param_dtype": TORCH_DTYPES[str(dtype)], "reduce_dtype": TORCH_DTYPES[str(spec.precision.reduce)]}
         found.append({"modules": modules, "mesh": mesh, "reshard_after_forward": reshard, "mp_policy": mixed})
 
+    def add_bank(module: str, dtype: object) -> None:
+        add([module], "experts: dp_replicate, efsdp", dtype)
+        found[-1]["parameter_shape"] = "[experts / ep · rows, columns]"
+
     for index, letter in enumerate(source.letters):
         dtype = spec.precision.of(letter)
         if letter == "E":
-            add([f"layers.{index}.experts"], "experts: dp_replicate, efsdp", dtype)
-            found[-1]["parameter_shape"] = "[experts / ep · rows, columns]"
+            add_bank(f"layers.{index}.experts", dtype)
         add([f"layers.{index}"], "dense: dp_replicate, dp_shard, cp", dtype)
+    dtype = spec.precision.params
     for modules in stage_modules(source):
-        add([name for name in modules if not name.startswith("layers.")], "dense: dp_replicate, dp_shard, cp", spec.precision.params)
+        for depth in [name for name in modules if has_groups(name) and not name.startswith("layers.")]:
+            for block in depth_blocks(spec.model):
+                if block.family.banks:
+                    add_bank(f"{depth}.{block.name}.experts", dtype)
+            add([depth], "dense: dp_replicate, dp_shard, cp", dtype)
+        add([name for name in modules if not has_groups(name)], "dense: dp_replicate, dp_shard, cp", dtype)
     return found

@@ -93,7 +93,7 @@ def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, B
     if not model.tie_embeddings:
         blocks.append(("head", vocabulary_block(Outside.HEAD, vocab, hidden, vocab_parallel=vocab_parallel, bias=model.head_bias)))
     if features.mtp is not None:
-        depth = mtp_block(model, features.mtp, model.attention or _missing("attention"))
+        depth = mtp_block(model)
         blocks += [(f"mtp.{index}", depth) for index in range(features.mtp.depth)]
     return tuple(blocks)
 

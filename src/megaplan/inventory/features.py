@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.families.attention.tensors import attention_tensors
-from megaplan.families.dense.tensors import mlp_matrices
-from megaplan.families.moe.tensors import moe_tensors
 from megaplan.families.residual import norm_tensors
 from megaplan.inventory.makers import replicated
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
+from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import (
     CategoryEmbedding,
     Features,
-    GroupedQueryAttention,
-    LatentAttention,
     Model,
-    MultiTokenPrediction,
     Ngram,
     RelationBias,
 )
@@ -76,8 +71,8 @@ def relation_bias_block(relation_bias: RelationBias, num_heads: int) -> Block:
     return make_block(Outside.RELATION_BIAS, (ParamTensor("weight", shape, Owner.TENSOR_PARALLEL, Group.OTHER, Init.ZEROS, 1),))
 
 
-def mtp_block(model: Model, mtp: MultiTokenPrediction, attention: GroupedQueryAttention | LatentAttention) -> Block:
-    """One MTP depth (DeepSeek-V3, arXiv:2412.19437, section 2.2): an A block without indexer, an MLP or experts, a projection, three norms.
+def mtp_block(model: Model) -> Block:
+    """One MTP depth (DeepSeek-V3, arXiv:2412.19437, section 2.2): its blocks, a projection, three norms.
 
     The projection takes [hidden; embedding] to hidden and is replicated: it stands before the block's own tensor-parallel region. The token
     embedding and the head that a depth uses belong to `embedding` and `head`.
@@ -87,18 +82,16 @@ def mtp_block(model: Model, mtp: MultiTokenPrediction, attention: GroupedQueryAt
     def norms(name: str) -> tuple[ParamTensor, ...]:
         return norm_tensors(model.norm, hidden, f"{name}.")
 
-    if mtp.experts and model.moe is not None:
-        mlp = tuple(each._replace(name=f"mlp.{each.name}") for each in moe_tensors(model.moe, hidden)[1:])
-    else:
-        mlp = mlp_matrices(hidden, mtp.ffn_hidden_size, mtp.activation, "mlp.", bias=mtp.bias)
+    blocks: list[ParamTensor] = []
+    for block in depth_blocks(model):
+        _, *others = block.family.tensors(block.section, hidden, block.variant)
+        blocks += [*norms(f"{block.name}.norm"), *(each._replace(name=f"{block.name}.{each.name}") for each in others)]
     return make_block(
         Outside.MTP,
         (
-            *norms("attention.norm"),
-            *attention_tensors(attention, hidden, prefix="attention.")[1:],
-            *norms("mlp.norm"),
-            *mlp,
+            *blocks,
             replicated("proj.weight", (hidden, 2 * hidden), Group.MATRIX),
             *(each for name in ("hidden_norm", "embedding_norm", "output_norm") for each in norms(name)),
         ),
+        tuple([(block.name, block.family.letter) for block in depth_blocks(model)]),
     )

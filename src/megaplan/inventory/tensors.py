@@ -131,7 +131,8 @@ class Block(NamedTuple):
     Attributes:
         family: The letter of a layer, or an `Outside` part.
         tensors: In the order of `docs/concepts/architecture.md`.
-        variant: What its family makes of a layer's place in the model (`Family.variant`); None outside the layers.
+        variant: What its family makes of a layer's place in the model (`Family.variant`); of a prediction depth the names
+            and letters of its blocks; else None outside the layers.
         sizes: Unsharded elements of each tensor.
         elements: Of the whole block.
     """
@@ -153,6 +154,11 @@ def make_block(family: str, tensors: tuple[ParamTensor, ...], variant: Any = Non
 def layer_names(num_layers: int) -> tuple[str, ...]:
     """The names of a stack's blocks: `layers.0`, `layers.1` and so on."""
     return tuple(f"layers.{index}" for index in range(num_layers))
+
+
+def has_groups(name: str) -> bool:
+    """Whether a block of this name has FSDP2 groups of its own: a layer, or a depth of multi-token prediction."""
+    return name.startswith(("layers.", f"{Outside.MTP}."))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,7 @@ WHY_UNPRICED = {
 BLOCKS = ("mxfp8", "nvfp4")
 """Recipes whose gathered weights are not one byte an element."""
 OF_MEGATRON = frozenset({
-    "model.attention.output_bias", "model.attention.latent_norm", "model.features.mtp.activation", "model.features.mtp.bias",
-    "model.features.mtp.experts",
+    "model.attention.output_bias", "model.attention.latent_norm",
 })  # fmt: skip
 """Options of a model that the byte model of Megatron-Core alone has terms for; the output's bias is of latent attention."""
 

@@ -146,6 +146,9 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.moe.latent_size",
         *ROUTING,
         *SCALES,
+        "model.features.mtp.activation",
+        "model.features.mtp.bias",
+        "model.features.mtp.experts",
         "model.features.mtp.side_embeddings",
     }
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
+from megaplan.spec.depths import DepthBlock, depth_blocks
 from megaplan.units import format_bytes
 
 TENSOR_COLLECTIVES = 5
@@ -46,7 +47,7 @@ def expert_traffic_bytes(checked: Checked) -> int:
     spec, moe = checked.spec, checked.spec.model.moe
     if moe is None:
         return 0
-    exchanges = EXPERT_EXCHANGES * checked.count("E") * spec.schedule.microbatches_per_update
+    exchanges = EXPERT_EXCHANGES * _expert_blocks(checked) * spec.schedule.microbatches_per_update
     return exchanges * moe.top_k * _payload_bytes(checked) * (spec.mesh.ep - 1) // spec.mesh.ep
 
 
@@ -55,7 +56,7 @@ def expert_traffic(checked: Checked) -> str:
     spec, moe = checked.spec, checked.spec.model.moe
     top_k = moe.top_k if moe is not None else 0
     factors = (
-        f"{EXPERT_EXCHANGES} exchanges · {checked.count('E')} blocks · {spec.schedule.microbatches_per_update} microbatches · "
+        f"{EXPERT_EXCHANGES} exchanges · {_expert_blocks(checked)} blocks · {spec.schedule.microbatches_per_update} microbatches · "
         f"top_k {top_k} · ({spec.mesh.ep} − 1) / {spec.mesh.ep} · {_payload(checked)}"
     )
     return f"the tokens of one data rank send {format_bytes(expert_traffic_bytes(checked))} a step under balanced routing: {factors}"
@@ -76,5 +77,18 @@ def _payload(checked: Checked) -> str:
 def _sharded_blocks(checked: Checked) -> int:
     model = checked.spec.model
     sharded = [family for family, section in families_of(model) if family.exchanges(section, model.hidden_size).sharded]
-    mtp = model.features.mtp
-    return sum(checked.count(family.letter) for family in sharded) + (2 * mtp.depth if mtp is not None else 0)
+    own = sum(block.family.exchanges(block.section, model.hidden_size).sharded for block in _of_a_depth(checked))
+    return sum(checked.count(family.letter) for family in sharded) + own * _depths(checked)
+
+
+def _expert_blocks(checked: Checked) -> int:
+    return checked.count("E") + sum(block.family.banks for block in _of_a_depth(checked)) * _depths(checked)
+
+
+def _depths(checked: Checked) -> int:
+    mtp = checked.spec.model.features.mtp
+    return 0 if mtp is None else mtp.depth
+
+
+def _of_a_depth(checked: Checked) -> tuple[DepthBlock, ...]:
+    return depth_blocks(checked.spec.model) if _depths(checked) else ()

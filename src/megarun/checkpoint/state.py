@@ -1,7 +1,8 @@
 """The state of a run between two steps, by name: parameters, optimizer state, random generators.
 
 A parameter has the inventory's name; its optimizer state `optimizer.NAME.momentum` (Muon) or `.exp_avg`, `.exp_avg_sq` and `.step` (AdamW).
-The experts' bias of an E layer is `layers.I.expert_bias`. Batches are a function of step and seed, so the data position is the step.
+The experts' bias of an E layer is `layers.I.expert_bias`, of a prediction depth `mtp.D.mlp.expert_bias`. Batches are a function of step and
+seed, so the data position is the step.
 `generator.RANK.cpu` and `.cuda` are torch's generators, which no step uses; they are restored by the rank of the same number if the number
 of ranks is the same.
 """

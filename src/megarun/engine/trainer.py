@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from megakernels import use_kernels
 from megaplan.families.moe import EXPERTS
-from megaplan.inventory.tensors import Owner
+from megaplan.inventory.tensors import Inventory, Outside, Owner
+from megaplan.spec.depths import depth_blocks
+from megaplan.spec.models import Spec
 from megarun.data.batches import Batch
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
@@ -71,6 +73,16 @@ def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True, compiled:
     return stages
 
 
+def router_modules(spec: Spec, inventory: Inventory) -> list[str]:
+    """The modules of all E blocks of the model, layers first: `layers.2`, `mtp.0.mlp`."""
+    found = [f"layers.{index}" for index, block in enumerate(inventory.layers) if block.family == EXPERTS.letter]
+    mtp = spec.model.features.mtp
+    if mtp is not None:
+        names = [block.name for block in depth_blocks(spec.model) if block.family is EXPERTS]
+        found += [f"{Outside.MTP}.{depth}.{name}" for depth in range(mtp.depth) for name in names]
+    return found
+
+
 class Trainer:
     """A rank's stages, sharded and initialised, with their schedule and optimizers.
 
@@ -98,7 +110,7 @@ class Trainer:
         self._runner = build_runner(self.stages, spec, mesh)
         self._tp, self._cp = tensor_parallel(mesh), context_parallel(mesh)
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
-        self._routers = [index for index, block in enumerate(job.inventory.layers) if block.family == EXPERTS.letter]
+        self._routers = router_modules(spec, job.inventory)
         self._sums: list[list[float]] = []
         self._owned: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []

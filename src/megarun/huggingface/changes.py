@@ -15,7 +15,7 @@ def to_ours(rule: Rule, theirs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     whole = torch.stack(list(theirs)) if rule.stacked else theirs[0]
     if rule.transposed:
         whole = whole.mT
-    whole = whole.reshape(rule.joined)
+    whole = _swapped(rule, whole.reshape(rule.joined))
     dim = rule.row_dim
     whole = torch.unflatten(whole, dim, (rule.groups, -1))
     pieces = list(torch.split(whole, _rows(rule), dim + 1))
@@ -33,7 +33,7 @@ def to_theirs(rule: Rule, ours: Sequence[Tensor]) -> tuple[Tensor, ...]:
     for each, whole in zip(rule.ours, ours, strict=True):
         own = torch.chunk(_ordered(whole, each.order, back=True), each.parts, dim)
         pieces += [torch.unflatten(piece, dim, (rule.groups, -1)) for piece in own]
-    joined = torch.cat(pieces, dim + 1).flatten(dim, dim + 1)
+    joined = _swapped(rule, torch.cat(pieces, dim + 1).flatten(dim, dim + 1))
     if rule.transposed:
         joined = joined.mT
     return tuple(tensor.contiguous() for tensor in joined.reshape(len(rule.theirs), *rule.shape))
@@ -42,6 +42,11 @@ def to_theirs(rule: Rule, ours: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _rows(rule: Rule) -> list[int]:
     """Rows of each part of ours in a group of theirs."""
     return [each.shape[rule.row_dim] // (each.parts * rule.groups) for each in rule.ours for _ in range(each.parts)]
+
+
+def _swapped(rule: Rule, whole: Tensor) -> Tensor:
+    """The halves of the columns in the other order, if the rule says so; the same both ways."""
+    return torch.cat(torch.chunk(whole, 2, -1)[::-1], -1) if rule.swapped else whole
 
 
 def _ordered(rows: Tensor, order: tuple[int, ...], *, back: bool = False) -> Tensor:

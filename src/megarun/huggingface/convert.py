@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from megarun.huggingface.adapters import Adapters
 from megarun.huggingface.changes import to_ours, to_theirs
 from megarun.huggingface.files import CONFIG, MAX_JSON_BYTES, Group, WeightFiles, unreadable, write_shards
 from megarun.huggingface.names import NAMES, Names
-from megarun.huggingface.rules import EXPERT_BIAS, Rule, weight_rules
+from megarun.huggingface.rules import EXPERT_BIAS, Rule, copied_rules, weight_rules
 from megarun.job.job import Job
 from megarun.job.run import SavedPlan
 from megarun.remote import AnyPath
@@ -46,7 +46,7 @@ MOST_NAMED = 8
 TEXT_PART = "language_model."
 """The text model in the names of a model of several parts."""
 _NOT_READ = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^mtp\.")
-"""Buffers that older releases stored and that follow from the config, and prediction modules next to the layers."""
+"""Buffers that older releases stored and that follow from the config, and prediction modules that a plan has not."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _OTHER_FILES = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -100,7 +100,7 @@ def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Mo
     files = WeightFiles.of(model)
     nested = isinstance(config.get(NESTED), dict)
     files = files.written_as((name for rule in rules for name in rule.theirs), partial(_other_names, NAMES[imported.family], nested))
-    left = _check_tensors(rules, files, job, nested=nested)
+    left = _check_tensors(rules, files, job, copied_rules(NAMES[imported.family], job.inventory), nested=nested)
     state = {ours.name: _Lazy(rule, index, files) for rule in rules for index, ours in enumerate(rule.ours)}
     manifest = Manifest(
         step=0,
@@ -149,7 +149,8 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
             raise refusal("MP644", f"{checkpoint}: {ours.name} is {found}, the plan's {list(ours.shape)}", file=str(checkpoint))
     stored = {name: dtype or DTYPES[each.dtype] for name, each in saved.items() if each.dtype in DTYPES}
     stored |= {name: torch.float32 for name in stored if name.endswith(f".{EXPERT_BIAS}")}  # as models keep it, whatever their dtype
-    groups = [_group(rule, checkpoint, adapters, stored[rule.ours[0].name]) for rule in rules]
+    written = [*rules, *copied_rules(NAMES[imported.family], job.inventory)]
+    groups = [_group(rule, checkpoint, adapters, stored[rule.ours[0].name]) for rule in written]
     out.mkdir(parents=True)
     try:
         write_shards(out, groups, _base(job).parameters)
@@ -202,7 +203,9 @@ def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule],
         detail = f"{path}: model_type = {imported.family}, and tensors are named for {', '.join(NAMES)}"
         raise refusal("MP664", detail, file=str(path))
     theirs, ours = (spec.model.model_dump(mode="json") for spec in (imported.loaded.spec, job.spec))
-    different = list(_different("model", theirs, ours))
+    different = list(_depths_different(NAMES[imported.family], text_fields(config), ours["features"].pop("mtp", None)))
+    theirs["features"].pop("mtp", None)
+    different += _different("model", theirs, ours)
     if different:
         raise refusal("MP664", "\n".join(_most(different)), hints=(f"megaplan split {path} -o PLAN",), file=str(path))
     try:
@@ -218,6 +221,20 @@ def _base(job: Job) -> Inventory:
 
 _OWN = ("_loss_coefficient", "routing_skew", "capacity_factor", "loss_weight", "chunk_size", "save_every", "pattern", "expert_bias_rate")
 """Keys that a config does not decide, or that change no weight."""
+
+
+def _depths_different(names: Names, config: Mapping[str, Any], mtp: Mapping[str, Any] | None) -> Iterator[str]:
+    """Prediction depths of the plan that the model has not; a plan may leave out those that it has."""
+    if mtp is None:
+        return
+    if names.depths is None:
+        yield "features.mtp is given in the plan, and no names of prediction modules of this model type are public"
+        return
+    has = config.get(names.depths.count, 1)
+    if mtp["depth"] != has:
+        yield f"{names.depths.count} = {has} in the config, features.mtp.depth = {mtp['depth']} in the plan"
+    elif names.depths.most is not None and has > names.depths.most:
+        yield f"features.mtp.depth = {has}, and this model type has names for {names.depths.most} at most"
 
 
 def _different(key: str, theirs: Any, ours: Any) -> Iterable[str]:
@@ -238,18 +255,15 @@ def _other_names(names: Names, nested: bool, name: str) -> Iterable[str]:
             yield one.replace("model.", f"model.{TEXT_PART}", 1)
 
 
-def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job, *, nested: bool) -> tuple[str, ...]:
+def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job, copies: Iterable[Rule], *, nested: bool) -> tuple[str, ...]:
     """Compare the stored tensors with the rules; returns the names of those that are not read and may be left out.
 
     Raises:
         MegaplanError: MP663.
     """
     wanted = {name: rule for rule in rules for name in rule.theirs}
-    wrong = [f"{name} is missing" for name in wanted if name not in files.places]
-    for name in (each for each in wanted if each in files.places):
-        shape = files.header(name).shape
-        if shape != wanted[name].shape:
-            wrong.append(f"{name} is {list(shape)}, the plan's {wanted[name].ours[0].name} needs {list(wanted[name].shape)}")
+    shared = _shared(wanted, copies, files)
+    wrong = [*_misfits(wanted, files), *_differing_copies(shared, files)]
     numbers = [int(found[1]) for name in wanted if (found := _LAYER.search(name))]
     last = max(numbers, default=0)
     left = []
@@ -257,13 +271,34 @@ def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job, *, neste
         number = _LAYER.search(name)
         tied = job.inventory.tied and name == "lm_head.weight"
         other_part = nested and TEXT_PART not in name
-        if tied or other_part or _NOT_READ.search(name) or (number and int(number[1]) > last):
+        if name in shared or tied or other_part or _NOT_READ.search(name) or (number and int(number[1]) > last):
             left.append(name)
         else:
             wrong.append(f"{name} {list(files.header(name).shape)} belongs to no tensor of the plan")
     if wrong:
         raise refusal("MP663", "\n".join(_most(sorted(wrong))), file=str(files.folder))
     return tuple(sorted(left))
+
+
+def _differing_copies(shared: Mapping[str, str], files: WeightFiles) -> Iterator[str]:
+    for name, theirs in shared.items():
+        if files.header(name) != files.header(theirs) or not torch.equal(files.read(name), files.read(theirs)):
+            yield f"{name} is not {theirs}, and a prediction depth of megarun shares it"
+
+
+def _misfits(wanted: Mapping[str, Rule], files: WeightFiles) -> Iterator[str]:
+    for name, rule in wanted.items():
+        if name not in files.places:
+            yield f"{name} is missing"
+        elif (shape := files.header(name).shape) != rule.shape:
+            yield f"{name} is {list(shape)}, the plan's {rule.ours[0].name} needs {list(rule.shape)}"
+
+
+def _shared(wanted: Mapping[str, Rule], copies: Iterable[Rule], files: WeightFiles) -> dict[str, str]:
+    """The stored copies that a prediction depth has, and the names of what they are copies of."""
+    holders = {rule.ours[0].name: name for name, rule in wanted.items()}
+    found = {copy.theirs[0]: holders[copy.ours[0].name] for copy in copies}
+    return {name: theirs for name, theirs in found.items() if {name, theirs} <= files.places.keys()}
 
 
 def _most(lines: list[str]) -> list[str]:

@@ -18,6 +18,27 @@ ROWS = "rows"
 
 
 @dataclass(frozen=True, slots=True)
+class Depths:
+    """Names of the depths of multi-token prediction, which transformers does not build.
+
+    Attributes:
+        modules: Our modules to theirs, without the blocks'; their projection reads [embedding; hidden], ours [hidden; embedding].
+        prefix: Of these names; `{layer}` counts on from the decoder layers.
+        block: Prefix of the blocks' names, which are those of a decoder layer.
+        count: Field of the config that says how many there are; absent means one.
+        copies: Their copies of tensors of ours that a depth shares with the model.
+        most: How many have names; None for any number.
+    """
+
+    modules: Modules
+    prefix: str = "model.layers.{layer}."
+    block: str = ""
+    count: str = "num_nextn_predict_layers"
+    copies: Mapping[str, str] = field(default_factory=dict)
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """Names of one model type.
 
@@ -32,6 +53,7 @@ class Names:
         transposed: Their modules with weights [in, out].
         groups: Their modules whose rows are groups with rows of each of ours, and the key of `model` that counts the groups, or `ROWS`.
         shapes: Their tensors of another shape than ours; -1 is all of the elements.
+        depths: Of multi-token prediction; None where no names are public.
         also: A part of their names, and how transformers writes it; both are read.
     """
 
@@ -44,6 +66,7 @@ class Names:
     transposed: frozenset[str] = frozenset()
     groups: Mapping[str, str] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    depths: Depths | None = None
     also: tuple[str, str] | None = None
 
 
@@ -103,6 +126,19 @@ _INDEXED: Modules = {
     **{f"indexer.{ours}": f"self_attn.indexer.{theirs}" for ours, theirs in (("q_up", "wq_b"), ("k_proj", "wk"), ("k_norm", "k_norm"))},
     "indexer.head_weights": "self_attn.indexer.weights_proj",
 }
+_NEXT_LAYERS = Depths(
+    {"proj": "eh_proj", "hidden_norm": "hnorm", "embedding_norm": "enorm", "output_norm": "shared_head.norm"},
+    copies={"embed_tokens.weight": "embedding.weight", "shared_head.head.weight": "head.weight"},
+)
+"""A depth as a further decoder layer, with copies of the embedding and the head."""
+_MTP_MODULE = Depths(
+    {"proj": "fc", "hidden_norm": "pre_fc_norm_hidden", "embedding_norm": "pre_fc_norm_embedding", "output_norm": "norm"},
+    prefix="mtp.",
+    block="layers.0.",
+    count="mtp_num_hidden_layers",
+    most=1,
+)
+"""A module of its own, next to the model, with its one layer."""
 _DEEPSEEK = replace(_decoder(_LATENT, moe=_SIGMOID_EXPERTS), pairs=True)
 _GLM_BEFORE = _decoder(_HEADS, _ONE_GATE_UP)
 _FEED_FORWARD: Modules = {"norm": "pre_ff_layernorm", **_in("feed_forward", *_GATED)}
@@ -172,7 +208,7 @@ NAMES: dict[str, Names] = {
     "arcee": LLAMA,
     "bamba": Names({"A": {**_BEFORE, **_HEADS}, "M": _MAMBA_LAYER, "D": _FEED_FORWARD}, outside=_FEED_FORWARD_ENDS),
     "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v3": replace(_DEEPSEEK, depths=_NEXT_LAYERS),
     "deepseek_v32": replace(_decoder(_INDEXED, moe=_SIGMOID_EXPERTS), pairs=True),
     "ernie4_5": replace(LLAMA, pairs=True),
     "ernie4_5_moe": replace(
@@ -213,7 +249,7 @@ NAMES: dict[str, Names] = {
     ),
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2,
-    "glm4_moe": _decoder(moe=_SIGMOID_EXPERTS),
+    "glm4_moe": replace(_decoder(moe=_SIGMOID_EXPERTS), depths=_NEXT_LAYERS),
     "glm_moe_dsa": replace(_decoder(_INDEXED, moe=_SIGMOID_EXPERTS), pairs=True, index_pairs=True),
     "gpt_oss": replace(
         _decoder(
@@ -289,6 +325,7 @@ NAMES: dict[str, Names] = {
         _QWEN35,
         blocks={**_QWEN35.blocks, "G": {**_BEFORE, **_QWEN_DELTA, **_QWEN_CONVOLUTION, **_QWEN_NEXT_DELTA}},
         groups={**_BY_HEAD, **_BY_KEY_HEAD},
+        depths=_MTP_MODULE,
     ),
     "seed_oss": LLAMA,
     "smollm3": LLAMA,

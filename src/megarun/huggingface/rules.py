@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from megaplan.families.moe import EXPERTS
 from megaplan.inventory.makers import replicated
-from megaplan.inventory.tensors import Block, Group, Inventory, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Group, Inventory, Outside, Owner, ParamTensor, make_block
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Model, Spec
 from megarun.huggingface.names import ROWS, Modules, Names
 
 EXPERT = "{expert}"
 EXPERT_BIAS = "expert_bias"
-"""The buffer of an E layer that is stored with its parameters."""
+"""The buffer of an E block that is stored with its parameters."""
 _CONVOLUTIONS = ("conv1d.weight", ".conv.weight", "conv_qk.weight", "conv_v.weight")
 _BANK_BIAS = "_proj_bias"
 _CORRECTION = "router.correction"
@@ -48,6 +48,7 @@ class Rule(NamedTuple):
         shape: Of each of theirs.
         transposed: Whether theirs is [in, out].
         groups: Groups of rows in theirs, each with as many rows of every part of ours.
+        swapped: Whether the two halves of its columns have the other order in theirs.
     """
 
     ours: tuple[Ours, ...]
@@ -55,6 +56,7 @@ class Rule(NamedTuple):
     shape: tuple[int, ...]
     transposed: bool = False
     groups: int = 1
+    swapped: bool = False
 
     @property
     def joined(self) -> tuple[int, ...]:
@@ -98,10 +100,49 @@ def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping
             layer = int(name.removeprefix("layers.")) // names.letters
             prefix = names.layer.format(layer=layer, expert=EXPERT)
             found += _of_block(names, spec.model, name, block, names.blocks[block.family], prefix, orders)
+        elif stored.family == Outside.MTP:
+            found += _of_depth(names, inventory, spec.model, name, stored, buffers, orders)
         else:
             own: Modules = {str(ours).removeprefix(name).removeprefix("."): theirs for ours, theirs in names.outside.items()}
             found += _of_block(names, spec.model, name, block, own, "", {})
     return found
+
+
+def copied_rules(names: Names, inventory: Inventory) -> list[Rule]:
+    """Further tensors of theirs that are copies of ones of ours: what a prediction depth shares with the model."""
+    stored, found = dict(inventory.tensors()), list[Rule]()
+    if names.depths is None:
+        return found
+    for name, block in inventory.outside:
+        for theirs, ours in names.depths.copies.items() if block.family == Outside.MTP else ():
+            tied = ours if ours in stored else "embedding.weight"
+            shape = stored[tied].shape
+            found.append(Rule((Ours(tied, shape),), (f"{_depth_prefix(names, inventory, name)}{theirs}",), shape))
+    return found
+
+
+def _depth_prefix(names: Names, inventory: Inventory, name: str) -> str:
+    if names.depths is None:
+        raise KeyError(name)
+    layer = len(inventory.layers) // names.letters + int(name.rpartition(".")[2])
+    return names.depths.prefix.format(layer=layer)
+
+
+def _of_depth(
+    names: Names, inventory: Inventory, model: Model, name: str, depth: Block, buffers: tuple[ParamTensor, ...], orders: Mapping[str, Any]
+) -> Iterator[Rule]:
+    """A depth's blocks, named as a decoder layer's, and its own projection and norms."""
+    prefix = _depth_prefix(names, inventory, name)
+    assert names.depths is not None
+    own = list(depth.tensors)
+    for module, letter in depth.variant:
+        inside = tuple([each._replace(name=each.name.removeprefix(f"{module}.")) for each in own if each.name.startswith(f"{module}.")])
+        own = [each for each in own if not each.name.startswith(f"{module}.")]
+        block = make_block(letter, (*inside, *(buffers if letter == EXPERTS.letter else ())))
+        modules = names.blocks[letter]
+        yield from _of_block(names, model, f"{name}.{module}", block, modules, f"{prefix}{names.depths.block}", orders)
+    for rule in _of_block(names, model, name, make_block(depth.family, tuple(own)), names.depths.modules, prefix, {}):
+        yield rule._replace(swapped=rule.ours[0].name == f"{name}.proj.weight")
 
 
 def _of_block(

@@ -29,7 +29,8 @@ class StepMetrics:
         learning_rate: Learning rate of AdamW; Muon follows the same schedule.
         step_seconds: Wall-clock time of the step in seconds, including data.
         data_seconds: Time in seconds to read rows and copy them to the device, on rank 0; part of step_seconds.
-        router_load: Rows of the busiest expert over the mean of all experts, in the global batch, by index of the E layer.
+        router_load: Rows of the busiest expert over the mean of all experts, in the global batch, by index of the E layer, or by the
+            module of a prediction depth (`mtp.0.mlp`).
         router_entropy: Mean entropy of the routing distribution in nats, by index of the E layer.
         idle_experts: Number of experts without rows, by index of the E layer.
     """
@@ -56,7 +57,7 @@ class StepMetrics:
 
 def routing_keys(routed: Routed) -> dict[str, Any]:
     """The keys of a step's line that have an entry per E layer."""
-    layers = {str(routing.layer): routing for routing in routed.layers}
+    layers = {routing.layer: routing for routing in routed.layers}
     return {
         "router_load": {layer: routing.load for layer, routing in layers.items()},
         "router_entropy": {layer: routing.entropy for layer, routing in layers.items()},

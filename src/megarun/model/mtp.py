@@ -9,14 +9,13 @@ Source: DeepSeek-V3, arXiv:2412.19437, section 2.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from megarun.model.mlp import DenseBlock
-from megarun.model.norm import RMSNorm, linear
+from megarun.model.norm import Block, RMSNorm, linear
 from megarun.model.rotary import Rotary
 
 
@@ -33,11 +32,13 @@ class Ends(NamedTuple):
 
 
 class PredictionDepth(nn.Module):
-    """One depth: [norm(hidden); norm(embedding)] projected, an A block, an MLP; `output_norm` precedes the head."""
+    """One depth: [norm(hidden); norm(embedding)] projected, then its blocks; `output_norm` precedes the head."""
 
-    def __init__(self, attention: nn.Module, mlp: DenseBlock, hidden_size: int, eps: float) -> None:
+    def __init__(self, blocks: Mapping[str, Block], hidden_size: int, eps: float) -> None:
         super().__init__()
-        self.attention, self.mlp = attention, mlp
+        self.names = tuple(blocks)
+        for name, block in blocks.items():
+            self.add_module(name, block)
         self.proj = linear(2 * hidden_size, hidden_size)
         self.hidden_norm, self.embedding_norm = RMSNorm(hidden_size, eps), RMSNorm(hidden_size, eps)
         self.output_norm = RMSNorm(hidden_size, eps)
@@ -59,6 +60,7 @@ class PredictionDepth(nn.Module):
             [B, t, h], and the sum over tokens, fp32 scalar.
         """
         ids = following.clamp(min=0)  # any id for a missing token: no target reads it
-        joined = self.proj(torch.cat([self.hidden_norm(x), self.embedding_norm(ends.embed(ids))], -1))
-        hidden: Tensor = self.mlp(self.attention(joined, rotary, starts))
+        hidden: Tensor = self.proj(torch.cat([self.hidden_norm(x), self.embedding_norm(ends.embed(ids))], -1))
+        for name in self.names:
+            hidden = self.get_submodule(name)(hidden, rotary, starts)
         return hidden, ends.loss(self.output_norm(hidden), targets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as linear_op
 
-from megaplan.families.attention import ATTENTION
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Slot
 from megaplan.spec import models as spec
+from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import SIDES
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.cap import capped
@@ -92,7 +92,7 @@ class Stage(nn.Module):
         self.looks_ahead = mtp is not None
         if mtp is not None:
             block = replace(tp, may_wait=False)  # outside the layers weight gradients are never deferred
-            self.mtp = nn.ModuleDict({str(depth): build_depth(config, mtp, depth, block, cp) for depth in range(mtp.depth)})
+            self.mtp = nn.ModuleDict({str(depth): build_depth(config, depth, block, ep, cp, factors) for depth in range(mtp.depth)})
             self.further_factor = mtp.loss_weight / mtp.depth
             self.adds_sides_ahead = mtp.side_embeddings
         attends = self.looks_ahead or any(FAMILIES[inventory.layers[index].family].rotary is not None for index in layers)
@@ -130,15 +130,21 @@ class Stage(nn.Module):
             return Rotary(self.rope_cos, self.rope_sin)
         return Rotary(self.rope_cos, self.rope_sin, self.window_rope_cos, self.window_rope_sin)
 
+    def wrapped(self) -> Iterator[nn.Module]:
+        """The modules with FSDP2 groups of their own, in the order they run: layers, then depths of multi-token prediction."""
+        yield from self.layers.values()
+        if self.looks_ahead:
+            yield from self.mtp.values()
+
     def add_buffers(self, device: torch.device) -> None:
         """Create the buffers that are not in checkpoints: rotary tables, sums of a step."""
         if self.looks_ahead:
             self.register_buffer("further_loss", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
         if self.relation_bias is not None:
             self.relation_bias.add_gradient_parts(device)
-        for block in self.layers.values():
-            if isinstance(block, ExpertBlock):
-                block.add_sums(device)
+        for module in self.modules():
+            if isinstance(module, ExpertBlock):
+                module.add_sums(device)
         self.add_rotary(device)  # last, so that its scratch is on top of all other buffers
 
     def forward(
@@ -305,12 +311,32 @@ def build_block(
     cp: ContextParallel,
     factors: LossFactors | None,
     index: float,
-) -> nn.Module:
+) -> Block:
     """The module of layer `layer` (global index), whose letter is given: a TP and EP rank's part; with factors of its own losses."""
     model = whole.model
-    hidden, eps = model.hidden_size, model.norm_eps
+    section = FAMILIES[letter].section_of(model)
+    module = build_section(whole, letter, section, layer, tp, ep, cp, factors, index)
+    module.place_norms(model.path_of(layer), model.hidden_size, model.norm_eps)
+    module.share_norm(reads=layer in model.parallel_layers, passes_on=layer + 1 in model.parallel_layers)
+    module.multiplier = getattr(section, "output_multiplier", 1.0)
+    return module
+
+
+def build_section(
+    whole: spec.Spec,
+    letter: str,
+    section: object,
+    layer: int,
+    tp: TensorParallel,
+    ep: ExpertParallel,
+    cp: ContextParallel,
+    factors: LossFactors | None,
+    index: float,
+) -> Block:
+    """As `build_block`, from a section that the model need not have, with an RMSNorm before the block."""
+    hidden, eps = whole.model.hidden_size, whole.model.norm_eps
     module: Block | None = None
-    match FAMILIES[letter].section_of(model):
+    match section:
         case spec.GroupedQueryAttention() as config:
             module = GroupedQueryAttention(config, hidden, eps, layer, tp, cp)
         case spec.LatentAttention() as config:
@@ -334,15 +360,17 @@ def build_block(
             module.gate_multiplier = config.gate_multiplier
     if module is None:
         raise ValueError(f"layer {layer}: no module for {letter} blocks; megarun.job.support should have refused the spec")
-    module.place_norms(model.path_of(layer), hidden, eps)
-    module.share_norm(reads=layer in model.parallel_layers, passes_on=layer + 1 in model.parallel_layers)
-    module.multiplier = getattr(config, "output_multiplier", 1.0)
     return module
 
 
-def build_depth(whole: spec.Spec, mtp: spec.MultiTokenPrediction, depth: int, tp: TensorParallel, cp: ContextParallel) -> PredictionDepth:
-    """A depth of multi-token prediction; its A block is numbered after the model's layers, uses rotary embedding and has no indexer."""
+def build_depth(
+    whole: spec.Spec, depth: int, tp: TensorParallel, ep: ExpertParallel, cp: ContextParallel, factors: LossFactors | None
+) -> PredictionDepth:
+    """A depth of multi-token prediction; its blocks are numbered after the model's layers, and have no indexer."""
     model = whole.model
-    attention = build_block(whole, ATTENTION.letter, model.num_layers + depth, tp, LOCAL, cp, None, 0.0)
-    mlp = DenseBlock(model.hidden_size, mtp.ffn_hidden_size, "relu2", model.norm_eps, tp)
-    return PredictionDepth(attention, mlp, model.hidden_size, model.norm_eps)
+    made = depth_blocks(model)
+    blocks = {
+        block.name: build_section(whole, block.family.letter, block.section, model.num_layers + depth, tp, ep, cp, factors, 0.0)
+        for block in made
+    }
+    return PredictionDepth(blocks, model.hidden_size, model.norm_eps)

@@ -28,13 +28,13 @@ class LayerRouting:
     """Routing statistics of an E layer in one step.
 
     Attributes:
-        layer: Index of the layer in the model.
+        layer: Index of the layer in the model, or a prediction depth's block: `2`, `mtp.0.mlp`.
         load: Rows of the busiest expert over the mean of all: from 1 (balanced) to E / k.
         entropy: Mean entropy of the tokens' routing distributions in nats; log E if uniform.
         num_idle: Number of experts without rows.
     """
 
-    layer: int
+    layer: str
     load: float
     entropy: float
     num_idle: int
@@ -55,18 +55,20 @@ class Routed:
     layers: tuple[LayerRouting, ...] = ()
 
     @classmethod
-    def of(cls, layers: Sequence[int], table: Sequence[Sequence[float]], top_k: int) -> Routed:
+    def of(cls, layers: Sequence[str], table: Sequence[Sequence[float]], top_k: int) -> Routed:
         """Compute the statistics from global sums.
 
         Args:
-            layers: Index of each E layer.
-            table: Sums of each E layer over all ranks.
+            layers: Module of each E block: `layers.2`, `mtp.0.mlp`.
+            table: Sums of each over all ranks.
             top_k: Number of experts per token.
         """
         found = []
         for layer, (*rows, entropy, _, _) in zip(layers, table, strict=True):
             mean, num_tokens = sum(rows) / len(rows), sum(rows) / top_k
-            found.append(LayerRouting(layer, max(rows) / mean, entropy / num_tokens, sum(count == 0 for count in rows)))
+            found.append(
+                LayerRouting(layer.removeprefix("layers."), max(rows) / mean, entropy / num_tokens, sum(count == 0 for count in rows))
+            )
         return cls(sum(row[-2] for row in table), sum(row[-1] for row in table), tuple(found))
 
 
@@ -85,11 +87,11 @@ def sum_further(stages: Iterable[nn.Module], device: torch.device) -> Tensor:
     return total
 
 
-def routing_table(stages: Iterable[nn.Module], layers: Sequence[int], num_experts: int, device: torch.device) -> Tensor:
-    """This rank's sums for all E layers of the model, zeros for layers of other ranks: fp64 [layers, `num_sums`]."""
+def routing_table(stages: Iterable[nn.Module], layers: Sequence[str], num_experts: int, device: torch.device) -> Tensor:
+    """This rank's sums for all E blocks of the model, by module, zeros for those of other ranks: fp64 [layers, `num_sums`]."""
     table = torch.zeros((len(layers), num_sums(num_experts)), dtype=torch.float64, device=device)
     for name, sums in _buffers(stages, "sums"):
-        table[layers.index(int(name.split(".")[1]))] += sums
+        table[layers.index(name.rpartition(".")[0])] += sums
     return table
 
 
@@ -98,19 +100,19 @@ def biases(stages: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]]:
     return _buffers(stages, EXPERT_BIAS)
 
 
-def move_biases(stages: Iterable[nn.Module], layers: Sequence[int], table: Sequence[Sequence[float]], rate: float) -> None:
+def move_biases(stages: Iterable[nn.Module], layers: Sequence[str], table: Sequence[Sequence[float]], rate: float) -> None:
     """Add `rate` to the bias of each expert with fewer rows than the mean, and take it from each with more.
 
     Args:
         stages: This rank's stages.
-        layers: Index of each E layer.
-        table: Sums of each E layer over all ranks.
+        layers: Module of each E block.
+        table: Sums of each over all ranks.
         rate: Of the spec.
 
     Source: arXiv:2408.15664, algorithm 1.
     """
     for name, bias in biases(stages):
-        rows = table[layers.index(int(name.split(".")[1]))][: bias.shape[0]]
+        rows = table[layers.index(name.rpartition(".")[0])][: bias.shape[0]]
         mean = sum(rows) / len(rows)
         moves = [rate * ((count < mean) - (count > mean)) for count in rows]
         bias.add_(torch.tensor(moves, dtype=bias.dtype, device=bias.device))

@@ -157,14 +157,16 @@ def test_a_one_rank_mesh_fills_parameters_from_casts(hybrid: Callable[..., Spec]
 
 
 def test_the_last_parameter_of_a_slot_is_fsdp2s(hybrid: Callable[..., Spec]) -> None:
-    """Prediction depths come after the head there, whatever runs last."""
+    """The head of the slot's own group; prediction depths, which stand behind it, are groups of their own."""
     spec = hybrid({"model.features": {"mtp": {"depth": 2, "ffn_hidden_size": 64}}, "mesh": {"dp_shard": 2}})
     inventory = build_inventory(spec)
     (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 10)]))
     assert only.names[-1] == "head"
+    assert only.root.last_made_bytes == only.units[-1].storage.dense.last_made_bytes > 0  # type: ignore[union-attr]
     last = dict(inventory.blocks())["mtp.1"].tensors[-1]
     assert last.name == "output_norm.weight"
-    assert only.root.last_made_bytes == prod(last.shape) * 2 < only.units[-1].storage.dense.last_made_bytes  # type: ignore[union-attr]
+    depth = only.units[only.names.index("mtp.1")]
+    assert depth.storage.dense.last_made_bytes == prod(last.shape) * 2  # type: ignore[union-attr]
 
 
 def test_experts_are_in_flight_until_their_operation_and_then_the_layer_before(hybrid: Callable[..., Spec]) -> None:

@@ -73,8 +73,34 @@ NAM56R = {
 """One period of the flagship's pattern with all that the flagship has, small."""
 
 
-def _ahead(depth: int = 1) -> dict[str, Any]:
-    return {"model.features.mtp": {"depth": depth, "ffn_hidden_size": 40}}
+DEEPSEEK = pattern("AE", attention=MLA) | {
+    "model.moe": {
+        "num_experts": 8,
+        "top_k": 2,
+        "ffn_hidden_size": 24,
+        "shared_ffn_hidden_size": 16,
+        "score": "sigmoid",
+        "expert_bias": True,
+        "expert_bias_rate": 0.05,
+        "num_groups": 4,
+        "top_groups": 2,
+        "routed_scale": 2.5,
+        "balance_loss_coefficient": 0.01,
+    }
+}
+"""DeepSeek-V3's blocks: latent attention; sigmoid scores with groups and a bias that steps move, and a shared expert."""
+QWEN3_NEXT = pattern("GEAE") | {
+    "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "qk_norm": True, "gate": True, "rotary_dim": 4},
+    "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16, "shared_gate": True},
+    "model.zero_centered_norm": True,
+}
+
+
+REGATHERED = EXPERTS | RECOMPUTED | RESHARD
+
+
+def _ahead(depth: int = 1, **more: Any) -> dict[str, Any]:
+    return {"model.features.mtp": {"depth": depth, "ffn_hidden_size": 40, **more}}
 
 
 FEATURE_CELLS = [
@@ -114,6 +140,19 @@ FEATURE_CELLS = [
     Cell("mtp-joined-loss-tp2-vocabulary-tied-zbv", T2V | V2, "zbv", DENSE | _ahead(2) | TIED | KERNELS),
     Cell("mtp-joined-loss-packed-dp2", {"dp_shard": 2}, spec=DENSE | FEW_WORDS | _ahead() | KERNELS),
     Cell("mtp-ep2-router-losses", E2, spec=EXPERTS | ROUTED | _ahead()),
+    Cell("mtp-swiglu-bias-pp2-tp2", {"pp": 2} | T2, spec=DENSE | _ahead(2, activation="swiglu", bias=True), ci=True),
+    Cell("mtp-gelu-bias-cp2-tied", C2, spec=DENSE | TIED | _ahead(activation="gelu", bias=True)),
+    # depths with a bank of experts, which pipelines, tensor, expert and context groups share as a layer's
+    Cell("mtp-experts-pp2", {"pp": 2}, spec=EXPERTS | _ahead(2, experts=True)),
+    Cell("mtp-experts-ep2-dp2", E2, spec=EXPERTS | ROUTED | _ahead(2, experts=True), ci=True),
+    Cell("mtp-experts-pp2-tp2-ep2-bias", {"pp": 2} | T2 | {"ep": 2}, spec=DEEPSEEK | _ahead(experts=True), ci=True),
+    Cell("mtp-experts-pp2-ep4-cp2-tp2-bias", {"pp": 2, "ep": 4} | C2 | T2, spec=DEEPSEEK | _ahead(2, experts=True)),
+    Cell("mtp-experts-zbv-pp2-ep2-tied", V2 | E2, "zbv", DEEPSEEK | TIED | _ahead(2, experts=True)),
+    Cell(
+        "mtp-experts-interleaved-ep2-recompute-reshard", V2 | E2, "interleaved_1f1b", EXPERTS | RECOMPUTED | RESHARD | _ahead(experts=True)
+    ),
+    Cell("mtp-experts-packed-cp2-ep2-kernels", C2 | {"ep": 2}, spec=EXPERTS | ROUTED | FEW_WORDS | KERNELS | _ahead(2, experts=True)),
+    Cell("mtp-experts-gated-attention-tp2-ep2", T2 | {"ep": 2}, spec=QWEN3_NEXT | _ahead(experts=True)),
     # side embeddings of the first stage
     Cell("ngram-1f1b-pp2", {"pp": 2}, spec=DENSE | NGRAM),
     Cell("ngram-tp2", T2, spec=DENSE | NGRAM),

@@ -31,7 +31,7 @@ def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int) -
 
 
 def attention_tensors(
-    attention: GroupedQueryAttention | LatentAttention, hidden_size: int, variant: AttentionVariant = PLAIN, *, prefix: str = ""
+    attention: GroupedQueryAttention | LatentAttention, hidden_size: int, variant: AttentionVariant = PLAIN
 ) -> tuple[ParamTensor, ...]:
     """Tensors of one A block, its pre-norm included.
 
@@ -39,43 +39,42 @@ def attention_tensors(
         attention: The spec's section.
         hidden_size: Width of the residual stream.
         variant: Of the layer.
-        prefix: Put before every name, for the A block inside an MTP depth.
     """
-    tensors = [norm(f"{prefix}norm.weight", hidden_size)]
+    tensors = [norm("norm.weight", hidden_size)]
     if isinstance(attention, GroupedQueryAttention):
-        tensors += _grouped_query(attention, hidden_size, prefix)
+        tensors += _grouped_query(attention, hidden_size)
     else:
-        tensors += _latent(attention, hidden_size, prefix)
+        tensors += _latent(attention, hidden_size)
         if variant.indexed and attention.indexer is not None:
-            tensors += _indexer(attention.indexer, attention.q_lora_rank or hidden_size, hidden_size, prefix)
+            tensors += _indexer(attention.indexer, attention.q_lora_rank or hidden_size, hidden_size)
     return tuple(tensors)
 
 
-def _grouped_query(attention: GroupedQueryAttention, hidden_size: int, prefix: str) -> list[ParamTensor]:
+def _grouped_query(attention: GroupedQueryAttention, hidden_size: int) -> list[ParamTensor]:
     """GQA (arXiv:2305.13245, section 2.2): q of every head, k and v of every kv head.
 
     q, k and v are orthogonalised per kv-head group, so a fused and a split projection take the same Muon step.
     """
     query, key_value = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
     widths = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
-    tensors = [column(f"{prefix}{name}.weight", width, hidden_size, num_matrices=attention.num_kv_heads) for name, width in widths.items()]
-    tensors.append(row(f"{prefix}o_proj.weight", hidden_size, query))
+    tensors = [column(f"{name}.weight", width, hidden_size, num_matrices=attention.num_kv_heads) for name, width in widths.items()]
+    tensors.append(row("o_proj.weight", hidden_size, query))
     if attention.bias:
-        tensors += [per_head(f"{prefix}{name}.bias", (width,), Init.ZEROS) for name, width in widths.items()]
+        tensors += [per_head(f"{name}.bias", (width,), Init.ZEROS) for name, width in widths.items()]
     if attention.output_bias:
-        tensors.append(replicated(f"{prefix}o_proj.bias", (hidden_size,), Group.OTHER, Init.ZEROS))
+        tensors.append(replicated("o_proj.bias", (hidden_size,), Group.OTHER, Init.ZEROS))
     if attention.gate:
-        tensors.append(column(f"{prefix}gate_proj.weight", query, hidden_size, num_matrices=attention.num_kv_heads))
+        tensors.append(column("gate_proj.weight", query, hidden_size, num_matrices=attention.num_kv_heads))
     if attention.sinks:
-        tensors.append(per_head(f"{prefix}sinks", (attention.num_heads,), Init.ZEROS))
+        tensors.append(per_head("sinks", (attention.num_heads,), Init.ZEROS))
     if attention.qk_norm and attention.qk_norm_width == "all_heads":
-        tensors += [per_head(f"{prefix}{name}_norm.weight", (widths[f"{name}_proj"],), Init.ONES) for name in ("q", "k")]
+        tensors += [per_head(f"{name}_norm.weight", (widths[f"{name}_proj"],), Init.ONES) for name in ("q", "k")]
     elif attention.qk_norm:
-        tensors += [norm(f"{prefix}q_norm.weight", attention.head_dim), norm(f"{prefix}k_norm.weight", attention.head_dim)]
+        tensors += [norm("q_norm.weight", attention.head_dim), norm("k_norm.weight", attention.head_dim)]
     return tensors
 
 
-def _latent(attention: LatentAttention, hidden_size: int, prefix: str) -> list[ParamTensor]:
+def _latent(attention: LatentAttention, hidden_size: int) -> list[ParamTensor]:
     """MLA (DeepSeek-V2, arXiv:2405.04434, equations 9 to 19).
 
     The down projections and latent norms are replicated: their outputs are shared by all heads, and each TP rank needs them whole.
@@ -83,12 +82,12 @@ def _latent(attention: LatentAttention, hidden_size: int, prefix: str) -> list[P
     heads = attention.num_heads
     query = heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
     if attention.q_lora_rank is None:
-        tensors = [column(f"{prefix}q_proj.weight", query, hidden_size)]
+        tensors = [column("q_proj.weight", query, hidden_size)]
     else:
         tensors = [
-            replicated(f"{prefix}q_down.weight", (attention.q_lora_rank, hidden_size), Group.MATRIX),
-            *((norm(f"{prefix}q_latent_norm.weight", attention.q_lora_rank),) if attention.latent_norm else ()),
-            column(f"{prefix}q_up.weight", query, attention.q_lora_rank),
+            replicated("q_down.weight", (attention.q_lora_rank, hidden_size), Group.MATRIX),
+            *((norm("q_latent_norm.weight", attention.q_lora_rank),) if attention.latent_norm else ()),
+            column("q_up.weight", query, attention.q_lora_rank),
         ]
     latent = attention.kv_lora_rank
     biased = {"kv_down": latent + attention.qk_rope_head_dim, "o_proj": hidden_size} if attention.bias else {}
@@ -98,21 +97,21 @@ def _latent(attention: LatentAttention, hidden_size: int, prefix: str) -> list[P
         biased["o_proj"] = hidden_size
     return [
         *tensors,
-        replicated(f"{prefix}kv_down.weight", (latent + attention.qk_rope_head_dim, hidden_size), Group.MATRIX),
-        *((norm(f"{prefix}kv_latent_norm.weight", latent),) if attention.latent_norm else ()),
-        column(f"{prefix}kv_up.weight", heads * (attention.qk_nope_head_dim + attention.v_head_dim), latent),
-        row(f"{prefix}o_proj.weight", hidden_size, heads * attention.v_head_dim),
-        *(replicated(f"{prefix}{name}.bias", (width,), Group.OTHER, Init.ZEROS) for name, width in biased.items()),
+        replicated("kv_down.weight", (latent + attention.qk_rope_head_dim, hidden_size), Group.MATRIX),
+        *((norm("kv_latent_norm.weight", latent),) if attention.latent_norm else ()),
+        column("kv_up.weight", heads * (attention.qk_nope_head_dim + attention.v_head_dim), latent),
+        row("o_proj.weight", hidden_size, heads * attention.v_head_dim),
+        *(replicated(f"{name}.bias", (width,), Group.OTHER, Init.ZEROS) for name, width in biased.items()),
     ]
 
 
-def _indexer(indexer: Indexer, query_width: int, hidden_size: int, prefix: str) -> list[ParamTensor]:
+def _indexer(indexer: Indexer, query_width: int, hidden_size: int) -> list[ParamTensor]:
     """The lightning indexer (DeepSeek-V3.2, arXiv:2512.02556, section 2.1); queries come from the q latent, or from x without q-LoRA.
 
     Replicated under TP: every rank must choose the same keys, and sharding the indexer's heads would mean reducing a T × T score matrix
     over the TP group to save 0.3 M parameters.
     """
-    name = f"{prefix}indexer"
+    name = "indexer"
     return [
         replicated(f"{name}.q_up.weight", (indexer.num_heads * indexer.head_dim, query_width), Group.MATRIX),
         replicated(f"{name}.k_proj.weight", (indexer.head_dim, hidden_size), Group.MATRIX),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from megaplan.dtypes import DType
 from megaplan.families.registry import families_of
 from megaplan.inventory.tensors import Outside
+from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import GroupedQueryAttention, Spec
 
 
@@ -40,6 +41,8 @@ def step_sum_bytes(spec: Spec) -> dict[str, int]:
     """
     sums = {family.letter: family.step_sums(section) * FP64_BYTES for family, section in families_of(spec.model)}
     relation, attention = spec.model.features.relation_bias, spec.model.attention
+    if spec.model.features.mtp is not None:
+        sums[Outside.MTP] = sum(block.family.step_sums(block.section) for block in depth_blocks(spec.model)) * FP64_BYTES
     if relation is not None and attention is not None:
         sums[Outside.RELATION_BIAS] = relation.num_relations * (attention.num_heads // spec.mesh.tp) * DType.FP32.bytes
     return {letter: num_bytes for letter, num_bytes in sums.items() if num_bytes}

@@ -5,48 +5,37 @@
 - structure, platform: category row [B, T, bottleneck], projected, times tanh of a gate, plus a gated bias; keeps ids, row and projection.
 - relation bias: the core reads the table by one int32 class a key, of all positions of a sequence, and adds it inside; keeps the classes,
   no T × T bias.
-- MTP depth (DeepSeek-V3, arXiv:2412.19437, equations 21 to 25): norms of hidden and of the next token's embedding, concatenated and
-  projected, an A block, an ungated MLP, an output norm, the shared head and its own loss. With `side_embeddings` the embedding
-  has the model's side embeddings added, as on the first stage.
+
+Multi-token prediction has a module of its own (`megaplan.hosts.megarun.depths`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op, add, linear, norm
-from megaplan.blocks.scratch import inside_storages
-from megaplan.blocks.storages import Shapes, Stored, residual, storages
+from megaplan.blocks.ops import Op, add, linear
+from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.families.attention.program import AttentionKey, attention_key, attention_ops, attention_storages
-from megaplan.families.attention.scratch import core_inside
-from megaplan.families.dense.program import mlp_ops, mlp_storages
-from megaplan.hosts.megarun.embedding import head_ops, head_storages
 from megaplan.hosts.megarun.parts import Part
 from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.inventory.features import side_block
 from megaplan.inventory.tensors import Outside
-from megaplan.spec.models import Features, Model, Ngram
-
-ADDED_ATTENTION, ADDED_MLP = "attention.", "mlp."
-SUM, PART = " sum", " part"
-"""Of a gradient that several depths make: what waits, and what one of them adds."""
+from megaplan.spec.models import Features, Ngram
 
 
 def side_part(dims: Dims, features: Features, name: str) -> Part:
     """A side embedding added to the residual stream."""
-    return Part(_side_replay(name), residual(_side_storages(dims, features, name) | _out(dims)))
+    return Part(_side_replay(name), residual(side_storages(dims, features, name) | stream_out(dims)))
 
 
 @cache
 def _side_replay(name: str) -> Replay:
-    return replay(_side_ops(name))
+    return replay(side_ops(name))
 
 
-def _side_storages(dims: Dims, features: Features, name: str) -> Shapes:
+def side_storages(dims: Dims, features: Features, name: str) -> Shapes:
+    """Storages of a side embedding, but for the stream that it makes."""
     own, section = dims.residual[:2], getattr(features, name)
     if isinstance(section, Ngram):
         tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": (*own, section.num_tables)})
@@ -56,7 +45,8 @@ def _side_storages(dims: Dims, features: Features, name: str) -> Shapes:
     return tensors | storages(dims.dtype, Column.FEATURE_ACTIVATIONS, {"rows": (*own, section.bottleneck), "projected": dims.residual})
 
 
-def _side_ops(name: str) -> tuple[Op, ...]:
+def side_ops(name: str) -> tuple[Op, ...]:
+    """A side embedding's operations, from the stream to the stream."""
     if name == Outside.NGRAM:
         return (
             Op("hash", (), ("ids",)),
@@ -83,200 +73,6 @@ def _relation_bias_replay() -> Replay:
     return replay((Op("ids", (), ("ids", "out"), keeps=("ids",), params=("weight",), grads=()),))
 
 
-def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool) -> Part:
-    """An MTP depth; `out` is its hidden state, which the next depth reads.
-
-    The head and the token embedding are the model's. Autograd sums their gradients before it hands them on: what the head and later depths
-    made waits while a depth runs backward, and becomes the parameter's with the first depth, whose backward is the last.
-
-    Args:
-        dims: Local sizes.
-        model: The spec's.
-        depth: Which, from 0.
-        shared: Dtype of the gradients of the embedding and the head.
-        vocab_parallel: Whether both are cut over the vocabulary.
-        joined: Whether head and loss are one operation.
-    """
-    attention, mtp = model.attention, model.features.mtp
-    dims = dims._replace(relations=0)  # the bias is that of the model's layers
-    if attention is None or mtp is None:
-        raise ValueError("MTP needs sections model.attention and features.mtp; check_rules reports this")
-    sharded, inside = vocab_parallel and dims.tp > 1, core_inside(dims, attention, shared)
-    shapes = {"embedding": dims.residual, "joined": (*dims.residual[:2], 2 * dims.hidden)}
-    shapes |= dict.fromkeys(("hidden_normed", "embedding_normed", "projected", "mlp.normed", "mlp.mlp", "normed"), dims.residual)
-    statistics = dict.fromkeys(("hidden_rstd", "embedding_rstd", "mlp.rstd", "output_rstd"), dims.residual[:2])
-    looked_up = (dims.batch, dims.tokens if sharded else dims.residual_tokens)
-    weight = (model.vocab_size // dims.tp if sharded else model.vocab_size, dims.hidden)
-    tensors = {
-        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
-        **storages(DType.INT64, Column.ACTIVATIONS, {"ids": looked_up, "embedding_rows": looked_up}),
-        **storages(dims.dtype, Column.COMMUNICATION, {"embedding_partial": dims.gathered}),
-        **storages(
-            shared, Column.GRADIENTS, dict.fromkeys(("head_sum", "head_part", "head_new", "embedding_sum", "embedding_part"), weight)
-        ),
-        **_prefixed({**attention_storages(dims, attention), **inside_storages(dims, inside)}, ADDED_ATTENTION),
-        **_prefixed(mlp_storages(dims, mtp.ffn_hidden_size), ADDED_MLP),
-        **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, joined=joined, made="loss"),
-    }
-    sides = model.features.sides_ahead
-    for name in sides:
-        tensors |= _prefixed(_side_storages(dims, model.features, name) | _out(dims), f"{name}.")
-        gradients = side_shapes(model, name)
-        tensors |= storages(shared, Column.GRADIENTS, {f"{each}{end}": gradients[each] for each in gradients for end in (SUM, PART)})
-    place = depth == 0, depth + 1 == mtp.depth
-    core = dims.tp > 1, dims.cp > 1, inside is not None
-    run = _mtp_replay(attention_key(attention), *core, sharded, joined, model.tie_embeddings, *place, sides)
-    return Part(run, residual(tensors | _out(dims)))
-
-
-def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Gradients of shared parameters that a depth hands on, by name: the first depth's, for its backward is the last."""
-    if name != "mtp.0":
-        return {}
-    shapes = dict.fromkeys(("embedding.weight",) if model.tie_embeddings else ("embedding.weight", "head.weight"), weight)
-    for side in model.features.sides_ahead:
-        shapes |= side_shapes(model, side)
-    return shapes
-
-
-def side_shapes(model: Model, name: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of a side embedding's parameters by full name; no rank has a part of one."""
-    return {f"{name}.{tensor.name}": tensor.shape for tensor in side_block(model.features, name, model.hidden_size).tensors}
-
-
-@cache
-def _mtp_replay(
-    key: AttentionKey,
-    sharded: bool,
-    context: bool,
-    kernels: bool,
-    vocab_parallel: bool,
-    joined: bool,
-    tied: bool,
-    first: bool,
-    last: bool,
-    sides: tuple[str, ...],
-) -> Replay:
-    inner, held = attention_ops(key, rotates=True, indexed=False, sharded=sharded, context=context, kernels=kernels)
-    made = {name for op in inner for name in op.makes}
-    returns = inner[-1]._replace(holds=(*inner[-1].holds, *[name for name in sorted(held) if name in made]))
-    inner = (*inner[:-1], returns)  # the block's forward returns before the depth's
-    rename = {INPUT: "projected", OUTPUT: f"{ADDED_ATTENTION}out"}
-    (params, parts, ends), waiting = _embedding_gradients(first, last, tied)
-    added, embedded, sums = _sides_of_depth(sides, first)
-    if not last:
-        waiting, ends = (*waiting, *sums), (*ends, *sums) if first else ends
-    ops = (
-        Op("ids", (), ("ids",), grads=()),
-        norm("hidden_norm", "x", "hidden_normed", "hidden_rstd", "hidden_norm.weight"),
-        *_embedding_ops(vocab_parallel, params, parts, ends),
-        *added,
-        norm("embedding_norm", embedded, "embedding_normed", "embedding_rstd", "embedding_norm.weight"),
-        add("join", ("hidden_normed", "embedding_normed"), "joined"),  # gradients are views of the whole's
-        linear("proj", "joined", "projected", "proj.weight"),
-        *(_renamed(op, ADDED_ATTENTION, rename) for op in inner),
-        norm("mlp.norm", f"{ADDED_ATTENTION}out", "mlp.normed", "mlp.rstd", "mlp.norm.weight"),
-        *(_renamed(op, ADDED_MLP, {}) for op in mlp_ops(False, sharded)),
-        add("residual", (f"{ADDED_ATTENTION}out", "mlp.mlp"), "out"),
-        norm("output_norm", "out", "normed", "output_rstd", "output_norm.weight"),
-        *_head_ops(vocab_parallel, joined, ends=first and not tied, begins=last and not (vocab_parallel or joined)),
-    )
-    arrives = waiting if last else (*waiting, OUTPUT)
-    return replay(ops, arrives="loss", starts=True, waiting=arrives)
-
-
-Shared = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-"""How a backward makes a part of a shared parameter's gradient: parameters, storages that it makes beside a sum, sums that end here."""
-
-
-def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[Shared, tuple[str, ...]]:
-    """Of the embedding; and which sums wait when a depth's backward begins.
-
-    A tied head is one parameter with the embedding: the head's backward has begun the sum, the first depth's embedding ends it.
-    """
-    sums = ("head_sum",) if tied or last else ("head_sum", "embedding_sum")
-    if not first:
-        return ((), ("embedding_part",), ()), sums
-    return (("embedding.weight",), (), ("head_sum",) if tied else sums[1:]), sums
-
-
-def _sides_of_depth(names: tuple[str, ...], first: bool) -> tuple[tuple[Op, ...], str, tuple[str, ...]]:
-    """Side embeddings added to a depth's token embedding: the operations, what they make, and sums of their parameters' gradients.
-
-    The first depth, whose backward is the last, hands the gradients on; the others make parts of them.
-    """
-    made: list[Op] = []
-    sums: list[str] = []
-    stream = "embedding"
-    for name in names:
-        prefix = f"{name}."
-        for op in _side_ops(name):
-            each = _renamed(op, prefix, {INPUT: stream, OUTPUT: f"{prefix}{OUTPUT}"})
-            sums += [f"{param}{SUM}" for param in each.params]
-            if not first:
-                each = each._replace(params=(), fetches=(*each.fetches, *(f"{param}{PART}" for param in each.params)))
-            made.append(each)
-        stream = f"{prefix}{OUTPUT}"
-    return tuple(made), stream, tuple(sums)
-
-
-def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[str, ...], ends: tuple[str, ...]) -> tuple[Op, ...]:
-    # before the operation, so that in backward it comes after: the sum that the operation's gradient was the last part of
-    ended = (Op("embedding gradient", (INPUT,), ends, grads=(), flow=Flow.VIEW),) if ends else ()
-    if not vocab_parallel:
-        return *ended, Op("embedding", ("ids",), ("embedding",), keeps=("ids",), params=params, grads=(), fetches=parts)
-    rows = ("embedding_rows", "embedding_partial")
-    lookup = Op("embedding", ("ids",), rows, keeps=("ids",), params=params, grads=(), fetches=("embedding_rows", *parts))
-    return *ended, lookup, Op("reduce_scatter", ("embedding_partial",), ("embedding",))
-
-
-def _head_ops(vocab_parallel: bool, joined: bool, *, ends: bool, begins: bool) -> tuple[Op, ...]:
-    """The head and its loss; in backward its part of the head's gradient is added to the sum that waits.
-
-    Args:
-        vocab_parallel: Whether the head is cut over the vocabulary.
-        joined: Whether head and loss are one operation.
-        ends: Whether the sum is the parameter's gradient then.
-        begins: Whether what waits is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
-    """
-    ops = head_ops(vocab_parallel, joined, "normed", "head.weight", made="loss")
-    # whose backward the part outlives: of head and loss over cut words the gathering's too, which is the same autograd function's
-    of_head = [index for index, op in enumerate(ops) if op.params or op.name == "gather"]
-    ops = tuple(
-        op._replace(params=(), fetches=(*op.fetches, "head_part"), late=()) if index in of_head else op for index, op in enumerate(ops)
-    )
-    if not (ends or begins):
-        return ops
-    params, new = (("head.weight",), ()) if ends else ((), ("head_new",))
-    summed = Op("head gradient", (INPUT,), ("head_sum",) if ends else (), params=params, grads=(), fetches=new, flow=Flow.VIEW)
-    return summed._replace(fetches=(*new, "head_part")) if begins else summed, *ops
-
-
-def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:
-    def names(old: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(rename.get(name, f"{prefix}{name}") for name in old)
-
-    return Op(
-        f"{prefix}{op.name}",
-        names(op.reads),
-        names(op.makes),
-        names(op.keeps),
-        tuple(f"{prefix}{name}" for name in op.params),
-        None if op.grads is None else names(op.grads),
-        names(op.fetches),
-        names(op.sums),
-        op.flow,
-        names(op.holds),
-        op.keeps_first,
-        late_fetches=names(op.late_fetches),
-        hands_views=op.hands_views,
-    )
-
-
-def _prefixed(tensors: Mapping[str, Stored], prefix: str) -> Shapes:
-    return {f"{prefix}{name}": stored for name, stored in tensors.items()}
-
-
-def _out(dims: Dims) -> Shapes:
+def stream_out(dims: Dims) -> Shapes:
+    """The stream that a side embedding hands on."""
     return storages(dims.dtype, Column.ACTIVATIONS, {"out": dims.residual})

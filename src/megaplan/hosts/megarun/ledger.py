@@ -13,9 +13,10 @@ from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import Shared, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
+from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
 from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
-from megaplan.hosts.megarun.features import depth_shapes, mtp_part, relation_bias_part, side_part
+from megaplan.hosts.megarun.features import relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.low_precision import in_low_precision, recipe_of
 from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh

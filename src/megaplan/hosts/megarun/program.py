@@ -24,7 +24,7 @@ FSDP2's `FSDPParamGroup.post_backward`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -62,6 +62,11 @@ class Moment:
         """What is alive just before the operation: without the gradients it makes."""
         kept = len(self.params) - len(self.new_params)
         return Moment(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
+
+    def without(self, storages: Iterable[str]) -> Moment:
+        """The same without some forward storages, such as those that the operation makes for itself."""
+        gone = frozenset(storages)
+        return replace(self, storages=tuple([name for name in self.storages if name not in gone]))
 
 
 Pick = Callable[[dict[str, Any]], tuple[Any, ...]]

@@ -5,8 +5,8 @@ experts (`ParamTensor.stored_shape`). Each rank stores a whole chunk, zero-padde
 reduce inputs hold n padded chunks; unsharded gradients have the tensor's own shape; the gradient shards of a group lie in one padded
 buffer. Optimizer state follows the true rows, so trailing ranks hold less of it.
 
-Dense tensors shard over dp_shard, expert banks over efsdp = dp_shard · cp · tp / (ep · etp). A layer is a group, its expert bank another;
-everything outside the layers of a slot is the slot's own group, which is never resharded after forward.
+Dense tensors shard over dp_shard, expert banks over efsdp = dp_shard · cp · tp / (ep · etp). A layer or a prediction depth is a group, its
+expert bank another; everything else of a slot is the slot's own group, which is never resharded after forward.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param`) and _fsdp_collectives.py (`foreach_all_gather`,
 `foreach_reduce`).
@@ -14,8 +14,9 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from megaplan.columns import Column
@@ -31,10 +32,11 @@ from megaplan.hosts.megarun.optimizer import (
     matrix_scratch,
 )
 from megaplan.hosts.megarun.sizes import Sizes
-from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor, make_block
+from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block
 from megaplan.tuples import new
 
 EXPERT_PARALLEL, REPLICATED, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX, Group.FROZEN
+MTP = Outside.MTP
 OWNER_COLUMNS = {
     Owner.REPLICATED: Column.REPLICATED_PARAMS,
     Owner.TENSOR_PARALLEL: Column.TENSOR_PARALLEL_PARAMS,
@@ -290,9 +292,7 @@ def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple
     if not uneven:
         return ()
     dense_degree, expert_degree = sizes.degrees
-    own = LAST_OWN.get(block.family)
-    of_children: list[Shard] = []
-    of_own: list[Shard] = []
+    key, made = listed_key(block), list[tuple[tuple[int, bool], Shard]]()
     for tensor, elements in zip(block.tensors, block.sizes, strict=True):
         name, _, owner, *_ = tensor
         short, expert = uneven.get(name), owner is EXPERT_PARALLEL
@@ -301,9 +301,8 @@ def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple
             nbytes = local // (expert_degree if expert else dense_degree) * sizes.stored(tensor.group is FROZEN)
         else:
             nbytes = short.chunk_rows * short.shard_row_bytes
-        made = of_own if name == own or "." not in name else of_children
-        made.append(new(Shard, (RESIDENT_PLACES[owner], nbytes, expert, short)))
-    return (*of_children, *of_own)
+        made.append((key(name), new(Shard, (RESIDENT_PLACES[owner], nbytes, expert, short))))
+    return tuple([shard for _, shard in sorted(made, key=itemgetter(0))])
 
 
 def _local(tensor: ParamTensor, sizes: Sizes) -> tuple[tuple[int, ...], int]:
@@ -336,12 +335,11 @@ def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """
-    own, compute = LAST_OWN.get(block.family), sizes.compute(block.family)
+    key, compute = listed_key(block), sizes.compute(block.family)
     stored = {False: sizes.masters, True: sizes.frozen or sizes.masters}
     if all(dtype is compute for dtype in stored.values()) or min(sizes.degrees) > 1:
         return 0, 0
-    # a module's own tensors, without a dot in their names, follow its children's
-    tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: each[0].name == own or "." not in each[0].name)
+    tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: key(each[0].name))
     found = []
     for expert in (False, True):
         most = filled = before = 0
@@ -381,6 +379,24 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
             last * grads if sharded else 0,
         ),
     )
+
+
+def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
+    """By which FSDP2's order of a block's tensors follows from the inventory's: a module's own, without a dot in their names, come last.
+
+    A prediction depth has blocks below it, one after another, and each lists its own tensors last.
+    """
+    blocks = {name: (place, LAST_OWN.get(letter)) for place, (name, letter) in enumerate(block.variant)} if block.family == MTP else {}
+    own = LAST_OWN.get(block.family)
+
+    def key(name: str) -> tuple[int, bool]:
+        first, _, rest = name.partition(".")
+        if first in blocks:
+            place, last = blocks[first]
+            return place, rest == last or "." not in rest
+        return len(blocks), name == own or "." not in name
+
+    return key
 
 
 LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}

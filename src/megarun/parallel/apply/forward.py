@@ -19,6 +19,7 @@ from megaplan.spec.models import Spec
 from megarun.data.batches import Batch
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
+from megarun.parallel.apply.gradients import parameter_groups
 from megarun.parallel.apply.pipeline import batch_loss
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.shapes import residual_shape
@@ -44,8 +45,15 @@ class ForwardRunner:
         return total
 
     def reshard(self) -> None:
-        """Free the gathered parameters, because the optimizer will change their shards."""
+        """Free the gathered parameters, because the optimizer will change their shards; also what a layer has gathered for a depth.
+
+        An evaluation does not run the prediction depths, so an all-gather that the last layer has started for them (`_gather_ahead`) has to
+        end here: the next step would take its values, and the parameters may be others by then.
+        """
         for stage in self._stages:
+            for group in parameter_groups(stage):
+                if group._all_gather_result is not None:
+                    group.wait_for_unshard()
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()

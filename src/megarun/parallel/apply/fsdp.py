@@ -1,9 +1,9 @@
 """FSDP2: every parameter is sharded in `precision.master` and gathered in `precision.params`, also on a one-rank mesh.
 
-Wrapped bottom up (R-55): a layer's expert bank, then the layer, then the stage, with the parameters outside the layers. The stage's
-group is never resharded after forward, because its backward follows immediately. Dense parameters are sharded over dp_shard, an expert bank
-over efsdp, the ranks that own the same experts; dp_replicate has copies of both. Sharding is along dim 0, a bank's rows
-(`ParamTensor.stored_shape`).
+Wrapped bottom up (R-55): a layer's expert bank, then the layer, then the stage, with the parameters outside the layers; a depth of
+multi-token prediction is wrapped as a layer is. The stage's group is never resharded after forward, because its backward follows
+immediately. Dense parameters are sharded over dp_shard, an expert bank over efsdp, the ranks that own the same experts; dp_replicate has
+copies of both. Sharding is along dim 0, a bank's rows (`ParamTensor.stored_shape`).
 
 In forward FSDP2 gathers a layer when it runs, which a GPU overlaps with the previous layer only if the host runs ahead. With EP it does
 not: every E block waits for its row counts. So each layer gathers the next layer and its bank before it runs. A backward reads no counts,
@@ -16,18 +16,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
-from megarun.model.moe import ExpertBlock
+from megarun.model.moe import ExpertBank
 from megarun.model.stage import Stage
 from megarun.parallel.groups.mesh import RankMesh
 
 
 def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
-    """Wrap a meta stage in place, layers in model order, then the stage."""
+    """Wrap a meta stage in place, layers and prediction depths in model order, then the stage."""
     precision = spec.precision
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPES[precision.params],
@@ -35,9 +36,9 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
         cast_forward_inputs=False,  # it would cast the fp32 rotary tables to param_dtype; activations already have it
     )
     where, reshard = mesh.state_mesh, spec.sharding.reshard_after_forward
-    for block in stage.layers.values():
-        if isinstance(block, ExpertBlock):
-            _sum_gradients(fully_shard(block.experts, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard), mesh.bank_mesh)
+    for block in stage.wrapped():
+        for bank in _banks(block):
+            _sum_gradients(fully_shard(bank, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard), mesh.bank_mesh)
         _sum_gradients(fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard), where)
     _sum_gradients(fully_shard(stage, mesh=where, mp_policy=policy, reshard_after_forward=False), where)
     if spec.mesh.ep > 1:
@@ -55,8 +56,12 @@ def _sum_gradients(module: FSDPModule, mesh: DeviceMesh) -> None:
 
 
 def _gather_ahead(stage: Stage) -> None:
-    """Make every layer, and the stage before its first layer, gather the next layer's groups before it runs."""
+    """Make every layer or depth, and the stage before its first one, gather the next one's groups before it runs."""
     ahead: Any = stage
-    for block in stage.layers.values():
-        ahead.set_modules_to_forward_prefetch([block, block.experts] if isinstance(block, ExpertBlock) else [block])
+    for block in stage.wrapped():
+        ahead.set_modules_to_forward_prefetch([block, *_banks(block)])
         ahead = block
+
+
+def _banks(block: nn.Module) -> list[ExpertBank]:
+    return [module for module in block.modules() if isinstance(module, ExpertBank)]
