@@ -36,7 +36,8 @@ A model whose blocks megarun does not build yet is priced all the same, and a no
 
 What is open, by family: the prediction modules of DeepSeek-V3, GLM and Qwen are in no config's spec, since transformers builds none;
 a plan that asks for them (`model.features.mtp`) counts and trains them, and their weights move in and out
-([weights](../guides/huggingface.md)). `glm_moe_dsa` trains where every layer has an indexer of its own; layers that share one attend to all keys, which is reported (MP820).
+([weights](../guides/huggingface.md)). `glm_moe_dsa` trains where every layer has an indexer of its own; layers that share one attend to
+all keys, which is reported (MP820).
 """
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 _GRANITE = ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)]
