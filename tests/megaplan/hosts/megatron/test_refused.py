@@ -101,7 +101,8 @@ def test_attention_without_any_rotation_is_megatrons_too() -> None:
 
 
 def test_what_megatron_alone_is_priced_with_is_refused_elsewhere() -> None:
-    (found,) = refused("host={name: megarun}", "model.features.mtp={depth: 1, ffn_hidden_size: 640, experts: true}")
+    latent = "kind: mla, num_heads: 4, q_lora_rank: 16, kv_lora_rank: 16, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 16"
+    (found,) = refused("host={name: megarun}", f"model.attention={{{latent}, output_bias: true}}")
     assert (found.code, "megarun's estimate has no terms" in found.detail) == ("MP905", True)
 
 
