@@ -95,7 +95,9 @@ def stated(source: Any) -> dict[str, list[float]]:
             id="mamba2",
             marks=pytest.mark.slow,
         ),
-        pytest.param(spec("CM", 512, short_convolution={"bias": True}, mamba={"kind": "mamba1"}), id="convolution, mamba1"),
+        pytest.param(
+            spec("CM", 512, short_convolution={"bias": True}, mamba={"kind": "mamba1"}), id="convolution, mamba1", marks=pytest.mark.slow
+        ),
         pytest.param(
             spec(
                 "A",

@@ -84,7 +84,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("pattern", "settings"), CASES.values(), ids=CASES)
+QUICK = (
+    "swiglu-bias-pp-bf16",
+    "experts-ep-shard-bf16",
+    "latent-experts-cp-tp-vocabulary-losses",
+    "experts-sides-replicas-adamw-bf16-kernels",
+)
+"""What CI traces."""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings"),
+    [pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items()],
+)
 def test_estimate_is_what_the_runtime_allocates(job_with: Callable[..., Any], pattern: str, settings: dict[str, Any]) -> None:
     """Of every distinct rank, in every column, but for scalars."""
     compare_distinct_ranks(job_with({"model.pattern": pattern, "model.num_layers": len(pattern), **settings}))
