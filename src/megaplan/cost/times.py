@@ -42,6 +42,8 @@ from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import Spec
 
+Passed = tuple[Op, tuple[ScaledPass, ScaledPass, ScaledPass] | None]
+"""An op, and F, I and W of a linear in eight bits; None for other ops."""
 LIBRARY = "D"
 """Products of plain torch are those of the GEMM library, as dense linears' are."""
 
@@ -222,14 +224,16 @@ class _Timer:
             self._weight_ns(op) if passes is None else self._scaled_ns(op, passes[2], op.weights * 2 * self._grad_bytes)
             for op, passes in found
         )
-        return LayerTime(self.forward_ns(ops), inputs, weights)
+        return LayerTime(self._forwards_ns(found), inputs, weights)
 
     def forward_ns(self, ops: Ops) -> int:
         """F of ops one after another."""
-        found = self._scaled_passes(ops)
+        return self._forwards_ns(self._scaled_passes(ops))
+
+    def _forwards_ns(self, found: Sequence[Passed]) -> int:
         return sum(self._forward_ns(op) if passes is None else self._scaled_ns(op, passes[0], 0) for op, passes in found)
 
-    def _scaled_passes(self, ops: Ops) -> list[tuple[Op, tuple[ScaledPass, ScaledPass, ScaledPass] | None]]:
+    def _scaled_passes(self, ops: Ops) -> list[Passed]:
         """Passes of linears in eight bits; None for other ops."""
         if self._scaled is None:
             return [(op, None) for op in ops]

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from megakernels._common.walks import UNROLLED
 from megakernels.ops.causal_conv1d import kernel
 
 
@@ -41,7 +42,7 @@ def launches() -> dict[str, Any]:
         ("backward", kernel.BACKWARD_POSITIONS, 3, kernel.backward_options(WIDTH, torch.bfloat16)),
     ):
         programs = ROWS // positions * (WIDTH // options["CHANNELS"])
-        found[f"conv {name} {WIDTH} bf16"] = (programs, divmod(positions - before, kernel.UNROLLED.value))
+        found[f"conv {name} {WIDTH} bf16"] = (programs, divmod(positions - before, UNROLLED.value))
     return found
 
 

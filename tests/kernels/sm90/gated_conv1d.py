@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from megakernels._common.walks import UNROLLED
 from megakernels.ops.gated_conv1d import kernel
-from megakernels.ops.gated_conv1d.kernel_taps import UNROLLED
 
 TENSORS = ("input_gate", "output_gate", "value", "before", "weight", "bias", "y", "grad_y")
 GRADIENTS = ("grad_input", "grad_output", "grad_value", "grad_before")

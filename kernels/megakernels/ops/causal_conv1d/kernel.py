@@ -13,7 +13,8 @@ from torch import Tensor
 
 from megakernels._common.blocks import block_of
 from megakernels._common.tiles import exp2, narrow, on_device_of, reciprocal, unit_stride, widen
-from megakernels.ops.causal_conv1d.kernel_steps import SCALE, inputs_at, offset_of, only_if, step_back, tap, with_shares
+from megakernels._common.walks import UNROLLED, only_if
+from megakernels.ops.causal_conv1d.kernel_steps import SCALE, inputs_at, offset_of, scaled_tap, step_back, with_shares
 from megakernels.ops.causal_conv1d.reference import Convolution
 
 LARGEST_KERNEL = 4
@@ -21,8 +22,6 @@ LARGEST_KERNEL = 4
 
 FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, 256
 FORWARD_CHANNELS, BACKWARD_BYTES = 256, 512
-UNROLLED = tl.constexpr(4)
-"""Positions that a turn of a walk takes: with the inputs of three earlier positions in registers, none is moved."""
 SHARES = tl.constexpr(LARGEST_KERNEL + 1)
 """Rows of a program's share of the weight gradient: the taps, right-aligned, and the bias."""
 
@@ -56,10 +55,10 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
     inside = channel < num_channels
     x += row * x_row
     initial += row * (TAPS - 1) * num_channels
-    now = tap(weight, channel, inside, DELAY=0, TAPS=TAPS, SILU=SILU)
-    tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
-    tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
-    tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
+    now = scaled_tap(weight, channel, inside, DELAY=0, TAPS=TAPS, SILU=SILU)
+    tap_1 = scaled_tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
+    tap_2 = scaled_tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
+    tap_3 = scaled_tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
     offset = offset_of(bias, channel, inside, HAS_BIAS=HAS_BIAS, SILU=SILU)
     x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
@@ -134,10 +133,10 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     grad_y += row * grad_row
     initial += row * (TAPS - 1) * num_channels
     grad_initial += row * (TAPS - 1) * num_channels
-    now = tap(weight, channel, inside, DELAY=0, TAPS=TAPS, SILU=SILU)
-    tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
-    tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
-    tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
+    now = scaled_tap(weight, channel, inside, DELAY=0, TAPS=TAPS, SILU=SILU)
+    tap_1 = scaled_tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
+    tap_2 = scaled_tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
+    tap_3 = scaled_tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
     offset = offset_of(bias, channel, inside, HAS_BIAS=HAS_BIAS, SILU=SILU)
     x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)

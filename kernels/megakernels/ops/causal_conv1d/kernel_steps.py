@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import exp2, reciprocal
+from megakernels._common.walks import only_if, tap
 
 SCALE = tl.constexpr(-math.log2(math.e))
 """With silu the taps and the bias are multiplied by this: a power of two of their sum is then the exponential of the negated sum."""
@@ -13,11 +14,9 @@ SQUARE = tl.constexpr(SCALE.value**2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The weights that multiply the inputs DELAY positions ago, scaled for silu: zero after the last tap."""
-    found = tl.zeros(channel.shape, dtype=tl.float32)
-    if DELAY < TAPS:
-        found = tl.load(weight + channel * TAPS + (TAPS - 1 - DELAY), mask=inside, other=0.0).to(tl.float32)
+def scaled_tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`tap`, scaled for silu."""
+    found = tap(weight, channel, inside, DELAY=DELAY, TAPS=TAPS)
     return found * SCALE if SILU else found
 
 
@@ -28,12 +27,6 @@ def offset_of(bias, channel, inside, HAS_BIAS: tl.constexpr, SILU: tl.constexpr)
     if HAS_BIAS:
         found = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     return found * SCALE if SILU else found
-
-
-@triton.jit
-def only_if(condition, channel, num_channels):  # type: ignore[no-untyped-def]
-    """The mask of a row's channels if a condition on its position is true, else an empty mask."""
-    return channel < tl.where(condition, num_channels, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import narrow
-from megakernels.ops.gated_conv1d.kernel_taps import UNROLLED, channels_if, convolved, oldest, product_before, rounded_product, tap
+from megakernels._common.walks import UNROLLED, only_if, tap
+from megakernels.ops.gated_conv1d.kernel_taps import convolved, oldest, product_before, rounded_product
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -30,14 +31,14 @@ def store_finished(  # type: ignore[no-untyped-def]
     NEEDS_VALUE: tl.constexpr,
 ):
     """The gradient `whole` of the product TAPS − 1 steps ago: of its factors, or of one of `before` in the first `ahead` steps."""
-    finished = channels_if(step >= TAPS - 1, channel, num_channels)
+    finished = only_if(step >= TAPS - 1, channel, num_channels)
     late = place - (TAPS - 1) * num_channels
     if NEEDS_INPUT:
         tl.store(grad_input + late, narrow(whole * factor, grad_input.dtype.element_ty), mask=finished)
     if NEEDS_VALUE:
         tl.store(grad_value + late, narrow(whole * gate, grad_value.dtype.element_ty), mask=finished)
     if HAS_BEFORE:
-        reaches = channels_if(step < ahead, channel, num_channels)
+        reaches = only_if(step < ahead, channel, num_channels)
         tl.store(grad_before + step * num_channels + channel, narrow(whole, grad_before.dtype.element_ty), mask=reaches)
 
 
@@ -196,7 +197,7 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         place += num_channels
     for more in tl.static_range(TAPS - 1):  # positions of the next program, whose gradients reach back
         step = steps + more
-        here = channels_if(first + step < num_positions, channel, num_channels)
+        here = only_if(first + step < num_positions, channel, num_channels)
         inner = tl.load(read_grad, mask=here, other=0.0).to(tl.float32)
         inner *= tl.load(read_output, mask=here, other=0.0).to(tl.float32)
         grad_1 = inner * tap_1

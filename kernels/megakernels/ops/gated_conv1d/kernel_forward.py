@@ -4,7 +4,8 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import narrow
-from megakernels.ops.gated_conv1d.kernel_taps import UNROLLED, convolved, product_before, rounded_product, tap
+from megakernels._common.walks import UNROLLED, tap
+from megakernels.ops.gated_conv1d.kernel_taps import convolved, product_before, rounded_product
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,27 +1,10 @@
-"""Shared by both kernels: taps, products, and which of the last values a tap reads."""
+"""Shared by both kernels: products, their sum over the taps, and which of the last values a tap reads."""
 
 import triton
 import triton.language as tl
 
 from megakernels._common.tiles import narrow
-
-UNROLLED = tl.constexpr(4)
-"""Positions that a turn of a walk takes: with the products of three earlier positions in registers, none is moved."""
-
-
-@triton.jit
-def channels_if(condition, channel, num_channels):  # type: ignore[no-untyped-def]
-    """The mask of a row's channels if a condition on its position is true, else an empty mask."""
-    return channel < tl.where(condition, num_channels, 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The weights that multiply the products DELAY positions ago; zero after the last tap."""
-    found = tl.zeros(channel.shape, dtype=tl.float32)
-    if DELAY < TAPS:
-        found = tl.load(weight + channel * TAPS + (TAPS - 1 - DELAY), mask=inside, other=0.0).to(tl.float32)
-    return found
+from megakernels._common.walks import only_if
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -36,14 +19,14 @@ def product_before(  # type: ignore[no-untyped-def]
     input_gate, value, before, position, input_stride, value_stride, channel, num_channels, TAPS: tl.constexpr, HAS_BEFORE: tl.constexpr
 ):
     """The product at a position of the program before: of `before` ahead of the row's first, zero without it."""
-    there = channels_if(position >= 0, channel, num_channels)
+    there = only_if(position >= 0, channel, num_channels)
     gate = tl.load(input_gate + position * input_stride + channel, mask=there, other=0.0).to(tl.float32)
     found = rounded_product(
         gate, tl.load(value + position * value_stride + channel, mask=there, other=0.0).to(tl.float32), value.dtype.element_ty
     )
     if HAS_BEFORE:
         row = position + (TAPS - 1)
-        ahead = channels_if((position < 0) & (row >= 0), channel, num_channels)
+        ahead = only_if((position < 0) & (row >= 0), channel, num_channels)
         found += tl.load(before + row * num_channels + channel, mask=ahead, other=0.0).to(tl.float32)
     return found
 

@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import LOG2_E, narrow, sigmoid
-from megakernels.ops.selective_scan.kernel_steps import only_if, position_inputs
+from megakernels._common.walks import only_if
+from megakernels.ops.selective_scan.kernel_steps import position_inputs
 
 GROUP = tl.constexpr(2)
 """Positions whose states are in registers at once."""

@@ -9,12 +9,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import exp2, softplus
-
-
-@triton.jit
-def only_if(condition, index, size):  # type: ignore[no-untyped-def]
-    """The mask of the indices below `size` if a condition on a position is true, else an empty mask."""
-    return index < tl.where(condition, size, 0)
+from megakernels._common.walks import only_if
 
 
 @triton.jit  # type: ignore[untyped-decorator]
