@@ -123,7 +123,7 @@ def test_every_operation_with_kernels_is_compiled() -> None:
 
 def kernel_files() -> Iterator[Path]:
     root = HERE.parents[1] / "kernels" / "megakernels"
-    yield from sorted([*(root / "ops").glob("*/kernel*.py"), root / "_common" / "tiles.py"])
+    yield from sorted([*(root / "ops").glob("*/kernel*.py"), *(root / "_common" / name for name in ("tiles.py", "walks.py"))])
 
 
 def careless(source: str) -> list[str]:
