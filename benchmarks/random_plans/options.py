@@ -106,6 +106,8 @@ def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Colle
     _add_factors(stream("factors"), model, cuts)
     _add_caps(stream("caps"), model)
     _add_depths(stream("depths"), model)
+    if "mtp" in model.get("features", {}):
+        stream("normed depths").maybe(model["features"]["mtp"], 0.5, normed_input=True)
 
 
 ROUTING_SHARE = 0.2

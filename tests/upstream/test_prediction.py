@@ -25,7 +25,6 @@ from megarun.checkpoint.full_tensors import full_tensors, tensor_names  # noqa: 
 from megarun.engine.build import build_stage, materialise  # noqa: E402
 from megarun.huggingface.convert import export_weights, import_weights  # noqa: E402
 from megarun.job.run import read_job  # noqa: E402
-from megarun.model.mtp import Ends  # noqa: E402
 from megarun.model.step_sums import biases  # noqa: E402
 
 LAYER, MODULE = "model.layers.{layer}.", "mtp."
@@ -120,8 +119,9 @@ CASES = [pytest.param((model_type, seed), id=f"{model_type}-{seed}") for model_t
 
 
 def planned(folder: Path, **changes: Any) -> Any:
-    mtp = {"depth": 1, "ffn_hidden_size": 8, "experts": True} | changes
-    return read_job(split(str(folder / "model" / "config.json"), batch__seq_length=LENGTH, model__features={"mtp": mtp}).plan, None)
+    mtp = {"depth": 1, "ffn_hidden_size": 8, "experts": True, "normed_input": True} | changes
+    changes = {"batch__seq_length": LENGTH, "model__features": {"mtp": mtp}, "host__kernels": "reference"}
+    return read_job(split(str(folder / "model" / "config.json"), **changes).plan, None)
 
 
 @pytest.mark.parametrize("published", CASES, indirect=True)
@@ -141,20 +141,18 @@ def test_logits_of_a_depth_are_the_published_modules(published: tuple[str, int, 
             parameter.copy_(whole[name].reshape(parameter.shape))
     tokens = torch.randint(0, model.config.vocab_size, (2, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
     hidden: list[Any] = []
-    handle = model.model.norm.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
-    made: list[Any] = []
-
-    def loss(normed: Any, _targets: Any) -> Any:
-        made.append(stage.logits(normed))
-        return normed.sum()
-
+    handle = model.model.norm.register_forward_hook(lambda _, __, output: hidden.append(output))
+    following, made = tokens[:, 1:], list[Any]()
     with torch.no_grad():
         model(tokens[:, :-1], use_cache=False)
         handle.remove()
-        following = tokens[:, 1:]
         expected = depth(model, hidden[0], following)
-        stage.mtp["0"](hidden[0], following, following, Ends(stage.embedding.forward, loss), stage.rotary, None)
-    note(f"depth {model_type}", "transformers' layer as published", {f"seed {seed}": rms_ratio(made[0], expected)})
+    logits = stage.logits
+    stage.logits = lambda normed: made.append(logits(normed)) or made[-1]
+    stage(tokens[:, :-1], labels=following, following=(following,))
+    of_depth, of_model = made
+    note(f"depth {model_type}", "transformers' layer as published", {f"seed {seed}": rms_ratio(of_depth.detach(), expected)})
+    assert not torch.equal(of_depth, of_model)
     exported = export_weights(moved.path, folder / "model" / "config.json", folder / "export").path
     stored, written = tensors_of(folder / "model"), tensors_of(exported)
     assert stored.keys() == written.keys()
@@ -179,3 +177,9 @@ def test_a_copy_that_is_another_tensor_is_refused(published: tuple[str, int, Any
 def test_another_number_of_depths_is_refused(published: tuple[str, int, Any, Depth, Path]) -> None:
     with pytest.raises(MegaplanError, match="num_nextn_predict_layers = 1 in the config"):
         import_weights(planned(published[-1], depth=2), published[-1] / "model", published[-1] / "run")
+
+
+@pytest.mark.parametrize("published", CASES[:1], indirect=True)
+def test_a_plan_whose_depths_read_the_residual_stream_is_refused(published: tuple[str, int, Any, Depth, Path]) -> None:
+    with pytest.raises(MegaplanError, match=r"features\.mtp\.normed_input = false in the plan"):
+        import_weights(planned(published[-1], normed_input=False), published[-1] / "model", published[-1] / "run")

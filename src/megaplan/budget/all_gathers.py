@@ -37,8 +37,7 @@ def all_gathers(units: Sequence[Unit], last: int, *, ahead: bool) -> AllGathers:
             dense, experts = unit.storage.dense.flat_bytes, unit.storage.experts.flat_bytes
             start = alive + dense + unit.storage.dense.casting_bytes + (experts if ahead else 0)
             alive = experts if unit.has_bank else dense
-        following = units[index + 1 : index + 2] if unit.layer else units[index + 1 :]
-        next_layer = next((each.flat_bytes for each in following if each.layer), 0) if ahead else 0
+        next_layer = next((each.flat_bytes for each in units[index + 1 :] if each.layer), 0) if ahead else 0
         running.append(alive + next_layer)
         starting.append(start)
     return AllGathers(running, starting)

@@ -288,15 +288,15 @@ class Chunk:
     def _storage_before(self, index: int) -> BlockStorage | None:
         """Of the layer that a unit's backward gathers ahead; None where there is none."""
         before = index - 1
-        while not self.units[index].layer and before >= 0 and not self.units[before].layer:
+        while before >= 0 and not self.units[before].layer:
             before -= 1
         return self.units[before].storage if before >= 0 and self.units[before].layer else None
 
     def passed_bytes(self, index: int) -> int:
         """Gradients that a layer's backward hands on: of the stream, and of the norm that it shares with the layer before.
 
-        With those of a prediction depth the final norm's gradient of the stream waits, and the sums of shared parameters' gradients to
-        which the depth before adds.
+        With those of a prediction depth the gradient waits that final norm or head made of what the first depth reads, and the sums of
+        shared parameters' gradients to which the depth before adds.
         """
         if self.names[index].startswith("mtp."):
             before = self.units[index - 1].block.part
@@ -363,7 +363,8 @@ class Chunk:
         """What each unit's backward has more, or less, than its ledger says.
 
         The gradient of a stage's output lies in a receive buffer, which is counted there. The last stage's output, the logits, is held
-        until the backward has ended. The final norm's gradient of the residual stream waits until the first MTP depth adds its own.
+        until the backward has ended. The gradient that final norm or head made of what the first MTP depth reads waits until that depth
+        adds its own.
         """
         carried = [0] * len(self.units)
         for index in range(self.received_from, len(carried)):

@@ -34,7 +34,7 @@ class SlotStorage(NamedTuple):
         names: Of its blocks that run, in execution order; `head` for a tied head too.
         owned: Of each, whether its input is a storage of the slot's chunk, or of the chunk before that it does not keep.
         is_last: Whether it ends the model.
-        has_mtp: Whether MTP depths run between its layers and the final norm.
+        has_mtp: Whether MTP depths run in it, before its head.
         blocks: Storage of its blocks, in the order of its modules: copies of embeddings first.
         layers: Of each, whether it is a layer or a prediction depth, with groups of its own.
         families: How many blocks it has of each family.
@@ -200,11 +200,13 @@ class Stored:
             blocks.sort(key=lambda block: block[0] not in idle)
             runs = [name for name in runs if name not in idle]
         has_mtp = is_last and any(block.family is Outside.MTP for _, block in self._inventory.outside)
-        if has_mtp:  # depths run before the final norm and the head, which the layout lists before them
-            runs.sort(key=lambda name: (name in ("final_norm", "head"), name == "head"))
+        normed = self._inventory.normed_ahead
+        if has_mtp:  # depths run before the head, and before the final norm unless they read its output; the layout lists both before them
+            behind = ("head",) if normed else ("final_norm", "head")
+            runs.sort(key=lambda name: (name in behind, name == "head"))
         owned, owns = [], slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
         for name in runs:
-            owned.append(owns and not reads_other_input(name, has_mtp=has_mtp))
+            owned.append(owns and not reads_other_input(name, has_mtp=has_mtp, normed=normed))
             owns = owns or name != "relation_bias"
         return self._summed(slot, runs, owned, blocks, is_last=is_last, has_mtp=has_mtp)
 
@@ -290,8 +292,14 @@ def _by_place(block: tuple[str, GroupBytes]) -> int:
     return place_of(block[0])
 
 
-def reads_other_input(name: str, *, has_mtp: bool) -> bool:
-    """Whether a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first."""
+def reads_other_input(name: str, *, has_mtp: bool, normed: bool) -> bool:
+    """Whether a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first.
+
+    Args:
+        name: Of the block.
+        has_mtp: Whether MTP depths run in its slot.
+        normed: Whether the first of them reads the final norm's output, as the head does; else the final norm's input.
+    """
     if name in ("embedding", "relation_bias"):
         return True
-    return has_mtp and (name == "final_norm" or (name.startswith("mtp.") and name != "mtp.0"))
+    return has_mtp and (name == ("head" if normed else "final_norm") or (name.startswith("mtp.") and name != "mtp.0"))

@@ -62,6 +62,9 @@ def _module_losses(spec: Spec, letters: str, *, gpt: bool) -> Iterator[Loss]:
         kinds = ("has experts", "dense") if letters.endswith("E") else ("is dense", "one of experts")
         detail = f"model.features.mtp: Megatron's prediction module is as the last layer, which {kinds[0]}, and the plan's is {kinds[1]}"
         yield Loss("model.features.mtp", detail, "host: {name: megatron, model: hybrid}")
+    if mtp is not None and not mtp.normed_input:
+        detail = "model.features.mtp.normed_input = false: Megatron's prediction modules read hidden states after a norm"
+        yield Loss("model.features.mtp.normed_input", detail, "normed_input: true")
     if not gpt and attention is not None and attention.full_layers:
         detail = f"model.attention.full_layers = {list(attention.full_layers)}: Megatron chooses layers of a window in GPT models alone"
         yield Loss("model.attention.full_layers", detail, "host: {name: megatron, model: gpt}")

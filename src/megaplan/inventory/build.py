@@ -56,10 +56,12 @@ def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None
         layers = [centered[id(block)] for block in layers]
         outside = tuple([(name, _centered(block)) for name, block in outside])
     total = sum([block.elements for block in layers]) + sum([block.elements for _, block in outside])
-    ahead = model.features.mtp.depth if model.features.mtp is not None and model.features.mtp.experts else 0
+    features, mtp = model.features, model.features.mtp
+    ahead = mtp.depth if mtp is not None and mtp.experts else 0
     counts = {letter: letters.count(letter) + (ahead if letter == "E" else 0) for letter in FAMILIES}
     idle = sum(counts[family.letter] * family.idle_parameters(section, model.hidden_size) for family, section in families_of(model))
-    return Inventory(tuple(layers), outside, tied=model.tie_embeddings, active_parameters=total - idle, ahead=model.features.sides_ahead)
+    normed = mtp is not None and mtp.normed_input
+    return Inventory(tuple(layers), outside, model.tie_embeddings, total - idle, features.sides_ahead, normed_ahead=normed)
 
 
 def _adapted(base: Inventory, lora: Lora) -> Inventory:
@@ -68,7 +70,7 @@ def _adapted(base: Inventory, lora: Lora) -> Inventory:
     layers = tuple([made[id(block)] for block in base.layers])
     outside = tuple([(name, adapted_block(lora, block, layer=False)) for name, block in base.outside])
     added = sum([block.elements for block in layers]) - sum([block.elements for block in base.layers])
-    return Inventory(layers, outside, base.tied, base.active_parameters + added, base.ahead)
+    return Inventory(layers, outside, base.tied, base.active_parameters + added, base.ahead, normed_ahead=base.normed_ahead)
 
 
 def _centered(block: Block) -> Block:

@@ -174,6 +174,7 @@ class Inventory:
         tied: The head reuses `embedding`.
         active_parameters: Parameters one token meets: all but the routed experts that its router does not choose.
         ahead: Names of the side embeddings that the depths of multi-token prediction use too.
+        normed_ahead: These depths read hidden states after a norm, the first of them the final norm's output.
     """
 
     layers: tuple[Block, ...]
@@ -181,6 +182,7 @@ class Inventory:
     tied: bool
     active_parameters: int
     ahead: tuple[str, ...] = ()
+    normed_ahead: bool = False
 
     @cached_property
     def parameters(self) -> int:

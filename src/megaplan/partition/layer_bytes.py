@@ -112,14 +112,14 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
     dims, sizes, makes = local_dims(spec), storage_sizes(spec), makes_of(spec, inventory)
     pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
 
-    has_mtp = any(block.family is Outside.MTP for _, block in inventory.outside)
+    has_mtp, normed = any(block.family is Outside.MTP for _, block in inventory.outside), inventory.normed_ahead
 
     def needs(name: str, block: Block, *, runs: bool) -> Needs:
         storage = block_storage(sizes, block)
         static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
         static += sum(tensor.state_bytes(0) for tensor in storage.uneven) + storage.resident_slack_bytes + storage.state_slack_bytes
         ledger = block_bytes(spec, dims, name, block)
-        kept_input = boundary if ledger.keeps_input and not reads_other_input(name, has_mtp=has_mtp) else 0
+        kept_input = boundary if ledger.keeps_input and not reads_other_input(name, has_mtp=has_mtp, normed=normed) else 0
         saved = ledger.saved_bytes + ledger.saved_slack_bytes + kept_input if runs else 0
         return Needs(static, saved, storage.both.unsharded_bytes if pipelined else 0, storage.both.gathered_bytes if pipelined else 0)
 

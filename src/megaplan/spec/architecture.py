@@ -65,10 +65,11 @@ class MultiTokenPrediction(OptionsSection):
         bias: Bias on every projection of that MLP.
         experts: Experts as model.moe has them stand in the place of the MLP.
         side_embeddings: A module adds the model's side embeddings to the token embedding that it reads, as the first stage does.
+        normed_input: A module reads hidden states behind the norm that ends the model or the module before it, else before that norm.
         loss_weight: Of the mean of the modules' losses beside the model's own.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"activation", "bias", "experts", "side_embeddings"})
+    options: ClassVar[frozenset[str]] = frozenset({"activation", "bias", "experts", "side_embeddings", "normed_input"})
 
     depth: Annotated[int, Field(gt=0, le=64, strict=True)]
     ffn_hidden_size: PositiveInt
@@ -76,6 +77,7 @@ class MultiTokenPrediction(OptionsSection):
     bias: StrictBool = False
     experts: StrictBool = False
     side_embeddings: StrictBool = False
+    normed_input: StrictBool = False
     loss_weight: PositiveFloat = 0.3
 
 

@@ -150,6 +150,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.features.mtp.bias",
         "model.features.mtp.experts",
         "model.features.mtp.side_embeddings",
+        "model.features.mtp.normed_input",
     }
 )
 """Options of blocks (`megaplan.spec.options`) that megarun builds; it refuses the others."""

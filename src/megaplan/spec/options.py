@@ -21,7 +21,12 @@ SCALES = frozenset(
     | {f"model.{section}.output_multiplier" for section in ("attention", "mamba", "mlp")}
 )
 """Constants of norms, embeddings, logits, projections and rotary angles."""
-VALUES_ALONE = frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale", "model.moe.swiglu_limit"}) | ROUTING | SCALES
+VALUES_ALONE = (
+    frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale", "model.moe.swiglu_limit"})
+    | {"model.features.mtp.normed_input"}
+    | ROUTING
+    | SCALES
+)
 """Options that no parameter and no time depends on, nor the memory of a host other than megarun."""
 
 

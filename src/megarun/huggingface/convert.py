@@ -235,6 +235,8 @@ def _depths_different(names: Names, config: Mapping[str, Any], mtp: Mapping[str,
         yield f"{names.depths.count} = {has} in the config, features.mtp.depth = {mtp['depth']} in the plan"
     elif names.depths.most is not None and has > names.depths.most:
         yield f"features.mtp.depth = {has}, and this model type has names for {names.depths.most} at most"
+    if not mtp.get("normed_input"):
+        yield "features.mtp.normed_input = false in the plan, and the published modules read what the final norm makes: set it to true"
 
 
 def _different(key: str, theirs: Any, ours: Any) -> Iterable[str]:

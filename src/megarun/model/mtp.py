@@ -1,8 +1,8 @@
 """Multi-token prediction: depths after the layers, each predicting one token further than the previous.
 
-Depth d reads the hidden state of depth d − 1 (for the first depth the residual stream after the last layer), and the embedding of the token
-d positions after. Token embedding and head are the model's; on the last of several stages the embedding is a second copy, whose gradient
-is summed with the first's (R-10, R-62).
+Depth d reads the hidden state of depth d − 1 (for the first depth the residual stream after the last layer), before or after its norm, and
+the embedding of the token d positions after. Token embedding and head are the model's; on the last of several stages the embedding is a
+second copy, whose gradient is summed with the first's (R-10, R-62).
 
 Source: DeepSeek-V3, arXiv:2412.19437, section 2.2.
 """
@@ -34,9 +34,9 @@ class Ends(NamedTuple):
 class PredictionDepth(nn.Module):
     """One depth: [norm(hidden); norm(embedding)] projected, then its blocks; `output_norm` precedes the head."""
 
-    def __init__(self, blocks: Mapping[str, Block], hidden_size: int, eps: float) -> None:
+    def __init__(self, blocks: Mapping[str, Block], hidden_size: int, eps: float, *, passes_normed: bool) -> None:
         super().__init__()
-        self.names = tuple(blocks)
+        self.names, self.passes_normed = tuple(blocks), passes_normed
         for name, block in blocks.items():
             self.add_module(name, block)
         self.proj = linear(2 * hidden_size, hidden_size)
@@ -46,10 +46,10 @@ class PredictionDepth(nn.Module):
     def forward(
         self, x: Tensor, following: Tensor, targets: Tensor, ends: Ends, rotary: Rotary, starts: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """This depth's hidden state and its loss.
+        """This depth's hidden state, normed if it passes it on so, and its loss.
 
         Args:
-            x: Hidden state of the previous depth, local tokens [B, t, h].
+            x: Hidden state that the previous depth passes on, local tokens [B, t, h].
             following: int64 [B, t], tokens whose embedding is concatenated: the targets of the previous depth; -100 for none.
             targets: int64 [B, t], the tokens after those, -100 for none.
             ends: Token embedding, and head with its loss.
@@ -63,4 +63,5 @@ class PredictionDepth(nn.Module):
         hidden: Tensor = self.proj(torch.cat([self.hidden_norm(x), self.embedding_norm(ends.embed(ids))], -1))
         for name in self.names:
             hidden = self.get_submodule(name)(hidden, rotary, starts)
-        return hidden, ends.loss(self.output_norm(hidden), targets)
+        normed = self.output_norm(hidden)
+        return normed if self.passes_normed else hidden, ends.loss(normed, targets)

@@ -94,7 +94,7 @@ class Stage(nn.Module):
             block = replace(tp, may_wait=False)  # outside the layers weight gradients are never deferred
             self.mtp = nn.ModuleDict({str(depth): build_depth(config, depth, block, ep, cp, factors) for depth in range(mtp.depth)})
             self.further_factor = mtp.loss_weight / mtp.depth
-            self.adds_sides_ahead = mtp.side_embeddings
+            self.adds_sides_ahead, self.reads_normed_ahead = mtp.side_embeddings, mtp.normed_input
         attends = self.looks_ahead or any(FAMILIES[inventory.layers[index].family].rotary is not None for index in layers)
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
@@ -191,14 +191,17 @@ class Stage(nn.Module):
             x = block(x, shared, starts)
         if not self.predicts:
             return x
-        further = None
+        further = normed = None
         if self.looks_ahead and labels is not None and rotary is not None and torch.is_grad_enabled():
             sides = following_before, following_structure, following_platform
+            if self.reads_normed_ahead:
+                x = normed = self.final_norm(x)
             further = self.predict_further(x, (labels, *following), sides, rotary, starts)  # evaluations use only the main prediction
+        normed = self.final_norm(x) if normed is None else normed
         if self.joins_loss and labels is not None:
-            loss = self.loss_of(self.final_norm(x), labels)
+            loss = self.loss_of(normed, labels)
             return loss if further is None else loss + further
-        logits = self.logits(self.final_norm(x))
+        logits = self.logits(normed)
         return logits if further is None else (logits, further)
 
     def embed(self, tokens: Tensor, *sides: Tensor | None) -> Tensor:
@@ -240,7 +243,7 @@ class Stage(nn.Module):
         """The weighted sum of all depths' losses, fp32 scalar.
 
         Args:
-            x: The residual stream [B, t, h].
+            x: The residual stream, or what the final norm made of it [B, t, h].
             following: Tokens 1, 2, … positions after.
             sides: `following_before`, `following_structure` and `following_platform`.
             rotary: Rotary tables of the stage.
@@ -373,4 +376,5 @@ def build_depth(
         block.name: build_section(whole, block.family.letter, block.section, model.num_layers + depth, tp, ep, cp, factors, 0.0)
         for block in made
     }
-    return PredictionDepth(blocks, model.hidden_size, model.norm_eps)
+    normed = model.features.mtp is not None and model.features.mtp.normed_input
+    return PredictionDepth(blocks, model.hidden_size, model.norm_eps, passes_normed=normed)

@@ -208,7 +208,13 @@ def specs(draw: Any) -> dict[str, Any]:
     if mtp:
         ahead = letters[-1] == "E" if not hybrid else "E" in letters and draw(st.booleans())
         width = model["moe"]["ffn_hidden_size"] if ahead else 192
-        module = {"depth": draw(st.integers(1, 2)), "ffn_hidden_size": width, "activation": activation, "experts": ahead}
+        module = {
+            "depth": draw(st.integers(1, 2)),
+            "ffn_hidden_size": width,
+            "activation": activation,
+            "experts": ahead,
+            "normed_input": True,
+        }
         module |= {"bias": True} if bias and not ahead else {}
         model["features"] = {"mtp": module}
     if tp > 1 and "E" not in letters:
@@ -332,7 +338,7 @@ def test_a_dense_prediction_module_behind_experts_is_told_as_lost() -> None:
         "moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64, "activation": "relu2"},
     }
     exported = export_megatron(source_of(load_spec_text(yaml.safe_dump({**LAUNCHED, "model": model}), "launch.yaml").spec))
-    assert "model.features.mtp" in {loss.key for loss in exported.losses}
+    assert {"model.features.mtp", "model.features.mtp.normed_input"} <= {loss.key for loss in exported.losses}
 
 
 LAUNCHED: dict[str, Any] = {

@@ -84,19 +84,25 @@ CASES = {
 }
 
 
-QUICK = (
-    "swiglu-bias-pp-bf16",
-    "experts-ep-shard-bf16",
-    "latent-experts-cp-tp-vocabulary-losses",
-    "experts-sides-replicas-adamw-bf16-kernels",
-)
-"""What CI traces."""
+QUICK = {
+    "swiglu-bias-pp-bf16": True,
+    "experts-ep-shard-bf16": False,
+    "latent-experts-cp-tp-vocabulary-losses": True,
+    "experts-sides-replicas-adamw-bf16-kernels": False,
+}
+"""What CI traces: whether the depths read hidden states after a norm."""
 
 
-@pytest.mark.parametrize(
-    ("pattern", "settings"),
-    [pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items()],
-)
-def test_estimate_is_what_the_runtime_allocates(job_with: Callable[..., Any], pattern: str, settings: dict[str, Any]) -> None:
-    """Of every distinct rank, in every column, but for scalars."""
-    compare_distinct_ranks(job_with({"model.pattern": pattern, "model.num_layers": len(pattern), **settings}))
+PARAMS = [
+    pytest.param(*case, normed, id=f"{name}{'-normed' if normed else ''}", marks=() if QUICK.get(name) is normed else pytest.mark.slow)
+    for name, case in CASES.items()
+    for normed in (False, True)
+]
+
+
+@pytest.mark.parametrize(("pattern", "settings", "normed"), PARAMS)
+def test_estimate_is_what_the_runtime_allocates(job_with: Callable[..., Any], pattern: str, settings: dict[str, Any], normed: bool) -> None:
+    """Of every distinct rank, in every column, but for scalars; depths read hidden states before a norm or after it."""
+    changes = {"model.pattern": pattern, "model.num_layers": len(pattern), **settings}
+    changes["model.features.mtp"] = {**settings["model.features.mtp"], "normed_input": normed}
+    compare_distinct_ranks(job_with(changes))

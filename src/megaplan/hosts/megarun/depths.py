@@ -1,8 +1,9 @@
 """What a depth of multi-token prediction keeps.
 
 Norms of hidden and of the next token's embedding, concatenated and projected, the depth's blocks, an output norm, the shared head and its
-own loss. With `side_embeddings` the embedding has the model's side embeddings added, as on the first stage. A block is its family's program
-under the block's name, without recompute; what its forward holds is gone when it returns, before the depth's.
+own loss. The next depth reads the hidden state before the output norm, with `normed_input` the one after it. With `side_embeddings` the
+embedding has the model's side embeddings added, as on the first stage. A block is its family's program under the
+block's name, without recompute; what its forward holds is gone when it returns, before the depth's.
 
 Source: DeepSeek-V3, arXiv:2412.19437, equations 21 to 25.
 """
@@ -34,7 +35,7 @@ Programs = tuple[tuple[str, BlockProgram], ...]
 
 
 def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool) -> Part:
-    """An MTP depth; `out` is its hidden state, which the next depth reads.
+    """An MTP depth; `out` is what the next depth reads.
 
     The head and the token embedding are the model's. Autograd sums their gradients before it hands them on: what the head and later depths
     made waits while a depth runs backward, and becomes the parameter's with the first depth, whose backward is the last.
@@ -52,7 +53,7 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         raise ValueError("MTP needs a section features.mtp; check_rules reports this")
     sharded = vocab_parallel and dims.tp > 1
     shapes = {"embedding": dims.residual, "joined": (*dims.residual[:2], 2 * dims.hidden)}
-    shapes |= dict.fromkeys(("hidden_normed", "embedding_normed", "projected", "normed"), dims.residual)
+    shapes |= dict.fromkeys(("hidden_normed", "embedding_normed", "projected", "hidden", "normed"), dims.residual)
     statistics = dict.fromkeys(("hidden_rstd", "embedding_rstd", "output_rstd"), dims.residual[:2])
     looked_up = (dims.batch, dims.tokens if sharded else dims.residual_tokens)
     weight = (model.vocab_size // dims.tp if sharded else model.vocab_size, dims.hidden)
@@ -77,7 +78,7 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         tensors |= _prefixed(side_storages(dims, model.features, name) | stream_out(dims), f"{name}.")
         gradients = side_shapes(model, name)
         tensors |= storages(shared, Column.GRADIENTS, {f"{each}{end}": gradients[each] for each in gradients for end in (SUM, PART)})
-    run = _mtp_replay(tuple(programs), sharded, joined, model.tie_embeddings, depth == 0, depth + 1 == mtp.depth, sides)
+    run = _mtp_replay(tuple(programs), sharded, joined, model.tie_embeddings, depth == 0, depth + 1 == mtp.depth, sides, mtp.normed_input)
     return Part(run, residual(tensors | stream_out(dims)))
 
 
@@ -108,10 +109,11 @@ def side_shapes(model: Model, name: str) -> dict[str, tuple[int, ...]]:
 
 @cache
 def _mtp_replay(
-    programs: Programs, vocab_parallel: bool, joined: bool, tied: bool, first: bool, last: bool, sides: tuple[str, ...]
+    programs: Programs, vocab_parallel: bool, joined: bool, tied: bool, first: bool, last: bool, sides: tuple[str, ...], reads_normed: bool
 ) -> Replay:
     (params, parts, ends), waiting = _embedding_gradients(first, last, tied)
     added, embedded, sums = _sides_of_depth(sides, first)
+    hidden, normed = ("hidden", OUTPUT) if reads_normed else (OUTPUT, "normed")
     if not last:
         waiting, ends = (*waiting, *sums), (*ends, *sums) if first else ends
     ops = (
@@ -122,21 +124,21 @@ def _mtp_replay(
         norm("embedding_norm", embedded, "embedding_normed", "embedding_rstd", "embedding_norm.weight"),
         add("join", ("hidden_normed", "embedding_normed"), "joined"),  # gradients are views of the whole's
         linear("proj", "joined", "projected", "proj.weight"),
-        *_blocks_ops(programs),
-        norm("output_norm", "out", "normed", "output_rstd", "output_norm.weight"),
-        *_head_ops(vocab_parallel, joined, ends=first and not tied, begins=last and not (vocab_parallel or joined)),
+        *_blocks_ops(programs, hidden),
+        norm("output_norm", hidden, normed, "output_rstd", "output_norm.weight"),
+        *_head_ops(vocab_parallel, joined, normed, ends=first and not tied, begins=last and not (vocab_parallel or joined)),
     )
     arrives = waiting if last else (*waiting, OUTPUT)
     return replay(ops, arrives="loss", starts=True, waiting=arrives)
 
 
-def _blocks_ops(programs: Programs) -> tuple[Op, ...]:
-    """The blocks' operations in order, from what the projection made to the depth's hidden state."""
+def _blocks_ops(programs: Programs, hidden: str) -> tuple[Op, ...]:
+    """The blocks' operations in order, from what the projection made to the depth's hidden state, `hidden`."""
     stream, ops = "projected", list[Op]()
     for name, program in programs:
         made = {each for op in program.ops for each in op.makes}
         returns = program.ops[-1]._replace(holds=(*program.ops[-1].holds, *[each for each in sorted(program.held) if each in made]))
-        out = OUTPUT if name == programs[-1][0] else f"{name}.{OUTPUT}"
+        out = hidden if name == programs[-1][0] else f"{name}.{OUTPUT}"
         ops += [_renamed(op, f"{name}.", {INPUT: stream, OUTPUT: out}) for op in (*program.ops[:-1], returns)]
         stream = out
     return tuple(ops)
@@ -187,16 +189,17 @@ def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[s
     return *ended, lookup, Op("reduce_scatter", ("embedding_partial",), ("embedding",))
 
 
-def _head_ops(vocab_parallel: bool, joined: bool, *, ends: bool, begins: bool) -> tuple[Op, ...]:
+def _head_ops(vocab_parallel: bool, joined: bool, normed: str, *, ends: bool, begins: bool) -> tuple[Op, ...]:
     """The head and its loss; in backward its part of the head's gradient is added to the sum that waits.
 
     Args:
         vocab_parallel: Whether the head is cut over the vocabulary.
         joined: Whether head and loss are one operation.
+        normed: What the head reads.
         ends: Whether the sum is the parameter's gradient then.
         begins: Whether what waits is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
     """
-    ops = head_ops(vocab_parallel, joined, "normed", "head.weight", made="loss")
+    ops = head_ops(vocab_parallel, joined, normed, "head.weight", made="loss")
     # whose backward the part outlives: of head and loss over cut words the gathering's too, which is the same autograd function's
     of_head = [index for index, op in enumerate(ops) if op.params or op.name == "gather"]
     ops = tuple(

@@ -217,6 +217,7 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
         width = model["moe"]["ffn_hidden_size"] if stack.experts_ahead and "moe" in model else ffn
         module = {
             "depth": stack.num_modules,
+            "normed_input": True,
             "ffn_hidden_size": width,
             "activation": activation,
             **_given(bias=bias and not stack.experts_ahead, experts=stack.experts_ahead),
