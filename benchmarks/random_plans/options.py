@@ -108,6 +108,7 @@ def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Colle
     _add_depths(stream("depths"), model)
     if "mtp" in model.get("features", {}):
         stream("normed depths").maybe(model["features"]["mtp"], 0.5, normed_input=True)
+        _add_depth_pattern(stream("depth pattern"), model)
 
 
 ROUTING_SHARE = 0.2
@@ -195,6 +196,18 @@ def _add_depths(draw: Draw, model: dict[str, Any]) -> None:
         mtp["experts"] = True
         return
     draw.maybe(mtp, 0.4, activation=lambda: draw.choice(["swiglu", "gelu"]), bias=True)
+
+
+def _add_depth_pattern(draw: Draw, model: dict[str, Any]) -> None:
+    """Blocks of prediction depths: those of the layers, an MLP, and one bank of experts at most."""
+    mtp = model["features"]["mtp"]
+    if not draw.chance(0.5):
+        return
+    letters = sorted({*model["pattern"].upper(), "D"} - {"|"})
+    drawn = "".join(draw.choice(letters) for _ in range(draw.randint(1, 4)))
+    first, bank, rest = drawn.partition("E")
+    mtp.pop("experts", None)
+    mtp["pattern"] = first + bank + rest.replace("E", "D")
 
 
 FACTORS = [0.25, 0.8, 1.5]

@@ -39,6 +39,7 @@ MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_gr
 EXPERTS = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16}
 M2RNN = {"kind": "m2rnn", "num_heads": 3, "key_dim": 4, "value_dim": 4, "save_every": 8}
 ENDS = {"attention": GQA, "mlp": {"ffn_hidden_size": 40}}
+STATES = {"mamba": MAMBA2, "moe": EXPERTS, "mlp": {"ffn_hidden_size": 40}}
 
 # A product forward is two backward, of inputs and of weights or of both inputs. Visible pairs of 24 positions: 300; 147 in a window of 7,
 # 129 of 6. A pair and head is 2·D of q kᵀ and 2·Dv of p v; a token has its 24th part.
@@ -91,6 +92,11 @@ KINDS = {
     "head": Kind({"pattern": "AD", **ENDS}, 0, "head"),
     "head, tied": Kind({"pattern": "AD", "tie_embeddings": True, **ENDS}, 0, "head"),
     "MTP depth": Kind({"pattern": "AD", **ENDS, "features": {"mtp": {"depth": 1, "ffn_hidden_size": 20}}}, attention(PAIRS, 8), "mtp"),
+    "MTP depth of M, E, D": Kind(
+        {"pattern": "MED", **STATES, "features": {"mtp": {"depth": 1, "pattern": "MED", "ffn_hidden_size": 20}}},
+        TAPS * (64 + 2 * 2 * 8) + scan(1, 8, group_scores=2) + PASSES * 2 * HIDDEN * (4 + 2 * 3 * 24),
+        "mtp",
+    ),
     "n-gram": Kind({"pattern": "AD", **ENDS, "features": {"ngram": {"num_tables": 4, "num_rows": 90, "dim": 4}}}, 0, "ngram"),
     "structure": Kind({"pattern": "AD", **ENDS, "features": {"structure": {"num_categories": 7, "bottleneck": 6}}}, 0, "structure"),
 }

@@ -24,7 +24,7 @@ from megaplan.tuples import new
 
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on the last slot are used by others there: a tied head, the depths of multi-token prediction."""
-ATTENDING = (*(family.letter for family in FAMILIES.values() if family.rotary is not None), Outside.MTP)
+ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
 
 
 class SlotStorage(NamedTuple):
@@ -164,6 +164,8 @@ class Stored:
         for block in self._named.values():
             if id(block) not in self._blocks:
                 self._blocks[id(block)] = block_storage(sizes, block)
+        ahead = {letter for _, block in inventory.outside if block.family is Outside.MTP for _, letter in block.variant}
+        self._attends_ahead = not ahead.isdisjoint(ATTENDING)
         self._slots: dict[tuple[Slot, bool], SlotStorage] = {}
         self._ranks: dict[tuple[tuple[Slot, ...], bool], RankStorage] = {}
 
@@ -244,7 +246,7 @@ class Stored:
             largest_reduction_bytes=max(map(attrgetter("reduction_bytes"), running)),
             largest_casting_bytes=max(map(attrgetter("casting_bytes"), running[1:]), default=0),
             adamw_shard_bytes=_by_adamw(blocks, root),
-            attends=not families.keys().isdisjoint(ATTENDING),
+            attends=not families.keys().isdisjoint(ATTENDING) or (has_mtp and self._attends_ahead),
             whole_parameters=_total(held, "elements"),
             resident_bytes=_added(map(attrgetter("resident_bytes"), storages)),
             matrix_state_bytes=_total(storages, "matrix_state_bytes"),

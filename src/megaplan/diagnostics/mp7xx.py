@@ -62,10 +62,11 @@ MODEL: dict[str, CodeInfo] = {
         "attention: {kind: gqa, num_heads: 4, num_kv_heads: 4, head_dim: 63}      # wrong",
     ),
     "MP709": CodeInfo(
-        "the feature needs attention blocks",
-        "Multi-token prediction has an attention block, and relation bias is added to attention scores; the pattern has no A.",
-        "Their shapes are those of `model.attention`.",
-        "Add A to the pattern with its section, or remove the feature.",
+        "the feature needs blocks that the pattern lacks",
+        "A prediction module has blocks as the layers', attention unless its own pattern says otherwise, and relation bias is added to"
+        " attention scores; the pattern has none of these.",
+        "Their shapes are those of the layers' section, such as `model.attention`.",
+        "Add the letter to the pattern with its section, or remove the feature.",
         "pattern: M\nfeatures: {mtp: {depth: 1, ffn_hidden_size: 4096}}      # wrong",
     ),
     "MP710": CodeInfo(

@@ -58,9 +58,9 @@ def export_megatron(source: Source) -> Exported:
 def _module_losses(spec: Spec, letters: str, *, gpt: bool) -> Iterator[Loss]:
     """What Megatron takes from the layers, or counts otherwise in a hybrid pattern."""
     mtp, attention = spec.model.features.mtp, spec.model.attention
-    if gpt and mtp is not None and letters.endswith("E") is not mtp.experts:
-        kinds = ("has experts", "dense") if letters.endswith("E") else ("is dense", "one of experts")
-        detail = f"model.features.mtp: Megatron's prediction module is as the last layer, which {kinds[0]}, and the plan's is {kinds[1]}"
+    as_last = "AE" if letters.endswith("E") else "AD"
+    if gpt and mtp is not None and mtp.letters != as_last:
+        detail = f"model.features.mtp: Megatron's prediction module is as the last layer, {as_last}, and the plan's is {mtp.letters}"
         yield Loss("model.features.mtp", detail, "host: {name: megatron, model: hybrid}")
     if mtp is not None and not mtp.normed_input:
         detail = "model.features.mtp.normed_input = false: Megatron's prediction modules read hidden states after a norm"
@@ -119,7 +119,7 @@ def _hybrid(source: Source) -> Values:
     symbols = {**SYMBOLS, "A": "+"} if latent else SYMBOLS
     mtp = source.spec.model.features.mtp
     stages = tuple("".join(symbols[letter] for letter in stage) for stage in source.stages)
-    modules = (f"{symbols['A']}{'E' if mtp.experts else '-'}",) * mtp.depth if mtp else ()
+    modules = ("".join(symbols[letter] for letter in mtp.letters),) * mtp.depth if mtp else ()
     return {"hybrid_layer_pattern": format_hybrid(stages, modules)}
 
 
@@ -141,7 +141,7 @@ def _gpt(source: Source) -> Values:
 
 def _model(spec: Spec, letters: str) -> Values:
     model, mtp, attention = spec.model, spec.model.features.mtp, spec.model.attention
-    ffn = model.mlp or (mtp if mtp is not None and not mtp.experts else None)
+    ffn = model.mlp or (mtp if mtp is not None and "D" in mtp.letters else None)
     parts = [part for part in (model.mlp, model.moe, mtp) if part is not None]
     activation = next((part.activation for part in parts), "gelu")
     position = "none" if attention is None or (attention.nope_layers and len(attention.nope_layers) == letters.count("A")) else "rope"

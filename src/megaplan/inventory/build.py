@@ -57,8 +57,7 @@ def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None
         outside = tuple([(name, _centered(block)) for name, block in outside])
     total = sum([block.elements for block in layers]) + sum([block.elements for _, block in outside])
     features, mtp = model.features, model.features.mtp
-    ahead = mtp.depth if mtp is not None and mtp.experts else 0
-    counts = {letter: letters.count(letter) + (ahead if letter == "E" else 0) for letter in FAMILIES}
+    counts = {letter: letters.count(letter) + (mtp.depth * mtp.letters.count(letter) if mtp is not None else 0) for letter in FAMILIES}
     idle = sum(counts[family.letter] * family.idle_parameters(section, model.hidden_size) for family, section in families_of(model))
     normed = mtp is not None and mtp.normed_input
     return Inventory(tuple(layers), outside, model.tie_embeddings, total - idle, features.sides_ahead, normed_ahead=normed)

@@ -56,10 +56,11 @@ class RelationBias(Section):
 
 
 class MultiTokenPrediction(OptionsSection):
-    """Extra prediction modules on the last stage: an A block, an MLP or experts, a projection and norms each.
+    """Extra prediction modules on the last stage: an A block, an MLP or experts, or other blocks, with a projection and norms each.
 
     Attributes:
         depth: Modules, each predicting one token further.
+        pattern: Letters of a module's blocks, D for an MLP of its own; null for A, then D or, with `experts`, E.
         ffn_hidden_size: Width of a module's MLP; of experts that of model.moe.
         activation: Of that MLP.
         bias: Bias on every projection of that MLP.
@@ -69,9 +70,10 @@ class MultiTokenPrediction(OptionsSection):
         loss_weight: Of the mean of the modules' losses beside the model's own.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"activation", "bias", "experts", "side_embeddings", "normed_input"})
+    options: ClassVar[frozenset[str]] = frozenset({"activation", "bias", "experts", "pattern", "side_embeddings", "normed_input"})
 
     depth: Annotated[int, Field(gt=0, le=64, strict=True)]
+    pattern: Annotated[str, Field(min_length=1, max_length=8)] | None = None
     ffn_hidden_size: PositiveInt
     activation: Literal["swiglu", "relu2", "gelu"] = "relu2"
     bias: StrictBool = False
@@ -79,6 +81,11 @@ class MultiTokenPrediction(OptionsSection):
     side_embeddings: StrictBool = False
     normed_input: StrictBool = False
     loss_weight: PositiveFloat = 0.3
+
+    @property
+    def letters(self) -> str:
+        """One for each of a module's blocks."""
+        return self.pattern if self.pattern is not None else "AE" if self.experts else "AD"
 
 
 SIDES = ("ngram", "structure", "platform")

@@ -33,7 +33,8 @@ class Checked(NamedTuple):
     @property
     def attends_ahead(self) -> bool:
         """Whether multi-token prediction attends beside the layers."""
-        return self.spec.model.features.mtp is not None
+        mtp = self.spec.model.features.mtp
+        return mtp is not None and "A" in mtp.letters
 
     def has(self, letter: str) -> bool:
         """Whether a layer has the letter."""

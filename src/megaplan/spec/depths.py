@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from megaplan.families.attention import ATTENTION
 from megaplan.families.dense import DENSE
 from megaplan.families.dense.section import Mlp
 from megaplan.families.family import Family
-from megaplan.families.moe import EXPERTS
+from megaplan.families.registry import FAMILIES
 from megaplan.spec.models import Model
+
+NAMES = ("attention", "mlp")
+"""Of the blocks where no pattern is given."""
 
 
 class DepthBlock(NamedTuple):
@@ -20,7 +22,7 @@ class DepthBlock(NamedTuple):
         name: Of its module in the depth.
         family: Whose block it is.
         section: Its dimensions.
-        variant: `Family.variant` of a layer behind the model's last one: the block has a window where the model has one, and no indexer.
+        variant: `Family.variant` of a layer behind the model's last one: attention has a window where the model has one, and no indexer.
         operations: `Family.operations` of such a layer.
     """
 
@@ -32,7 +34,7 @@ class DepthBlock(NamedTuple):
 
 
 def depth_blocks(model: Model) -> tuple[DepthBlock, ...]:
-    """The blocks of each depth in order: attention as the model's, then an MLP of the depth's own or experts as the model's.
+    """The blocks of each depth in order, as the model's; an MLP is the depth's own.
 
     Raises:
         ValueError: The model has no depths, or lacks a section that they need (a spec that was not checked).
@@ -40,11 +42,11 @@ def depth_blocks(model: Model) -> tuple[DepthBlock, ...]:
     mtp = model.features.mtp
     if mtp is None:
         raise ValueError("the model has no section features.mtp")
-    mlp: tuple[Family, Any] = DENSE, Mlp(ffn_hidden_size=mtp.ffn_hidden_size, activation=mtp.activation, bias=mtp.bias)
-    if mtp.experts:
-        mlp = EXPERTS, EXPERTS.section_of(model)
-    given = (("attention", ATTENTION, ATTENTION.section_of(model)), ("mlp", *mlp))
+    own = Mlp(ffn_hidden_size=mtp.ffn_hidden_size, activation=mtp.activation, bias=mtp.bias)
     layer, found = model.num_layers, []
-    for name, family, section in given:
+    for index, letter in enumerate(mtp.letters):
+        family = FAMILIES[letter]
+        section = own if family is DENSE else family.section_of(model)
+        name = f"block{index}" if mtp.pattern is not None else NAMES[index]
         found.append(DepthBlock(name, family, section, family.variant(section, layer), family.operations(section, layer)))
     return tuple(found)

@@ -22,7 +22,7 @@ PRICED_OPTIONS = frozenset({
     "model.norm", "model.learned_positions", "model.attention.output_bias", "model.attention.bias", "model.attention.rotary_dim",
     "model.attention.latent_norm", "model.attention.sinks", "model.attention.gate", "model.mlp.bias",
     "model.moe.bias", "model.moe.latent_size", "model.moe.shared_gate", "model.features.mtp.activation",
-    "model.features.mtp.bias", "model.features.mtp.experts",
+    "model.features.mtp.bias", "model.features.mtp.experts", "model.features.mtp.pattern",
 })  # fmt: skip
 """Options of blocks that the byte model of Megatron-Core has terms for."""
 LOOPS = ("1f1b", "interleaved_1f1b")
@@ -133,7 +133,7 @@ def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
             detail = f"model.mamba.chunk_size = {model.mamba.chunk_size}, and Megatron scans in chunks of {CHUNK_SIZE}"
             yield Limit("model.mamba.chunk_size", detail, f"chunk_size: {CHUNK_SIZE}", tensors=False)
     kinds = {f"model.{name}.activation": section.activation for name in ("mlp", "moe") if (section := getattr(model, name)) is not None}
-    if model.features.mtp is not None and not model.features.mtp.experts:
+    if model.features.mtp is not None and "D" in model.features.mtp.letters:
         kinds["model.features.mtp.activation"] = model.features.mtp.activation
     if len(set(kinds.values())) > 1:
         said = ", ".join(f"{key} = {value}" for key, value in kinds.items())
@@ -154,7 +154,7 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
         **({"model.attention.output_bias": model.attention.output_bias} if model.attention is not None else {}),
         **({"model.mlp.bias": model.mlp.bias} if model.mlp is not None else {}),
         **({"model.moe.bias": model.moe.bias} if model.moe is not None else {}),
-        **({"model.features.mtp.bias": mtp.bias} if mtp is not None and not mtp.experts else {}),
+        **({"model.features.mtp.bias": mtp.bias} if mtp is not None and "D" in mtp.letters else {}),
     }
     if len(set(biases.values())) > 1:
         said = ", ".join(f"{key} = {str(value).lower()}" for key, value in biases.items())
@@ -223,9 +223,10 @@ def _features(spec: Spec) -> Iterator[Limit]:
             yield Limit(
                 f"model.features.{name}", f"model.features.{name} is given, and Megatron has no such embedding or bias", f"{name}: null"
             )
-    if features.mtp is not None and not features.mtp.experts and mlp is not None and mlp.ffn_hidden_size != features.mtp.ffn_hidden_size:
+    mtp = features.mtp
+    if mtp is not None and "D" in mtp.letters and mlp is not None and mlp.ffn_hidden_size != mtp.ffn_hidden_size:
         detail = (
-            f"model.features.mtp.ffn_hidden_size = {features.mtp.ffn_hidden_size}, model.mlp.ffn_hidden_size = {mlp.ffn_hidden_size}, "
+            f"model.features.mtp.ffn_hidden_size = {mtp.ffn_hidden_size}, model.mlp.ffn_hidden_size = {mlp.ffn_hidden_size}, "
             "and Megatron has one --ffn-hidden-size"
         )
         yield Limit("model.features.mtp.ffn_hidden_size", detail, f"ffn_hidden_size: {mlp.ffn_hidden_size}")

@@ -37,7 +37,7 @@ def sharded_by_tp(spec: Spec) -> dict[str, int]:
     model, counts = spec.model, dict[str, int]()
     for family, section in families_of(model):
         counts |= family.sharded(section, model.hidden_size)
-    if model.features.mtp is not None and not model.features.mtp.experts:
+    if model.features.mtp is not None and "D" in model.features.mtp.letters:
         counts["features.mtp.ffn_hidden_size"] = model.features.mtp.ffn_hidden_size
     if spec.mesh.vocab_parallel:
         counts["vocab_size"] = model.vocab_size

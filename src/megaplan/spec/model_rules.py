@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import rising
-from megaplan.families.registry import families_of
+from megaplan.families.registry import FAMILIES, families_of
 from megaplan.scalars import GATED
 from megaplan.spec.context import Checked
 from megaplan.spec.models import SIDES, GroupedQueryAttention
@@ -120,10 +120,10 @@ def _zero_centered(checked: Checked) -> Iterator[Diagnostic]:
 
 def _features(checked: Checked) -> Iterator[Diagnostic]:
     features = checked.spec.model.features
-    for name in ("mtp", "relation_bias"):
-        if getattr(features, name) is not None and checked.pattern is not None and not checked.has("A"):
-            detail = f"features.{name} is given, and the {plural(len(checked.pattern.layers), 'layer')} have no A"
-            yield checked.error("MP709", detail, f"model.features.{name}", f"remove features.{name}, or add A to the pattern")
+    yield from _depths(checked)
+    if features.relation_bias is not None and checked.pattern is not None and not checked.has("A"):
+        detail = f"features.relation_bias is given, and the {plural(len(checked.pattern.layers), 'layer')} have no A"
+        yield checked.error("MP709", detail, "model.features.relation_bias", "remove features.relation_bias, or add A to the pattern")
     if features.mtp is not None and features.mtp.side_embeddings and not features.sides:
         detail = f"features.mtp.side_embeddings = true, and the model has none of {', '.join(SIDES)}"
         yield checked.error("MP715", detail, "model.features.mtp.side_embeddings", "side_embeddings: false")
@@ -132,3 +132,28 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
         rows, tables = ngram.num_rows, ngram.num_tables
         detail = f"features.ngram.num_rows = {rows}, features.ngram.num_tables = {tables}, and {rows} < {tables}"
         yield checked.error("MP710", detail, "model.features.ngram.num_rows", "num_rows counts the rows of all tables together")
+
+
+def _depths(checked: Checked) -> Iterator[Diagnostic]:
+    """The blocks of prediction modules: but for D each is as the model's, whose section the layers have checked."""
+    mtp, key = checked.spec.model.features.mtp, "model.features.mtp.pattern"
+    if mtp is None or checked.pattern is None:
+        return
+    if mtp.pattern is not None and mtp.experts:
+        yield checked.error(
+            "MP715", f"features.mtp.pattern = {mtp.pattern}, experts = true: the pattern says which blocks", key, "experts: false"
+        )
+    layers = plural(len(checked.pattern.layers), "layer")
+    for letter in dict.fromkeys(mtp.letters):
+        if letter not in FAMILIES:
+            detail = f"features.mtp.pattern = {mtp.pattern}: '{letter}' is no block"
+            yield checked.error("MP715", detail, key, f"one of {', '.join(FAMILIES)} for each block")
+        elif letter != "D" and not checked.has(letter):
+            given = "features.mtp is given" if mtp.pattern is None else f"features.mtp.pattern = {mtp.pattern}"
+            where = "model.features.mtp" if mtp.pattern is None else key
+            yield checked.error(
+                "MP709", f"{given}, and the {layers} have no {letter}", where, f"remove features.mtp, or add {letter} to the pattern"
+            )
+    if mtp.letters.count("E") > 1:
+        detail = f"features.mtp.pattern = {mtp.pattern}: a module's group gathers one bank of experts"
+        yield checked.error("MP715", detail, key, "a pattern with one E")

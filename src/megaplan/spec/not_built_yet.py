@@ -151,6 +151,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.features.mtp.experts",
         "model.features.mtp.side_embeddings",
         "model.features.mtp.normed_input",
+        "model.features.mtp.pattern",
     }
 )
 """Options of blocks (`megaplan.spec.options`) that megarun builds; it refuses the others."""

@@ -44,7 +44,7 @@ class PredictionDepth(nn.Module):
         self.output_norm = RMSNorm(hidden_size, eps)
 
     def forward(
-        self, x: Tensor, following: Tensor, targets: Tensor, ends: Ends, rotary: Rotary, starts: Tensor | None
+        self, x: Tensor, following: Tensor, targets: Tensor, ends: Ends, rotary: Rotary | None, starts: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """This depth's hidden state, normed if it passes it on so, and its loss.
 

@@ -95,7 +95,8 @@ class Stage(nn.Module):
             self.mtp = nn.ModuleDict({str(depth): build_depth(config, depth, block, ep, cp, factors) for depth in range(mtp.depth)})
             self.further_factor = mtp.loss_weight / mtp.depth
             self.adds_sides_ahead, self.reads_normed_ahead = mtp.side_embeddings, mtp.normed_input
-        attends = self.looks_ahead or any(FAMILIES[inventory.layers[index].family].rotary is not None for index in layers)
+        ahead = mtp.letters if mtp is not None else ""
+        attends = any(FAMILIES[letter].rotary is not None for letter in (*ahead, *(families[index].family for index in layers)))
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
         self.multiplier, self.logits_cap = model.embedding_multiplier, model.logits_cap
@@ -192,7 +193,7 @@ class Stage(nn.Module):
         if not self.predicts:
             return x
         further = normed = None
-        if self.looks_ahead and labels is not None and rotary is not None and torch.is_grad_enabled():
+        if self.looks_ahead and labels is not None and torch.is_grad_enabled():
             sides = following_before, following_structure, following_platform
             if self.reads_normed_ahead:
                 x = normed = self.final_norm(x)
@@ -237,7 +238,7 @@ class Stage(nn.Module):
         x: Tensor,
         following: Sequence[Tensor],
         sides: tuple[Sequence[Tensor], ...],
-        rotary: Rotary,
+        rotary: Rotary | None,
         starts: Tensor | None,
     ) -> Tensor:
         """The weighted sum of all depths' losses, fp32 scalar.

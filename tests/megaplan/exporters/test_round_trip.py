@@ -151,6 +151,12 @@ def positions(draw: Any, attention: dict[str, Any], letters: str, bias: bool) ->
     return {"learned_positions": 4096} if kind == "learned" else {}
 
 
+def modules(letters: str) -> st.SearchStrategy[str]:
+    """Blocks of a prediction module behind these layers, with an MLP or one bank of experts, whose width a launch then states."""
+    some = st.text(alphabet="".join(sorted({*letters, "D"})), min_size=1, max_size=4)
+    return some.filter(lambda drawn: drawn.count("E") <= 1 and not {"D", "E"}.isdisjoint(drawn))
+
+
 @st.composite
 def specs(draw: Any) -> dict[str, Any]:
     """What a spec and Megatron's arguments can both say, in the form that an import writes."""
@@ -206,16 +212,11 @@ def specs(draw: Any) -> dict[str, Any]:
     if "D" in letters:
         model["mlp"] = {"ffn_hidden_size": 192, "activation": activation, **biased}
     if mtp:
-        ahead = letters[-1] == "E" if not hybrid else "E" in letters and draw(st.booleans())
-        width = model["moe"]["ffn_hidden_size"] if ahead else 192
-        module = {
-            "depth": draw(st.integers(1, 2)),
-            "ffn_hidden_size": width,
-            "activation": activation,
-            "experts": ahead,
-            "normed_input": True,
-        }
-        module |= {"bias": True} if bias and not ahead else {}
+        ahead = draw(modules(letters)) if hybrid else "AE" if letters[-1] == "E" else "AD"
+        width = 192 if "D" in ahead or "moe" not in model else model["moe"]["ffn_hidden_size"]
+        module = {"depth": draw(st.integers(1, 2)), "ffn_hidden_size": width, "activation": activation, "normed_input": True}
+        module |= {"experts": ahead == "AE"} if ahead in ("AD", "AE") else {"pattern": ahead}
+        module |= {"bias": True} if bias and "D" in ahead else {}
         model["features"] = {"mtp": module}
     if tp > 1 and "E" not in letters:
         host["sequence_parallel"] = draw(st.booleans())

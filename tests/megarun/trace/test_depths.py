@@ -27,6 +27,22 @@ DEEPSEEK = {
     },
 }
 
+DELTA_NET = {
+    "kind": "gated_delta",
+    "num_key_heads": 4,
+    "num_value_heads": 8,
+    "key_dim": 4,
+    "value_dim": 4,
+    "chunk_size": 4,
+    "save_every": 8,
+}
+DELTA = {"model.linear_attention": DELTA_NET}
+MAMBA3 = {
+    "model.mamba": {"kind": "mamba3", "expand": 4, "head_dim": 32, "state_dim": 64, "num_groups": 8, "chunk_size": 8, "save_every": 16}
+}
+
+RECURRENT = {"model.recurrent": {"kind": "m2rnn", "num_heads": 4, "key_dim": 4, "value_dim": 4, "save_every": 8}}
+
 
 def _depths(depth: int = 1, **more: Any) -> dict[str, Any]:
     return {"model.features.mtp": {"depth": depth, "ffn_hidden_size": 40, **more}}
@@ -75,6 +91,23 @@ CASES = {
         | {"model.features.structure": {"num_categories": 7, "bottleneck": 6}, "optimizer.matrix": "adamw"}
         | {"mesh": {"dp_replicate": 2, "dp_shard": 2, "ep": 2}, "precision": BF16, **KERNELS},
     ),
+    "state-spaces-and-mlp-pp": ("MD", TWO | _depths(2, pattern="MD") | {"mesh": {"pp": 2}, "precision": BF16}),
+    "recurrence-and-experts-ep-tp": ("RE", RECURRENT | _depths(2, pattern="RE") | {"mesh": {"dp_shard": 2, "ep": 2, "tp": 2}}),
+    "delta-net-experts-attention-cp-bf16": (
+        "GEA",
+        DELTA | _depths(2, pattern="GEA") | {"mesh": {"cp": 2, "dp_shard": 2, "ep": 2}, "precision": BF16},
+    ),
+    "state-spaces-alone-cp-reshard-kernels": (
+        "MA",
+        MAMBA3 | _depths(pattern="MM") | {"mesh": {"cp": 2, "dp_shard": 2}, "sharding.reshard_after_forward": True, **KERNELS},
+    ),
+    "convolution-zbv-tp": (
+        "CDCD",
+        TWO
+        | {"model.short_convolution": {"conv_kernel": 3}}
+        | _depths(2, pattern="CD")
+        | {"mesh": {"pp": 2, "vpp": 2, "tp": 2}, "schedule.kind": "zbv"},
+    ),
     "experts-uneven-pp-bf16-selective": (
         "AE",
         TWO
@@ -89,6 +122,7 @@ QUICK = {
     "experts-ep-shard-bf16": False,
     "latent-experts-cp-tp-vocabulary-losses": True,
     "experts-sides-replicas-adamw-bf16-kernels": False,
+    "delta-net-experts-attention-cp-bf16": True,
 }
 """What CI traces: whether the depths read hidden states after a norm."""
 

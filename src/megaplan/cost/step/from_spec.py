@@ -60,9 +60,9 @@ def _depths_are_layers(spec: Spec, letters: set[str]) -> bool:
     """Whether prediction depths have the blocks that the model has: an A block, and experts, or an MLP where it has no experts."""
     model, mtp = spec.model, spec.model.features.mtp
     assert mtp is not None
-    if model.attention is None or mtp.side_embeddings or mtp.experts != ("E" in letters):
+    if model.attention is None or mtp.side_embeddings or mtp.letters != ("AE" if "E" in letters else "AD"):
         return False
-    return mtp.experts or (
+    return "E" in mtp.letters or (
         model.mlp is not None and (mtp.ffn_hidden_size, mtp.activation) == (model.mlp.ffn_hidden_size, model.mlp.activation)
     )
 

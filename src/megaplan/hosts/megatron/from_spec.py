@@ -87,7 +87,7 @@ def _low(spec: Spec) -> LowPrecisionRun | None:
 def _ahead(spec: Spec) -> str:
     """Operators of a prediction module."""
     mtp, recipe = spec.model.features.mtp, spec.precision.recipe
-    own = "*E" if mtp is not None and mtp.experts else "*-"
+    own = "".join(LETTERS[letter] for letter in mtp.letters) if mtp is not None else ""
     return own if recipe is None or recipe.prediction else "".join(IN_SIXTEEN_BIT[letter] for letter in own)
 
 

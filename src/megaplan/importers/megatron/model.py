@@ -37,14 +37,14 @@ class Stack:
         latent: Whether attention is latent.
         num_modules: Prediction modules.
         hybrid: Whether Megatron builds its HybridModel.
-        experts_ahead: Whether prediction modules have experts.
+        ahead: Letters of a prediction module's blocks.
     """
 
     stages: tuple[str, ...]
     latent: bool
     num_modules: int
     hybrid: bool
-    experts_ahead: bool = False
+    ahead: str = "AD"
 
     @property
     def letters(self) -> str:
@@ -87,8 +87,14 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
     used = set(pattern.main) | set(pattern.module or "")
     for symbol in sorted(used & set(NO_LETTER)):
         launch.cannot(key, f"'{symbol}' at column {str(launch.value(key)).index(symbol) + 1}: {NO_LETTER[symbol]}")
-    if pattern.module is not None and pattern.module not in ("*-", "+-", "*E", "+E"):
-        launch.cannot(key, f"module {pattern.module!r}: a spec's prediction module is an A block, and a D or an E block")
+    ahead = "".join(OURS.get(one, "A") for one in pattern.module or "*-")
+    beyond = [
+        symbol for symbol, letter in zip(pattern.module or "", ahead, strict=False) if letter not in ("D", *map(OURS.get, pattern.main))
+    ]
+    if beyond:
+        launch.cannot(key, f"module {pattern.module!r}: '{beyond[0]}' is in no layer, whose dimensions a spec's prediction module has")
+    if ahead.count("E") > 1:
+        launch.cannot(key, f"module {pattern.module!r}: a spec's prediction module has one E at most")
     if not pattern.main:
         launch.cannot(key, "the pattern has no layer")
     plain = used & set("*+")
@@ -98,7 +104,7 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
         latent,
         pattern.num_modules,
         hybrid=True,
-        experts_ahead=(pattern.module or "").endswith("E"),
+        ahead=ahead,
     )
 
 
@@ -139,7 +145,7 @@ def _gpt(launch: Arguments, pp: int) -> Stack:
         launch.given("multi_latent_attention"),
         modules,
         hybrid=False,
-        experts_ahead=kinds[-1] == "E",
+        ahead=f"A{OURS[kinds[-1]]}",
     )
 
 
@@ -195,7 +201,7 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
         model["learned_positions"] = launch.whole("max_position_embeddings")
     activation = "swiglu" if launch.given("swiglu") or _quick(launch) else "relu2" if launch.given("squared_relu") else "gelu"
     ffn = launch.optional("ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * hidden)
-    if "A" in letters or stack.num_modules:
+    if "A" in letters or (stack.num_modules and "A" in stack.ahead):
         model["attention"] = _attention(launch, stack, hidden, bias=bias, rotates=position in ROTARY)
     else:
         launch.pass_over(
@@ -214,13 +220,15 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
     if "D" in letters:
         model["mlp"] = {"ffn_hidden_size": ffn, "activation": activation, **_given(bias=bias)}
     if stack.num_modules:
-        width = model["moe"]["ffn_hidden_size"] if stack.experts_ahead and "moe" in model else ffn
+        width = model["moe"]["ffn_hidden_size"] if "D" not in stack.ahead and "moe" in model else ffn
+        plain = stack.ahead in ("AD", "AE")
         module = {
             "depth": stack.num_modules,
             "normed_input": True,
             "ffn_hidden_size": width,
             "activation": activation,
-            **_given(bias=bias and not stack.experts_ahead, experts=stack.experts_ahead),
+            **_given(bias=bias and "D" in stack.ahead, experts=plain and "E" in stack.ahead),
+            **({} if plain else {"pattern": stack.ahead}),
         }
         model["features"] = {"mtp": module}
     return model

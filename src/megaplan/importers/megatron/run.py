@@ -172,7 +172,7 @@ def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, An
         if row.conversion is ONLY:
             launch.accept(row.name)
     found |= _kernels(launch, found)
-    if "E" in stack.letters or stack.experts_ahead:
+    if "E" in stack.letters or "E" in stack.ahead:
         found["moe_load_balancing"] = load_balancing(launch)[0]
     found |= _graphs(launch) | _offload(launch) | _stash(launch)
     if launch.value("optimizer") == "dist_muon":  # the name says that its state is dealt to data ranks
