@@ -48,7 +48,8 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
             own += chunk.lasting(index)
             continue
         gathered += unit.gathered_bytes if fetches else 0
-        dense, gradients = unit.storage.dense, behind + own + unit.storage.experts.unsharded_bytes
+        dense = unit.storage.dense
+        gradients = behind + own + unit.storage.experts.unsharded_bytes + chunk.waiting_sums(index)
         waiting = chunk.waiting_from[index] if chunk.waiting_from else 0
         communication = gathered + (chunk.prefetched(index) if fetches else 0)
         most = chunk.before[index] + gradients + communication + chunk.passed_bytes(index) + held + dense.unsharded_bytes + dense.made_bytes

@@ -295,16 +295,18 @@ class Chunk:
     def passed_bytes(self, index: int) -> int:
         """Gradients that a layer's backward hands on: of the stream, and of the norm that it shares with the layer before.
 
-        With those of a prediction depth the gradient waits that final norm or head made of what the first depth reads, and the sums of
-        shared parameters' gradients to which the depth before adds.
+        With those of a prediction depth the gradient waits that final norm or head made of what the first depth reads.
         """
         if self.names[index].startswith("mtp."):
-            before = self.units[index - 1].block.part
-            sums = depth_sums(before) if self.names[index] != "mtp.0" else 0
-            return 2 * self.policy.boundary_bytes + sums
+            return 2 * self.policy.boundary_bytes
         if SHARED not in self.units[index].block.part.tensors:
             return self.policy.boundary_bytes
         return 2 * self.policy.boundary_bytes - (self.output_bytes if index > self.received_from else 0)
+
+    def waiting_sums(self, index: int) -> int:
+        """Sums of shared parameters' gradients that wait behind a prediction depth, for the depth before to add to."""
+        name = self.names[index]
+        return depth_sums(self.units[index - 1].block.part) if name.startswith("mtp.") and name != "mtp.0" else 0
 
     def lasting(self, index: int) -> int:
         """Gradients of the slot's own parameters that stay after a unit; none of a layer's, whose group is its own.

@@ -75,8 +75,8 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
             yield chunk.unit_peak(index, where, unit.bank.later, unit.bank.later_params, held, carried, unit.bank.later_bytes)
         gathered = root.gathered_bytes + (chunk.prefetched(index) if reshard else ahead)
         for own_gradients, buffers in _reduction(dense, dense.made_bytes, dense.last_made_bytes):
-            gradient = chunk.passed_bytes(index) if index else 0
-            yield chunk.after_backward(index, f"reduction of {chunk.names[index]}", gradients + own_gradients, gathered + buffers, gradient)
+            passed, made_so_far = chunk.passed_bytes(index) if index else 0, gradients + own_gradients + chunk.waiting_sums(index)
+            yield chunk.after_backward(index, f"reduction of {chunk.names[index]}", made_so_far, gathered + buffers, passed)
         behind += dense.shard_bytes
         kept += _kept(chunk, dense, later)
         pending = dense.reduce_bytes
