@@ -54,8 +54,8 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         yield chunk.backward(index, gradients, gathered + pending, again=False, fetches=reshard)
         if index == 0 and (tied := chunk.tied_sum_bytes()):
             yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + pending + root.gathered_bytes)
-        made += chunk.lasting(index)
         if not unit.layer or unit.storage is None:
+            made += chunk.lasting(index)
             continue
         dense, experts = unit.storage.dense, unit.storage.experts
         gathered += chunk.prefetched(index) if reshard else 0
@@ -69,10 +69,12 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         behind += experts.shard_bytes
         kept += _kept(chunk, experts, later)
         gradients = (everything if later else behind) + made + kept
-        if unit.bank is not None:
+        if unit.bank is not None:  # among whose parameters are shared ones, which lie behind it only then
             held = gradients, gathered + experts.reduce_bytes
             where, carried = f"backward of {chunk.names[index]}", chunk.backward_extra[index]
             yield chunk.unit_peak(index, where, unit.bank.later, unit.bank.later_params, held, carried, unit.bank.later_bytes)
+        made += chunk.lasting(index)
+        gradients = (everything if later else behind) + made + kept
         gathered = root.gathered_bytes + (chunk.prefetched(index) if reshard else ahead)
         for own_gradients, buffers in _reduction(dense, dense.made_bytes, dense.last_made_bytes):
             passed, made_so_far = chunk.passed_bytes(index) if index else 0, gradients + own_gradients + chunk.waiting_sums(index)
