@@ -23,7 +23,7 @@ def kernel_forward(given: Chosen, places: Places) -> tuple[Tensor, Tensor]:
     return kernel.forward(given.attended, places, given.choice.contiguous())
 
 
-def kernel_backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+def kernel_backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor, ...]:
     """Gradients of q, k and v: of the last two the part that these queries make."""
     from megakernels.ops.attention import kernel  # noqa: PLC0415
 
@@ -35,7 +35,7 @@ def forward(given: Chosen) -> tuple[Tensor, Tensor]:
     return kernel_forward(given, Places()) if runs_kernels(given.attended) else reference.forward(given)
 
 
-def backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, _needs: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:
+def backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, _needs: Sequence[bool]) -> tuple[Tensor, ...]:
     """Same contract as `reference.backward`: all gradients."""
     if runs_kernels(given.attended):
         return kernel_backward(grad_out, given, out, lse, Places())

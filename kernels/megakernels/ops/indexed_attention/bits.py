@@ -23,15 +23,17 @@ def choice_like(q: Tensor, num_keys: int) -> Tensor:
     return torch.empty(*q.shape[:2], num_words(num_keys), dtype=torch.int32, device=q.device)
 
 
-def packed(chosen: Tensor, seen: slice, words: int) -> Tensor:
+def bit_values(device: torch.device) -> Tensor:
+    """What each bit of a word adds to it, int32 [32]: the last one is the sign's."""
+    return torch.ones(WORD_BITS, dtype=torch.int32, device=device) << torch.arange(WORD_BITS, dtype=torch.int32, device=device)
+
+
+def packed(chosen: Tensor, seen: slice, words: int, values: Tensor) -> Tensor:
     """Flags of the keys `seen` [B, q, k] -> words [B, q, words]."""
-    flags = torch.zeros(*chosen.shape[:2], words * WORD_BITS, dtype=torch.int64, device=chosen.device)
-    flags[..., seen] = chosen.to(torch.int64)
-    values = (torch.unflatten(flags, -1, (words, WORD_BITS)) << torch.arange(WORD_BITS, device=chosen.device)).sum(-1)
-    return torch.where(values >= 1 << (WORD_BITS - 1), values - (1 << WORD_BITS), values).to(torch.int32)
+    flags = torch.nn.functional.pad(chosen, (seen.start, words * WORD_BITS - seen.stop))
+    return (torch.unflatten(flags, -1, (words, WORD_BITS)) * values).sum(-1, dtype=torch.int32)
 
 
-def unpacked(choice: Tensor, seen: slice) -> Tensor:
+def unpacked(choice: Tensor, seen: slice, values: Tensor) -> Tensor:
     """Words [B, q, words] -> flags of the keys `seen`, bool [B, q, k]."""
-    flags = (choice.unsqueeze(-1) >> torch.arange(WORD_BITS, device=choice.device, dtype=torch.int32)) & 1
-    return flags.flatten(-2)[..., seen].bool()
+    return (choice.unsqueeze(-1) & values).flatten(-2)[..., seen] != 0

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
-from megakernels.ops.indexed_attention.bits import packed
+from megakernels.ops.indexed_attention.bits import bit_values, packed
 
 SCRATCH_ELEMENTS = 1 << 24
 """Scores held at once, over all sequences and heads."""
@@ -133,6 +133,7 @@ def forward(given: Indexed, choice: Tensor | None = None) -> tuple[Tensor, Tenso
     q, v, index = given.q, given.v, _index(given)
     queries, keys, values = (upcast(each).transpose(1, 2) for each in (q, given.k, v))
     out, lse, thresholds, index_lse = made_like(q, v)
+    values_of_bits = bit_values(q.device)
     for rows, seen in given.blocks():
         visible = given.visible(rows, seen)
         scores = index.scores(index.overlap(rows, seen), rows).masked_fill_(~visible, float("-inf"))
@@ -141,7 +142,7 @@ def forward(given: Indexed, choice: Tensor | None = None) -> tuple[Tensor, Tenso
         chosen = _chosen(scores, threshold, visible, given.top_k)
         thresholds[:, rows] = threshold
         if choice is not None:
-            choice[:, rows] = packed(chosen, seen, choice.shape[2])
+            choice[:, rows] = packed(chosen, seen, choice.shape[2], values_of_bits)
         index_lse[:, rows] = scores.masked_fill_(~chosen, float("-inf")).logsumexp(-1)
         attended = _attended(given, queries[:, :, rows], keys[:, :, seen], chosen)
         sums = attended.logsumexp(-1)
