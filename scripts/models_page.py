@@ -36,8 +36,7 @@ A model whose blocks megarun does not build yet is priced all the same, and a no
 
 What is open, by family: the prediction modules of DeepSeek-V3, GLM and Qwen are in no config's spec, since transformers builds none;
 a plan that asks for them (`model.features.mtp`) counts and trains them, and their weights move in and out
-([weights](../guides/huggingface.md)). `glm_moe_dsa` trains where every layer has an indexer of its own; layers that share one attend to
-all keys, which is reported (MP820).
+([weights](../guides/huggingface.md)).
 """
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 _GRANITE = ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)]
@@ -124,6 +123,10 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "ai21labs/AI21-Jamba-1.5-Mini": ({"model_type": "jamba"}, ("mesh.dp_shard=32", "mesh.ep=16", "recompute.default=selective")),
     "deepseek-ai/DeepSeek-V3.2": (
         {"model_type": "deepseek_v32"},
+        ("mesh.dp_shard=256", "mesh.ep=64", "recompute.blocks={A: full, D: full, E: selective}"),
+    ),
+    "zai-org/GLM-5": (
+        {"model_type": "glm_moe_dsa"},
         ("mesh.dp_shard=256", "mesh.ep=64", "recompute.blocks={A: full, D: full, E: selective}"),
     ),
     "allenai/Olmo-Hybrid-7B": (

@@ -109,6 +109,7 @@ def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Colle
     if "mtp" in model.get("features", {}):
         stream("normed depths").maybe(model["features"]["mtp"], 0.5, normed_input=True)
         _add_depth_pattern(stream("depth pattern"), model)
+    _add_choices(stream("choices"), model, cuts)
 
 
 ROUTING_SHARE = 0.2
@@ -235,6 +236,31 @@ def _add_factors(draw: Draw, model: dict[str, Any], cuts: Collection[int]) -> No
     inside = [layer for layer in range(1, model["num_layers"]) if layer not in cuts]
     if inside and not model.keys() & {"norm_placement", "post_norm_layers", "parallel_layers"}:
         draw.maybe(model, 0.5, parallel_layers=lambda: draw.some(inside) or inside[:1])
+
+
+CHOICES_SHARE = 0.5
+
+
+def _add_choices(draw: Draw, model: dict[str, Any], cuts: Collection[int]) -> None:
+    """Layers that attend to what an earlier one chose: others than those with an indexer, or some of these, which no cut parts from it."""
+    attention = model.get("attention", {})
+    indexer = attention.get("indexer")
+    if indexer is None or not draw.chance(CHOICES_SHARE):
+        return
+    letters = model["pattern"].upper().replace("|", "")
+    letters = (letters * model["num_layers"])[: model["num_layers"]]
+    full = attention.get("full_layers", [])
+    source, layers, shared = -1, [], []
+    for layer in [index for index, letter in enumerate(letters) if letter == "A"]:
+        together = source >= 0 and not any(source < cut <= layer for cut in cuts)
+        alike = (source in full) == (layer in full)
+        if together and alike and draw.chance(0.7):
+            shared.append(layer)
+        elif layer in indexer["layers"]:
+            layers.append(layer)
+            source = layer
+    if shared:
+        indexer |= {"layers": layers, "shared_layers": shared}
 
 
 def add_megatron_options(draw: Draw, sections: dict[str, Any], letters: str, *, gpt: bool) -> None:

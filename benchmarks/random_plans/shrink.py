@@ -109,6 +109,11 @@ def _fitting(spec: Spec) -> Spec:
     for owner, key in ((attention, "nope_layers"), (attention, "full_layers"), (indexer or {}, "layers")):
         if key in owner:
             owner[key] = [layer for layer in owner[key] if layer in places] or ([] if key != "layers" else places)
+    if indexer is not None and "shared_layers" in indexer:
+        first, own = min(indexer["layers"], default=len(letters)), indexer["layers"]
+        indexer["shared_layers"] = [layer for layer in indexer["shared_layers"] if layer in places and layer > first and layer not in own]
+        if not indexer["shared_layers"]:
+            del indexer["shared_layers"]
     for section, key in (("recompute", "blocks"), ("precision", "families")):
         if key in spec.get(section, {}):
             spec[section][key] = {letter: value for letter, value in spec[section][key].items() if letter in letters}

@@ -13,6 +13,8 @@ from megakernels.ops.attention import attention
 from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_backward
 from megakernels.ops.causal_conv1d import causal_conv1d
 from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
+from megakernels.ops.chosen_attention import chosen_attention
+from megakernels.ops.chosen_attention.pieces import chosen_attention_pieces, chosen_attention_pieces_backward
 from megakernels.ops.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
 from megakernels.ops.fp8_linear import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
 from megakernels.ops.gated_conv1d import gated_conv1d
@@ -20,12 +22,13 @@ from megakernels.ops.gated_conv1d.pieces import gated_conv_pieces, gated_conv_pi
 from megakernels.ops.gated_delta import gated_delta
 from megakernels.ops.gated_delta.piece import gated_delta_piece, gated_delta_piece_backward
 from megakernels.ops.head_gated_norm import head_gated_norm
-from megakernels.ops.indexed_attention import indexed_attention
+from megakernels.ops.indexed_attention import indexed_attention, indexed_attention_choice
 from megakernels.ops.indexed_attention.pieces import (
     index_keys,
     index_keys_backward,
     indexed_attention_pieces,
     indexed_attention_pieces_backward,
+    indexed_attention_pieces_choice,
 )
 from megakernels.ops.linear_cross_entropy import linear_cross_entropy, linear_slice_gradients, linear_slice_statistics
 from megakernels.ops.m2rnn import m2rnn
@@ -73,6 +76,9 @@ __all__ = [
     "attention_pieces_backward",
     "causal_conv1d",
     "check_labels",
+    "chosen_attention",
+    "chosen_attention_pieces",
+    "chosen_attention_pieces_backward",
     "combine",
     "conv_pieces",
     "conv_pieces_backward",
@@ -102,8 +108,10 @@ __all__ = [
     "index_keys",
     "index_keys_backward",
     "indexed_attention",
+    "indexed_attention_choice",
     "indexed_attention_pieces",
     "indexed_attention_pieces_backward",
+    "indexed_attention_pieces_choice",
     "linear_cross_entropy",
     "linear_slice_gradients",
     "linear_slice_statistics",

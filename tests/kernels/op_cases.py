@@ -30,6 +30,7 @@ from op_makers import (
     LIMITED,
     Case,
     attention_case,
+    chosen_case,
     delta_case,
     expert_case,
     gated_conv_case,
@@ -41,6 +42,7 @@ from op_makers import (
     routed_case,
     selective_case,
     ssd_case,
+    with_choice,
 )
 from torch.nn import functional
 
@@ -149,6 +151,11 @@ CASES = [
     attention_case("attention_window", 4, 2, 5, 5, 9),
     indexed_case("indexed_attention", 11, None),
     indexed_case("indexed_attention_window", 4, 9),
+    with_choice(indexed_case("indexed_attention", 11, None), 11, None),
+    with_choice(indexed_case("indexed_attention_window", 4, 9), 4, 9),
+    chosen_case("chosen_attention", None),
+    chosen_case("chosen_attention_window", 9),
+    chosen_case("chosen_attention_packed", None, packed=True),
     Case(
         "causal_conv1d",
         lambda n, t: {"x": n(BATCH, t, 11), "weight": n(11, 4), "bias": n(11)},

@@ -132,6 +132,23 @@ def exact_indexed_attention(
     return Joined.apply(torch.einsum("bhts,bshd->bthd", attended, v), loss_factor * losses)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def seen_by(num_positions: int, window: int | None = None, starts: Tensor | None = None) -> Tensor:
+    """bool [B or 1, T, T]: the keys that a query may look at."""
+    position = torch.arange(num_positions)
+    found = (position[:, None] >= position)[None]
+    if window is not None:
+        found = found & (position[:, None] - window < position)
+    return found if starts is None else found & (position >= starts[..., None])
+
+
+def exact_chosen_attention(q: Tensor, k: Tensor, v: Tensor, choice: Tensor) -> Tensor:
+    """The whole score matrix, with the choice read byte by byte."""
+    octets = torch.from_numpy(choice.numpy().view("uint8"))
+    chosen = torch.stack([octets >> bit & 1 for bit in range(8)], -1).flatten(-2)[..., : k.shape[1]].bool()
+    scores = (torch.einsum("bthd,bshd->bhts", q, k) * 0.3).masked_fill(~chosen[:, None], -math.inf)
+    return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v)
+
+
 def exact_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
     padded = functional.pad(x.mT, (weight.shape[1] - 1, 0))
     y = functional.conv1d(padded, weight[:, None], bias, groups=weight.shape[0]).mT

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from op_exact import (
     EPS,
@@ -14,6 +15,7 @@ from op_exact import (
     Inputs,
     angles,
     exact_attention,
+    exact_chosen_attention,
     exact_experts,
     exact_gated_conv,
     exact_gated_delta,
@@ -23,10 +25,24 @@ from op_exact import (
     exact_routed_experts,
     exact_selective_scan,
     exact_ssd,
+    seen_by,
 )
 from torch import Tensor
 
-from megakernels import attention, experts, gated_conv1d, gated_delta, indexed_attention, mamba3, route, routed_experts, selective_scan, ssd
+from megakernels import (
+    attention,
+    chosen_attention,
+    experts,
+    gated_conv1d,
+    gated_delta,
+    indexed_attention,
+    indexed_attention_choice,
+    mamba3,
+    route,
+    routed_experts,
+    selective_scan,
+    ssd,
+)
 
 BATCH = 2
 
@@ -150,6 +166,44 @@ def indexed_case(name: str, top_k: int, window: int | None) -> Case:
         lambda t: [((BATCH, 2, t), "accumulator"), ((BATCH, t), "accumulator"), ((BATCH, t), "accumulator")],
         saved_outputs=(0,),
         constant=("cos", "sin"),
+    )
+
+
+def with_choice(case: Case, top_k: int, window: int | None) -> Case:
+    """Indexed attention that hands its choice on."""
+
+    def call(inputs: Inputs) -> tuple[Tensor, ...]:
+        numbers = {"scale": 0.3, "top_k": top_k, "loss_factor": 0.7, "eps": EPS}
+        return (indexed_attention_choice(*inputs.values(), window=window, **numbers)[0],)
+
+    return replace(case, name=case.name.replace("attention", "attention_choice"), call=call)
+
+
+def words_of(chosen: Tensor) -> Tensor:
+    """bool [B, T, T] as the int32 words of a choice."""
+    num_keys = chosen.shape[-1]
+    padded = torch.nn.functional.pad(chosen, (0, -num_keys % 128)).numpy()
+    return torch.from_numpy(np.packbits(padded, axis=-1, bitorder="little").view("int32"))
+
+
+def chosen_case(name: str, window: int | None, packed: bool = False) -> Case:
+    """Every query has chosen itself, and a third of the keys that it sees."""
+
+    def inputs(normal: Callable[..., Tensor], t: int) -> dict[str, Tensor]:
+        starts = {"starts": document_starts(t)} if packed else {}
+        pattern = (7 * torch.arange(t) + 3 * torch.arange(t)[:, None] + torch.arange(BATCH)[:, None, None]) % 3 == 0
+        chosen = (pattern | torch.eye(t, dtype=torch.bool)) & seen_by(t, window, starts.get("starts"))
+        q, k, v = normal(BATCH, t, 2, 6), normal(BATCH, t, 2, 6), normal(BATCH, t, 2, 5)
+        return {"q": q, "k": k, "v": v, "choice": words_of(chosen), **starts}
+
+    return Case(
+        name,
+        inputs,
+        lambda i: (chosen_attention(**i, scale=0.3, window=window),),
+        lambda i: (exact_chosen_attention(i["q"], i["k"], i["v"], i["choice"]),),
+        ("q", "k", "v", "choice", *(("starts",) if packed else ())),
+        lambda t: [((BATCH, 2, t), "accumulator")],
+        saved_outputs=(0,),
     )
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
+from op_exact import seen_by
+from op_makers import document_starts, words_of
 from torch import Tensor
 
-from megakernels import attention, indexed_attention
+from megakernels import attention, chosen_attention, indexed_attention, indexed_attention_choice
 from megakernels.ops.indexed_attention import reference
 
 
@@ -49,4 +51,30 @@ def test_of_equal_scores_the_first_keys_are_chosen(num_queries: int, monkeypatch
     assert rms_ratio(found, expected) < 1e-12
     seed = torch.randn_like(found)
     for one, other in zip(gradients([found], [q, k, v], [seed]), gradients([expected], [q, k, v], [seed]), strict=True):
+        assert rms_ratio(one, other) < 1e-12
+
+
+@pytest.mark.parametrize("num_queries", [7, 64])
+@pytest.mark.parametrize(("window", "packed"), [(None, False), (9, False), (None, True)])
+def test_another_layer_attends_to_the_choice(num_queries: int, window: int | None, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is the largest scores, by sorting them; attention to it has the values and gradients of the layer that chose."""
+    monkeypatch.setattr(reference, "BLOCK_QUERIES", num_queries)
+    inputs = next(case for case in CASES if case.name == "indexed_attention").make(40, torch.float64)
+    starts, numbers = document_starts(40) if packed else None, {"scale": 0.3, "top_k": 6, "loss_factor": 0.0, "eps": 1e-5}
+    expected = indexed_attention(**inputs, **numbers, window=window, starts=starts)
+    out, choice = indexed_attention_choice(*inputs.values(), **numbers, window=window, starts=starts)
+    assert torch.equal(out, expected)
+    assert not choice.requires_grad
+    visible = seen_by(40, window, starts)
+    keys = torch.nn.functional.layer_norm(inputs["index_k"], (8,), inputs["k_scale"], inputs["k_bias"], 1e-5)
+    table = inputs["cos"], inputs["sin"]
+    keys, queries = reference._rotated(keys[:, :, None], *table)[:, :, 0], reference._rotated(inputs["index_q"], *table)
+    scores = torch.einsum("bti,bits->bts", inputs["index_weights"], torch.einsum("btid,bsd->bits", queries, keys).relu())
+    best = scores.masked_fill(~visible, -math.inf).sort(dim=-1, descending=True, stable=True).indices[..., :6]
+    assert torch.equal(choice, words_of(visible & torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)))
+    attended = [inputs[name] for name in "qkv"]
+    found = chosen_attention(*attended, choice, 0.3, window, starts)
+    assert rms_ratio(found, expected) < 1e-12
+    seed = torch.randn_like(found)
+    for one, other in zip(gradients([found], attended, [seed]), gradients([expected], attended, [seed]), strict=True):
         assert rms_ratio(one, other) < 1e-12

@@ -8,11 +8,15 @@ from megakernels import (
     attention,
     attention_pieces,
     attention_pieces_backward,
+    chosen_attention,
+    chosen_attention_pieces,
+    chosen_attention_pieces_backward,
     index_keys,
     index_keys_backward,
-    indexed_attention,
+    indexed_attention_choice,
     indexed_attention_pieces,
     indexed_attention_pieces_backward,
+    indexed_attention_pieces_choice,
 )
 from megakernels.ops.indexed_attention.pieces import Settings
 
@@ -77,7 +81,7 @@ def test_indexed_attention_of_all_pieces_chooses_as_over_the_sequence(window: in
     table = angles.cos(), angles.sin()
     whole_starts, starts = document_starts(packed)
     numbers = {"scale": 0.3, "top_k": 4, "loss_factor": 0.7, "window": window}
-    expected = indexed_attention(*inputs, *norm, table[0][0], table[1][0], **numbers, eps=1e-5, starts=whole_starts)
+    expected, choice = indexed_attention_choice(*inputs, *norm, table[0][0], table[1][0], **numbers, eps=1e-5, starts=whole_starts)
     gradient = torch.randn_like(expected)
     right = torch.autograd.grad(expected, (*inputs, *norm), gradient)
     stored = [piece for rank in range(NUM_RANKS) for piece in zig_zag(rank)]
@@ -93,6 +97,8 @@ def test_indexed_attention_of_all_pieces_chooses_as_over_the_sequence(window: in
         settings = Settings(**numbers, query_pieces=zig_zag(rank), key_pieces=stored)
         found = indexed_attention_pieces(*given, settings)
         assert rms_ratio(found[0], own(expected, rank)) < 1e-12
+        with_choice = indexed_attention_pieces_choice(*given, settings)
+        assert all(torch.equal(one, other) for one, other in zip(with_choice, (*found, own(choice, rank)), strict=True))
         *of_queries, grad_k, grad_v, grad_keys = indexed_attention_pieces_backward(own(gradient, rank), *given, found, settings)
         for mine, whole in zip(of_queries, (right[0], right[3], right[5]), strict=True):
             assert rms_ratio(mine, own(whole, rank)) < 1e-12
@@ -108,6 +114,34 @@ def test_indexed_attention_of_all_pieces_chooses_as_over_the_sequence(window: in
             total.add_(part)
     for total, whole in zip(of_norm, right[6:], strict=True):
         assert rms_ratio(total, whole) < 1e-12
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("window", [None, 9])
+def test_attention_of_all_pieces_to_what_was_chosen(window: int | None, packed: bool) -> None:
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, T, 3, width, dtype=torch.float64, requires_grad=True) for width in (6, 6, 5))
+    index = torch.randn(2, T, 2, 8), torch.randn(2, T, 8), torch.randn(2, T, 2), torch.ones(8), torch.zeros(8), *torch.randn(2, T, 2)
+    whole_starts, starts = document_starts(packed)
+    numbers = {"scale": 0.3, "top_k": 4, "loss_factor": 0.0, "eps": 1e-5}
+    choice = indexed_attention_choice(q, k, v, *index, **numbers, window=window, starts=whole_starts)[1]
+    expected = chosen_attention(q, k, v, choice, 0.3, window, whole_starts)
+    gradient = torch.randn_like(expected)
+    right_q, *right = torch.autograd.grad(expected, (q, k, v), gradient)
+    keys, values = (torch.cat([own(each.detach(), rank) for rank in range(NUM_RANKS)], 1) for each in (k, v))
+    stored = [piece for rank in range(NUM_RANKS) for piece in zig_zag(rank)]
+    sums = [torch.zeros_like(each) for each in (keys, values)]
+    for rank in range(NUM_RANKS):
+        given = own(q.detach(), rank), keys, values, own(choice, rank), None if starts is None else own(starts, rank)
+        numbers_of = 0.3, window, zig_zag(rank), stored
+        made = chosen_attention_pieces(*given, *numbers_of)
+        assert rms_ratio(made[0], own(expected, rank)) < 1e-12
+        grad_q, *parts = chosen_attention_pieces_backward(own(gradient, rank), *given, *made, *numbers_of)
+        assert rms_ratio(grad_q, own(right_q, rank)) < 1e-12
+        for total, part in zip(sums, parts, strict=True):
+            total.add_(part)
+    for total, whole in zip(sums, right, strict=True):
+        assert rms_ratio(total, torch.cat([own(whole, rank) for rank in range(NUM_RANKS)], 1)) < 1e-12
 
 
 def test_pieces_are_refused_where_they_do_not_fit() -> None:

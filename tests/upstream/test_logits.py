@@ -19,7 +19,7 @@ from upstream_checks import note, rms_ratio, use_plain_torch  # noqa: E402
 
 from megaplan import split  # noqa: E402
 from megaplan.importers.hf import import_hf  # noqa: E402
-from megaplan.spec.models import Spec  # noqa: E402
+from megaplan.spec.models import LatentAttention, Spec  # noqa: E402
 from megarun.checkpoint.full_tensors import full_tensors, tensor_names  # noqa: E402
 from megarun.engine.build import build_stage, materialise  # noqa: E402
 from megarun.huggingface.convert import export_weights, import_weights  # noqa: E402
@@ -59,8 +59,6 @@ def comparable(model_type: str, seed: int) -> dict[str, Any]:
         config |= {"linear_key_head_dim": 8 * draw.randint(2, 4), "linear_value_head_dim": 8 * draw.randint(1, 3)}
     if "index_n_heads" in config:  # of a few heads many scores are all zero, and which of equal keys is chosen is not stated
         config["index_n_heads"] = 24
-    if model_type == "glm_moe_dsa":
-        config.pop("index_topk_freq", None)
     if model_type in ("gemma2", "gemma3_text"):  # caps that scores and logits come near to
         config |= {"attn_logit_softcapping": draw.choice([0.5, 2.0]), "final_logit_softcapping": draw.choice([None, 0.8])}
     if model_type == "bamba":
@@ -172,6 +170,38 @@ def test_scaled_frequencies_are_those_of_transformers(
     assert spec.model.attention is not None
     assert spec.model.attention.rope_scaling is not None
     assert (spec.model.attention.softmax_scale is not None) == (model_type == "deepseek_v2" and scaling == "yarn weighed")
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "listed": {"indexer_types": ["full", "shared", "full", "shared", "shared"]},
+    "letters": {"index_topk_pattern": "FFSSS"},
+    "by step": {"index_topk_freq": 3, "index_skip_topk_offset": 2},
+}
+"""Which of five layers have an indexer of their own."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("given", CHOICES)
+def test_layers_that_share_a_choice_are_those_of_transformers(
+    given: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few keys are chosen, so that other keys, or all, give other logits: by far more than the difference from transformers."""
+    config = {key: value for key, value in comparable("glm_moe_dsa", seed).items() if key != "index_topk_freq"}
+    config |= {"num_hidden_layers": 5, "first_k_dense_replace": seed % 3, "index_topk": 3, "mlp_layer_types": None} | CHOICES[given]
+    spec = compare(config, f"logits glm_moe_dsa, {given}", seed, tmp_path, monkeypatch)
+    attention = spec.model.attention
+    assert isinstance(attention, LatentAttention)
+    assert attention.indexer is not None
+    assert attention.indexer.layers == {"listed": (0, 4), "letters": (0, 2), "by step": (0, 2, 8)}[given]
+    assert attention.indexer.shared_layers == {"listed": (2, 6, 8), "letters": (4, 6, 8), "by step": (4, 6)}[given]
+    (tmp_path / "run").rename(tmp_path / "first run")
+    _, stage, _ = stage_of(tmp_path)
+    tokens = torch.randint(0, config["vocab_size"], (2, LENGTH), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        expected = stage(tokens)
+        for layer in attention.indexer.shared_layers:
+            stage.layers[str(layer)].takes_choice = False
+        assert rms_ratio(stage(tokens), expected) > 1e-3
 
 
 def stage_of(folder: Path) -> tuple[Path, Any, Spec]:

@@ -11,6 +11,10 @@ BANK = "experts"
 """The operation of a bank of experts, and the module of its parameters."""
 SHARED = "shared_normed"
 """The normed stream that another block has made: the second input of a block that shares its norm."""
+CHOICE, GIVEN_CHOICE = "choice", "given choice"
+"""The keys that a block's queries chose, handed on to later blocks, and the same in such a block."""
+TAKE_CHOICE = "take choice"
+"""The operation, before all others, by which a block takes over what the stage has held since an earlier block made it."""
 
 
 class Flow(Enum):

@@ -58,6 +58,7 @@ class Chunk:
         waiting_bytes: What a microbatch keeps between the two halves of a split backward.
         waiting_slack_bytes: What the allocator's rounding adds to that.
         kept_input_bytes: What it keeps for the second half of an input that the stage before has sent on the same rank.
+        choices: For each unit, the choice of keys that the stage holds as its forward begins, for a layer from it on.
     """
 
     late_bytes = waiting_bytes = waiting_slack_bytes = kept_input_bytes = 0
@@ -80,6 +81,7 @@ class Chunk:
         self.output_bytes = policy.boundary_bytes if policy.pipelined and not stored.is_last else 0
         self.before = [0, *accumulate([unit.kept_bytes for unit in units])]  # what units 0 … i − 1 keep, inputs included
         self.saved_bytes: int = self.before[-1] + self.output_bytes
+        self.choices = self._choices()
         self.slack_bytes: int = sum([unit.slack_bytes for unit in units])
         self.layers_gathered_bytes = stored.layers_together.gathered_bytes
         self.gathered_bytes = self.root.gathered_bytes + self.layers_gathered_bytes
@@ -87,7 +89,7 @@ class Chunk:
         self.shard_bytes: int = self.root.shard_bytes + stored.layers_together.shard_bytes
         layers_flat = stored.largest_flat_bytes
         flats = max(self.root.flat_bytes, layers_flat) + layers_flat  # all-gather outputs: a group's, and those of the layer gathered next
-        largest = max(map(add, self.before, [unit.forward_bytes for unit in units]))
+        largest = max(map(add, map(add, self.before, self.choices), [unit.forward_bytes for unit in units]))
         filling = self.root.gathered_bytes + self.root.casting_bytes
         self.forward_bound: int = max(largest + self.gathered_bytes + flats + stored.largest_casting_bytes, filling)
         """No forward has more alive, but for accumulated gradients."""
@@ -353,6 +355,17 @@ class Chunk:
     def later_gathers(self) -> AllGathers:
         """Of a forward that finds it gathered; the last forward's end has freed what it gathered last."""
         return all_gathers(self.units, 0, ahead=self.policy.gathers_ahead)
+
+    def choice_bytes(self, index: int) -> int:
+        """The choice that the stage holds throughout a unit's forward; a layer that takes it over counts it as its own."""
+        return 0 if self.units[index].takes_choice else self.choices[index]
+
+    def _choices(self) -> list[int]:
+        found, held = [], 0
+        for unit in self.units:
+            found.append(held)
+            held = 0 if unit.takes_choice else held + unit.choice_bytes
+        return found
 
     def _received_from(self) -> int:
         """The first unit whose output's gradient lies in the receive buffer: one that shares its norm adds nothing to what it hands on."""

@@ -43,9 +43,10 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
     if start > best:
         before = chunk.before[first] + chunk.units[first].input_bytes
         gathered = communication + chunk.root.gathered_bytes
-        total, less = before + gradients + gathered, absent if first == chunk.first_layer else 0
-        return Peak(total - less, f"gathering of {chunk.names[first]}", first, before, None, (), gradients, gathered, 0, less)
-    passing, less = chunk.units[index].passing_bytes, absent if index < chunk.first_layer else 0
+        choice = chunk.choices[first]
+        total, less = before + gradients + gathered + choice, absent if first == chunk.first_layer else 0
+        return Peak(total - less, f"gathering of {chunk.names[first]}", first, before, None, (), gradients, gathered, choice, less)
+    passing, less = chunk.units[index].passing_bytes + chunk.choice_bytes(index), absent if index < chunk.first_layer else 0
     peak = chunk.unit_peak(index, f"forward of {chunk.names[index]}", moment, (), (gradients, gathered), passing)
     return peak._replace(total=peak.total - less, absent=less)
 
@@ -80,7 +81,8 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: 
             else:
                 moments = freeing_experts(unit, own_moments, gathered)
         for moment, moment_bytes, communication in moments:
-            size = chunk.before[index] + unit.input_bytes + unit.passing_bytes + moment_bytes + communication
+            held = chunk.before[index] + unit.input_bytes + unit.passing_bytes + chunk.choice_bytes(index)
+            size = held + moment_bytes + communication
             size -= absent if index < chunk.first_layer else 0
             if size >= best:
                 best, found = size, (index, moment, communication)
@@ -101,7 +103,8 @@ def _largest_start(chunk: Chunk, starts: Sequence[int], absent: int) -> tuple[in
         if starts[index]:
             communication = starts[index] + own + (0 if chunk.policy.reshard else so_far)
             communication -= unit.storage.experts.gathered_bytes if unit.has_bank and unit.storage is not None else 0
-            size = chunk.before[index] + unit.input_bytes + communication - (absent if index == chunk.first_layer else 0)
+            held = chunk.before[index] + unit.input_bytes + chunk.choices[index]
+            size = held + communication - (absent if index == chunk.first_layer else 0)
             if size > best:
                 best, found = size, (index, communication)
         so_far += own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE
 from megaplan.budget.values import ACTIVATIONS
 from megaplan.columns import Column
 from megaplan.hosts.megarun.halves import HalvedBytes
@@ -85,6 +86,8 @@ class Unit(NamedTuple):
         bank: Of a layer with experts, the largest moments of its backward.
         shared: Of the first prediction depth, the parameters of other blocks whose gradients it hands on.
         split: Of a layer whose backward is split, its two halves.
+        choice_bytes: Of a layer that passes its choice of keys on, the choice: the stage holds it until a later layer keeps it.
+        takes_choice: Whether it is that layer.
     """
 
     block: BlockBytes
@@ -108,6 +111,8 @@ class Unit(NamedTuple):
     bank: BankMoments | None
     shared: tuple[str, ...]
     split: SplitUnit | None
+    choice_bytes: int
+    takes_choice: bool
 
 
 def make_unit(
@@ -122,7 +127,7 @@ def make_unit(
     """A unit; `owned_input_bytes` is its input, if the chunk owns that; `bank` is there if it is a layer with experts."""
     group = NOTHING if storage is None else storage.both
     own = group if layer else NOTHING
-    kept_input = owned_input_bytes if block.keeps_input else 0
+    kept_input, tensors = owned_input_bytes if block.keeps_input else 0, block.part.tensors
     passing = 0 if block.part.replay.counts_input else owned_input_bytes - kept_input
     return new(
         Unit,
@@ -148,6 +153,8 @@ def make_unit(
             bank,
             shared,
             None,
+            tensors[CHOICE][0] if CHOICE in tensors else 0,
+            GIVEN_CHOICE in tensors and tensors[GIVEN_CHOICE][0] > 0,
         ),
     )
 

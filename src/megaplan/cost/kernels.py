@@ -216,14 +216,31 @@ def _indexer(model: Model, load: Workload, op: Op) -> Passes:
     visible = tokens * ((load.seq_length + 1) // 2)
     scored, scores = 2 * visible * index.num_heads * index.head_dim, tokens * load.seq_length * FP32_BYTES
     turned = tokens * index.num_heads * index.head_dim
-    chosen = min(index.top_k, load.seq_length)
-    seen = tokens * chosen - (chosen * (chosen - 1) // 2) * max(1, tokens // load.seq_length)
     heads = attention.num_heads // load.tp
+    seen = num_chosen(load, index.top_k)
     rest = 2 * (visible - seen) * heads
     forward = Pass(op.work.moved_forward * tokens + 5 * scores // 2 + 16 * turned, EXACT * scored + rest * (width + value_width), 5)
     again = 2 * seen * heads * width + rest * (5 * width + 3 * value_width)
     backward = Pass(op.work.moved_input * tokens + 9 * scores + 38 * turned, (3 * EXACT + 2) * scored + again, 16)
     return forward, backward
+
+
+def num_chosen(load: Workload, top_k: int) -> int:
+    """Pairs of a query and a key that it chooses, of a rank's tokens and one head."""
+    chosen = min(top_k, load.seq_length)
+    return load.num_tokens * chosen - (chosen * (chosen - 1) // 2) * max(1, load.num_tokens // load.seq_length)
+
+
+def _masked(model: Model, load: Workload, _: Op) -> Passes:
+    """Products of attention to a shared choice with keys that are not chosen, which its kernels compute too."""
+    attention = model.attention
+    assert isinstance(attention, LatentAttention)
+    assert attention.indexer is not None
+    width, value_width = head_widths(attention)
+    visible = load.num_tokens * ((load.seq_length + 1) // 2)
+    rest = 2 * (visible - num_chosen(load, attention.indexer.top_k)) * (attention.num_heads // load.tp)
+    products = 4 * width + 3 * value_width + (width if max(width, value_width) > WIDEST_KEYS else 0)
+    return Pass(0, rest * (width + value_width), 0), Pass(0, rest * products, 0)
 
 
 def _gated_convolution(model: Model, load: Workload, op: Op) -> Passes:
@@ -260,6 +277,6 @@ def _selective_scan(model: Model, load: Workload, _: Op) -> Passes:
 SCANS = {"scan", "ssd", "selective_scan"}
 """Ops of Mamba whose kernels have limits of their own (`families.mamba.scratch`)."""
 _SHAPES: dict[str, Callable[[Model, Workload, Op], Passes]] = {
-    **{"scan": _mamba3, "ssd": _ssd, "attention": _attention, "indexer": _indexer},
+    **{"scan": _mamba3, "ssd": _ssd, "attention": _attention, "indexer": _indexer, "masked": _masked},
     **{"gated_conv": _gated_convolution, "selective_scan": _selective_scan},
 }

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
+from megaplan.cost.kernels import num_chosen
 from megaplan.families.attention.scratch import core_has_kernels, head_widths
 from megaplan.families.mamba.tensors import num_mamba_heads
-from megaplan.spec.models import KimiDeltaAttention, Mamba1, Mamba2, Mamba3, Model, Spec
+from megaplan.spec.models import KimiDeltaAttention, LatentAttention, Mamba1, Mamba2, Mamba3, Model, Spec
 
 REFERENCE = ("reference",)
 MAX_SCORES = 1 << 24
@@ -74,6 +75,8 @@ OPERATIONS: dict[str, Plain] = {
     "conv_v": CONVOLUTION,
     "gated_conv": Plain(Pass(1030, launches=11), Pass(1780, launches=37)),
     "attention": Plain(Pass(0, 37, 17), Pass(0, 78, 24), is_fp32=True),
+    # scores of attention to a shared choice, of keys that are not chosen; every head sums gradients of keys and values of its own
+    "masked": Plain(Pass(0, 44, 0), Pass(0, 129, 0), is_fp32=True),
     "indexer": Plain(Pass(0, 75, 35), Pass(0, 277, 69), is_fp32=True),
     "ssd": Plain(Pass(910, 46, 46), Pass(1290, 101, 100), is_fp32=True),
     "scan": Plain(Pass(0, 69, 84), Pass(0, 198, 229), is_fp32=True),
@@ -159,6 +162,16 @@ def _indexer(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
     return scores, _query_blocks(load, model.attention.num_heads), 2 * scores * sum(head_widths(model.attention))
 
 
+def _masked(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+    """Scores of all visible pairs, without those that are chosen."""
+    attention = model.attention
+    assert isinstance(attention, LatentAttention)
+    assert attention.indexer is not None
+    chosen = num_chosen(load, attention.indexer.top_k) // load.num_tokens
+    scores = ((load.seq_length + 1) // 2 - chosen) * (attention.num_heads // load.tp)
+    return scores, 0, 2 * scores * sum(head_widths(attention))
+
+
 def _query_blocks(load: Workload, num_heads: int) -> int:
     """Blocks of the queries of one rank's sequences."""
     sequences = max(1, load.num_tokens // load.seq_length)
@@ -206,6 +219,6 @@ def _m2rnn(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
 
 
 _SHAPES: dict[str, Shape] = {
-    **{"attention": _attention, "indexer": _indexer},
+    **{"attention": _attention, "indexer": _indexer, "masked": _masked},
     **{"selective_scan": _selective_scan, "ssd": _ssd, "scan": _scan, "delta_rule": _delta_rule, "m2rnn": _m2rnn},
 }

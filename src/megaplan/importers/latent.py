@@ -31,7 +31,7 @@ def deepseek_v3(reader: ConfigReader) -> dict[str, Any]:
 
 
 def sparse(reader: ConfigReader) -> dict[str, Any]:
-    """deepseek_v32 and glm_moe_dsa: an indexer chooses the keys; a layer whose indexer is shared has none of its own."""
+    """deepseek_v32 and glm_moe_dsa: an indexer chooses the keys; a layer whose indexer is shared reads the choice of the last with one."""
     reader.only("mlp_bias", (False, None), "the MLP's matrices have no bias here")
     layers = reader.layers(2)
     if reader.has("layer_types") and {*reader.items("layer_types")} - {"indexed_attention", "deepseek_sparse_attention"}:
@@ -43,6 +43,8 @@ def sparse(reader: ConfigReader) -> dict[str, Any]:
         "layers": [2 * layer for layer in range(layers) if kinds[layer] == "full"],
         "top_k": reader.whole("index_topk"),
     }
+    if "shared" in kinds:
+        indexer["shared_layers"] = [2 * layer for layer in range(layers) if kinds[layer] == "shared"]
     return _decoder(reader, sigmoid_choice(reader), indexer)
 
 
@@ -60,8 +62,6 @@ def _indexers(reader: ConfigReader, layers: int) -> list[str]:
     else:
         step, offset = (value if isinstance(value, int) else default for value, default in ((given[keys[2]], 1), (given[keys[3]], 2)))
         kinds = ["full" if max(layer - offset + 1, 0) % max(step, 1) == 0 else "shared" for layer in range(layers)]
-    if "shared" in kinds:
-        reader.tell("indexer_types", "shared", "layers attend to the keys that an earlier layer's indexer chose; here to all keys")
     return kinds
 
 

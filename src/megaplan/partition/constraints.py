@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from megaplan.diagnostics import diagnostic
@@ -19,6 +19,7 @@ class Constraints(NamedTuple):
         together: Half-open layer spans no cut may part.
         shared: Layers that read what the layer before them reads: no cut may stand before one.
         joined: Layers inside a transformer block of the host: likewise.
+        choices: Half-open spans of layers that attend to one choice of keys, which no cut may part.
     """
 
     forbid: tuple[int, ...] = ()
@@ -26,11 +27,12 @@ class Constraints(NamedTuple):
     together: tuple[tuple[int, int], ...] = ()
     shared: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
+    choices: tuple[tuple[int, int], ...] = ()
 
     def allowed_cuts(self, num_layers: int) -> tuple[int, ...]:
         """Cuts that may be, ascending."""
         barred = {*self.forbid, *self.shared, *self.joined}
-        for start, stop in self.together:
+        for start, stop in (*self.together, *self.choices):
             barred.update(range(start + 1, stop))
         return tuple(cut for cut in range(1, num_layers) if cut not in barred)
 
@@ -41,6 +43,7 @@ class Constraints(NamedTuple):
             f"cut {c} parts layers [{start}, {stop}) of split.together" for start, stop in self.together for c in cuts if start < c < stop
         ]
         broken += [f"cut {cut} parts layer {cut} of model.parallel_layers from the layer before" for cut in cuts if cut in self.shared]
+        broken += [f"cut {cut} parts {_sharing(span)}" for span in self.choices for cut in cuts if span[0] < cut < span[1]]
         broken += [f"cut {cut} lies inside a transformer block of the host" for cut in cuts if cut in self.joined]
         return broken + [f"cut {cut} of split.pin is missing" for cut in self.pin if cut not in cuts]
 
@@ -63,33 +66,44 @@ class Constraints(NamedTuple):
         for start, stop in self.together:
             if not 0 <= start < stop <= num_layers:
                 found.append(_problem("MP327", f"span [{start}, {stop}), and layers are [0, {num_layers})", "split.together"))
-        for cut in self.pin:
-            if cut in self.forbid:
-                found.append(_problem("MP328", f"cut {cut} is in split.pin and in split.forbid", "split.pin"))
-            if cut in self.shared:
-                found.append(_problem("MP328", f"cut {cut} of split.pin parts layer {cut} of model.parallel_layers", "split.pin"))
-            if cut in self.joined:
-                found.append(_problem("MP328", f"cut {cut} of split.pin lies inside a transformer block of the host", "split.pin"))
-            for start, stop in self.together:
-                if start < cut < stop:
-                    found.append(_problem("MP329", f"cut {cut} of split.pin lies inside [{start}, {stop}) of split.together", "split.pin"))
+        found += [problem for cut in self.pin for problem in self._of_pin(cut)]
         return found or self._too_few_cuts(num_layers, num_slots)
+
+    def _of_pin(self, cut: int) -> Iterator[Diagnostic]:
+        if cut in self.forbid:
+            yield _problem("MP328", f"cut {cut} is in split.pin and in split.forbid", "split.pin")
+        if cut in self.shared:
+            yield _problem("MP328", f"cut {cut} of split.pin parts layer {cut} of model.parallel_layers", "split.pin")
+        if cut in self.joined:
+            yield _problem("MP328", f"cut {cut} of split.pin lies inside a transformer block of the host", "split.pin")
+        for start, stop in self.choices:
+            if start < cut < stop:
+                yield _problem("MP328", f"cut {cut} of split.pin parts {_sharing((start, stop))}", "split.pin")
+        for start, stop in self.together:
+            if start < cut < stop:
+                yield _problem("MP329", f"cut {cut} of split.pin lies inside [{start}, {stop}) of split.together", "split.pin")
 
     def _too_few_cuts(self, num_layers: int, num_slots: int) -> list[Diagnostic]:
         needed, pinned, allowed = num_slots - 1, len(set(self.pin)), len(self.allowed_cuts(num_layers))
         if pinned > needed:
             return [_problem("MP330", f"split.pin has {pinned} cuts, and {num_slots} slots have {needed} boundaries", "split.pin")]
         if allowed < needed:
-            detail = f"{num_slots} slots need {needed} cuts; {num_layers} layers with split.forbid and split.together allow {allowed}"
+            with_choices = ", and choices of keys that layers share," if self.choices else ""
+            rules = f"split.forbid and split.together{with_choices}"
+            detail = f"{num_slots} slots need {needed} cuts; {num_layers} layers with {rules} allow {allowed}"
             return [_problem("MP330", detail, "split")]
         return []
 
 
 def constraints_of(spec: Spec) -> Constraints:
-    """The constraints of a spec: its `split` section's, those of layers that share their input, and of blocks that its host never cuts."""
+    """The constraints of a spec: its `split` section's, those of layers that share an input or a choice, and of its host's blocks."""
     split = spec.split
     joined = tuple(range(1, spec.model.num_layers, 2)) if spec.host.name == "torchtitan" else ()
-    return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers, joined)
+    return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers, joined, spec.model.choices)
+
+
+def _sharing(span: tuple[int, int]) -> str:
+    return f"layer {span[1] - 1} of model.attention.indexer.shared_layers from layer {span[0]}, whose choice of keys it reads"
 
 
 def _problem(code: str, detail: str, key: str) -> Diagnostic:

@@ -202,6 +202,12 @@ class Model(OptionsSection):
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)
         return path._replace(placement="post") if layer in self.post_norm_layers else path
 
+    @property
+    def choices(self) -> tuple[tuple[int, int], ...]:
+        """Half-open spans of layers that attend to one choice of keys, by global indices: no cut may part one."""
+        indexer = self.attention.indexer if isinstance(self.attention, LatentAttention) else None
+        return () if indexer is None else tuple((group[0], group[-1] + 1) for group in indexer.groups)
+
     def sharing(self, layer: int) -> tuple[int, ...]:
         """The layers behind one that read the norm that it reads, by global indices."""
         shared = self.parallel_layers

@@ -126,6 +126,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.short_convolution.bias",
         "model.attention.bias",
         "model.attention.gate",
+        "model.attention.indexer.shared_layers",
         "model.attention.output_bias",
         "model.attention.qk_norm_width",
         "model.attention.rope_scaling",

@@ -62,6 +62,8 @@ def given_options(model: Any) -> Iterator[Option]:
     for family, section in families_of(model):
         if isinstance(section, OptionsSection):
             yield from _of(f"model.{family.section}", section)
+        if isinstance(indexer := getattr(section, "indexer", None), OptionsSection):
+            yield from _of(f"model.{family.section}.indexer", indexer)
         if getattr(section, "activation", None) in OWN_ACTIVATIONS:
             yield Option(f"model.{family.section}.activation", section.activation, "swiglu")
 

@@ -18,7 +18,12 @@ from megarun.model.norm import Block, RMSNorm, RowLinear, gated, linear
 from megarun.model.relation import Relations
 from megarun.model.rotary import Rotary, unrotated
 from megarun.parallel.groups.context import WHOLE, ContextParallel
-from megarun.parallel.groups.context_indexer import Choice, context_indexed_attention
+from megarun.parallel.groups.context_indexer import (
+    Choice,
+    context_chosen_attention,
+    context_indexed_attention,
+    context_indexed_attention_choice,
+)
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 from megarun.parallel.groups.tensor_norm import row_rms_norm
 
@@ -117,9 +122,14 @@ class LatentAttention(Block):
         self.indexer: Indexer | None = None
         if config.indexer is not None and layer in config.indexer.layers and config.q_lora_rank is not None:
             self.indexer = Indexer(config.indexer, config.q_lora_rank, hidden_size, index_loss_factor, tp)
+            self.sends_choice = any(layer == group[0] for group in config.indexer.groups)
+        self.takes_choice = config.indexer is not None and layer in config.indexer.shared_layers
 
-    def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
-        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+    def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed.
+
+        With `sends_choice` the chosen keys too, int32 [B, T, words].
+        """
         table = rotary if self.rotates else unrotated(rotary)
         normed, heads = self.norm(x), (self.num_heads, -1)
         if self.low_rank_query:
@@ -135,12 +145,25 @@ class LatentAttention(Block):
         k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
         del kv  # not saved for backward
         if self.indexer is None:
-            return self.add(x, self.core(q, k, v, starts, rotary.relations))
-        return self.add(x, self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts))
+            return self.add(x, self.core(q, k, v, starts, rotary.relations, rotary.choice))
+        made, choice = self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts)
+        return self.add(x, made) if choice is None else (self.add(x, made), choice)
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, relations: Relations | None = None) -> Tensor:
-        """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention and its output projection."""
-        return self.o_proj.reduce(self.o_proj(self.cp.attention(q, k, v, self.scale, self.window, starts, relations=relations).flatten(2)))
+    def core(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        starts: Tensor | None = None,
+        relations: Relations | None = None,
+        choice: Tensor | None = None,
+    ) -> Tensor:
+        """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention, to chosen keys if given, and its output projection."""
+        if choice is None:
+            attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, relations=relations)
+        else:
+            attend = partial(context_chosen_attention, self.cp, q, k, v, choice, self.scale, self.window, starts)
+        return self.o_proj.reduce(self.o_proj(attend().flatten(2)))
 
     def indexed_core(
         self,
@@ -153,13 +176,13 @@ class LatentAttention(Block):
         cos: Tensor,
         sin: Tensor,
         starts: Tensor | None = None,
-    ) -> Tensor:
-        """`core` over the keys that the indexer selects, from the indexer's outputs and the layer's rotary table."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """`core` over the keys that the indexer selects, from its outputs and the layer's rotary table; with these keys, if sent."""
         if self.indexer is None:
             raise RuntimeError("a layer without an indexer attends to all keys")
         choice = Choice(self.scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
-        attend, norm = partial(context_indexed_attention, self.cp, choice, starts), self.indexer.k_norm
-        # avoid locals that extend lifetimes
-        return self.o_proj.reduce(
-            self.o_proj(attend(q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin).flatten(2))
-        )
+        attend = context_indexed_attention_choice if self.sends_choice else context_indexed_attention
+        norm = self.indexer.k_norm
+        # avoid locals that extend lifetimes: what attention makes is taken out of the list
+        made = [*attend(self.cp, choice, starts, q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin)]
+        return self.o_proj.reduce(self.o_proj(made.pop(0).flatten(2))), made[0] if made else None

@@ -80,10 +80,13 @@ class Block(nn.Module):
         norm: Of what the block reads; the identity if the only norm is `post_norm`.
         post_norm: Of what it adds; None for none.
         multiplier: Factor of what it adds.
+        sends_choice: Whether it returns the keys that it chose too, for later layers.
+        takes_choice: Whether it reads those of an earlier layer.
     """
 
     norm: nn.Module
     post_norm: nn.Module | None
+    sends_choice = takes_choice = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,9 +118,7 @@ class Block(nn.Module):
     def _note(self, _norm: nn.Module, _inputs: tuple[Tensor, ...], normed: Tensor) -> None:
         self._normed = normed
 
-    def _with_pairs(
-        self, inner: Callable[..., Tensor], reads: bool, passes_on: bool, x: Tensor | tuple[Tensor, Tensor], *rest: Any
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def _with_pairs(self, inner: Callable[..., Tensor], reads: bool, passes_on: bool, x: Tensor | tuple[Tensor, Tensor], *rest: Any) -> Any:
         if reads:
             x, self.norm.given = x
         out = inner(x, *rest)
@@ -126,7 +127,7 @@ class Block(nn.Module):
         normed, self._normed = self._normed, None
         if normed is None:
             raise RuntimeError("a block that hands its normed input on has not normed it")
-        return out, normed
+        return ((out[0], normed), out[1]) if self.sends_choice else (out, normed)
 
 
 def gated(made: Tensor, gate: Tensor | None) -> Tensor:

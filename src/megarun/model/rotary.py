@@ -21,6 +21,7 @@ class Rotary(NamedTuple):
         window_cos: Of layers with a window, if these have another base.
         window_sin: Of layers with a window, if these have another base.
         relations: A relation bias.
+        choice: For a layer that shares it, the keys that an earlier layer chose: int32 [B, T, words].
     """
 
     cos: Tensor
@@ -28,6 +29,7 @@ class Rotary(NamedTuple):
     window_cos: Tensor | None = None
     window_sin: Tensor | None = None
     relations: Relations | None = None
+    choice: Tensor | None = None
 
     def of(self, window: int | None) -> tuple[Tensor, Tensor]:
         """The table of a layer with this window."""

@@ -188,8 +188,7 @@ class Stage(nn.Module):
                 raise ValueError("a relation bias needs classes; megarun.training.prepare should refuse a file without")
             x, relations = self.relation_bias(x, classes)
             shared = rotary._replace(relations=relations)
-        for block in self.layers.values():
-            x = block(x, shared, starts)
+        x = self.run_layers(x, shared, starts)
         if not self.predicts:
             return x
         further = normed = None
@@ -204,6 +203,16 @@ class Stage(nn.Module):
             return loss if further is None else loss + further
         logits = self.logits(normed)
         return logits if further is None else (logits, further)
+
+    def run_layers(self, x: Tensor, shared: Rotary | None, starts: Tensor | None) -> Tensor:
+        """The residual stream through the layers. Only layers that read a choice of keys get it: recompute keeps every argument."""
+        choice: Tensor | None = None
+        for block in self.layers.values():
+            takes = shared is not None and block.takes_choice
+            x = block(x, shared._replace(choice=choice) if shared is not None and takes else shared, starts)
+            if block.sends_choice:
+                x, choice = x
+        return x
 
     def embed(self, tokens: Tensor, *sides: Tensor | None) -> Tensor:
         """Token ids, earlier tokens, classes and platforms -> the residual stream of local tokens [B, t, h]."""

@@ -20,6 +20,7 @@ from megaplan.hosts.values import LedgerTensor
 from megaplan.inventory.tensors import Inventory, Outside
 from megaplan.spec.models import SIDES, Spec
 from megarun.dtypes import TORCH_DTYPES
+from megarun.model.norm import Block
 from megarun.model.stage import Stage
 from megarun.parallel.apply.pipeline import BatchLoss
 from megarun.trace.kinds import Kind
@@ -41,6 +42,7 @@ class FirstForward:
         self._running: Stage | None = None
         self._before: set[StorageRecord] = set()
         self._hooks: Any = None
+        self._takers: dict[StorageRecord, str] = {}  # the first layer that reads a choice of keys, which an earlier one has made
         self.kept: list[Kept] = []
 
     @contextmanager
@@ -56,6 +58,9 @@ class FirstForward:
     def _enter(self, module: nn.Module, inputs: Any) -> None:
         if self._running is not None and self._places.path(module).startswith("layers.") and _is_block(self._places.path(module)):
             self._hand_over(inputs[0])  # embeddings that the stage has scaled are in no module's output
+            if isinstance(module, Block) and module.takes_choice:
+                for record in self._owners.live.records(inputs[1].choice):
+                    self._takers.setdefault(record, self._places.path(module))
         if module in self._waiting and isinstance(module, Stage):
             self._waiting.discard(module)
             self._running, self._before = module, set(self._owners.live.live())
@@ -76,11 +81,13 @@ class FirstForward:
         if isinstance(module, BatchLoss) or (module is self._running and not self._running.predicts):
             self._hooks.__exit__(None, None, None)
             self._take()
-            self._running, self._before = None, set()
+            self._running, self._before, self._takers = None, set(), {}
 
     def _hand_over(self, stream: Any) -> None:
-        """What a block passes on; of a pair with the norm that it shares, the stream alone."""
-        for record in self._owners.live.records(stream[0] if isinstance(stream, tuple) else stream):
+        """What a block passes on; of a pair with the norm that it shares, or with the keys that it chose, the stream alone."""
+        while isinstance(stream, tuple):
+            stream = stream[0]
+        for record in self._owners.live.records(stream):
             record.is_block_output = True
 
     def _save(self, tensor: Tensor) -> Tensor:
@@ -94,7 +101,7 @@ class FirstForward:
             elsewhere = record.kind in _OWNED_ELSEWHERE and not (record.kind is Kind.COLLECTIVE and record.savers)
             if record in self._before or record.is_block_output or elsewhere or not record.nbytes:
                 continue
-            block = block_of(record.place)
+            block = self._takers.get(record) or block_of(record.place)
             savers = sorted(_relative(path, block) for path in record.savers)
             self.kept.append(Kept(block, row_of(self._owners.column(record), record, record.nbytes), tuple(savers)))
 
@@ -128,6 +135,7 @@ def block_of(place: str) -> str:
 
 
 def _compare_block(block: str, ledger: Sequence[LedgerTensor], kept: Sequence[Kept]) -> Iterator[Difference]:
+    ledger = [tensor for tensor in ledger if tensor.bytes]  # a layer may read what is another one's
     pairs = [(tensor, item) for tensor in range(len(ledger)) for item in range(len(kept)) if _same_storage(ledger[tensor], kept[item])]
     missing, extra = set(range(len(ledger))), set(range(len(kept)))
     for tensor, item in sorted(pairs, key=lambda pair: -_likeness(ledger[pair[0]], kept[pair[1]])):

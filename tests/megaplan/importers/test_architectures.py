@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from megaplan import split
 from megaplan.errors import MegaplanError
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.hf import ImportedSpec, import_hf
 from megaplan.importers.registry import ARCHITECTURES, REFUSED
 from megaplan.inventory.build import build_inventory
+from megaplan.layout.spans import cuts_of
 from megaplan.spec.not_built_yet import BUILT_OPTIONS
 from megaplan.spec.options import given_options
 
@@ -149,6 +151,33 @@ def test_parallel_layers_are_never_parted() -> None:
     with pytest.raises(MegaplanError) as refused:
         imported(fields, "mesh.pp=2", "schedule.num_microbatches=4", "split.mode=manual", "split.reason=x", "split.spans=[[0, 3], [3, 6]]")
     assert "cut 3 parts layer 3 of model.parallel_layers" in refused.value.diagnostics[0].detail
+
+
+def test_layers_that_share_a_choice_are_never_parted() -> None:
+    """Of the class's 78 layers every fourth has an indexer from the second on; transformers builds as many parameters."""
+    fields = {"model_type": "glm_moe_dsa", "index_topk_freq": 4}
+    loaded = imported(fields).loaded
+    assert build_inventory(loaded.spec).parameters == 743_377_000_704
+    assert [item for item in loaded.diagnostics if item.code == "MP820"] == []
+    indexer = loaded.spec.model.attention.indexer
+    assert indexer.layers[:4] == (0, 2, 10, 18)
+    assert indexer.shared_layers[:7] == (4, 6, 8, 12, 14, 16, 20)
+    small = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_hidden_layers": 18}
+    small |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256, "q_lora_rank": 16, "kv_lora_rank": 16}
+    four = "mesh.pp=4", "schedule.num_microbatches=8"
+    cuts = cuts_of(split(imported(fields | small, *four).loaded.spec.as_document()).plan.spans)
+    assert len(cuts) == 3
+    assert all(cut == 1 or (cut - 2) % 8 in (0, 7) for cut in cuts)  # before a layer with an indexer, or before the last MLP of a group
+    with pytest.raises(MegaplanError) as refused:
+        split(imported(fields | small, *four, "split.mode=equal").loaded.spec.as_document())
+    assert [item.code for item in refused.value.diagnostics] == ["MP335"]
+    manual = "mesh.pp=2", "schedule.num_microbatches=4", "split.mode=manual", "split.reason=x"
+    with pytest.raises(MegaplanError) as refused:
+        imported(fields, *manual, "split.spans=[[0, 12], [12, 156]]")
+    assert "cut 12 parts layer 16 of attention.indexer.shared_layers from layer 10" in refused.value.diagnostics[0].detail
+    with pytest.raises(MegaplanError) as refused:
+        split(imported(fields | small, "mesh.pp=2", "schedule.num_microbatches=4", "split.pin=[12]").loaded.spec.as_document())
+    assert [item.code for item in refused.value.diagnostics] == ["MP328"]
 
 
 def test_learned_positions_bound_the_batch() -> None:

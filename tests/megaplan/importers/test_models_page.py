@@ -41,6 +41,7 @@ PUBLISHED = {
     "LiquidAI/LFM2-1.2B": 1_170_340_608,
     "allenai/Olmo-Hybrid-7B": 7_430_870_688,
     "deepseek-ai/DeepSeek-V3.2": 671_877_929_216,
+    "zai-org/GLM-5": 743_911_199_232,
     "google/gemma-3-27b-pt": 27_009_346_304,
     "openai/gpt-oss-120b": 116_829_156_672,
     "Qwen/Qwen3.5-35B-A3B": 34_660_610_688,

@@ -18,6 +18,7 @@ import megaplan  # noqa: E402
 from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
 from megaplan.cost.kernels import EXACT, Kernels  # noqa: E402
 from megaplan.cost.scaled import ScaledLinears, in_eight_bits, sharing  # noqa: E402
+from megaplan.families.attention.tensors import place_of  # noqa: E402
 from megarun.job.job import Job  # noqa: E402
 
 pytestmark = pytest.mark.runtime
@@ -36,7 +37,7 @@ MAMBA2 = {"kind": "mamba2", "num_heads": 32, "head_dim": 64, "state_dim": 128, "
 NAMES = {
     **{"attention": "attention", "conv1d": "causal_conv1d", "gated_norm": "gated_rms_norm", "ssd": "ssd", "scan": "mamba3"},
     **{"indexer": "indexed_attention", "m2rnn": "m2rnn", "gated_conv": "gated_conv1d"},
-    "selective_scan": "selective_scan",
+    **{"selective_scan": "selective_scan", "masked": "chosen_attention"},
 }
 """Ops of the cost model, and the operations of megakernels that they are."""
 
@@ -46,6 +47,17 @@ def spec(pattern: str, hidden_size: int, **sections: Any) -> dict[str, Any]:
     model = {"pattern": pattern, "num_layers": len(pattern), "hidden_size": hidden_size, "vocab_size": 4096, **sections}
     rest = {"schedule": {"kind": "1f1b", "num_microbatches": 3}, "batch": {"micro_batch_size": 2, "seq_length": 1024}}
     return {"format": "megaplan.spec/1", "name": "counts", "model": model, **rest, "host": {"kernels": "triton"}}
+
+
+CHOOSING = spec(
+    "AA",
+    512,
+    attention={
+        **{"kind": "mla", "num_heads": 8, "q_lora_rank": 64, "kv_lora_rank": 64},
+        **{"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
+        "indexer": {"num_heads": 8, "head_dim": 64, "top_k": 128, "layers": [0], "shared_layers": [1]},
+    },
+)
 
 
 def counted(source: Any) -> dict[str, list[float]]:
@@ -69,14 +81,16 @@ def counted(source: Any) -> dict[str, list[float]]:
 def stated(source: Any) -> dict[str, list[float]]:
     """The same by the cost model."""
     loaded, found = megaplan.load(source), dict[str, list[float]]()
-    for block in loaded.inventory.layers:
+    for index, block in enumerate(loaded.inventory.layers):
         load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
         kernels, ops = Kernels(loaded.spec, load), layer_ops(load, loaded.spec.model, block)
-        indexed = any(op.name == "indexer" for op in ops)
+        core = next((NAMES[op.name] for op in ops if op.name in ("indexer", "masked")), "attention")
+        if core == "indexed_attention" and place_of(loaded.spec.model.attention, index).role == "source":
+            core = "indexed_attention_choice"
         for op in ops:
             if op.name not in NAMES:
                 continue
-            name = "indexed_attention" if indexed and op.name == "attention" else NAMES[op.name]
+            name = core if op.name in ("attention", "indexer", "masked") else NAMES[op.name]
             passes = kernels.passes(op, load.num_tokens)
             assert passes is not None, op.name
             for side, done in zip(("", "_backward"), passes, strict=True):
@@ -108,6 +122,7 @@ def stated(source: Any) -> dict[str, list[float]]:
             id="cap, relations",
             marks=pytest.mark.slow,
         ),
+        pytest.param(CHOOSING, id="choice"),
         pytest.param(GATE, id="gate", marks=pytest.mark.slow),
     ],
 )

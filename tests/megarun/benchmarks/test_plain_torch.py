@@ -16,6 +16,7 @@ from rooflines.work import Work  # noqa: E402
 import megaplan  # noqa: E402
 from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
 from megaplan.cost.plain import OPERATIONS, PlainTorch  # noqa: E402
+from megaplan.families.attention.tensors import place_of  # noqa: E402
 from megarun.job.job import Job  # noqa: E402
 
 pytestmark = pytest.mark.runtime
@@ -45,6 +46,16 @@ INDEXED = {
         "mamba": {"kind": "mamba3", "expand": 2, "head_dim": 64, "state_dim": 128, "num_groups": 8, "mimo_rank": 4, "num_angles": 32},
     },
 }
+SHARING = {
+    "model": {
+        **{"pattern": "AA", "num_layers": 2, "hidden_size": 256, "vocab_size": 512},
+        "attention": {
+            **{"kind": "mla", "num_heads": 8, "q_lora_rank": 64, "kv_lora_rank": 64},
+            **{"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
+            "indexer": {"num_heads": 8, "head_dim": 64, "top_k": 128, "layers": [0], "shared_layers": [1]},
+        },
+    },
+}
 DELTA = {
     "model": {
         **{"pattern": "GD", "num_layers": 2, "hidden_size": 256, "vocab_size": 512, "mlp": {"ffn_hidden_size": 512}},
@@ -65,7 +76,7 @@ NAMES = {
     **{"attention": "attention", "conv1d": "causal_conv1d", "ssd": "ssd", "gated_norm": "gated_rms_norm", "m2rnn": "m2rnn"},
     **{"dispatch": "dispatch", "combine": "combine", "experts": "experts_gated", "activation": "swiglu"},
     **{"indexer": "indexed_attention", "scan": "mamba3", "delta_rule": "gated_delta", "gated_conv": "gated_conv1d"},
-    "selective_scan": "selective_scan",
+    **{"selective_scan": "selective_scan", "masked": "chosen_attention"},
 }
 OF_HEADS = {"gated_norm": "head_gated_norm"}
 """Those of G blocks."""
@@ -86,17 +97,21 @@ def counted(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
 def stated(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """The same by the table."""
     loaded, found = megaplan.load(spec), {}
-    for block in loaded.inventory.layers:
+    for index, block in enumerate(loaded.inventory.layers):
         load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
         plain, ops = PlainTorch(loaded.spec, load), layer_ops(load, loaded.spec.model, block)
         for op in ops:
             if op.name not in NAMES or (op.name == "attention" and any(other.name == "indexer" for other in ops)):
                 continue
             own = OF_HEADS if block.family == "G" else {}
-            name = f"{block.family} megakernels.{own.get(op.name, NAMES[op.name])}"
+            core = "masked" if op.name == "attention" and any(other.name == "masked" for other in ops) else op.name
+            name = f"{block.family} megakernels.{own.get(core, NAMES[core])}"
+            if core == "indexer" and place_of(loaded.spec.model.attention, index).role == "source":
+                name += "_choice"
             for side, done in (("", plain.forward(op, load.num_tokens)), ("_backward", plain.backward(op, load.num_tokens))):
                 if done is not None:
-                    found[name + side] = done.num_bytes, done.launches
+                    num_bytes, launches = found.get(name + side, (0, 0)) if op.name == "masked" else (0, 0)
+                    found[name + side] = num_bytes + done.num_bytes, launches + done.launches
     return found
 
 
@@ -105,6 +120,7 @@ def stated(spec: dict[str, Any]) -> dict[str, tuple[int, int]]:
     [
         pytest.param(SPEC, id="plain", marks=pytest.mark.slow),
         pytest.param(SPEC | INDEXED, id="indexed", marks=pytest.mark.slow),
+        pytest.param(SPEC | SHARING, id="sharing"),
         pytest.param(SPEC | DELTA, id="delta"),
         pytest.param(SPEC | KIMI, id="kimi", marks=pytest.mark.slow),
         pytest.param(SPEC | CONVOLVED, id="convolved", marks=pytest.mark.slow),

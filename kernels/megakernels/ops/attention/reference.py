@@ -7,7 +7,7 @@ Capped scores are c · tanh(s / c), and ds is times 1 − tanh²(s / c).
 Source: Dao, arXiv:2307.08691, algorithms 1 and 2; grouped keys and values, arXiv:2305.13245.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,14 +34,22 @@ def lse_like(given: Attention) -> Tensor:
     return torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=accumulator_dtype(q.dtype), device=q.device)
 
 
-def forward(given: Attention, first: int = 0) -> tuple[Tensor, Tensor]:
-    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T], without sinks; query i is at position first + i of the keys."""
-    q, k, v, starts, scale, window = given[:6]
+Hidden = Callable[[slice, slice], Tensor]
+"""Of a block's queries and the keys that any of them sees: where a query may not look, [B or 1, 1, 1, q, k]."""
+
+
+def forward(given: Attention, first: int = 0, hides: Hidden | None = None) -> tuple[Tensor, Tensor]:
+    """Returns out [B, T, Hq, Dv] in q's dtype and lse [B, Hq, T], without sinks; query i is at position first + i of the keys.
+
+    `hides` replaces the order, the window and the documents, all of which it has to include.
+    """
+    q, k, v, _, scale, window = given[:6]
+    hides = hides or _hides(given, first)
     groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
     added = _of_keys(key_scores(given.classes, given.relations), k.shape[2])
     out, lse = made_like(given)
     for rows, seen in _blocks(q, window, first):
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first, added, given.cap)
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], hides(rows, seen), seen, added, given.cap)
         largest = scores.amax(-1, keepdim=True)
         weights = scores.sub_(largest).exp_()
         total = weights.sum(-1, keepdim=True)
@@ -51,10 +59,11 @@ def forward(given: Attention, first: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def backward(
-    grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool], first: int = 0
+    grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool], first: int = 0, hides: Hidden | None = None
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of q, k and v, and of the keys' scores b [B, H, T] of relations, None where not needed or not given."""
-    q, k, v, starts, scale, window = given[:6]
+    q, k, v, _, scale, window = given[:6]
+    hides = hides or _hides(given, first)
     num_groups = k.shape[2]
     groups, keys, values = _by_group(upcast(q) * scale, num_groups), _by_group(upcast(k), num_groups), _by_group(upcast(v), num_groups)
     grads = _by_group(upcast(grad_out), num_groups)
@@ -67,7 +76,7 @@ def backward(
     grad_added = torch.zeros_like(added) if added is not None and needs[3] else None
     for rows, seen in _blocks(q, window, first):
         block = grads[:, :, :, rows]
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], rows, seen, window, starts, first, added, given.cap)
+        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], hides(rows, seen), seen, added, given.cap)
         weights = scores.sub_(group_lse[:, :, :, rows]).exp_()
         if grad_v is not None:
             grad_v[:, :, seen] += _per_key(weights, block)
@@ -105,30 +114,29 @@ def _blocks(q: Tensor, window: int | None, first: int) -> Iterator[tuple[slice, 
         yield rows, slice(begin, first + rows.stop)
 
 
-def _scores(
-    queries: Tensor,
-    keys: Tensor,
-    rows: slice,
-    seen: slice,
-    window: int | None,
-    starts: Tensor | None,
-    first: int,
-    added: Tensor | None,
-    cap: float | None,
-) -> Tensor:
+def _hides(given: Attention, first: int) -> Hidden:
+    """Keys behind a query, before its window, and of other documents."""
+
+    def hidden(rows: slice, seen: slice) -> Tensor:
+        query = torch.arange(first + rows.start, first + rows.stop, device=given.q.device).unsqueeze(1)
+        key = torch.arange(seen.start, seen.stop, device=given.q.device)
+        found = key > query
+        if given.window is not None:
+            found |= key <= query - given.window
+        if given.starts is not None:
+            found = found | (key < given.starts[:, rows].unsqueeze(-1)).unsqueeze(1).unsqueeze(1)  # [B, 1, 1, q, k]
+        return found
+
+    return hidden
+
+
+def _scores(queries: Tensor, keys: Tensor, hidden: Tensor, seen: slice, added: Tensor | None, cap: float | None) -> Tensor:
     """Scaled scores of a block, capped, with what is added for each key, −∞ where a query may not look."""
     scores = _per_query(queries, keys[:, :, 0].mT)
     if cap is not None:
         scores.div_(cap).tanh_().mul_(cap)
     if added is not None:
         scores += added[..., seen]
-    query = torch.arange(first + rows.start, first + rows.stop, device=queries.device).unsqueeze(1)
-    key = torch.arange(seen.start, seen.stop, device=queries.device)
-    hidden = key > query
-    if window is not None:
-        hidden |= key <= query - window
-    if starts is not None:
-        hidden = hidden | (key < starts[:, rows].unsqueeze(-1)).unsqueeze(1).unsqueeze(1)  # [B, 1, 1, q, k]
     return scores.masked_fill_(hidden, float("-inf"))
 
 

@@ -3,14 +3,18 @@
 Saved: q, k, v, the indexer's inputs, cos, sin, starts, out, lse, and each query's threshold and log-sum-exp of index scores.
 """
 
+from functools import partial
+from typing import Any
+
 from torch import Tensor
 
 from megakernels._common import operation, require, require_starts, types_of
 from megakernels.ops.indexed_attention import choice
+from megakernels.ops.indexed_attention.bits import choice_like
 from megakernels.ops.indexed_attention.inputs import Arguments
 from megakernels.ops.indexed_attention.reference import made_like
 
-__all__ = ["indexed_attention"]
+__all__ = ["indexed_attention", "indexed_attention_choice"]
 
 
 def indexed_attention(
@@ -85,18 +89,59 @@ def indexed_attention(
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1: equations 1 and 2, and the loss of its sparse training stage.
     """
-    _require_shapes((q, k, v), (index_q, index_k, index_weights, k_scale, k_bias), (cos, sin))
-    require(top_k >= 1, "indexed_attention", "top_k must be at least 1", top_k=top_k)
-    require(window is None or window >= 1, "indexed_attention", "window must be at least 1", window=window)
-    require_starts("indexed_attention", starts, q.shape[:2])
-    tensors = (q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts)
-    out: Tensor = _indexed_attention(*tensors, scale, top_k, loss_factor, eps, window)[0]
+    given = Arguments(q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, scale, top_k, loss_factor, eps, window)
+    _require(given)
+    out: Tensor = _indexed_attention(*given)[0]
     return out
 
 
-def _require_shapes(attended: tuple[Tensor, ...], indexer: tuple[Tensor, ...], table: tuple[Tensor, Tensor]) -> None:
+def indexed_attention_choice(
+    *tensors: Any, starts: Tensor | None = None, window: int | None = None, **numbers: Any
+) -> tuple[Tensor, Tensor]:
+    """`indexed_attention` with its choice, for other layers that attend to the same keys (`chosen_attention`).
+
+    Args:
+        tensors: q to sin of `indexed_attention`, in its order.
+        starts: As there.
+        window: As there.
+        numbers: scale, top_k, loss_factor and eps, as there.
+
+    Returns:
+        out, and int32 [B, T, ⌈T / 128⌉ · 4]: bit s % 32 of word s // 32 for each key s that a query attends to. The choice has no gradient.
+
+    Saves:
+        out: what is returned.
+        lse: fp32 [B, H, T].
+        thresholds: fp32 [B, T], each query's top_k-th largest index score.
+        index_lse: fp32 [B, T], log-sum-exp of the index scores of its chosen keys.
+
+    Scratch:
+        As `indexed_attention`; forward the bits are a result.
+
+    Triton:
+        The kernels of `indexed_attention`.
+
+    Raises:
+        ValueError: Shapes do not fit, top_k < 1 or window < 1.
+
+    Source: arXiv:2603.12201.
+    """
+    given = Arguments(*tensors, **numbers | {"starts": starts, "window": window})
+    _require(given)
+    made = _indexed_attention_choice(*given)
+    return made[0], made[4]
+
+
+def _require(given: Arguments) -> None:
+    _require_shapes(given)
+    require(given.top_k >= 1, "indexed_attention", "top_k must be at least 1", top_k=given.top_k)
+    require(given.window is None or given.window >= 1, "indexed_attention", "window must be at least 1", window=given.window)
+    require_starts("indexed_attention", given.starts, given.q.shape[:2])
+
+
+def _require_shapes(given: Arguments) -> None:
     """That the shapes of q, k and v, of the indexer's inputs, and of cos and sin fit each other."""
-    (q, k, v), (index_q, index_k, index_weights, k_scale, k_bias), (cos, sin) = attended, indexer, table
+    q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin = given[:10]
     fits = q.dim() == 4 and q.shape == k.shape and v.shape[:3] == q.shape[:3]
     require(fits, "indexed_attention", "q and k must be [B,T,H,E], v [B,T,H,V]", q=q.shape, k=k.shape, v=v.shape)
     fits = index_q.dim() == 4 and index_q.shape[:2] == q.shape[:2] and index_k.shape == (*q.shape[:2], index_q.shape[3])
@@ -109,18 +154,29 @@ def _require_shapes(attended: tuple[Tensor, ...], indexer: tuple[Tensor, ...], t
     require(fits, "indexed_attention", "cos and sin must be [T, R/2] with R at most D", **sizes)
 
 
-_indexed_attention, _indexed_attention_backward = operation(
-    "indexed_attention",
-    types_of(Arguments),
-    Arguments,
-    outputs=("out", "lse", "thresholds", "index_lse"),
-    saved=("out", "lse", "thresholds", "index_lse"),
-    gradients=("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias"),
-    forward=choice.forward,
-    backward=choice.backward,
-    fake=lambda given: made_like(given.q, given.v),
-    forward_scratch=choice.forward_scratch,
-    backward_scratch=choice.backward_scratch,
-    forward_cost=choice.cost_of_forward,
-    backward_cost=choice.cost_of_backward,
-)
+def _registered(name: str, *, hands_on: bool) -> Any:
+    """The torch ops of this name, forward and backward; `hands_on`: whether the choice is a result."""
+    saved = ("out", "lse", "thresholds", "index_lse")
+    return operation(
+        name,
+        types_of(Arguments),
+        Arguments,
+        outputs=(*saved, "choice") if hands_on else saved,
+        saved=saved,
+        gradients=("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias"),
+        forward=choice.forward_with_choice if hands_on else choice.forward,
+        backward=choice.backward,
+        fake=_fake_with_choice if hands_on else lambda given: made_like(given.q, given.v),
+        forward_scratch=partial(choice.forward_scratch, hands_on=hands_on),
+        backward_scratch=choice.backward_scratch,
+        forward_cost=choice.cost_of_forward,
+        backward_cost=choice.cost_of_backward,
+    )
+
+
+def _fake_with_choice(given: Arguments) -> tuple[Tensor, ...]:
+    return *made_like(given.q, given.v), choice_like(given.q, given.q.shape[1])
+
+
+_indexed_attention, _indexed_attention_backward = _registered("indexed_attention", hands_on=False)
+_indexed_attention_choice, _ = _registered("indexed_attention_choice", hands_on=True)

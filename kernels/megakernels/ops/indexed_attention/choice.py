@@ -8,6 +8,7 @@ from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
 from megakernels._common.scratch import SUMS_BYTES, narrowed_bytes
 from megakernels.ops.attention.inputs import Places
 from megakernels.ops.indexed_attention import reference, sizes
+from megakernels.ops.indexed_attention.bits import choice_like
 from megakernels.ops.indexed_attention.inputs import Arguments
 from megakernels.ops.indexed_attention.reference import Indexed
 
@@ -53,7 +54,7 @@ def make_keys_backward(
 
 
 def kernel_forward(given: Indexed, places: Places) -> tuple[Tensor, ...]:
-    """`kernel.forward`."""
+    """`kernel.forward`, the choice last."""
     from megakernels.ops.indexed_attention import kernel  # noqa: PLC0415
 
     return kernel.forward(given, places)
@@ -70,7 +71,19 @@ def kernel_backward(grad_out: Tensor, given: Indexed, made: Sequence[Tensor], pl
 def forward(arguments: Arguments) -> tuple[Tensor, ...]:
     """Same contract as `reference.forward`."""
     given = with_keys(arguments)
-    return kernel_forward(given, Places()) if runs_kernels(given) else reference.forward(given)
+    return kernel_forward(given, Places())[:4] if runs_kernels(given) else reference.forward(given)
+
+
+def forward_with_choice(arguments: Arguments) -> tuple[Tensor, ...]:
+    """As `forward`, with the choice last."""
+    given = with_keys(arguments)
+    return kernel_forward(given, Places()) if runs_kernels(given) else chosen_forward(given, given.k.shape[1])
+
+
+def chosen_forward(given: Indexed, num_keys: int) -> tuple[Tensor, ...]:
+    """`reference.forward`, with the choice last: of these keys and those behind them, in all `num_keys`."""
+    found = choice_like(given.q, num_keys)
+    return *reference.forward(given, found), found
 
 
 def backward(grad_out: Tensor, arguments: Arguments, *made: Tensor | Sequence[bool]) -> tuple[Tensor, ...]:
@@ -96,10 +109,12 @@ def with_keys(arguments: Arguments) -> Indexed:
     )
 
 
-def forward_scratch(arguments: Arguments) -> int:
-    """Bytes inside the Triton forward: the index keys, and what the kernels hold."""
+def forward_scratch(arguments: Arguments, *, hands_on: bool = False) -> int:
+    """Bytes inside the Triton forward: the index keys, and what the kernels hold; `hands_on`: whether the choice is a result."""
     given = arguments.with_keys(arguments.index_k)
-    return sizes.inside(given, Places()).keys + sizes.forward_inside(given, Places()) if chooses_kernels(given) else 0
+    if not chooses_kernels(given):
+        return 0
+    return sizes.inside(given, Places()).keys + sizes.forward_inside(given, Places(), hands_on=hands_on)
 
 
 def backward_scratch(grad_out: Tensor, arguments: Arguments, *made: Tensor | Sequence[bool]) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.ops.attention import kernel as attention_kernel
 from megakernels.ops.attention.inputs import Places
+from megakernels.ops.indexed_attention.bits import choice_like, num_columns, num_words
 from megakernels.ops.indexed_attention.kernel_gradients import (
     index_difference_kernel,
     index_key_kernel,
@@ -35,7 +36,6 @@ from megakernels.ops.indexed_attention.kernel_index import (
 from megakernels.ops.indexed_attention.reference import Indexed, made_like
 from megakernels.ops.indexed_attention.sizes import (
     KEY_WARPS,
-    WORD_BITS,
     Chunk,
     attended,
     chunk_rows,
@@ -44,7 +44,6 @@ from megakernels.ops.indexed_attention.sizes import (
     index_constants,
     key_programs,
     mass_constants,
-    num_columns,
     rows_constants,
     select_constants,
 )
@@ -78,10 +77,10 @@ def make_keys_backward(
     return grad_x, parts[0].sum(0).to(k_scale.dtype), parts[1].sum(0).to(k_scale.dtype)
 
 
-def forward(given: Indexed, places: Places) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16, of queries in pieces."""
+def forward(given: Indexed, places: Places) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Same contract as `reference.forward`, for fp32, bf16 and fp16, of queries in pieces; and the choice, int32 [B, T, words]."""
     if not given.q.numel():
-        return made_like(given.q, given.v)
+        return *made_like(given.q, given.v), choice_like(given.q, given.k.shape[1])
     index = _Index(_dense(given), places)
     thresholds, index_lse = (torch.empty(given.q.shape[:2], dtype=torch.float32, device=given.q.device) for _ in range(2))
     bits, scores = index.new_bits(), index.new_scores()
@@ -92,7 +91,7 @@ def forward(given: Indexed, places: Places) -> tuple[Tensor, Tensor, Tensor, Ten
             index.select(chunk, scores, thresholds, index_lse, bits, search=True)
     del queries, scores
     out, lse = attention_kernel.forward(attended(index.given), places, bits)
-    return out, lse, thresholds, index_lse
+    return out, lse, thresholds, index_lse, bits
 
 
 def backward(
@@ -160,8 +159,7 @@ class _Index:
 
     def new_bits(self) -> Tensor:
         """No keys chosen, int32 [B, T, words]."""
-        words = self.num_columns // WORD_BITS
-        return torch.zeros(self.batch, self.num_queries, words, dtype=torch.int32, device=self.given.q.device)
+        return torch.zeros(self.batch, self.num_queries, num_words(self.num_keys), dtype=torch.int32, device=self.given.q.device)
 
     def new_scores(self) -> Tensor:
         """A number per query of a chunk and key, uninitialised."""

@@ -6,6 +6,7 @@ gathered of the indexer is its keys after norm and rotation, for the angles are 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,9 +29,17 @@ from megakernels._common import (
 )
 from megakernels.ops.attention.inputs import Places, places_of
 from megakernels.ops.indexed_attention import choice, reference, sizes
+from megakernels.ops.indexed_attention.bits import choice_like
 from megakernels.ops.indexed_attention.reference import Indexed
 
-__all__ = ["Settings", "index_keys", "index_keys_backward", "indexed_attention_pieces", "indexed_attention_pieces_backward"]
+__all__ = [
+    "Settings",
+    "index_keys",
+    "index_keys_backward",
+    "indexed_attention_pieces",
+    "indexed_attention_pieces_backward",
+    "indexed_attention_pieces_choice",
+]
 
 
 class Settings(NamedTuple):
@@ -130,6 +139,24 @@ def indexed_attention_pieces(
     return out, lse, thresholds, index_lse
 
 
+def indexed_attention_pieces_choice(*given: Any) -> tuple[Tensor, ...]:
+    """`indexed_attention_pieces`, of its arguments in order, with the choice last.
+
+    Returns:
+        Its results, and the keys of the whole sequence that own queries chose, as of `indexed_attention_choice`: int32 [B, positions of q,
+        words], by position in the sequence. The backward is `indexed_attention_pieces_backward`.
+
+    Scratch:
+        As `indexed_attention_pieces`; the bits are a result.
+
+    Triton:
+        The kernels of `indexed_attention`.
+    """
+    *tensors, settings = given
+    made: tuple[Tensor, ...] = _pieces_choice(*tensors, *_plain(settings))
+    return made
+
+
 def indexed_attention_pieces_backward(
     grad_out: Tensor,
     q: Tensor,
@@ -215,11 +242,15 @@ def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> P
 
 
 def _forward(pieces: Pieces) -> tuple[Tensor, ...]:
-    places = pieces.places()
+    return _forward_with_choice(pieces)[:4]
+
+
+def _forward_with_choice(pieces: Pieces) -> tuple[Tensor, ...]:
+    places, num_keys = pieces.places(), pieces.given.k.shape[1]
     if places is not None and choice.runs_kernels(pieces.given):
         return choice.kernel_forward(pieces.given, places)
-    outs, sums, thresholds, index_sums = zip(*(reference.forward(given) for _, given in pieces.split()), strict=True)
-    return torch.cat(outs, 1), torch.cat(sums, 2), torch.cat(thresholds, 1), torch.cat(index_sums, 1)
+    outs, sums, *others = zip(*(choice.chosen_forward(given, num_keys) for _, given in pieces.split()), strict=True)
+    return torch.cat(outs, 1), torch.cat(sums, 2), *(torch.cat(parts, 1) for parts in others)
 
 
 def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> Sequence[Tensor]:
@@ -242,9 +273,10 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresh
     return [*(torch.cat(parts, 1) for parts in zip(*own, strict=True)), *stored]
 
 
-def _forward_scratch(pieces: Pieces) -> int:
+def _forward_scratch(pieces: Pieces, *, hands_on: bool = False) -> int:
     places = pieces.places()
-    return sizes.forward_inside(pieces.given, places) if places is not None and choice.chooses_kernels(pieces.given) else 0
+    chosen = places is not None and choice.chooses_kernels(pieces.given)
+    return sizes.forward_inside(pieces.given, places, hands_on=hands_on) if places is not None and chosen else 0
 
 
 def _backward_scratch(grad_out: Tensor, pieces: Pieces, *made: Tensor) -> int:
@@ -263,19 +295,31 @@ def _backward_cost(_grad_out: Tensor, pieces: Pieces, *_made: Tensor) -> Cost:
     return Cost({}) if places is None else sizes.backward_cost(pieces.given, places)
 
 
-_pieces, _pieces_backward = operation(
-    "indexed_attention_pieces",
-    {name: kind for name, kind in types_of(Indexed).items() if name != "first"} | {"query_pieces": list[int], "key_pieces": list[int]},
-    _bind,
-    outputs=("out", "lse", "thresholds", "index_lse"),
-    saved=("out", "lse", "thresholds", "index_lse"),
-    gradients=("q", "index_q", "index_weights", "k", "v", "keys"),
-    forward=_forward,
-    backward=_backward,
-    fake=lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),
-    differentiable=False,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=_forward_cost,
-    backward_cost=_backward_cost,
-)
+def _registered(name: str, *, hands_on: bool) -> Any:
+    """The torch ops of this name, forward and backward; `hands_on`: whether the choice is a result."""
+    saved = ("out", "lse", "thresholds", "index_lse")
+    return operation(
+        name,
+        {name: kind for name, kind in types_of(Indexed).items() if name != "first"} | {"query_pieces": list[int], "key_pieces": list[int]},
+        _bind,
+        outputs=(*saved, "choice") if hands_on else saved,
+        saved=saved,
+        gradients=("q", "index_q", "index_weights", "k", "v", "keys"),
+        forward=_forward_with_choice if hands_on else _forward,
+        backward=_backward,
+        fake=_fake_with_choice if hands_on else lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),
+        differentiable=False,
+        forward_scratch=partial(_forward_scratch, hands_on=hands_on),
+        backward_scratch=_backward_scratch,
+        forward_cost=_forward_cost,
+        backward_cost=_backward_cost,
+    )
+
+
+def _fake_with_choice(pieces: Pieces) -> tuple[Tensor, ...]:
+    given = pieces.given
+    return *reference.made_like(given.q, given.v), choice_like(given.q, given.k.shape[1])
+
+
+_pieces, _pieces_backward = _registered("indexed_attention_pieces", hands_on=False)
+_pieces_choice, _ = _registered("indexed_attention_pieces_choice", hands_on=True)

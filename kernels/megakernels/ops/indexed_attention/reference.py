@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
+from megakernels.ops.indexed_attention.bits import bit_values, packed
 
 SCRATCH_ELEMENTS = 1 << 24
 """Scores held at once, over all sequences and heads."""
@@ -124,11 +125,15 @@ def made_like(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return out, lse, thresholds, index_lse
 
 
-def forward(given: Indexed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns out [B, T, H, V] in q's dtype, lse [B, H, T], thresholds [B, T] and index_lse [B, T]."""
+def forward(given: Indexed, choice: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns out [B, T, H, V] in q's dtype, lse [B, H, T], thresholds [B, T] and index_lse [B, T].
+
+    Into `choice`, int32 [B, T, words], a bit is written for each key that a query chose.
+    """
     q, v, index = given.q, given.v, _index(given)
     queries, keys, values = (upcast(each).transpose(1, 2) for each in (q, given.k, v))
     out, lse, thresholds, index_lse = made_like(q, v)
+    values_of_bits = bit_values(q.device)
     for rows, seen in given.blocks():
         visible = given.visible(rows, seen)
         scores = index.scores(index.overlap(rows, seen), rows).masked_fill_(~visible, float("-inf"))
@@ -136,6 +141,8 @@ def forward(given: Indexed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         threshold = scores.topk(given.top_k).values[..., -1] if given.top_k <= count else torch.full_like(scores[..., 0], float("-inf"))
         chosen = _chosen(scores, threshold, visible, given.top_k)
         thresholds[:, rows] = threshold
+        if choice is not None:
+            choice[:, rows] = packed(chosen, seen, choice.shape[2], values_of_bits)
         index_lse[:, rows] = scores.masked_fill_(~chosen, float("-inf")).logsumexp(-1)
         attended = _attended(given, queries[:, :, rows], keys[:, :, seen], chosen)
         sums = attended.logsumexp(-1)

@@ -11,6 +11,7 @@ from megakernels._common.cost import Cost
 from megakernels._common.scratch import SUMS_BYTES, copies_bytes
 from megakernels.ops.attention import sizes as attention_sizes
 from megakernels.ops.attention.inputs import Attention, Places
+from megakernels.ops.indexed_attention.bits import WORD_BITS, num_columns
 from megakernels.ops.indexed_attention.reference import Indexed
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -24,9 +25,6 @@ INDEX_TILE = 64
 """Queries, and keys, of the largest tile of index products: chunks are whole ones, and the gradient of the scores is written in them."""
 CHUNK_ELEMENTS = 1 << 25
 """Index scores held at once, over all sequences."""
-COLUMN_BLOCK = 128
-"""Columns of the scores, and bits of the chosen keys, are a multiple: the most keys of any tile."""
-WORD_BITS = 32
 ROWS = 16
 """Rows of a tile of the kernels that normalise or rotate."""
 KEY_PROGRAMS = 64
@@ -109,11 +107,6 @@ def accepts_keys(index_k: Tensor) -> bool:
 def attended(given: Indexed) -> Attention:
     """The attention to all keys that are visible."""
     return Attention(given.q, given.k, given.v, given.starts, given.scale, given.window)
-
-
-def num_columns(num_keys: int) -> int:
-    """Columns of the scores: one per key, in whole tiles."""
-    return -(-num_keys // COLUMN_BLOCK) * COLUMN_BLOCK
 
 
 def chunk_rows(batch: int, piece_length: int, num_keys: int) -> int:
@@ -207,11 +200,14 @@ def copied(given: Indexed) -> int:
     return copies_bytes(dense, rows=(given.q, given.k, given.v))
 
 
-def forward_inside(given: Indexed, places: Places) -> int:
-    """Bytes of `kernel.forward` in addition to operands and results, of which out and lse come last."""
+def forward_inside(given: Indexed, places: Places, *, hands_on: bool = False) -> int:
+    """Bytes of `kernel.forward` in addition to operands and results, of which out and lse come last.
+
+    `hands_on`: whether the bits are a result.
+    """
     held, (batch, num_queries, num_heads, _) = inside(given, places), given.q.shape
     later = batch * num_queries * num_heads * (given.v.shape[3] * given.v.element_size() + SUMS_BYTES)
-    return copied(given) + held.bits + max(held.queries + held.scores - later, 0)
+    return copied(given) + (0 if hands_on else held.bits) + max(held.queries + held.scores - later, 0)
 
 
 def backward_inside(grad_out: Tensor, given: Indexed, made: tuple[Tensor, ...], places: Places) -> int:

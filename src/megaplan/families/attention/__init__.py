@@ -6,7 +6,7 @@ from megaplan.dtypes import DType
 from megaplan.families.attention.program import attention_program, attention_selective
 from megaplan.families.attention.rules import attention_rules
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
-from megaplan.families.attention.tensors import AttentionVariant, attention_tensors, variant_of
+from megaplan.families.attention.tensors import AttentionVariant, attention_tensors, place_of, variant_of
 from megaplan.families.attention.work import attention_exchanges, attention_work
 from megaplan.families.family import Family, Served
 
@@ -20,6 +20,8 @@ def _sharded(attention: GroupedQueryAttention | LatentAttention, _hidden_size: i
 
 def _served(attention: GroupedQueryAttention | LatentAttention, _hidden_size: int, variant: AttentionVariant, _dtype: DType) -> Served:
     """GQA keeps keys and values of every kv head, MLA one latent and one rotary key for all heads; an indexer adds its one key.
+
+    A layer that shares a choice of keys holds no more: a new token's choice is made and read within a step.
 
     Source: arXiv:2405.04434, section 2.1.2.
     """
@@ -36,10 +38,6 @@ def _rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
     return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.rotary_dim or attention.head_dim
 
 
-def _rotates(attention: GroupedQueryAttention | LatentAttention, layer: int) -> bool:
-    return layer not in attention.nope_layers
-
-
 ATTENTION = Family(
     letter="A",
     title="attention",
@@ -49,7 +47,7 @@ ATTENTION = Family(
     work=attention_work,
     selective=attention_selective,
     variant=variant_of,
-    operations=_rotates,
+    operations=place_of,
     rules=attention_rules,
     sharded=_sharded,
     exchanges=attention_exchanges,

@@ -4,6 +4,9 @@ Under TP with SP a projection's gathered input is not kept but gathered again in
 projections run on the rank's own tokens; its narrow latents are gathered instead of the residual stream. Under CP keys and values are
 gathered for the core and kept as the rank's own part. The indexer's inputs get no gradient from it; the core keeps what the indexer makes
 for all tokens, and two fp32 numbers a token, never a T × T score. What the core's kernels hold inside is workspace.
+
+A choice that other layers share is a bit per query and key. The first of these layers keeps it, until its own backward: the layers behind
+it have read it by then, and the layer that chose makes its backward without it. Between the two it is the stage that holds it.
 """
 
 from __future__ import annotations
@@ -13,14 +16,27 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.ops import (
+    CHOICE,
+    GIVEN_CHOICE,
+    TAKE_CHOICE,
+    BlockProgram,
+    Op,
+    Projection,
+    add,
+    cut,
+    linear,
+    norm,
+    partial_gradient,
+    project,
+)
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.families.attention.scratch import core_inside, head_widths, indexed_inside
+from megaplan.families.attention.scratch import choice_words, core_inside, head_widths, indexed_inside
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
-from megaplan.families.attention.tensors import AttentionVariant
+from megaplan.families.attention.tensors import AttentionPlace, AttentionVariant, Role
 from megaplan.families.family import Selective
 
 SELECTIVE = Selective("core", frozenset({"attention"}))
@@ -63,16 +79,20 @@ def attention_selective(attention: GroupedQueryAttention | LatentAttention, vari
 
 
 def attention_program(
-    dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, rotates: bool, parameters: DType
+    dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, place: AttentionPlace, parameters: DType
 ) -> tuple[BlockProgram, Shapes]:
     """One A block."""
+    role: Role = "first" if place.role == "later" else place.role  # later ones differ in who holds the choice alone
     if variant.indexed and isinstance(attention, LatentAttention):
-        inside = indexed_inside(dims, attention, parameters)
+        inside = indexed_inside(dims, attention, parameters, hands_on=role == "source")
     else:
         inside = core_inside(dims, attention, parameters)
-    core = rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None
+    core = place.rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None, role
     key = attention_key(attention)._replace(relations=dims.relations > 0)
     tensors = {**attention_storages(dims, attention), **inside_storages(dims, inside)}
+    if role != "alone":
+        words = 0 if place.role == "later" else choice_words(dims)
+        tensors |= storages(DType.INT32, Column.ACTIVATIONS, {CHOICE if role == "source" else GIVEN_CHOICE: dims.wide(words)})
     if key.relations:
         heads = attention.num_heads // dims.tp
         tensors |= storages(parameters, Column.ACTIVATIONS, {RELATIONS: (dims.relations, heads)})
@@ -87,12 +107,13 @@ def attention_key(attention: GroupedQueryAttention | LatentAttention) -> Attenti
 
 
 def attention_ops(
-    key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool
+    key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool, role: Role = "alone"
 ) -> tuple[tuple[Op, ...], frozenset[str]]:
     """Program and held locals of an A block; `kernels` is whether Triton's run the core."""
     if key.kind == "gqa":
         return grouped_ops(key, rotates, sharded, context, kernels), HELD
-    return latent_ops(key, rotates, indexed, sharded, context, kernels), HELD | {
+    return latent_ops(key, rotates, indexed, sharded, context, kernels, role), HELD | {
+        CHOICE,
         "q_flat",
         "q_latent_normed",
         "kv_latent",
@@ -110,8 +131,8 @@ def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAtte
 
 
 @cache
-def _program(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool) -> BlockProgram:
-    ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context, kernels=kernels)
+def _program(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool, role: Role) -> BlockProgram:
+    ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context, kernels=kernels, role=role)
     return (GATED if key.gate else SELECTIVE).program(*ops, held=held, more=GATHERED if context else frozenset())
 
 
@@ -155,7 +176,9 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     }
 
 
-def latent_ops(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
+def latent_ops(
+    key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool, role: Role = "alone"
+) -> tuple[Op, ...]:
     """MLA, as `LatentAttention.forward` runs it."""
     low_rank = key.first
     q_bias, kv_bias = ("q_down.bias", "kv_down.bias") if key.bias else (None, None)
@@ -188,7 +211,9 @@ def latent_ops(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, c
     ]
     if indexed:
         ops += _indexer_ops(sharded)
-    return (*ops, *_core(sharded, context, table if indexed else None, kernels, key))
+    if role == "first":
+        ops.insert(0, Op(TAKE_CHOICE, (), (GIVEN_CHOICE,)))
+    return (*ops, *_core(sharded, context, table if indexed else None, kernels, key, role))
 
 
 def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
@@ -216,15 +241,18 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
     return found | _indexer_storages(dims, attention.indexer) if attention.indexer is not None else found
 
 
-def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: bool, key: AttentionKey) -> tuple[Op, ...]:
+def _core(
+    sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: bool, key: AttentionKey, role: Role = "alone"
+) -> tuple[Op, ...]:
     """The core, a gate, back into the stream; with the indexer's inputs and the rotary table that it keeps, none if it is a buffer.
 
-    Under CP what is gathered of the indexer is its keys after their norm.
+    Under CP what is gathered of the indexer is its keys after their norm. A choice that is handed on is a result that nothing here keeps.
     """
     indexed = table is not None
     keys = ("k_gathered", "v_gathered") if context else ("k", "v")
     index, norm = (INDEX, ("indexer.k_norm.weight", "indexer.k_norm.bias")) if indexed else ((), ())
     made = ("attention", "lse", "indexer.threshold", "indexer.lse") if indexed else ("attention", "lse")
+    given, handed = (GIVEN_CHOICE,) if role == "first" else (), (CHOICE,) if role == "source" else ()
     part = (RELATIONS,) if key.relations else ()
     ops = [Op("gather keys", ("k", "v"), keys, fetches=part)] if context else []
     reads = (*keys, *index)
@@ -239,9 +267,9 @@ def _core(sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: 
         *ops,
         Op(
             "attention",
-            ("q", *reads, *(table or ())),
-            (*made, INSIDE) if kernels and (indexed or key.sinks) else made,
-            keeps=("q", "k", "v", *index, *(table or ()), *made),
+            ("q", *reads, *given, *(table or ())),
+            (*made, *handed, INSIDE) if kernels and (indexed or key.sinks) else (*made, *handed),
+            keeps=("q", "k", "v", *given, *index, *(table or ()), *made),
             params=(*norm, "sinks") if key.sinks else norm,
             grads=("q", *reads),
             fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ()), *part),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention, Llama3Scaling, YarnScaling
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention, Llama3Scaling, YarnScaling
 from megaplan.families.checks import Checked, divisors, remainder, rising, use_one_of
 from megaplan.wording import series
 
@@ -83,10 +83,33 @@ def _layers(checked: Checked, attention: GroupedQueryAttention | LatentAttention
         yield checked.error("MP713", detail, "model.attention.full_layers", "give attention.window_size, or remove attention.full_layers")
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         lists["model.attention.indexer.layers"] = attention.indexer.layers
+        lists["model.attention.indexer.shared_layers"] = attention.indexer.shared_layers
+        yield from _shared(checked, attention, attention.indexer)
     for key, layers in lists.items():
         yield from rising(checked, key, layers)
         if checked.letters is not None:
             yield from _not_attention(checked, key, layers, checked.letters)
+
+
+def _shared(checked: Checked, attention: LatentAttention, indexer: Indexer) -> Iterator[Diagnostic]:
+    """A layer that shares a choice has none of its own, one before it, and sees what the layer that made it sees."""
+    key, own = "model.attention.indexer.shared_layers", set(indexer.layers)
+    both = sorted(own & set(indexer.shared_layers))
+    if both:
+        detail = f"attention.indexer.shared_layers and attention.indexer.layers both have {both[0]}"
+        yield checked.error("MP715", detail, key, f"remove {both[0]} from one of them")
+        return
+    first = min(own, default=None)
+    early = [layer for layer in indexer.shared_layers if first is None or layer < first]
+    if early:
+        detail = f"attention.indexer.shared_layers has {early[0]}, and attention.indexer.layers has no layer before it"
+        yield checked.error("MP715", detail, key, f"write {early[0]} under attention.indexer.layers")
+        return
+    for source, *others in indexer.groups:
+        apart = [layer for layer in others if attention.window(layer) != attention.window(source)]
+        if apart:
+            detail = f"layer {apart[0]} shares the choice of layer {source}, and only one of them is in attention.full_layers"
+            yield checked.error("MP715", detail, key, "write both under attention.full_layers, or neither")
 
 
 def _not_attention(checked: Checked, key: str, layers: tuple[int, ...], letters: str) -> Iterator[Diagnostic]:

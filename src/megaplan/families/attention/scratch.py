@@ -50,8 +50,13 @@ def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, 
     return Inside(0, backward)
 
 
-def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType) -> Inside | None:
-    """Of the core with an indexer; None where plain torch runs.
+def choice_words(dims: Dims) -> int:
+    """Words of 32 bits for the keys that a query chooses among, those of all context ranks."""
+    return -(-dims.tokens * dims.cp // COLUMN_BLOCK) * COLUMN_BLOCK // WORD_BITS
+
+
+def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, hands_on: bool = False) -> Inside | None:
+    """Of the core with an indexer; None where plain torch runs. `hands_on`: whether forward's bits are a result.
 
     Forward has the scores of a chunk before out and lse exist, backward twice before the gradients of q, k and v, and then one number per
     query and head. Without CP the index keys and their gradient are inside too; under CP other operations make them.
@@ -65,13 +70,13 @@ def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType) ->
     most = max(INDEX_TILE, CHUNK_ELEMENTS // (batch * columns) // INDEX_TILE * INDEX_TILE)
     rows = min(tokens if dims.cp == 1 else tokens // PIECES, most)
     queries, scores = number * batch * tokens * indexer.num_heads * width, number * batch * rows * columns
-    bits = DType.INT32.bytes * batch * tokens * (columns // WORD_BITS)
+    bits = DType.INT32.bytes * batch * tokens * choice_words(dims)
     made, later = (
         dims.dtype.bytes * batch * tokens * heads * value,
         dims.dtype.bytes * batch * heads * (tokens * key + positions * (key + value)),
     )
     sums = number * batch * heads * tokens
-    forward, backward = bits + max(queries + scores - made - sums, 0), bits + max(queries + 2 * scores - later, sums)
+    forward, backward = (0 if hands_on else bits) + max(queries + scores - made - sums, 0), bits + max(queries + 2 * scores - later, sums)
     if dims.cp > 1:
         return Inside(forward, backward)
     keys, parts = number * batch * tokens * width, 2 * number * min(KEY_PROGRAMS, -(-batch * tokens // KEY_ROWS)) * width

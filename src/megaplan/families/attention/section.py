@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -75,22 +76,41 @@ def yarn_factor(factor: float, weight: float = 1.0) -> float:
 RopeScaling = Annotated[LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")]
 
 
-class Indexer(Section):
+class Indexer(OptionsSection):
     """Sparse-attention indexer of MLA (DeepSeek-V3.2, arXiv:2512.02556).
 
     Attributes:
         num_heads: Heads of the indexer.
         head_dim: Width of one of them; its first qk_rope_head_dim dims are rotated.
         layers: Layers that have the indexer: 0-based global indices of A layers, rising.
+        shared_layers: Layers without one, which attend to what the last of these chose (arXiv:2603.12201): global indices, rising.
         top_k: Keys that a token attends to in such a layer.
         loss_coefficient: Of each indexer's own loss, the mean over tokens and heads of the divergence from attention.
     """
 
+    options: ClassVar[frozenset[str]] = frozenset({"shared_layers"})
+
     num_heads: PositiveInt
     head_dim: PositiveInt
     layers: tuple[NaturalInt, ...]
+    shared_layers: tuple[NaturalInt, ...] = ()
     top_k: PositiveInt = 2048
     loss_coefficient: PositiveFloat = 1.0
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """A layer that hands its choice on, and those that share it; for each such layer. Layers without one before them are left out."""
+        return _groups(self.layers, self.shared_layers)
+
+
+@lru_cache(maxsize=64)
+def _groups(layers: tuple[int, ...], shared: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    found: dict[int, list[int]] = {}
+    for layer in shared:
+        source = max((each for each in layers if each < layer), default=None)
+        if source is not None:
+            found.setdefault(source, [source]).append(layer)
+    return tuple(tuple(group) for group in found.values())
 
 
 class GroupedQueryAttention(OptionsSection):

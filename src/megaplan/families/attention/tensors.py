@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
@@ -15,10 +16,12 @@ class AttentionVariant(NamedTuple):
     Attributes:
         indexed: Whether it has the section's indexer (MLA only).
         full: Whether the window leaves it out.
+        shares: Whether it attends to what an earlier layer's indexer chose.
     """
 
     indexed: bool = False
     full: bool = False
+    shares: bool = False
 
 
 PLAIN = AttentionVariant()
@@ -26,8 +29,40 @@ PLAIN = AttentionVariant()
 
 def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionVariant:
     """The variant of layer `layer` (global index)."""
-    indexer = attention.indexer if isinstance(attention, LatentAttention) else None
-    return AttentionVariant(indexer is not None and layer in indexer.layers, layer in attention.full_layers)
+    full, indexer = layer in attention.full_layers, attention.indexer if isinstance(attention, LatentAttention) else None
+    if indexer is None:
+        return AttentionVariant(full=full)
+    return AttentionVariant(layer in indexer.layers, full, layer in indexer.shared_layers)
+
+
+Role = Literal["alone", "source", "first", "later"]
+"""Of a layer in a choice of keys: it hands one on, or is the first or a later one of those that share it."""
+
+
+class AttentionPlace(NamedTuple):
+    """What of a layer's place decides its operations alone.
+
+    Attributes:
+        rotates: Whether queries and keys have rotary embedding.
+        role: In a choice of keys that several layers share.
+    """
+
+    rotates: bool = True
+    role: Role = "alone"
+
+
+def place_of(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionPlace:
+    """The place of layer `layer` (global index)."""
+    rotates, indexer = layer not in attention.nope_layers, attention.indexer if isinstance(attention, LatentAttention) else None
+    return AttentionPlace(rotates, "alone" if indexer is None else _roles(indexer.groups).get(layer, "alone"))
+
+
+@lru_cache(maxsize=64)
+def _roles(groups: tuple[tuple[int, ...], ...]) -> dict[int, Role]:
+    found: dict[int, Role] = {}
+    for source, first, *later in groups:
+        found |= {source: "source", first: "first", **dict.fromkeys(later, "later")}
+    return found
 
 
 def attention_tensors(

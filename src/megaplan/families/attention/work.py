@@ -58,9 +58,13 @@ def attention_work(
     if isinstance(attention, GroupedQueryAttention):
         return (first, *_grouped_query(load, attention, hidden_size, window))
     indexer = attention.indexer if variant.indexed else None
-    ops = (first, *_latent(load, attention, hidden_size, load.seq_length if indexer is None else indexer.top_k, window))
+    chooses = attention.indexer is not None and (variant.indexed or variant.shares)
+    most_keys = attention.indexer.top_k if attention.indexer is not None and chooses else load.seq_length
+    ops = (first, *_latent(load, attention, hidden_size, most_keys, window))
     if indexer is not None:
         ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, window)
+    if variant.shares:
+        ops += (Op("masked", "attention", Work(), counts=("attention",)),)  # keys that are not chosen: no work of the model
     return ops
 
 

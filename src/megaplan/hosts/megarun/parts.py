@@ -7,7 +7,7 @@ from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from megaplan.blocks.ops import INPUT, OUTPUT, BlockProgram, Flow
+from megaplan.blocks.ops import INPUT, OUTPUT, TAKE_CHOICE, BlockProgram, Flow
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
 from megaplan.families.residual import PASS_ON
@@ -40,7 +40,7 @@ def replay_of(program: BlockProgram, policy: str) -> Replay:
     """The replay of a block under a recompute policy."""
     names, region = frozenset(op.name for op in program.ops), frozenset[str]()
     if policy != "none":
-        region = names & program.reruns if policy == "selective" else names - {PASS_ON}
+        region = names & program.reruns if policy == "selective" else names - {PASS_ON, TAKE_CHOICE}
     cached = program.caches if policy == "selective" else frozenset[str]()
     return replay(program.ops, program.held, region, cached=cached, after=program.after - region)
 

@@ -1,7 +1,8 @@
 """Indexed attention under context parallelism: local queries select from the keys of all ranks.
 
 Keys, values and the indexer's keys are gathered, and again in backward; the saved set is that of one rank, for local tokens. A query
-selects from all earlier positions, in the order of the sequence, so the selection equals that of one rank.
+selects from all earlier positions, in the order of the sequence, so the selection equals that of one rank. A selection that other layers
+share is of local queries, among the keys of the whole sequence.
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from megakernels import index_keys, index_keys_backward, indexed_attention, indexed_attention_pieces, indexed_attention_pieces_backward
+from megakernels import (
+    chosen_attention,
+    chosen_attention_pieces,
+    chosen_attention_pieces_backward,
+    index_keys,
+    index_keys_backward,
+    indexed_attention,
+    indexed_attention_choice,
+    indexed_attention_pieces,
+    indexed_attention_pieces_backward,
+    indexed_attention_pieces_choice,
+)
 from megakernels.ops.indexed_attention.pieces import Settings
 from megarun.parallel.groups.context import ContextParallel
 
@@ -26,7 +38,7 @@ class Choice(NamedTuple):
     window: int | None
 
 
-def context_indexed_attention(cp: ContextParallel, choice: Choice, starts: Tensor | None, *tensors: Tensor) -> Tensor:
+def context_indexed_attention(cp: ContextParallel, choice: Choice, starts: Tensor | None, *tensors: Tensor) -> tuple[Tensor]:
     """`megakernels.indexed_attention` over the whole sequence, for local tokens.
 
     Args:
@@ -36,11 +48,28 @@ def context_indexed_attention(cp: ContextParallel, choice: Choice, starts: Tenso
         *tensors: q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos and sin of local tokens.
 
     Returns:
-        [B, T / cp, H, V].
+        [B, T / cp, H, V] alone.
     """
     if cp.degree == 1:
-        return indexed_attention(*tensors, **choice._asdict(), starts=starts)
-    out: Tensor = _GatheredChoice.apply(cp, choice, starts, *tensors)  # type: ignore[no-untyped-call]
+        return (indexed_attention(*tensors, **choice._asdict(), starts=starts),)
+    return (_GatheredChoice.apply(cp, choice, starts, False, *tensors),)  # type: ignore[no-untyped-call]
+
+
+def context_indexed_attention_choice(cp: ContextParallel, choice: Choice, starts: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """As `context_indexed_attention`, with the keys that local queries chose: int32 [B, T / cp, words of T]."""
+    if cp.degree == 1:
+        return indexed_attention_choice(*tensors, **choice._asdict(), starts=starts)
+    made: tuple[Tensor, Tensor] = _GatheredChoice.apply(cp, choice, starts, True, *tensors)  # type: ignore[no-untyped-call]
+    return made
+
+
+def context_chosen_attention(
+    cp: ContextParallel, q: Tensor, k: Tensor, v: Tensor, choice: Tensor, scale: float, window: int | None, starts: Tensor | None
+) -> Tensor:
+    """`megakernels.chosen_attention` over the whole sequence, for local queries, keys and values, and their choice."""
+    if cp.degree == 1:
+        return chosen_attention(q, k, v, choice, scale, window, starts)
+    out: Tensor = _GatheredChosen.apply(cp, q, k, v, choice, starts, (scale, window))  # type: ignore[no-untyped-call]
     return out
 
 
@@ -48,10 +77,13 @@ class _GatheredChoice(torch.autograd.Function):
     """Attention of local queries to selected keys of all ranks; the saved set is that of the op on full sequences, for local tokens."""
 
     @staticmethod
-    def forward(ctx: Any, cp: ContextParallel, choice: Choice, starts: Tensor | None, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, cp: ContextParallel, choice: Choice, starts: Tensor | None, sends: bool, *tensors: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
         q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin = tensors
         settings = Settings(choice.scale, choice.top_k, choice.loss_factor, choice.window, cp.pieces, cp.all_pieces)
-        made = indexed_attention_pieces(
+        attend = indexed_attention_pieces_choice if sends else indexed_attention_pieces
+        made = attend(
             q,
             cp.gather(k),
             cp.gather(v),
@@ -63,12 +95,16 @@ class _GatheredChoice(torch.autograd.Function):
             starts,
             settings,
         )
-        ctx.save_for_backward(*tensors, starts, *made)
+        ctx.save_for_backward(*tensors, starts, *made[:4])
         ctx.cp, ctx.settings, ctx.eps = cp, settings, choice.eps
-        return made[0]
+        if not sends:
+            return made[0]
+        ctx.mark_non_differentiable(made[4])
+        ctx.set_materialize_grads(False)  # else autograd would allocate a gradient of the choice
+        return made[0], made[4]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         """Gradients of local queries, keys, values and indexer outputs, and of the norm of the indexer's keys."""
         q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, *made = ctx.saved_tensors
         cp: ContextParallel = ctx.cp
@@ -80,4 +116,40 @@ class _GatheredChoice(torch.autograd.Function):
         grad_index_k, grad_scale, grad_bias = index_keys_backward(cp.reduce(partial.pop()), index_k, k_scale, cos, sin, ctx.eps)
         grad_v = cp.reduce(partial.pop())
         grad_k = cp.reduce(partial.pop())
-        return None, None, None, grad_q, grad_k, grad_v, grad_index_q, grad_index_k, grad_weights, grad_scale, grad_bias, None, None
+        return None, None, None, None, grad_q, grad_k, grad_v, grad_index_q, grad_index_k, grad_weights, grad_scale, grad_bias, None, None
+
+
+class _GatheredChosen(torch.autograd.Function):
+    """Attention of local queries to keys of all ranks that another layer selected; saved as by the op, for local tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cp: ContextParallel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        choice: Tensor,
+        starts: Tensor | None,
+        numbers: tuple[float, int | None],
+    ) -> Tensor:
+        scale, window = numbers
+        out, lse = chosen_attention_pieces(q, cp.gather(k), cp.gather(v), choice, starts, scale, window, cp.pieces, cp.all_pieces)
+        ctx.save_for_backward(q, k, v, choice, starts, out, lse)
+        ctx.cp, ctx.numbers = cp, numbers
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of local queries, keys and values."""
+        q, k, v, choice, starts, out, lse = ctx.saved_tensors
+        cp: ContextParallel = ctx.cp
+        scale, window = ctx.numbers
+        keys, values = cp.gather(k), cp.gather(v)
+        grad_q, *partial = chosen_attention_pieces_backward(
+            gradient, q, keys, values, choice, starts, out, lse, scale, window, cp.pieces, cp.all_pieces
+        )
+        del keys, values  # free before the gradients of local keys are allocated
+        grad_v = cp.reduce(partial.pop())
+        grad_k = cp.reduce(partial.pop())
+        return None, grad_q, grad_k, grad_v, None, None, None

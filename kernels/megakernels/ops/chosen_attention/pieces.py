@@ -1,0 +1,185 @@
+"""Attention to chosen keys of a rank that has some equal pieces of a sequence: its queries, and the keys of all pieces in any order.
+
+Two operations without an autograd formula, as those of `megakernels.ops.attention.pieces`. A choice has its keys in the order of the
+sequence, wherever they are stored.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from megakernels._common import (
+    Cost,
+    absolute,
+    accumulator_dtype,
+    as_stored,
+    in_order,
+    operation,
+    piece_rows,
+    require_pieces,
+    require_starts,
+    types_of,
+)
+from megakernels.ops.attention.choice import chooses_kernels, runs_kernels
+from megakernels.ops.attention.inputs import Places, places_of
+from megakernels.ops.attention.sizes import backward_cost, forward_cost
+from megakernels.ops.chosen_attention import reference, require_chosen, runs
+from megakernels.ops.chosen_attention.inputs import Chosen
+
+__all__ = ["chosen_attention_pieces", "chosen_attention_pieces_backward"]
+
+
+def chosen_attention_pieces(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    choice: Tensor,
+    starts: Tensor | None,
+    scale: float,
+    window: int | None,
+    query_pieces: Sequence[int],
+    key_pieces: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """See `megakernels.chosen_attention`, for the queries of some pieces.
+
+    Args:
+        q: [B, t · len(query_pieces), H, E].
+        k: [B, t · len(key_pieces), H, E].
+        v: [B, t · len(key_pieces), H, V].
+        choice: int32 [B, positions of q, words of the positions of k], as `indexed_attention_pieces_choice` makes it.
+        starts: int32, one for each query, or None: first position of its document, counted from the first position of its own piece.
+        scale: Factor on the scores.
+        window: As for whole sequences.
+        query_pieces: Numbers of the pieces of q, in order.
+        key_pieces: Numbers of the pieces of k and v, in order: every piece of the sequence.
+
+    Returns:
+        out, shaped as q with v's width, and lse fp32 [B, H, positions of q].
+
+    Scratch:
+        As `chosen_attention`.
+
+    Triton:
+        As `attention_pieces`, with the choice as a mask.
+
+    Raises:
+        ValueError: Shapes do not fit, or a piece of q is none of k's.
+    """
+    require_chosen("chosen_attention_pieces", q, k, v, choice)
+    require_pieces("chosen_attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
+    require_starts("chosen_attention_pieces", starts, q.shape[:2])
+    out: Tensor
+    lse: Tensor
+    out, lse = _pieces(q, k, v, choice, starts, scale, window, list(query_pieces), list(key_pieces))
+    return out, lse
+
+
+def chosen_attention_pieces_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    choice: Tensor,
+    starts: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    window: int | None,
+    query_pieces: Sequence[int],
+    key_pieces: Sequence[int],
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v, of the last two the part that these queries make. Arguments are those of `chosen_attention_pieces`."""
+    pieces = list(query_pieces), list(key_pieces)
+    return tuple(_pieces_backward(grad_out, q, k, v, choice, starts, out, lse, scale, window, *pieces))
+
+
+class Pieces(NamedTuple):
+    """Queries of some pieces and keys of all, as `chosen_attention_pieces` documents them."""
+
+    given: Chosen
+    query_pieces: list[int]
+    key_pieces: list[int]
+
+    def places(self) -> Places | None:
+        """As the kernels take them."""
+        return places_of(self.given.q.shape[1] // len(self.query_pieces), self.query_pieces, self.key_pieces)
+
+    def split(self) -> Iterator[tuple[slice, slice, int, Chosen]]:
+        """Every piece of the queries: its rows, the keys that it sees, its first position, and it with those keys."""
+        given = self.given
+        k, v = (in_order(each, self.key_pieces) for each in (given.k, given.v))
+        for rows, first in piece_rows(given.q.shape[1], self.query_pieces):
+            seen = slice(0, first + rows.stop - rows.start)
+            starts = absolute(given.starts, rows, first)
+            own = given._replace(q=given.q[:, rows], k=k[:, seen], v=v[:, seen], choice=given.choice[:, rows], starts=starts)
+            yield rows, seen, first, own
+
+
+def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> Pieces:
+    return Pieces(Chosen(**arguments), query_pieces, key_pieces)
+
+
+def _forward(pieces: Pieces) -> tuple[Tensor, Tensor]:
+    places = pieces.places()
+    if places is not None and runs_kernels(pieces.given.attended):
+        return runs.kernel_forward(pieces.given, places)
+    outs, sums = zip(*(reference.forward(given, first) for _, _, first, given in pieces.split()), strict=True)
+    return torch.cat(outs, 1), torch.cat(sums, 2)
+
+
+def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Sequence[Tensor]:
+    places = pieces.places()
+    if places is not None and runs_kernels(pieces.given.attended):
+        return runs.kernel_backward(grad_out, pieces.given, out, lse, places)
+    q, k, v = pieces.given[:3]
+    grad_keys, grad_values = (torch.zeros(like.shape, dtype=accumulator_dtype(q.dtype), device=like.device) for like in (k, v))
+    queries = []
+    for rows, seen, first, given in pieces.split():
+        grad_q, grad_k, grad_v = reference.backward(grad_out[:, rows], given, out[:, rows], lse[:, :, rows], first)
+        queries.append(grad_q)
+        grad_keys[:, seen] += grad_k
+        grad_values[:, seen] += grad_v
+    stored = (as_stored(grad, pieces.key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
+    return [torch.cat(queries, 1), *stored]
+
+
+def _chooses_kernels(pieces: Pieces) -> bool:
+    return pieces.places() is not None and chooses_kernels(pieces.given.attended)
+
+
+def _forward_scratch(pieces: Pieces) -> int:
+    return runs.forward_inside(pieces.given) if _chooses_kernels(pieces) else 0
+
+
+def _backward_scratch(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> int:
+    return runs.backward_inside(grad_out, pieces.given, out, lse) if _chooses_kernels(pieces) else 0
+
+
+def _forward_cost(pieces: Pieces) -> Cost:
+    places = pieces.places()
+    return Cost({}) if places is None else forward_cost(pieces.given.attended, places)
+
+
+def _backward_cost(_grad_out: Tensor, pieces: Pieces, _out: Tensor, _lse: Tensor) -> Cost:
+    places = pieces.places()
+    return Cost({}) if places is None else backward_cost(pieces.given.attended, places)
+
+
+_pieces, _pieces_backward = operation(
+    "chosen_attention_pieces",
+    types_of(Chosen) | {"query_pieces": list[int], "key_pieces": list[int]},
+    _bind,
+    outputs=("out", "lse"),
+    saved=("out", "lse"),
+    gradients=("q", "k", "v"),
+    forward=_forward,
+    backward=_backward,
+    fake=lambda pieces: runs.made_like(pieces.given.attended),
+    differentiable=False,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+    forward_cost=_forward_cost,
+    backward_cost=_backward_cost,
+)

@@ -1,0 +1,74 @@
+"""Which functions run attention to chosen keys: the Triton kernels of attention, masked, or plain torch."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from megakernels._common import Cost, dropped_bytes
+from megakernels._common.scratch import copies_bytes
+from megakernels.ops.attention import sizes
+from megakernels.ops.attention.choice import chooses_kernels, runs_kernels
+from megakernels.ops.attention.inputs import Places
+from megakernels.ops.attention.reference import made_like
+from megakernels.ops.chosen_attention import reference
+from megakernels.ops.chosen_attention.inputs import Chosen
+
+__all__ = ["made_like"]
+
+
+def kernel_forward(given: Chosen, places: Places) -> tuple[Tensor, Tensor]:
+    """`attention.kernel.forward` with the choice."""
+    from megakernels.ops.attention import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
+
+    return kernel.forward(given.attended, places, given.choice.contiguous())
+
+
+def kernel_backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v: of the last two the part that these queries make."""
+    from megakernels.ops.attention import kernel  # noqa: PLC0415
+
+    return kernel.backward(grad_out, given.attended, out, lse, places, given.choice.contiguous())[:3]
+
+
+def forward(given: Chosen) -> tuple[Tensor, Tensor]:
+    """Same contract as `reference.forward`."""
+    return kernel_forward(given, Places()) if runs_kernels(given.attended) else reference.forward(given)
+
+
+def backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, _needs: Sequence[bool]) -> tuple[Tensor, ...]:
+    """Same contract as `reference.backward`: all gradients."""
+    if runs_kernels(given.attended):
+        return kernel_backward(grad_out, given, out, lse, Places())
+    return reference.backward(grad_out, given, out, lse)
+
+
+def forward_inside(given: Chosen) -> int:
+    """Bytes of `kernel_forward` in addition to operands and results: copies of operands that are not dense."""
+    return sizes.forward_inside(given.attended) + copies_bytes((given.choice,))
+
+
+def backward_inside(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor) -> int:
+    """Bytes of `kernel_backward` in addition to operands and results."""
+    return sizes.backward_inside(grad_out, given.attended, out, lse) + copies_bytes((given.choice,))
+
+
+def forward_scratch(given: Chosen) -> int:
+    """Bytes inside the Triton forward."""
+    return forward_inside(given) if chooses_kernels(given.attended) else 0
+
+
+def backward_scratch(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> int:
+    """Bytes inside the Triton backward, which always makes all gradients."""
+    if not chooses_kernels(given.attended):
+        return 0
+    return dropped_bytes(given[:3], needs) + backward_inside(grad_out, given, out, lse)
+
+
+def cost_of_forward(given: Chosen) -> Cost:
+    """Of the Triton forward, which computes the scores of all visible keys."""
+    return sizes.forward_cost(given.attended, Places())
+
+
+def cost_of_backward(_grad_out: Tensor, given: Chosen, *_made: Tensor | Sequence[bool]) -> Cost:
+    """Of the Triton backward."""
+    return sizes.backward_cost(given.attended, Places())
