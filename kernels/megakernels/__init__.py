@@ -14,6 +14,7 @@ from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_
 from megakernels.ops.causal_conv1d import causal_conv1d
 from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
 from megakernels.ops.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
+from megakernels.ops.fp8_experts import fp8_experts, fp8_experts_backward
 from megakernels.ops.fp8_linear import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
 from megakernels.ops.gated_conv1d import gated_conv1d
 from megakernels.ops.gated_conv1d.pieces import gated_conv_pieces, gated_conv_pieces_backward
@@ -80,6 +81,8 @@ __all__ = [
     "dispatch",
     "dispatch_plan",
     "experts",
+    "fp8_experts",
+    "fp8_experts_backward",
     "fp8_input_gradients",
     "fp8_linears",
     "fp8_quantize",
