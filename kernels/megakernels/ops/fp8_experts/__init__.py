@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import fake_like, register_scratch
-from megakernels.ops.fp8_experts import inputs, run, sizes
+from megakernels._common import fake_like, register_cost, register_scratch
+from megakernels.ops.fp8_experts import cost, inputs, run, sizes
 from megakernels.ops.fp8_experts.reference import FORMAT, turned_columns
 from megakernels.ops.moe.inputs import Experts
 
@@ -61,7 +61,7 @@ def fp8_experts(
 
     Triton:
         Copies as of `fp8_quantize`, the rows' gathered; one kernel for the activation, one for the bias of down, sum of slots. The products
-        are torch's scaled product of groups in bf16; in fp32 one for each expert.
+        are torch's scaled product of groups in bf16 on Hopper; otherwise one for each expert.
 
     Raises:
         ValueError: shapes, dtypes or activation do not fit, or 16 does not divide F and h.
@@ -229,5 +229,7 @@ def _(
     return [fake_like(each) for each in (grad_y, weights, gate, up, down, gate_bias, up_bias, down_bias) if each is not None]
 
 
+register_cost(_fp8_experts, cost.forward_cost)
+register_cost(_fp8_experts_backward, cost.backward_cost)
 register_scratch(_fp8_experts, sizes.forward_scratch)
 register_scratch(_fp8_experts_backward, sizes.backward_scratch)

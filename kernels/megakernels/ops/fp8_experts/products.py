@@ -1,16 +1,26 @@
 """Products in eight bits of every expert's rows with its matrix, or of two expert's rows; torch's scaled product of groups on CUDA.
 
-bf16 has one launch for all experts, which reads the groups on the device. That product gives bf16 alone, so fp32 has a product for each
-expert, whose rows the host reads, as `RowGroups` of 16 bits has. A CPU multiplies the same eight-bit values in fp32.
+On Hopper bf16 has one launch for all experts, which reads the groups on the device. That product gives bf16 alone and is built for no other
+generation, so the rest has a product for each expert, whose rows the host reads, as fp32 has in `RowGroups`. A CPU multiplies the same
+eight-bit values in fp32.
 """
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from megakernels.ops.fp8_experts.reference import Groups
-from megakernels.ops.fp8_linear.reference import Operand, has_tensor_cores, multiply
+from megakernels.ops.fp8_linear.reference import Operand, multiply
+
+HOPPER = 9
+"""Major compute capability."""
+
+
+def has_grouped_product(like: Tensor) -> bool:
+    """Whether torch's scaled product of groups gives results of this dtype and device.
+
+    Source: pytorch, `torch/testing/_internal/common_cuda.py`, PLATFORM_SUPPORTS_FP8_GROUPED_GEMM.
+    """
+    return like.is_cuda and like.dtype == torch.bfloat16 and torch.cuda.get_device_capability(like.device)[0] == HOPPER
 
 
 def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast: bool) -> Tensor:
@@ -28,14 +38,14 @@ def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast
     """
     num_experts, columns, _ = second.data.shape
     scales = second.scale.view(num_experts, columns)
-    if _grouped(like) and first.data.shape[0]:
+    if has_grouped_product(like) and first.data.shape[0]:
         found: Tensor = torch._scaled_grouped_mm(
             first.data, second.data.mT, first.scale, scales, offs=groups.ends, out_dtype=like.dtype, use_fast_accum=fast
         )
         return found
     out = like.new_empty((first.data.shape[0], columns))
     if first.data.shape[0]:
-        for index, rows in enumerate(_spans(groups.ends)):
+        for index, rows in enumerate(groups.spans(turned=False)):
             if rows.stop > rows.start:
                 own = Operand(first.data[rows], first.scale[rows])
                 multiply(own, Operand(second.data[index], scales[index]), out[rows], fast=fast)
@@ -45,24 +55,13 @@ def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast
 def outer(first: Operand, second: Operand, groups: Groups, like: Tensor) -> Tensor:
     """Σ over each expert's rows of first ⊗ second, both transposed: [a, columns] and [b, columns] give [E, a, b], of no rows zeros."""
     count, across, columns = groups.counts.shape[0], first.data.shape[0], second.data.shape[0]
-    if _grouped(like):
+    if has_grouped_product(like):
         found: Tensor = torch._scaled_grouped_mm(
             first.data, second.data.mT, first.scale, second.scale, offs=groups.stops, out_dtype=like.dtype, use_fast_accum=False
         )
         return found
     out = like.new_empty((count, across, columns))
     scales, others = first.scale.view(count, across), second.scale.view(count, columns)
-    for index, rows in enumerate(_spans(groups.stops)):
+    for index, rows in enumerate(groups.spans(turned=True)):
         multiply(Operand(first.data[:, rows], scales[index]), Operand(second.data[:, rows], others[index]), out[index])
     return out
-
-
-def _grouped(like: Tensor) -> bool:
-    return has_tensor_cores(like) and like.dtype == torch.bfloat16
-
-
-def _spans(ends: Tensor) -> Iterator[slice]:
-    start = 0
-    for stop in ends.tolist():
-        yield slice(start, stop)
-        start = stop

@@ -4,6 +4,7 @@ A product of groups that sums over rows reads both operands transposed, each exp
 rows has 16 columns of zeros, because the tensor cores' product of groups takes none that are empty.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from megakernels._common import upcast
 from megakernels.ops.fp8_linear.reference import Operand, padded, power_of_two
-from megakernels.ops.moe.grouped import RowGroups
+from megakernels.ops.moe import grouped
 from megakernels.ops.moe.inputs import Experts
 from megakernels.ops.moe.reference import activate, activate_backward, gather_rows, row_weights_of, sum_rows
 
@@ -24,23 +25,37 @@ class Groups(NamedTuple):
     """Rows of each expert, one after another.
 
     Attributes:
+        num_rows: Of all experts.
         counts: int32 [E].
         ends: int32 [E], the row after each expert's last.
         stops: int32 [E], the same in a transposed copy.
         columns: Of a transposed copy; what is behind the last expert's is not read.
     """
 
+    num_rows: int
     counts: Tensor
     ends: Tensor
     stops: Tensor
     columns: int
+
+    def sizes(self) -> list[int]:
+        """Each expert's rows, on the host."""
+        return grouped.sizes_of(self.counts, self.num_rows)
+
+    def spans(self, *, turned: bool) -> Iterator[slice]:
+        """Where each expert's rows are, or in a transposed copy its columns, on the host."""
+        start = 0
+        for size in self.sizes():
+            stop = start + (max(16, padded(size)) if turned else size)
+            yield slice(start, stop)
+            start = stop
 
 
 def groups_of(counts: Tensor, num_rows: int) -> Groups:
     """The groups of sorted rows."""
     ends = counts.cumsum(0, dtype=torch.int32)
     stops = ((counts + 15) // 16 * 16).clamp_(min=16).cumsum(0, dtype=torch.int32)
-    return Groups(counts, ends, stops, turned_columns(num_rows, counts.shape[0]))
+    return Groups(num_rows, counts, ends, stops, turned_columns(num_rows, counts.shape[0]))
 
 
 def turned_columns(num_rows: int, num_experts: int) -> int:
@@ -53,7 +68,7 @@ def matrices_of(stack: Tensor) -> Groups:
     count, rows, _ = stack.shape
     counts = torch.full((count,), rows, dtype=torch.int32, device=stack.device)
     ends = counts.cumsum(0, dtype=torch.int32)
-    return Groups(counts, ends, ends, count * rows)
+    return Groups(count * rows, counts, ends, ends, count * rows)
 
 
 def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = None, top_k: int = 1) -> Operand:
@@ -74,12 +89,11 @@ def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = Non
     data = torch.zeros(num_columns, groups.columns, dtype=FORMAT, device=x.device)
     scales = torch.empty(count, num_columns, dtype=torch.float32, device=x.device)
     whole = None if by_row else power_of_two(largest_of(x.flatten(), 0), FORMAT)
-    start = 0
-    for index, (block, stop) in enumerate(zip(torch.split(found, groups.counts.tolist()), groups.stops.tolist(), strict=True)):
+    for index, (own, place) in enumerate(zip(groups.spans(turned=False), groups.spans(turned=True), strict=True)):
+        block = found[own]
         factor = power_of_two(largest_of(block, 0), FORMAT) if whole is None else whole.expand(num_columns)
         scales[index] = 1 / factor
-        data[:, start : start + block.shape[0]].copy_((block * factor.to(x.dtype)).mT)
-        start = stop
+        data[:, place.start : place.start + block.shape[0]].copy_((block * factor.to(x.dtype)).mT)
     return Operand(data, scales.view(-1))
 
 
@@ -90,7 +104,7 @@ def largest_of(x: Tensor, dim: int) -> Tensor:
 
 def hidden_rows(gate_out: Tensor | None, up_out: Tensor, given: Experts, groups: Groups) -> Tensor:
     """The weighted activations [M, F] of the first products, to which their biases are added in place."""
-    own = RowGroups(groups.counts)
+    own = grouped.RowGroups(groups.counts, groups.num_rows)
     if gate_out is not None:
         own.add(gate_out, given.gate_bias)
     own.add(up_out, given.up_bias)
@@ -99,7 +113,7 @@ def hidden_rows(gate_out: Tensor | None, up_out: Tensor, given: Experts, groups:
 
 def add_down_bias(products: Tensor, given: Experts, groups: Groups) -> None:
     """Add a row's weight times its expert's bias of `down` to the rows [M, h], in place."""
-    RowGroups(groups.counts).add(products, given.down_bias, row_weights_of(given.weights, given.rows))
+    grouped.RowGroups(groups.counts, groups.num_rows).add(products, given.down_bias, row_weights_of(given.weights, given.rows))
 
 
 def pull(
@@ -125,7 +139,7 @@ def bias_gradients(
     grad_y: Tensor, grad_weights: Tensor, given: Experts, grad_gate_out: Tensor | None, grad_up_out: Tensor, groups: Groups
 ) -> list[Tensor]:
     """The gradients of the biases that there are; what that of `down` adds to the weights' gradient is added in place."""
-    own, found = RowGroups(groups.counts), []
+    own, found = grouped.RowGroups(groups.counts, groups.num_rows), []
     for bias, grad in ((given.gate_bias, grad_gate_out), (given.up_bias, grad_up_out)):
         if bias is not None and grad is not None:
             found.append(own.total(grad).to(bias.dtype))

@@ -9,6 +9,8 @@ Magnitudes are compared as integers, which order them and keep what is not a num
 whose exponent is that of the largest magnitude, so results are bitwise those of the reference.
 """
 
+import struct
+
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +26,7 @@ ONE_SCALE, MANY_SCALES = {"NUM": 1, "COUNT": 4096}, {"NUM": 128, "COUNT": 32}
 NORMAL, FRACTION, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7FFFFF), tl.constexpr(0x7F800000)
 THREE_QUARTERS = tl.constexpr(0x600000)
 """The fraction of 1.75, that of the largest number of both formats."""
-LEAST = tl.constexpr(int(torch.tensor(SMALLEST, dtype=torch.float32).view(torch.int32)))
+LEAST = tl.constexpr(struct.unpack("<i", struct.pack("<f", SMALLEST))[0])
 FRACTION_BITS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
 

@@ -74,7 +74,7 @@ def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 def experts_forward(given: Experts) -> Made:
     """Returns y [M, h], gate_out [M, F] (None without gate) and up_out [M, F], all in x's dtype."""
     x, rows, gate = given.x, given.rows, given.gate
-    groups, rows_of_x = RowGroups(given.counts), x.contiguous()
+    groups, rows_of_x = RowGroups(given.counts, rows.shape[0]), x.contiguous()
     gate_out = None if gate is None else groups.add(groups.times(rows_of_x, gate.mT), given.gate_bias)
     up_out = groups.add(groups.times(rows_of_x, given.up.mT), given.up_bias)
     row_weights = row_weights_of(given.weights, rows)
@@ -91,7 +91,7 @@ def experts_backward(
     unweighted output is not saved.
     """
     x, weights, rows, gate, up, down = given.x, given.weights, given.rows, given.gate, given.up, given.down
-    groups, grad_y, rows_of_x = RowGroups(given.counts), grad_y.contiguous(), x.contiguous()
+    groups, grad_y, rows_of_x = RowGroups(given.counts, rows.shape[0]), grad_y.contiguous(), x.contiguous()
     row_weights = row_weights_of(weights, rows)
     hidden = activate(gate_out, up_out, given)
     pulled = upcast(groups.times(grad_y, down))
