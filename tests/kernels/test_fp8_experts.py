@@ -220,7 +220,7 @@ def test_stated_scratch_is_what_the_operations_allocate(
     for owner in (kernel, linear, moe, plan):
         for name in [name for name in vars(owner) if name.endswith("_kernel")]:
             monkeypatch.setattr(owner, name, Idle())
-    monkeypatch.setattr(products, "has_grouped_product", lambda _: True)
+    monkeypatch.setattr(products, "has_grouped_product", lambda *_: True)
     with FakeTensorMode():
         tokens, count, hidden, width = 40, 6, 160, 96
 

@@ -181,7 +181,7 @@ def layer_time(spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: b
         rates: Its rates.
         block: The layer.
         policy: Of recompute.
-        scaled: Whether its linears multiply in eight bits.
+        scaled: Whether its linears and banks multiply in eight bits.
         fused: As if one kernel ran each op that runs as plain torch.
     """
     timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy)

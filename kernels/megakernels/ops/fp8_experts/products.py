@@ -13,14 +13,18 @@ from megakernels.ops.fp8_linear.reference import Operand, multiply
 
 HOPPER = 9
 """Major compute capability."""
+MOST_GROUPS = 1023
+"""Source: pytorch, `aten/src/ATen/native/cuda/ScaledGroupMM.cu`."""
 
 
-def has_grouped_product(like: Tensor) -> bool:
-    """Whether torch's scaled product of groups gives results of this dtype and device.
+def has_grouped_product(like: Tensor, num_groups: int) -> bool:
+    """Whether torch's scaled product of so many groups gives results of this dtype and device.
 
     Source: pytorch, `torch/testing/_internal/common_cuda.py`, PLATFORM_SUPPORTS_FP8_GROUPED_GEMM.
     """
-    return like.is_cuda and like.dtype == torch.bfloat16 and torch.cuda.get_device_capability(like.device)[0] == HOPPER
+    if not like.is_cuda or like.dtype != torch.bfloat16 or num_groups > MOST_GROUPS:
+        return False
+    return torch.cuda.get_device_capability(like.device)[0] == HOPPER
 
 
 def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast: bool) -> Tensor:
@@ -38,7 +42,7 @@ def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast
     """
     num_experts, columns, _ = second.data.shape
     scales = second.scale.view(num_experts, columns)
-    if has_grouped_product(like) and first.data.shape[0]:
+    if has_grouped_product(like, num_experts) and first.data.shape[0]:
         found: Tensor = torch._scaled_grouped_mm(
             first.data, second.data.mT, first.scale, scales, offs=groups.ends, out_dtype=like.dtype, use_fast_accum=fast
         )
@@ -55,7 +59,7 @@ def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast
 def outer(first: Operand, second: Operand, groups: Groups, like: Tensor) -> Tensor:
     """Σ over each expert's rows of first ⊗ second, both transposed: [a, columns] and [b, columns] give [E, a, b], of no rows zeros."""
     count, across, columns = groups.counts.shape[0], first.data.shape[0], second.data.shape[0]
-    if has_grouped_product(like):
+    if has_grouped_product(like, count):
         found: Tensor = torch._scaled_grouped_mm(
             first.data, second.data.mT, first.scale, second.scale, offs=groups.stops, out_dtype=like.dtype, use_fast_accum=False
         )
