@@ -23,10 +23,20 @@ RECOMPUTED = ("moe_act", "mlp", "mla_up_proj")
 TRAINED_SECTION = """## What megarun trains
 
 `fp8_current` (a scale for each matrix) and `fp8_rowwise` (for each row and column of a product), for the linears of the layers that
-`families` and `first_last_bf16` cover; head, prediction, embeddings, routers, the sparse indexer and the attention core keep 16 bits.
+`families` and `first_last_bf16` cover, and for their banks of experts; head, prediction, embeddings, routers, the sparse indexer and the
+attention core keep 16 bits.
 Inputs and weights are e4m3. Outputs' gradients are e5m2 under fp8_current and e4m3 under fp8_rowwise, as in torchao, unless `format` says
 otherwise; all three products of a linear multiply in 8 bits. Scales are powers of two ([decision
 14](../decisions/0014-powers-of-two-as-scales.md)).
+
+A bank of experts multiplies all its products so: both forward, and the gradients of rows and matrices. Its gradients are e4m3 whatever
+`format` says, since torch's scaled product of groups multiplies nothing else; that product gives bf16 on Hopper, and with other dtypes and
+generations each expert has a product of its own. Under fp8_current a bank of matrices has one scale, as its rows have; under fp8_rowwise
+each row of a matrix has one, or where a product sums over rows, each column of an expert's matrix or rows. Widths of experts are multiples
+of 16 (MP508). Tokens are quantised once, and their copies gathered for each expert. On one rank they are kept in 16 bits, as the router
+keeps them anyway, and quantised again in backward; of rows that arrived from other ranks, which nothing else keeps, the transposed copy is
+kept that the weight gradients multiply, each expert's rows filled up to a multiple of 16, at least 16. Under selective recompute, which
+runs the bank again, the rows are kept.
 
 On a GPU torch's scaled matmul multiplies, on a CPU a product in fp32 of the same 8-bit values, so that parity, ledger and trace run
 everywhere. Linears of one input share its copy, which is kept for the weight gradients with its scales, in place of the input. Where
@@ -37,14 +47,15 @@ divide are padded inside the products.
 
 The estimate counts all of it, and a trace the same to the byte: kept copies and scales in `activations`, gathered copies in
 `communication`, copies inside a product in `workspace`, with what making one holds: the maxima of tiles of 128 by 128 where Triton
-kernels make it (`host.kernels: triton`), in plain torch the slice of at most 4 Mi elements that is being scaled.
+kernels make it (`host.kernels: triton`), in plain torch the slice of at most 4 Mi elements that is being scaled. Inside a bank plain
+torch's own intermediates are not counted, as those of a bank in 16 bits are not.
 
 200 steps of the demo's model in bf16, with its batch of 4,096 tokens and banks of experts in 16 bits, against the same without a recipe:
 the mean loss of the last 20 steps differs by +0.19 % under fp8_rowwise and by +0.44 % under fp8_current; a slow test holds both to 1 %.
 With batches of 512 tokens it was +0.7 % and +1.5 %, which is within what the difference moves by from one window of 20 steps to the next.
 
-Refused by megarun, planned with a note (MP790): the other recipes, `param_gather`, families with banks of experts (give `families` a list
-without E), schedules that split the backward, and `--compile` (MP625).
+Refused by megarun, planned with a note (MP790): the other recipes, `param_gather`, schedules that split the backward, and `--compile`
+(MP625).
 """
 
 

@@ -10,7 +10,7 @@ from random_plans.choices import LARGE, Draw, Scope, Size, divisors
 from random_plans.families import later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.lora import add_lora
-from random_plans.low_precision import add_recipe, add_trained_recipe
+from random_plans.low_precision import add_low_precision
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, model_section
 from random_plans.options import add_megatron_options, add_options, add_scores, add_values
 from random_plans.settings import (
@@ -118,7 +118,6 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         if own.chance(share):
             sections[name] = section(own)
     drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
-    name, add = ("low precision", add_recipe) if scope is Scope.ANY else ("trained low precision", add_trained_recipe)
-    add(stream(name), drawn)
+    add_low_precision(stream, drawn, scope)
     add_lora(stream("lora"), drawn, scope)
     return drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -15,11 +16,12 @@ from megaplan.spec.host_rules import BLOCKS
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
 from megaplan.spec.megatron_limits import MEGATRON_RECIPES
 from megaplan.spec.models import Spec
-from random_plans.choices import Draw
+from random_plans.choices import Draw, Scope
 
 SHARE = 0.9
 ROUNDED = 0.5
 TRAINED_SHARE = 0.3
+COVERED = 0.5
 BANKS = "E"
 WIDTHS = (
     "hidden_size",
@@ -31,6 +33,15 @@ WIDTHS = (
     "head_dim",
     "v_head_dim",
 )
+
+
+def add_low_precision(stream: Callable[[str], Draw], sections: dict[str, Any], scope: Scope) -> None:
+    """Give `precision` a recipe now and then: any that fits, or one that megarun trains."""
+    if scope is Scope.ANY:
+        add_recipe(stream("low precision"), sections)
+        return
+    add_trained_recipe(stream("trained low precision"), sections)
+    add_banks(stream("banks in low precision"), sections)
 
 
 def add_recipe(draw: Draw, sections: dict[str, Any]) -> None:
@@ -89,6 +100,17 @@ def add_trained_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     draw.maybe(recipe, 0.3, format=lambda: draw.choice(["hybrid", "e4m3"]))
     sections["model"] = changed["model"]
     sections.setdefault("precision", {})["recipe"] = recipe
+
+
+def add_banks(draw: Draw, sections: dict[str, Any]) -> None:
+    """Let a recipe that megarun trains cover banks of experts in half of the plans that have both."""
+    recipe = sections.get("precision", {}).get("recipe")
+    if recipe is None or BANKS not in sections["model"]["pattern"].upper() or not draw.chance(COVERED):
+        return
+    families = draw.choice([None, [BANKS], [*recipe["families"], BANKS]])
+    sections["precision"]["recipe"] = {key: value for key, value in recipe.items() if key != "families"}
+    if families is not None:
+        sections["precision"]["recipe"]["families"] = families
 
 
 def _round(section: dict[str, Any], multiple: int) -> None:

@@ -160,7 +160,7 @@ def _leaves_device(operands: list[Tensor], fresh: list[Tensor]) -> bool:
 def _products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> dict[str, int]:
     """FLOPs of a matrix product by operand dtype, by the formulas of torch.utils.flop_counter; attention with a causal mask counts half."""
     packet, operands = func._overloadpacket, tensors_of(args)
-    if packet is aten._grouped_mm:
+    if packet in (aten._grouped_mm, aten._scaled_grouped_mm):
         left, right = args[0], args[1]
         flops = 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]  # each row is multiplied with one matrix, or with one other row
     elif func._opname in ATTENTION:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from megakernels.ops.moe.grouped import RowGroups
+from megakernels.ops.moe import grouped
 from megaplan.devices import Device
 from megarun.parallel.groups.expert import spread
 from megarun.trace.replaced import replaced
@@ -53,7 +53,6 @@ def cuda_code(device: Device, launched: Launched) -> Iterator[None]:
 
     major, minor = CAPABILITIES[device.generation]
     properties = SimpleNamespace(multi_processor_count=device.num_sms.value, major=major, minor=minor)
-    noting = {name: _noting_rows(getattr(RowGroups, name)) for name in ("times", "outer")}
     with ExitStack() as stack:
         stack.enter_context(unset_fake_temporarily())
         for kind in (JITFunction, InterpretedFunction):
@@ -62,7 +61,7 @@ def cuda_code(device: Device, launched: Launched) -> Iterator[None]:
         stack.enter_context(replaced(torch.backends.cudnn, is_available=lambda: True, version=lambda: CUDNN_VERSION))
         stack.enter_context(replaced(torch.backends.cuda, is_flash_attention_available=lambda: True))
         stack.enter_context(replaced(torch.cuda.device_of, __enter__=lambda _: None, __exit__=lambda _, *__: None))
-        stack.enter_context(replaced(RowGroups, _sizes=_balanced, **noting))
+        stack.enter_context(replaced(grouped, sizes_of=_balanced))
         stack.enter_context(replaced(Tensor, is_cuda=property(lambda _: True)))
         library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
         library.impl("_scaled_mm.out", lambda *_, out, **__: out, "Meta")  # torch has none of the form that writes into a given result
@@ -80,15 +79,7 @@ def multiplies(kernel: Any) -> bool:
     return any(multiplies(each) for each in called if isinstance(each, (JITFunction, InterpretedFunction)) and each is not kernel)
 
 
-def _balanced(groups: Any) -> list[int]:
+def _balanced(counts: Tensor, num_rows: int) -> list[int]:
     """Balanced group sizes, since the counts have no values; on CUDA they are copied to the host."""
-    torch.ops.aten._local_scalar_dense(groups._counts.sum())
-    return list(spread(groups.rows, groups._counts.shape[0]))
-
-
-def _noting_rows(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def noted(groups: Any, rows: Tensor, other: Tensor) -> Tensor:
-        groups.rows = rows.shape[0]
-        return method(groups, rows, other)
-
-    return noted
+    torch.ops.aten._local_scalar_dense(counts.sum())
+    return list(spread(num_rows, counts.shape[0]))

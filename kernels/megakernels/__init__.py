@@ -16,6 +16,7 @@ from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backwa
 from megakernels.ops.chosen_attention import chosen_attention
 from megakernels.ops.chosen_attention.pieces import chosen_attention_pieces, chosen_attention_pieces_backward
 from megakernels.ops.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
+from megakernels.ops.fp8_experts import fp8_experts, fp8_experts_backward
 from megakernels.ops.fp8_linear import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
 from megakernels.ops.gated_conv1d import gated_conv1d
 from megakernels.ops.gated_conv1d.pieces import gated_conv_pieces, gated_conv_pieces_backward
@@ -86,6 +87,8 @@ __all__ = [
     "dispatch",
     "dispatch_plan",
     "experts",
+    "fp8_experts",
+    "fp8_experts_backward",
     "fp8_input_gradients",
     "fp8_linears",
     "fp8_quantize",

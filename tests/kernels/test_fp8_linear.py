@@ -1,43 +1,25 @@
 """Products in eight bits against numpy in fp64 with a rounding of its own, and what the operations promise of shapes and scratch."""
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rounding import Peak, quantised
 from storages import Idle
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients, scratch_bytes
 from megakernels._common import device
 from megakernels.ops import fp8_linear
 from megakernels.ops.fp8_linear import choice, reference
 
-FORMATS = {"e4m3": (3, -6, 448.0), "e5m2": (2, -14, 57344.0)}
-"""Bits of the fraction, exponent of the smallest normal number, largest number."""
 SCALED = pytest.mark.parametrize("scaling", ["tensor", "rows"])
 ROWS, K, WIDTHS = (2, 9), 20, (16, 24, 5)
-
-
-def rounded(x: np.ndarray, format: str) -> np.ndarray:
-    """To the nearest number of the format, ties to even fractions; |x| is at most the largest."""
-    fraction, smallest, _ = FORMATS[format]
-    _, exponent = np.frexp(x)
-    unit = np.exp2(np.maximum(exponent - 1, smallest) - fraction)
-    return np.round(x / unit) * unit
-
-
-def quantised(x: np.ndarray, format: str, axis: int | None) -> np.ndarray:
-    """The values of a quantised matrix, scaled as a whole or along an axis."""
-    largest = np.maximum(np.abs(x).max(axis, keepdims=True), 1e-12)
-    factor = np.exp2(np.floor(np.log2(FORMATS[format][2] / largest)))
-    return rounded(x * factor, format) / factor
 
 
 def made(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -184,32 +166,6 @@ class Inside(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.stated.append(scratch_bytes(str(func), args))
         return func(*args, **(kwargs or {}))
-
-
-class Peak(TorchDispatchMode):
-    """The largest sum of storages that were made inside and are alive."""
-
-    def __init__(self, given: Any) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        for tensor in tree_leaves(given):
-            if isinstance(tensor, Tensor):
-                self._known[tensor.untyped_storage()] = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
-            if storage is not None and storage not in self._known:
-                self._known[storage] = True
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._free, storage.nbytes())
-        return result
-
-    def _free(self, size: int) -> None:
-        self.now -= size
 
 
 def fakes_write_scaled_products() -> bool:

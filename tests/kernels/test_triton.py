@@ -34,7 +34,7 @@ LOADERS = ("load_part", "tile_at")
 """Functions that return what they load: their callers widen it."""
 NO_ARITHMETIC = (
     *("rstd", "maxima", "scales", "starts", "classes", "labels", "bits"),
-    *("words", "rows", "ends", "tile_ends", "indices", "positions"),
+    *("words", "rows", "ends", "stops", "tile_ends", "indices", "positions"),
 )
 """Pointers whose values are fp32 or integers whatever the activations are."""
 

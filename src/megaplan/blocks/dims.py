@@ -24,6 +24,7 @@ class Dims(NamedTuple):
         ep: Ranks over which experts are spread.
         etp: Ranks over which each expert is sharded.
         kernels: Whether Triton's kernels run the operations.
+        gathers: Whether experts read rows where they are, instead of sorted copies.
         frozen: Whether the parameters of blocks have no gradients (`lora`).
         relations: Rows of the relation bias that attention adds to scores; 0 without one.
     """
@@ -41,6 +42,7 @@ class Dims(NamedTuple):
     ep: int = 1
     etp: int = 1
     kernels: bool = False
+    gathers: bool = False
     frozen: bool = False
     relations: int = 0
 

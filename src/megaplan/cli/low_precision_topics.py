@@ -23,6 +23,8 @@ _COMMON = (
     "Blackwell or with scales of blocks, one for the backward. Inputs that another operation keeps in 16 bits gain a copy under delayed "
     "scaling. In backward each product copies its output's gradient.",
     "Shrinks: an input that only a linear keeps (activations, and routing for experts' rows); with param_gather the weights themselves.",
+    "Banks of experts: megarun keeps rows that arrived from other ranks in 8 bits, each expert's filled up to a multiple of 16; on one "
+    "rank tokens stay in 16 bits, which the router keeps anyway. A copy of all a bank's matrices lives while one product runs.",
     "Unchanged: master weights, the optimizer's state and main gradients; the attention core, norms and activation functions.",
     "Bytes per element of a weight's copies and of a saved input, with scales:",
 )

@@ -59,13 +59,13 @@ class ReplayTimer:
         """
         self.inventory, self._rates, self._fused = inventory, rates_of(spec) if rates is None else rates, fused
         self.scaled = [spec.multiplies_in_eight_bits(index, block.family) for index, block in enumerate(inventory.layers)]
-        """Of each layer, whether its linears multiply in eight bits."""
+        """Of each layer, whether its linears and banks multiply in eight bits."""
         makes: dict[tuple[int, bool], tuple[Block, bool, int]] = {}
         for block, scaled in zip(inventory.layers[:-1], self.scaled, strict=False):
             make = id(block), scaled
             makes[make] = block, scaled, makes.get(make, (block, scaled, 0))[2] + 1
         self.makes = list(makes.values())
-        """Blocks of all layers but the last, whether their linears multiply in eight bits, and how often each occurs."""
+        """Blocks of all layers but the last, whether their products multiply in eight bits, and how often each occurs."""
         self._layers: dict[tuple[object, ...], LayerTime] = {}
         self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, int]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}

@@ -23,6 +23,7 @@ READS_FUSED, READS_PLAIN = 2, 4
 LAUNCHES_FUSED, LAUNCHES_PLAIN = 3, 11
 SLICE_ELEMENTS, LAUNCHES_OF_SLICE = 1 << 22, 2
 """Plain torch scales and rounds so many elements at once."""
+NOTHING = Pass(0, 0, 0)
 
 
 class ScaledPass(NamedTuple):
@@ -54,7 +55,7 @@ class ScaledLinears:
         of_input = self._copy(own, width), self._copy(own if self._by_row else 0, width)
         of_weight, of_gradient = self._copy(weight, width), self._copy(made, out)
         turned = Pass(2 * own, 0, 1 if own else 0)
-        added = Pass(3 * given * size, 0, 1) if shares else Pass(0, 0, 0)
+        added = Pass(3 * given * size, 0, 1) if shares else NOTHING
         forward, back, last = (
             Pass(num_bytes, flops * tokens, 1)
             for num_bytes, flops in (
@@ -64,19 +65,23 @@ class ScaledLinears:
             )
         )
         return (
-            ScaledPass(_sum(*of_input, of_weight), forward),
-            ScaledPass(_sum(of_gradient, of_weight, added), back),
-            ScaledPass(_sum(of_gradient, turned), last),
+            ScaledPass(summed(*of_input, of_weight), forward),
+            ScaledPass(summed(of_gradient, of_weight, added), back),
+            ScaledPass(summed(of_gradient, turned), last),
         )
 
     def _copy(self, elements: int, columns: int) -> Pass:
-        """The making of one copy."""
-        if not elements:
-            return Pass(0, 0, 0)
-        if self._fused:
-            return Pass(elements * (READS_FUSED * self._size + 1), 0, LAUNCHES_FUSED)
-        slices = -(-elements // max(columns, SLICE_ELEMENTS))
-        return Pass(elements * (READS_PLAIN * self._size + 1), 0, LAUNCHES_PLAIN + LAUNCHES_OF_SLICE * slices)
+        return copy_pass(elements, columns, self._size, fused=self._fused)
+
+
+def copy_pass(elements: int, columns: int, size: int, *, fused: bool) -> Pass:
+    """The making of one copy of a matrix with these columns, of `size` bytes an element."""
+    if not elements:
+        return NOTHING
+    if fused:
+        return Pass(elements * (READS_FUSED * size + 1), 0, LAUNCHES_FUSED)
+    slices = -(-elements // max(columns, SLICE_ELEMENTS))
+    return Pass(elements * (READS_PLAIN * size + 1), 0, LAUNCHES_PLAIN + LAUNCHES_OF_SLICE * slices)
 
 
 def in_eight_bits(op: Op) -> bool:
@@ -93,5 +98,6 @@ def sharing(ops: Ops) -> frozenset[int]:
     )
 
 
-def _sum(*each: Pass) -> Pass:
+def summed(*each: Pass) -> Pass:
+    """Bytes and launches of several together."""
     return Pass(sum(one.num_bytes for one in each), 0, sum(one.launches for one in each))

@@ -9,7 +9,7 @@ Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent ste
 - dp axes divide nothing: a microbatch is a data rank's.
 
 An operation that megarun runs as plain torch takes what `megaplan.cost.plain` says instead, and one that several kernels of megakernels run
-what `megaplan.cost.kernels` says; linears in eight bits take what `megaplan.cost.scaled` says.
+what `megaplan.cost.kernels` says; linears and banks in eight bits take what `megaplan.cost.scaled` and `scaled_experts` say.
 
 W is what a split backward of megarun leaves for later: the weight gradients of linears, the head included. Those of expert banks, router,
 convolutions and the recurrence are made together with I. Recompute is part of I: `full` runs the block again without the product that ends
@@ -29,6 +29,7 @@ from megaplan.cost.kernels import Kernels, Pass
 from megaplan.cost.plain import Extra, PlainTorch
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.scaled import ScaledLinears, ScaledPass, in_eight_bits, sharing
+from megaplan.cost.scaled_experts import ScaledBank
 from megaplan.cost.transfers import (
     Transfers,
     block_transfers,
@@ -43,7 +44,7 @@ from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import Spec
 
 Passed = tuple[Op, tuple[ScaledPass, ScaledPass, ScaledPass] | None]
-"""An op, and F, I and W of a linear in eight bits; None for other ops."""
+"""An op, and F, I and W of a linear or a bank in eight bits; None for other ops."""
 LIBRARY = "D"
 """Products of plain torch are those of the GEMM library, as dense linears' are."""
 
@@ -180,10 +181,10 @@ def layer_time(spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: b
         rates: Its rates.
         block: The layer.
         policy: Of recompute.
-        scaled: Whether its linears multiply in eight bits.
+        scaled: Whether its linears and banks multiply in eight bits.
         fused: As if one kernel ran each op that runs as plain torch.
     """
-    timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled)
+    timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy)
     ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
     reruns = family.selective(family.section_of(spec.model), block.variant).reruns
     waits = layer_transfers(rates, spec, timer.load, block)
@@ -209,19 +210,21 @@ def _waiting(transfers: Transfers) -> LayerTime:
 class _Timer:
     """Times ops of one dtype on one rank."""
 
-    def __init__(self, spec: Spec, rates: Rates, dtype: DType, *, fused: bool = False, scaled: bool = False) -> None:
-        self.load: Workload = rank_workload(spec, dtype)
+    def __init__(self, spec: Spec, rates: Rates, dtype: DType, *, fused: bool = False, scaled: bool = False, policy: str = "none") -> None:
+        load = rank_workload(spec, dtype)
+        self.load: Workload = load._replace(gathers=True) if scaled else load
         self._rates, self._dtype, self._grad_bytes = rates, dtype, spec.precision.grads.bytes
         self._skew, self._plain = _skew(spec), None if fused else PlainTorch(spec, self.load)
         self._kernels = Kernels(spec, self.load)
         self._scaled = ScaledLinears(spec, dtype.of_products.bytes) if scaled else None
+        self._bank = ScaledBank(spec, self.load, self._grad_bytes, policy) if scaled else None
 
     def time(self, ops: Ops) -> LayerTime:
         """F, I and W of ops one after another."""
         found = self._scaled_passes(ops)
         inputs = sum(self._input_ns(op) if passes is None else self._scaled_ns(op, passes[1], 0) for op, passes in found)
         weights = sum(
-            self._weight_ns(op) if passes is None else self._scaled_ns(op, passes[2], op.weights * 2 * self._grad_bytes)
+            self._weight_ns(op) if passes is None else self._scaled_ns(op, passes[2], op.weights * 2 * self._grad_bytes * op.is_linear)
             for op, passes in found
         )
         return LayerTime(self._forwards_ns(found), inputs, weights)
@@ -234,17 +237,22 @@ class _Timer:
         return sum(self._forward_ns(op) if passes is None else self._scaled_ns(op, passes[0], 0) for op, passes in found)
 
     def _scaled_passes(self, ops: Ops) -> list[Passed]:
-        """Passes of linears in eight bits; None for other ops."""
-        if self._scaled is None:
+        """Passes of linears and banks in eight bits; None for other ops."""
+        if self._scaled is None or self._bank is None:
             return [(op, None) for op in ops]
         shared = sharing(ops)
         return [
-            (op, self._scaled.passes(op, self._tokens(op), shares=index in shared) if in_eight_bits(op) else None)
+            (
+                op,
+                self._scaled.passes(op, self._tokens(op), shares=index in shared)
+                if in_eight_bits(op)
+                else self._bank.passes(op, self._tokens(op)),
+            )
             for index, op in enumerate(ops)
         ]
 
     def _scaled_ns(self, op: Op, done: ScaledPass, weight_bytes: int) -> int:
-        """One pass of a linear in eight bits: its copies, then the product."""
+        """One pass of a linear or a bank in eight bits: its copies, then the products."""
         rates, (copies, product) = self._rates, done
         compute, memory = rates.compute_ns(product.flops, op.part, DType.FP8), rates.memory_ns(product.num_bytes + weight_bytes)
         return rates.memory_ns(copies.num_bytes) + max(compute, memory) + (copies.launches + product.launches) * rates.launch_ns

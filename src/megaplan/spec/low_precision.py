@@ -15,7 +15,7 @@ class LowPrecision(Section):
     Attributes:
         name: A scale is of a tensor (delayed: by its past maxima), a row, or a block of 128 (blockwise), 32 (mxfp8) or 16 (nvfp4).
         format: hybrid multiplies gradients as e5m2; null for what the recipe has: hybrid of per-tensor scales, e4m3 of others.
-        families: Letters whose linears multiply so; null for all.
+        families: Letters whose linears, and banks of experts, multiply so; null for all.
         first_last_bf16: Layers at the start and at the end of the stack that keep 16 bits.
         param_gather: Weights are stored and gathered in the recipe's type; no 16-bit copy stays.
         head: The output projection too.

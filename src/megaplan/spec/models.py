@@ -381,7 +381,7 @@ class Spec(OptionsSection):
         return "none" if layer == self.model.num_layers - 1 else self.recompute.of(letter)
 
     def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:
-        """Whether megarun multiplies the linears of layer `layer` (global index), which has this letter, in eight bits."""
+        """Whether megarun multiplies the linears and banks of layer `layer` (global index), which has this letter, in eight bits."""
         recipe = self.precision.recipe
         if self.host.name != "megarun" or recipe is None or recipe.name not in TRAINED:
             return False

@@ -21,7 +21,6 @@ from megaplan.spec.source import NOWHERE
 
 Found = Callable[[Spec], object | None]
 _BUILT_DTYPES = (DType.FP32, DType.BF16)
-_BANKS = next(family.letter for family in FAMILIES.values() if family.banks)
 
 
 def _above_one(axis: str) -> Found:
@@ -63,16 +62,6 @@ def _recipe_gather(spec: Spec) -> object | None:
     return "true" if recipe is not None and recipe.param_gather else None
 
 
-def _recipe_banks(spec: Spec) -> object | None:
-    """The families of a recipe that covers banks of experts, in a model that has some."""
-    recipe = spec.precision.recipe
-    if recipe is None or recipe.name not in TRAINED or _BANKS not in spec.model.pattern.upper():
-        return None
-    if recipe.families is None:
-        return "null"
-    return f"[{', '.join(recipe.families)}]" if _BANKS in recipe.families else None
-
-
 def _shared_norm(spec: Spec) -> object | None:
     """What of a spec cuts a norm that two layers read from one of them."""
     model = spec.model
@@ -111,7 +100,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("precision.families", _families, "{}"),
     ("precision.recipe.name", _recipe, " or ".join(sorted(TRAINED))),
     ("precision.recipe.param_gather", _recipe_gather, "false"),
-    ("precision.recipe.families", _recipe_banks, "a list without E, whose experts' banks keep 16 bits"),
     ("schedule.kind", _recipe_split, "a recipe under a schedule whose backward is whole"),
     ("host.name", _other_host, "megarun"),
 )

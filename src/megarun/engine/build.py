@@ -14,7 +14,7 @@ from megaplan.layout.values import Slot
 from megaplan.spec.models import Lora, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
-from megarun.parallel.apply.scaled import scale_linears
+from megarun.parallel.apply.scaled import scale_products
 from megarun.parallel.groups.adapters import add_adapter
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
@@ -38,7 +38,7 @@ def build_stage(
         stage = Stage(spec, inventory, slot, tp, ep, cp).to(TORCH_DTYPES[spec.precision.master])
         if spec.lora is not None:
             _adapt(stage, inventory, slot, spec, spec.lora)
-    scale_linears(stage, spec, inventory)
+    scale_products(stage, spec, inventory)
     wrong = differences(stage, inventory, slot, spec)
     if wrong:
         raise RuntimeError(f"stage {slot.index} differs from the inventory: {'; '.join(wrong)}")

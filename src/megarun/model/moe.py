@@ -3,7 +3,7 @@
 With EP a rank has some of the experts, and rows are sent to their experts and back (`megarun.parallel.groups.expert`). Router, dispatch and
 the shared expert always process the rank's local tokens.
 
-With `host.kernels: triton` the experts gather tokens, or received rows, in the kernel, and no sorted copy is made or saved.
+With `host.kernels: triton`, and in eight bits, the experts gather tokens, or received rows, inside, and no sorted copy is saved.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from megarun.model.router_losses import LossFactors
 from megarun.model.step_sums import EXPERT_BIAS, num_sums
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
+from megarun.parallel.groups.scaled_experts import Bank, BankScaling, multiply_bank
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
@@ -34,12 +35,14 @@ class ExpertBank(nn.Module):
 
     Attributes:
         gathers: Whether inputs and outputs are unsorted tokens instead of rows sorted by expert.
+        scaling: How its products multiply in eight bits; None if they do not. Such a bank gathers.
     """
 
     def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int, *, gathers: bool = False) -> None:
         super().__init__()
         width, self.gathers, self.num_experts = config.ffn_hidden_size, gathers, num_experts
         self.activation, self.limit = config.activation, config.swiglu_limit
+        self.scaling: BankScaling | None = None
         gated, biased = config.activation in GATED, config.bias
         self.gate_proj = nn.Parameter(torch.empty(num_experts * width, hidden_size)) if gated else None
         self.up_proj = nn.Parameter(torch.empty(num_experts * width, hidden_size))
@@ -54,9 +57,12 @@ class ExpertBank(nn.Module):
         If it gathers, tokens [N, h] -> [N, h], the sum of each token's scaled rows.
         """
         gate = None if self.gate_proj is None else self._stack(self.gate_proj)
-        given = (x, weights, rows, counts, gate, self._stack(self.up_proj), self._stack(self.down_proj), self.activation)
+        up, down = self._stack(self.up_proj), self._stack(self.down_proj)
         gate_bias, up_bias, down_bias = (self._values(bias) for bias in (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias))
-        run = routed_experts if self.gathers else experts
+        if self.scaling is not None:
+            bank = Bank(gate, up, down, gate_bias, up_bias, down_bias, self.activation, self.limit)
+            return multiply_bank(self.scaling, x, weights, rows, counts, bank)
+        run, given = routed_experts if self.gathers else experts, (x, weights, rows, counts, gate, up, down, self.activation)
         return run(*given, gate_bias=gate_bias, up_bias=up_bias, down_bias=down_bias, limit=self.limit)
 
     def _stack(self, rows: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ ROUTED_OUTPUTS = {
     "megakernels.combine_backward.default": (0,),
     "megakernels.experts_backward.default": (0,),
     "megakernels.experts_gated_backward.default": (0,),
+    "megakernels.fp8_experts.default": (0,),
 }
 """Operations whose outputs are indices, counts, dispatched or combined rows, or gradients of such rows."""
 RESIDUAL_OUTPUTS = {

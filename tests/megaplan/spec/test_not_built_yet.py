@@ -14,7 +14,7 @@ BUILT = [
     "model.features.mtp={depth: 1, ffn_hidden_size: 64}", "model.features.mtp={depth: 1, ffn_hidden_size: 8, activation: gelu, bias: true}",
     "model.features.ngram={num_tables: 2, num_rows: 64, dim: 4}",
     "model.features.platform={num_categories: 4, bottleneck: 8}",
-    "precision.recipe={name: fp8_rowwise, families: [A, M, D]}",
+    "precision.recipe={name: fp8_rowwise, families: [A, M, D]}", "precision.recipe={name: fp8_current}",
     "precision.recipe={name: fp8_current, families: [A], first_last_bf16: [0, 1]}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
     "model.moe.bias=true", "model.moe.swiglu_limit=7.0", "model.mlp.activation=geglu", "model.attention.sinks=true",
@@ -30,12 +30,6 @@ NOT_BUILT = {
     ),
     "precision.recipe={name: fp8_current, families: [A], param_gather: true}": (
         "precision.recipe.param_gather = true; megarun trains with false"
-    ),
-    "precision.recipe={name: fp8_current}": (
-        "precision.recipe.families = null; megarun trains with a list without E, whose experts' banks keep 16 bits"
-    ),
-    "precision.recipe={name: fp8_current, families: [A, E]}": (
-        "precision.recipe.families = [A, E]; megarun trains with a list without E, whose experts' banks keep 16 bits"
     ),
     "model.moe.capacity_factor=1.5": "model.moe.capacity_factor = 1.5; megarun trains with null",
     "model.mamba={kind: mamba1, inner_norm: plain}": "model.mamba.inner_norm = plain; megarun trains with none or scaled",

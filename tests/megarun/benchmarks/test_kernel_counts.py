@@ -16,8 +16,9 @@ from rooflines.work import Work  # noqa: E402
 
 import megaplan  # noqa: E402
 from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
-from megaplan.cost.kernels import EXACT, Kernels  # noqa: E402
-from megaplan.cost.scaled import ScaledLinears, in_eight_bits, sharing  # noqa: E402
+from megaplan.cost.kernels import EXACT, Kernels, Pass  # noqa: E402
+from megaplan.cost.scaled import ScaledLinears, in_eight_bits, sharing, summed  # noqa: E402
+from megaplan.cost.scaled_experts import ScaledBank  # noqa: E402
 from megaplan.families.attention.tensors import place_of  # noqa: E402
 from megarun.job.job import Job  # noqa: E402
 
@@ -135,6 +136,46 @@ def test_the_cost_model_counts_what_the_roofline_counts(source: Any) -> None:
         if theirs[name][1]:
             assert flops == pytest.approx(theirs[name][1], rel=0.1), name
         assert launches == theirs[name][2], name
+
+
+BANKS = [("swiglu", True, 4), ("relu2", False, 1)]
+"""Activation, biases and slots."""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kernels"),
+    [
+        ("fp8_rowwise", "triton"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("fp8_current", "triton"), ("fp8_rowwise", "reference"), ("fp8_current", "reference"))
+        ),
+    ],
+)
+@pytest.mark.parametrize(("activation", "bias", "top_k"), BANKS)
+def test_banks_in_eight_bits(recipe: str, kernels: str, activation: str, bias: bool, top_k: int) -> None:
+    """Bytes to 5 %, FLOPs to 7 %, which fill each expert's rows up to a multiple of 16, launches to 7 %, with the sums over slots."""
+    moe = {"num_experts": 16, "top_k": top_k, "ffn_hidden_size": 512, "activation": activation, "bias": bias}
+    source = spec("E", 1024, moe=moe) | {"precision": {"params": "bf16", "recipe": {"name": recipe}}, "host": {"kernels": kernels}}
+    loaded = megaplan.load(source)
+    (block,) = loaded.inventory.layers
+    load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))._replace(gathers=True)
+    bank = ScaledBank(loaded.spec, load, 0, "none")
+    (passes,) = [found for op in layer_ops(load, loaded.spec.model, block) if (found := bank.passes(op, load.num_tokens)) is not None]
+    row = load.num_tokens * 1024
+    sums = Pass(2 * (top_k + 1) * row, 0, 2) if kernels == "triton" else Pass((22 * top_k - 6) * row, 0, 3 * top_k + 2)
+    names = {"megakernels.fp8_experts": passes[0], "megakernels.fp8_experts_backward": passes[1]}
+    counted = [
+        event.done
+        for event in count_ranks(Job(loaded.spec, loaded.inventory, loaded.layout))[0]
+        if event.action is not None and event.action.microbatch == 1 and isinstance(event.done, Work) and event.done.op in names
+    ]
+    assert len(counted) == len(names)
+    for done in counted:
+        ours = summed(*names[done.op], sums)
+        assert ours.num_bytes == pytest.approx(done.num_bytes, rel=0.05)
+        assert names[done.op].product.flops == pytest.approx(done.product_flops["fp8"], rel=0.07)
+        assert ours.launches == pytest.approx(done.launches, rel=0.07)
 
 
 SIDES = {"fp8_quantize": 0, "fp8_linears": 0, "fp8_input_gradients": 1, "fp8_weight_gradients": 2}

@@ -11,6 +11,10 @@ from parity_cells import C2, OTHER, RESHARD, SELECTIVE, T2, Cell, pattern
 
 ROWS = {"precision.recipe": {"name": "fp8_rowwise"}}
 CURRENT = {"precision.recipe": {"name": "fp8_current"}}
+EP2 = {"dp_shard": 2, "ep": 2}
+EXPERTS = {"model.moe.ffn_hidden_size": 48}
+OPTIONS = {"model.moe.bias": True, "model.moe.activation": "swiglu", "model.moe.swiglu_limit": 7.0, "model.moe.shared_gate": True}
+LATENT = {"model.moe.latent_size": 16, "model.moe.activation": "relu2"}
 LOW_PRECISION_CELLS = [
     Cell("low-pp2-rows", {"pp": 2}, spec=pattern("AMDR", 4) | ROWS, ci=True),
     Cell("low-pp2-current-selective", {"pp": 2}, spec=pattern("AMDR", 4) | CURRENT | SELECTIVE),
@@ -18,4 +22,11 @@ LOW_PRECISION_CELLS = [
     Cell("low-tp2-rows", T2, spec=pattern("AMD", 3) | ROWS, by_course=True),
     Cell("low-dp2-current-reshard", {"dp_shard": 2}, spec=pattern("AMD", 3) | CURRENT | RESHARD, tolerance=OTHER),
     Cell("low-cp2-rows", C2, spec=pattern("AD", 2) | ROWS),
+    Cell("low-pp2-experts-rows", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | ROWS),
+    Cell("low-pp2-experts-current-selective", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | CURRENT | SELECTIVE),
+    Cell("low-ep2-rows", EP2, spec=pattern("AE", 2) | EXPERTS | ROWS, ci=True),
+    Cell("low-ep2-current", EP2, spec=pattern("AE", 2) | EXPERTS | CURRENT | OPTIONS),
+    Cell("low-tp2-ep2-rows-selective", T2 | {"ep": 2}, spec=pattern("AE", 2) | EXPERTS | ROWS | SELECTIVE),
+    Cell("low-cp2-ep2-current-latent", C2 | {"ep": 2}, spec=pattern("AE", 2) | EXPERTS | CURRENT | LATENT),
+    Cell("low-dp2-experts-rows-reshard", {"dp_shard": 2}, spec=pattern("ED", 2) | EXPERTS | ROWS | RESHARD),
 ]

@@ -21,6 +21,15 @@ MLA = {
 GATED = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "bias": True, "gate": True}
 DELTA = {"kind": "gated_delta", "num_key_heads": 2, "num_value_heads": 4, "key_dim": 4, "value_dim": 8, "save_every": 8}
 SELECTIVE = {"recompute": {"default": "selective"}}
+EXPERTS = {"model.hidden_size": 32, "model.moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 48, "shared_ffn_hidden_size": 16}}
+OPTIONS = {
+    "model.moe.activation": "swiglu",
+    "model.moe.bias": True,
+    "model.moe.swiglu_limit": 7.0,
+    "model.moe.shared_gate": True,
+    "host": {"kernels": "reference"},
+}
+LATENT = {"model.moe.latent_size": 16, "model.moe.activation": "relu2", "model.moe.balance_loss_coefficient": 0.01}
 FULL = {"recompute": {"blocks": {"A": "full", "D": "full"}}}
 
 
@@ -44,8 +53,23 @@ FULL = {"recompute": {"blocks": {"A": "full", "D": "full"}}}
             marks=pytest.mark.slow,
         ),
         pytest.param("AED", {"mesh": {"dp_shard": 2, "ep": 2}}, BF16, {"families": ("A", "D")}, marks=pytest.mark.slow),
+        ("AEE", {"mesh": {"dp_shard": 2, "ep": 2}, **EXPERTS, "host": {"kernels": "triton"}}, BF16, {}),
+        ("AEE", EXPERTS | OPTIONS, NARROW, {"format": "hybrid"}),
+        ("AEE", {"mesh": {"tp": 2}, **EXPERTS, **SELECTIVE}, BF16, {}),
+        pytest.param("AEE", {"mesh": {"tp": 2, "ep": 2}, **EXPERTS, **LATENT}, BF16, {}, marks=pytest.mark.slow),
+        pytest.param(
+            "EDEA",
+            {"mesh": {"pp": 2, "dp_shard": 2, "ep": 2}, "schedule": {"num_microbatches": 3}, **EXPERTS, **SELECTIVE},
+            NARROW,
+            {"families": ("E",)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("AEE", {"mesh": {"cp": 2, "ep": 2}, **EXPERTS, **OPTIONS}, BF16, {}, marks=pytest.mark.slow),
     ],
-    ids=["tp", "tp-selective", "pp-dp", "cp-packed-full", "delta", "latent", "gated-post-norm", "with-experts"],
+    ids=[
+        *("tp", "tp-selective", "pp-dp", "cp-packed-full", "delta", "latent", "gated-post-norm", "with-experts"),
+        *("ep", "experts-options", "experts-tp-selective", "experts-latent", "experts-pp-selective", "experts-cp-options"),
+    ],
 )
 def test_estimate_is_what_the_runtime_allocates(
     job_with: Callable[..., Any], pattern: str, settings: dict[str, Any], precision: dict[str, Any], recipe: dict[str, Any], name: str

@@ -40,16 +40,18 @@ def gradients(values: dict[str, Any]) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in stage.named_parameters() if parameter.grad is not None}
 
 
+@pytest.mark.parametrize("pattern", ["AMRD", "AE"])
 @pytest.mark.parametrize("name", ["fp8_current", "fp8_rowwise"])
-def test_two_runs_have_the_same_bits(spec_with: Callable[..., dict[str, Any]], name: str) -> None:
+def test_two_runs_have_the_same_bits(spec_with: Callable[..., dict[str, Any]], name: str, pattern: str) -> None:
     """And gradients are near those without the recipe, of which an element's rounding is 2^-4 at most."""
-    model = {"model.pattern": "AMRD", "model.num_layers": 4}
+    model = {"model.pattern": pattern, "model.num_layers": len(pattern), "model.moe.ffn_hidden_size": 48}
     first, again = (gradients(spec_with({**model, "precision.recipe": {"name": name}})) for _ in range(2))
     assert all(torch.equal(first[parameter], again[parameter]) for parameter in first)
     wide = gradients(spec_with(model))
     distances = {parameter: float((first[parameter] - wide[parameter]).norm() / wide[parameter].norm()) for parameter in wide}
     assert set(first) == set(wide)
     assert 0.005 < distances["layers.0.q_proj.weight"] < 0.3
+    assert all(0.005 < distances[f"layers.1.experts.{part}_proj"] < 0.3 for part in ("gate", "up", "down") if "E" in pattern)
     assert max(distances.values()) < 0.5
 
 

@@ -9,6 +9,8 @@ Magnitudes are compared as integers, which order them and keep what is not a num
 whose exponent is that of the largest magnitude, so results are bitwise those of the reference.
 """
 
+import struct
+
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +26,7 @@ ONE_SCALE, MANY_SCALES = {"NUM": 1, "COUNT": 4096}, {"NUM": 128, "COUNT": 32}
 NORMAL, FRACTION, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7FFFFF), tl.constexpr(0x7F800000)
 THREE_QUARTERS = tl.constexpr(0x600000)
 """The fraction of 1.75, that of the largest number of both formats."""
-LEAST = tl.constexpr(int(torch.tensor(SMALLEST, dtype=torch.float32).view(torch.int32)))
+LEAST = tl.constexpr(struct.unpack("<i", struct.pack("<f", SMALLEST))[0])
 FRACTION_BITS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
 
@@ -56,6 +58,22 @@ def fp8_maxima_kernel(x, maxima, num_rows, num_columns, stride, SIDE: tl.constex
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def scale_of(largest, EXPONENT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The power of two of largest magnitudes, given as bits; infinite of what is infinite, 0 of what is not a number."""
+    exponent = (largest >> 23) - EXPONENT + tl.where((largest & FRACTION) > THREE_QUARTERS, 1, 0)
+    scale = tl.where(largest == INFINITE, INFINITE, exponent << 23)
+    return tl.where(largest > INFINITE, 0, scale).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def reciprocal(scale):  # type: ignore[no-untyped-def]
+    """Of a power of two."""
+    field = magnitudes(scale) >> 23
+    factor = tl.where(field == 0, INFINITE, (254 - field) << 23)
+    return tl.where(field == 255, 0, factor).to(tl.float32, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def fp8_scale_kernel(maxima, scales, count, num, num_padded, EXPONENT: tl.constexpr, COUNT: tl.constexpr, NUM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Scales [padded] from `maxima` [count, num]; of what is only padding 1."""
     index, part = tl.program_id(0) * NUM + tl.arange(0, NUM), tl.arange(0, COUNT)
@@ -64,12 +82,7 @@ def fp8_scale_kernel(maxima, scales, count, num, num_padded, EXPONENT: tl.conste
         mask = (first + part < count)[:, None] & (index < num)[None, :]
         each = tl.load(maxima + (first + part).to(tl.int64)[:, None] * num + index[None, :], mask=mask, other=0)
         found = tl.maximum(found, tl.max(each, 0))
-    exponent = (found >> 23) - EXPONENT + tl.where((found & FRACTION) > THREE_QUARTERS, 1, 0)
-    scale = exponent << 23
-    scale = tl.where(found == INFINITE, INFINITE, scale)
-    scale = tl.where(found > INFINITE, 0, scale)
-    scale = tl.where(index < num, scale, 127 << 23)
-    tl.store(scales + index, scale.to(tl.float32, bitcast=True), mask=index < num_padded)
+    tl.store(scales + index, tl.where(index < num, scale_of(found, EXPONENT), 1.0), mask=index < num_padded)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -124,9 +137,7 @@ def fp8_round_kernel(  # type: ignore[no-untyped-def]
         scale = tl.load(scales + column, mask=column < num_columns, other=1.0)[None, :]
     else:
         scale = tl.load(scales)
-    field = magnitudes(scale) >> 23
-    factor = tl.where(field == 0, INFINITE, (254 - field) << 23)  # a power of two's reciprocal
-    bits = eight_bits(values * tl.where(field == 255, 0, factor).to(tl.float32, bitcast=True), FRACTION_BITS=FRACTION_BITS)
+    bits = eight_bits(values * reciprocal(scale), FRACTION_BITS=FRACTION_BITS)
     if TURNED:
         store_tile(data, tl.trans(bits), column, row, copy_rows, copy_columns)
     else:
@@ -167,23 +178,11 @@ def turned(low: Tensor, scale: Tensor) -> Operand:
 def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *, turned: bool) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
     data = torch.empty(shape, dtype=dtype, device=x.device)
-    num, num_padded = (
-        (1, 1) if scaled == WHOLE else (rows if scaled == BY_ROW else columns, shape[1] if scaled == BY_COLUMN and not turned else shape[0])
-    )
-    scale = torch.empty(num_padded, dtype=torch.float32, device=x.device)
-    maxima = torch.empty(num_maxima(rows, columns, scaled), dtype=torch.int32, device=x.device)
-    count = maxima.numel() // max(1, num)
+    num_padded = 1 if scaled == WHOLE else shape[1] if scaled == BY_COLUMN and not turned else shape[0]
+    scale = scales(x, dtype, scaled, num_padded)
     covered = shape[::-1] if turned else shape
-    sides = ONE_SCALE if scaled == WHOLE else MANY_SCALES
-    with on_device_of(x):
-        if maxima.numel():
-            fp8_maxima_kernel[_tiles(rows, columns)](x, maxima, rows, columns, x.stride(0), SIDE=TILE, SCALED=scaled, num_warps=NUM_WARPS)
-        if num_padded:
-            fp8_scale_kernel[(triton.cdiv(num_padded, sides["NUM"]),)](
-                *(maxima, scale, count, num, num_padded), EXPONENT=LARGEST_EXPONENT[dtype], **sides, num_warps=NUM_WARPS
-            )
-        del maxima
-        if data.numel():
+    if data.numel():
+        with on_device_of(x):
             fp8_round_kernel[_tiles(*covered)](
                 *(x, scale, data.view(torch.uint8), rows, columns, x.stride(0), *shape),
                 SIDE=TILE,
@@ -193,6 +192,26 @@ def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *,
                 num_warps=NUM_WARPS,
             )
     return data, scale
+
+
+def scales(x: Tensor, dtype: torch.dtype, scaled: int, num_padded: int) -> Tensor:
+    """What a copy of x [rows, columns] is divided by: fp32 [num_padded], of a row or a column that x does not have 1."""
+    rows, columns = x.shape
+    num = (1, rows, columns)[scaled]
+    scale = torch.empty(num_padded, dtype=torch.float32, device=x.device)
+    maxima = torch.empty(num_maxima(rows, columns, scaled), dtype=torch.int32, device=x.device)
+    sides = ONE_SCALE if scaled == WHOLE else MANY_SCALES
+    with on_device_of(x):
+        if maxima.numel():
+            fp8_maxima_kernel[_tiles(rows, columns)](x, maxima, rows, columns, x.stride(0), SIDE=TILE, SCALED=scaled, num_warps=NUM_WARPS)
+        if num_padded:
+            fp8_scale_kernel[(triton.cdiv(num_padded, sides["NUM"]),)](
+                *(maxima, scale, maxima.numel() // max(1, num), num, num_padded),
+                EXPONENT=LARGEST_EXPONENT[dtype],
+                **sides,
+                num_warps=NUM_WARPS,
+            )
+    return scale
 
 
 def _tiles(rows: int, columns: int) -> tuple[int, int]:

@@ -129,11 +129,16 @@ def _scaled(first: Operand, second: Operand, out: Tensor, bias: Tensor | None, f
 def _factors(x: Tensor, dtype: torch.dtype, by_row: bool, num_scales: int) -> tuple[Tensor, Tensor]:
     """What elements are multiplied by, in x's dtype, and the scales; of padded rows 1."""
     amax = torch.linalg.vector_norm(x, float("inf"), dim=1) if by_row else torch.linalg.vector_norm(x, float("inf")).view(1)
-    ratio = torch.finfo(dtype).max / amax.float().clamp_(min=SMALLEST)
-    factor = (ratio.view(torch.int32) & _EXPONENT).view(torch.float32)  # rounded down to a power of two; of inf and nan 0 and inf
+    factor = power_of_two(amax, dtype)
     scale = torch.ones(num_scales if by_row else 1, dtype=torch.float32, device=x.device)
     scale[: factor.numel()].copy_(1 / factor)
     return factor.to(x.dtype), scale
+
+
+def power_of_two(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """What elements whose largest magnitude is `amax` are multiplied by, fp32, rounded down to a power of two; of inf and nan 0 and inf."""
+    ratio = torch.finfo(dtype).max / amax.float().clamp_(min=SMALLEST)
+    return (ratio.view(torch.int32) & _EXPONENT).view(torch.float32)
 
 
 def _round(x: Tensor, factor: Tensor, out: Tensor) -> None:

@@ -11,14 +11,14 @@ ALIGNMENT_BYTES = 16
 
 
 class RowGroups:
-    """Consecutive groups of rows, `counts[e]` rows in group e; the counts sum to the number of rows.
+    """Consecutive groups of rows, `counts[e]` rows in group e; the counts sum to `num_rows`.
 
     bf16 operands with aligned widths use torch's grouped product, which reads the counts on the device. Others run one product per group,
     which copies the counts to the host: fp32 and fp64 have no grouped product on every device.
     """
 
-    def __init__(self, counts: Tensor) -> None:
-        self._counts = counts
+    def __init__(self, counts: Tensor, num_rows: int) -> None:
+        self._counts, self._num_rows = counts, num_rows
         self._ends = counts.cumsum(0, dtype=torch.int32)
 
     def times(self, rows: Tensor, matrices: Tensor) -> Tensor:
@@ -58,8 +58,13 @@ class RowGroups:
         return torch.stack([block.sum(0) for block in torch.split(wide, self._sizes())])
 
     def _sizes(self) -> list[int]:
-        sizes: list[int] = self._counts.tolist()
-        return sizes
+        return sizes_of(self._counts, self._num_rows)
+
+
+def sizes_of(counts: Tensor, num_rows: int) -> list[int]:  # noqa: ARG001  what replaces it without values reads the number of rows
+    """The rows of each group on the host; they sum to `num_rows`."""
+    sizes: list[int] = counts.tolist()
+    return sizes
 
 
 def _groupable(*operands: Tensor) -> bool:

@@ -54,7 +54,7 @@ def routed_experts_forward(given: Experts) -> Made:
                 num_hidden,
                 width,
                 given.limit or 0.0,
-                KIND=_kind(given),
+                KIND=kind_of(given),
                 GATED=gate is not None,
                 HAS_GATE_BIAS=given.gate_bias is not None,
                 HAS_UP_BIAS=given.up_bias is not None,
@@ -102,13 +102,13 @@ def routed_experts_backward(
                 num_hidden,
                 width,
                 given.limit or 0.0,
-                KIND=_kind(given),
+                KIND=kind_of(given),
                 GATED=gate is not None,
                 TILE=tiles.rows,
                 EXPERTS=block_of(num_experts),
                 **options,
             )
-    grad_down_bias = _down_bias_gradient(tiles, given, grad_y, shares[num_shares:], needs[7])
+    grad_down_bias = down_bias_gradient(tiles, given, grad_y, shares[num_shares:], needs[7])
     grad_weights = shares.sum(0).view(weights.shape) if needs[1] else None
     del shares
     grad_x = grad_gate = grad_up = grad_down = grad_gate_bias = grad_up_bias = None
@@ -121,12 +121,12 @@ def routed_experts_backward(
         grad_down = _outer(tiles, rows, top_k, grad_y, hidden, gathers_a=True)
     del hidden
     if needs[5] and grad_gate_out is not None:
-        grad_gate_bias = _bias_gradient(tiles, given.gate_bias, grad_gate_out)
+        grad_gate_bias = bias_gradient(tiles, given.gate_bias, grad_gate_out)
     if needs[2] and grad_gate_out is not None:
         grad_gate = _outer(tiles, rows, top_k, grad_gate_out, x, gathers_a=False)
     del grad_gate_out
     if needs[6]:
-        grad_up_bias = _bias_gradient(tiles, given.up_bias, grad_up_out)
+        grad_up_bias = bias_gradient(tiles, given.up_bias, grad_up_out)
     if needs[3]:
         grad_up = _outer(tiles, rows, top_k, grad_up_out, x, gathers_a=False)
     return grad_x, grad_weights, grad_gate, grad_up, grad_down, grad_gate_bias, grad_up_bias, grad_down_bias
@@ -181,7 +181,7 @@ def _outer(tiles: Tiles, rows: Tensor, top_k: int, a: Tensor, b: Tensor, *, gath
     return out
 
 
-def _bias_gradient(tiles: Tiles, bias: Tensor | None, grad: Tensor) -> Tensor | None:
+def bias_gradient(tiles: Tiles, bias: Tensor | None, grad: Tensor) -> Tensor | None:
     """The sum of each expert's rows: [E, grad's width] in the bias' dtype; None without a bias."""
     if bias is None:
         return None
@@ -193,7 +193,7 @@ def _bias_gradient(tiles: Tiles, bias: Tensor | None, grad: Tensor) -> Tensor | 
     return out
 
 
-def _down_bias_gradient(tiles: Tiles, given: Experts, grad_y: Tensor, shares: Tensor, needed: bool) -> Tensor | None:
+def down_bias_gradient(tiles: Tiles, given: Experts, grad_y: Tensor, shares: Tensor, needed: bool) -> Tensor | None:
     """The sum of each expert's weighted rows of grad_y, read at their tokens, if needed: [E, h].
 
     If there are shares, they get each row's products with its expert's bias, of some columns each.
@@ -223,7 +223,8 @@ def _down_bias_gradient(tiles: Tiles, given: Experts, grad_y: Tensor, shares: Te
     return out
 
 
-def _kind(given: Experts) -> int:
+def kind_of(given: Experts) -> int:
+    """The compiled kind of an activation."""
     return KINDS[given.activation] if given.limit is None else CLAMPED
 
 

@@ -74,11 +74,11 @@ def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 def experts_forward(given: Experts) -> Made:
     """Returns y [M, h], gate_out [M, F] (None without gate) and up_out [M, F], all in x's dtype."""
     x, rows, gate = given.x, given.rows, given.gate
-    groups, rows_of_x = RowGroups(given.counts), x.contiguous()
+    groups, rows_of_x = RowGroups(given.counts, rows.shape[0]), x.contiguous()
     gate_out = None if gate is None else groups.add(groups.times(rows_of_x, gate.mT), given.gate_bias)
     up_out = groups.add(groups.times(rows_of_x, given.up.mT), given.up_bias)
-    row_weights = _row_weights(given.weights, rows)
-    weighted = _activate(gate_out, up_out, given) * row_weights  # before the product: one rounding less
+    row_weights = row_weights_of(given.weights, rows)
+    weighted = activate(gate_out, up_out, given) * row_weights  # before the product: one rounding less
     return groups.add(groups.times(weighted.to(x.dtype), given.down.mT), given.down_bias, row_weights), gate_out, up_out
 
 
@@ -91,9 +91,9 @@ def experts_backward(
     unweighted output is not saved.
     """
     x, weights, rows, gate, up, down = given.x, given.weights, given.rows, given.gate, given.up, given.down
-    groups, grad_y, rows_of_x = RowGroups(given.counts), grad_y.contiguous(), x.contiguous()
-    row_weights = _row_weights(weights, rows)
-    hidden = _activate(gate_out, up_out, given)
+    groups, grad_y, rows_of_x = RowGroups(given.counts, rows.shape[0]), grad_y.contiguous(), x.contiguous()
+    row_weights = row_weights_of(weights, rows)
+    hidden = activate(gate_out, up_out, given)
     pulled = upcast(groups.times(grad_y, down))
     grad_x = grad_weights = grad_gate = grad_up = grad_down = None
     if needs[1]:
@@ -103,7 +103,7 @@ def experts_backward(
         grad_weights = grad_weights.view(weights.shape)
     if needs[4]:
         grad_down = groups.outer(grad_y, (hidden * row_weights).to(x.dtype))
-    grad_gate_out, grad_up_out = _activate_backward(pulled * row_weights, gate_out, up_out, given)  # in x's dtype, for the products
+    grad_gate_out, grad_up_out = activate_backward(pulled * row_weights, gate_out, up_out, given)  # in x's dtype, for the products
     if needs[0]:
         grad_x = groups.times(grad_up_out, up)
         if gate is not None and grad_gate_out is not None:
@@ -137,7 +137,7 @@ def routed_experts_backward(
     return None if grad_x is None else sum_rows(grad_x, rows, top_k), *others
 
 
-def _activate(gate_out: Tensor | None, up_out: Tensor, given: Experts) -> Tensor:
+def activate(gate_out: Tensor | None, up_out: Tensor, given: Experts) -> Tensor:
     """The hidden rows [M, F] in the accumulation dtype."""
     up_out, activation = upcast(up_out), given.activation
     if gate_out is not None and given.limit is not None:
@@ -148,7 +148,8 @@ def _activate(gate_out: Tensor | None, up_out: Tensor, given: Experts) -> Tensor
     return activations.relu2_forward(up_out) if activation == "relu2" else activations.gelu_forward(up_out)
 
 
-def _activate_backward(grad: Tensor, gate_out: Tensor | None, up_out: Tensor, given: Experts) -> tuple[Tensor | None, Tensor]:
+def activate_backward(grad: Tensor, gate_out: Tensor | None, up_out: Tensor, given: Experts) -> tuple[Tensor | None, Tensor]:
+    """The gradients of gate_out and up_out, in their dtype, from that of `activate`'s result."""
     activation = given.activation
     if gate_out is not None and given.limit is not None:
         return activations.clamped_swiglu_backward(grad, gate_out, up_out, given.limit)
@@ -161,5 +162,6 @@ def _activate_backward(grad: Tensor, gate_out: Tensor | None, up_out: Tensor, gi
     return None, backward(grad, up_out)
 
 
-def _row_weights(weights: Tensor, rows: Tensor) -> Tensor:
+def row_weights_of(weights: Tensor, rows: Tensor) -> Tensor:
+    """The weight of each row, [M, 1] in the accumulation dtype."""
     return upcast(weights).flatten().index_select(0, rows).unsqueeze(1)

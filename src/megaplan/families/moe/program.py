@@ -5,8 +5,8 @@ arrive by source rank, are sorted by local expert, go through the experts, and t
 all-to-all needs none of them); sorted rows are, by the expert GEMMs, and weights as they arrived. ETP ranks hold a slice of each expert and
 gather each other's rows.
 
-With `host.kernels: triton` the experts read tokens, or rows that arrived, where they are: they keep those, and nothing is sorted. What the
-kernels hold inside themselves is workspace.
+With `host.kernels: triton`, and in eight bits, the experts read tokens, or rows that arrived, where they are: they keep those, and nothing
+is sorted. What the kernels hold inside themselves is workspace.
 
 A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
 log-sum-exp and each sequence's rows for every expert.
@@ -34,6 +34,8 @@ from megaplan.scalars import GATED
 SELECTIVE = Selective("experts.forward", frozenset({"experts"}))
 INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
 ROUTER_BACKWARD = "router.inside_backward"
+ARRIVED = "arrived"
+"""Rows of other ranks, and of this one, as the experts' exchange hands them over."""
 
 
 class MoeOptions(NamedTuple):
@@ -101,8 +103,8 @@ def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> i
 
 
 def moe_program(dims: Dims, moe: MixtureOfExperts, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
-    """One E block on the busiest expert rank; Triton's kernels gather: experts read tokens where they are."""
-    shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.kernels
+    """One E block on the busiest expert rank; experts that gather read tokens where they are."""
+    shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.gathers
     travels = mesh.ep * mesh.etp > 1
     tensors = _storages(dims, moe, mesh, travels)
     if gathers:
@@ -222,7 +224,7 @@ def _travelling(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
         Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
         Op("dispatch", ("tokens", "rows"), ("sent",), keeps=("rows",), grads=("tokens",)),
         Op("dispatch weights", ("weights", "rows"), ("sent_weights",), keeps=("rows",), grads=("weights",)),
-        Op("exchange", ("sent", "sent_weights"), ("arrived", "arrived_weights")),
+        Op("exchange", ("sent", "sent_weights"), (ARRIVED, "arrived_weights")),
         *(_arrived(gated, gathers, bias) if gathers else _sorted(gated, gathers, bias)),
         Op("exchange back", ("leaving",), ("returned",)),
         Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",), holds=("arrived_counts",)),
@@ -230,12 +232,12 @@ def _travelling(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
 
 
 def _arrived(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
-    return (_experts(gated, gathers, bias, ("arrived", "arrived_weights", "order", "received_counts"), "leaving"),)
+    return (_experts(gated, gathers, bias, (ARRIVED, "arrived_weights", "order", "received_counts"), "leaving"),)
 
 
 def _sorted(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
     return (
-        Op("sort", ("arrived", "order"), ("received",), keeps=("order",), grads=("arrived",)),
+        Op("sort", (ARRIVED, "order"), ("received",), keeps=("order",), grads=(ARRIVED,)),
         _experts(gated, gathers, bias, ("received", "arrived_weights", "order", "received_counts"), "processed"),
         Op("unsort", ("processed", "order"), ("leaving",), keeps=("order",), grads=("processed",)),
     )
@@ -316,7 +318,7 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool
         return tensors
     sent = dict.fromkeys(("sent", "returned"), (chosen, hidden))
     weighing = {"sent_weights": (chosen,)}
-    far = dict.fromkeys(("arrived", "leaving"), (rows, hidden))
+    far = dict.fromkeys((ARRIVED, "leaving"), (rows, hidden))
     routed_far = {"order": (rows,), "arrived_counts": (mesh.ep * mesh.etp, local), "received_counts": (local,)}
     return {
         **tensors,

@@ -25,6 +25,7 @@ def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
         ep=mesh.ep,
         etp=mesh.etp,
         kernels=spec.host.uses_triton,
+        gathers=spec.host.uses_triton,
         frozen=spec.lora is not None,
         relations=0 if relation is None else relation.num_relations,
     )

@@ -21,6 +21,7 @@ from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.low_precision import in_low_precision, recipe_of
 from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
+from megaplan.hosts.megarun.scaled_experts import keeps_copy
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
 from megaplan.low_precision import TRAINED
@@ -161,9 +162,20 @@ def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...
     return scaled_calls(program, spec.policy(index, block.family))
 
 
+def bank_keeps_copy(spec: Spec, inventory: Inventory, index: int) -> bool | None:
+    """Whether a layer's bank, in eight bits, keeps a copy of its input in place of it; None if there is no bank, or it keeps 16 bits."""
+    block = inventory.layers[index]
+    if recipe_of(spec, index, block.family) is None:
+        return None
+    program, _ = _family_program(spec, local_dims(spec), index, block, gradient_dtype(spec, block))
+    return keeps_copy(program, spec.policy(index, block.family))
+
+
 def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> tuple[BlockProgram, Shapes]:
     family = FAMILIES[block.family]
     section = family.section_of(spec.model)
+    if spec.multiplies_in_eight_bits(index, block.family):
+        dims = dims._replace(gathers=True)
     return family.program(dims, section, block.variant, family.operations(section, index), parameters)
 
 
@@ -172,11 +184,12 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     recipe = recipe_of(spec, index, block.family)
     policy = spec.policy(index, block.family)
     if recipe is not None:
-        parameters_by_name, trained = parameter_shapes(spec, dims, f"layers.{index}", block), recipe.name in TRAINED
-        program, tensors = in_low_precision(program, tensors, recipe, parameters_by_name, experts_only=trained)
-        if trained:
+        parameters_by_name = parameter_shapes(spec, dims, f"layers.{index}", block)
+        if recipe.name in TRAINED:
             fused = spec.host.uses_triton
             program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy, fused=fused)
+        else:
+            program, tensors = in_low_precision(program, tensors, recipe, parameters_by_name)
     path = path_in(spec.model.residual_path, block.tensors)
     scale: float = getattr(FAMILIES[block.family].section_of(spec.model), "output_multiplier", 1.0)
     path = path._replace(passes_on=_passed_on(spec, dims, index, parameters), scaled=scale != 1)

@@ -52,7 +52,7 @@ def recipe_of(spec: Spec, layer: int, letter: str) -> Recipe | None:
 
 
 def in_low_precision(
-    program: BlockProgram, shapes: Shapes, recipe: Recipe, parameters: Mapping[str, tuple[int, ...]], *, experts_only: bool = False
+    program: BlockProgram, shapes: Shapes, recipe: Recipe, parameters: Mapping[str, tuple[int, ...]]
 ) -> tuple[BlockProgram, Shapes]:
     """The program and its storages under a recipe.
 
@@ -61,9 +61,8 @@ def in_low_precision(
         shapes: Its storages.
         recipe: How operands are scaled.
         parameters: Shapes of the block's parameters on the rank, by name.
-        experts_only: Whether only routed experts multiply so, as linears have terms of their own.
     """
-    copies = _with_copies(program, frozenset(shapes), experts_only)
+    copies = _with_copies(program, frozenset(shapes))
     found = dict(shapes)
     for name in copies.saved:
         found[name + SAVED] = _stored(shapes[name], recipe.columnwise_bytes(*_matrix(shapes[name])))
@@ -79,8 +78,8 @@ def in_low_precision(
 
 
 @lru_cache(maxsize=64)
-def _with_copies(program: BlockProgram, storages: frozenset[str], experts_only: bool) -> Copies:
-    products = _products(program, experts_only)
+def _with_copies(program: BlockProgram, storages: frozenset[str]) -> Copies:
+    products = _products(program)
     kept_elsewhere = {name for op in program.ops if op.name not in products for name in op.keeps}
     saved: dict[str, None] = {}
     inputs: dict[str, None] = {}
@@ -114,9 +113,9 @@ def _with_copies(program: BlockProgram, storages: frozenset[str], experts_only: 
     return Copies(changed, tuple(saved), tuple(inputs), tuple(weights), tuple(gradients))
 
 
-def _products(program: BlockProgram, experts_only: bool) -> set[str]:
+def _products(program: BlockProgram) -> set[str]:
     """The operations that products with parameters are."""
-    return {op.name for op in program.ops if op.name == EXPERTS or (op.late and not experts_only)}
+    return {op.name for op in program.ops if op.name == EXPERTS or op.late}
 
 
 def _matrix(stored: tuple[int, Column, tuple[int, ...], DType, Basis]) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.graph import roots_of
+from megaplan.hosts.megarun.scaled_experts import bank_in_eight_bits
 from megaplan.hosts.megarun.scaled_sizes import SCALE, Product
 from megaplan.low_precision import PER_TENSOR, RecipeName
 
@@ -87,7 +88,7 @@ def in_eight_bits(
     """
     by_row = name not in PER_TENSOR
     changed, calls = _scaled(program, policy, by_row)
-    found = dict(shapes)
+    changed, found = bank_in_eight_bits(changed, dict(shapes), parameters, policy, by_row=by_row, fused=fused)
     for call in calls:
         multiplied = shapes[call.gathered or call.source]
         width, elements = parameters[call.weights[0]][1], prod(multiplied[2])

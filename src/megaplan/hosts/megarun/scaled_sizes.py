@@ -88,10 +88,15 @@ class Product(NamedTuple):
         """Inside the making of a copy: the maxima of tiles, or the rows that are scaled at once and the factors in their dtype."""
         scaled = scaled if self.by_row else WHOLE
         if self.fused:
-            down, across = -(-rows // TILE), -(-columns // TILE)
-            return SCALE * (down * across, rows * across, columns * down)[scaled]
+            return SCALE * num_maxima(rows, columns, scaled)
         at_once = min(rows, max(1, SLICE_ELEMENTS // max(columns, 1)))
         return (at_once * columns + (1, rows, columns)[scaled]) * self.size
+
+
+def num_maxima(rows: int, columns: int, scaled: int) -> int:
+    """Largest magnitudes that the kernels hold while they make a copy: of each tile, or of its rows or columns."""
+    down, across = -(-rows // TILE), -(-columns // TILE)
+    return (down * across, rows * across, columns * down)[scaled]
 
 
 def padded(size: int) -> int:

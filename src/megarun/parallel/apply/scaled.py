@@ -1,6 +1,7 @@
-"""`precision.recipe`: the linears of the layers that it covers multiply in eight bits.
+"""`precision.recipe`: the linears and the banks of experts of the layers that it covers multiply in eight bits.
 
-Which linears share a call, and what each call keeps, is what the ledger says (`megaplan.hosts.megarun.scaled`).
+Which linears share a call, and what each call and each bank keeps, is what the ledger says (`megaplan.hosts.megarun.scaled`,
+`scaled_experts`).
 """
 
 from __future__ import annotations
@@ -9,25 +10,31 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from megaplan.hosts.megarun.ledger import layer_calls
+from megaplan.hosts.megarun.ledger import bank_keeps_copy, layer_calls
 from megaplan.inventory.tensors import Inventory
 from megaplan.low_precision import FORMATS, PER_TENSOR
 from megaplan.spec.models import Spec
+from megarun.model.moe import ExpertBlock
 from megarun.model.norm import RowLinear
 from megarun.model.stage import Stage
 from megarun.parallel.groups.scaled import Scaling, multiply
+from megarun.parallel.groups.scaled_experts import BankScaling
 from megarun.parallel.groups.tensor import ALONE
 
 GRADIENT_FORMATS = {"hybrid": "e5m2", "e4m3": "e4m3"}
 
 
-def scale_linears(stage: Stage, spec: Spec, inventory: Inventory) -> None:
-    """Make the linears of a stage's layers multiply as the spec's recipe says; parameters and their names stay as they are."""
+def scale_products(stage: Stage, spec: Spec, inventory: Inventory) -> None:
+    """Make linears and banks of a stage's layers multiply as the spec's recipe says; parameters and their names stay as they are."""
     recipe = spec.precision.recipe
     if recipe is None:
         return
     by, gradient_format = "tensor" if recipe.name in PER_TENSOR else "rows", GRADIENT_FORMATS[recipe.format or FORMATS[recipe.name]]
     for name, block in stage.layers.items():
+        keeps_copy = bank_keeps_copy(spec, inventory, int(name))
+        if keeps_copy is not None:
+            assert isinstance(block, ExpertBlock)
+            block.experts.gathers, block.experts.scaling = True, BankScaling(by, keeps_copy)
         for call in layer_calls(spec, inventory, int(name)):
             for weight in call.weights:
                 module = block.get_submodule(weight.removesuffix(".weight"))

@@ -1,0 +1,150 @@
+"""The experts' copies in eight bits and what is between their products, in plain torch.
+
+A product of groups that sums over rows reads both operands transposed, each expert's rows at a column that 16 divides: an expert without
+rows has 16 columns of zeros, because the tensor cores' product of groups takes none that are empty.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from megakernels._common import upcast
+from megakernels.ops.fp8_linear.reference import Operand, padded, power_of_two
+from megakernels.ops.moe import grouped
+from megakernels.ops.moe.inputs import Experts
+from megakernels.ops.moe.reference import activate, activate_backward, gather_rows, row_weights_of, sum_rows
+
+__all__ = ["Groups", "add_down_bias", "bias_gradients", "groups_of", "hidden_rows", "matrices_of", "pull", "sum_rows", "turned"]
+FORMAT = torch.float8_e4m3fn
+"""The one format that torch's scaled product of groups multiplies."""
+
+
+class Groups(NamedTuple):
+    """Rows of each expert, one after another.
+
+    Attributes:
+        num_rows: Of all experts.
+        counts: int32 [E].
+        ends: int32 [E], the row after each expert's last.
+        stops: int32 [E], the same in a transposed copy.
+        columns: Of a transposed copy; what is behind the last expert's is not read.
+    """
+
+    num_rows: int
+    counts: Tensor
+    ends: Tensor
+    stops: Tensor
+    columns: int
+
+    def sizes(self) -> list[int]:
+        """Each expert's rows, on the host."""
+        return grouped.sizes_of(self.counts, self.num_rows)
+
+    def spans(self, *, turned: bool) -> Iterator[slice]:
+        """Where each expert's rows are, or in a transposed copy its columns, on the host."""
+        start = 0
+        for size in self.sizes():
+            stop = start + (max(16, padded(size)) if turned else size)
+            yield slice(start, stop)
+            start = stop
+
+
+def groups_of(counts: Tensor, num_rows: int) -> Groups:
+    """The groups of sorted rows."""
+    ends = counts.cumsum(0, dtype=torch.int32)
+    stops = ((counts + 15) // 16 * 16).clamp_(min=16).cumsum(0, dtype=torch.int32)
+    return Groups(num_rows, counts, ends, stops, turned_columns(num_rows, counts.shape[0]))
+
+
+def turned_columns(num_rows: int, num_experts: int) -> int:
+    """Columns that hold the rows of all experts, however they are distributed."""
+    return padded(num_rows) + 16 * num_experts
+
+
+def matrices_of(stack: Tensor) -> Groups:
+    """The rows of each matrix of [E, a, b], where 16 divides a."""
+    count, rows, _ = stack.shape
+    counts = torch.full((count,), rows, dtype=torch.int32, device=stack.device)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    return Groups(count * rows, counts, ends, ends, count * rows)
+
+
+def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = None, top_k: int = 1) -> Operand:
+    """The transpose of rows, as an operand of a product that sums over each expert's.
+
+    Args:
+        x: [M, C]; with `rows`, [N, C], of which row i is x[rows[i] // top_k].
+        groups: Of the rows.
+        by_row: Whether each column of each expert's rows has a scale; else all have that of x.
+        rows: int32 [M], or None.
+        top_k: k.
+
+    Returns:
+        e4m3 [C, groups.columns], and scales [E · C].
+    """
+    found = x if rows is None else gather_rows(x, rows, top_k)
+    num_columns, count = x.shape[1], groups.counts.shape[0]
+    data = torch.zeros(num_columns, groups.columns, dtype=FORMAT, device=x.device)
+    scales = torch.empty(count, num_columns, dtype=torch.float32, device=x.device)
+    whole = None if by_row else power_of_two(largest_of(x.flatten(), 0), FORMAT)
+    for index, (own, place) in enumerate(zip(groups.spans(turned=False), groups.spans(turned=True), strict=True)):
+        block = found[own]
+        factor = power_of_two(largest_of(block, 0), FORMAT) if whole is None else whole.expand(num_columns)
+        scales[index] = 1 / factor
+        data[:, place.start : place.start + block.shape[0]].copy_((block * factor.to(x.dtype)).mT)
+    return Operand(data, scales.view(-1))
+
+
+def largest_of(x: Tensor, dim: int) -> Tensor:
+    """The largest magnitude along a dim; 0 where it is empty."""
+    return x.abs().amax(dim) if x.shape[dim] else x.new_zeros(x.shape[1:])
+
+
+def hidden_rows(gate_out: Tensor | None, up_out: Tensor, given: Experts, groups: Groups) -> Tensor:
+    """The weighted activations [M, F] of the first products, to which their biases are added in place."""
+    own = grouped.RowGroups(groups.counts, groups.num_rows)
+    if gate_out is not None:
+        own.add(gate_out, given.gate_bias)
+    own.add(up_out, given.up_bias)
+    return (activate(gate_out, up_out, given) * row_weights_of(given.weights, given.rows)).to(up_out.dtype)
+
+
+def add_down_bias(products: Tensor, given: Experts, groups: Groups) -> None:
+    """Add a row's weight times its expert's bias of `down` to the rows [M, h], in place."""
+    grouped.RowGroups(groups.counts, groups.num_rows).add(products, given.down_bias, row_weights_of(given.weights, given.rows))
+
+
+def pull(
+    pulled: Tensor, gate_out: Tensor | None, up_out: Tensor, given: Experts, _groups: Groups
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """The gradients of gate_out and up_out, the weighted activations, and the gradient of the weights but for the bias of `down`.
+
+    Args:
+        pulled: [M, F], the gradients of the unweighted activations.
+        gate_out: [M, F], or None.
+        up_out: [M, F].
+        given: The operation's arguments.
+    """
+    weights, wide = row_weights_of(given.weights, given.rows), upcast(pulled)
+    acted = activate(gate_out, up_out, given)
+    grad_weights = torch.zeros(given.weights.numel(), dtype=given.weights.dtype, device=pulled.device)
+    grad_weights[given.rows] = (wide * acted).sum(-1)
+    grad_gate_out, grad_up_out = activate_backward(wide * weights, gate_out, up_out, given)
+    return grad_gate_out, grad_up_out, (acted * weights).to(up_out.dtype), grad_weights.view(given.weights.shape)
+
+
+def bias_gradients(
+    grad_y: Tensor, grad_weights: Tensor, given: Experts, grad_gate_out: Tensor | None, grad_up_out: Tensor, groups: Groups
+) -> list[Tensor]:
+    """The gradients of the biases that there are; what that of `down` adds to the weights' gradient is added in place."""
+    own, found = grouped.RowGroups(groups.counts, groups.num_rows), []
+    for bias, grad in ((given.gate_bias, grad_gate_out), (given.up_bias, grad_up_out)):
+        if bias is not None and grad is not None:
+            found.append(own.total(grad).to(bias.dtype))
+    if given.down_bias is not None:
+        sent = upcast(gather_rows(grad_y, given.rows, given.weights.shape[1]))
+        grad_weights.view(-1)[given.rows] += (sent * own.of_rows(upcast(given.down_bias))).sum(-1)
+        found.append(own.total(sent, row_weights_of(given.weights, given.rows)).to(given.down_bias.dtype))
+    return found

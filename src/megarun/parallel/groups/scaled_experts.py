@@ -1,0 +1,98 @@
+"""A bank of experts that multiplies in eight bits (`precision.recipe`).
+
+Tokens of the rank are kept as they are, which the router keeps anyway, and quantised again in backward. Of rows that arrived from other
+ranks, which nothing else keeps, the columns that the weight gradients multiply are kept in eight bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from megakernels import fp8_experts, fp8_experts_backward
+
+
+class BankScaling(NamedTuple):
+    """How a bank multiplies.
+
+    Attributes:
+        by: tensor or rows, what has a scale.
+        keeps_low: Whether a copy of the input is kept in place of the input.
+    """
+
+    by: str
+    keeps_low: bool
+
+
+class Bank(NamedTuple):
+    """Matrices and biases of a bank as gathered, and its activation.
+
+    Attributes:
+        gate: [E, F, h] or None.
+        up: [E, F, h].
+        down: [E, h, F].
+        gate_bias: [E, F] or None.
+        up_bias: [E, F] or None.
+        down_bias: [E, h] or None.
+        activation: Its name.
+        limit: Of the clamped swiglu, or None.
+    """
+
+    gate: Tensor | None
+    up: Tensor
+    down: Tensor
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    activation: str
+    limit: float | None
+
+
+def multiply_bank(scaling: BankScaling, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, bank: Bank) -> Tensor:
+    """Each token's experts, weighted and summed: x [N, h], weights fp32 [N, k], rows int32 [N·k], counts int32 [E] -> [N, h]."""
+    if not torch.is_grad_enabled():
+        return _forward(scaling, x, weights, rows, counts, bank, keeps=False)[0]
+    out: Tensor = _Experts.apply(scaling, x, weights, rows, counts, *bank)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _forward(scaling: BankScaling, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, bank: Bank, *, keeps: bool) -> list[Tensor]:
+    biases = {"gate_bias": bank.gate_bias, "up_bias": bank.up_bias, "down_bias": bank.down_bias, "limit": bank.limit}
+    given = (x, weights, rows, counts, bank.gate, bank.up, bank.down, bank.activation)
+    return fp8_experts(*given, scaling.by, keeps, **biases)  # type: ignore[arg-type]
+
+
+class _Experts(torch.autograd.Function):
+    """The bank's MLPs, whose backward reads the parameters themselves: FSDP2 gathers their storages again."""
+
+    @staticmethod
+    def forward(ctx: Any, scaling: BankScaling, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, *values: Any) -> Tensor:
+        """The sum of each token's weighted experts."""
+        bank = Bank(*values)
+        y, *made = _forward(scaling, x, weights, rows, counts, bank, keeps=scaling.keeps_low)
+        ctx.scaling, ctx.bank, ctx.gated = scaling, bank, bank.gate is not None
+        ctx.save_for_backward(weights, rows, counts, *made, *(() if scaling.keeps_low else (x,)))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of x, weights, matrices and biases."""
+        bank: Bank = ctx.bank
+        weights, rows, counts, *made = ctx.saved_tensors
+        gate_out, (up_out, *kept) = (made[0], made[1:]) if ctx.gated else (None, made)
+        low, scales = kept if ctx.scaling.keeps_low else (kept[0], None)
+        del made, kept
+        found = fp8_experts_backward(
+            *(grad_y, low, scales, weights, rows, counts, gate_out, up_out, bank.gate, bank.up, bank.down, bank.activation),
+            ctx.scaling.by,
+            gate_bias=bank.gate_bias,
+            up_bias=bank.up_bias,
+            down_bias=bank.down_bias,
+            limit=bank.limit,
+        )
+        grad_x, grad_weights, *others = found
+        gradients = iter(others)
+        parameters = tuple(next(gradients) if isinstance(value, Tensor) else None for value in bank)
+        return None, grad_x, grad_weights, None, None, *parameters
