@@ -7,6 +7,7 @@ before a norm and the shared head (DeepSeek-V3, arXiv:2412.19437, section 2.2; n
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ LAYER, MODULE = "model.layers.{layer}.", "mtp."
 FAMILIES = {  # decoder layer and norm of transformers, prefix of names, of the layer's, and the names of norms and projection
     "deepseek_v3": ("DeepseekV3", LAYER, "", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
     "glm4_moe": ("Glm4Moe", LAYER, "", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+    "qwen3_5_text": ("Qwen3_5", MODULE, "layers.0.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
     "qwen3_next": ("Qwen3Next", MODULE, "layers.0.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
 }
+HYBRIDS = ("qwen3_5_text", "qwen3_next")
+"""Of these a depth has attention, whatever the last layer has."""
 SEEDS = range(3)
 
 
@@ -42,15 +46,16 @@ class Depth(torch.nn.Module):
     def __init__(self, model: Any, model_type: str) -> None:
         super().__init__()
         family, *_ = FAMILIES[model_type]
-        classes = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+        folder = model_type.removesuffix("_text")
+        classes = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
         config = model.config
-        if model_type == "qwen3_next":
+        if model_type in HYBRIDS:
             config.layer_types = [*config.layer_types, "full_attention"]
         norm = getattr(classes, f"{family}RMSNorm")
         self.layer = getattr(classes, f"{family}DecoderLayer")(config, config.num_hidden_layers)
         self.embedding_norm, self.hidden_norm, self.norm = (norm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3))
         self.proj = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        if model_type == "qwen3_next":
+        if model_type in HYBRIDS:
             config.layer_types = config.layer_types[:-1]
 
     def forward(self, model: Any, hidden: Any, following: Any) -> Any:
@@ -79,6 +84,8 @@ class Depth(torch.nn.Module):
 def separate_experts(state: dict[str, Any]) -> dict[str, Any]:
     """transformers 5 keeps the experts of a layer as stacks; checkpoints have a tensor for each."""
     found = dict(state)
+    if "mlp.experts.down_proj" not in found:
+        return found
     gate_up, down = found.pop("mlp.experts.gate_up_proj"), found.pop("mlp.experts.down_proj")
     for expert, (both, last) in enumerate(zip(gate_up, down, strict=True)):
         gate, up = both.chunk(2)
@@ -88,11 +95,11 @@ def separate_experts(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_with_depth(model_type: str, seed: int) -> dict[str, Any]:
-    """A small config whose depth has experts, as the published ones'."""
+    """A small config whose depth has experts where the published ones have."""
     config = comparable(model_type, seed) | {"tie_word_embeddings": False}
-    if model_type == "qwen3_next":
-        layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-        config |= layers | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    if model_type in HYBRIDS:
+        config |= {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+        config |= {"decoder_sparse_step": 1, "mlp_only_layers": []} if model_type == "qwen3_next" else {"mtp_num_hidden_layers": 1}
     else:
         config["num_nextn_predict_layers"] = 1
         config["first_k_dense_replace"] = min(config.get("first_k_dense_replace", 0), config["num_hidden_layers"] - 1)
@@ -119,7 +126,10 @@ CASES = [pytest.param((model_type, seed), id=f"{model_type}-{seed}") for model_t
 
 
 def planned(folder: Path, **changes: Any) -> Any:
-    mtp = {"depth": 1, "ffn_hidden_size": 8, "experts": True, "normed_input": True} | changes
+    fields = json.loads((folder / "model" / "config.json").read_text())
+    dense = fields["model_type"] == "qwen3_5_text"
+    kind = {"ffn_hidden_size": fields["intermediate_size"], "activation": "swiglu"} if dense else {"ffn_hidden_size": 8, "experts": True}
+    mtp = {"depth": 1, "normed_input": True} | kind | changes
     changes = {"batch__seq_length": LENGTH, "model__features": {"mtp": mtp}, "host__kernels": "reference"}
     return read_job(split(str(folder / "model" / "config.json"), **changes).plan, None)
 
@@ -130,7 +140,7 @@ def test_logits_of_a_depth_are_the_published_modules(published: tuple[str, int, 
     model_type, seed, model, depth, folder = published
     job, plan = planned(folder)
     moved = import_weights((job, plan), folder / "model", folder / "run")
-    copies = 0 if model_type == "qwen3_next" else 2
+    copies = 0 if model_type in HYBRIDS else 2
     assert len(moved.left) == copies  # of embedding and head, which a depth shares
     stage = build_stage(job.spec, job.inventory, job.layout.slots[0])
     materialise(stage, torch.device("cpu"))

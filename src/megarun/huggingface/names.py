@@ -320,7 +320,7 @@ NAMES: dict[str, Names] = {
     "qwen3": LLAMA,
     "qwen3_moe": _decoder(moe=_EXPERTS),
     "qwen3_5_moe_text": _QWEN35,
-    "qwen3_5_text": _QWEN35,
+    "qwen3_5_text": replace(_QWEN35, depths=_MTP_MODULE),
     "qwen3_next": replace(
         _QWEN35,
         blocks={**_QWEN35.blocks, "G": {**_BEFORE, **_QWEN_DELTA, **_QWEN_CONVOLUTION, **_QWEN_NEXT_DELTA}},
