@@ -157,7 +157,7 @@ FEATURE_CELLS = [
     ),
     Cell("mtp-experts-packed-cp2-ep2-kernels", C2 | {"ep": 2}, spec=EXPERTS | ROUTED | FEW_WORDS | KERNELS | _ahead(2, experts=True)),
     Cell("mtp-experts-gated-attention-tp2-ep2", T2 | {"ep": 2}, spec=QWEN3_NEXT | _ahead(experts=True, normed_input=True)),
-    # depths of other blocks, whose states context groups hand on
+    # depths of other blocks, whose states context groups pass on
     Cell("mtp-state-spaces-zbv-pp2-tp2", V2 | T2, "zbv", pattern("MD") | _ahead(2, pattern="MDM", normed_input=True), by_course=True),
     Cell("mtp-delta-net-experts-cp2-ep2", C2 | {"ep": 2}, spec=pattern("GE") | _ahead(2, pattern="GE"), ci=True),
     Cell("mtp-mamba3-packed-cp2-dp2", C2 | {"dp_shard": 2}, spec=pattern("MA", mamba=MAMBA3) | FEW_WORDS | _ahead(2, pattern="MA")),

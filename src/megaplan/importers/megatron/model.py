@@ -87,14 +87,6 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
     used = set(pattern.main) | set(pattern.module or "")
     for symbol in sorted(used & set(NO_LETTER)):
         launch.cannot(key, f"'{symbol}' at column {str(launch.value(key)).index(symbol) + 1}: {NO_LETTER[symbol]}")
-    ahead = "".join(OURS.get(one, "A") for one in pattern.module or "*-")
-    beyond = [
-        symbol for symbol, letter in zip(pattern.module or "", ahead, strict=False) if letter not in ("D", *map(OURS.get, pattern.main))
-    ]
-    if beyond:
-        launch.cannot(key, f"module {pattern.module!r}: '{beyond[0]}' is in no layer, whose dimensions a spec's prediction module has")
-    if ahead.count("E") > 1:
-        launch.cannot(key, f"module {pattern.module!r}: a spec's prediction module has one E at most")
     if not pattern.main:
         launch.cannot(key, "the pattern has no layer")
     plain = used & set("*+")
@@ -104,8 +96,20 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
         latent,
         pattern.num_modules,
         hybrid=True,
-        ahead=ahead,
+        ahead=_ahead(launch, key, pattern),
     )
+
+
+def _ahead(launch: Arguments, key: str, pattern: HybridPattern) -> str:
+    """Our letters of a prediction module, each of which but D stands for a block of the layers."""
+    module = pattern.module if pattern.module is not None else "*-"
+    ahead = "".join(OURS.get(one, "A") for one in module)
+    beyond = [symbol for symbol in module if OURS.get(symbol, "A") not in ("D", *map(OURS.get, pattern.main))]
+    if pattern.module is not None and beyond:
+        launch.cannot(key, f"module {module!r}: '{beyond[0]}' is in no layer, whose dimensions a spec's prediction module has")
+    if ahead.count("E") > 1:
+        launch.cannot(key, f"module {module!r}: a spec's prediction module has one E at most")
+    return ahead
 
 
 def _with_module(launch: Arguments, pattern: HybridPattern) -> HybridPattern:
@@ -221,17 +225,21 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
         model["mlp"] = {"ffn_hidden_size": ffn, "activation": activation, **_given(bias=bias)}
     if stack.num_modules:
         width = model["moe"]["ffn_hidden_size"] if "D" not in stack.ahead and "moe" in model else ffn
-        plain = stack.ahead in ("AD", "AE")
-        module = {
-            "depth": stack.num_modules,
-            "normed_input": True,
-            "ffn_hidden_size": width,
-            "activation": activation,
-            **_given(bias=bias and "D" in stack.ahead, experts=plain and "E" in stack.ahead),
-            **({} if plain else {"pattern": stack.ahead}),
-        }
-        model["features"] = {"mtp": module}
+        model["features"] = {"mtp": _module(stack, width, activation, bias=bias)}
     return model
+
+
+def _module(stack: Stack, width: int, activation: str, *, bias: bool) -> dict[str, Any]:
+    """The section of prediction modules."""
+    plain = stack.ahead in ("AD", "AE")
+    return {
+        "depth": stack.num_modules,
+        "normed_input": True,
+        "ffn_hidden_size": width,
+        "activation": activation,
+        **_given(bias=bias and "D" in stack.ahead, experts=plain and "E" in stack.ahead),
+        **({} if plain else {"pattern": stack.ahead}),
+    }
 
 
 def _quick(launch: Arguments) -> bool:
