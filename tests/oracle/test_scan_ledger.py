@@ -13,6 +13,7 @@ from megakernels import scratch_bytes, use_kernels
 from megakernels._common.blocks import SMALLEST_DOT
 from megakernels.ops.attention import sizes as attention_sizes
 from megakernels.ops.gated_delta import sizes as delta_sizes
+from megakernels.ops.indexed_attention import bits as indexed_bits
 from megakernels.ops.indexed_attention import sizes as indexed_sizes
 from megakernels.ops.m2rnn import sizes as recurrence_sizes
 from megakernels.ops.mamba3 import sizes as trapezoidal_sizes
@@ -308,8 +309,9 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
 def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
     assert {TORCH_DTYPES[dtype]: width for dtype, width in attention_scratch.CORE_WIDTH.items()} == attention_sizes.LARGEST_WIDTH
     assert attention_scratch.BENT_WIDTH == attention_sizes.BENT_WIDTH
-    for name, own in (("INDEX_WIDTH", "LARGEST_INDEX_WIDTH"), ("CHUNK_ELEMENTS",) * 2, ("COLUMN_BLOCK",) * 2, ("WORD_BITS",) * 2):
-        assert getattr(attention_scratch, name) == getattr(indexed_sizes, own)
+    widths = attention_scratch.INDEX_WIDTH, attention_scratch.CHUNK_ELEMENTS
+    assert widths == (indexed_sizes.LARGEST_INDEX_WIDTH, indexed_sizes.CHUNK_ELEMENTS)
+    assert (attention_scratch.COLUMN_BLOCK, attention_scratch.WORD_BITS) == (indexed_bits.COLUMN_BLOCK, indexed_bits.WORD_BITS)
     assert (attention_scratch.KEY_ROWS, attention_scratch.KEY_PROGRAMS) == (indexed_sizes.ROWS, indexed_sizes.KEY_PROGRAMS)
     assert attention_scratch.INDEX_TILE == indexed_sizes.INDEX_TILE
     sides = {side for tiles in indexed_sizes.INDEX_TILES.values() for tile in tiles.values() for side in (tile.queries, tile.keys)}
