@@ -54,5 +54,5 @@ def test_folders_with_kernels_are_those_of_operations_with_kernels() -> None:
     ops = ROOT / "kernels" / "megakernels" / "ops"
     with_kernels = {page.folder_of(function) for name, function in page.operations() if page.triton_of(name)}
     own = {path.parent.name for path in ops.glob("*/kernel*.py")}
-    assert with_kernels == own | {"linear_cross_entropy"}  # which runs the kernels of cross_entropy
+    assert with_kernels == own | {"linear_cross_entropy", "chosen_attention"}  # which run the kernels of cross_entropy and attention
     assert all((ops / page.folder_of(function) / "reference.py").exists() for _, function in page.operations())

@@ -96,15 +96,25 @@ def indexed_attention(
 
 
 def indexed_attention_choice(
-    *tensors: Any, starts: Tensor | None = None, window: int | None = None, **numbers: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    index_q: Tensor,
+    index_k: Tensor,
+    index_weights: Tensor,
+    k_scale: Tensor,
+    k_bias: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    scale: float,
+    top_k: int,
+    loss_factor: float,
+    eps: float,
+    window: int | None = None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`indexed_attention` with its choice, for other layers that attend to the same keys (`chosen_attention`).
-
-    Args:
-        tensors: q to sin of `indexed_attention`, in its order.
-        starts: As there.
-        window: As there.
-        numbers: scale, top_k, loss_factor and eps, as there.
+    """`indexed_attention`, whose arguments it takes, with its choice, for other layers that attend to the same keys (`chosen_attention`).
 
     Returns:
         out, and int32 [B, T, ⌈T / 128⌉ · 4]: bit s % 32 of word s // 32 for each key s that a query attends to. The choice has no gradient.
@@ -126,7 +136,7 @@ def indexed_attention_choice(
 
     Source: arXiv:2603.12201.
     """
-    given = Arguments(*tensors, **numbers | {"starts": starts, "window": window})
+    given = Arguments(q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, scale, top_k, loss_factor, eps, window)
     _require(given)
     made = _indexed_attention_choice(*given)
     return made[0], made[4]
