@@ -86,7 +86,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("kernels, cp, packed", "tp, cp, selective", "experts between", "a window")
+"""What CI traces."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES])
 def test_a_choice_is_counted_once(job_with: Any, name: str) -> None:
     pattern, settings = CASES[name]
     compare_distinct_ranks(job_with({"model.pattern": pattern, "model.num_layers": len(pattern), **settings}))
