@@ -28,14 +28,14 @@ GROUPS = pattern("AE", attention=choosing([0, 4], [2, 6]))
 THREE = pattern("AD", 6, attention=choosing([0], [2, 4]))
 WHOLE = {"recompute": {"default": "full"}}
 CHOICE_CELLS = [
-    Cell("choice-1f1b-pp2", {"pp": 2}, spec=GROUPS, ci=True),
+    Cell("choice-1f1b-pp2", {"pp": 2}, spec=GROUPS),
     Cell("choice-1f1b-pp2-recompute", {"pp": 2}, spec=GROUPS | RECOMPUTED_ATTENTION),
     Cell("choice-interleaved-pp2-vpp2", V2, "interleaved_1f1b", PAIRS),
     Cell("choice-zbv-pp2-selective-reshard", V2, "zbv", PAIRS | SELECTIVE | RESHARD),
     Cell("choice-zbv-pp2-full", V2, "zbv", PAIRS | WHOLE),
     Cell("choice-dp2-reshard", {"dp_shard": 2}, spec=THREE | RESHARD),
     Cell("choice-dp2-shared-norms", {"dp_shard": 2}, spec=THREE | {"model.parallel_layers": [1, 3, 5]}),
-    Cell("choice-tp2", T2, spec=THREE, ci=True),
+    Cell("choice-tp2", T2, spec=THREE),
     Cell("choice-tp2-dp2-pp2-recompute", T2 | {"pp": 2, "dp_shard": 2}, spec=GROUPS | RECOMPUTED_ATTENTION | RESHARD, by_course=True),
     Cell("choice-cp2", C2, spec=THREE, ci=True),
     Cell("choice-cp4-window", C4, spec=pattern("A", 3, attention=choosing([0], [1, 2], window_size=9))),
