@@ -75,7 +75,7 @@ def indexed(num_positions: int, seed: int) -> tuple[dict[str, Tensor], Tensor, T
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize(("window", "packed"), [(None, False), (20, True)])
+@pytest.mark.parametrize(("window", "packed"), [pytest.param(None, False, marks=pytest.mark.slow), (20, True)])
 def test_kernels_pass_the_choice_of_the_reference_on(window: int | None, packed: bool) -> None:
     """Bit by bit, of all that a query sees; and another layer's attention to it has the bits of the layer's own."""
     inputs, cos, sin = indexed(140, 3)
