@@ -69,7 +69,7 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         behind += experts.shard_bytes
         kept += _kept(chunk, experts, later)
         gradients = (everything if later else behind) + made + kept
-        if unit.bank is not None:  # among whose parameters are shared ones, which lie behind it only then
+        if unit.bank is not None:  # a depth's later parameters are shared ones too, which `made` does not have yet
             held = gradients, gathered + experts.reduce_bytes
             where, carried = f"backward of {chunk.names[index]}", chunk.backward_extra[index]
             yield chunk.unit_peak(index, where, unit.bank.later, unit.bank.later_params, held, carried, unit.bank.later_bytes)

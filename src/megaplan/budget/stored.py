@@ -165,7 +165,7 @@ class Stored:
             if id(block) not in self._blocks:
                 self._blocks[id(block)] = block_storage(sizes, block)
         ahead = {letter for _, block in inventory.outside if block.family is Outside.MTP for _, letter in block.variant}
-        self._attends_ahead = not ahead.isdisjoint(ATTENDING)
+        self._has_mtp, self._attends_ahead = bool(ahead), not ahead.isdisjoint(ATTENDING)
         self._slots: dict[tuple[Slot, bool], SlotStorage] = {}
         self._ranks: dict[tuple[tuple[Slot, ...], bool], RankStorage] = {}
 
@@ -201,7 +201,7 @@ class Stored:
         if idle:
             blocks.sort(key=lambda block: block[0] not in idle)
             runs = [name for name in runs if name not in idle]
-        has_mtp = is_last and any(block.family is Outside.MTP for _, block in self._inventory.outside)
+        has_mtp = is_last and self._has_mtp
         normed = self._inventory.normed_ahead
         if has_mtp:  # depths run before the head, and before the final norm unless they read its output; the layout lists both before them
             behind = ("head",) if normed else ("final_norm", "head")

@@ -1,193 +1,23 @@
-"""The `model` section of a launch, and its stages."""
+"""The `model` section of a launch."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil
 from typing import Any, get_args
 
-from megaplan.errors import MegaplanError
 from megaplan.hosts.megatron.not_carried import ROTARY as ANGLES
-from megaplan.hosts.megatron.pattern import OURS, HybridPattern, parse_hybrid
 from megaplan.hosts.megatron.rows_model import MOE
-from megaplan.hosts.megatron.stages import NAMES, check_layout, even_sizes, flag_list, layer_kinds, parse_layout
-from megaplan.importers.megatron.arguments import Arguments, moved, typed
+from megaplan.hosts.megatron.stages import flag_list
+from megaplan.importers.megatron.arguments import Arguments, typed
+from megaplan.importers.megatron.stack import Stack
 from megaplan.importers.megatron.tokenizers import tokenizer_size
 from megaplan.spec.host import LoadBalancing
 from megaplan.spec.megatron_limits import CHUNK_SIZE
-from megaplan.spec.models import MAX_LAYERS
 
 ROTARY = ("rope", "yarn")
 SCALING = ("use_rope_scaling", "rope_scaling_factor", "rotary_seq_len_interpolation_factor")
 MOE_NAMES = tuple(row.name for row in MOE)
-
-NO_LETTER = {
-    "D": "sparse attention has no letter; A with model.attention.indexer is the nearest",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The layers of a launch.
-
-    Attributes:
-        stages: Our letters of each virtual stage, in model order; one stage without a pipeline.
-        latent: Whether attention is latent.
-        num_modules: Prediction modules.
-        hybrid: Whether Megatron builds its HybridModel.
-        ahead: Letters of a prediction module's blocks.
-    """
-
-    stages: tuple[str, ...]
-    latent: bool
-    num_modules: int
-    hybrid: bool
-    ahead: str = "AD"
-
-    @property
-    def letters(self) -> str:
-        """One a layer."""
-        return "".join(self.stages)
-
-
-def read_stack(launch: Arguments, pp: int) -> Stack:
-    """The layers and where they are cut; an empty stack if something is wrong."""
-    hybrid = launch.value("hybrid_layer_pattern") is not None or launch.value("hybrid_override_pattern") is not None
-    try:
-        stack = _hybrid(launch, pp) if hybrid else _gpt(launch, pp)
-    except MegaplanError as error:
-        key = "hybrid_layer_pattern" if hybrid else "pipeline_model_parallel_layout"
-        launch.fail([moved(found, launch.at(key)) for found in error.diagnostics])
-        return Stack(("A",), latent=False, num_modules=0, hybrid=hybrid)
-    return stack
-
-
-def _hybrid(launch: Arguments, pp: int) -> Stack:
-    key = "hybrid_layer_pattern" if launch.value("hybrid_layer_pattern") is not None else "hybrid_override_pattern"
-    pattern = parse_hybrid(str(launch.value(key)), launch.at(key))
-    for other in (
-        "num_layers_per_virtual_pipeline_stage",
-        "num_virtual_stages_per_pipeline_rank",
-        "pipeline_model_parallel_layout",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-    ):
-        if launch.value(other) not in (None, False):
-            launch.cannot(other, "a hybrid pattern forbids it; '|' says where virtual stages begin")
-    first, last = (launch.optional(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
-    stages = pattern.stages(pp, first, last, where=launch.at(key))
-    pattern = _with_module(launch, pattern)
-    stated, modules = launch.optional("num_layers"), launch.optional("mtp_num_layers")
-    if modules is not None and modules != pattern.num_modules:
-        launch.cannot("mtp_num_layers", f"the pattern has {pattern.num_modules} prediction modules", pattern.num_modules)
-    if stated is not None and stated != len(pattern.main):
-        launch.tell("num_layers", f"the pattern has {len(pattern.main)} layers, and Megatron takes those")
-    used = set(pattern.main) | set(pattern.module or "")
-    for symbol in sorted(used & set(NO_LETTER)):
-        launch.cannot(key, f"'{symbol}' at column {str(launch.value(key)).index(symbol) + 1}: {NO_LETTER[symbol]}")
-    if not pattern.main:
-        launch.cannot(key, "the pattern has no layer")
-    plain = used & set("*+")
-    latent = (launch.given("multi_latent_attention") and bool(plain)) or "+" in used
-    return Stack(
-        tuple("".join(OURS.get(one, "A") for one in stage) for stage in stages),
-        latent,
-        pattern.num_modules,
-        hybrid=True,
-        ahead=_ahead(launch, key, pattern),
-    )
-
-
-def _ahead(launch: Arguments, key: str, pattern: HybridPattern) -> str:
-    """Our letters of a prediction module, each of which but D stands for a block of the layers."""
-    module = pattern.module if pattern.module is not None else "*-"
-    ahead = "".join(OURS.get(one, "A") for one in module)
-    beyond = [symbol for symbol in module if OURS.get(symbol, "A") not in ("D", *map(OURS.get, pattern.main))]
-    if pattern.module is not None and beyond:
-        launch.cannot(key, f"module {module!r}: '{beyond[0]}' is in no layer, whose dimensions a spec's prediction module has")
-    if ahead.count("E") > 1:
-        launch.cannot(key, f"module {module!r}: a spec's prediction module has one E at most")
-    return ahead
-
-
-def _with_module(launch: Arguments, pattern: HybridPattern) -> HybridPattern:
-    """With the prediction module that an argument of its own gives."""
-    module, count = launch.value("mtp_hybrid_override_pattern"), launch.optional("mtp_num_layers")
-    return pattern._replace(module=str(module), num_modules=count) if module and count and pattern.module is None else pattern
-
-
-def _gpt(launch: Arguments, pp: int) -> Stack:
-    layers = launch.whole("num_layers", most=MAX_LAYERS // 2)
-    frequency = launch.value("moe_layer_freq")
-    if re.fullmatch(r"-?\d+", str(frequency)) and not 0 < int(str(frequency)[:20]) <= MAX_LAYERS:
-        launch.wrong("moe_layer_freq", frequency, f"a period from 1 to {MAX_LAYERS:,}, or a list of 0 and 1")
-        frequency = 1
-    kinds = layer_kinds(frequency, layers, launch.value("num_experts") is not None)
-    if len(kinds) != layers:
-        launch.cannot("moe_layer_freq", f"it names {len(kinds)} layers, and --num-layers is {layers}")
-        kinds = "-" * layers
-    modules = launch.optional("mtp_num_layers") or 0
-    layout = launch.value("pipeline_model_parallel_layout")
-    if layout is None:
-        ends = {key: launch.given(key) for key in _COUNTED_ENDS}
-        sizes = even_sizes({**ends, **{key: _spread(launch, key) for key in _SPREAD}}, layers, pp)
-        _whole_sizes(launch, sizes, layers)
-    else:
-        stages = _listed(layout) if isinstance(layout, list) else parse_layout(str(layout), launch.at("pipeline_model_parallel_layout"))
-        check_layout(stages, pp, layers, modules, launch.at("pipeline_model_parallel_layout"))
-        if modules and "m" not in stages[-1]:
-            launch.cannot("pipeline_model_parallel_layout", "prediction modules stand before the last stage, and a plan's on the last")
-        sizes = [stage.count("t") for stage in stages]
-    for key in (*_SPREAD, *_COUNTED_ENDS):
-        launch.value(key)
-    cuts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
-    letters = [mixer + OURS[kind] for mixer, kind in zip(_mixers(launch, layers), kinds, strict=True)]
-    return Stack(
-        tuple("".join(letters[start:stop]) for start, stop in pairwise(cuts)),
-        launch.given("multi_latent_attention"),
-        modules,
-        hybrid=False,
-        ahead=f"A{OURS[kinds[-1]]}",
-    )
-
-
-_COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-_SPREAD = (
-    "num_layers_per_virtual_pipeline_stage",
-    "num_virtual_stages_per_pipeline_rank",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-)
-
-
-def _spread(launch: Arguments, key: str) -> int | None:
-    """A number of layers or stages; None where it is absent or 0."""
-    return launch.whole(key, most=MAX_LAYERS) if launch.value(key) else None
-
-
-def _mixers(launch: Arguments, layers: int) -> str:
-    """One letter a layer of a GPT model: attention, or a gated delta net where it is the variant and the layer is not every n-th."""
-    variant, frequency = launch.word("experimental_attention_variant"), launch.value("linear_attention_freq")
-    if variant is None:
-        return "A" * layers
-    if isinstance(frequency, int) and frequency > 0:
-        return "".join("A" if index % frequency == 0 else "G" for index in range(1, layers + 1))
-    flags = flag_list(frequency or [])
-    if len(flags) != layers:
-        launch.cannot("linear_attention_freq", f"it names {len(flags)} layers, and --num-layers is {layers}")
-        return "A" * layers
-    return "".join("G" if flag == "1" else "A" for flag in flags)
-
-
-def _whole_sizes(launch: Arguments, sizes: list[int], layers: int) -> None:
-    if sum(sizes) != layers:
-        launch.cannot("num_layers", f"{layers} layers do not divide over {len(sizes)} virtual stages")
-
-
-def _listed(layout: list[Any]) -> tuple[str, ...]:
-    return tuple("".join(NAMES.get(str(token), "?") for token in (stage if isinstance(stage, list) else [stage])) for stage in layout)
 
 
 def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:

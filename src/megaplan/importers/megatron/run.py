@@ -10,7 +10,8 @@ from megaplan.hosts.megatron.rows_refused import REFUSED
 from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp, section_rows
 from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
-from megaplan.importers.megatron.model import Stack, load_balancing
+from megaplan.importers.megatron.model import load_balancing
+from megaplan.importers.megatron.stack import Stack
 from megaplan.low_precision import FORMATS
 from megaplan.scalars import MAX_INT, MAX_MICROBATCHES
 from megaplan.spec.host import GraphModule, Host, OffloadModule

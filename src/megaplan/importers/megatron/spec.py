@@ -11,8 +11,9 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.launch import read_arguments
-from megaplan.importers.megatron.model import read_model, read_stack
+from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_state, read_training, wholly_sharded
+from megaplan.importers.megatron.stack import read_stack
 from megaplan.spec.document import Document
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.models import MAX_LAYERS
