@@ -50,9 +50,10 @@ The estimate counts all of it, and a trace the same to the byte: kept copies and
 kernels make it (`host.kernels: triton`), in plain torch the slice of at most 4 Mi elements that is being scaled. Inside a bank plain
 torch's own intermediates are not counted, as those of a bank in 16 bits are not.
 
-200 steps of the demo's model in bf16, with its batch of 4,096 tokens and banks of experts in 16 bits, against the same without a recipe:
-the mean loss of the last 20 steps differs by +0.19 % under fp8_rowwise and by +0.44 % under fp8_current; a slow test holds both to 1 %.
-With batches of 512 tokens it was +0.7 % and +1.5 %, which is within what the difference moves by from one window of 20 steps to the next.
+200 steps of the demo's model in bf16, with its batch of 4,096 tokens, against the same without a recipe: the mean loss of the last 20
+steps differs by +0.66 % under fp8_rowwise and by +0.10 % under fp8_current, and with banks of experts in 16 bits by +0.19 % and +0.44 %;
+a slow test holds the first two to 1 %. With batches of 512 tokens and banks in 16 bits it was +0.7 % and +1.5 %, which is within what
+the difference moves by from one window of 20 steps to the next.
 
 Refused by megarun, planned with a note (MP790): the other recipes, `param_gather`, schedules that split the backward, and `--compile`
 (MP625).
