@@ -30,10 +30,10 @@ KERNELS = {
     ),
     selective_kernel: ("selective_forward_kernel", "selective_backward_kernel"),
     m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
-    mamba3_launch: ("mamba3_table_kernel", "mamba3_angle_kernel", "mamba3_state_kernel", "mamba3_output_kernel"),
+    mamba3_launch: ("mamba3_table_kernel", "mamba3_turn_kernel", "mamba3_angle_kernel", "mamba3_state_kernel", "mamba3_output_kernel"),
     mamba3_launch_backward: (
-        *("mamba3_state_kernel", "mamba3_output_kernel", "mamba3_state_gradient_kernel", "mamba3_query_kernel", "mamba3_value_kernel"),
-        *("mamba3_key_kernel", "mamba3_group_kernel", "mamba3_last_phase_kernel", "mamba3_phase_gradient_kernel"),
+        *("mamba3_state_kernel", "mamba3_output_kernel", "mamba3_state_gradient_kernel", "mamba3_pair_kernel", "mamba3_value_kernel"),
+        *("mamba3_group_kernel", "mamba3_last_phase_kernel", "mamba3_phase_gradient_kernel"),
         "mamba3_step_gradient_kernel",
     ),
 }

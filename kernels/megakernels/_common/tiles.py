@@ -64,6 +64,18 @@ def widen(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def once(x):  # type: ignore[no-untyped-def]
+    """The same fp32 values, computed once: no instruction, but the compiler exchanges what follows from them between threads.
+
+    Where two layouts are needed it would else compute again all that it takes for cheap, from the loads on.
+    """
+    if INTERPRETED:
+        return x
+    else:  # noqa: RET505  one branch is compiled
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+
+
+@triton.jit
 def exp2(x):  # type: ignore[no-untyped-def]
     """2 to the power of x, within 2 units in the last place: 0 below 2^−126, infinite above 2^128. One instruction on CUDA."""
     if INTERPRETED:
@@ -79,6 +91,16 @@ def exp(x):  # type: ignore[no-untyped-def]
         return tl.exp(x)
     else:  # noqa: RET505  one branch is compiled
         return exp2(x * LOG2_E)
+
+
+@triton.jit
+def cos_sin_within(x):  # type: ignore[no-untyped-def]
+    """Cosine and sine of angles in [−π, π], within 2⁻²⁰ of them. One instruction each on CUDA, beside a product."""
+    if INTERPRETED:
+        return tl.cos(x), tl.sin(x)
+    else:  # noqa: RET505  one branch is compiled
+        cos = tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        return cos, tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -130,10 +130,10 @@ def _side(size: int, smallest: int = SMALLEST_SIDE) -> int:
 
 
 def _mamba3(model: Model, load: Workload, _: Op) -> Passes:
-    """Four kernels forward and fourteen backward, eight of them for each part of the segments.
+    """Five kernels forward and fourteen backward, seven of them for each part of the segments.
 
-    Forward: tables, angles, states before tiles, outputs. Backward: these again with the gradients of outputs, then of states, queries,
-    values and keys, sums over groups for C and B, angles and steps.
+    Forward: tables, turns, angles, states before tiles, outputs. Backward: these again with the gradients of outputs, then of states, of
+    queries and keys, and of values, sums over groups for C and B, angles and steps.
     """
     assert isinstance(model.mamba, Mamba3)
     shape, size = model.mamba, load.itemsize
@@ -153,10 +153,10 @@ def _mamba3(model: Model, load: Workload, _: Op) -> Passes:
     partial = sequences * segments * _ceil(of_segment, 4) * heads * rank * (2 * shape.state_dim + 3 * width) * FP32_BYTES
     split = load.num_tokens * (2 * heads * width + 2 * groups * rank * shape.state_dim + 3 * heads) * 2 * size
     scores, values, products = 2 * rows * rows * state, 2 * rows * rows * wide, 2 * rows * wide * state
-    parts = _ceil(segments, min(segments, max(1, STATES_BYTES * segments // max(1, 2 * states + turned + outputs))))
-    forward = Pass(4 * x + 3 * shared + 2 * states + kept + 5 * tables, tiles * (scores + values + 2 * products), 2 + 2 * parts)
-    moved = 14 * x + 12 * shared + 8 * states + 4 * turned + 5 * outputs + 15 * tables + 2 * kept + 3 * partial
-    return forward, Pass(moved + split, tiles * (5 * scores + 4 * values + 6 * products), 15 + 8 * parts)
+    parts = _ceil(segments, min(segments, max(1, STATES_BYTES * segments // max(1, 2 * states + 2 * turned + outputs))))
+    forward = Pass(4 * x + 3 * shared + 2 * states + kept + 5 * tables, tiles * (scores + values + 2 * products), 3 + 2 * parts)
+    moved = 13 * x + 10 * shared + 7 * states + 4 * turned + 4 * outputs + 12 * tables + 2 * kept + 3 * partial
+    return forward, Pass(moved + split, tiles * (5 * scores + 3 * values + 6 * products), 16 + 7 * parts)
 
 
 def _ssd(model: Model, load: Workload, _: Op) -> Passes:

@@ -6,24 +6,26 @@ import torch
 
 from megakernels.ops.mamba3 import launch
 from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
-from megakernels.ops.mamba3.kernel_keys import mamba3_key_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
-from megakernels.ops.mamba3.kernel_queries import mamba3_query_kernel
+from megakernels.ops.mamba3.kernel_pairs import mamba3_pair_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
 from megakernels.ops.mamba3.kernel_steps import mamba3_last_phase_kernel, mamba3_phase_gradient_kernel, mamba3_step_gradient_kernel
-from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel
+from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel, mamba3_turn_kernel
 from megakernels.ops.mamba3.kernel_values import mamba3_value_kernel
 from megakernels.ops.mamba3.kernel_walk import mamba3_state_gradient_kernel
-from megakernels.ops.mamba3.sizes import CHAIN, TILES_PER_SHARE, phase_rows, step_sides, tile_sides
+from megakernels.ops.mamba3.sizes import CHAIN, TILES_PER_SHARE, halves_turned, phase_rows, step_sides, tile_sides
 
 INPUTS = ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles", "B_bias", "C_bias", "D", "dt_bias", "mimo_x", "mimo_z", "mimo_o")
-MADE = ("grad_y", "y", "states", "saved", "grad_states", "grad_rows", "grad_outputs", "grad_keys", *(f"grad_{name}" for name in INPUTS[:8]))
+MADE = (
+    *("grad_y", "y", "states", "saved", "grad_states", "grad_rows", "grad_queries", "grad_keys", "grad_outputs"),
+    *(f"grad_{name}" for name in INPUTS[:8]),
+)
 ACCUMULATED = (
     *("ahead", "first_states", "first_phases", "phases", "last_states", "last_phases", "grad_final", "grad_initial"),
-    *("tables", "turned", "ends", "of_last", "steps", "shares"),
+    *("tables", "turns", "turned", "ends", "of_last", "steps", "shares"),
 )
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-ALIGNED = ("head_width", "state_width", "num_angles", "save_every", "num_positions", "num_heads", "num_rows", "tiles")
+ALIGNED = ("num_angles", "save_every", "num_positions", "num_heads", "num_rows", "tiles")
 
 
 def configurations() -> dict[str, Any]:
@@ -41,37 +43,34 @@ def configurations() -> dict[str, Any]:
         strides = [f"{name}_stride_{axis}" for name in ("grad", "x", "B", "dt", "angle") for axis in "btrgh"]
         types |= dict.fromkeys((*strides, *ALIGNED), "i32:16")
         sides = tile_sides(rank, 64 // rank, width, state_width, DTYPES[dtype])
-        flags = {"HAS_STARTS": whole, "HAS_MIMO": rank > 1, "ROTATES": num_angles > 0, "PRECISE": dtype == "fp32"}
-        tile, kind = {**sides, **flags}, "packed, continued" if whole else "plain"
+        flags = {"HAS_STARTS": whole, "HAS_MIMO": rank > 1, "TURNS": halves_turned(num_angles, state_width), "PRECISE": dtype == "fp32"}
+        sizes = {"rank_count": rank, "head_width": width, "state_width": state_width, "num_angles": num_angles}
+        tile, kind = {**sides, **sizes, **flags}, "packed, continued" if whole else "plain"
         name = f"{width}x{state_width} rank {rank}, {num_angles} angles, {dtype}, {kind}"
         last, small, tail = step_sides(num_angles), {"HAS_STARTS": whole}, {"HEAVY_TAIL": whole}
         chain = {**small, "T": CHAIN, "N": last["N"]}
         rows = {**small, "T": phase_rows(sides["Q"]), "N": last["N"]}
-        columns = {key: {**tile, "SPAN": TILES_PER_SHARE, "W": min(each, sides["P"])} for key, each in launch.COLUMNS.items()}
+        spans, of_group = {**tile, "SPAN": TILES_PER_SHARE}, (*"MQRS", "rank_count", "state_width", "num_angles", "SPAN", "TURNS")
         table = {**small, **tail, "HAS_AHEAD": whole, "H": launch.HEADS_PER_TABLE, "Q": sides["Q"]}
         for key, function, constants in (
             ("table", mamba3_table_kernel, table),
+            ("turn", mamba3_turn_kernel, {"T": CHAIN, "N": last["N"]}),
             ("angle", mamba3_angle_kernel, {**chain, "HAS_INITIAL": whole, "FORWARD": True}),
             ("angle, segment", mamba3_angle_kernel, {**chain, "HAS_INITIAL": True, "FORWARD": False}),
             ("state", mamba3_state_kernel, {**tile, "HAS_INITIAL": whole, "WALKS": True}),
             ("state, segment", mamba3_state_kernel, {**tile, "HAS_INITIAL": True, "WALKS": False}),
-            ("output", mamba3_output_kernel, {**columns["output"], "GRADIENTS": False}),
-            ("output, gradients", mamba3_output_kernel, {**columns["gradients"], "GRADIENTS": True}),
+            ("output", mamba3_output_kernel, {**spans, "GRADIENTS": False}),
+            ("output, gradients", mamba3_output_kernel, {**spans, "GRADIENTS": True}),
             ("state_gradient", mamba3_state_gradient_kernel, {**tile, "HAS_FINAL": whole}),
-            ("query", mamba3_query_kernel, tile),
-            ("value", mamba3_value_kernel, columns["value"]),
-            ("key", mamba3_key_kernel, tile),
-            (
-                "group",
-                mamba3_group_kernel,
-                {**{key: sides[key] for key in "MQRS"}, "SPAN": TILES_PER_SHARE, "NEIGHBOURS": rank == 1, "ROTATES": num_angles > 0},
-            ),
+            ("pair", mamba3_pair_kernel, tile),
+            ("value", mamba3_value_kernel, spans),
+            ("group", mamba3_group_kernel, {**{key: spans[key] for key in of_group}, "NEIGHBOURS": rank == 1}),
             ("last_phase", mamba3_last_phase_kernel, rows),
             ("phase_gradient", mamba3_phase_gradient_kernel, {**rows, "Q": sides["Q"], "HAS_FINAL": whole}),
             ("step_gradient", mamba3_step_gradient_kernel, {**last, **small, **tail, "ROTATES": num_angles > 0}),
         ):
             options = launch.OPTIONS[key.partition(",")[0]]
-            if num_angles or not {"last_phase", "phase_gradient", "angle"} & {key.partition(",")[0]}:
+            if num_angles or not {"last_phase", "phase_gradient", "turn", "angle"} & {key.partition(",")[0]}:
                 found[f"mamba3 {key} {name}"] = (function, types, constants, options)
     return found
 
@@ -86,20 +85,19 @@ def launches() -> dict[str, Any]:
     """Programs and turns of loops of each launch at `SHAPE`; the backward's over tiles are those of all its segments."""
     segments, tiles, rows = POSITIONS // SEGMENT, SEGMENT // TILE, SEQUENCES * HEADS
     parts, heads = tiles // TILES_PER_SHARE, HEADS // launch.HEADS_PER_TABLE
-    columns = {key: 64 // each for key, each in launch.COLUMNS.items()}
     counted: dict[str, tuple[int, tuple[int, ...]]] = {
         "table": (2 * SEQUENCES * segments * heads, (tiles,)),
+        "turn": (2 * SEQUENCES * POSITIONS // CHAIN, ()),
         "angle": (rows, (segments, SEGMENT // CHAIN)),
         "angle, segment": (rows * segments, (SEGMENT // CHAIN,)),
         "state": (rows, (segments, tiles)),
         "state, segment": (rows * segments, (tiles,)),
         "output": (rows * segments * parts, (TILES_PER_SHARE,)),
-        "output, gradients": (rows * segments * parts, (TILES_PER_SHARE, columns["gradients"])),
+        "output, gradients": (rows * segments * parts, (TILES_PER_SHARE,)),
         "state_gradient": (rows, (segments, tiles)),
-        "query": (rows * segments * tiles, ()),
-        "value": (rows * segments * parts, (TILES_PER_SHARE, columns["value"], columns["value"])),
-        "key": (rows * segments * tiles, ()),
-        "group": (2 * SEQUENCES * GROUPS * segments * parts, (TILES_PER_SHARE, HEADS // GROUPS)),
+        "pair": (rows * segments * tiles, ()),
+        "value": (rows * segments * parts, (TILES_PER_SHARE,)),
+        "group": (2 * SEQUENCES * GROUPS * segments * parts, (HEADS // GROUPS, HEADS // GROUPS)),
         "phase_gradient": (rows * segments * tiles, ()),
         "step_gradient": (SEQUENCES * POSITIONS // step_sides(32)["T"], (HEADS // step_sides(32)["H"],)),
     }

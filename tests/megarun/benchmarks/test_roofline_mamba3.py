@@ -56,9 +56,9 @@ def test_the_scan_computes_tiles_of_64_rows(random: Random) -> None:
     tiles = batch * groups * per_group * segments * 4
     scores, values, states = 2 * 64 * 64 * 128, 2 * 64 * 64 * 64, 2 * 64 * 64 * 128
     found = work("mamba3", *given, 16, 64, False)
-    assert (found.product_flops, found.inside, found.launches) == ({"bf16": tiles * (scores + values + 2 * states)}, "triton", 4)
+    assert (found.product_flops, found.inside, found.launches) == ({"bf16": tiles * (scores + values + 2 * states)}, "triton", 5)
     back = work("mamba3_backward", given[0].clone(), *given, *saved, 16, 64, False, [True] * 15)
-    assert back.product_flops == {"bf16": tiles * (5 * scores + 4 * values + 6 * states)}
+    assert back.product_flops == {"bf16": tiles * (5 * scores + 3 * values + 6 * states)}
 
 
 def test_a_scan_in_parts_moves_what_it_moves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def mamba3(
         tables, gradients of angles and steps, and for some segments (1 GiB, or one) states and gradients of states, rows and outputs.
 
     Triton:
-        Forward four kernels, backward eleven. Heads over 64 or states over 128 wide (fp32: 32) and more than 4 ranks use plain torch.
+        Forward five kernels, backward eleven. Heads over 64 or states over 128 wide (fp32: 32) and more than 4 ranks use plain torch.
 
     Raises:
         ValueError: shapes do not fit, chunk_size < 1 or save_every < 1.

@@ -4,12 +4,13 @@ A tile has 64 rows (fp32: 16): ranks of positions, fewer positions the more rank
 start state and phase are saved.
 
 - `mamba3_table_kernel`: one program per segment and some heads: coefficients and running log decays of every position.
+- `mamba3_turn_kernel`: one program per few positions: what their angles turn by in a unit step, which all heads share.
 - `mamba3_angle_kernel`: one program per sequence and head (in backward also per segment): cosines and sines of the angles.
 - `mamba3_state_kernel`: one program per sequence and head, in backward also per segment: the states before each tile.
 - `mamba3_output_kernel`: one program per few tiles and head: y, or the gradients of z, D, the output projections and rank outputs.
 - `mamba3_state_gradient_kernel`: one program per sequence and head, in reverse: the gradients of the states after each tile, and of the
   angles at its start.
-- `mamba3_query_kernel`, `mamba3_key_kernel`: one program per tile and head: gradients of rotated rows of C and B, and of angles.
+- `mamba3_pair_kernel`: one program per tile and head: gradients of rotated rows of C and B, and of angles.
 - `mamba3_value_kernel`: one program per few tiles and head: gradients of x and the input projection.
 - `mamba3_group_kernel`: one program per few tiles and group: gradients of C or B, summed over the group's heads, and of their biases.
 - `mamba3_last_phase_kernel`, where the last angle has a gradient: one program per sequence and head: its part in all earlier angles.

@@ -4,18 +4,17 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, exp, narrow, reciprocal
+from megakernels.ops.mamba3.kernel_halves import load_part, turned_rows
 from megakernels.ops.mamba3.kernel_tiles import (
     accumulate,
     decays_of,
     head_rows,
-    load_part,
     mimo_rows,
-    over_positions,
-    over_ranks,
+    over_pairs,
     pairs_of,
     per_position,
     rows_of,
-    turned_rows,
+    value_rows,
 )
 
 
@@ -45,10 +44,10 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
     num_positions,
     num_heads,
     heads_per_group,
-    rank_count,
-    head_width,
-    state_width,
-    num_angles,
+    rank_count: tl.constexpr,
+    head_width: tl.constexpr,
+    state_width: tl.constexpr,
+    num_angles: tl.constexpr,
     save_every,
     num_rows,
     num_shares,
@@ -72,11 +71,10 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
     R: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
-    W: tl.constexpr,
     SPAN: tl.constexpr,
     HAS_STARTS: tl.constexpr,
     HAS_MIMO: tl.constexpr,
-    ROTATES: tl.constexpr,
+    TURNS: tl.constexpr,
     PRECISE: tl.constexpr,
     GRADIENTS: tl.constexpr,
 ):
@@ -86,7 +84,7 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
     [B, count, tiles, H, M, head width] the gradients of each rank's outputs. The gradients of parameters are sums over these tiles, which
     the program adds up in memory: `shares` [B, segments, pieces, H, num_shares], zero before, has those of B_bias, C_bias, mimo_x, mimo_z,
     mimo_o and D, one after the other. `steps` [3, B, H, T] has in its last part what log decays scale in outputs that are read from the
-    state. Columns are processed W at a time: the registers do not hold more.
+    state.
     """
     piece, local = tl.program_id(0) % pieces, tl.program_id(0) // pieces
     segment, head, batch = first_segment + local, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -102,7 +100,7 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
         position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
         written = first + tl.arange(0, Q)
         there = written < stop
-        gamma, arrived, seen, from_start, _to_end, sums, rests, _across = decays_of(
+        _arrived, from_start, _to_end, _across = decays_of(
             tables,
             starts,
             batch,
@@ -128,8 +126,6 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
             position,
             rank,
             valid,
-            first,
-            stop,
             num_positions,
             num_heads,
             rank_count,
@@ -142,7 +138,7 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
             R=R,
             S=S,
             NEIGHBOURS=not HAS_MIMO,
-            ROTATES=ROTATES,
+            TURNS=TURNS,
         )
         keys_one = narrow(key_rows, dtype)
         keys_other = narrow(more_key_rows, dtype)
@@ -157,8 +153,6 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
             position,
             rank,
             valid,
-            first,
-            stop,
             num_positions,
             num_heads,
             rank_count,
@@ -171,63 +165,95 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
             R=R,
             S=S,
             NEIGHBOURS=not HAS_MIMO,
-            ROTATES=ROTATES,
-            SELECTS=True,
+            TURNS=TURNS,
+            ONCE=True,
         )
         queries_one = narrow(query_rows, dtype)
         queries_other = narrow(more_query_rows, dtype)
-        decay, same = pairs_of(sums, rests, position, seen, valid, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False)
-        weight = decay * arrived[None, :] + tl.where(same, gamma[:, None], 0.0)
+        _decay, weight, _arrived = pairs_of(
+            tables,
+            starts,
+            batch,
+            head,
+            first,
+            stop,
+            num_positions,
+            num_heads,
+            num_rows,
+            Q=Q,
+            HAS_STARTS=HAS_STARTS,
+            PRECISE=PRECISE,
+            KEYS=False,
+        )
         scores = dot(queries_one, tl.trans(keys_one)) + dot(queries_other, tl.trans(keys_other))
-        mixing = narrow(scores * weight, dtype)
-        reads, of_skip = tl.zeros([M], dtype=tl.float32), tl.zeros([M], dtype=tl.float32)
+        mixing = narrow(scores * over_pairs(weight, R=R), dtype)
         skip = tl.load(D + head).to(tl.float32)
         tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
-        for begin_column in range(0, P, W):
-            columns = begin_column + tl.arange(0, W)
-            in_p = columns < head_width
-            values = head_rows(x, batch, head, position, valid, columns, head_width, x_stride_b, x_stride_t, x_stride_h)
-            if HAS_MIMO:
-                values *= mimo_rows(mimo_x, head, rank, rank_count, columns, head_width)
-            at_state = states + (tile_row * head_width + columns) * (2 * S)
-            read = dot(queries_one, tl.trans(load_part(at_state, in_p, S=S, HALF=0)))
-            read += dot(queries_other, tl.trans(load_part(at_state, in_p, S=S, HALF=1)))
-            read *= from_start[:, None]
-            found = dot(mixing, narrow(values, dtype)) + read + skip * values
-            own_z = head_rows(z, batch, head, position, valid, columns, head_width, x_stride_b, x_stride_t, x_stride_h)
-            inner = own_z
-            if HAS_MIMO:
-                inner = own_z * mimo_rows(mimo_z, head, rank, rank_count, columns, head_width)
-            opened = reciprocal(1.0 + exp(-inner))
-            gate = inner * opened
-            own = ((batch * num_positions + written) * num_heads + head)[:, None] * head_width + columns[None, :]
-            in_own = there[:, None] & in_p[None, :]
-            if GRADIENTS:
-                grad = head_rows(grad_y, batch, head, position, valid, columns, head_width, grad_stride_b, grad_stride_t, grad_stride_h)
-                slope = found * opened * (1.0 + inner - gate)
-                if HAS_MIMO:
-                    of_rank = ranks[:, None] * head_width + columns[None, :]
-                    in_rank = (ranks < rank_count)[:, None] & in_p[None, :]
-                    of_weights = share + 2 * rank_count * state_width + rank_count * head_width + of_rank
-                    accumulate(of_weights + rank_count * head_width, over_positions(grad * found * gate, R=R), in_rank)
-                    grad *= mimo_rows(mimo_o, head, rank, rank_count, columns, head_width)
-                    slope *= grad
-                    accumulate(of_weights, over_positions(slope * own_z, R=R), in_rank)
-                    slope *= mimo_rows(mimo_z, head, rank, rank_count, columns, head_width)
-                else:
-                    slope *= grad
-                tl.store(grad_z + own, narrow(over_ranks(slope, R=R), grad_z.dtype.element_ty), mask=in_own)
-                grad *= gate
-                of_skip += tl.sum(grad * values, 1)
-                reads += tl.sum(read * grad, 1)
-                out = grad_outputs + (tile_row * M + tl.arange(0, M))[:, None] * head_width + columns[None, :]
-                tl.store(out, narrow(grad, dtype), mask=in_p[None, :])
-            else:
-                if HAS_MIMO:
-                    found *= mimo_rows(mimo_o, head, rank, rank_count, columns, head_width)
-                tl.store(y + own, narrow(over_ranks(found * gate, R=R), y.dtype.element_ty), mask=in_own)
+        columns = tl.arange(0, P)
+        in_p = columns < head_width
+        values = value_rows(
+            x,
+            mimo_x,
+            batch,
+            head,
+            position,
+            valid,
+            columns,
+            head_width,
+            rank_count,
+            x_stride_b,
+            x_stride_t,
+            x_stride_h,
+            R=R,
+            HAS_MIMO=HAS_MIMO,
+        )
+        at_state = states + (tile_row * head_width + columns) * (2 * S)
+        read = dot(queries_one, tl.trans(load_part(at_state, in_p, S=S, HALF=0)))
+        read += dot(queries_other, tl.trans(load_part(at_state, in_p, S=S, HALF=1)))
+        read *= from_start[:, None]
+        found = dot(mixing, narrow(values, dtype)) + read
+        own_x = skip * head_rows(x, batch, head, written, there, columns, head_width, x_stride_b, x_stride_t, x_stride_h)
+        through_skip = own_x[:, None, :]
+        if HAS_MIMO:
+            through_skip *= mimo_rows(mimo_x, head, rank_count, columns, head_width, R=R)[None, :, :]
+        by_rank = tl.reshape(found, [Q, R, P]) + through_skip
+        own_z = head_rows(z, batch, head, written, there, columns, head_width, x_stride_b, x_stride_t, x_stride_h)
+        inner = own_z[:, None, :]
+        if HAS_MIMO:
+            weight_z = mimo_rows(mimo_z, head, rank_count, columns, head_width, R=R)
+            weight_o = mimo_rows(mimo_o, head, rank_count, columns, head_width, R=R)
+            inner *= weight_z[None, :, :]
+        # of rows that do not exist anything: what depends on a product is not computed again for another layout
+        inner = tl.where(tl.reshape(valid, [Q, R])[:, :, None], inner, by_rank)
+        opened = reciprocal(1.0 + exp(-inner))
+        gate = inner * opened
+        own = ((batch * num_positions + written) * num_heads + head)[:, None] * head_width + columns[None, :]
+        in_own = there[:, None] & in_p[None, :]
         if GRADIENTS:
-            accumulate(share + num_shares - 1, tl.sum(of_skip, 0), first >= begin)
+            grad = head_rows(grad_y, batch, head, written, there, columns, head_width, grad_stride_b, grad_stride_t, grad_stride_h)
+            slope = grad[:, None, :] * (opened + gate * (1.0 - opened))
+            of_found = grad[:, None, :] * gate
+            if HAS_MIMO:
+                of_rank = ranks[:, None] * head_width + columns[None, :]
+                in_rank = (ranks < rank_count)[:, None] & in_p[None, :]
+                of_weights = share + 2 * rank_count * state_width + rank_count * head_width + of_rank
+                accumulate(of_weights + rank_count * head_width, tl.sum(of_found * by_rank, 0), in_rank)
+                of_found *= weight_o[None, :, :]
+            of_found = tl.reshape(of_found, [M, P])
+            reads = tl.sum(read * of_found, 1)
+            out = grad_outputs + (tile_row * M + tl.arange(0, M))[:, None] * head_width + columns[None, :]
+            tl.store(out, narrow(of_found, dtype), mask=in_p[None, :])
+            slope *= by_rank
+            if HAS_MIMO:
+                accumulate(of_weights, weight_o * tl.sum(own_z[:, None, :] * slope, 0), in_rank)
+                slope *= (weight_z * weight_o)[None, :, :]
+            tl.store(grad_z + own, narrow(tl.sum(slope, 1), grad_z.dtype.element_ty), mask=in_own)
+        else:
+            opened_rows = by_rank * gate
+            if HAS_MIMO:
+                opened_rows *= weight_o[None, :, :]
+            tl.store(y + own, narrow(tl.sum(opened_rows, 1), y.dtype.element_ty), mask=in_own)
+        if GRADIENTS:
             at = steps + (batch * num_heads + head) * num_positions + written
             tl.store(at + 2 * num_rows, tl.cumsum(per_position(reads, M=M, R=R), 0, reverse=True), mask=there)
             tl.debug_barrier()  # the next tile adds to what other threads of the program have written

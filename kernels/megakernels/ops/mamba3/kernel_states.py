@@ -4,16 +4,8 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.mamba3.kernel_tiles import (
-    decays_of,
-    head_rows,
-    load_halves,
-    mimo_rows,
-    rows_of,
-    store_halves,
-    store_part,
-    turned_rows,
-)
+from megakernels.ops.mamba3.kernel_halves import load_half, store_half, store_part, turned_rows
+from megakernels.ops.mamba3.kernel_tiles import decays_of, rows_of, value_rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,10 +25,10 @@ def mamba3_state_kernel(  # type: ignore[no-untyped-def]
     num_positions,
     num_heads,
     heads_per_group,
-    rank_count,
-    head_width,
-    state_width,
-    num_angles,
+    rank_count: tl.constexpr,
+    head_width: tl.constexpr,
+    state_width: tl.constexpr,
+    num_angles: tl.constexpr,
     save_every,
     num_rows,
     num_segments,
@@ -58,7 +50,7 @@ def mamba3_state_kernel(  # type: ignore[no-untyped-def]
     HAS_STARTS: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     HAS_MIMO: tl.constexpr,
-    ROTATES: tl.constexpr,
+    TURNS: tl.constexpr,
     PRECISE: tl.constexpr,
     WALKS: tl.constexpr,
 ):
@@ -81,13 +73,16 @@ def mamba3_state_kernel(  # type: ignore[no-untyped-def]
         begin_segment, end_segment = tl.program_id(2), tl.program_id(2) + 1
         row = (batch * num_segments + first_segment + begin_segment) * num_heads + head
     if HAS_INITIAL:
-        one, other = load_halves(first_states + row * size + in_state, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)
+        at = first_states + row * size + in_state
+        one = load_half(at, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO, HALF=0)
+        other = load_half(at, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO, HALF=1)
     for segment in range(begin_segment, end_segment):
         begin = (first_segment + segment) * save_every
         stop = tl.minimum(begin + save_every, num_positions)
         if WALKS:
-            place = saved + ((batch * num_segments + first_segment + segment) * num_heads + head) * size
-            store_halves(place + in_state, one, other, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)
+            place = saved + ((batch * num_segments + first_segment + segment) * num_heads + head) * size + in_state
+            store_half(place, one, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO, HALF=0)
+            store_half(place, other, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO, HALF=1)
         for tile in range(tl.cdiv(stop - begin, Q)):
             first = begin + tile * Q
             tile_row = ((batch * count + segment) * tiles + tile) * num_heads + head
@@ -96,7 +91,7 @@ def mamba3_state_kernel(  # type: ignore[no-untyped-def]
             store_part(at_state, other, in_p, S=S, HALF=1)
             position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
             last = tl.minimum(first + Q, stop) - 1
-            _gamma, arrived, _seen, _from_start, to_end, _sums, _rests, across = decays_of(
+            arrived, _from_start, to_end, across = decays_of(
                 tables,
                 starts,
                 batch,
@@ -122,8 +117,6 @@ def mamba3_state_kernel(  # type: ignore[no-untyped-def]
                 position,
                 rank,
                 valid,
-                first,
-                stop,
                 num_positions,
                 num_heads,
                 rank_count,
@@ -136,15 +129,30 @@ def mamba3_state_kernel(  # type: ignore[no-untyped-def]
                 R=R,
                 S=S,
                 NEIGHBOURS=not HAS_MIMO,
-                ROTATES=ROTATES,
+                TURNS=TURNS,
             )
             keys_one = narrow(key_rows, dtype)
             keys_other = narrow(more_key_rows, dtype)
-            values = head_rows(x, batch, head, position, valid, column, head_width, x_stride_b, x_stride_t, x_stride_h)
-            if HAS_MIMO:
-                values *= mimo_rows(mimo_x, head, rank, rank_count, column, head_width)
+            values = value_rows(
+                x,
+                mimo_x,
+                batch,
+                head,
+                position,
+                valid,
+                column,
+                head_width,
+                rank_count,
+                x_stride_b,
+                x_stride_t,
+                x_stride_h,
+                R=R,
+                HAS_MIMO=HAS_MIMO,
+            )
             kept = tl.trans(narrow(values * (to_end * arrived)[:, None], dtype))
             one = across * one + dot(kept, keys_one)
             other = across * other + dot(kept, keys_other)
     if WALKS:
-        store_halves(last_states + row * size + in_state, one, other, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO)
+        place = last_states + row * size + in_state
+        store_half(place, one, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO, HALF=0)
+        store_half(place, other, in_p, state_width, S=S, NEIGHBOURS=not HAS_MIMO, HALF=1)

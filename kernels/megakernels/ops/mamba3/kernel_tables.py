@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow, sigmoid, softplus, tanh
+from megakernels._common.tiles import cos_sin_within, narrow, sigmoid, softplus, tanh
 from megakernels.ops.mamba3.kernel_tiles import PER_TURN, PI, SLOWEST_RATE, TURN_HIGH, TURN_LOW, steps_of
 
 
@@ -75,6 +75,25 @@ def mamba3_table_kernel(  # type: ignore[no-untyped-def]
         tl.store(out + 3 * num_rows, (wide - sums.to(tl.float64)).to(tl.float32), mask=valid)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def mamba3_turn_kernel(  # type: ignore[no-untyped-def]
+    angles,
+    turns,
+    num_positions,
+    num_angles,
+    angle_stride_b,
+    angle_stride_t,
+    T: tl.constexpr,
+    N: tl.constexpr,
+):
+    """π tanh(angles) of T positions of a sequence, `turns` [B, positions, N], which all heads share."""
+    batch, position, angle = tl.program_id(1).to(tl.int64), tl.program_id(0) * T + tl.arange(0, T), tl.arange(0, N)
+    mask = (position < num_positions)[:, None] & (angle < num_angles)[None, :]
+    at = angles + batch * angle_stride_b + position.to(tl.int64)[:, None] * angle_stride_t + angle[None, :]
+    out = turns + (batch * num_positions + position)[:, None] * num_angles + angle[None, :]
+    tl.store(out, tanh(tl.load(at, mask=mask, other=0.0).to(tl.float32)) * PI, mask=mask)
+
+
 @triton.jit
 def within_half_turn(angle):  # type: ignore[no-untyped-def]
     """The same angle in [−π, π]."""
@@ -98,11 +117,17 @@ def cos_sin_of(angle):  # type: ignore[no-untyped-def]
     return sign * cos, sign * (rest * sin)
 
 
+@triton.jit
+def sum_since(total, begins, added, more_begins):  # type: ignore[no-untyped-def]
+    """Of two neighbouring spans the sum since the last position where a document begins, and whether one does."""
+    return tl.where(more_begins != 0, added, total + added), begins | more_begins
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_angle_kernel(  # type: ignore[no-untyped-def]
     dt,
     dt_bias,
-    angles,
+    turns,
     starts,
     first_phases,
     cosines,
@@ -117,15 +142,13 @@ def mamba3_angle_kernel(  # type: ignore[no-untyped-def]
     dt_stride_b,
     dt_stride_t,
     dt_stride_h,
-    angle_stride_b,
-    angle_stride_t,
     T: tl.constexpr,
     N: tl.constexpr,
     HAS_STARTS: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     FORWARD: tl.constexpr,
 ):
-    """Cosines and sines of the running sums of turns of one sequence and head.
+    """Cosines and sines of the running sums of turns of one sequence and head, each times its step.
 
     With `FORWARD` all positions, from the initial angle [B, H, N]; the angle before each segment and after the last is stored too. Without,
     one segment, from the stored angle before it.
@@ -153,17 +176,20 @@ def mamba3_angle_kernel(  # type: ignore[no-untyped-def]
             position = first + offset
             valid = position < stop
             raw = tl.load(dt + batch * dt_stride_b + head * dt_stride_h + position.to(tl.int64) * dt_stride_t, mask=valid, other=0.0)
-            at = angles + batch * angle_stride_b + position.to(tl.int64)[:, None] * angle_stride_t + angle[None, :]
             mask = valid[:, None] & in_n[None, :]
-            turn = tanh(tl.load(at, mask=mask, other=0.0).to(tl.float32)) * PI
+            at = turns + (batch * num_positions + position)[:, None] * num_angles + angle[None, :]
+            turn = tl.load(at, mask=mask, other=0.0).to(tl.float32)
             added = within_half_turn(turn * steps_of(raw.to(tl.float32), bias, valid)[:, None])
             if HAS_STARTS:
                 seen = tl.load(starts + batch * num_positions + position, mask=valid, other=0)
-                included = (position[None, :] <= position[:, None]) & (position[None, :] >= seen[:, None])
-                theta = dot(tl.where(included, 1.0, 0.0), added) + tl.where((seen < first)[:, None], phase[None, :], 0.0)
+                begins = tl.broadcast_to((seen == position)[:, None], [T, N]).to(tl.int32)
+                theta = tl.associative_scan((added, begins), 0, sum_since)[0] + tl.where((seen < first)[:, None], phase[None, :], 0.0)
             else:
                 theta = tl.cumsum(added, 0) + phase[None, :]
-            cos, sin = cos_sin_of(theta)
+            if cosines.dtype.element_ty == tl.float16:
+                cos, sin = cos_sin_within(within_half_turn(theta))
+            else:
+                cos, sin = cos_sin_of(theta)
             out = ((batch * num_heads + head) * num_positions + position)[:, None] * num_angles + angle[None, :]
             tl.store(cosines + out, narrow(cos, cosines.dtype.element_ty), mask=mask)
             tl.store(sines + out, narrow(sin, sines.dtype.element_ty), mask=mask)

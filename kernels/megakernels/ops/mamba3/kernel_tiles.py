@@ -1,14 +1,13 @@
-"""Shared by the scan's kernels: rows, decays and rotated keys of a tile.
+"""Shared by the scan's kernels: rows, decays and values of a tile.
 
-A tile has Q positions, M = Q · R rows: R ranks of each position, of which those beyond the model's rank are empty. A state's dims are held
-in two halves, the first and the second dims of the pairs that angles rotate. `tables` [4, B, H, T] has γ, w, and the running sum of log
-decays of each position's tile as two fp32 numbers, the rounded sum and the rest; `cosines` and `sines` [B, H, T, N] those of its angles.
+A tile has Q positions, M = Q · R rows: R ranks of each position, of which those beyond the model's rank are empty. `tables` [4, B, H, T]
+has γ, w, and the running sum of log decays of each position's tile as two fp32 numbers, the rounded sum and the rest.
 """
 
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import exp, narrow, softplus, widen
+from megakernels._common.tiles import exp, softplus, widen
 
 PI = tl.constexpr(3.141592653589793)
 TURN_HIGH, TURN_LOW = tl.constexpr(6.28125), tl.constexpr(0.0019353071795864769)
@@ -47,38 +46,57 @@ def decays_of(  # type: ignore[no-untyped-def]
     HAS_STARTS: tl.constexpr,
     PRECISE: tl.constexpr,
 ):
-    """Per row γ, w, its first visible position, the decays from the tile's start and to its end, running sums; and the decay across it.
-
-    Decays between documents are 0. With `PRECISE` sums are two fp32 numbers: the difference of two has no more rounding than a sum over
-    the span.
-    """
+    """Per row w and the decays from the tile's start and to its end; and the decay across the tile. Decays between documents are 0."""
     row = tables + (batch * num_heads + head) * num_positions
-    gamma = tl.load(row + position, mask=valid, other=0.0).to(tl.float32)
     arrived = tl.load(row + num_rows + position, mask=valid, other=0.0).to(tl.float32)
     sums = tl.load(row + 2 * num_rows + position, mask=valid, other=0.0).to(tl.float32)
     total = tl.load(row + 2 * num_rows + last).to(tl.float32)
-    rests, fall = tl.zeros_like(sums), total - sums
+    fall = total - sums
     if PRECISE:
         rests = tl.load(row + 3 * num_rows + position, mask=valid, other=0.0).to(tl.float32)
         fall += tl.load(row + 3 * num_rows + last).to(tl.float32) - rests
     from_start, to_end, across = exp(sums), exp(fall), exp(total)
-    seen = tl.zeros_like(position)
     if HAS_STARTS:
         seen = tl.load(starts + batch * num_positions + position, mask=valid, other=0)
         end = tl.load(starts + batch * num_positions + last)
         from_start = tl.where(seen < first, from_start, 0.0)
         to_end = tl.where(position >= end, to_end, 0.0)
         across = tl.where(end < first, across, 0.0)
-    return gamma, arrived, seen, tl.where(valid, from_start, 0.0), tl.where(valid, to_end, 0.0), sums, rests, across
+    return arrived, tl.where(valid, from_start, 0.0), tl.where(valid, to_end, 0.0), across
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def pairs_of(sums, rests, position, seen, valid, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, KEYS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The decay of each pair of rows from the earlier position to the later one, else 0; and which pairs share a position.
+def pairs_of(  # type: ignore[no-untyped-def]
+    tables,
+    starts,
+    batch,
+    head,
+    first,
+    stop,
+    num_positions,
+    num_heads,
+    num_rows,
+    Q: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    PRECISE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Of each pair of positions [Q, Q] the decay from the earlier to the later one, else 0, and the weight; and w of each position.
 
-    Masked before it is exponentiated. Rows of the result are queries, with `KEYS` keys.
+    Masked before it is exponentiated. Rows are queries, with `KEYS` keys. With `PRECISE` sums are two fp32 numbers: the difference of two
+    has no more rounding than a sum over the span.
     """
+    position = first + tl.arange(0, Q)
+    valid = position < stop
+    row = tables + (batch * num_heads + head) * num_positions + position
+    gamma = tl.load(row, mask=valid, other=0.0).to(tl.float32)
+    arrived = tl.load(row + num_rows, mask=valid, other=0.0).to(tl.float32)
+    sums = tl.load(row + 2 * num_rows, mask=valid, other=0.0).to(tl.float32)
     later = tl.where(valid, sums, float("-inf"))
+    if PRECISE:
+        rests = tl.load(row + 3 * num_rows, mask=valid, other=0.0).to(tl.float32)
+    if HAS_STARTS:
+        seen = tl.load(starts + batch * num_positions + position, mask=valid, other=0)
     if KEYS:
         earlier = position[None, :] > position[:, None]
         fall = later[None, :] - sums[:, None]
@@ -86,6 +104,7 @@ def pairs_of(sums, rests, position, seen, valid, HAS_STARTS: tl.constexpr, PRECI
             fall += rests[None, :] - rests[:, None]
         if HAS_STARTS:
             earlier &= position[:, None] >= seen[None, :]
+        weight = arrived[:, None]
     else:
         earlier = position[:, None] > position[None, :]
         fall = later[:, None] - sums[None, :]
@@ -93,55 +112,23 @@ def pairs_of(sums, rests, position, seen, valid, HAS_STARTS: tl.constexpr, PRECI
             fall += rests[:, None] - rests[None, :]
         if HAS_STARTS:
             earlier &= position[None, :] >= seen[:, None]
-    return exp(tl.where(earlier, fall, float("-inf"))), position[:, None] == position[None, :]
+        weight = arrived[None, :]
+    decay = exp(tl.where(earlier, fall, float("-inf")))
+    return decay, decay * weight + tl.where(position[:, None] == position[None, :], gamma[:, None], 0.0), arrived
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def load_halves(at, there, state_width, S: tl.constexpr, NEIGHBOURS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """First and second dims of the pairs of each row, [rows, S] each, fp32, from the rows' addresses."""
-    if NEIGHBOURS:
-        dim = tl.arange(0, 2 * S)
-        whole = widen(tl.load(at[:, None] + dim[None, :], mask=there[:, None] & (dim < state_width)[None, :], other=0.0))
-        return tl.split(tl.reshape(whole, [whole.shape[0], S, 2]))
-    else:  # noqa: RET505  one branch is compiled
-        pair, half = tl.arange(0, S), state_width // 2
-        one = widen(tl.load(at[:, None] + pair[None, :], mask=there[:, None] & (pair < half)[None, :], other=0.0))
-        mask = there[:, None] & (half + pair < state_width)[None, :]
-        return one, widen(tl.load(at[:, None] + half + pair[None, :], mask=mask, other=0.0))
+def over_pairs(matrix, R: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A matrix of positions [Q, Q] for all pairs of rows [Q · R, Q · R]."""
+    Q: tl.constexpr = matrix.shape[0]
+    return tl.reshape(tl.broadcast_to(matrix[:, None, :, None], [Q, R, Q, R]), [Q * R, Q * R])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def store_halves(at, one, other, there, state_width, S: tl.constexpr, NEIGHBOURS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Stores rows whose halves are given, rounded."""
-    dtype = at.dtype.element_ty
-    if NEIGHBOURS:
-        dim, whole = tl.arange(0, 2 * S), tl.reshape(tl.join(one, other), [one.shape[0], 2 * S])
-        tl.store(at[:, None] + dim[None, :], narrow(whole, dtype), mask=there[:, None] & (dim < state_width)[None, :])
-    else:
-        pair, half = tl.arange(0, S), state_width // 2
-        tl.store(at[:, None] + pair[None, :], narrow(one, dtype), mask=there[:, None] & (pair < half)[None, :])
-        mask = there[:, None] & (half + pair < state_width)[None, :]
-        tl.store(at[:, None] + half + pair[None, :], narrow(other, dtype), mask=mask)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def add_halves(at, one, other, there, state_width, S: tl.constexpr, NEIGHBOURS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Adds rows to those in memory, which no other program writes."""
-    before_one, before_other = load_halves(at, there, state_width, S=S, NEIGHBOURS=NEIGHBOURS)
-    store_halves(at, before_one + one, before_other + other, there, state_width, S=S, NEIGHBOURS=NEIGHBOURS)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def load_part(at, there, S: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One half of each row [rows, S] of what a kernel stored for another, in halves of S columns each, from the rows' addresses."""
-    return tl.load(at[:, None] + HALF * S + tl.arange(0, S)[None, :], mask=there[:, None], other=0.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def store_part(at, rows, there, S: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Stores one half of each row, rounded, as `load_part` reads it."""
-    out = at[:, None] + HALF * S + tl.arange(0, S)[None, :]
-    tl.store(out, narrow(rows, at.dtype.element_ty), mask=there[:, None])
+def pairs_over_ranks(rows, R: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums of a matrix of rows [Q · R, Q · R] over the ranks of each pair of positions: [Q, Q]."""
+    Q: tl.constexpr = rows.shape[0] // R
+    return tl.sum(tl.sum(tl.reshape(rows, [Q, R, Q, R]), 3), 1)
 
 
 @triton.jit
@@ -171,80 +158,47 @@ def per_position(values, M: tl.constexpr, R: tl.constexpr):  # type: ignore[no-u
     return tl.sum(tl.reshape(values, [M // R, R]), 1)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def cos_sin(  # type: ignore[no-untyped-def]
-    cosines, sines, batch, head, position, valid, num_positions, num_heads, num_angles, S: tl.constexpr
-):
-    """Cosine and sine of each row's angles, [M, S]; 1 and 0 beyond the last angle."""
-    pair = tl.arange(0, S)
-    at = ((batch * num_heads + head) * num_positions + position)[:, None] * num_angles + pair[None, :]
-    mask = valid[:, None] & (pair < num_angles)[None, :]
-    return tl.load(cosines + at, mask=mask, other=1.0).to(tl.float32), tl.load(sines + at, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def turned_rows(  # type: ignore[no-untyped-def]
-    whole,
-    bias,
-    cosines,
-    sines,
-    batch,
-    head,
-    group,
-    position,
-    rank,
-    valid,
-    first,
-    stop,
-    num_positions,
-    num_heads,
-    rank_count,
-    state_width,
-    num_angles,
-    stride_b,
-    stride_t,
-    stride_r,
-    stride_g,
-    R: tl.constexpr,
-    S: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    ROTATES: tl.constexpr,
-    SELECTS: tl.constexpr = False,
-):
-    """Rows of B or C with the head's bias, rotated: first and second dims of the pairs, [M, S] each.
-
-    Rows that do not exist are finite, and zero only with `SELECTS`: what they meet, weights, values or gradients, is zero. The first
-    operand of a product needs it: from elementwise operations alone the compiler would make that one twice, once in the registers that the
-    product reads.
-    """
-    M: tl.constexpr = position.shape[0]
-    at = whole + batch * stride_b + group * stride_g + position.to(tl.int64) * stride_t + rank * stride_r
-    one, other = load_halves(at, valid, state_width, S=S, NEIGHBOURS=NEIGHBOURS)
-    ranks = tl.arange(0, R)
-    near = bias + (head * rank_count + ranks) * state_width
-    more, more_other = load_halves(near, ranks < rank_count, state_width, S=S, NEIGHBOURS=NEIGHBOURS)
-    one = tl.reshape(one, [M // R, R, S]) + more[None, :, :]
-    other = tl.reshape(other, [M // R, R, S]) + more_other[None, :, :]
-    if ROTATES:
-        each = first + tl.arange(0, M // R)
-        cos, sin = cos_sin(cosines, sines, batch, head, each, each < stop, num_positions, num_heads, num_angles, S=S)
-        cos, sin = cos[:, None, :], sin[:, None, :]
-        one, other = one * cos - other * sin, one * sin + other * cos
-    if SELECTS:
-        there = tl.reshape(valid, [M // R, R])[:, :, None]
-        one, other = tl.where(there, one, 0.0), tl.where(there, other, 0.0)
-    return tl.reshape(one, [M, S]), tl.reshape(other, [M, S])
-
-
 @triton.jit
-def head_rows(pointer, batch, head, position, valid, column, head_width, stride_b, stride_t, stride_h):  # type: ignore[no-untyped-def]
-    """Columns of the rows of x, z or the gradient of y, [M, columns], fp32."""
+def head_rows(pointer, batch, head, position, there, column, head_width, stride_b, stride_t, stride_h):  # type: ignore[no-untyped-def]
+    """Columns of x, z or the gradient of y of each position, [Q, columns], fp32, which its ranks share."""
     at = pointer + batch * stride_b + head * stride_h + position.to(tl.int64)[:, None] * stride_t + column[None, :]
-    return widen(tl.load(at, mask=valid[:, None] & (column < head_width)[None, :], other=0.0))
+    return widen(tl.load(at, mask=there[:, None] & (column < head_width)[None, :], other=0.0))
 
 
-@triton.jit
-def mimo_rows(weight, head, rank, rank_count, column, head_width):  # type: ignore[no-untyped-def]
-    """Columns of a rank projection's row of each row of a tile, [M, columns], fp32."""
+@triton.jit  # type: ignore[untyped-decorator]
+def mimo_rows(weight, head, rank_count, column, head_width, R: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Columns of a projection's row of each rank, [R, columns], fp32."""
+    rank = tl.arange(0, R)
     mask = (rank < rank_count)[:, None] & (column < head_width)[None, :]
     return widen(tl.load(weight + ((head * rank_count + rank) * head_width)[:, None] + column[None, :], mask=mask, other=0.0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def value_rows(  # type: ignore[no-untyped-def]
+    x,
+    mimo_x,
+    batch,
+    head,
+    position,
+    valid,
+    column,
+    head_width,
+    rank_count,
+    stride_b,
+    stride_t,
+    stride_h,
+    R: tl.constexpr,
+    HAS_MIMO: tl.constexpr,
+):
+    """Columns of the values of a tile's rows, [Q · R, columns], fp32: zero for rows that do not exist."""
+    rows = head_rows(x, batch, head, position, valid, column, head_width, stride_b, stride_t, stride_h)
+    if HAS_MIMO:
+        M: tl.constexpr = position.shape[0]
+        W: tl.constexpr = column.shape[0]
+        REPEATS: tl.constexpr = max(1, M * W // 1024)
+        # the ranks of the rows that the threads load at once, which the others repeat, in the layout of these rows
+        rank = tl.arange(0, M // REPEATS) % R
+        mask = (rank < rank_count)[:, None] & (column < head_width)[None, :]
+        weight = widen(tl.load(mimo_x + ((head * rank_count + rank) * head_width)[:, None] + column[None, :], mask=mask, other=0.0))
+        rows = tl.reshape(tl.reshape(rows, [REPEATS, M // REPEATS, W]) * weight[None, :, :], [M, W])
+    return rows

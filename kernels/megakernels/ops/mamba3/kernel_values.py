@@ -4,19 +4,8 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow, widen
-from megakernels.ops.mamba3.kernel_tiles import (
-    accumulate,
-    decays_of,
-    head_rows,
-    load_part,
-    mimo_rows,
-    over_positions,
-    over_ranks,
-    pairs_of,
-    per_position,
-    rows_of,
-    turned_rows,
-)
+from megakernels.ops.mamba3.kernel_halves import load_part, turned_rows
+from megakernels.ops.mamba3.kernel_tiles import accumulate, decays_of, head_rows, mimo_rows, over_pairs, pairs_of, per_position, rows_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,7 +22,6 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     tables,
     cosines,
     sines,
-    states,
     grad_states,
     grad_x,
     steps,
@@ -41,10 +29,10 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     num_positions,
     num_heads,
     heads_per_group,
-    rank_count,
-    head_width,
-    state_width,
-    num_angles,
+    rank_count: tl.constexpr,
+    head_width: tl.constexpr,
+    state_width: tl.constexpr,
+    num_angles: tl.constexpr,
     save_every,
     num_rows,
     num_shares,
@@ -65,14 +53,13 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     R: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
-    W: tl.constexpr,
     SPAN: tl.constexpr,
     HAS_STARTS: tl.constexpr,
     HAS_MIMO: tl.constexpr,
-    ROTATES: tl.constexpr,
+    TURNS: tl.constexpr,
     PRECISE: tl.constexpr,
 ):
-    """Tiles and columns as of `mamba3_output_kernel`; adds to `steps`; rows of pairs are keys."""
+    """Tiles as of `mamba3_output_kernel`; adds to `steps`; rows of pairs are keys."""
     piece, local = tl.program_id(0) % pieces, tl.program_id(0) // pieces
     segment, head, batch = first_segment + local, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     group = head // heads_per_group
@@ -87,7 +74,7 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
         written = first + tl.arange(0, Q)
         there = written < stop
-        gamma, arrived, seen, _from_start, to_end, sums, rests, across = decays_of(
+        arrived, _from_start, to_end, _across = decays_of(
             tables,
             starts,
             batch,
@@ -103,14 +90,6 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
             PRECISE=PRECISE,
         )
         tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
-        passed_on = tl.zeros([W], dtype=tl.float32)
-        for begin_column in tl.range(0, P, W, disable_licm=True):
-            column = begin_column + tl.arange(0, W)
-            at_part = (tile_row * head_width + column) * (2 * S)
-            before = widen(load_part(states + at_part, column < head_width, S=S, HALF=0))
-            passed_on += tl.sum(before * widen(load_part(grad_states + at_part, column < head_width, S=S, HALF=0)), 1)
-            before = widen(load_part(states + at_part, column < head_width, S=S, HALF=1))
-            passed_on += tl.sum(before * widen(load_part(grad_states + at_part, column < head_width, S=S, HALF=1)), 1)
         key_rows, more_key_rows = turned_rows(
             B,
             B_bias,
@@ -122,8 +101,6 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
             position,
             rank,
             valid,
-            first,
-            stop,
             num_positions,
             num_heads,
             rank_count,
@@ -136,8 +113,8 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
             R=R,
             S=S,
             NEIGHBOURS=not HAS_MIMO,
-            ROTATES=ROTATES,
-            SELECTS=True,
+            TURNS=TURNS,
+            ONCE=True,
         )
         keys_one = narrow(key_rows, dtype)
         keys_other = narrow(more_key_rows, dtype)
@@ -152,8 +129,6 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
             position,
             rank,
             valid,
-            first,
-            stop,
             num_positions,
             num_heads,
             rank_count,
@@ -166,44 +141,60 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
             R=R,
             S=S,
             NEIGHBOURS=not HAS_MIMO,
-            ROTATES=ROTATES,
+            TURNS=TURNS,
         )
         queries_one = narrow(query_rows, dtype)
         queries_other = narrow(more_query_rows, dtype)
         at_outputs = grad_outputs + (tile_row * M + tl.arange(0, M))[:, None] * head_width
-        decay, same = pairs_of(sums, rests, position, seen, valid, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True)
-        weight = decay * arrived[:, None] + tl.where(same, gamma[:, None], 0.0)
+        _decay, weight, _arrived = pairs_of(
+            tables,
+            starts,
+            batch,
+            head,
+            first,
+            stop,
+            num_positions,
+            num_heads,
+            num_rows,
+            Q=Q,
+            HAS_STARTS=HAS_STARTS,
+            PRECISE=PRECISE,
+            KEYS=True,
+        )
         scores = dot(keys_one, tl.trans(queries_one)) + dot(keys_other, tl.trans(queries_other))
-        mixing = narrow(scores * weight, dtype)
-        kept_weight, added = to_end * arrived, tl.zeros([M], dtype=tl.float32)
+        mixing = narrow(scores * over_pairs(weight, R=R), dtype)
+        kept_weight = to_end * arrived
         skip = tl.load(D + head).to(tl.float32)
-        for begin_column in tl.range(0, P, W, disable_licm=True):
-            columns = begin_column + tl.arange(0, W)
-            in_p = columns < head_width
-            values = head_rows(x, batch, head, position, valid, columns, head_width, x_stride_b, x_stride_t, x_stride_h)
-            if HAS_MIMO:
-                values *= mimo_rows(mimo_x, head, rank, rank_count, columns, head_width)
-            grad = tl.load(at_outputs + columns[None, :], mask=valid[:, None] & in_p[None, :], other=0.0)
-            at_state = (tile_row * head_width + columns) * (2 * S)
-            through = dot(keys_one, tl.trans(load_part(grad_states + at_state, in_p, S=S, HALF=0)))
-            through += dot(keys_other, tl.trans(load_part(grad_states + at_state, in_p, S=S, HALF=1)))
-            added += tl.sum(through * values, 1)
-            of_values = dot(mixing, grad) + kept_weight[:, None] * through + skip * grad.to(tl.float32)
-            if HAS_MIMO:
-                own_x = head_rows(x, batch, head, position, valid, columns, head_width, x_stride_b, x_stride_t, x_stride_h)
-                of_rank = 2 * rank_count * state_width + ranks[:, None] * head_width + columns[None, :]
-                in_rank = (ranks < rank_count)[:, None] & in_p[None, :]
-                accumulate(share + of_rank, over_positions(of_values * own_x, R=R), in_rank)
-                of_values *= mimo_rows(mimo_x, head, rank, rank_count, columns, head_width)
-            own = ((batch * num_positions + written) * num_heads + head)[:, None] * head_width + columns[None, :]
-            tl.store(grad_x + own, narrow(over_ranks(of_values, R=R), grad_x.dtype.element_ty), mask=there[:, None] & in_p[None, :])
+        columns = tl.arange(0, P)
+        in_p = columns < head_width
+        grad = tl.load(at_outputs + columns[None, :], mask=valid[:, None] & in_p[None, :], other=0.0)
+        at_state = (tile_row * head_width + columns) * (2 * S)
+        through = dot(keys_one, tl.trans(load_part(grad_states + at_state, in_p, S=S, HALF=0)))
+        through += dot(keys_other, tl.trans(load_part(grad_states + at_state, in_p, S=S, HALF=1)))
+        own_x = head_rows(x, batch, head, written, there, columns, head_width, x_stride_b, x_stride_t, x_stride_h)
+        values = own_x[:, None, :]
+        if HAS_MIMO:
+            weight_x = mimo_rows(mimo_x, head, rank_count, columns, head_width, R=R)
+            values *= weight_x[None, :, :]
+        values = tl.reshape(values, [M, P])
+        added = to_end * tl.sum(through * values, 1)
+        wide = widen(grad)
+        of_values = tl.reshape(dot(mixing, grad) + kept_weight[:, None] * through + skip * wide, [Q, R, P])
+        if HAS_MIMO:
+            of_rank = 2 * rank_count * state_width + ranks[:, None] * head_width + columns[None, :]
+            in_rank = (ranks < rank_count)[:, None] & in_p[None, :]
+            accumulate(share + of_rank, tl.sum(of_values * own_x[:, None, :], 0), in_rank)
+            of_values *= weight_x[None, :, :]
+        of_x = tl.sum(of_values, 1)
+        own = ((batch * num_positions + written) * num_heads + head)[:, None] * head_width + columns[None, :]
+        tl.store(grad_x + own, narrow(of_x, grad_x.dtype.element_ty), mask=there[:, None] & in_p[None, :])
 
-        # what a log decay scales: what earlier positions add to the next state, and the state that is carried on
-        added *= to_end
+        accumulate(share + num_shares - 1, tl.sum(tl.sum(wide * values, 1), 0), first >= begin)
+        # what a log decay scales: what earlier positions add to the next state
         at = steps + (batch * num_heads + head) * num_positions + written
         kept = per_position(added * arrived, M=M, R=R)
         added = per_position(added, M=M, R=R)
         accumulate(at, added, there)
         accumulate(at + num_rows, added, there)
-        accumulate(at + 2 * num_rows, tl.cumsum(kept, 0) - kept + across * tl.sum(passed_on, 0), there)
+        accumulate(at + 2 * num_rows, tl.cumsum(kept, 0) - kept, there)
         tl.debug_barrier()  # the next tile adds to what other threads of the program have written

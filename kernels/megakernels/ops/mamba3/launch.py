@@ -7,27 +7,24 @@ from torch import Tensor
 from megakernels.ops.mamba3.chunk import Scan
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
-from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel
-from megakernels.ops.mamba3.sizes import CHAIN, NUM_TABLES, TILES_PER_SHARE, Extents, step_sides, trigonometric_dtype
+from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel, mamba3_turn_kernel
+from megakernels.ops.mamba3.sizes import CHAIN, NUM_TABLES, TILES_PER_SHARE, Extents, halves_turned, step_sides, trigonometric_dtype
 
 OPTIONS = {
     "table": {"num_warps": 4},
+    "turn": {"num_warps": 4},
     "angle": {"num_warps": 4},
     "state": {"num_warps": 4, "num_stages": 1},
     "output": {"num_warps": 4, "num_stages": 1},
     "state_gradient": {"num_warps": 4, "num_stages": 1},
-    "query": {"num_warps": 4, "num_stages": 1},
+    "pair": {"num_warps": 4, "num_stages": 1},
     "value": {"num_warps": 4, "num_stages": 1},
-    "key": {"num_warps": 4, "num_stages": 1},
     "group": {"num_warps": 8},
     "last_phase": {"num_warps": 4},
     "phase_gradient": {"num_warps": 4},
     "step_gradient": {"num_warps": 4},
 }
 """Launch options of each kernel, for all shapes. Loads of a later tile are not started early: the registers are those of one tile."""
-COLUMNS = {"output": 64, "gradients": 16, "value": 32}
-"""Columns of a head at once: of `mamba3_output_kernel` without and with its gradients, and of `mamba3_value_kernel`. The registers do not
-hold more."""
 HEADS_PER_TABLE = 16
 """Heads of a program of `mamba3_table_kernel`."""
 
@@ -57,7 +54,6 @@ def outputs(scan: Scan, state: Tensor | None, tables: list[Tensor], sizes: Exten
             *(*counts, 0, sizes.segments, first, count, sizes.tiles, sizes.pieces, 0, 0, 0, *strides),
             **flags,
             **sizes.sides,
-            W=min(COLUMNS["output"], sizes.sides["P"]),
             SPAN=TILES_PER_SHARE,
             GRADIENTS=False,
             **OPTIONS["output"],
@@ -91,12 +87,16 @@ def make_tables(scan: Scan, ahead: Tensor | None, phase: Tensor | None, sizes: E
         return [starts, tables, x, x]
     shape = batch, num_heads, num_positions, num_angles
     cosines, sines = (torch.empty(shape, dtype=trigonometric_dtype(x.dtype), device=x.device) for _ in range(2))
+    turns = torch.empty(batch, num_positions, num_angles, dtype=torch.float32, device=x.device)
+    sides = {"T": CHAIN, "N": step_sides(num_angles)["N"]}
+    mamba3_turn_kernel[(triton.cdiv(num_positions, CHAIN), batch)](
+        *(scan.angles, turns, num_positions, num_angles, *strides[3:]), **sides, **OPTIONS["turn"]
+    )
     mamba3_angle_kernel[(batch, num_heads, 1 if made else sizes.segments)](
-        *(scan.dt, scan.dt_bias, scan.angles, starts, x if phase is None else phase, cosines, sines, *(made or (x, x))),
+        *(scan.dt, scan.dt_bias, turns, starts, x if phase is None else phase, cosines, sines, *(made or (x, x))),
         *(num_positions, num_heads, num_angles, scan.save_every, sizes.segments),
-        *strides,
-        T=CHAIN,
-        N=step_sides(num_angles)["N"],
+        *strides[:3],
+        **sides,
         HAS_STARTS=has_starts,
         HAS_INITIAL=phase is not None,
         FORWARD=made is not None,
@@ -125,11 +125,11 @@ def strides_of(scan: Scan) -> tuple[int, ...]:
     return (*scan.x.stride()[:3], *scan.B.stride()[:4], *scan.dt.stride(), *angles)
 
 
-def flags_of(scan: Scan) -> dict[str, bool]:
+def flags_of(scan: Scan) -> dict[str, int]:
     """Constants of the kernels over tiles."""
     return {
         "HAS_STARTS": scan.starts is not None,
         "HAS_MIMO": scan.mimo_x is not None,
-        "ROTATES": scan.angles is not None,
+        "TURNS": halves_turned(sizes_of(scan)[4], scan.B.shape[4]),
         "PRECISE": scan.x.dtype == torch.float32,
     }

@@ -8,14 +8,13 @@ from torch import Tensor
 
 from megakernels.ops.mamba3.chunk import Scan
 from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
-from megakernels.ops.mamba3.kernel_keys import mamba3_key_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
-from megakernels.ops.mamba3.kernel_queries import mamba3_query_kernel
+from megakernels.ops.mamba3.kernel_pairs import mamba3_pair_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
 from megakernels.ops.mamba3.kernel_steps import mamba3_last_phase_kernel, mamba3_phase_gradient_kernel, mamba3_step_gradient_kernel
 from megakernels.ops.mamba3.kernel_values import mamba3_value_kernel
 from megakernels.ops.mamba3.kernel_walk import mamba3_state_gradient_kernel
-from megakernels.ops.mamba3.launch import COLUMNS, OPTIONS, counts_of, flags_of, make_tables, sizes_of, strides_of
+from megakernels.ops.mamba3.launch import OPTIONS, counts_of, flags_of, make_tables, sizes_of, strides_of
 from megakernels.ops.mamba3.sizes import TILES_PER_SHARE, Extents, phase_rows, step_sides
 
 
@@ -29,7 +28,8 @@ class _Run(NamedTuple):
     states: Tensor
     between: Tensor
     grad_between: Tensor
-    grad_rows: Tensor
+    grad_queries: Tensor
+    grad_keys: Tensor
     grad_outputs: Tensor
     grad_first: Tensor
     gradients: dict[str, Tensor]
@@ -46,9 +46,6 @@ class _Run(NamedTuple):
     def settings(self) -> dict[str, Any]:
         return {**self.sizes.sides, **flags_of(self.scan)}
 
-    def columns(self, kernel: str) -> dict[str, int]:
-        return {"W": min(COLUMNS[kernel], self.sizes.sides["P"]), "SPAN": TILES_PER_SHARE}
-
 
 def tile_gradients(
     grad_state: Tensor | None,
@@ -61,11 +58,11 @@ def tile_gradients(
     made: tuple[Any, ...],
 ) -> None:
     """The kernels over tiles: states, their gradients, and all gradients but those that are sums over positions."""
-    between, grad_between, grad_rows, grad_outputs = (
+    tables = make_tables(scan, ahead, phases, sizes, None)
+    between, grad_between, grad_queries, grad_keys, grad_outputs = (
         torch.empty(sizes.at_once * each, dtype=scan.x.dtype, device=scan.x.device) for each in sizes.stored
     )
-    tables = make_tables(scan, ahead, phases, sizes, None)
-    run = _Run(grad_y, scan, sizes, tables, states, between, grad_between, grad_rows, grad_outputs, *made)
+    run = _Run(grad_y, scan, sizes, tables, states, between, grad_between, grad_queries, grad_keys, grad_outputs, *made)
     later = None if grad_state is None else grad_state.contiguous()
     for stop in range(sizes.segments, 0, -sizes.at_once):
         first = max(0, stop - sizes.at_once)
@@ -91,13 +88,13 @@ def _states(run: _Run, first: int, count: int, later: Tensor | None) -> None:
         *(run.grad_y, *inputs.values(), *run.tables, run.between, x, run.gradients["z"], run.grad_outputs, run.steps, run.shares),
         *(*counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces, *run.grad_y.stride()[:3], *strides),
         **run.settings(),
-        **run.columns("gradients"),
+        SPAN=TILES_PER_SHARE,
         GRADIENTS=True,
         **OPTIONS["output"],
     )
     mamba3_state_gradient_kernel[(batch, num_heads)](
         *(run.grad_outputs, x if later is None else later, inputs["C"], inputs["C_bias"], *run.tables),
-        *(run.between, run.grad_between, run.ends, run.grad_first),
+        *(run.between, run.grad_between, run.ends, run.steps, run.grad_first),
         *(*counts, sizes.segments, *part, *strides[3:]),
         **run.settings(),
         HAS_FINAL=later is not None,
@@ -111,41 +108,33 @@ def _pairs(run: _Run, first: int, count: int) -> None:
     inputs, sizes, counts, strides = run.inputs(), run.sizes, counts_of(run.scan), strides_of(run.scan)[:7]
     rank, num_groups = run.scan.B.shape[2:4]
     keys = tuple(inputs[name] for name in ("x", "B", "C", "B_bias", "C_bias"))
-    part, of_tiles = (first, count, sizes.tiles), (count * sizes.tiles, num_heads, batch)
+    part = first, count, sizes.tiles
 
-    def over_heads(name: str, offset: int) -> None:
-        flags = flags_of(run.scan)
-        mamba3_group_kernel[(count * sizes.pieces, num_groups, batch)](
-            *(run.grad_rows, *run.tables[2:], run.gradients[name], run.shares),
-            *(*counts, run.shares.shape[4], offset, sizes.segments, *part, sizes.pieces),
-            **{key: sizes.sides[key] for key in "MQRS"},
-            SPAN=TILES_PER_SHARE,
-            NEIGHBOURS=not flags["HAS_MIMO"],
-            ROTATES=flags["ROTATES"],
-            **OPTIONS["group"],
-        )
-
-    mamba3_query_kernel[of_tiles](
-        *(run.grad_outputs, *keys, inputs["mimo_x"], *run.tables, run.between, run.grad_rows, run.turned, run.steps),
+    mamba3_pair_kernel[(count * sizes.tiles, num_heads, batch)](
+        *(run.grad_outputs, *keys, inputs["mimo_x"], *run.tables, run.between, run.grad_between),
+        *(run.grad_queries, run.grad_keys, run.turned, run.steps),
         *(*counts, *part, *strides),
         **run.settings(),
-        **OPTIONS["query"],
+        **OPTIONS["pair"],
     )
-    over_heads("C", rank * state_width)
     mamba3_value_kernel[(count * sizes.pieces, num_heads, batch)](
-        *(run.grad_outputs, *keys, inputs["D"], inputs["mimo_x"], *run.tables, run.between, run.grad_between),
+        *(run.grad_outputs, *keys, inputs["D"], inputs["mimo_x"], *run.tables, run.grad_between),
         *(run.gradients["x"], run.steps, run.shares),
         *(*counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces, *strides),
         **run.settings(),
-        **run.columns("value"),
+        SPAN=TILES_PER_SHARE,
         **OPTIONS["value"],
     )
-    mamba3_key_kernel[of_tiles](
-        *(run.grad_outputs, *keys, inputs["mimo_x"], *run.tables, run.grad_between, run.grad_rows, run.turned, *counts, *part, *strides),
-        **run.settings(),
-        **OPTIONS["key"],
-    )
-    over_heads("B", 0)
+    for name, rows, offset in (("B", run.grad_keys, 0), ("C", run.grad_queries, rank * state_width)):
+        mamba3_group_kernel[(count * sizes.pieces, num_groups, batch)](
+            *(rows, *run.tables[2:], run.gradients[name], run.shares),
+            *(*counts, run.shares.shape[4], offset, sizes.segments, *part, sizes.pieces),
+            **{key: sizes.sides[key] for key in "MQRS"},
+            SPAN=TILES_PER_SHARE,
+            NEIGHBOURS=run.scan.mimo_x is None,
+            TURNS=flags_of(run.scan)["TURNS"],
+            **OPTIONS["group"],
+        )
 
 
 def step_gradients(scan: Scan, gradients: dict[str, Tensor], turned: Tensor, steps: Tensor) -> Tensor:

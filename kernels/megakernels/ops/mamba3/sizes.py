@@ -40,7 +40,8 @@ class Extents(NamedTuple):
         pieces: Programs of the backward that share the tiles of a segment.
         segments: Segments of a sequence.
         at_once: Segments whose states are stored at once.
-        stored: Elements of what the backward stores per segment, for all sequences and heads: states, their gradients, rows, outputs.
+        stored: Elements that the backward stores per segment, for all sequences and heads: states, their gradients, those of queries, of
+            keys and of outputs.
     """
 
     sides: dict[str, int]
@@ -62,7 +63,7 @@ def tile_sides(rank: int, chunk_size: int, width: int, state_width: int, dtype: 
     """Rows and positions of a tile, ranks, columns of a head and of half a state."""
     ranks = block_of(rank)
     positions = min(LARGEST_TILE[dtype] // ranks, block_of(chunk_size, max(1, SMALLEST_DOT // ranks)))
-    half = block_of(-(-state_width // 2), SMALLEST_DOT)
+    half = half_width(state_width)
     return {"M": positions * ranks, "Q": positions, "R": ranks, "P": block_of(width, SMALLEST_DOT), "S": half}
 
 
@@ -73,7 +74,7 @@ def extents(scan: Scan) -> Extents:
     sides = tile_sides(rank, min(scan.chunk_size, scan.save_every), width, state_width, scan.x.dtype)
     tiles, segments = -(-min(scan.save_every, max(1, num_positions)) // sides["Q"]), -(-num_positions // scan.save_every)
     padded = 2 * sides["S"]
-    of_tile = width * padded, width * padded, sides["M"] * padded, sides["M"] * width
+    of_tile = width * padded, width * padded, sides["M"] * padded, sides["M"] * padded, sides["M"] * width
     stored = tuple(batch * tiles * num_heads * each for each in of_tile)
     at_once = min(segments, max(1, STATES_BYTES // max(1, sum(stored) * scan.x.element_size())))
     return Extents(sides, tiles, -(-tiles // TILES_PER_SHARE), segments, at_once, stored)
@@ -113,6 +114,16 @@ def trigonometric_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float32 else torch.float16
 
 
+def half_width(state_width: int) -> int:
+    """Columns of half a state."""
+    return block_of(-(-state_width // 2), SMALLEST_DOT)
+
+
+def halves_turned(num_angles: int, state_width: int) -> int:
+    """Halves of a state that angles rotate: each has as many pairs as half its columns."""
+    return min(2, -(-num_angles // (half_width(state_width) // 2)))
+
+
 def step_sides(num_angles: int) -> dict[str, int]:
     """Positions, heads and angles of a tile of the last two kernels."""
     return {"T": 16, "H": 8, "N": block_of(num_angles, SMALLEST_DOT)}
@@ -131,7 +142,7 @@ def forward_bytes(scan: Scan, *initial: Tensor | None) -> KernelBytes:
     results = scan.x.nbytes + batch * sizes.segments * num_heads * (state * scan.x.element_size() + phase * SUMS_BYTES)
     copies = _dense_bytes(scan) + copies_bytes(each for each in initial if each is not None)
     between = sizes.at_once * sizes.stored[0] * scan.x.element_size()
-    return KernelBytes(results, last, copies + _table_bytes(scan) + between)
+    return KernelBytes(results, last, copies + _table_bytes(scan) + max(between, _turn_bytes(scan)))
 
 
 def backward_bytes(
@@ -154,7 +165,7 @@ def backward_bytes(
     between = sizes.at_once * sum(sizes.stored) * scan.x.element_size()
     tiles = SUMS_BYTES * batch * -(-num_positions // step_sides(num_angles)["T"]) * num_heads
     peaks = (
-        _table_bytes(scan) + between + copies_bytes(() if grad_state is None else (grad_state,)),
+        _table_bytes(scan) + max(between + copies_bytes(() if grad_state is None else (grad_state,)), _turn_bytes(scan)),
         0 if grad_phase is None or scan.angles is None else copies_bytes((grad_phase,)) + SUMS_BYTES * grad_phase.numel(),
         tiles + SUMS_BYTES * num_heads * (per_head + 1),
     )
@@ -165,6 +176,11 @@ def _table_bytes(scan: Scan) -> int:
     """Bytes of what the kernels over tiles read per position and head: `NUM_TABLES` values, and cosines and sines of the angles."""
     rows = scan.x.shape[0] * scan.x.shape[1] * scan.x.shape[2]
     return rows * (NUM_TABLES * SUMS_BYTES + 2 * _num_angles(scan) * trigonometric_dtype(scan.x.dtype).itemsize)
+
+
+def _turn_bytes(scan: Scan) -> int:
+    """Bytes of the turns per position, from which the angles of all heads are made before any state is stored."""
+    return SUMS_BYTES * scan.x.shape[0] * scan.x.shape[1] * _num_angles(scan)
 
 
 def forward_cost(scan: Scan) -> Cost:
@@ -178,13 +194,14 @@ def backward_cost(scan: Scan) -> Cost:
     """Cost of `kernel.backward`.
 
     Per tile and head a product each for the states and their gradients; scores and two products with values and state for the outputs; for
-    queries scores, a product of their size, one of that of the values and one with a state; for keys another one of each of the latter.
+    queries and keys scores, two products of their size, one of that of the values and two with a state; for values scores, one product of
+    the size of the values and one with a state.
     """
     products, whole = _products(scan), _whole_bytes(scan)
     rows = phase_rows(extents(scan).sides["Q"])
-    given = 9 * whole["x"] + 12 * whole["B"] + 6 * whole["tables"] + 2 * whole["angles"] + whole["states"]
-    given += 3 * whole["steps"] + 2 * whole["turned"] + whole["ends"] + 4 * whole["shares"]
-    return _cost(scan, 5 * products.scores + 4 * products.values + 6 * products.state, rows * rows, given)
+    given = 8 * whole["x"] + 10 * whole["B"] + 5 * whole["tables"] + 2 * whole["angles"] + whole["states"]
+    given += 4 * whole["steps"] + whole["turned"] + whole["ends"] + 4 * whole["shares"]
+    return _cost(scan, 5 * products.scores + 3 * products.values + 6 * products.state, rows * rows, given)
 
 
 def _whole_bytes(scan: Scan) -> dict[str, int]:
@@ -218,14 +235,8 @@ def _products(scan: Scan) -> _Products:
     return _Products(2 * rows * rows * state, 2 * rows * rows * width, 2 * rows * width * state)
 
 
-def _chains(scan: Scan) -> int:
-    """Sums over `CHAIN` positions of the angles of all sequences and heads."""
-    whole, rest = divmod(scan.x.shape[1], scan.save_every)
-    return scan.x.shape[0] * scan.x.shape[2] * (whole * -(-scan.save_every // CHAIN) + -(-rest // CHAIN))
-
-
 def _cost(scan: Scan, per_tile: int, pairs: int, given: int) -> Cost:
-    """Products in x's dtype, and, where rows hold several documents, fp32 sums: of their angles, and over `pairs` of positions of a tile.
+    """Products in x's dtype, and, where rows hold several documents, fp32 sums of angles' gradients over `pairs` of positions of a tile.
 
     Launches over a part of the segments are given `given` bytes whole.
     """
@@ -233,8 +244,8 @@ def _cost(scan: Scan, per_tile: int, pairs: int, given: int) -> Cost:
     whole, rest = divmod(num_positions, scan.save_every)
     tiles = batch * num_heads * (whole * sizes.tiles + -(-rest // sizes.sides["Q"]))
     found = {scan.x.dtype: tiles * per_tile}
-    if scan.angles is not None and scan.starts is not None:
-        sums = 2 * (_chains(scan) * CHAIN * CHAIN + tiles * pairs) * step_sides(scan.angles.shape[2])["N"]
+    if pairs and scan.angles is not None and scan.starts is not None:
+        sums = 2 * tiles * pairs * step_sides(scan.angles.shape[2])["N"]
         found[torch.float32] = found.get(torch.float32, 0) + sums
     launches = -(-sizes.segments // max(1, sizes.at_once))
     return Cost(found, untouched_bytes=max(0, launches - 1) * given)

@@ -142,7 +142,7 @@ def trapezoidal_inside(dims: Dims, mamba: Mamba3, heads: int, groups: int, param
     half = max(SMALLEST_SIDE, _power_of_2(-(-state // 2)))
     of_state, of_rows, of_outputs = 2 * width * half, 2 * tile * _power_of_2(rank) * half, tile * _power_of_2(rank) * width
     of_segment = dtype.bytes * batch * run.heads * tiles
-    whole = of_segment * (2 * of_state + of_rows + of_outputs)
+    whole = of_segment * (2 * of_state + 2 * of_rows + of_outputs)
     at_once = min(segments, max(1, STATES_BYTES // whole))
     tables = rows * (NUM_TABLES * sums + 2 * angles * dtype.bytes)
 
@@ -151,10 +151,11 @@ def trapezoidal_inside(dims: Dims, mamba: Mamba3, heads: int, groups: int, param
     last = sums * batch * run.heads * (width * state + angles)
     shares = batch * segments * -(-tiles // TILES_PER_SHARE) * run.heads * per_head
     always = sums * (rows * (angles + 3) + batch * segments * tiles * run.heads * angles + shares)
-    forward, between = tables + at_once * of_segment * of_state, tables + at_once * whole
+    turns = sums * batch * run.positions * angles  # gone before any state is stored
+    forward, between = tables + max(turns, at_once * of_segment * of_state), at_once * whole
     summed = sums * batch * -(-run.positions // STEP_TILE) * run.heads + sums * run.heads * (per_head + 1)
     if dims.cp == 1:
-        return Inside(last + forward, last + always + max(between, summed))
+        return Inside(last + forward, last + always + max(tables + max(turns, between), summed))
 
     viewed = angles > 0 and batch * run.heads > 1  # state and phase are parts of what is handed on
     of_last = sums * batch * run.heads * angles
@@ -165,7 +166,7 @@ def trapezoidal_inside(dims: Dims, mamba: Mamba3, heads: int, groups: int, param
     copied = given + run.copied_states(dims, segments, states + phases)
     y = dtype.bytes * rows * width
     made = 2 * y + dtype.bytes * (2 * keys + 3 * rows + batch * run.positions * angles) + parameters.bytes * run.heads * (per_head + 1)
-    highest = max(between + carried - phase, phase + of_last, summed)
+    highest = max(tables + max(turns, between + carried - phase), phase + of_last, summed)
     return Inside(y + states + phases + max(given + carried + forward, last), made + always + copied + highest)
 
 
