@@ -191,19 +191,25 @@ class Arguments:
         Raises:
             MegaplanError: Everything found.
         """
+        whole = not self._errors  # reading that stopped early leaves arguments that another launch would have read
         for key in self.values:
             if key in self._read or key in IGNORED or key.startswith(IGNORED_PREFIXES):
                 continue
             if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
                 if self.values[key] not in (None, False):
                     self.tell(key, ARGUMENTS[key].note)
-            elif not self._given.parsed and self.values[key] not in (None, False):
-                hint = f"remove {flag(key)} from a copy of the file if it changes no tensor"
-                self._errors.append(
-                    diagnostic("MP913", f"{flag(key)} {_shown(self.values[key])}".replace(" True", ""), self.at(key), (hint,))
-                )
+            elif not self._given.parsed and self.values[key] not in (None, False) and (whole or key not in ARGUMENTS):
+                self._errors.append(self._unread(key))
         if self._errors:
             raise MegaplanError(self._errors)
+
+    def _unread(self, key: str) -> Diagnostic:
+        """MP913 of an argument that is not known; MP914 of one that only other arguments give a meaning."""
+        said = f"{flag(key)} {_shown(self.values[key])}".replace(" True", "")
+        hint = f"remove {flag(key)} from a copy of the file if it changes no tensor"
+        if key in ARGUMENTS:
+            return diagnostic("MP914", f"{said}: with the other arguments of this launch it has no counterpart", self.at(key), (hint,))
+        return diagnostic("MP913", said, self.at(key), (hint,))
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
