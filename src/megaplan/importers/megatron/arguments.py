@@ -73,9 +73,13 @@ class Arguments:
         return found if found is not None else None if default == REQUIRED else default
 
     def _unset(self, key: str, names: list[str]) -> None:
-        said = f"{flag(key)} {_shown(self.values[key])}, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} set nowhere"
-        hints = tuple(f"--env {name}=…" for name in names if re.fullmatch(r"\w+", name))
-        self._errors.append(diagnostic("MP918", said, self.at(key), hints))
+        variables = [name for name in names if re.fullmatch(r"\w+", name)]
+        others = [name for name in names if name not in variables]
+        why = [f"{', '.join(variables)} {'is' if len(variables) == 1 else 'are'} set nowhere"] if variables else []
+        why += [f"what ${name} gives is not known: no command is run" for name in others if name.startswith("(")]
+        why += [f"${{{name}}} is not followed" for name in others if not name.startswith("(")]
+        hints = [f"--env {name}=…" for name in variables] + (["write the value in a copy of the file"] if others else [])
+        self._errors.append(diagnostic("MP918", f"{flag(key)} {_shown(self.values[key])}, and {'; '.join(why)}", self.at(key), hints))
 
     def whole(self, key: str, most: int = MAX_INT) -> int:
         """A positive integer, or one from 0 on where the table says so, up to `most`; required where there is no default."""

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import NamedTuple
 
-from megaplan.importers.megatron.shell.words import Lexer, Part, PartKind, Word
+from megaplan.importers.megatron.shell.words import OPEN, Lexer, Part, PartKind, Word
 
-OPEN = "\0"
-"""Before and after the name of a variable that is set nowhere, or a command whose output is not known."""
 HARD = "\xa0"
 UNKNOWN = re.compile("\0([^\0]*)\0")
 _BRACED = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
@@ -58,6 +56,14 @@ def readable(text: str) -> str:
     return UNKNOWN.sub(r"$\1", text).replace(HARD, " ")
 
 
+class Kept(NamedTuple):
+    """A variable as it was before a function made one of its own; None where it was not set."""
+
+    fields: list[Field] | None
+    array: bool
+    keyed: dict[str, Field] | None
+
+
 @dataclass(slots=True)
 class Scope:
     """Variables of a script: lists of one field, or of several for an array.
@@ -65,11 +71,13 @@ class Scope:
     Attributes:
         values: By name; `-1` has those of the command line.
         arrays: Names that hold an array.
+        keyed: Arrays whose elements have keys, by name and key; `values` has their elements too.
         read_positional: Whether the script refers to its own arguments.
     """
 
     values: dict[str, list[Field]] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)
+    keyed: dict[str, dict[str, Field]] = field(default_factory=dict)
     positional: list[Field] = field(default_factory=list)
     read_positional: bool = False
 
@@ -77,6 +85,24 @@ class Scope:
         """Give a variable a value."""
         self.values[name] = fields
         (self.arrays.add if array else self.arrays.discard)(name)
+
+    def set_keyed(self, name: str, elements: dict[str, Field]) -> None:
+        """Give an array with keys its elements."""
+        self.keyed[name] = elements
+        self.set(name, list(elements.values()), array=True)
+
+    def kept(self, name: str) -> Kept:
+        """A variable as it is."""
+        return Kept(self.values.get(name), name in self.arrays, self.keyed.get(name))
+
+    def restore(self, name: str, kept: Kept) -> None:
+        """A variable as it was."""
+        self.values.pop(name, None)
+        self.keyed.pop(name, None)
+        if kept.keyed is not None:
+            self.keyed[name] = kept.keyed
+        if kept.fields is not None:
+            self.set(name, kept.fields, array=kept.array)
 
     def fields(self, word: Word) -> list[Field]:
         """The words that one word becomes."""
@@ -146,6 +172,8 @@ class Scope:
         if match is None:
             return [Field(unknown(text), line)]
         name, index, rest = match[1], match[2], match[3]
+        if text.startswith("!") and index in ("@", "*") and name in self.arrays:
+            return [Field(key, line) for key in self.keyed.get(name, map(str, range(len(self.values[name]))))]
         if text.startswith("!"):  # the variable whose name the variable holds
             pointed = self._value(name, index)
             return self._variable(pointed[0].text, line) if pointed else [Field(unknown(name), line)]
@@ -163,12 +191,16 @@ class Scope:
             self.read_positional = self.read_positional or name != "0"
             return self.positional[int(name) - 1 : int(name)] or None if name != "0" else None
         found = self.values.get(name)
-        if found is None or index in ("@", "*"):
+        if found is None or index in ("@", "*") or name not in self.arrays:
             return found
-        if name in self.arrays:
-            place = 0 if index is None else self.sum(index)
-            return found[place : place + 1] if place is not None and place >= 0 else None
-        return found
+        return self._element(name, "0" if index is None else index)
+
+    def _element(self, name: str, index: str) -> list[Field] | None:
+        if name in self.keyed:
+            found = self.keyed[name].get("".join(each.text for each in self._words(index, 0)))
+            return None if found is None else [found]
+        place, held = self.sum(index), self.values[name]
+        return [held[place]] if place is not None and -len(held) <= place < len(held) else None
 
     def _operated(self, name: str, found: list[Field] | None, rest: str, line: int) -> list[Field]:
         known = found is not None and not any(UNKNOWN.fullmatch(each.text) for each in found)
