@@ -32,6 +32,15 @@ CASES = {
     "return in a branch": (4, f"set_it() {{ if [ 1 = 1 ]; then B=4; return; fi; B=8; }}\nset_it\n{RUN} $B"),
     "return as an answer": (1, f"large() {{ [[ $1 -gt 10 ]] && return 0; return 1; }}\nif large 7; then B=4; else B=1; fi\n{RUN} $B"),
     "variable of a function": (8, f"B=8; other() {{ local B=2; }}; other; {RUN} $B"),
+    "name of another variable": (
+        4,
+        f"declare -A MODEL; MODEL[micro-batch-size]=4; A=()\nfor part in MODEL; do declare -n of=$part\n"
+        f"for key in ${{!of[@]}}; do A+=(--$key ${{of[$key]}}); done; done\n{RUN.removesuffix(' --micro-batch-size')} ${{A[@]}}",
+    ),
+    "default in a sum": (8, f"{RUN} $(( ${{NODES:-2}} * 4 ))"),
+    "size of an array in a sum": (4, f"A=(1 2); {RUN} $(( ${{#A[@]}} * 2 ))"),
+    "number of arguments in a sum": (4, f'set -- --b 4; while (( "$#" )); do case $1 in --b) B=$2; shift 2;; esac; done; {RUN} $B'),
+    "tenth argument in a sum": (20, f"set -- 1 2 3 4 5 6 7 8 9 10; {RUN} $(( ${{10}} * 2 ))"),
     "case on one line": (4, f"SIZE=7b; case $SIZE in 7*) B=4;; *) B=1;; esac; {RUN} $B"),
     "sum as a condition": (4, f"T=2; if ((T>1)); then B=4; else B=1; fi; {RUN} $B"),
     "expression": (4, f'SIZE=70B; if [[ "$SIZE" =~ ^(7|70)[bB]$ ]]; then B=4; else B=1; fi; {RUN} $B'),
@@ -80,3 +89,17 @@ def test_what_a_command_gives_is_asked_for_in_other_words_than_a_variable() -> N
     (found,) = caught.value.diagnostics
     assert found.detail == "--micro-batch-size $(nproc), and what $(nproc) gives is not known: no command is run"
     assert found.hints[0] == "write the value in a copy of the file"
+
+
+def test_a_sum_without_a_value_is_told_once() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{RUN} $((A / B))", "x.sh", gpus=8)
+    assert [item.detail for item in caught.value.diagnostics] == ["--micro-batch-size $((A / B)), and the sum $((A / B)) has no value"]
+
+
+def test_gpus_that_are_given_stand_for_nodes_and_processes_that_are_not_known() -> None:
+    text = f"torchrun --nnodes $NODES --nproc-per-node $GPUS pretrain_gpt.py {PLAIN}"
+    assert import_megatron(text, "x.sh", gpus=8).loaded.spec.mesh.world_size == 8
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "x.sh")
+    assert [item.code for item in caught.value.diagnostics] == ["MP918", "MP918"]

@@ -31,10 +31,11 @@ def world_size(launch: Arguments, given: int | None, least: int) -> tuple[int, b
         given: What the caller knows.
         least: What the degrees need.
     """
+    if given is not None:
+        launch.pass_over("nnodes", "nproc_per_node", "world_size")
+        return given, True
     nodes, processes = launch.value("nnodes"), launch.value("nproc_per_node")
     stated = launch.optional("world_size")
-    if given is not None:
-        return given, True
     if stated is not None:
         return stated, True
     if isinstance(processes, int) and isinstance(nodes, int):

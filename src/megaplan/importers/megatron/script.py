@@ -114,7 +114,7 @@ def read_words(words: Sequence[Field]) -> Given:
         empty = UNKNOWN.fullmatch(word) is not None and not UNKNOWN.sub("", word)
         if word.startswith("--") and len(word) > 2:
             written, equals, value = word.partition("=")
-            key = name_of(written)
+            key = name_of(readable(written))
             values[key] = typed(value) if equals else True
             lines[key] = line
         elif empty and (key is None or _is_switch(key) or values[key] is not True):

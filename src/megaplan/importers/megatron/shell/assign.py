@@ -34,12 +34,12 @@ def assigned(scope: Scope, word: Word) -> bool:
     """Whether the word is an assignment, which is made."""
     element = _element(word)
     if element is not None and element.name:
-        _set_element(scope, element.name, element)
+        _set_element(scope, scope.pointers.get(element.name, element.name), element)
         return True
     match = _PLAIN.match(_head(word))
     if match is None:
         return False
-    name, more = match[1], bool(match[2])
+    name, more = scope.pointers.get(match[1], match[1]), bool(match[2])
     if word.items is not None:
         _set_items(scope, name, word.items, more=more)
         return True
@@ -50,11 +50,16 @@ def assigned(scope: Scope, word: Word) -> bool:
 
 
 def declared(scope: Scope, words: Sequence[Word]) -> None:
-    """Words behind `declare` and its like; `-A` makes arrays whose elements have keys."""
-    keyed = any(re.fullmatch(r"-\w*A\w*", word.plain or "") for word in words)
+    """Words behind `declare` and its like; `-A` makes arrays whose elements have keys, `-n` names that stand for others."""
+    options = "".join(word.plain or "" for word in words if (word.plain or "").startswith("-"))
     for word in words:
         name = name_of(word)
-        if keyed and name is not None:
+        if name is None:
+            continue
+        if "n" in options:
+            scope.pointers[name] = scope.text(word).partition("=")[2]
+            continue
+        if "A" in options:
             scope.keyed.setdefault(name, {})
         assigned(scope, word)
 

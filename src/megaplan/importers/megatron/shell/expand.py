@@ -15,7 +15,7 @@ from megaplan.importers.megatron.shell.words import OPEN, Lexer, Part, PartKind,
 HARD = "\xa0"
 UNKNOWN = re.compile("\0([^\0]*)\0")
 _BRACED = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
-_NAME = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?|\$\{?(\d)\}?")
+_NAME = re.compile(r"\b[A-Za-z_]\w*", re.ASCII)
 _SUMS: dict[type[ast.operator] | type[ast.cmpop], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -72,12 +72,14 @@ class Scope:
         values: By name; `-1` has those of the command line.
         arrays: Names that hold an array.
         keyed: Arrays whose elements have keys, by name and key; `values` has their elements too.
+        pointers: Names that stand for another variable's (`declare -n`).
         read_positional: Whether the script refers to its own arguments.
     """
 
     values: dict[str, list[Field]] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)
     keyed: dict[str, dict[str, Field]] = field(default_factory=dict)
+    pointers: dict[str, str] = field(default_factory=dict)
     positional: list[Field] = field(default_factory=list)
     read_positional: bool = False
 
@@ -141,7 +143,8 @@ class Scope:
 
     def sum(self, text: str) -> int | None:
         """The value of a sum; None where a variable in it is set nowhere or it is none."""
-        plain = _NAME.sub(lambda found: self._number(found[1] or found[2]), text).strip()
+        expanded = "".join(each.text for each in self._words(text.replace('"', ""), 0)) if "$" in text else text
+        plain = _NAME.sub(lambda found: self._number(found[0]), expanded).strip()
         plain = re.sub(r"&&", " and ", re.sub(r"\|\|", " or ", plain))
         try:
             return _evaluate(ast.parse(plain or "0", mode="eval").body)
@@ -149,7 +152,7 @@ class Scope:
             return None
 
     def _number(self, name: str) -> str:
-        found = self.positional[int(name) - 1 : int(name)] if name.isdigit() else self.values.get(name, [])
+        found = self.values.get(name, [])
         return found[0].text or "0" if found else f"unset_{name}"
 
     def _part(self, part: Part, line: int) -> list[Field]:
@@ -165,13 +168,13 @@ class Scope:
     def _variable(self, text: str, line: int) -> list[Field]:
         if text.startswith("#") and len(text) > 1:
             inner = _BRACED.fullmatch(text[1:])
-            found = self._value(inner[1], inner[2]) if inner else None
+            found = self._value(self.pointers.get(inner[1], inner[1]), inner[2]) if inner else None
             size = 0 if found is None else len(found) if inner and inner[2] in ("@", "*") else len(found[0].text) if found else 0
             return [Field(str(size), line)]
         match = _BRACED.fullmatch(text.removeprefix("!"))
         if match is None:
             return [Field(unknown(text), line)]
-        name, index, rest = match[1], match[2], match[3]
+        name, index, rest = self.pointers.get(match[1], match[1]), match[2], match[3]
         if text.startswith("!") and index in ("@", "*") and name in self.arrays:
             return [Field(key, line) for key in self.keyed.get(name, map(str, range(len(self.values[name]))))]
         if text.startswith("!"):  # the variable whose name the variable holds
