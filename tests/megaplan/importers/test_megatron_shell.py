@@ -41,6 +41,15 @@ CASES = {
     "size of an array in a sum": (4, f"A=(1 2); {RUN} $(( ${{#A[@]}} * 2 ))"),
     "number of arguments in a sum": (4, f'set -- --b 4; while (( "$#" )); do case $1 in --b) B=$2; shift 2;; esac; done; {RUN} $B'),
     "tenth argument in a sum": (20, f"set -- 1 2 3 4 5 6 7 8 9 10; {RUN} $(( ${{10}} * 2 ))"),
+    "quotient of a negative number": (3, f"{RUN} $(( -7 / 2 + -7 % 4 + 9 ))"),
+    "whole numbers of 64 bits": (2, f"{RUN} $(( 2 ** 63 + 2 ** 63 + 2 ))"),
+    "output of echo": (4, f'B=4; A=$(echo "--swiglu" --init-method-std 0.1); {RUN.replace("--bf16", "--bf16 $A")} $(echo $B)'),
+    "output of expr": (6, f"{RUN} `expr 2 \\* 3`"),
+    "output of cat": (4, f"B=4; A=$(cat <<EOF\n--swiglu\nEOF\n); {RUN.replace('--bf16', '--bf16 $A')} $B"),
+    "read of a here-document": (
+        4,
+        f"B=4\nread -r -d '' A <<EOF || true\n  --swiglu\n  --micro-batch-size $B\nEOF\n{RUN.removesuffix(' --micro-batch-size')} $A",
+    ),
     "case on one line": (4, f"SIZE=7b; case $SIZE in 7*) B=4;; *) B=1;; esac; {RUN} $B"),
     "sum as a condition": (4, f"T=2; if ((T>1)); then B=4; else B=1; fi; {RUN} $B"),
     "expression": (4, f'SIZE=70B; if [[ "$SIZE" =~ ^(7|70)[bB]$ ]]; then B=4; else B=1; fi; {RUN} $B'),
@@ -103,3 +112,18 @@ def test_gpus_that_are_given_stand_for_nodes_and_processes_that_are_not_known() 
     with pytest.raises(MegaplanError) as caught:
         import_megatron(text, "x.sh")
     assert [item.code for item in caught.value.diagnostics] == ["MP918", "MP918"]
+
+
+@pytest.mark.parametrize("nested", ["${A:-" * 400 + "4" + "}" * 400, "$(echo " * 400 + "4" + ")" * 400], ids=["defaults", "commands"])
+def test_a_script_that_is_nested_too_deeply_is_refused(nested: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{RUN} {nested}", "x.sh", gpus=8)
+    assert [item.code for item in caught.value.diagnostics] == ["MP916"]
+
+
+def test_powers_of_powers_are_whole_numbers_of_64_bits_too() -> None:
+    """They took all of the memory."""
+    text = f"{RUN} $(( {'(' * 12}9{' ** 63)' * 12} ))"
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "x.sh", gpus=8)
+    assert [item.code for item in caught.value.diagnostics] == ["MP916"]

@@ -16,14 +16,31 @@ HARD = "\xa0"
 UNKNOWN = re.compile("\0([^\0]*)\0")
 _BRACED = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
 _NAME = re.compile(r"\b[A-Za-z_]\w*", re.ASCII)
+
+
+def _quotient(left: int, right: int) -> int:
+    """Towards zero, as in C."""
+    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+
+
+def _power(base: int, power: int) -> int:
+    """Its last 64 bits.
+
+    Raises:
+        ValueError: The power is negative.
+    """
+    if power < 0:
+        raise ValueError("no whole number")
+    return pow(base, power, 1 << 64)
+
+
 _SUMS: dict[type[ast.operator] | type[ast.cmpop], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: lambda base, power: base ** min(power, 64),
+    ast.Div: _quotient,
+    ast.Mod: lambda left, right: left - right * _quotient(left, right),
+    ast.Pow: _power,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -73,6 +90,7 @@ class Scope:
         arrays: Names that hold an array.
         keyed: Arrays whose elements have keys, by name and key; `values` has their elements too.
         pointers: Names that stand for another variable's (`declare -n`).
+        output: What a command gives that needs not be run; None of any other.
         read_positional: Whether the script refers to its own arguments.
     """
 
@@ -82,6 +100,7 @@ class Scope:
     pointers: dict[str, str] = field(default_factory=dict)
     positional: list[Field] = field(default_factory=list)
     read_positional: bool = False
+    output: Callable[[Scope, str, int], str | None] = lambda _scope, _text, _line: None
 
     def set(self, name: str, fields: list[Field], *, array: bool) -> None:
         """Give a variable a value."""
@@ -159,7 +178,8 @@ class Scope:
         if part.kind is PartKind.TEXT:
             return [Field(part.text, line)]
         if part.kind is PartKind.COMMAND:
-            return [Field(unknown(f"({part.text.strip()})"), line)]
+            given = self.output(self, part.text, line)
+            return [Field(unknown(f"({part.text.strip()})") if given is None else given.rstrip("\n"), line)]
         if part.kind is PartKind.ARITHMETIC:
             value = self.sum(part.text)
             return [Field(unknown(f"(({part.text.strip()}))") if value is None else str(int(value)), line)]
@@ -276,7 +296,8 @@ def _evaluate(node: ast.expr) -> int:
         value = _evaluate(node.operand)
         return -value if isinstance(node.op, ast.USub) else int(not value) if isinstance(node.op, ast.Not) else value
     if isinstance(node, ast.BinOp):
-        return int(_SUMS[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
+        value = int(_SUMS[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
+        return (value + (1 << 63)) % (1 << 64) - (1 << 63)  # bash's whole numbers have 64 bits
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         return int(_SUMS[type(node.ops[0])](_evaluate(node.left), _evaluate(node.comparators[0])))
     if isinstance(node, ast.BoolOp):

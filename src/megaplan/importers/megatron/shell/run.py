@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from megaplan.importers.megatron.shell.assign import assigned, assigns, counted, declared, name_of
 from megaplan.importers.megatron.shell.conditions import Outcome, condition, test
 from megaplan.importers.megatron.shell.expand import Field, Kept, Scope
+from megaplan.importers.megatron.shell.output import expanded, output_of
 from megaplan.importers.megatron.shell.syntax import (
     Chain,
     Choice,
@@ -209,6 +210,8 @@ class Shell:
             self._inner(" ".join(each.text for each in rest), step.line)
         elif name in self._functions:
             return self._called(name, rest)
+        elif name == "read" and step.documents:
+            self._read([each.text for each in rest], *step.documents[0])
         elif name == "let":
             for each in rest:
                 counted(self.scope, each.text)
@@ -216,6 +219,14 @@ class Shell:
             self._recorded(fields, step)
             return None
         return name != "false"
+
+    def _read(self, words: list[str], document: str, quoted: bool) -> None:
+        """`read -d '' NAME` takes all of a here-document, without `-d` its first line."""
+        text = document if quoted else expanded(self.scope, document)
+        names = [word for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
+        whole = any(re.fullmatch(r"-\w*d", word) for word in words)
+        if len(names) == 1:
+            self.scope.set(names[0], [Field((text if whole else text.partition("\n")[0]).strip(), 0)], array=False)
 
     def _left(self, name: str, argument: str) -> Outcome:
         """`break`, `continue`, `return` of a function, and the end of the script.
@@ -269,14 +280,7 @@ class Shell:
                 self._inner(texts[place + 1], fields[place + 1].line)
         if texts[0].rpartition("/")[2] in _READERS:
             for document, quoted in step.documents:
-                self._inner(document if quoted else self._expanded(document), step.line)
-
-    def _expanded(self, document: str) -> str:
-        """A here-document after expansion, as bash does it before the command reads it."""
-        escaped = document.replace('"', '\\"')
-        (only,) = parse(f'"{escaped}"').steps
-        assert isinstance(only[1], Command)
-        return self.scope.text(only[1].words[0])
+                self._inner(document if quoted else expanded(self.scope, document), step.line)
 
     def _inner(self, text: str, line: int) -> None:
         if self._depth < MOST_DEPTH:
@@ -306,7 +310,7 @@ def follow(text: str, environment: Mapping[str, str], positional: Sequence[str])
     Raises:
         ScriptError: It cannot be read.
     """
-    shell = Shell(Scope(positional=[Field(each, 0) for each in positional]))
+    shell = Shell(Scope(output=output_of, positional=[Field(each, 0) for each in positional]))
     _preset(shell.scope, text)
     for name, value in environment.items():
         shell.scope.set(name, [Field(value, 0)], array=False)
