@@ -114,6 +114,15 @@ def test_gpus_that_are_given_stand_for_nodes_and_processes_that_are_not_known() 
     assert [item.code for item in caught.value.diagnostics] == ["MP918", "MP918"]
 
 
+def test_gpus_that_differ_from_what_the_launch_states_are_noted() -> None:
+    text = f"torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {PLAIN}"
+    found = import_megatron(text, "x.sh", gpus=4).loaded
+    assert found.spec.mesh.world_size == 4
+    assert "4 GPUs, as --gpus says; the launch states 16" in [item.detail for item in found.diagnostics]
+    same = import_megatron(text, "x.sh", gpus=16).loaded
+    assert not any("--gpus says" in item.detail for item in same.diagnostics)
+
+
 @pytest.mark.parametrize("nested", ["${A:-" * 400 + "4" + "}" * 400, "$(echo " * 400 + "4" + ")" * 400], ids=["defaults", "commands"])
 def test_a_script_that_is_nested_too_deeply_is_refused(nested: str) -> None:
     with pytest.raises(MegaplanError) as caught:
