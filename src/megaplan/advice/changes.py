@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 from megaplan.families.checks import divisors
@@ -15,6 +16,8 @@ from megaplan.spec.pattern import parse_pattern
 
 AXES = ("pp", "cp", "tp", "dp_shard", "dp_replicate")
 """Axes whose product is the number of GPUs."""
+EXPERT_AXES = ("dp_shard", "cp", "tp")
+"""Axes of the ranks that expert groups are made of."""
 KEYS = (
     *(f"mesh.{name}" for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "vocab_parallel")),
     *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
@@ -58,7 +61,7 @@ def moves(spec: Spec) -> Iterator[Edit]:
 
 
 def growth(spec: Spec, factor: int) -> Iterator[Edit]:
-    """More GPUs: a factor on one axis, or shared by two; expert ranks grow with data ranks where they can."""
+    """More GPUs: a factor on one axis, or shared by two; with what grows inside a stage also as many expert ranks as there can be."""
     pairs = [(first, factor // first) for first in divisors(factor)]
     for index, one in enumerate(AXES):
         for other in AXES[index:]:
@@ -66,8 +69,16 @@ def growth(spec: Spec, factor: int) -> Iterator[Edit]:
                 if (one == other and second == 1) or (one != other and 1 < first < factor):
                     factors = ((one, Fraction(first)),) if one == other else ((one, Fraction(first)), (other, Fraction(second)))
                     yield Edit("mesh", factors=factors)
-    if spec.model.moe is not None and "E" in _letters(spec):
-        yield Edit("mesh", (("mesh.ep", spec.mesh.ep * factor),), (("dp_shard", Fraction(factor)),))
+                    if (ep := _expert_ranks(spec, factors)) != spec.mesh.ep:
+                        yield Edit("mesh", (("mesh.ep", ep),), factors)
+
+
+def _expert_ranks(spec: Spec, factors: Sequence[tuple[str, Fraction]]) -> int:
+    """Expert ranks after a growth of the axes that their groups are made of, as many as the experts can be divided by."""
+    if spec.model.moe is None or "E" not in _letters(spec):
+        return spec.mesh.ep
+    inside = prod(int(by) for axis, by in factors if axis in EXPERT_AXES)
+    return spec.mesh.ep * gcd(inside, max(1, spec.model.moe.num_experts // spec.mesh.ep))
 
 
 def changed(spec: Spec, edits: Sequence[Edit]) -> Spec | None:

@@ -19,16 +19,15 @@ def costs(
     overrides: Overrides = None,
 ) -> int:
     """Print the modelled time of every layer as a costs file; replace what you measure, and pass it to split --costs."""
-    from megaplan.cost.file import costs_document  # noqa: PLC0415  (help needs no model)
+    from megaplan.api.load import load_to_split  # noqa: PLC0415  (help needs no model)
+    from megaplan.cost.file import costs_document  # noqa: PLC0415
     from megaplan.cost.times import model_times  # noqa: PLC0415
-    from megaplan.inventory.build import build_inventory  # noqa: PLC0415
     from megaplan.plan.canonical import dumps, normalise  # noqa: PLC0415
-    from megaplan.spec.load import load_spec  # noqa: PLC0415
 
-    loaded = load_spec(spec, overrides or ())
-    document = costs_document(model_times(loaded.spec, build_inventory(loaded.spec)))
+    job = load_to_split(spec, overrides or (), None)
+    document = costs_document(model_times(job.spec, job.inventory))
     write_new(target, dumps(normalise(document)), force=force)
     if target != STDOUT:
         output.write(f"wrote {target}: {len(document['layers'])} layers and both edges, in nanoseconds per microbatch on one rank\n")
-    output.report(loaded.diagnostics)
+    output.report(job.read_diagnostics)
     return 0

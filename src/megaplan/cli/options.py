@@ -14,7 +14,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 SpecOrPlan = Annotated[
     str, typer.Argument(metavar="SPEC|PLAN", help="A spec (YAML or JSON), a plan, or a Hugging Face config.json; - for stdin.")
 ]
-SpecFile = Annotated[str, typer.Argument(metavar="SPEC", help="A spec (YAML or JSON); - for stdin.")]
+SpecFile = Annotated[str, typer.Argument(metavar="SPEC", help="A spec (YAML or JSON) or a Hugging Face config.json; - for stdin.")]
 CostsFile = Annotated[
     str | None,
     typer.Option("--costs", metavar="FILE", help="Measured layer times, in the format of `megaplan costs`; - for stdin."),

@@ -15,7 +15,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.registry import ARCHITECTURES, REFUSED
+from megaplan.importers.registry import ARCHITECTURES, LIKE, REFUSED, RENAMED
 from megaplan.spec.document import MAX_DEPTH, Document, parse_document, resolve_scalar
 from megaplan.spec.hub import is_model_name
 from megaplan.spec.load import LoadedSpec, check_document
@@ -57,11 +57,13 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         MegaplanError: Every error found: MP109 … MP119, MP801 … MP807, or those of the spec that results.
     """
     config, source = _fields(text, name)
-    family = config["model_type"]
+    family = RENAMED.get(config["model_type"], config["model_type"])
     reader = ConfigReader(config, source, family, class_facts(family), strict=strict)
     if NESTED in config:
         reader.skip(NESTED)
         reader.tell(NESTED, NESTED, "the text model alone is imported; what stands beside it in the config is not counted")
+    if family != config["model_type"]:
+        reader.tell("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
     _check_architectures(reader)
     model = ARCHITECTURES[family](reader)
     reader.stop_if_wrong()
@@ -124,8 +126,10 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
         key, why = REFUSED[family]
         at = source.locate(key) if key in fields else source.locate("model_type")
         raise _refusal("MP805", f"model_type = {family}, {key}: {why}", at, "megaplan new list")
-    if family not in ARCHITECTURES:
+    if family not in ARCHITECTURES and family not in RENAMED:
         near = [f"did you mean {match}?" for match in get_close_matches(family, ARCHITECTURES, n=1)]
+        if family in LIKE:
+            near = [f'to plan its layers as those of {LIKE[family]}, write "model_type": "{LIKE[family]}" in a copy of the config']
         detail = f"model_type = {json.dumps(family[:80])}, and imports are written for {', '.join(ARCHITECTURES)}"
         raise _refusal("MP802", detail, source.locate("model_type"), *near, "megaplan new list")
     return fields, source

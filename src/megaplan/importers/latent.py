@@ -34,7 +34,8 @@ def sparse(reader: ConfigReader) -> dict[str, Any]:
     """deepseek_v32 and glm_moe_dsa: an indexer chooses the keys; a layer whose indexer is shared reads the choice of the last with one."""
     reader.only("mlp_bias", (False, None), "the MLP's matrices have no bias here")
     layers = reader.layers(2)
-    if reader.has("layer_types") and {*reader.items("layer_types")} - {"indexed_attention", "deepseek_sparse_attention"}:
+    sparse_kinds = ("indexed_attention", "deepseek_sparse_attention")
+    if reader.has("layer_types") and any(kind not in sparse_kinds for kind in reader.items("layer_types")):
         reader.cannot("layer_types", reader.value("layer_types"), "every layer has an indexer here", None)
     kinds = _indexers(reader, layers)
     indexer = {
@@ -55,8 +56,9 @@ def _indexers(reader: ConfigReader, layers: int) -> list[str]:
     reader.skip(*keys)
     listed = given["indexer_types"] or given["index_topk_pattern"]
     if listed is not None:
-        kinds = [{"F": "full", "S": "shared"}.get(one, one) for one in listed] if isinstance(listed, str | list) else []
-        if len(kinds) != layers or set(kinds) - {"full", "shared"}:
+        names = {"F": "full", "S": "shared", "full": "full", "shared": "shared"}
+        kinds = [names.get(str(one), "") for one in listed] if isinstance(listed, str | list) else []
+        if len(kinds) != layers or "" in kinds:
             reader.wrong("indexer_types", listed, f"a list of {layers} of full and shared")
             return ["full"] * layers
     else:

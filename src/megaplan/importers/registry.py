@@ -74,3 +74,9 @@ REFUSED: dict[str, tuple[str, str]] = {
     "zamba2": ("hybrid_layer_ids", "its attention blocks share parameters (shared_transformer), and every layer of a spec has its own"),
 }  # fmt: skip
 """Model types whose blocks have no letter: the field that says so, and the tensors that are missing."""
+
+RENAMED = {"kimi_k2": "deepseek_v3"}
+"""Model types of the same class under another name: fields, blocks and names of tensors are the other's."""
+
+LIKE = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
+"""Model types whose blocks are another's for text alone; what a config leaves out has other defaults."""

@@ -15,9 +15,9 @@ CONV = "conv"
 def lfm2(reader: ConfigReader) -> dict[str, Any]:
     """lfm2: dense MLPs, whose width the class rounds up from two thirds of `intermediate_size` (older: `block_ff_dim`)."""
     layers = reader.layers(2)
-    listed = reader.value("full_attn_idxs")
+    given = reader.value("full_attn_idxs") is not None
+    attends = reader.items("full_attn_idxs") if given else range(layers)
     reader.skip("full_attn_idxs")
-    attends = range(layers) if listed is None else listed
     derived = [FULL if layer in attends else CONV for layer in range(layers)]
     dense = {"ffn_hidden_size": _adjusted(reader), "activation": "swiglu"}
     return _decoder(reader, derived, "D" * layers, {"D": ("mlp", dense)})

@@ -18,7 +18,9 @@ _LIMIT = "length the positions were trained to; rows of tokens are the spec's ba
 _STORED = "how the published weights are stored; the spec's precision says what is trained"
 
 IGNORED: dict[str, str] = {
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "tokenizer_class"), _TOKENIZER),
+    **dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "eod_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "tokenizer_class"), _TOKENIZER
+    ),
     **dict.fromkeys(
         ("num_logits_to_keep", "use_cache", "max_length", "do_sample", "temperature", "top_p", "cache_implementation"), _GENERATION
     ),

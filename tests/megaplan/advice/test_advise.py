@@ -49,6 +49,14 @@ def test_more_gpus_only_where_no_change_fits_on_as_many() -> None:
     assert "leaves" in first
 
 
+def test_experts_are_spread_over_the_gpus_that_are_added() -> None:
+    """A model of 256 experts on one GPU; whole banks on each rank would not fit on 1,024."""
+    changes = ("mesh={}", "schedule={kind: 1f1b}", "batch.micro_batch_size=1", "model.moe.num_experts=256", "sharding={}", "recompute={}")
+    (first, *_) = advice_of(*changes, source="plans/mixtral-8x7b.yaml").hints
+    assert "leaves" in first
+    assert "mesh.ep" in keys_of(first)
+
+
 def test_a_plan_keeps_its_slots() -> None:
     found = advice_of("batch.micro_batch_size=16", source="plans/llama-3.1-8b.json")
     assert len(found.hints) > 1

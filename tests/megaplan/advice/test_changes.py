@@ -57,6 +57,15 @@ def test_growth_multiplies_the_gpus(spec: Spec, factor: int) -> None:
     assert {each.global_batch_size for each in found if each is not None} == {spec.global_batch_size}
 
 
+def test_expert_ranks_grow_with_every_axis_that_their_groups_are_made_of() -> None:
+    spec = load_spec("plans/mixtral-8x7b.yaml", ("mesh={}", "schedule.kind=1f1b")).spec
+    found = {texts(spec, after) for edit in growth(spec, 8) if (after := changed(spec, [edit])) is not None}
+    assert {("mesh.tp=8", "mesh.ep=8"), ("mesh.cp=8", "mesh.ep=8"), ("mesh.cp=2", "mesh.tp=4", "mesh.ep=8"), ("mesh.tp=8",)} <= found
+    assert not any("mesh.pp=8" in change and "mesh.ep=8" in change for change in found)
+    wide = {each.mesh.ep for edit in growth(spec, 64) if (each := changed(spec, [edit])) is not None}
+    assert max(wide) == 8, "no more ranks than experts"
+
+
 def test_a_mesh_without_a_pipeline_has_no_schedule() -> None:
     spec = load_spec("plans/nam56r-8xh200.yaml", ()).spec
     moves = [edit for edit in single_edits(spec) if dict(edit.factors) == {"pp": Fraction(1, 2), "dp_shard": Fraction(2)}]

@@ -37,6 +37,16 @@ def test_the_file_goes_to_stdout_without_a_target(megaplan, costs):
     assert megaplan("costs", SPEC, "-o", "costs.json", "--force").status == 0
 
 
+def test_a_hugging_face_config_is_a_spec(megaplan, here):
+    fields = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100}
+    (here / "config.json").write_text(json.dumps({"model_type": "llama", **fields}))
+    ran = megaplan("costs", "config.json", "--set", "mesh.pp=2", "--set", "schedule.num_microbatches=2", "-o", "measured.json")
+    assert (ran.status, "MP821" in ran.err) == (0, True)
+    assert len(json.loads((here / "measured.json").read_text())["layers"]) == 4
+    split = megaplan("split", "config.json", "--set", "mesh.pp=2", "--set", "schedule.num_microbatches=2", "--costs", "measured.json")
+    assert split.status == 0, split.err
+
+
 def test_an_override_changes_the_times(megaplan, costs):
     slower = json.loads(megaplan("costs", SPEC, "--set", "batch.micro_batch_size=64").out)
     before = json.loads(costs.read_text())

@@ -128,6 +128,26 @@ def test_layers_of_kimi_linear_are_each_listed_once() -> None:
     assert [item.code for item in refused.value.diagnostics] == ["MP807"]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("lfm2", "full_attn_idxs", "zz"),
+        ("lfm2", "full_attn_idxs", 2),
+        ("deepseek_v32", "layer_types", [["indexed_attention"]]),
+        ("glm_moe_dsa", "indexer_types", [["full"]]),
+    ],
+)
+def test_a_list_of_layers_that_is_none_is_refused_by_its_name(model_type: str, key: str, value: Any) -> None:
+    with pytest.raises(MegaplanError) as refused:
+        imported({"model_type": model_type, "num_hidden_layers": 2, key: value})
+    assert key in {item.location.key for item in refused.value.diagnostics}
+
+
+def test_the_end_of_a_documents_token_is_the_tokenizers() -> None:
+    found = imported({"model_type": "hunyuan_v1_dense", "num_hidden_layers": 2, "eod_token_id": 127967})
+    assert "eod_token_id" not in "".join(item.detail for item in found.loaded.diagnostics)
+
+
 def test_a_nested_text_model() -> None:
     inner = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100}
     nested = imported({"model_type": "gemma3", "text_config": inner, "vision_config": {}, "tie_word_embeddings": True})

@@ -54,6 +54,21 @@ env_vars: {CUBLAS_WORKSPACE_CONFIG: ":4096:8"}
 """
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "size"),
+    [
+        ("vocab_size: 32010\n  should_pad_vocab: true", 32_256),
+        ("vocab_size: 32010\n  should_pad_vocab: false", 32_010),
+        ("vocab_size: 32010", 32_010),
+        ("vocab_size: null", 50_432),
+    ],
+)
+def test_a_vocabulary_that_is_stated_is_padded_only_where_the_configuration_says_so(vocabulary: str, size: int) -> None:
+    """Without a stated size it is the tokenizer's, here GPT-2's, and padded."""
+    text = BRIDGE.replace("vocab_size: 32000\n  should_pad_vocab: true", vocabulary)
+    assert import_megatron(text, "run_config.yaml", gpus=8).loaded.spec.model.vocab_size == size
+
+
 def test_megatron_bridges_configuration_is_a_launch() -> None:
     spec = import_megatron(BRIDGE, "run_config.yaml", gpus=8).loaded.spec
     words = (

@@ -168,6 +168,24 @@ def test_a_variable_that_an_argument_needs_is_named() -> None:
     assert spec.loaded.spec.mesh.tp == 2
 
 
+@pytest.mark.parametrize("said", ["", " --position-embedding-type rope", " --position-embedding-type learned_absolute"])
+def test_the_older_switch_of_rotary_positions_stands_beside_the_newer_argument(said: str) -> None:
+    """Megatron's parser replaces the type of positions; scripts that give both are common."""
+    model = import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --use-rotary-position-embeddings{said}", "x.sh").loaded.spec.model
+    assert model.learned_positions is None
+    assert model.attention is not None
+    assert model.attention.nope_layers == ()
+
+
+@pytest.mark.parametrize("argument", ["--q-lora-rank 64", "--cross-entropy-fusion-impl te", "--mamba-state-dim 64"])
+def test_a_known_argument_that_the_launch_gives_no_meaning_is_not_called_unknown(argument: str) -> None:
+    (found,) = errors(f"torchrun pretrain_gpt.py {PLAIN} {argument}")
+    assert found.code == "MP914"
+    assert found.detail == f"{argument}: with the other arguments of this launch it has no counterpart"
+    (alone,) = errors(f"torchrun pretrain_gpt.py {PLAIN} {argument} --num-attention-heads=x")
+    assert alone.code == "MP916", "what is read behind an error is not judged"
+
+
 @pytest.mark.parametrize("head", ["run()", "run ()", "function run", "function run()", "run()\n"])
 def test_a_function_is_defined_in_each_form_of_bash(head: str) -> None:
     text = f"{head} {{ torchrun pretrain_gpt.py {PLAIN} $*; }}\nrun --micro-batch-size 2\n"

@@ -47,6 +47,28 @@ def test_deepseek_v3_by_hand() -> None:
     assert letters(imported) == "AD" * 3 + "AE" * 58
 
 
+def test_kimi_k2_by_hand() -> None:
+    """Its class is DeepSeek-V3's under another name."""
+    changes = {
+        "n_routed_experts": 384,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "first_k_dense_replace": 1,
+        "vocab_size": 163840,
+    }
+    ends = {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0, "beta_slow": 1.0}
+    imported = import_hf(
+        text({**DEEPSEEK_V3, "model_type": "kimi_k2", "vocab_size": 163840, **changes, "rope_scaling": ends}), "config.json"
+    )
+    h, heads = 7168, 64
+    attention = h + h * 1536 + 1536 + 1536 * heads * 192 + h * (512 + 64) + 512 + 512 * heads * 256 + heads * 128 * h
+    dense, experts = h + 3 * h * 18432, h + 384 * h + 385 * 3 * h * 2048
+    total = 2 * 163840 * h + h + 61 * attention + dense + 60 * experts
+    assert build_inventory(imported.loaded.spec).parameters == total == 1_026_408_209_408
+    assert imported.family == "deepseek_v3"
+    assert any("read as deepseek_v3" in item.detail for item in imported.loaded.diagnostics if item.code == "MP820")
+
+
 def test_nemotron_h_with_experts_by_hand() -> None:
     moe = {"n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96}
     fields = config(

@@ -9,7 +9,7 @@ from hf_samples import DEEPSEEK_V3, GONE, MODELS, config, text
 from megaplan.errors import Diagnostic, MegaplanError
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.hf import import_hf
-from megaplan.importers.registry import REFUSED
+from megaplan.importers.registry import ARCHITECTURES, LIKE, REFUSED, RENAMED
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
 from megaplan.spec.models import MAX_LAYERS
 
@@ -147,6 +147,14 @@ def test_another_model_type_is_refused_with_the_nearest() -> None:
     (found,) = refused({"model_type": "qwen3moe"})
     assert found.code == "MP802"
     assert found.hints[0] == "did you mean qwen3_moe?"
+
+
+def test_a_model_type_whose_layers_are_anothers_says_whose() -> None:
+    (found,) = refused({"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", "hidden_size": 64}})
+    assert found.code == "MP802"
+    assert found.hints[0] == 'to plan its layers as those of qwen3, write "model_type": "qwen3" in a copy of the config'
+    assert {*LIKE.values(), *RENAMED.values()} <= set(ARCHITECTURES)
+    assert not {*LIKE, *RENAMED} & {*ARCHITECTURES, *REFUSED}
 
 
 @pytest.mark.parametrize(

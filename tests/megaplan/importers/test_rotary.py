@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hf_samples import config
 
+from megaplan.errors import MegaplanError
 from megaplan.importers.hf import import_hf
 
 
@@ -55,6 +56,16 @@ def test_a_length_outside_the_rotary_parameters_is_the_original_one() -> None:
     assert imported("Qwen3-8B", rope_scaling=given, max_position_embeddings=40_960)[0].rope_scaling.original_seq_length == 40_960
     named = imported("Qwen3-8B", rope_scaling=given, original_max_position_embeddings=32_768)[0]
     assert named.rope_scaling.original_seq_length == 32_768
+
+
+def test_yarn_whose_ends_meet_is_a_ramp_of_one_step() -> None:
+    """Kimi-K2's config has beta_fast = beta_slow = 1."""
+    given = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0, "beta_slow": 1.0}
+    scaling = imported("Qwen3-8B", rope_scaling=given)[0].rope_scaling
+    assert (scaling.beta_fast, scaling.beta_slow) == (1.0, 1.0)
+    with pytest.raises(MegaplanError) as caught:
+        imported("Qwen3-8B", rope_scaling={**given, "beta_fast": 0.5})
+    assert [item.detail.rpartition(", and ")[2] for item in caught.value.diagnostics if item.code == "MP715"] == ["0.5 < 1"]
 
 
 def test_a_rule_that_a_spec_does_not_have_is_told() -> None:

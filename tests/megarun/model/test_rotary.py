@@ -16,10 +16,12 @@ WIDTH, PAIRS = 64, [0, 8, 10, 12, 14, 16, 18, 20, 31]
 LLAMA = {"kind": "llama3", "factor": 8.0}
 DEEPSEEK = {"kind": "yarn", "factor": 40.0, "original_seq_length": 4096, "attention_factor": 1.0}
 GPT_OSS = {"kind": "yarn", "factor": 32.0, "original_seq_length": 4096, "truncate": False}
+KIMI = {"kind": "yarn", "factor": 32.0, "original_seq_length": 4096, "beta_fast": 1.0, "beta_slow": 1.0, "attention_factor": 1.0}
 EXPECTED = [
     (LLAMA, 500_000.0, 1.0, [1.0, 0.03760603, 0.01656044, 0.007292665, 0.003211446, 0.000524846, 7.784655e-05, 3.428102e-05, 3.767323e-07]),
     (DEEPSEEK, 10_000.0, 1.0, [1.0, 0.1, 0.05623413, 0.02687936, 0.01244796, 0.0055, 0.002249365, 0.0007905694, 3.333804e-06]),
     (GPT_OSS, 10_000.0, 1.3465736, [1.0, 0.1, 0.05623413, 0.02773594, 0.0127357, 0.005552754, 0.002217703, 0.0007382769, 4.167255e-06]),
+    (KIMI, 50_000.0, 1.0, [1.0, 0.06687403, 0.03400728, 0.01729363, 0.008794287, 0.004472136, 0.002274204, 3.614047e-05, 8.764413e-07]),
 ]
 
 
@@ -27,7 +29,7 @@ def scaling_of(section: dict[str, Any]) -> Any:
     return TypeAdapter(RopeScaling).validate_python(section)
 
 
-@pytest.mark.parametrize(("section", "theta", "factor", "expected"), EXPECTED, ids=["llama3", "yarn", "yarn-whole"])
+@pytest.mark.parametrize(("section", "theta", "factor", "expected"), EXPECTED, ids=["llama3", "yarn", "yarn-whole", "yarn-one-step"])
 def test_frequencies_are_those_of_transformers(section: dict[str, Any], theta: float, factor: float, expected: list[float]) -> None:
     scaling, device = scaling_of(section), torch.device("cpu")
     found = rotary_frequencies(WIDTH, theta, device, scaling)

@@ -66,9 +66,11 @@ def _scaling(checked: Checked, attention: GroupedQueryAttention | LatentAttentio
     if not ends:
         return
     (fast, above), (slow, below) = ends.items()
-    if above <= below:
-        detail = f"attention.rope_scaling.{fast} = {above:g}, attention.rope_scaling.{slow} = {below:g}, and {above:g} <= {below:g}"
-        yield checked.error("MP715", detail, f"model.attention.rope_scaling.{fast}", f"{fast}: a number above {slow}")
+    meets = isinstance(scaling, YarnScaling)  # a ramp of one step, as in Kimi-K2; llama3 divides by the difference
+    if above < below or (above == below and not meets):
+        sign, wanted = ("<", f"a number from {below:g} on") if meets else ("<=", f"a number above {slow}")
+        detail = f"attention.rope_scaling.{fast} = {above:g}, attention.rope_scaling.{slow} = {below:g}, and {above:g} {sign} {below:g}"
+        yield checked.error("MP715", detail, f"model.attention.rope_scaling.{fast}", f"{fast}: {wanted}")
 
 
 def _odd(checked: Checked, name: str, width: int) -> Diagnostic:

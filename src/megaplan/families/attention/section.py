@@ -48,7 +48,7 @@ class YarnScaling(Section):
         kind: yarn.
         factor: Divisor of the low frequencies.
         original_seq_length: Tokens a sequence before the context was extended.
-        beta_fast: Frequencies with more turns than this in original_seq_length tokens are kept; above beta_slow.
+        beta_fast: Frequencies with more turns than this in original_seq_length tokens are kept; at least beta_slow.
         beta_slow: Frequencies with fewer turns than this in original_seq_length tokens are divided.
         truncate: The ends of the ramp are rounded outwards to whole frequencies.
         attention_factor: Factor of cos and sin; null for 0.1 ln(factor) + 1, or 1 where factor is at most 1.

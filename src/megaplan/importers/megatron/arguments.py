@@ -55,6 +55,7 @@ class Arguments:
         self._given, self._name = given, name
         self._read: set[str] = set()
         self._errors: list[Diagnostic] = []
+        self._faulty: set[str] = set()  # arguments whose value was refused: what follows from the dummy in its place is not told
         self._told: dict[str, str] = {}
         self._notes: list[Diagnostic] = []
 
@@ -73,15 +74,26 @@ class Arguments:
         return found if found is not None else None if default == REQUIRED else default
 
     def _unset(self, key: str, names: list[str]) -> None:
-        said = f"{flag(key)} {_shown(self.values[key])}, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} set nowhere"
-        hints = tuple(f"--env {name}=…" for name in names if re.fullmatch(r"\w+", name))
-        self._errors.append(diagnostic("MP918", said, self.at(key), hints))
+        variables = [name for name in names if re.fullmatch(r"\w+", name)]
+        others = [name for name in names if name not in variables]
+        why = [f"{', '.join(variables)} {'is' if len(variables) == 1 else 'are'} set nowhere"] if variables else []
+        sums = [name for name in others if name.startswith("((")]
+        why += [f"the sum ${name} has no value" for name in sums]
+        why += [f"what ${name} gives is not known: no command is run" for name in others if name.startswith("(") and name not in sums]
+        why += [f"${{{name}}} is not followed" for name in others if not name.startswith("(")]
+        hints = [f"--env {name}=…" for name in variables] + (["write the value in a copy of the file"] if others else [])
+        self._refuse(key, diagnostic("MP918", f"{flag(key)} {_shown(self.values[key])}, and {'; '.join(why)}", self.at(key), hints))
+
+    def _refuse(self, key: str, found: Diagnostic) -> None:
+        if key not in self._faulty:
+            self._errors.append(found)
+        self._faulty.add(key)
 
     def whole(self, key: str, most: int = MAX_INT) -> int:
         """A positive integer, or one from 0 on where the table says so, up to `most`; required where there is no default."""
         found = self.value(key)
         if found is None:
-            self._errors.append(diagnostic("MP916", f"{flag(key)} is missing", self.at(key), (f"{flag(key)} 1",)))
+            self._refuse(key, diagnostic("MP916", f"{flag(key)} is missing", self.at(key), (f"{flag(key)} 1",)))
             return 1
         kind = ARGUMENTS[key].kind
         if isinstance(found, bool) or not isinstance(found, int) or not (kind is not Kind.WHOLE) <= found <= most:
@@ -159,7 +171,7 @@ class Arguments:
 
     def wrong(self, key: str, found: Any, wanted: str) -> None:
         """The argument's value is of another type."""
-        self._errors.append(diagnostic("MP916", f"{flag(key)} {_shown(found)}, and it is {wanted}", self.at(key)))
+        self._refuse(key, diagnostic("MP916", f"{flag(key)} {_shown(found)}, and it is {wanted}", self.at(key)))
 
     def cannot(self, key: str, why: str, instead: Any = None) -> None:
         """The argument's value has no counterpart in a spec."""
@@ -191,19 +203,25 @@ class Arguments:
         Raises:
             MegaplanError: Everything found.
         """
+        whole = not self._errors  # reading that stopped early leaves arguments that another launch would have read
         for key in self.values:
             if key in self._read or key in IGNORED or key.startswith(IGNORED_PREFIXES):
                 continue
             if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
                 if self.values[key] not in (None, False):
                     self.tell(key, ARGUMENTS[key].note)
-            elif not self._given.parsed and self.values[key] not in (None, False):
-                hint = f"remove {flag(key)} from a copy of the file if it changes no tensor"
-                self._errors.append(
-                    diagnostic("MP913", f"{flag(key)} {_shown(self.values[key])}".replace(" True", ""), self.at(key), (hint,))
-                )
+            elif not self._given.parsed and self.values[key] not in (None, False) and (whole or key not in ARGUMENTS):
+                self._errors.append(self._unread(key))
         if self._errors:
             raise MegaplanError(self._errors)
+
+    def _unread(self, key: str) -> Diagnostic:
+        """MP913 of an argument that is not known; MP914 of one that only other arguments give a meaning."""
+        said = f"{flag(key)} {_shown(self.values[key])}".replace(" True", "")
+        hint = f"remove {flag(key)} from a copy of the file if it changes no tensor"
+        if key in ARGUMENTS:
+            return diagnostic("MP914", f"{said}: with the other arguments of this launch it has no counterpart", self.at(key), (hint,))
+        return diagnostic("MP913", said, self.at(key), (hint,))
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:

@@ -112,12 +112,18 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
         "squared_relu": activation in ("squared_relu", "relu2"),
         "quick_geglu": gated and activation not in ("silu", "swish"),
         "untie_embeddings_and_output_weights": not given.get("share_embeddings_and_output_weights", True),
-        "no_pad_vocab_size": given.get("should_pad_vocab") is False,
+        "no_pad_vocab_size": not _pads(given),
         "group_query_attention": groups is not None and groups != heads,
         "num_query_groups": groups,
         "num_virtual_stages_per_pipeline_rank": stages if isinstance(stages, int) and stages > 1 and not laid_out else None,
         "max_position_embeddings": given.get("max_position_embeddings") or given.get("seq_length"),
     }
+
+
+def _pads(given: Mapping[str, Any]) -> bool:
+    """Whether the vocabulary is padded: where nothing says so, a tokenizer's is, and one that is stated is not (`training/setup.py`)."""
+    stated = given.get("should_pad_vocab")
+    return given.get("vocab_size") is None if stated is None else bool(stated)
 
 
 def _precision(given: Mapping[str, Any], mixed: Any) -> dict[str, Any]:

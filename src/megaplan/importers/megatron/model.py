@@ -87,9 +87,9 @@ def _given(**switches: bool) -> dict[str, bool]:
 
 def _position(launch: Arguments) -> str:
     """Megatron's type of positions; learned ones where the launch says nothing."""
-    if launch.given("use_rotary_position_embeddings"):
-        return "rope"
     position = str(launch.value("position_embedding_type"))
+    if launch.given("use_rotary_position_embeddings"):  # Megatron's parser puts rope in the place of whatever else is said
+        return "rope"
     if position not in (*ROTARY, "learned_absolute", "none"):
         launch.cannot("position_embedding_type", "positions of a spec are learned, rotary, or none", "rope")
     return position

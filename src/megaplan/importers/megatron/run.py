@@ -31,10 +31,15 @@ def world_size(launch: Arguments, given: int | None, least: int) -> tuple[int, b
         given: What the caller knows.
         least: What the degrees need.
     """
+    if given is not None:  # stands for what the launch leaves open, and in the place of what it says
+        launch.pass_over("nnodes", "nproc_per_node", "world_size")
+        nodes, processes, stated = (launch.values.get(key) for key in ("nnodes", "nproc_per_node", "world_size"))
+        found = stated if isinstance(stated, int) else nodes * processes if isinstance(nodes, int) and isinstance(processes, int) else given
+        if found != given:
+            launch.note("nproc_per_node", f"{given} GPUs, as --gpus says; the launch states {found}")
+        return given, True
     nodes, processes = launch.value("nnodes"), launch.value("nproc_per_node")
     stated = launch.optional("world_size")
-    if given is not None:
-        return given, True
     if stated is not None:
         return stated, True
     if isinstance(processes, int) and isinstance(nodes, int):

@@ -41,6 +41,8 @@ def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequ
         shell = follow(text, environment, argv)
     except ScriptError as error:
         raise MegaplanError([diagnostic("MP916", f"{name}: {error}", Location(name, error.line))]) from None
+    except RecursionError:
+        raise MegaplanError([diagnostic("MP916", f"{name}: expansions or groups are nested too deeply", Location(name))]) from None
     words, left_out = _launched(shell)
     more = [] if shell.scope.read_positional else [Field(word, 0) for word in argv]
     if not words and not more:
@@ -114,7 +116,7 @@ def read_words(words: Sequence[Field]) -> Given:
         empty = UNKNOWN.fullmatch(word) is not None and not UNKNOWN.sub("", word)
         if word.startswith("--") and len(word) > 2:
             written, equals, value = word.partition("=")
-            key = name_of(written)
+            key = name_of(readable(written))
             values[key] = typed(value) if equals else True
             lines[key] = line
         elif empty and (key is None or _is_switch(key) or values[key] is not True):

@@ -52,7 +52,7 @@ def import_megatron(
         text: A launch script or words of one, YAML of arguments, a log with their table, or Megatron-Bridge's configuration.
         name: What diagnostics call the file.
         overrides: `KEY=VALUE` texts, keys of the spec.
-        gpus: GPUs of the job, where the text does not say.
+        gpus: GPUs of the job, in the place of what the text says.
         environment: Variables that the launch finds.
         argv: Arguments of the script; beside other forms they stand in the place of the text's own.
 

@@ -10,22 +10,37 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import NamedTuple
 
-from megaplan.importers.megatron.shell.words import Lexer, Part, PartKind, Word
+from megaplan.importers.megatron.shell.words import OPEN, Lexer, Part, PartKind, Word
 
-OPEN = "\0"
-"""Before and after the name of a variable that is set nowhere, or a command whose output is not known."""
 HARD = "\xa0"
 UNKNOWN = re.compile("\0([^\0]*)\0")
 _BRACED = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
-_NAME = re.compile(r"\$?\{?\b([A-Za-z_]\w*)\b\}?|\$\{?(\d)\}?")
+_NAME = re.compile(r"\b[A-Za-z_]\w*", re.ASCII)
+
+
+def _quotient(left: int, right: int) -> int:
+    """Towards zero, as in C."""
+    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+
+
+def _power(base: int, power: int) -> int:
+    """Its last 64 bits.
+
+    Raises:
+        ValueError: The power is negative.
+    """
+    if power < 0:
+        raise ValueError("no whole number")
+    return pow(base, power, 1 << 64)
+
+
 _SUMS: dict[type[ast.operator] | type[ast.cmpop], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: lambda base, power: base ** min(power, 64),
+    ast.Div: _quotient,
+    ast.Mod: lambda left, right: left - right * _quotient(left, right),
+    ast.Pow: _power,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -58,6 +73,14 @@ def readable(text: str) -> str:
     return UNKNOWN.sub(r"$\1", text).replace(HARD, " ")
 
 
+class Kept(NamedTuple):
+    """A variable as it was before a function made one of its own; None where it was not set."""
+
+    fields: list[Field] | None
+    array: bool
+    keyed: dict[str, Field] | None
+
+
 @dataclass(slots=True)
 class Scope:
     """Variables of a script: lists of one field, or of several for an array.
@@ -65,18 +88,42 @@ class Scope:
     Attributes:
         values: By name; `-1` has those of the command line.
         arrays: Names that hold an array.
+        keyed: Arrays whose elements have keys, by name and key; `values` has their elements too.
+        pointers: Names that stand for another variable's (`declare -n`).
+        output: What a command gives that needs not be run; None of any other.
         read_positional: Whether the script refers to its own arguments.
     """
 
     values: dict[str, list[Field]] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)
+    keyed: dict[str, dict[str, Field]] = field(default_factory=dict)
+    pointers: dict[str, str] = field(default_factory=dict)
     positional: list[Field] = field(default_factory=list)
     read_positional: bool = False
+    output: Callable[[Scope, str, int], str | None] = lambda _scope, _text, _line: None
 
     def set(self, name: str, fields: list[Field], *, array: bool) -> None:
         """Give a variable a value."""
         self.values[name] = fields
         (self.arrays.add if array else self.arrays.discard)(name)
+
+    def set_keyed(self, name: str, elements: dict[str, Field]) -> None:
+        """Give an array with keys its elements."""
+        self.keyed[name] = elements
+        self.set(name, list(elements.values()), array=True)
+
+    def kept(self, name: str) -> Kept:
+        """A variable as it is."""
+        return Kept(self.values.get(name), name in self.arrays, self.keyed.get(name))
+
+    def restore(self, name: str, kept: Kept) -> None:
+        """A variable as it was."""
+        self.values.pop(name, None)
+        self.keyed.pop(name, None)
+        if kept.keyed is not None:
+            self.keyed[name] = kept.keyed
+        if kept.fields is not None:
+            self.set(name, kept.fields, array=kept.array)
 
     def fields(self, word: Word) -> list[Field]:
         """The words that one word becomes."""
@@ -115,7 +162,8 @@ class Scope:
 
     def sum(self, text: str) -> int | None:
         """The value of a sum; None where a variable in it is set nowhere or it is none."""
-        plain = _NAME.sub(lambda found: self._number(found[1] or found[2]), text).strip()
+        expanded = "".join(each.text for each in self._words(text.replace('"', ""), 0)) if "$" in text else text
+        plain = _NAME.sub(lambda found: self._number(found[0]), expanded).strip()
         plain = re.sub(r"&&", " and ", re.sub(r"\|\|", " or ", plain))
         try:
             return _evaluate(ast.parse(plain or "0", mode="eval").body)
@@ -123,14 +171,15 @@ class Scope:
             return None
 
     def _number(self, name: str) -> str:
-        found = self.positional[int(name) - 1 : int(name)] if name.isdigit() else self.values.get(name, [])
+        found = self.values.get(name, [])
         return found[0].text or "0" if found else f"unset_{name}"
 
     def _part(self, part: Part, line: int) -> list[Field]:
         if part.kind is PartKind.TEXT:
             return [Field(part.text, line)]
         if part.kind is PartKind.COMMAND:
-            return [Field(unknown(f"({part.text.strip()})"), line)]
+            given = self.output(self, part.text, line)
+            return [Field(unknown(f"({part.text.strip()})") if given is None else given.rstrip("\n"), line)]
         if part.kind is PartKind.ARITHMETIC:
             value = self.sum(part.text)
             return [Field(unknown(f"(({part.text.strip()}))") if value is None else str(int(value)), line)]
@@ -139,13 +188,15 @@ class Scope:
     def _variable(self, text: str, line: int) -> list[Field]:
         if text.startswith("#") and len(text) > 1:
             inner = _BRACED.fullmatch(text[1:])
-            found = self._value(inner[1], inner[2]) if inner else None
+            found = self._value(self.pointers.get(inner[1], inner[1]), inner[2]) if inner else None
             size = 0 if found is None else len(found) if inner and inner[2] in ("@", "*") else len(found[0].text) if found else 0
             return [Field(str(size), line)]
         match = _BRACED.fullmatch(text.removeprefix("!"))
         if match is None:
             return [Field(unknown(text), line)]
-        name, index, rest = match[1], match[2], match[3]
+        name, index, rest = self.pointers.get(match[1], match[1]), match[2], match[3]
+        if text.startswith("!") and index in ("@", "*") and name in self.arrays:
+            return [Field(key, line) for key in self.keyed.get(name, map(str, range(len(self.values[name]))))]
         if text.startswith("!"):  # the variable whose name the variable holds
             pointed = self._value(name, index)
             return self._variable(pointed[0].text, line) if pointed else [Field(unknown(name), line)]
@@ -163,12 +214,16 @@ class Scope:
             self.read_positional = self.read_positional or name != "0"
             return self.positional[int(name) - 1 : int(name)] or None if name != "0" else None
         found = self.values.get(name)
-        if found is None or index in ("@", "*"):
+        if found is None or index in ("@", "*") or name not in self.arrays:
             return found
-        if name in self.arrays:
-            place = 0 if index is None else self.sum(index)
-            return found[place : place + 1] if place is not None and place >= 0 else None
-        return found
+        return self._element(name, "0" if index is None else index)
+
+    def _element(self, name: str, index: str) -> list[Field] | None:
+        if name in self.keyed:
+            found = self.keyed[name].get("".join(each.text for each in self._words(index, 0)))
+            return None if found is None else [found]
+        place, held = self.sum(index), self.values[name]
+        return [held[place]] if place is not None and -len(held) <= place < len(held) else None
 
     def _operated(self, name: str, found: list[Field] | None, rest: str, line: int) -> list[Field]:
         known = found is not None and not any(UNKNOWN.fullmatch(each.text) for each in found)
@@ -241,7 +296,8 @@ def _evaluate(node: ast.expr) -> int:
         value = _evaluate(node.operand)
         return -value if isinstance(node.op, ast.USub) else int(not value) if isinstance(node.op, ast.Not) else value
     if isinstance(node, ast.BinOp):
-        return int(_SUMS[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
+        value = int(_SUMS[type(node.op)](_evaluate(node.left), _evaluate(node.right)))
+        return (value + (1 << 63)) % (1 << 64) - (1 << 63)  # bash's whole numbers have 64 bits
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         return int(_SUMS[type(node.ops[0])](_evaluate(node.left), _evaluate(node.comparators[0])))
     if isinstance(node, ast.BoolOp):

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import pairwise
 
-from megaplan.importers.megatron.shell.expand import UNKNOWN, Field, Scope, unknown_names
+from megaplan.importers.megatron.shell.assign import assigned, assigns, counted, declared, name_of
+from megaplan.importers.megatron.shell.conditions import Outcome, condition, test
+from megaplan.importers.megatron.shell.expand import Field, Kept, Scope
+from megaplan.importers.megatron.shell.output import expanded, output_of
 from megaplan.importers.megatron.shell.syntax import (
     Chain,
     Choice,
@@ -21,11 +23,7 @@ from megaplan.importers.megatron.shell.syntax import (
     Test,
     parse,
 )
-from megaplan.importers.megatron.shell.words import Token, Word
 
-Outcome = bool | None
-"""Whether a command succeeds; None where that is not known."""
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[(\w*)\])?(\+?)=", re.ASCII)
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(--[\w-]+)(?:[= ]+(\S+))?|^#SBATCH\s+-([NnG])\s*(\d+)", re.MULTILINE)
 _SLURM = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
@@ -36,13 +34,30 @@ _SLURM = {
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
 _SHELLS = frozenset({"bash", "sh", "zsh"})
 _DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_LOCAL = frozenset({"declare", "local", "typeset"})
+"""Of these, what makes variables of a function."""
 _READERS = _SHELLS | {"sbatch", "srun", "ssh"}
-_COMPARED = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 MOST_ROUNDS, MOST_DEPTH = 200, 20
 
 
 class _Exit(Exception):  # noqa: N818 (no error: the script's own end)
     """The script ends here."""
+
+
+class _Return(Exception):  # noqa: N818
+    """The function ends here, with this outcome."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+class _Leave(Exception):  # noqa: N818
+    """`break` and `continue` of so many loops."""
+
+    def __init__(self, loops: int, *, ends: bool) -> None:
+        super().__init__()
+        self.loops, self.ends = loops, ends
 
 
 @dataclass(slots=True)
@@ -61,6 +76,8 @@ class Shell:
     _functions: dict[str, Chain] = field(default_factory=dict)
     _depth: int = 0
     _nested: int = 0
+    _loops: int = 0
+    _locals: list[dict[str, Kept]] = field(default_factory=list)
 
     def run(self, text: str, line: int = 1) -> None:
         """Follow a script whose first line has this number.
@@ -78,11 +95,11 @@ class Shell:
         for connector, step in chain.steps:
             if (connector == "&&" and found is False) or (connector == "||" and found is not False):
                 continue
-            if connector != ";":
-                self._nested += 1
-            found = self._statement(step)
-            if connector != ";":
-                self._nested -= 1
+            self._nested += connector != ";"
+            try:
+                found = self._statement(step)
+            finally:
+                self._nested -= connector != ";"
         return found
 
     def _statement(self, step: Statement) -> Outcome:
@@ -106,8 +123,8 @@ class Shell:
             found = self._statement(step.body)
             return None if found is None else not found
         if step.sum is None:
-            return self._test(list(step.tokens))
-        value = self.scope.sum(step.sum)
+            return test(self.scope, list(step.tokens))
+        value = counted(self.scope, step.sum)
         return None if value is None else bool(value)
 
     def _compound(self, step: Condition | Choice | Loop) -> Outcome:
@@ -129,70 +146,62 @@ class Shell:
 
     def _unknown_branch(self, body: Chain, line: int) -> None:
         """A branch behind a condition that is not known is left out; noted if it would have changed a variable."""
-        if any(isinstance(step, Command) and step.words and ASSIGNMENT.match(_head(step.words[0])) for _, step in body.steps):
+        if _changes(body):
             self.left_out.append((line, "the condition depends on the machine, and its branch is left out"))
 
     def _loop(self, step: Loop) -> Outcome:
-        if step.condition is not None:
-            for _ in range(MOST_ROUNDS):
-                found = self._chain(step.condition)
-                if found is None or found is step.until:
-                    break
-                self._chain(step.body)
-            return True
         fields = self.scope.positional if step.words is None else [each for word in step.words for each in self.scope.fields(word)]
-        for each in fields[:MOST_ROUNDS]:
-            self.scope.set(step.name, [each], array=False)
-            self._chain(step.body)
+        self._loops += 1
+        try:
+            for place in range(MOST_ROUNDS):
+                if step.condition is not None:
+                    found = self._chain(step.condition)
+                    if found is None or found is step.until:
+                        break
+                elif place == len(fields):
+                    break
+                else:
+                    self.scope.set(step.name, [fields[place]], array=False)
+                if not self._round(step.body):
+                    break
+                counted(self.scope, step.step)
+        finally:
+            self._loops -= 1
+        return True
+
+    def _round(self, body: Chain) -> bool:
+        """A round of a loop; whether another may follow."""
+        try:
+            self._chain(body)
+        except _Leave as left:
+            if left.loops > 1 and self._loops > 1:
+                raise _Leave(left.loops - 1, ends=left.ends) from None
+            return not left.ends
         return True
 
     def _command(self, step: Command) -> Outcome:
         words = list(step.words)
-        while words and self._assigned(words[0]):
+        while words and assigned(self.scope, words[0]):
             words.pop(0)
         if not words:
             return True
         if words[0].plain in _DECLARES:
-            return self._declared(words[1:])
+            if self._locals and words[0].plain in _LOCAL:
+                for name in filter(None, map(name_of, words[1:])):
+                    self._locals[-1].setdefault(name, self.scope.kept(name))
+            declared(self.scope, words[1:])
+            return True
         fields = [each for word in words for each in self.scope.fields(word)]
         if not fields:
             return True
         return self._builtin(fields, step)
 
-    def _assigned(self, word: Word) -> bool:
-        """Whether the word is an assignment, which is made."""
-        match = ASSIGNMENT.match(_head(word))
-        if match is None:
-            return False
-        name, index, more = match[1], match[2], bool(match[3])
-        before = self.scope.values.get(name, []) if more else []
-        if word.items is not None:
-            fields = [each for item in word.items for each in self.scope.fields(item)]
-            self.scope.set(name, [*before, *fields], array=True)
-            return True
-        text = self.scope.text(word)[match.end() :]
-        if index is not None and index.isdigit():
-            held = [*self.scope.values.get(name, []), *[Field("", word.line)] * (int(index) + 1)]
-            held = held[: max(len(self.scope.values.get(name, [])), int(index) + 1)]
-            held[int(index)] = Field(text, word.line)
-            self.scope.set(name, held, array=True)
-        else:
-            self.scope.set(name, [Field((before[0].text if before else "") + text, word.line)], array=False)
-        return True
-
-    def _declared(self, words: Sequence[Word]) -> Outcome:
-        for word in words:
-            self._assigned(word)
-        return True
-
     def _builtin(self, fields: list[Field], step: Command) -> Outcome:
         name, rest = fields[0].text, fields[1:]
         if name in ("[", "test"):
-            return self._condition([each.text for each in rest if each.text != "]" or each is not rest[-1]])
-        if name in ("true", ":", "false"):
-            return name != "false"
-        if name in ("exit", "return") and not self._nested:
-            raise _Exit
+            return condition(self.scope, [each.text for each in rest if each.text != "]" or each is not rest[-1]])
+        if name in ("exit", "return", "break", "continue"):
+            return self._left(name, rest[0].text if rest else "")
         if name in ("shift", "set", "unset"):
             self._changed(name, rest)
         elif name in ("source", "."):
@@ -201,9 +210,36 @@ class Shell:
             self._inner(" ".join(each.text for each in rest), step.line)
         elif name in self._functions:
             return self._called(name, rest)
-        elif name not in ("echo", "printf", "exit", "return"):
+        elif name == "read" and step.documents:
+            self._read([each.text for each in rest], *step.documents[0])
+        elif name == "let":
+            for each in rest:
+                counted(self.scope, each.text)
+        elif name not in ("echo", "printf", "true", ":", "false"):
             self._recorded(fields, step)
             return None
+        return name != "false"
+
+    def _read(self, words: list[str], document: str, quoted: bool) -> None:
+        """`read -d '' NAME` takes all of a here-document, without `-d` its first line."""
+        text = document if quoted else expanded(self.scope, document)
+        names = [word for word in words if re.fullmatch(r"[A-Za-z_]\w*", word)]
+        whole = any(re.fullmatch(r"-\w*d", word) for word in words)
+        if len(names) == 1:
+            self.scope.set(names[0], [Field((text if whole else text.partition("\n")[0]).strip(), 0)], array=False)
+
+    def _left(self, name: str, argument: str) -> Outcome:
+        """`break`, `continue`, `return` of a function, and the end of the script.
+
+        An end inside a branch is not followed: it is a refusal of arguments that the launch may have been given.
+        """
+        if name in ("break", "continue"):
+            if self._loops:
+                raise _Leave(int(argument) if argument.isdigit() else 1, ends=name == "break")
+        elif name == "return" and self._locals:
+            raise _Return(int(argument) == 0 if argument.isdigit() else None if argument else True)
+        elif not self._nested:
+            raise _Exit
         return True
 
     def _changed(self, name: str, rest: list[Field]) -> None:
@@ -215,6 +251,7 @@ class Shell:
         elif name == "unset":
             for each in rest:
                 self.scope.values.pop(each.text, None)
+                self.scope.keyed.pop(each.text, None)
         elif rest and rest[0].text == "--":
             self.scope.positional = rest[1:]
 
@@ -224,10 +261,16 @@ class Shell:
         before, read = self.scope.positional, self.scope.read_positional
         self.scope.positional = arguments
         self._depth += 1
-        found = self._chain(self._functions[name])
-        self._depth -= 1
-        self.scope.positional, self.scope.read_positional = before, read
-        return found
+        self._locals.append({})
+        try:
+            return self._chain(self._functions[name])
+        except _Return as ended:
+            return ended.outcome
+        finally:
+            self._depth -= 1
+            for variable, kept in self._locals.pop().items():
+                self.scope.restore(variable, kept)
+            self.scope.positional, self.scope.read_positional = before, read
 
     def _recorded(self, fields: list[Field], step: Command) -> None:
         self.commands.append(fields)
@@ -237,85 +280,28 @@ class Shell:
                 self._inner(texts[place + 1], fields[place + 1].line)
         if texts[0].rpartition("/")[2] in _READERS:
             for document, quoted in step.documents:
-                self._inner(document if quoted else self._expanded(document), step.line)
-
-    def _expanded(self, document: str) -> str:
-        """A here-document after expansion, as bash does it before the command reads it."""
-        escaped = document.replace('"', '\\"')
-        (only,) = parse(f'"{escaped}"').steps
-        assert isinstance(only[1], Command)
-        return self.scope.text(only[1].words[0])
+                self._inner(document if quoted else expanded(self.scope, document), step.line)
 
     def _inner(self, text: str, line: int) -> None:
         if self._depth < MOST_DEPTH:
             self._depth += 1
             _preset(self.scope, text)
-            self.run(text, line)
-            self._depth -= 1
-
-    def _test(self, tokens: list[Token]) -> Outcome:
-        """`[[ … ]]`: `||` binds least, then `&&`, then `!`."""
-        for sign, joined in (("||", any), ("&&", all)):
-            cuts = [place for place, token in enumerate(tokens) if token.kind == "operator" and token.text == sign]
-            if cuts:
-                ends = [-1, *cuts, len(tokens)]
-                found = [self._test(tokens[start + 1 : stop]) for start, stop in pairwise(ends)]
-                decided = joined is any
-                return decided if any(each is decided for each in found) else None if None in found else not decided
-        if tokens and tokens[0].kind == "operator" and tokens[0].text == "(":
-            return self._test(tokens[1:-1])
-        texts = []
-        for token in tokens:
-            if token.word is None:
-                texts.append(token.text)
-            else:
-                pattern = texts[-1:] in (["=="], ["="], ["!="])
-                texts.append(self.scope.pattern(token.word) if pattern else self.scope.text(token.word))
-        return self._condition(texts, patterns=True)
-
-    def _condition(self, words: list[str], *, patterns: bool = False) -> Outcome:
-        """A test of words; of a variable that is set nowhere the text is empty, as in bash."""
-        if words and words[0] == "!":
-            found = self._condition(words[1:], patterns=patterns)
-            return None if found is None else not found
-        for sign, joined in (("-o", any), ("-a", all)):
-            if sign in words[1:] and not patterns:
-                place = words.index(sign)
-                parts = [self._condition(words[:place]), self._condition(words[place + 1 :])]
-                return None if None in parts else joined(bool(each) for each in parts)
-        texts = [self._tested(word) for word in words]
-        if any(text is None for text in texts):
-            return None
-        plain = [text or "" for text in texts]
-        if len(plain) == 1:
-            return bool(plain[0])
-        if len(plain) == 2:
-            return {"-z": not plain[1], "-n": bool(plain[1]), "-v": plain[1] in self.scope.values}.get(plain[0])
-        return _compared(plain, patterns=patterns) if len(plain) == 3 else len(plain) > 0 and None
-
-    @staticmethod
-    def _tested(word: str) -> str | None:
-        """A word of a test; None where it has the output of a command."""
-        if any(not re.fullmatch(r"\w+", name) for name in unknown_names(word)):
-            return None
-        return UNKNOWN.sub("", word)
+            try:
+                self.run(text, line)
+            finally:
+                self._depth -= 1
 
 
-def _compared(words: list[str], *, patterns: bool) -> Outcome:
-    left, sign, right = words
-    if sign in ("=", "==", "!="):
-        equal = fnmatchcase(left, right) if patterns else left == right
-        return equal is (sign != "!=")
-    if sign in _COMPARED:
-        value = Scope().sum(f"{left or 0} {_COMPARED[sign]} {right or 0}")
-        return None if value is None else bool(value)
-    return None
-
-
-def _head(word: Word) -> str:
-    """The unquoted beginning of a word."""
-    first = word.parts[0] if word.parts else None
-    return first.text if first is not None and not first.quoted and first.kind == "text" else ""
+def _changes(step: Statement) -> bool:
+    """Whether a statement, or one inside it, gives a variable a value."""
+    if isinstance(step, Command):
+        declares = bool(step.words) and step.words[0].plain in _DECLARES
+        return any(assigns(word) for word in step.words[: None if declares else 1])
+    if isinstance(step, Chain):
+        return any(_changes(inner) for _, inner in step.steps)
+    if isinstance(step, Condition | Choice):
+        return any(_changes(body) for _, body in step.branches) or (isinstance(step, Condition) and _changes(step.otherwise))
+    return isinstance(step, Loop) and _changes(step.body)
 
 
 def follow(text: str, environment: Mapping[str, str], positional: Sequence[str]) -> Shell:
@@ -324,7 +310,7 @@ def follow(text: str, environment: Mapping[str, str], positional: Sequence[str])
     Raises:
         ScriptError: It cannot be read.
     """
-    shell = Shell(Scope(positional=[Field(each, 0) for each in positional]))
+    shell = Shell(Scope(output=output_of, positional=[Field(each, 0) for each in positional]))
     _preset(shell.scope, text)
     for name, value in environment.items():
         shell.scope.set(name, [Field(value, 0)], array=False)

@@ -60,7 +60,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`for NAME in words`, or `while` where `condition` is given; `until` repeats while it does not hold."""
+    """`for NAME in words`, or `while` where `condition` is given; `until` repeats while it does not hold.
+
+    Attributes:
+        step: Sum at the end of each round of `for ((`.
+    """
 
     name: str
     words: tuple[Word, ...] | None
@@ -68,6 +72,7 @@ class Loop:
     until: bool
     body: Chain
     line: int
+    step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class Function:
 
 
 Statement = Command | Test | Chain | Negated | Condition | Choice | Loop | Function
+_BEFORE_GROUPS = frozenset({"time", "-p", "coproc"})
+"""Words of a command that a group in parentheses may follow."""
 _ENDS = frozenset({"then", "else", "elif", "fi", "do", "done", "esac", "}"})
 
 
@@ -223,16 +230,14 @@ class _Parser:
         self.index += 1
         return Loop("", None, condition, until, body, line)
 
-    def _for(self) -> Loop:
+    def _for(self) -> Loop | Chain:
         line = self.tokens[self.index].line
         self.index += 1
         token = self._peek()
         name = self._plain() or ""
         self.index += 1
         words: tuple[Word, ...] | None = None
-        if token is not None and token.kind == "sum":  # for (( … )): its bounds are not followed
-            words = ()
-        elif self._plain() == "in":
+        if self._plain() == "in":
             self.index += 1
             words = self._words()
         while self._is(";") or self._is("\n"):
@@ -240,7 +245,11 @@ class _Parser:
         self._expect("do")
         body = self._block("done")
         self.index += 1
-        return Loop(name, words, None, False, body, line)
+        if token is None or token.kind != "sum":
+            return Loop(name, words, None, False, body, line)
+        first, condition, step = (*token.text.split(";"), "", "")[:3]
+        holds = Chain(((";", Test((), line, condition.strip() or "1")),))
+        return Chain(((";", Test((), line, first)), (";", Loop("", None, holds, False, body, line, step))))
 
     def _words(self) -> tuple[Word, ...]:
         found: list[Word] = []
@@ -252,9 +261,14 @@ class _Parser:
     def _case(self) -> Choice:
         line = self.tokens[self.index].line
         self.index += 1
-        words = self._words()
-        if len(words) != 2 or words[1].plain != "in":
+        token = self._peek()
+        word = token.word if token is not None else None
+        self.index += 1
+        while self._is("\n"):
+            self.index += 1
+        if word is None or self._plain() != "in":
             raise ScriptError("'case' is not followed by a word and 'in'", line)
+        self.index += 1
         branches: list[tuple[tuple[Word, ...], Chain]] = []
         while True:
             while self._is("\n") or self._is(";;") or self._is("("):
@@ -269,7 +283,7 @@ class _Parser:
             self.index += 1
             branches.append((tuple(patterns), self.chain(frozenset({"esac"}), frozenset({";;"}))))
         self._expect("esac")
-        return Choice(words[0], tuple(branches), line)
+        return Choice(word, tuple(branches), line)
 
     def _test(self) -> Test:
         line = self.tokens[self.index].line
@@ -289,10 +303,33 @@ class _Parser:
                 words.append(token.word)
                 self.index += 1
             elif token.kind == "operator" and token.text in REDIRECTIONS:
-                self.index += 2  # what it names is no word of the command
+                self.index += 1
+                self._target()
+            elif self._is("(") and not all(word.plain in _BEFORE_GROUPS for word in words):
+                if not (words[-1].plain or "x").endswith(("?", "*", "+", "@", "!")):
+                    raise ScriptError("'(' stands in a command without quotation marks, which bash refuses", token.line)
+                self._enclosed()  # a pattern such as !(name)
             else:
                 break
         return Command(tuple(words), tuple(self._documents()), line)
+
+    def _target(self) -> None:
+        """What a redirection names is no word of the command: a file, or in parentheses a command, as in `> >(tee log)`."""
+        while (token := self._peek()) is not None and token.kind == "operator" and token.text in REDIRECTIONS:
+            self.index += 1
+        if self._is("("):
+            self._enclosed()
+        else:
+            self.index += 1
+
+    def _enclosed(self) -> None:
+        """Everything up to the parenthesis that closes this one."""
+        depth = 0
+        while self._peek() is not None:
+            depth += self._is("(") - self._is(")")
+            self.index += 1
+            if not depth:
+                return
 
     def _documents(self) -> Iterator[tuple[str, bool]]:
         """Here-documents follow the line that names them."""

@@ -6,9 +6,12 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+OPEN = "\0"
+"""Before and after the name of a variable that is set nowhere, or a command whose output is not known."""
 OPERATORS = ("<<<", "<<-", ";;", "&&", "||", "<<", ">>", "&>", ">&", "<&", ";", "|", "&", "(", ")", "<", ">", "\n")
 DOCUMENTS = ("document", "quoted document")
 REDIRECTIONS = frozenset({"<<<", ">>", "&>", ">&", "<&", "<", ">"})
+_KEYWORDS = frozenset({"if", "elif", "then", "else", "while", "until", "for", "do", "!", "{", "time"})
 _BREAKS = frozenset(" \t\n;&|()<>")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!-]")
@@ -105,7 +108,7 @@ class Lexer:
             elif operator == closing:
                 self._take(len(operator))
                 return found
-            elif self.text.startswith("((", self.position) and (not found or found[-1].kind == "operator"):
+            elif self.text.startswith("((", self.position) and (not found or _begins(found[-1])):
                 self._take(2)
                 found.append(Token("sum", line, self._balanced("(", ")", depth=2)))
             elif operator in ("<<", "<<-"):
@@ -187,6 +190,9 @@ class Lexer:
             elif following != "\n":
                 kept = "\\" if quoted and following not in '$`"\\' else ""
                 _append(parts, Part(PartKind.TEXT, kept + following, quoted=True))
+        elif sign == OPEN:  # of a text that was expanded once: no sign in it means anything
+            end = self.text.find(OPEN, self.position + 1)
+            _append(parts, Part(PartKind.TEXT, self._take(max(end, self.position) + 1 - self.position), quoted))
         elif sign == "'" and not quoted:
             self._take(1)
             _append(parts, Part(PartKind.TEXT, self._until("'"), quoted=True))
@@ -252,6 +258,11 @@ class Lexer:
             if not depth:
                 return self.text[start : self.position - wanted]
         raise ScriptError(f"'{closing}' is missing", line)
+
+
+def _begins(before: Token) -> bool:
+    """Whether a statement begins behind a token."""
+    return before.kind == "operator" or (before.word is not None and before.word.plain in _KEYWORDS)
 
 
 def _append(parts: list[Part], part: Part) -> None:
