@@ -74,7 +74,7 @@ SHARES: dict[str, tuple[Shares, Shares]] = {
     "norm": (Shares(125, 2), Shares(163, 4)),  # the norm, and the addition to the stream by an operation of its own
     "final_norm": (Shares(50), Shares(88, 3)),
     **dict.fromkeys(("q_latent_norm", "kv_latent_norm", "qk_norm", "k_norm", "hidden_norm, embedding_norm"), (Shares(), Shares(118, 3))),
-    "B_norm, C_norm": (Shares(200, 4), Shares(171, 8)),  # strided rows are copied first
+    "B_norm, C_norm": (Shares(100, 2), Shares(101, 6)),
     "gated_norm": (Shares(), Shares(102, 3)),
     "conv1d": (Shares(), Shares(106, 4)),
     "conv_qk": (Shares(), Shares(106, 4)),

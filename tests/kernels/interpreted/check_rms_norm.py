@@ -1,5 +1,7 @@
 """The norm kernels, plain, gated and of a sum."""
 
+import math
+
 import pytest
 import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
@@ -65,7 +67,24 @@ def test_the_sum_is_torch_s_and_so_is_its_norm(dtype: torch.dtype) -> None:
     assert dtype != torch.float32 or torch.equal(total, x + branch)
 
 
-@pytest.mark.parametrize("kind", ["plain", "gated", "add"])
+@pytest.mark.parametrize("shape", [(2, 5, 4, 3, 24), (1, 7, 1, 5, 128), (3, 1, 6, 200)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_in_runs_are_read_where_they_are(shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads or ranks in a slice of a wider projection: the bits of a contiguous copy, and no copy."""
+    inner = math.prod(shape[2:])
+    runs = torch.randn(*shape[:2], inner + 48).to(dtype)[..., 16 : 16 + inner].unflatten(-1, shape[2:]).requires_grad_()
+    weight, cotangent = torch.randn(shape[-1]).to(dtype).requires_grad_(), torch.randn(shape).to(dtype)
+    copy = runs.detach().contiguous().requires_grad_()
+    expected = rms_norm(copy, weight, EPS)
+    of_copy = torch.autograd.grad(expected, (copy, weight), cotangent)
+    monkeypatch.setattr(kernel, "_rows", lambda x: x.view(-1, x.shape[-1]))  # raises where it would copy
+    found = rms_norm(runs, weight, EPS)
+    of_runs = torch.autograd.grad(found, (runs, weight), cotangent)
+    assert torch.equal(found, expected)
+    assert all(torch.equal(a, b) for a, b in zip(of_runs, of_copy, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated", "add", "runs"])
 def test_rows_beyond_32_bit_offsets(kind: str) -> None:
     """Rows so distant that a 32-bit offset would wrap; the memory between them is never touched."""
     torch.use_deterministic_algorithms(False)  # which would fill it with NaN
@@ -77,6 +96,7 @@ def test_rows_beyond_32_bit_offsets(kind: str) -> None:
         "plain": lambda: (rms_norm(x, weight, EPS), exact_rms_norm(wide, gain)),
         "gated": lambda: (gated_rms_norm(x, x, weight, EPS, 1), exact_gated_rms_norm(wide, wide, gain, 1)),
         "add": lambda: (add_rms_norm(x, x, weight, EPS)[1], exact_rms_norm(2 * wide, gain)),
+        "runs": lambda: (rms_norm(x.unflatten(-1, (4, 16)), weight[:16], EPS), exact_rms_norm(wide.unflatten(-1, (4, 16)), gain[:16])),
     }[kind]()
     assert rms_ratio(y, exact) < TOLERANCE[torch.bfloat16]
     (found,) = torch.autograd.grad(y, x, torch.ones_like(y))

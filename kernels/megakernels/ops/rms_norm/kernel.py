@@ -5,6 +5,8 @@ tiles with its share of the weight gradient in registers; the shares are summed 
 reproducible without atomics.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,8 @@ LARGEST_WIDTH = 8192
 LARGEST_GATED_FP32_WIDTH = 4096
 """Maximum group width in fp32 of the gated and the fused norm, which need one more tile."""
 
+LARGEST_NESTED = 2**31 - 1
+"""Rows of runs, at most: their numbers are divided in 32 bits. More are copied where they are not evenly spaced."""
 TILE_ELEMENTS = 2048
 """Narrow rows share a tile up to this size."""
 
@@ -30,6 +34,16 @@ def rows_of_tile(tile, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
         return first
     else:  # noqa: RET505  one branch is compiled
         return (first + tl.arange(0, ROWS))[:, None]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def starts_of(row, stride, inner, step, NESTED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where rows start, which are `stride` elements apart; with `NESTED` runs of `inner` rows are, and their rows `step`."""
+    if NESTED:
+        each = tl.cast(row, tl.int32)
+        return (each // inner).to(tl.int64) * stride + (each % inner).to(tl.int64) * step
+    else:  # noqa: RET505  one branch is compiled
+        return row * stride
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -50,11 +64,14 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     y,
     rstd,
     x_stride,
+    x_inner,
+    x_step,
     gate_stride,
     num_rows,
     width,
     num_groups,
     eps,
+    NESTED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
@@ -67,7 +84,7 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     inside = tl.arange(0, BLOCK) < width
     mask = inside if ROWS == 1 else (row < num_rows) & inside  # a single row is valid
     cols = group * width + tl.arange(0, BLOCK)
-    value = tl.load(x + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + starts_of(row, x_stride, x_inner, x_step, NESTED=NESTED) + cols, mask=mask, other=0.0).to(tl.float32)
     if GATED:
         opened = tl.load(gate + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32)
         value = value * opened * sigmoid(opened)
@@ -95,10 +112,13 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
     partial,
     grad_stride,
     x_stride,
+    x_inner,
+    x_step,
     gate_stride,
     num_rows,
     width,
     num_groups,
+    NESTED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
@@ -123,7 +143,7 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
         row = rows_of_tile(tile, ROWS)
         mask = inside if ROWS == 1 else (row < num_rows) & inside  # a single row is valid
         scale = tl.load(rstd + row * num_groups + group, mask=row < num_rows, other=0.0).to(tl.float32)
-        value = tl.load(x + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + starts_of(row, x_stride, x_inner, x_step, NESTED=NESTED) + cols, mask=mask, other=0.0).to(tl.float32)
         grad = tl.load(grad_y + row * grad_stride + cols, mask=mask, other=0.0).to(tl.float32)
         normed = value * scale
         if GATED:
@@ -182,25 +202,27 @@ def _forward(
     x: Tensor, other: Tensor | None, weight: Tensor, total: Tensor | None, y: Tensor, eps: float, num_groups: int, offset: float = 0.0
 ) -> Tensor:
     """Fills y and, if given, total; `other` is the gate or, with total, the second term. Returns rstd."""
-    rows = _rows(x)
-    others = rows if other is None else _rows(other)
+    given = _runs(x)
+    others = given.base if other is None else _rows(other)
     rstd = torch.empty(*x.shape[:-1], num_groups, dtype=torch.float32, device=x.device)
-    options = launch_options(rows.shape[1] // num_groups, adds=total is not None)
-    if rows.shape[0]:
+    num_rows, num_cols = rstd.numel() // num_groups, x.shape[-1]
+    options = launch_options(num_cols // num_groups, adds=total is not None)
+    if num_rows:
         with on_device_of(x):
-            rms_norm_forward_kernel[(triton.cdiv(rows.shape[0], options["ROWS"]), num_groups)](
-                rows,
+            rms_norm_forward_kernel[(triton.cdiv(num_rows, options["ROWS"]), num_groups)](
+                given.base,
                 others,
                 weight.contiguous(),
                 y if total is None else total,
                 y,
                 rstd,
-                rows.stride(0),
+                *given[1:4],
                 others.stride(0),
-                rows.shape[0],
-                rows.shape[1] // num_groups,
+                num_rows,
+                num_cols // num_groups,
                 num_groups,
                 eps,
+                NESTED=given.inner > 1,
                 GATED=other is not None and total is None,
                 ADDS=total is not None,
                 OFFSET=offset,
@@ -244,9 +266,9 @@ def _backward(
     offset: float = 0.0,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of x, gate and weight; `other` is the gate or, for the fused norm, the additional gradient of the sum."""
-    rows, grad_rows = _rows(x), _rows(grad_y)
-    others = rows if other is None else _rows(other)
-    num_rows, num_cols = rows.shape
+    given, grad_rows = _runs(x), _rows(grad_y)
+    others = given.base if other is None else _rows(other)
+    num_rows, num_cols = grad_rows.shape
     options = launch_options(num_cols // num_groups, adds=adds)
     # four programs per multiprocessor
     num_programs = min(triton.cdiv(4 * num_multiprocessors(x.device), num_groups), triton.cdiv(num_rows, options["ROWS"]))
@@ -257,7 +279,7 @@ def _backward(
         with on_device_of(x):
             rms_norm_backward_kernel[(num_programs, num_groups)](
                 grad_rows,
-                rows,
+                given.base,
                 others,
                 weight.contiguous(),
                 rstd,
@@ -265,11 +287,12 @@ def _backward(
                 partial if grad_gate is None else grad_gate,
                 partial,
                 grad_rows.stride(0),
-                rows.stride(0),
+                *given[1:4],
                 others.stride(0),
                 num_rows,
                 num_cols // num_groups,
                 num_groups,
+                NESTED=given.inner > 1,
                 GATED=other is not None and not adds,
                 ADDS=adds,
                 NEEDS_X=needs[0],
@@ -278,6 +301,31 @@ def _backward(
                 **options,
             )
     return grad_x, grad_gate, partial.sum(0).to(weight.dtype) if needs[2] else None
+
+
+class _Runs(NamedTuple):
+    """Rows of unit stride: runs of `inner` rows that are `step` elements apart, and the runs `stride`."""
+
+    base: Tensor
+    stride: int
+    inner: int
+    step: int
+
+
+def _runs(x: Tensor) -> _Runs:
+    """`x` as rows, a view where they are evenly spaced, or runs of such rows are: heads or ranks in a slice of a wider projection."""
+    spaced = [(size, stride) for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    levels: list[tuple[int, int]] = []
+    for size, stride in spaced:
+        if levels and levels[-1][1] == size * stride:
+            size *= levels.pop()[0]  # noqa: PLW2901  both dims are one
+        levels.append((size, stride))
+    fits = x.numel() and (x.stride(-1) == 1 or x.shape[-1] == 1) and len(levels) == 2 and x.numel() // x.shape[-1] <= LARGEST_NESTED
+    if fits:
+        (_, stride), (inner, step) = levels
+        return _Runs(x, stride, inner, step)
+    rows = _rows(x)
+    return _Runs(rows, rows.stride(0), 1, 0)
 
 
 def _rows(x: Tensor) -> Tensor:
