@@ -145,8 +145,10 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, most_k
 
 
 def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, window_size: int | None) -> Ops:
-    """Scores of every visible pair: 2·dim FLOPs a head, and 2 for the weighted sum over heads; neither is kept. Replicated under TP.
+    """Scores of every visible pair: 2·dim FLOPs a head, and 2 for the weighted sum over heads; neither is kept.
 
+    Replicated under TP: a rank projects its own tokens, and makes the scores of all tokens from what it gathers. Norm and scores are a
+    part of the operation that attends, and run again with it.
     Backward repeats the scores and takes their gradient, of the chosen pairs alone in principle, through all heads: counted whole. What the
     core computes is the chosen pairs. Its own loss trains the indexer alone: its projections' inputs get no gradient.
 
@@ -159,6 +161,6 @@ def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: in
         detached_linear_op(load, "indexer.q_up", PART, query_width, heads * dim, own_tokens=True),
         detached_linear_op(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
         detached_linear_op(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
-        Op("indexer.k_norm", PART, norm(load, dim), own_tokens=True),
-        Op("indexer", "attention", Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved), own_tokens=True),
+        Op("indexer.k_norm", PART, norm(load, dim), counts=("attention",)),
+        Op("indexer", "attention", Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved), counts=("attention",)),
     )
