@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
-from megaplan.cost.kernels import num_chosen
 from megaplan.families.attention.scratch import core_has_kernels, head_widths
+from megaplan.families.attention.work import rank_pairs
 from megaplan.families.mamba.tensors import num_mamba_heads
 from megaplan.spec.models import KimiDeltaAttention, LatentAttention, Mamba1, Mamba2, Mamba3, Model, Spec
 
@@ -154,21 +154,21 @@ def _attention(model: Model, load: Workload, op: Op) -> tuple[int, int, int]:
     return scores, _query_blocks(load, model.attention.num_heads), 0
 
 
-def _indexer(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+def _indexer(model: Model, load: Workload, op: Op) -> tuple[int, int, int]:
     """Scores of all visible pairs, of which attention masks those that the indexer does not choose."""
     assert model.attention is not None
     heads = model.attention.num_heads // load.tp
-    scores = (load.seq_length + 1) // 2 * heads
+    scores = rank_pairs(load, op.window) // load.num_tokens * heads
     return scores, _query_blocks(load, model.attention.num_heads), 2 * scores * sum(head_widths(model.attention))
 
 
-def _masked(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+def _masked(model: Model, load: Workload, op: Op) -> tuple[int, int, int]:
     """Scores of all visible pairs, without those that are chosen."""
     attention = model.attention
     assert isinstance(attention, LatentAttention)
     assert attention.indexer is not None
-    chosen = num_chosen(load, attention.indexer.top_k) // load.num_tokens
-    scores = ((load.seq_length + 1) // 2 - chosen) * (attention.num_heads // load.tp)
+    unchosen = rank_pairs(load, op.window) - rank_pairs(load, op.window, attention.indexer.top_k)
+    scores = unchosen * (attention.num_heads // load.tp) // load.num_tokens
     return scores, 0, 2 * scores * sum(head_widths(attention))
 
 

@@ -20,6 +20,12 @@ def visible_pairs(seq_length: int, window_size: int | None) -> int:
     return window * (window + 1) // 2 + (seq_length - window) * window
 
 
+def rank_pairs(load: Workload, window_size: int | None, most_keys: int | None = None) -> int:
+    """Those of the queries of one rank and one head; of a query's visible keys it may choose `most_keys`."""
+    window = min(most_keys or load.seq_length, window_size or load.seq_length)
+    return load.num_tokens * visible_pairs(load.seq_length, window) // load.seq_length
+
+
 def attention_core(
     load: Workload, *, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int, window_size: int | None = None
 ) -> Work:
@@ -64,7 +70,7 @@ def attention_work(
     if indexer is not None:
         ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, window)
     if variant.shares:
-        ops += (Op("masked", "attention", Work(), counts=("attention",)),)  # keys that are not chosen: no work of the model
+        ops += (Op("masked", "attention", Work(), counts=("attention",), window=window),)  # keys that are not chosen: no work of the model
     return ops
 
 
@@ -92,7 +98,7 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
         *gate,
         *norms,
         Op("rope", PART, rope(load, (heads + num_kv_heads) * rotated)),
-        Op("attention", "attention", core),
+        Op("attention", "attention", core, window=window),
         *gated,
         linear_op(load, "o_proj", PART, query, hidden_size, closes=True),
     )
@@ -139,7 +145,7 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, most_k
         Op("kv_latent_norm", PART, norm(load, latent), own_tokens=True),
         linear_op(load, "kv_up", PART, latent, heads * (nope + value)),
         Op("mla_kv", PART, Work(moved_forward=expand, moved_input=expand)),
-        Op("attention", "attention", core),
+        Op("attention", "attention", core, window=window),
         linear_op(load, "o_proj", PART, heads * value, hidden_size, closes=True),
     )
 
@@ -157,10 +163,11 @@ def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: in
     heads, dim = indexer.num_heads, indexer.head_dim
     scores = load.per_token(2 * visible_pairs(load.seq_length, window_size) * heads * (dim + 1))
     moved = (heads * dim + dim + heads) * load.itemsize
+    choosing = Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved)
     return (
         detached_linear_op(load, "indexer.q_up", PART, query_width, heads * dim, own_tokens=True),
         detached_linear_op(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
         detached_linear_op(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
         Op("indexer.k_norm", PART, norm(load, dim), counts=("attention",)),
-        Op("indexer", "attention", Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved), counts=("attention",)),
+        Op("indexer", "attention", choosing, counts=("attention",), window=window_size),
     )
