@@ -82,7 +82,7 @@ SHARES: dict[str, tuple[Shares, Shares]] = {
     "conv_v": (Shares(), Shares(106, 4)),
     "rope": (Shares(launches=2), Shares(launches=2)),
     "mla_kv": (Shares(), Shares(132, 2)),
-    "m2rnn": (Shares(products=533), Shares(1290, 16, 544)),  # TF32, of three parts
+    "m2rnn": (Shares(products=533), Shares(1150, 16, 544)),  # TF32, of three parts
     "route": (Shares(launches=2), Shares(launches=5, products=200)),  # bf16: the gradient of the logits has two parts
     "experts": (Shares(launches=7), Shares(launches=11)),
     "dispatch": (Shares(launches=8), Shares()),

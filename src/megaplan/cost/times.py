@@ -25,8 +25,9 @@ from math import isqrt
 
 from megaplan.blocks.work import Op, Ops, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
+from megaplan.cost.extra import Extra
 from megaplan.cost.kernels import Kernels, Pass
-from megaplan.cost.plain import Extra, PlainTorch
+from megaplan.cost.plain import PlainTorch
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.scaled import ScaledLinears, ScaledPass, in_eight_bits, sharing
 from megaplan.cost.scaled_experts import ScaledBank

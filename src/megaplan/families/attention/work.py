@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from megaplan.blocks.costs import FP32_BYTES, activation, detached_linear_op, linear_op, norm, residual_op, rope
 from megaplan.blocks.work import Op, Ops, Work, Workload
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
@@ -18,6 +20,34 @@ def visible_pairs(seq_length: int, window_size: int | None) -> int:
     """
     window = seq_length if window_size is None else min(window_size, seq_length)
     return window * (window + 1) // 2 + (seq_length - window) * window
+
+
+class QueryTiles(NamedTuple):
+    """Blocks of a sequence's queries, each with the keys that any of them sees.
+
+    Attributes:
+        blocks: How many.
+        keys: Of all blocks.
+        pairs: Queries of each block times its keys.
+    """
+
+    blocks: int
+    keys: int
+    pairs: int
+
+
+def query_tiles(seq_length: int, window_size: int | None, rows: int) -> QueryTiles:
+    """Those of `rows` queries, the last of what is left: from the first key in the window of its first query to its last query.
+
+    Of one row they are the visible pairs.
+    """
+    count, window = -(-seq_length // rows), seq_length if window_size is None else min(window_size, seq_length)
+    last = seq_length - (count - 1) * rows
+    hidden = min(count, -(-(window - 1) // rows))  # blocks whose window begins before the sequence
+    begins = rows * (hidden + count - 1) * (count - hidden) // 2 - (window - 1) * (count - hidden)
+    keys = rows * (count - 1) * count // 2 + seq_length - begins
+    of_last = seq_length - max(0, seq_length - last - window + 1)
+    return QueryTiles(count, keys, rows * keys - (rows - last) * of_last)
 
 
 def rank_pairs(load: Workload, window_size: int | None, most_keys: int | None = None) -> int:
