@@ -27,6 +27,8 @@ ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 """Operations without a kernel whose results do not share storage with an operand."""
 OVERWRITES = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_", "set_", "normal_", "uniform_"}
 """In-place operations that do not read their destination."""
+LIKE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
+"""Operations that read the shape of their first operand, not its elements."""
 GATHERS = {"embedding", "index", "index_select", "gather", "take_along_dim", "_unsafe_index"}
 """Operations that read only the selected elements of their first operand."""
 SCATTERS = {"index_put_", "_index_put_impl_", "index_add_", "scatter_", "scatter_add_", "index_copy_", "scatter_reduce_"}
@@ -75,6 +77,8 @@ def kernel_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     fresh = [each for each in results if not any(_same_storage(each, other) for other in operands)]
     if not written and not fresh:
         return None  # a view or a metadata operation
+    if name == "copy_" and _is_same_data(args[0], args[1]):
+        return None  # what `x[i] += y` ends with; torch returns early
     return Kernel(
         name,
         _read_bytes(name, func, args, kwargs, operands, written, results) + _written_bytes(name, args, written, fresh),
@@ -124,6 +128,8 @@ def _read_bytes(
     results: list[Tensor],
 ) -> int:
     untouched = {id(each) for each in written} if _is_overwritten(name, func) else set()
+    if name in LIKE:
+        untouched.add(id(args[0]))
     if name in GATHERS:
         source = args[0]
         others = sum(tensor_bytes(each) for each in operands if each is not source)
@@ -150,6 +156,12 @@ def _values_bytes(args: tuple[Any, ...]) -> int:
 
 def _same_storage(one: Tensor, other: Tensor) -> bool:
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def _is_same_data(one: Tensor, other: Tensor) -> bool:
+    """Whether both are the same view of the same storage. Source: pytorch, aten/src/ATen/native/Copy.cpp, copy_."""
+    views = [(each.shape, each.stride(), each.storage_offset(), each.dtype) for each in (one, other)]
+    return _same_storage(one, other) and views[0] == views[1]
 
 
 def _leaves_device(operands: list[Tensor], fresh: list[Tensor]) -> bool:

@@ -100,6 +100,35 @@ def test_a_gated_convolution_of_pieces_is_that_of_the_sequence(has_bias: bool, p
         assert rms_ratio(made, right) < EXACT
 
 
+@pytest.mark.parametrize("needs", [(False, False), (True, False), (False, True)])
+def test_convolutions_make_no_gradient_of_what_is_frozen(needs: tuple[bool, bool]) -> None:
+    """Those of the tokens, and of a parameter that is trained, stay as they are."""
+    torch.manual_seed(0)
+    x, gate, value, before = (torch.randn(BATCH, *shape) for shape in ((T, 5), (T, 5), (T, 5), (PIECES, 3, 5)))
+    weight, bias, gradient = torch.randn(5, 4), torch.randn(5), torch.randn(BATCH, T, 5)
+    plain, gated = (gradient, x, before, weight, bias, True, None), (gradient, x, gate, value, before, weight, bias, None)
+    for operation, given in ((conv_pieces_backward, plain), (gated_conv_pieces_backward, gated)):
+        everything, found = operation(*given), operation(*given, needs)
+        wanted = (True,) * (len(found) - 2) + needs
+        for made, right, want in zip(found, everything, wanted, strict=True):
+            assert (made is not None) == want
+            assert made is None or torch.equal(made, right)
+
+
+def test_a_scan_makes_no_gradient_of_what_is_frozen() -> None:
+    """A caller that has no place for a parameter's gradient gets the others as before."""
+    torch.manual_seed(0)
+    inputs = [draw(BATCH, T, 4, 3), draw(BATCH, T, 4), draw(4), draw(BATCH, T, 2, 5), draw(BATCH, T, 2, 5), draw(4), draw(4)]
+    given, state = [each.detach() for each in inputs], torch.zeros(BATCH, 4, 3, 5, dtype=torch.float64)
+    y, states = torch.empty_like(given[0]), torch.empty(BATCH, -(-T // 8), 4, 3, 5, dtype=torch.float64)
+    ssd_piece(state, given, None, 8, y, states)
+    whole, frozen = [torch.zeros_like(each) for each in given], [torch.zeros_like(each) if each.dim() > 1 else None for each in given]
+    before = [ssd_piece_backward(state, y, given, None, states, 8, gradients) for gradients in (whole, frozen)]
+    assert torch.equal(*before)
+    for made, right in zip(frozen, whole, strict=True):
+        assert made is None or torch.equal(made, right)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_scan_of_pieces_is_the_scan_of_the_sequence(packed: bool) -> None:
     """Pieces of two chunks, the second one short; the state crosses them forward, its gradient back."""

@@ -147,7 +147,7 @@ def piece(
         arguments: Arguments of the torch op without the state and the written outputs, which are those of `bind`.
         bind: Function from these to the argument of `forward` and `backward`.
         made: Names of the outputs of `forward` before the last state, which the op writes; backward reads all but the first.
-        gradients: Arguments that have a gradient, in the order of the backward's results.
+        gradients: Arguments that have a gradient, in the order of the backward's results; a caller that gives None for one drops it.
         summed: Those of them whose gradients are accumulated; all others are overwritten.
         forward: Function of the initial state and the result of `bind` that returns the outputs and the last state.
         backward: Function of the gradients of the last state and of the first output, the result of `bind`, and the other outputs, that
@@ -159,7 +159,7 @@ def piece(
     """
     tensors, numbers = _parted(arguments)
     saved, grad = made[1:], GRADIENT_PREFIX + made[0]
-    totals = {GRADIENT_PREFIX + each: arguments[each] for each in gradients}
+    totals = {GRADIENT_PREFIX + each: Tensor | None for each in gradients}
     of_forward = {"state": Tensor} | dict(arguments) | dict.fromkeys(made, Tensor)
     of_backward = {"grad_last": Tensor, grad: Tensor} | tensors | dict.fromkeys(saved, Tensor) | numbers | totals
 

@@ -106,6 +106,7 @@ class Op(NamedTuple):
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
         counts: Operations of the block's program that it counts together; empty for the one of its name.
         in_width: Of a linear, the width of its input on this rank.
+        window: Of an op that attends, the positions that a query sees, before it chooses among them; None for all up to its own.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Op(NamedTuple):
     num_steps: int = 0
     counts: tuple[str, ...] = ()
     in_width: int = 0
+    window: int | None = None
 
     def runs_in(self, operations: frozenset[str]) -> bool:
         """Whether it is among these operations of the block's program."""

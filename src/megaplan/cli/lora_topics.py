@@ -11,8 +11,7 @@ LORA: dict[str, tuple[str, ...]] = {
         "Activations: a frozen linear keeps nothing; an adapted one keeps its input and x A^T. What norms, activation functions and "
         "attention keep is unchanged.",
         "Time: weight gradients of frozen parameters are left out, 4 FLOPs a parameter and token instead of 6.",
-        "Not with multi-token prediction, an indexer, precision.recipe, or mesh.cp above 1 and layers of M, R or G (MP726), and of host "
-        "megarun alone.",
+        "Not with multi-token prediction, an indexer or precision.recipe (MP726), and of host megarun alone.",
     )
 }
 """Topic to paragraphs."""

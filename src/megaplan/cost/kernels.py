@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
 from megaplan.families.attention.scratch import head_widths
+from megaplan.families.attention.work import rank_pairs
 from megaplan.families.mamba.scratch import SELECTIVE_CHANNELS, SELECTIVE_GROUP, WARP, kernels_accept
 from megaplan.families.mamba.tensors import num_mamba_heads
 from megaplan.spec.models import LatentAttention, Mamba1, Mamba2, Mamba3, Model, Spec
@@ -81,7 +82,7 @@ SHARES: dict[str, tuple[Shares, Shares]] = {
     "conv_v": (Shares(), Shares(106, 4)),
     "rope": (Shares(launches=2), Shares(launches=2)),
     "mla_kv": (Shares(), Shares(132, 2)),
-    "m2rnn": (Shares(products=533), Shares(1290, 16, 544)),  # TF32, of three parts
+    "m2rnn": (Shares(products=533), Shares(1150, 16, 544)),  # TF32, of three parts
     "route": (Shares(launches=2), Shares(launches=5, products=200)),  # bf16: the gradient of the logits has two parts
     "experts": (Shares(launches=7), Shares(launches=11)),
     "dispatch": (Shares(launches=8), Shares()),
@@ -213,11 +214,10 @@ def _indexer(model: Model, load: Workload, op: Op) -> Passes:
     assert attention.indexer is not None
     width, value_width = head_widths(attention)
     tokens, index = load.num_tokens, attention.indexer
-    visible = tokens * ((load.seq_length + 1) // 2)
+    visible, seen = rank_pairs(load, op.window), rank_pairs(load, op.window, index.top_k)
     scored, scores = 2 * visible * index.num_heads * index.head_dim, tokens * load.seq_length * FP32_BYTES
     turned = tokens * index.num_heads * index.head_dim
     heads = attention.num_heads // load.tp
-    seen = num_chosen(load, index.top_k)
     rest = 2 * (visible - seen) * heads
     forward = Pass(op.work.moved_forward * tokens + 5 * scores // 2 + 16 * turned, EXACT * scored + rest * (width + value_width), 5)
     again = 2 * seen * heads * width + rest * (5 * width + 3 * value_width)
@@ -225,20 +225,14 @@ def _indexer(model: Model, load: Workload, op: Op) -> Passes:
     return forward, backward
 
 
-def num_chosen(load: Workload, top_k: int) -> int:
-    """Pairs of a query and a key that it chooses, of a rank's tokens and one head."""
-    chosen = min(top_k, load.seq_length)
-    return load.num_tokens * chosen - (chosen * (chosen - 1) // 2) * max(1, load.num_tokens // load.seq_length)
-
-
-def _masked(model: Model, load: Workload, _: Op) -> Passes:
+def _masked(model: Model, load: Workload, op: Op) -> Passes:
     """Products of attention to a shared choice with keys that are not chosen, which its kernels compute too."""
     attention = model.attention
     assert isinstance(attention, LatentAttention)
     assert attention.indexer is not None
     width, value_width = head_widths(attention)
-    visible = load.num_tokens * ((load.seq_length + 1) // 2)
-    rest = 2 * (visible - num_chosen(load, attention.indexer.top_k)) * (attention.num_heads // load.tp)
+    unchosen = rank_pairs(load, op.window) - rank_pairs(load, op.window, attention.indexer.top_k)
+    rest = 2 * unchosen * (attention.num_heads // load.tp)
     products = 4 * width + 3 * value_width + (width if max(width, value_width) > WIDEST_KEYS else 0)
     return Pass(0, rest * (width + value_width), 0), Pass(0, rest * products, 0)
 

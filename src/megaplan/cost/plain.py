@@ -5,8 +5,8 @@ launch and others by their work, so a pass takes
 
     √((launches · launch)² + (bytes / bandwidth + FLOPs / fp32 peak)²)
 
-Bytes are a percentage of the ideal ones, and a number for each element of an intermediate that the ideal does not have: a score of a query
-and a key, an element of a chunk's tile or of a recurrent state.
+Bytes are a percentage of the ideal ones, and a number for each element of an intermediate that the ideal does not have: an element of a
+chunk's tile or of a recurrent state. What attention takes follows from its loop (`megaplan.cost.plain_attention`).
 
 Source: `benchmarks/roofline.py` counts launches, bytes and FLOPs on the operations' own code; a test of it holds the table to the counts.
 """
@@ -17,15 +17,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from megaplan.blocks.work import Op, Workload
-from megaplan.cost.kernels import num_chosen
-from megaplan.families.attention.scratch import core_has_kernels, head_widths
+from megaplan.cost.extra import Extra
+from megaplan.cost.plain_attention import PASSES
+from megaplan.families.attention.scratch import INDEX_WIDTH, core_has_kernels
 from megaplan.families.mamba.tensors import num_mamba_heads
 from megaplan.spec.models import KimiDeltaAttention, LatentAttention, Mamba1, Mamba2, Mamba3, Model, Spec
 
 REFERENCE = ("reference",)
-MAX_SCORES = 1 << 24
-MAX_QUERIES = 64
-"""A block of queries has so many rows at most, and so many scores over all sequences and heads."""
 
 
 class Pass(NamedTuple):
@@ -48,13 +46,11 @@ class Plain(NamedTuple):
     Attributes:
         forward: F.
         backward: I, with W.
-        under: `host.kernels` under which it runs so.
         is_fp32: Its products run in fp32; else in the dtype of the weights, beside what is moved here.
     """
 
     forward: Pass
     backward: Pass
-    under: tuple[str, ...] = REFERENCE
     is_fp32: bool = False
 
 
@@ -74,13 +70,9 @@ OPERATIONS: dict[str, Plain] = {
     "conv_qk": CONVOLUTION,
     "conv_v": CONVOLUTION,
     "gated_conv": Plain(Pass(1030, launches=11), Pass(1780, launches=37)),
-    "attention": Plain(Pass(0, 37, 17), Pass(0, 78, 24), is_fp32=True),
-    # scores of attention to a shared choice, of keys that are not chosen; every head sums gradients of keys and values of its own
-    "masked": Plain(Pass(0, 44, 0), Pass(0, 129, 0), is_fp32=True),
-    "indexer": Plain(Pass(0, 75, 35), Pass(0, 277, 69), is_fp32=True),
     "ssd": Plain(Pass(910, 46, 46), Pass(1290, 101, 100), is_fp32=True),
     "scan": Plain(Pass(0, 69, 84), Pass(0, 198, 229), is_fp32=True),
-    "selective_scan": Plain(Pass(0, 55, 116), Pass(0, 185, 349), is_fp32=True),
+    "selective_scan": Plain(Pass(0, 46, 84), Pass(0, 158, 254), is_fp32=True),
     "delta_rule": Plain(Pass(0, 50, 54), Pass(0, 210, 209), is_fp32=True),
     "m2rnn": Plain(Pass(0, 41, 27), Pass(0, 162, 56), is_fp32=True),
     "route": Plain(Pass(500, launches=8), Pass(520, launches=20), is_fp32=True),
@@ -93,22 +85,6 @@ OPERATIONS: dict[str, Plain] = {
 UNGATED = Plain(Pass(700, launches=4), Pass(770, launches=6))
 
 
-class Extra(NamedTuple):
-    """A pass in plain torch.
-
-    Attributes:
-        num_bytes: That it moves.
-        launches: Of its kernels.
-        flops: Of its products.
-        is_fp32: They run in fp32.
-    """
-
-    num_bytes: int
-    launches: int
-    flops: int
-    is_fp32: bool
-
-
 class PlainTorch:
     """Passes of a spec's ops that run as plain torch."""
 
@@ -118,7 +94,9 @@ class PlainTorch:
         attention, relations = spec.model.attention, spec.model.features.relation_bias is not None
         self._without: frozenset[str] = frozenset()  # ops of this spec that no kernel takes
         if attention is not None and not core_has_kernels(attention, spec.precision.activations, relations=relations):
-            self._without = frozenset({"attention"})
+            self._without = frozenset(PASSES)
+        elif isinstance(attention, LatentAttention) and attention.indexer is not None and attention.indexer.head_dim > INDEX_WIDTH:
+            self._without = frozenset({"indexer"})
 
     def forward(self, op: Op, tokens: int) -> Extra | None:
         """F of an op on this rank; None where a kernel runs it."""
@@ -130,95 +108,63 @@ class PlainTorch:
         return self._pass(op, tokens, work.moved_input + work.moved_weight, work.input_grad + work.weight_grad, is_forward=False)
 
     def _pass(self, op: Op, tokens: int, moved: int, flops: int, *, is_forward: bool) -> Extra | None:
-        known = OPERATIONS.get(op.name.rpartition(".")[2]) if self._is_own and not op.is_linear else None
-        if known is None or (self._spec.host.kernels not in known.under and op.name not in self._without):
+        if not self._is_own or op.is_linear or not (self._spec.host.kernels in REFERENCE or op.name in self._without):
+            return None
+        if op.name in PASSES:
+            return PASSES[op.name](self._spec, self._load, op)[0 if is_forward else 1]
+        known = OPERATIONS.get(op.name.rpartition(".")[2])
+        if known is None:
             return None
         if known is GATED and 3 * op.work.moved_input != 5 * op.work.moved_forward:
             known = UNGATED  # one operand instead of two
         found, shape = known.forward if is_forward else known.backward, _SHAPES.get(op.name)
-        elements, turns, again = (0, 1, 0) if shape is None else shape(self._spec.model, self._load, op)
-        if not is_forward:
-            again = again * 5 // 2
+        elements, turns = (0, 1) if shape is None else shape(self._spec.model, self._load)
         num_bytes = (found.percent * moved // 100 + found.element_bytes * elements) * tokens
-        return Extra(num_bytes, found.launches * turns, (flops + again) * tokens, known.is_fp32)
+        return Extra(num_bytes, found.launches * turns, flops * tokens, known.is_fp32)
 
 
-Shape = Callable[[Model, Workload, Op], tuple[int, int, int]]
-"""Elements of the intermediate a token, turns of the loop, and FLOPs a token of forward that the ideal op does not have."""
+Shape = Callable[[Model, Workload], tuple[int, int]]
+"""Elements of the intermediate a token, and turns of the loop."""
 
 
-def _attention(model: Model, load: Workload, op: Op) -> tuple[int, int, int]:
-    """A score for each visible pair and head, a block of queries at a time."""
-    assert model.attention is not None
-    scores = op.work.forward // (2 * sum(head_widths(model.attention)))
-    return scores, _query_blocks(load, model.attention.num_heads), 0
-
-
-def _indexer(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
-    """Scores of all visible pairs, of which attention masks those that the indexer does not choose."""
-    assert model.attention is not None
-    heads = model.attention.num_heads // load.tp
-    scores = (load.seq_length + 1) // 2 * heads
-    return scores, _query_blocks(load, model.attention.num_heads), 2 * scores * sum(head_widths(model.attention))
-
-
-def _masked(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
-    """Scores of all visible pairs, without those that are chosen."""
-    attention = model.attention
-    assert isinstance(attention, LatentAttention)
-    assert attention.indexer is not None
-    chosen = num_chosen(load, attention.indexer.top_k) // load.num_tokens
-    scores = ((load.seq_length + 1) // 2 - chosen) * (attention.num_heads // load.tp)
-    return scores, 0, 2 * scores * sum(head_widths(attention))
-
-
-def _query_blocks(load: Workload, num_heads: int) -> int:
-    """Blocks of the queries of one rank's sequences."""
-    sequences = max(1, load.num_tokens // load.seq_length)
-    queries = load.num_tokens // sequences
-    rows = min(MAX_QUERIES, max(1, MAX_SCORES // (sequences * num_heads // load.tp * load.seq_length)))
-    return -(-queries // rows)
-
-
-def _ssd(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+def _ssd(model: Model, load: Workload) -> tuple[int, int]:
     """A tile of chunk² for each head, chunk by chunk."""
     assert isinstance(model.mamba, Mamba2)
     shape, chunk = model.mamba, min(model.mamba.chunk_size, load.seq_length)
-    return chunk * num_mamba_heads(shape, model.hidden_size) // load.tp, -(-load.seq_length // chunk), 0
+    return chunk * num_mamba_heads(shape, model.hidden_size) // load.tp, -(-load.seq_length // chunk)
 
 
-def _scan(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+def _scan(model: Model, load: Workload) -> tuple[int, int]:
     """For each row of a head B or C, x, and its row of the tile twice; chunk by chunk."""
     assert isinstance(model.mamba, Mamba3)
     shape, chunk = model.mamba, min(model.mamba.chunk_positions, model.mamba.save_every, load.seq_length)
     rows = num_mamba_heads(shape, model.hidden_size) // load.tp * shape.mimo_rank
-    return rows * (shape.state_dim + shape.head_dim + 2 * chunk * shape.mimo_rank), -(-load.seq_length // chunk), 0
+    return rows * (shape.state_dim + shape.head_dim + 2 * chunk * shape.mimo_rank), -(-load.seq_length // chunk)
 
 
-def _selective_scan(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+def _selective_scan(model: Model, load: Workload) -> tuple[int, int]:
     """The states of all channels; 32 positions are a turn."""
     assert isinstance(model.mamba, Mamba1)
-    return model.mamba.expand * model.hidden_size // load.tp * model.mamba.state_dim, -(-load.seq_length // 32), 0
+    return model.mamba.expand * model.hidden_size // load.tp * model.mamba.state_dim, -(-load.seq_length // 32)
 
 
-def _delta_rule(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+def _delta_rule(model: Model, load: Workload) -> tuple[int, int]:
     """A head's key and value, its row of a chunk's tile, for each key column where each has a decay, and its share of a state."""
     assert model.linear_attention is not None
     shape = model.linear_attention
     chunk, keys = min(shape.chunk_size, shape.save_every, load.seq_length), shape.key_dim
     pairs = chunk * keys if isinstance(shape, KimiDeltaAttention) else chunk
     elements = keys + shape.value_dim + pairs + keys * shape.value_dim // chunk
-    return shape.num_value_heads // load.tp * elements, -(-load.seq_length // chunk), 0
+    return shape.num_value_heads // load.tp * elements, -(-load.seq_length // chunk)
 
 
-def _m2rnn(model: Model, load: Workload, _: Op) -> tuple[int, int, int]:
+def _m2rnn(model: Model, load: Workload) -> tuple[int, int]:
     """The state, position by position; eight are a turn."""
     assert model.recurrent is not None
     shape = model.recurrent
-    return shape.num_heads // load.tp * shape.key_dim * shape.value_dim, -(-load.seq_length // 8), 0
+    return shape.num_heads // load.tp * shape.key_dim * shape.value_dim, -(-load.seq_length // 8)
 
 
 _SHAPES: dict[str, Shape] = {
-    **{"attention": _attention, "indexer": _indexer, "masked": _masked},
     **{"selective_scan": _selective_scan, "ssd": _ssd, "scan": _scan, "delta_rule": _delta_rule, "m2rnn": _m2rnn},
 }

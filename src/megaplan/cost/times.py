@@ -3,7 +3,7 @@
 Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent steps) + launch in each of its passes, on this rank:
 
 - cp divides the tokens of every op. Under sequence parallelism (tp > 1) tp divides the tokens of norms, routing, experts, MLA's down
-  projections, the indexer, and head and embedding without `vocab_parallel`; of every other op it divides the widths.
+  projections, those of the indexer, and head and embedding without `vocab_parallel`; of every other op it divides the widths.
 - ep and etp divide expert banks; rows that arrive make up for the experts that left, on the busiest rank `moe.routing_skew` times as many,
   at most `capacity_factor` times.
 - dp axes divide nothing: a microbatch is a data rank's.
@@ -25,8 +25,9 @@ from math import isqrt
 
 from megaplan.blocks.work import Op, Ops, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
+from megaplan.cost.extra import Extra
 from megaplan.cost.kernels import Kernels, Pass
-from megaplan.cost.plain import Extra, PlainTorch
+from megaplan.cost.plain import PlainTorch
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.scaled import ScaledLinears, ScaledPass, in_eight_bits, sharing
 from megaplan.cost.scaled_experts import ScaledBank
@@ -188,7 +189,7 @@ def layer_time(spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: b
     ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
     reruns = family.selective(family.section_of(spec.model), block.variant).reruns
     waits = layer_transfers(rates, spec, timer.load, block)
-    again = timer.forward_ns(_repeated(ops, policy, reruns)) + (waits.again_ns if policy == "full" else 0)
+    again = timer.forward_ns(_repeated(ops, policy, reruns)) + waits.repeated_ns(policy)
     return timer.time(ops) + _waiting(waits) + LayerTime(input_ns=again)
 
 

@@ -4,7 +4,7 @@ Counted, each wholly exposed, since megarun overlaps none of them with the layer
 
 - Tensor groups: a sharded block gathers its normed input and scatters the sum of its output in forward; backward does both in reverse and
   gathers the input once more, since gathered inputs are not kept. MLA gathers its narrow latents instead.
-- Context groups: attention gathers keys and values, again in backward, and scatters the sum of their gradients.
+- Context groups: attention gathers keys and values, again in backward, and scatters the sum of their gradients. Recompute gathers them too.
 - Expert groups: rows go out and come back, forward and backward.
 
 Not counted: what happens once a step or beside the layers (gathering parameters and reducing gradients of FSDP2, the optimizer).
@@ -36,14 +36,25 @@ class Transfers:
         forward_ns: In F.
         input_ns: In I.
         again_ns: Of F, what a whole-block recompute waits for once more.
+        core_again_ns: Of these, what selective recompute waits for once more: keys and values of the context group.
     """
 
     forward_ns: int = 0
     input_ns: int = 0
     again_ns: int = 0
+    core_again_ns: int = 0
 
     def __add__(self, other: Transfers) -> Transfers:
-        return Transfers(self.forward_ns + other.forward_ns, self.input_ns + other.input_ns, self.again_ns + other.again_ns)
+        return Transfers(
+            self.forward_ns + other.forward_ns,
+            self.input_ns + other.input_ns,
+            self.again_ns + other.again_ns,
+            self.core_again_ns + other.core_again_ns,
+        )
+
+    def repeated_ns(self, policy: str) -> int:
+        """What a recompute policy waits for once more."""
+        return {"none": 0, "selective": self.core_again_ns}.get(policy, self.again_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,7 @@ def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchang
     if exchanges.context_width:
         keys = load.num_tokens * spec.mesh.cp * (exchanges.context_width // load.tp) * load.itemsize
         once = gather_ns(rates, spec, Group(spec.mesh.cp, spec.mesh.tp), keys)
-        found += Transfers(once, 2 * once, once)
+        found += Transfers(once, 2 * once, once, once)
     return found + _row_transfers(rates, spec, load, exchanges) if exchanges.rows else found
 
 

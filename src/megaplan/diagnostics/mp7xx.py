@@ -162,8 +162,7 @@ MODEL: dict[str, CodeInfo] = {
     "MP726": CodeInfo(
         "no frozen form of this with lora",
         "lora is given with a setting whose parameters or copies are not built or priced frozen.",
-        "Under lora only adapters are trained. What has a loss of its own, or makes gradients of its parameters anyway, would not be "
-        "frozen; it is refused instead of being left out.",
+        "Under lora only adapters are trained. What has a loss of its own would not be frozen; it is refused instead of being left out.",
         "Use the value named, or train the model itself.",
         "lora: {rank: 16, alpha: 32.0}\nprecision: {recipe: {name: fp8_rowwise}}      # wrong",
     ),

@@ -85,8 +85,3 @@ def _beside(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]:
     if lora.dtype is not None and lora.dtype not in (precision.params, precision.master):
         given = f"lora.dtype = {lora.dtype}: frozen parameters are stored as they are used, or as others are"
         yield "lora.dtype", f"{given} (precision.params = {precision.params}, precision.master = {precision.master})", "dtype: null"
-    in_turn = [letter for letter, family in FAMILIES.items() if family.in_pieces and checked.has(letter)]
-    if spec.mesh.cp > 1 and in_turn:
-        why = "the hand-over of their states makes gradients of frozen parameters"
-        given = f"mesh.cp = {spec.mesh.cp} with layers of {series(in_turn, 'and')}: {why}"
-        yield "mesh.cp", given, "cp: 1"

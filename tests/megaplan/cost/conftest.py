@@ -65,6 +65,7 @@ def one_kernel_an_op() -> Iterator[None]:
     """Every op runs as one ideal kernel: what plain torch takes is `test_plain.py`'s, and what several kernels take `test_kernels.py`'s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain, "OPERATIONS", {})
+        patch.setattr(plain, "PASSES", {})
         patch.setattr(kernels, "SHARES", {})
         patch.setattr(kernels, "_SHAPES", {})
         yield

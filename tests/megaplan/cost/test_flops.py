@@ -13,7 +13,7 @@ from megaplan.blocks.costs import causal_conv1d
 from megaplan.blocks.work import Workload, total
 from megaplan.cost.formulas import FORMULAS
 from megaplan.cost.model import ModelCosts, flops_per_token, model_costs
-from megaplan.families.attention.work import attention_core, visible_pairs
+from megaplan.families.attention.work import attention_core, query_tiles, visible_pairs
 from megaplan.families.linear_attention.work import delta_rule
 from megaplan.families.mamba.work import mimo_ssd, selective_scan, ssd
 from megaplan.families.moe.work import routing
@@ -89,6 +89,16 @@ def test_visible_pairs_are_the_mask_s(seq: int, window: int | None) -> None:
     """Position i sees j when i − window < j ≤ i: counted one by one."""
     mask = [(i, j) for i in range(seq) for j in range(seq) if j <= i and (window is None or j > i - window)]
     assert visible_pairs(seq, window) == len(mask)
+    assert query_tiles(seq, window, 1) == (seq, len(mask), len(mask))
+
+
+@settings(max_examples=100)
+@given(seq=st.integers(1, 40), window=st.none() | st.integers(1, 50), rows=st.integers(1, 50))
+def test_tiles_of_queries_have_the_keys_that_any_of_them_sees(seq: int, window: int | None, rows: int) -> None:
+    """From the window of the block's first query to its last query."""
+    blocks = [range(start, min(start + rows, seq)) for start in range(0, seq, rows)]
+    keys = [block.stop - (0 if window is None else max(0, block.start - window + 1)) for block in blocks]
+    assert query_tiles(seq, window, rows) == (len(blocks), sum(keys), sum(len(b) * seen for b, seen in zip(blocks, keys, strict=True)))
 
 
 @settings(max_examples=60)

@@ -47,6 +47,24 @@ def test_backward_of_attention_makes_scores_twice(make_spec):
     assert (found[0].launches, found[1].launches) == (1, 2)
 
 
+@pytest.mark.parametrize("window", [None, 300, 50])
+def test_products_with_keys_that_are_not_chosen_are_those_of_visible_pairs(make_spec, window):
+    """Kernels make the scores of all keys in a query's window; of these it attends to the 100 that it chooses."""
+    sizes = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+    indexer = {"num_heads": 8, "head_dim": 64, "top_k": 100, "layers": [0], "shared_layers": [1]}
+    attention = {"kind": "mla", "num_heads": 16, **sizes, "window_size": window, "indexer": indexer}
+    spec = make_spec("AA", model={"attention": attention}, host=TRITON)
+    load, block = rank_workload(spec, spec.precision.params), build_inventory(spec).layers[1]
+    passes = {op.name: Kernels(spec, load).passes(op, load.num_tokens) for op in layer_ops(load, spec.model, block)}
+    widest = window or load.seq_length
+    unchosen = 2 * sum(min(at, widest) - min(at, widest, 100) for at in range(1, load.seq_length + 1))  # of two sequences
+    assert passes["masked"][0].flops == 2 * unchosen * 16 * (96 + 64)
+    assert passes["masked"][1].flops == 2 * unchosen * 16 * (4 * 96 + 3 * 64)
+    core = passes["attention"][0].flops + passes["masked"][0].flops
+    visible = 2 * sum(min(at, widest) for at in range(1, load.seq_length + 1))
+    assert core == pytest.approx(2 * visible * 16 * (96 + 64), rel=1e-6)
+
+
 @pytest.mark.parametrize(("letter", "name"), [("A", "attention"), ("M", "ssd"), ("R", "m2rnn"), ("E", "experts")])
 def test_only_megaruns_kernels_have_their_counts(make_spec, letter, name):
     assert passes_of(make_spec(letter, host=TRITON), name) is not None

@@ -10,6 +10,7 @@ import megaplan
 from megaplan.cost.blocks import layer_ops, rank_workload
 from megaplan.cost.data import data_times, local_elements, newton_schulz_flops
 from megaplan.cost.plain import OPERATIONS, PlainTorch
+from megaplan.cost.plain_attention import PASSES
 from megaplan.cost.rates import rates_of
 from megaplan.cost.replay import PLAIN, ReplayTimer
 from megaplan.cost.times import model_times
@@ -27,14 +28,30 @@ def op_of(spec: Spec, name: str):
 
 
 def test_an_attention_core_by_hand(make_spec):
-    """32 heads of 128 over two sequences of 4,096: 37 B a visible pair, 17 launches a block of 64 queries, products in fp32."""
+    """32 heads of 128 that share 8 of keys, over two sequences of 4,096, 64 blocks of queries each."""
     op, plain = op_of(make_spec("A"), "attention")
     found = plain.forward(op, T)
-    pairs = 4097 * 32 // 2 * T
-    assert found.num_bytes == 37 * pairs
-    assert found.launches == 17 * 4096 // 64
-    assert found.flops == op.work.forward * T == pairs * 2 * 256
+    keys = 2 * 64 * 64 * 65 // 2  # of all blocks
+    pairs = 64 * keys
+    elementwise = 8 + 4 + 8 + 8 + 4  # mask, largest, less it, exp, sum
+    of_queries = 6 * 128 + 8 * 128 + 8 * 128 + (8 + 4 + 2) * 128 + 44  # in fp32, scaled, copied; out, its sums
+    of_keys = T * 8 * 256 * 6 + keys * 8 * 256 * 8  # in fp32, and copied in each block
+    assert found.num_bytes == elementwise * 32 * pairs + pairs // 2 * 2 + of_queries * 32 * T + of_keys
+    assert found.launches == 64 * 18 + 4
+    assert found.flops == 2 * 32 * pairs * 256
+    assert op.work.forward * T < found.flops < 1.02 * op.work.forward * T  # blocks on the diagonal
     assert found.is_fp32
+
+
+def test_wider_keys_are_added_in_every_block(make_spec):
+    """Backward reads and writes the gradients of a block's keys and values: bytes a score grow with widths, beside what rows move once."""
+
+    def by_score(width: int) -> float:
+        attention = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 16, "head_dim": width}
+        op, plain = op_of(make_spec("A", model={"attention": attention}), "attention")
+        return plain.backward(op, T).num_bytes / (16 * T * (4096 + 64) // 2)
+
+    assert by_score(256) - by_score(128) == pytest.approx(128 * (2 * 12 + 3 * 8) / 64, rel=0.08)
 
 
 def test_a_layer_of_plain_torch_takes_its_parts(make_spec):
@@ -115,7 +132,7 @@ def test_every_op_of_a_block_that_is_no_product_is_in_the_table(make_spec):
         for block in build_inventory(spec).layers:
             load = rank_workload(spec, spec.precision.of(block.family))
             names |= {op.name.rpartition(".")[2] for op in layer_ops(load, spec.model, block) if not op.is_linear}
-    assert names <= set(OPERATIONS)
+    assert names <= {*OPERATIONS, *PASSES}
 
 
 def test_a_step_says_what_plain_torch_takes_more():

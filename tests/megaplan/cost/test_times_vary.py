@@ -138,6 +138,41 @@ def test_recompute_repeats_the_ops_it_names(times_of):
     assert extra("R", "selective") == SEQ * STEP_NS + LAUNCH_NS + op_ns(moved=bf16(3 * 1024) + fp32(1))
 
 
+LATENT = {"kind": "mla", "num_heads": 32, "q_lora_rank": 512, "kv_lora_rank": 256}
+LATENT |= {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+INDEXER = {"num_heads": 8, "head_dim": 64, "top_k": 128, "layers": [0], "shared_layers": [1]}
+
+
+@pytest.mark.requirement("R-67")
+@pytest.mark.parametrize(("layer", "others"), [(0, {"indexer.k_norm", "indexer"}), (1, {"masked"}), (2, set())])
+@pytest.mark.parametrize("sections", [{}, {"mesh": {"tp": 2}}, {"host": {"kernels": "triton"}}])
+def test_selective_recompute_of_attention_chooses_its_keys_again(times_of, make_spec, layer, others, sections):
+    """The operation that attends makes index scores and their norm; a layer that is given the choice attends to it again."""
+    model = {"attention": LATENT | {"indexer": INDEXER}}
+    sections = {"model": model, "device": HALF_SPEED, **sections}
+    spec = make_spec("A", num_layers=4, **sections)
+    load, block = rank_workload(spec, spec.precision.params), build_inventory(spec).layers[layer]
+    again = [op for op in layer_ops(load, spec.model, block) if op.runs_in(frozenset({"attention"}))]
+    assert {op.name for op in again} == {"attention"} | others
+    base, more = (times_of("A", num_layers=4, recompute={"default": policy}, **sections).layers[layer] for policy in ("none", "selective"))
+    assert more.input_ns - base.input_ns == sum(
+        op_ns(op.work.forward * load.num_tokens, op.work.moved_forward * load.num_tokens) for op in again
+    )
+
+
+def test_every_tensor_rank_makes_all_index_scores(make_spec):
+    """All choose the same keys for all tokens: tensor parallelism divides the indexer's projections alone."""
+
+    def indexers(tp: int) -> list[int]:
+        spec = make_spec("A", num_layers=2, model={"attention": LATENT | {"indexer": INDEXER}}, mesh={"tp": tp})
+        load = rank_workload(spec, spec.precision.params)
+        ops = layer_ops(load, spec.model, build_inventory(spec).layers[0])
+        return [op.work.forward * load.num_tokens // (tp if op.own_tokens else 1) for op in ops if op.name.startswith("indexer")]
+
+    *projections, norm, scores = indexers(1)
+    assert indexers(2) == [*(each // 2 for each in projections), norm, scores]
+
+
 @pytest.mark.requirement("R-50")
 def test_the_ops_that_run_again_are_the_saved_tensor_ledger_s(make_spec):
     """Selective recompute as the host's programs have it; views cost nothing, what ranks exchange is a transfer: no ops here."""

@@ -106,6 +106,14 @@ def test_an_exchange_sends_what_each_rank_is_due(make_spec, seed):
     assert exchange_ns(rates, spec, Group(size, 1), share * size) == expected
 
 
+@pytest.mark.parametrize(("policy", "waits"), [("none", 0), ("selective", 1), ("full", 1)])
+def test_recompute_gathers_keys_and_values_again(make_spec, policy, waits):
+    """Of the attention core alone too: what it reads of other context ranks is not kept. Tensor groups gather for a whole block alone."""
+    spec = make_spec("A", mesh={"cp": 2})
+    assert of_layer(spec).repeated_ns(policy) == waits * gathered(spec, Group(2, 1), TOKENS * 2 * 8 * 128)
+    assert of_layer(make_spec("A", mesh={"tp": 2})).repeated_ns("selective") == 0
+
+
 def test_alone_nothing_is_waited_for(make_spec):
     spec = make_spec("D")
     assert of_layer(spec) == Transfers()

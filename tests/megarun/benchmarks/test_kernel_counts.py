@@ -60,6 +60,8 @@ CHOOSING = spec(
     },
 )
 
+WINDOWED = CHOOSING | {"model": CHOOSING["model"] | {"attention": CHOOSING["model"]["attention"] | {"window_size": 256}}}
+
 
 def counted(source: Any) -> dict[str, list[float]]:
     """Bytes, FLOPs in bf16's and launches of every operation of the second microbatch, by part of the model."""
@@ -124,6 +126,7 @@ def stated(source: Any) -> dict[str, list[float]]:
             marks=pytest.mark.slow,
         ),
         pytest.param(CHOOSING, id="choice"),
+        pytest.param(WINDOWED, id="choice in a window", marks=pytest.mark.slow),
         pytest.param(GATE, id="gate", marks=pytest.mark.slow),
     ],
 )

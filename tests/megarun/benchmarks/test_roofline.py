@@ -90,12 +90,21 @@ def test_a_library_s_attention_counts_pairs_of_positions_half_of_them_where_it_i
 def test_what_moves_no_data_is_no_kernel() -> None:
     x = empty(8, 6)
     assert noted(lambda: (x.view(6, 8).mT[1:], x.detach(), torch.empty_like(x), x.expand(2, 8, 6), x.contiguous())) == []
+    assert noted(lambda: x[2:].copy_(x[2:])) == []
+
+
+def test_a_slice_that_is_added_to_is_not_copied_onto_itself() -> None:
+    """`x[2:] += y` is an addition and a copy of the slice to itself, which torch leaves out; a copy to another slice is one."""
+    x, y = empty(8, 6), empty(6, 6)
+    assert [each.op for each in noted(lambda: x.__setitem__(slice(2, 8), x[2:].add_(y)))] == ["add_"]
+    assert [each.op for each in noted(lambda: x[2:].copy_(x[:6]))] == ["copy_"]
 
 
 def test_operations_read_and_write_what_they_touch() -> None:
     x, table, index = empty(8, 6), empty(1000, 6), empty(5, dtype=INT64)
     bytes_of = {
         "written over": noted(x.zero_)[0].num_bytes,
+        "made like": noted(lambda: torch.zeros_like(x))[0].num_bytes,
         "copied": noted(lambda: x.copy_(empty(8, 6, dtype=FP32)))[0].num_bytes,
         "in place": noted(lambda: x.add_(x))[0].num_bytes,
         "broadcast": noted(lambda: x + empty(1, 6).expand(8, 6))[0].num_bytes,
@@ -105,6 +114,7 @@ def test_operations_read_and_write_what_they_touch() -> None:
     }
     assert bytes_of == {
         "written over": 96,
+        "made like": 96,
         "copied": 96 + 192,
         "in place": 2 * 96,
         "broadcast": 2 * 96 + 12,

@@ -36,12 +36,15 @@ def of(letter: str, **more: Any) -> dict[str, Any]:
     return {**LORA, "model.pattern": f"{letter}D{letter}", "model.num_layers": 3, **{f"model.{key}": value for key, value in more.items()}}
 
 
+C2 = {"mesh.cp": 2}
+SHORT = {"short_convolution": {"conv_kernel": 3, "bias": True}}
 IN_CI: dict[str, dict[str, Any]] = {
     "one rank": DENSE,
     "dp_shard 3, odd rank": {**DENSE, "mesh.dp_shard": 3, "lora.rank": 5},
     "tp 2, pp 2": {**DENSE, "mesh": {"tp": 2, "pp": 2}, **TWO},
     "ep 2": {**EXPERTS, "mesh": {"dp_shard": 2, "ep": 2}, **TWO},
     "selective": {**DENSE, "recompute": {"default": "selective"}, **TWO},
+    "M, cp 2": {**of("M"), **C2, "recompute": {"default": "selective"}},
     "shared norms of D alone, which keeps none": {**SHARED, "lora.families": ["D"]},
 }
 MORE: dict[str, dict[str, Any]] = {
@@ -104,6 +107,21 @@ MORE: dict[str, dict[str, Any]] = {
     "mamba1 frozen, selective": {**of("M", mamba=MAMBA1), "lora.families": ["D"], "recompute": {"default": "selective"}},
     "mamba3 frozen, selective": {**of("M", mamba=MAMBA3), "lora.families": ["D"], "recompute": {"default": "selective"}},
     "mamba3, tp 2, selective": {**of("M", mamba=MAMBA3), "mesh.tp": 2, "recompute": {"default": "selective"}},
+    "M, cp 2, no recompute": {**of("M"), **C2},
+    "M frozen, cp 2": {**of("M"), **C2, "lora.families": ["D"]},
+    "kernels, M, cp 2": {**of("M"), **C2, **TRITON},
+    "mamba1, cp 2": {**of("M", mamba=MAMBA1), **C2},
+    "kernels, mamba1, cp 2": {**of("M", mamba=MAMBA1), **C2, **TRITON},
+    "mamba3, cp 2": {**of("M", mamba=MAMBA3), **C2},
+    "kernels, mamba3, cp 2": {**of("M", mamba=MAMBA3), **C2, **TRITON},
+    "R, cp 2": {**of("R"), **C2},
+    "kernels, R, cp 2": {**of("R"), **C2, **TRITON},
+    "gated delta, cp 2": {**of("G", linear_attention=DELTA), **C2},
+    "kernels, gated delta, cp 2": {**of("G", linear_attention=DELTA), **C2, **TRITON},
+    "kda, cp 2": {**of("G", linear_attention=KDA), **C2},
+    "kernels, kda, cp 2": {**of("G", linear_attention=KDA), **C2, **TRITON},
+    "C, cp 2": {**of("C", **SHORT), **C2},
+    "kernels, C, cp 2": {**of("C", **SHORT), **C2, **TRITON},
     "R, tp 2": {**of("R"), "model.recurrent.num_heads": 4, "mesh.tp": 2},
     "R, full recompute": {**of("R"), "recompute": {"default": "full"}},
     "gated delta, tp 2": {**of("G", linear_attention=DELTA), "mesh.tp": 2, "recompute": {"default": "selective"}},
@@ -135,7 +153,7 @@ def test_every_column_of_every_phase_is_what_the_runtime_allocates(job_with: Any
             assert wrong == {}, (budget.ranks, phase)
 
 
-@pytest.mark.parametrize("mesh", [{}, {"tp": 2, "dp_shard": 2}])
+@pytest.mark.parametrize("mesh", [{}, {"tp": 2, "dp_shard": 2}, {"cp": 2}])
 def test_no_frozen_parameter_has_a_gradient_or_state(job_with: Any, mesh: dict[str, Any]) -> None:
     """By name, in every phase's peak; the adapters have both."""
     job = job_with({**EXPERTS, "model.pattern": "AEMR", "model.recurrent.num_heads": 4, "mesh": mesh})

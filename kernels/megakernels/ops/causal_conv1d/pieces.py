@@ -3,6 +3,7 @@
 Two operations without an autograd formula, for a caller that fetches those inputs from other ranks (`megarun.parallel.groups.relay`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,11 +43,19 @@ def conv_pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, 
 
 
 def conv_pieces_backward(
-    grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, starts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of x, before, weight and bias."""
-    grad_x, grad_before, grad_weight, *grad_bias = _pieces_backward(grad_y, x, before, weight, bias, starts, silu)
-    return grad_x, grad_before, grad_weight, grad_bias[0] if grad_bias else None
+    grad_y: Tensor,
+    x: Tensor,
+    before: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    starts: Tensor | None,
+    needs: Sequence[bool] = (True, True),
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, before, weight and bias; None for those of weight and bias that are not needed."""
+    of_weight, of_bias = needs[0], needs[1] and bias is not None
+    grad_x, grad_before, *others = _pieces_backward(grad_y, x, before, weight, bias, starts, silu, [of_weight, of_bias])
+    return grad_x, grad_before, others.pop(0) if of_weight else None, others.pop(0) if of_bias else None
 
 
 @custom_op("megakernels::conv_pieces", mutates_args=())
@@ -58,16 +67,23 @@ def _pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, star
 
 @custom_op("megakernels::conv_pieces_backward", mutates_args=())
 def _pieces_backward(
-    grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None, silu: bool
+    grad_y: Tensor,
+    x: Tensor,
+    before: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    starts: Tensor | None,
+    silu: bool,
+    needs: list[bool],
 ) -> list[Tensor]:
     padded, padded_starts = padded_pieces(x, before, starts)
     num_before = before.shape[2]
     grads = pad(torch.unflatten(grad_y, 1, (before.shape[1], -1)).flatten(0, 1), (0, 0, num_before, 0))
     given = Convolution(padded, weight, bias, padded_starts, None, silu)
-    grad_x, *others = reference.backward(grads, given, (True, True, bias is not None, False))
+    grad_x, *others = reference.backward(grads, given, (True, *needs, False))
     assert grad_x is not None
     inside, outside = grad_x[:, num_before:].reshape(x.shape), grad_x[:, :num_before].reshape(before.shape)
-    return [inside.clone(), outside.clone(), *(gradient for gradient in others if gradient is not None)]
+    return [inside.clone(), outside.clone(), *wanted(others, needs)]
 
 
 @_pieces.register_fake
@@ -76,8 +92,13 @@ def _(x: Tensor, *_: Any) -> Tensor:
 
 
 @_pieces_backward.register_fake
-def _(_grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> list[Tensor]:
-    return [fake_like(tensor) for tensor in (x, before, weight, bias) if tensor is not None]
+def _(_grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> list[Tensor]:
+    return [fake_like(tensor) for tensor in (x, before, *wanted((weight, bias), rest[-1]))]
+
+
+def wanted(gradients: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor]:
+    """Those that are needed."""
+    return [each for each, need in zip(gradients, needs, strict=False) if need and each is not None]
 
 
 def padded_pieces(x: Tensor, before: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -4,12 +4,14 @@ Two operations without an autograd formula, for a caller that fetches those prod
 (`megarun.parallel.groups.relay_conv`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import fake_like, require
+from megakernels.ops.causal_conv1d.pieces import wanted
 from megakernels.ops.gated_conv1d import check_shapes, implementation
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
@@ -55,12 +57,14 @@ def gated_conv_pieces_backward(
     weight: Tensor,
     bias: Tensor | None,
     starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of input_gate, output_gate, value, before, weight and bias."""
-    of_input, of_output, of_value, of_before, of_weight, *of_bias = _pieces_backward(
-        grad_y, input_gate, output_gate, value, before, weight, bias, starts
+    needs: Sequence[bool] = (True, True),
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of input_gate, output_gate, value, before, weight and bias; None for those of weight and bias that are not needed."""
+    has_weight, has_bias = needs[0], needs[1] and bias is not None
+    of_input, of_output, of_value, of_before, *others = _pieces_backward(
+        grad_y, input_gate, output_gate, value, before, weight, bias, starts, [has_weight, has_bias]
     )
-    return of_input, of_output, of_value, of_before, of_weight, of_bias[0] if of_bias else None
+    return of_input, of_output, of_value, of_before, others.pop(0) if has_weight else None, others.pop(0) if has_bias else None
 
 
 @custom_op("megakernels::gated_conv_pieces", mutates_args=())
@@ -82,10 +86,11 @@ def _pieces_backward(
     weight: Tensor,
     bias: Tensor | None,
     starts: Tensor | None,
+    needs: list[bool],
 ) -> list[Tensor]:
     given = GatedConvolution(input_gate, output_gate, value, weight, bias, starts)
-    (of_input, of_output, of_value, of_weight, of_bias), of_before = implementation(given).backward(grad_y, given, (True,) * 5, before)
-    return [gradient for gradient in (of_input, of_output, of_value, of_before, of_weight, of_bias) if gradient is not None]
+    (*of_tokens, of_weight, of_bias), of_before = implementation(given).backward(grad_y, given, (True, True, True, *needs), before)
+    return [gradient for gradient in (*of_tokens, of_before, *wanted((of_weight, of_bias), needs)) if gradient is not None]
 
 
 @_pieces.register_fake
@@ -94,5 +99,6 @@ def _(_input_gate: Tensor, _output_gate: Tensor, value: Tensor, *_: Any) -> Tens
 
 
 @_pieces_backward.register_fake
-def _(_grad_y: Tensor, *arguments: Tensor | None) -> list[Tensor]:
-    return [fake_like(tensor) for tensor in arguments[:-1] if tensor is not None]
+def _(_grad_y: Tensor, *arguments: Any) -> list[Tensor]:
+    *tokens, weight, bias, _, needs = arguments
+    return [fake_like(tensor) for tensor in (*tokens, *wanted((weight, bias), needs))]

@@ -64,7 +64,7 @@ def gated_delta_piece_backward(
     starts: Tensor | None,
     states: Tensor,
     settings: DeltaSettings,
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
 ) -> Tensor:
     """The gradient of the state before the piece.
 
@@ -75,7 +75,7 @@ def gated_delta_piece_backward(
         starts: As in `gated_delta_piece`.
         states: As `gated_delta_piece` wrote them.
         settings: As in `gated_delta_piece`.
-        gradients: Gradients of `inputs`; those of A_log and dt_bias are accumulated, all others overwritten.
+        gradients: Gradients of `inputs`, None for frozen ones; those of A_log and dt_bias are accumulated, all others overwritten.
     """
     grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, *settings, *gradients)
     return grad_state

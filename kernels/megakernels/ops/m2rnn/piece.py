@@ -48,7 +48,7 @@ def m2rnn_piece_backward(
     starts: Tensor | None,
     states: Tensor,
     save_every: int,
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
 ) -> Tensor:
     """The gradient of the state before the piece.
 
@@ -59,8 +59,8 @@ def m2rnn_piece_backward(
         starts: As in `m2rnn_piece`.
         states: As `m2rnn_piece` wrote them.
         save_every: As in `m2rnn_piece`.
-        gradients: Gradients of `inputs`; those of v and f are overwritten, those of q and k, which all heads share, and of parameters are
-            accumulated.
+        gradients: Gradients of `inputs`, None for frozen ones; those of v and f are overwritten, those of q and k, which all heads share,
+            and of parameters are accumulated.
     """
     grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, save_every, *gradients)
     return grad_state

@@ -121,7 +121,8 @@ def mamba3_piece_backward(
         states: As `mamba3_piece` wrote them.
         phases: As `mamba3_piece` wrote them.
         settings: As in `mamba3_piece`.
-        gradients: Gradients of `inputs`; those of the angles, which all heads share, and of parameters are accumulated, others overwritten.
+        gradients: Gradients of `inputs`, None for frozen ones; those of the angles, which all heads share, and of parameters are
+            accumulated, others overwritten.
         grad_ahead: [B, H], written.
     """
     grad_carried: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, ahead, states, phases, *settings, *gradients, grad_ahead)

@@ -49,7 +49,7 @@ def selective_scan_piece_backward(
     starts: Tensor | None,
     states: Tensor,
     save_every: int,
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
 ) -> Tensor:
     """The gradient of the state before the piece.
 
@@ -60,7 +60,7 @@ def selective_scan_piece_backward(
         starts: As in `selective_scan_piece`.
         states: As `selective_scan_piece` wrote them.
         save_every: As in `selective_scan_piece`.
-        gradients: Gradients of `inputs`; those of x and dt are overwritten, all others accumulated.
+        gradients: Gradients of `inputs`, None for frozen ones; those of x and dt are overwritten, all others accumulated.
     """
     grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, save_every, *gradients)
     return grad_state

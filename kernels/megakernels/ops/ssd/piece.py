@@ -57,7 +57,7 @@ def ssd_piece_backward(
     starts: Tensor | None,
     states: Tensor,
     chunk_size: int,
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
     dt_limits: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:
     """The gradient of the state before the piece.
@@ -69,7 +69,7 @@ def ssd_piece_backward(
         starts: As in `ssd_piece`.
         states: As `ssd_piece` wrote them.
         chunk_size: As in `ssd_piece`.
-        gradients: Gradients of `inputs`; those of x, dt, B and C are overwritten, those of parameters accumulated.
+        gradients: Gradients of `inputs`, None for frozen ones; those of x, dt, B and C are overwritten, those of parameters accumulated.
         dt_limits: As in `ssd_piece`.
     """
     grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, chunk_size, *dt_limits, *gradients)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from megaplan.blocks.costs import FP32_BYTES, activation, detached_linear_op, linear_op, norm, residual_op, rope
 from megaplan.blocks.work import Op, Ops, Work, Workload
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
@@ -18,6 +20,40 @@ def visible_pairs(seq_length: int, window_size: int | None) -> int:
     """
     window = seq_length if window_size is None else min(window_size, seq_length)
     return window * (window + 1) // 2 + (seq_length - window) * window
+
+
+class QueryTiles(NamedTuple):
+    """Blocks of a sequence's queries, each with the keys that any of them sees.
+
+    Attributes:
+        blocks: How many.
+        keys: Of all blocks.
+        pairs: Queries of each block times its keys.
+    """
+
+    blocks: int
+    keys: int
+    pairs: int
+
+
+def query_tiles(seq_length: int, window_size: int | None, rows: int) -> QueryTiles:
+    """Those of `rows` queries, the last of what is left: from the first key in the window of its first query to its last query.
+
+    Of one row they are the visible pairs.
+    """
+    count, window = -(-seq_length // rows), seq_length if window_size is None else min(window_size, seq_length)
+    last = seq_length - (count - 1) * rows
+    hidden = min(count, -(-(window - 1) // rows))  # blocks whose window begins before the sequence
+    begins = rows * (hidden + count - 1) * (count - hidden) // 2 - (window - 1) * (count - hidden)
+    keys = rows * (count - 1) * count // 2 + seq_length - begins
+    of_last = seq_length - max(0, seq_length - last - window + 1)
+    return QueryTiles(count, keys, rows * keys - (rows - last) * of_last)
+
+
+def rank_pairs(load: Workload, window_size: int | None, most_keys: int | None = None) -> int:
+    """Those of the queries of one rank and one head; of a query's visible keys it may choose `most_keys`."""
+    window = min(most_keys or load.seq_length, window_size or load.seq_length)
+    return load.num_tokens * visible_pairs(load.seq_length, window) // load.seq_length
 
 
 def attention_core(
@@ -64,7 +100,7 @@ def attention_work(
     if indexer is not None:
         ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, window)
     if variant.shares:
-        ops += (Op("masked", "attention", Work(), counts=("attention",)),)  # keys that are not chosen: no work of the model
+        ops += (Op("masked", "attention", Work(), counts=("attention",), window=window),)  # keys that are not chosen: no work of the model
     return ops
 
 
@@ -92,7 +128,7 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
         *gate,
         *norms,
         Op("rope", PART, rope(load, (heads + num_kv_heads) * rotated)),
-        Op("attention", "attention", core),
+        Op("attention", "attention", core, window=window),
         *gated,
         linear_op(load, "o_proj", PART, query, hidden_size, closes=True),
     )
@@ -139,14 +175,16 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, most_k
         Op("kv_latent_norm", PART, norm(load, latent), own_tokens=True),
         linear_op(load, "kv_up", PART, latent, heads * (nope + value)),
         Op("mla_kv", PART, Work(moved_forward=expand, moved_input=expand)),
-        Op("attention", "attention", core),
+        Op("attention", "attention", core, window=window),
         linear_op(load, "o_proj", PART, heads * value, hidden_size, closes=True),
     )
 
 
 def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, window_size: int | None) -> Ops:
-    """Scores of every visible pair: 2·dim FLOPs a head, and 2 for the weighted sum over heads; neither is kept. Replicated under TP.
+    """Scores of every visible pair: 2·dim FLOPs a head, and 2 for the weighted sum over heads; neither is kept.
 
+    Replicated under TP: a rank projects its own tokens, and makes the scores of all tokens from what it gathers. Norm and scores are a
+    part of the operation that attends, and run again with it.
     Backward repeats the scores and takes their gradient, of the chosen pairs alone in principle, through all heads: counted whole. What the
     core computes is the chosen pairs. Its own loss trains the indexer alone: its projections' inputs get no gradient.
 
@@ -155,10 +193,11 @@ def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: in
     heads, dim = indexer.num_heads, indexer.head_dim
     scores = load.per_token(2 * visible_pairs(load.seq_length, window_size) * heads * (dim + 1))
     moved = (heads * dim + dim + heads) * load.itemsize
+    choosing = Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved)
     return (
         detached_linear_op(load, "indexer.q_up", PART, query_width, heads * dim, own_tokens=True),
         detached_linear_op(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
         detached_linear_op(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
-        Op("indexer.k_norm", PART, norm(load, dim), own_tokens=True),
-        Op("indexer", "attention", Work(scores, 3 * scores, 0, scores, moved_forward=moved, moved_input=2 * moved), own_tokens=True),
+        Op("indexer.k_norm", PART, norm(load, dim), counts=("attention",)),
+        Op("indexer", "attention", choosing, counts=("attention",), window=window_size),
     )

@@ -145,7 +145,7 @@ def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, kerne
             ("gated", *starting, *state, *forward),
             keeps=(*inputs, *starting),
             params=("B_bias", "C_bias", "D", "dt_bias", *(("mimo_x", "mimo_z", "mimo_o") if mimo else ())),
-            fetches=(*state, *backward),
+            fetches=(*state, *(("ahead_gradient",) if handed else ()), *backward),
             sums=sums,
         ),
         *_output_ops("gated", sharded),
@@ -173,7 +173,7 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
     if dims.cp > 1:
         of_mimo_rank = 2 * mamba.state_dim + (3 * mamba.head_dim if mamba.mimo_rank > 1 else 0)  # biases of B and C; of x, z and o
         statistics["summed"] = (heads * (mamba.mimo_rank * of_mimo_rank + 2),)  # and D and dt_bias
-        statistics["ahead"] = (dims.batch, PIECES, heads)
+        statistics |= dict.fromkeys(("ahead", "ahead_gradient"), (dims.batch, PIECES, heads))
         travelling = mamba.head_dim * mamba.state_dim + mamba.num_angles
         carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), travelling)
     return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics) | carried

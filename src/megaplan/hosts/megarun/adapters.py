@@ -60,7 +60,12 @@ def adapted_from(program: BlockProgram, letter: str, lora: Lora) -> BlockProgram
 
 
 def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
-    """Gradients of a scan's parameters, a few numbers a head, which its kernel makes with the others and drops inside."""
+    """Gradients of a scan's parameters, a few numbers a head, which its kernel makes with the others and drops inside.
+
+    Under CP all gradients of a piece are inside, before they are copied to the rank's.
+    """
+    if dims.cp > 1:
+        return 0
     sizes = {tensor.name: tensor.local_elements(dims.tp, dims.ep, dims.etp) for tensor in block.tensors}
     params = [name for op in program.ops if INSIDE_BACKWARD in op.fetches and op.name != EXPERTS for name in op.params]
     return sum([sizes[name] for name in params]) * dims.dtype.bytes

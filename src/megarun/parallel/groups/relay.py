@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,8 @@ from megakernels import (
 from megaplan.blocks.relay import num_lanes
 from megarun.parallel.groups.context import ContextParallel
 
+Given = TypeVar("Given", Tensor, Tensor | None)
+"""Inputs, or their gradients, of which some are not needed."""
 FORWARD, BACKWARD = (0, 1), (1, 0)
 """Order in which a rank processes its two pieces."""
 
@@ -158,7 +160,8 @@ class _Convolution(torch.autograd.Function):
         """Gradients of local tokens, and their contribution to those of weight and bias."""
         x, before, weight, bias, starts = ctx.saved_tensors
         cp, num_before = ctx.cp, before.shape[2]
-        grad_x, grad_before, grad_weight, grad_bias = conv_pieces_backward(gradient, x, before, weight, bias, True, starts)
+        needs = ctx.needs_input_grad[2:4]
+        grad_x, grad_before, grad_weight, grad_bias = conv_pieces_backward(gradient, x, before, weight, bias, True, starts, needs)
         pieces = torch.unflatten(grad_x, 1, (2, -1))
         pieces[:, :, pieces.shape[2] - num_before :] += of_next(cp, grad_before)
         return None, grad_x, grad_weight, grad_bias, None
@@ -199,7 +202,8 @@ class _Scan(torch.autograd.Function):
         """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states = ctx.saved_tensors
         cp, x, keys = ctx.cp, inputs[0], inputs[3]
-        gradients, lanes = new_gradients(inputs, (0, 1, 3, 4), (0, 1, 3, 4)), num_lanes(keys.shape[2], cp.degree)
+        gradients = new_gradients(inputs, (0, 1, 3, 4), (0, 1, 3, 4), ctx.needs_input_grad[4:])
+        lanes = num_lanes(keys.shape[2], cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
             heads = lane_slice(x.shape[2], lane, lanes)
@@ -247,7 +251,8 @@ class _Recurrence(torch.autograd.Function):
         """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states = ctx.saved_tensors
         cp, q, v = ctx.cp, inputs[0], inputs[2]
-        gradients, lanes = new_gradients(inputs, (2, 3), (0, 1, 2, 3)), num_lanes(v.shape[2], cp.degree)
+        gradients = new_gradients(inputs, (2, 3), (0, 1, 2, 3), ctx.needs_input_grad[3:])
+        lanes = num_lanes(v.shape[2], cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
             heads = lane_slice(v.shape[2], lane, lanes)
@@ -296,21 +301,27 @@ def lane_slice(count: int, lane: int, lanes: int) -> slice:
     return slice(lane * count // lanes, (lane + 1) * count // lanes)
 
 
-def _scan_part(tensors: Sequence[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
+def _scan_part(tensors: Sequence[Given], place: int, lane: int, lanes: int) -> list[Given]:
     """One piece and lane of x, dt, A_log, B, C, D and dt_bias, or of their gradients, as views."""
-    return [_of_lane(tensor, place, lane_slice(tensor.shape[min(2, tensor.dim() - 1)], lane, lanes)) for tensor in tensors]
+    return [None if tensor is None else _of_lane(tensor, place, lane, lanes) for tensor in tensors]
 
 
-def _of_lane(tensor: Tensor, place: int, part: slice) -> Tensor:
+def _of_lane(tensor: Tensor, place: int, lane: int, lanes: int) -> Tensor:
+    part = lane_slice(tensor.shape[min(2, tensor.dim() - 1)], lane, lanes)
     return tensor[part] if tensor.dim() == 1 else half(tensor, place)[:, :, part]
 
 
-def _recurrence_part(tensors: Sequence[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
+def _recurrence_part(tensors: Sequence[Given], place: int, lane: int, lanes: int) -> list[Given]:
     """One piece and lane of q, k, v, f, state_map, D, dt_bias and A_log, or of their gradients, as views; q and k have no heads."""
-    q, k, v, f, *parameters = tensors
-    part = lane_slice(v.shape[2], lane, lanes)
-    tokens = half(q, place), half(k, place), half(v, place)[:, :, part], half(f, place)[:, :, part]
-    return [*tokens, *(parameter[part] for parameter in parameters)]
+    found: list[Given] = []
+    for index, tensor in enumerate(tensors):
+        if tensor is None or index < 2:
+            found.append(None if tensor is None else half(tensor, place))
+        elif index < 4:
+            found.append(half(tensor, place)[:, :, lane_slice(tensor.shape[2], lane, lanes)])
+        else:
+            found.append(tensor[lane_slice(tensor.shape[0], lane, lanes)])
+    return found
 
 
 def lane_zeros(lanes: int, like: Tensor, num_heads: int, *widths: int) -> list[Tensor]:
@@ -319,11 +330,16 @@ def lane_zeros(lanes: int, like: Tensor, num_heads: int, *widths: int) -> list[T
     return [torch.zeros(shape, dtype=accumulator_dtype(like.dtype), device=like.device)] * lanes
 
 
-def new_gradients(inputs: Sequence[Tensor], written: Sequence[int], tokens: Sequence[int]) -> list[Tensor]:
-    """Gradient buffers: `written` uninitialised, filled by piece and lane; others zero, for sums; parameters' in the wider dtype."""
-    made = []
+def new_gradients(inputs: Sequence[Tensor], written: Sequence[int], tokens: Sequence[int], needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradient buffers: `written` uninitialised, filled by piece and lane; others zero, for sums; parameters' in the wider dtype.
+
+    None for a frozen parameter.
+    """
+    made: list[Tensor | None] = []
     for index, tensor in enumerate(inputs):
-        if index in written:
+        if index not in tokens and not needs[index]:
+            made.append(None)
+        elif index in written:
             made.append(tensor.new_empty(tensor.shape))
         else:
             dtype = tensor.dtype if index in tokens else accumulator_dtype(tensor.dtype)
@@ -331,6 +347,7 @@ def new_gradients(inputs: Sequence[Tensor], written: Sequence[int], tokens: Sequ
     return made
 
 
-def as_inputs(gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def as_inputs(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Gradients in the dtypes of their inputs."""
-    return tuple(gradient.to(tensor.dtype) for gradient, tensor in zip(gradients, inputs, strict=True))
+    pairs = zip(gradients, inputs, strict=True)
+    return tuple(None if gradient is None or tensor is None else gradient.to(tensor.dtype) for gradient, tensor in pairs)

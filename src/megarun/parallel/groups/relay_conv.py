@@ -58,7 +58,7 @@ class _GatedConvolution(torch.autograd.Function):
         input_gate, output_gate, value, before, weight, bias, starts = ctx.saved_tensors
         num_before = before.shape[2]
         of_input, of_output, of_value, of_before, of_weight, of_bias = gated_conv_pieces_backward(
-            gradient, input_gate, output_gate, value, before, weight, bias, starts
+            gradient, input_gate, output_gate, value, before, weight, bias, starts, ctx.needs_input_grad[4:6]
         )
         arrived = of_next(ctx.cp, of_before)
         _ends(of_input, num_before).addcmul_(arrived, _ends(value, num_before))

@@ -12,9 +12,20 @@ from megakernels import accumulator_dtype, gated_delta, gated_delta_piece, gated
 from megakernels.ops.gated_delta.piece import DeltaSettings
 from megaplan.blocks.relay import num_lanes
 from megarun.parallel.groups.context import ContextParallel
-from megarun.parallel.groups.relay import BACKWARD, FORWARD, half, lane_slice, lane_zeros, relay_state, run_once
+from megarun.parallel.groups.relay import (
+    BACKWARD,
+    FORWARD,
+    Given,
+    as_inputs,
+    half,
+    lane_slice,
+    lane_zeros,
+    new_gradients,
+    relay_state,
+    run_once,
+)
 
-TOKENS = 5
+WRITTEN = 0, 1, 2, 3, 4
 """Of the inputs q, k, v, decay, beta, A_log and dt_bias of `megakernels.gated_delta`, how many have positions."""
 
 
@@ -72,7 +83,7 @@ class _DeltaRule(torch.autograd.Function):
         """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states = ctx.saved_tensors
         cp, q, v = ctx.cp, inputs[0], inputs[2]
-        gradients, lanes = _new_gradients(inputs), num_lanes(q.shape[2], cp.degree)
+        gradients, lanes = new_gradients(inputs, WRITTEN, WRITTEN, ctx.needs_input_grad[3:]), num_lanes(q.shape[2], cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
             heads = lane_slice(v.shape[2], lane, lanes)
@@ -88,16 +99,17 @@ class _DeltaRule(torch.autograd.Function):
             )
 
         relay_state(cp, BACKWARD, lane_zeros(lanes, q, v.shape[2], q.shape[3], v.shape[3]), step)
-        return None, None, None, *(total.to(tensor.dtype) for total, tensor in zip(gradients, inputs, strict=True))
+        return None, None, None, *as_inputs(gradients, inputs)
 
 
-def part(tensors: Sequence[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
+def part(tensors: Sequence[Given], place: int, lane: int, lanes: int) -> list[Given]:
     """One piece and lane of the inputs, or of their gradients, as views: a lane is key heads with their value heads."""
-    tokens = [half(each, place)[:, :, lane_slice(each.shape[2], lane, lanes)] for each in tensors[:TOKENS]]
-    return [*tokens, *(each[lane_slice(each.shape[0], lane, lanes)] for each in tensors[TOKENS:])]
-
-
-def _new_gradients(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Gradient buffers: those of tokens are filled piece by piece, those of parameters are sums in the accumulation dtype."""
-    made = [each.new_empty(each.shape) for each in inputs[:TOKENS]]
-    return [*made, *(each.new_zeros(each.shape, dtype=accumulator_dtype(each.dtype)) for each in inputs[TOKENS:])]
+    found: list[Given] = []
+    for index, each in enumerate(tensors):
+        if each is None:
+            found.append(None)
+        elif index in WRITTEN:
+            found.append(half(each, place)[:, :, lane_slice(each.shape[2], lane, lanes)])
+        else:
+            found.append(each[lane_slice(each.shape[0], lane, lanes)])
+    return found

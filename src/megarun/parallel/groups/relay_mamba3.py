@@ -17,7 +17,18 @@ from megakernels import accumulator_dtype, mamba3, mamba3_ahead, mamba3_ahead_ba
 from megakernels.ops.mamba3.piece import Settings
 from megaplan.blocks.relay import num_lanes
 from megarun.parallel.groups.context import ContextParallel
-from megarun.parallel.groups.relay import BACKWARD, FORWARD, half, lane_slice, lane_zeros, of_next, of_previous, relay_state, run_once
+from megarun.parallel.groups.relay import (
+    BACKWARD,
+    FORWARD,
+    as_inputs,
+    half,
+    lane_slice,
+    lane_zeros,
+    of_next,
+    of_previous,
+    relay_state,
+    run_once,
+)
 
 Inputs = Sequence[Tensor | None]
 """x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z and mimo_o of `megakernels.mamba3`."""
@@ -90,7 +101,7 @@ class _TrapezoidalScan(torch.autograd.Function):
         """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states, phases, ahead = ctx.saved_tensors
         cp, x, keys = ctx.cp, inputs[0], inputs[2]
-        gradients, grad_ahead = _new_gradients(inputs), torch.empty_like(ahead)
+        gradients, grad_ahead = _new_gradients(inputs, ctx.needs_input_grad[3:]), torch.empty_like(ahead)
         lanes = num_lanes(keys.shape[3], cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
@@ -112,9 +123,9 @@ class _TrapezoidalScan(torch.autograd.Function):
         relay_state(cp, BACKWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3] * keys.shape[4] + phases.shape[3]), step)
         grad_behind = mamba3_ahead_backward(of_previous(cp, grad_ahead), *_firsts(inputs, starts))
         for total, part in zip(_firsts(gradients, None)[:3], grad_behind, strict=True):
-            total.add_(part)
-        made = (None if new is None else new.to(tensor.dtype) for new, tensor in zip(gradients, inputs, strict=True))
-        return None, None, None, *made
+            if total is not None:
+                total.add_(part)
+        return None, None, None, *as_inputs(gradients, inputs)
 
 
 def _firsts(inputs: Inputs, starts: Tensor | None) -> tuple[Any, Any, Any, Tensor | None]:
@@ -140,11 +151,11 @@ def _own(tensors: Inputs, place: int, lane: int, lanes: int) -> list[Tensor | No
     return made
 
 
-def _new_gradients(inputs: Inputs) -> list[Tensor | None]:
-    """Gradient buffers: of tokens written, of the angles summed over heads, of parameters summed in the wider dtype."""
+def _new_gradients(inputs: Inputs, needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradient buffers: of tokens written, of the angles summed over heads, of parameters that are trained summed in the wider dtype."""
     made: list[Tensor | None] = []
     for index, tensor in enumerate(inputs):
-        if tensor is None:
+        if tensor is None or (index > ANGLES and not needs[index]):
             made.append(None)
         elif index < ANGLES:
             made.append(tensor.new_empty(tensor.shape))

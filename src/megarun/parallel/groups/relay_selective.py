@@ -14,6 +14,7 @@ from megarun.parallel.groups.context import ContextParallel
 from megarun.parallel.groups.relay import (
     BACKWARD,
     FORWARD,
+    Given,
     as_inputs,
     half,
     lane_slice,
@@ -81,7 +82,7 @@ class _SelectiveScan(torch.autograd.Function):
         """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states = ctx.saved_tensors
         cp, (channels, width) = ctx.cp, inputs[2].shape
-        gradients, lanes = new_gradients(inputs, (0, 1), TOKENS), num_lanes(channels, cp.degree)
+        gradients, lanes = new_gradients(inputs, (0, 1), TOKENS, ctx.needs_input_grad[3:]), num_lanes(channels, cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
             own = lane_slice(channels, lane, lanes)
@@ -100,11 +101,13 @@ class _SelectiveScan(torch.autograd.Function):
         return None, None, None, *as_inputs(gradients, inputs)
 
 
-def _part(tensors: Sequence[Tensor], place: int, own: slice) -> list[Tensor]:
+def _part(tensors: Sequence[Given], place: int, own: slice) -> list[Given]:
     """One piece and lane of the inputs, or of their gradients, as views: a lane is channels, which share B and C."""
-    found = []
+    found: list[Given] = []
     for index, tensor in enumerate(tensors):
-        if index in OF_ALL_CHANNELS:
+        if tensor is None:
+            found.append(None)
+        elif index in OF_ALL_CHANNELS:
             found.append(half(tensor, place))
         else:
             found.append(half(tensor, place)[:, :, own] if index in TOKENS else tensor[own])
