@@ -95,7 +95,7 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def cos_sin_within(x):  # type: ignore[no-untyped-def]
-    """Cosine and sine of angles in [−π, π], within 2⁻²⁰ of them. One instruction each on CUDA, beside a product."""
+    """Cosine and sine of angles in [−π, π], within 2⁻²⁰ of them. Two instructions each on CUDA."""
     if INTERPRETED:
         return tl.cos(x), tl.sin(x)
     else:  # noqa: RET505  one branch is compiled

@@ -1,6 +1,6 @@
 """Shared by the scan's kernels: halves of a state's dims, of rows of B and C, rotated, and of what kernels store for one another.
 
-Each half has S of the dims, the pairs that angles rotate, the two dims of a pair beside each other. Angles rotate `TURNS` halves: the
+Each half has S of the dims, the pairs that angles rotate, the two dims of a pair in neighbouring columns. Angles rotate `TURNS` halves: the
 second one only where there are more than S // 2 angles. `cosines` and `sines` [B, H, T, N] have those of each position's angles.
 """
 
@@ -64,7 +64,7 @@ def store_half(at, rows, there, state_width, S: tl.constexpr, NEIGHBOURS: tl.con
 
 @triton.jit
 def joined(first, second):  # type: ignore[no-untyped-def]
-    """Columns of pairs [rows, S // 2] beside each other: [rows, S]."""
+    """A half [rows, S] from the first and second columns [rows, S // 2] of its pairs."""
     return tl.reshape(tl.join(first, second), [first.shape[0], 2 * first.shape[1]])
 
 
@@ -89,14 +89,14 @@ def store_part(at, rows, there, S: tl.constexpr, HALF: tl.constexpr):  # type: i
 
 @triton.jit  # type: ignore[untyped-decorator]
 def load_parted(at, there, S: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """First and second dims of the pairs of one half of each row, [rows, S // 2] each, fp32, which stand apart in what a kernel stored."""
+    """First and second dims of the pairs of one half of each row, [rows, S // 2] each, fp32, as `store_parted` wrote them."""
     first = at[:, None] + HALF * S + tl.arange(0, S // 2)[None, :]
     return widen(tl.load(first, mask=there[:, None], other=0.0)), widen(tl.load(first + S // 2, mask=there[:, None], other=0.0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def store_parted(at, rows, there, S: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Stores one half of each row, rounded, as `load_parted` reads it."""
+    """Stores one half of each row, rounded: the first dims of its pairs, then the second."""
     first, second = pairs_in(rows)
     out = at[:, None] + HALF * S + tl.arange(0, S // 2)[None, :]
     tl.store(out, narrow(first, at.dtype.element_ty), mask=there[:, None])

@@ -38,7 +38,7 @@ def rows_of_tile(tile, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def starts_of(row, stride, inner, step, NESTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where rows start, which are `stride` elements apart; with `NESTED` runs of `inner` rows are, and their rows `step`."""
+    """Where rows start, one each `stride` elements; with `NESTED` a run of `inner` rows each `stride`, and its rows each `step`."""
     if NESTED:
         each = tl.cast(row, tl.int32)
         return (each // inner).to(tl.int64) * stride + (each % inner).to(tl.int64) * step
@@ -304,7 +304,7 @@ def _backward(
 
 
 class _Runs(NamedTuple):
-    """Rows of unit stride: runs of `inner` rows that are `step` elements apart, and the runs `stride`."""
+    """Rows of unit stride: a run of `inner` rows each `stride` elements, and a row of the run each `step`."""
 
     base: Tensor
     stride: int
