@@ -73,6 +73,8 @@ MORE: dict[str, dict[str, Any]] = {
     "experts, gated, losses": {
         **EXPERTS, "model.moe.shared_gate": True, "model.moe.balance_loss_coefficient": 0.1, "model.moe.z_loss_coefficient": 0.1,
     },
+    "experts of latents": {**EXPERTS, "model.moe.latent_size": 12},
+    "kernels, experts of latents, ep 2": {**EXPERTS, **TRITON, "model.moe.latent_size": 12, "mesh": {"dp_shard": 2, "ep": 2}},
     "experts, pp 2, ep 2, selective": {
         **EXPERTS, "mesh": {"pp": 2, "dp_shard": 2, "ep": 2}, **TWO, "recompute": {"default": "selective"},
     },
