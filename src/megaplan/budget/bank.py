@@ -39,17 +39,21 @@ def forward_moments(block: BlockBytes) -> list[ForwardMoment]:
     return found
 
 
-def fetching_experts(unit: Unit, moments: Sequence[ForwardMoment], flat: int, *, ahead: bool) -> Iterator[tuple[Moment, int, int]]:
-    """Moments of a layer's forward that gathers the experts and frees them, with their bytes and what is gathered.
+def fetching_experts(
+    unit: Unit, moments: Sequence[ForwardMoment], gathered: int, flat: int, *, ahead: bool, frees: bool
+) -> Iterator[tuple[Moment, int, int]]:
+    """Moments of a layer's forward that gathers the experts, with their bytes and what is gathered.
 
-    The bank is there while its operation runs; the flat output it was gathered into stays until the next group gathers, and is there
-    from the start where it is gathered ahead.
+    The bank is there from its operation on. The flat output that it is copied out of stays until the next group gathers, and is there from
+    the start where it is gathered ahead; that of the layer's other parameters is there until the bank has been filled.
 
     Args:
         unit: The layer.
         moments: Of its forward.
-        flat: All-gather outputs alive in its forward.
+        gathered: Gathered parameters without its experts.
+        flat: All-gather outputs alive in its forward, without that of its other parameters.
         ahead: Whether each layer's forward begins by gathering the next layer.
+        frees: Whether the experts are freed after their operation.
     """
     if unit.storage is None:
         return
@@ -57,23 +61,12 @@ def fetching_experts(unit: Unit, moments: Sequence[ForwardMoment], flat: int, *,
     flat_bytes = flat + dense.flat_bytes - (0 if ahead else experts.flat_bytes)
     for moment, moment_bytes, start, start_bytes in moments:
         if start is not None:  # copied out while the output of the group gathered before is alive
-            yield start, start_bytes, dense.gathered_bytes + experts.gathered_bytes + experts.casting_bytes + flat + dense.flat_bytes
+            yield start, start_bytes, gathered + experts.gathered_bytes + experts.casting_bytes + flat + dense.flat_bytes
             flat_bytes = flat
-        yield moment, moment_bytes, dense.gathered_bytes + flat_bytes + (experts.gathered_bytes if start is not None else 0)
-
-
-def casting_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int) -> Iterator[tuple[Moment, int, int]]:
-    """Moments of a layer's forward whose experts are filled from casts and stay gathered.
-
-    Args:
-        unit: The layer.
-        moments: Of its forward.
-        gathered: Gathered parameters, its own included.
-    """
-    for moment, moment_bytes, start, start_bytes in moments:
-        if start is not None and unit.storage is not None:
-            yield start, start_bytes, gathered + unit.storage.experts.casting_bytes
-        yield moment, moment_bytes, gathered
+            gathered += experts.gathered_bytes
+        yield moment, moment_bytes, gathered + flat_bytes
+        if start is not None and frees:
+            gathered -= experts.gathered_bytes
 
 
 def freeing_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int) -> Iterator[tuple[Moment, int, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megaplan.budget.all_gathers import NO_ALL_GATHERS
-from megaplan.budget.bank import ForwardMoment, casting_experts, fetching_experts, forward_moments, freeing_experts
+from megaplan.budget.bank import ForwardMoment, fetching_experts, forward_moments, freeing_experts
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
 from megaplan.hosts.megarun.program import Moment
@@ -74,10 +74,9 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: 
         moments: Iterable[tuple[Moment, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
         if unit.has_bank and (policy.reshard or fresh):
             own_moments = of_block.get(id(unit.block)) or of_block.setdefault(id(unit.block), forward_moments(unit.block))
-            if not policy.reshard:
-                moments = casting_experts(unit, own_moments, gathered)
-            elif gathers:
-                moments = fetching_experts(unit, own_moments, flats[index], ahead=policy.gathers_ahead)
+            if gathers or not policy.reshard:
+                others = gathered - flats[index] - (0 if unit.storage is None else unit.storage.experts.gathered_bytes)
+                moments = fetching_experts(unit, own_moments, others, flats[index], ahead=policy.gathers_ahead, frees=policy.reshard)
             else:
                 moments = freeing_experts(unit, own_moments, gathered)
         for moment, moment_bytes, communication in moments:

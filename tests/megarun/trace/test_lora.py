@@ -29,6 +29,10 @@ MAMBA1 = {"kind": "mamba1", "state_dim": 8, "dt_rank": 4}
 MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2}
 BIASES = {"model.attention.bias": True, "model.attention.output_bias": True, "model.mlp.bias": True}
 SHARED = {**DENSE, "model.pattern": "MADMAD", "model.num_layers": 6, "model.parallel_layers": [1, 4]}
+LARGE_SHARED = {
+    **LORA, "lora.rank": 1, "model.pattern": "E", "model.num_layers": 1, "model.hidden_size": 64, "model.vocab_size": 16,
+    "model.moe.ffn_hidden_size": 4, "model.moe.shared_ffn_hidden_size": 96, "batch": {"micro_batch_size": 1, "seq_length": 8},
+}  # fmt: skip
 SIDES = {"ngram": {"num_tables": 3, "num_rows": 40, "dim": 4}, "structure": {"num_categories": 7, "bottleneck": 6}}
 
 
@@ -44,6 +48,7 @@ IN_CI: dict[str, dict[str, Any]] = {
     "tp 2, pp 2": {**DENSE, "mesh": {"tp": 2, "pp": 2}, **TWO},
     "ep 2": {**EXPERTS, "mesh": {"dp_shard": 2, "ep": 2}, **TWO},
     "selective": {**DENSE, "recompute": {"default": "selective"}, **TWO},
+    "a shared expert larger than the bank, cp 2, ep 2": {**LARGE_SHARED, "mesh": {"dp_shard": 2, "cp": 2, "ep": 2}},
     "M, cp 2": {**of("M"), **C2, "recompute": {"default": "selective"}},
     "shared norms of D alone, which keeps none": {**SHARED, "lora.families": ["D"]},
 }
@@ -73,6 +78,15 @@ MORE: dict[str, dict[str, Any]] = {
     "experts, gated, losses": {
         **EXPERTS, "model.moe.shared_gate": True, "model.moe.balance_loss_coefficient": 0.1, "model.moe.z_loss_coefficient": 0.1,
     },
+    "a shared expert larger than the bank, dp_shard 2": {**LARGE_SHARED, "mesh.dp_shard": 2},
+    "a shared expert larger than the bank, resharded": {
+        **LARGE_SHARED, "mesh": {"dp_shard": 2, "ep": 2}, "sharding.reshard_after_forward": True,
+    },
+    "a shared expert larger than the bank, M, cp 2, ep 2": {
+        **LARGE_SHARED, "model.pattern": "MEEM", "model.num_layers": 4, "batch.seq_length": 16, "mesh": {"dp_shard": 2, "cp": 2, "ep": 2},
+    },
+    "experts of latents": {**EXPERTS, "model.moe.latent_size": 12},
+    "kernels, experts of latents, ep 2": {**EXPERTS, **TRITON, "model.moe.latent_size": 12, "mesh": {"dp_shard": 2, "ep": 2}},
     "experts, pp 2, ep 2, selective": {
         **EXPERTS, "mesh": {"pp": 2, "dp_shard": 2, "ep": 2}, **TWO, "recompute": {"default": "selective"},
     },

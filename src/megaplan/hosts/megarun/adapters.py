@@ -43,7 +43,8 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
     for op in program.ops:
         for param, made in op.late:
             if param in linears:
-                shape = (*shapes[made][2][:2], lora.rank)
+                wide = shapes[made][2]
+                shape = (*wide[: min(2, len(wide) - 1)], lora.rank)  # rows of experts' latents have one dim, tokens two
                 found |= {made + NARROW: shape, made + NARROW_GRADIENT: shape}
     found_storages = shapes | storages(dims.dtype, Column.ACTIVATIONS, found)
     unused = _unused_bytes(program, block, dims) if INSIDE_BACKWARD in shapes else 0
