@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import runs_bank
 from megaplan.budget.unit import Unit
+from megaplan.families.moe.program import INSIDE_BACKWARD
 from megaplan.hosts.megarun.program import Moment
 from megaplan.hosts.megarun.storage import BlockStorage
 
@@ -75,4 +76,5 @@ def backward_gathers(unit: Unit, before: BlockStorage | None, name: str, gathere
     yield before_first, alone + experts.flat_bytes + experts.sent_bytes
     for moment in moments:
         if runs_bank(moment.op):
-            yield moment.before(), gathered + max(experts.flat_bytes + experts.casting_bytes, ahead)
+            # what the operation holds inside itself is not there yet
+            yield moment.before().without((INSIDE_BACKWARD,)), gathered + max(experts.flat_bytes + experts.casting_bytes, ahead)

@@ -85,6 +85,10 @@ MORE: dict[str, dict[str, Any]] = {
     "a shared expert larger than the bank, M, cp 2, ep 2": {
         **LARGE_SHARED, "model.pattern": "MEEM", "model.num_layers": 4, "batch.seq_length": 16, "mesh": {"dp_shard": 2, "cp": 2, "ep": 2},
     },
+    "kernels, a frozen bank gathered again": {
+        **DENSE, "model.pattern": "AEEA", "model.moe.num_experts": 8, "model.moe.ffn_hidden_size": 96,
+        "mesh.dp_shard": 2, "sharding.reshard_after_forward": True, **TRITON,
+    },
     "experts of latents": {**EXPERTS, "model.moe.latent_size": 12},
     "kernels, experts of latents, ep 2": {**EXPERTS, **TRITON, "model.moe.latent_size": 12, "mesh": {"dp_shard": 2, "ep": 2}},
     "experts, pp 2, ep 2, selective": {
