@@ -75,11 +75,14 @@ def indexed(num_positions: int, seed: int) -> tuple[dict[str, Tensor], Tensor, T
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize(("window", "packed"), [pytest.param(None, False, marks=pytest.mark.slow), (20, True)])
-def test_kernels_pass_the_choice_of_the_reference_on(window: int | None, packed: bool) -> None:
+@pytest.mark.parametrize(
+    ("window", "packed", "num_positions"),
+    [(20, True, 53), *(pytest.param(*each, 140, marks=pytest.mark.slow) for each in ((None, False), (20, True)))],
+)
+def test_kernels_pass_the_choice_of_the_reference_on(window: int | None, packed: bool, num_positions: int) -> None:
     """Bit by bit, of all that a query sees; and another layer's attention to it has the bits of the layer's own."""
-    inputs, cos, sin = indexed(140, 3)
-    starts = starts_of(2, 140, packed)
+    inputs, cos, sin = indexed(num_positions, 3)
+    starts = starts_of(2, num_positions, packed)
     numbers: dict[str, Any] = {"scale": 0.3, "top_k": 11, "loss_factor": 0.7, "eps": 1e-5}
     with no_reference(indexed_reference), no_reference(reference):
         out, choice = indexed_attention_choice(*inputs.values(), cos, sin, **numbers, window=window, starts=starts)

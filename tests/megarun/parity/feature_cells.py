@@ -159,10 +159,10 @@ FEATURE_CELLS = [
     Cell("mtp-experts-gated-attention-tp2-ep2", T2 | {"ep": 2}, spec=QWEN3_NEXT | _ahead(experts=True, normed_input=True)),
     # depths of other blocks, whose states context groups pass on
     Cell("mtp-state-spaces-zbv-pp2-tp2", V2 | T2, "zbv", pattern("MD") | _ahead(2, pattern="MDM", normed_input=True), by_course=True),
-    Cell("mtp-delta-net-experts-cp2-ep2", C2 | {"ep": 2}, spec=pattern("GE") | _ahead(2, pattern="GE"), ci=True),
+    Cell("mtp-delta-net-experts-cp2-ep2", C2 | {"ep": 2}, spec=pattern("GE") | _ahead(2, pattern="GE")),
     Cell("mtp-mamba3-packed-cp2-dp2", C2 | {"dp_shard": 2}, spec=pattern("MA", mamba=MAMBA3) | FEW_WORDS | _ahead(2, pattern="MA")),
     Cell("mtp-recurrence-convolution-pp2-reshard", {"pp": 2, "dp_shard": 2}, spec=pattern("RC") | RESHARD | _ahead(2, pattern="CRD")),
-    Cell("mtp-convolution-alone-tp2-tied", T2, spec=pattern("CD") | TIED | _ahead(pattern="C")),
+    Cell("mtp-convolution-alone-tp2-tied", T2, spec=pattern("CD") | TIED | _ahead(pattern="C"), ci=True),
     # side embeddings of the first stage
     Cell("ngram-1f1b-pp2", {"pp": 2}, spec=DENSE | NGRAM),
     Cell("ngram-tp2", T2, spec=DENSE | NGRAM),

@@ -119,7 +119,6 @@ CASES = {
 
 QUICK = {
     "swiglu-bias-pp-bf16": True,
-    "experts-ep-shard-bf16": False,
     "latent-experts-cp-tp-vocabulary-losses": True,
     "experts-sides-replicas-adamw-bf16-kernels": False,
     "delta-net-experts-attention-cp-bf16": True,
