@@ -124,7 +124,7 @@ def stated(spec: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         pytest.param(SPEC, id="plain", marks=pytest.mark.slow),
         pytest.param(SPEC | INDEXED, id="indexed", marks=pytest.mark.slow),
         pytest.param(SPEC | SHARING, id="sharing", marks=pytest.mark.slow),
-        pytest.param(SPEC | DELTA, id="delta"),
+        pytest.param(SPEC | DELTA, id="delta", marks=pytest.mark.slow),
         pytest.param(SPEC | KIMI, id="kimi", marks=pytest.mark.slow),
         pytest.param(SPEC | CONVOLVED, id="convolved", marks=pytest.mark.slow),
     ],

@@ -146,7 +146,7 @@ FEATURE_CELLS = [
     # depths with a bank of experts, which pipelines, tensor, expert and context groups share as a layer's
     Cell("mtp-experts-pp2", {"pp": 2}, spec=EXPERTS | _ahead(2, experts=True)),
     Cell("mtp-experts-ep2-dp2", E2, spec=EXPERTS | ROUTED | _ahead(2, experts=True), ci=True),
-    Cell("mtp-experts-pp2-tp2-ep2-bias", {"pp": 2} | T2 | {"ep": 2}, spec=DEEPSEEK | _ahead(experts=True, normed_input=True), ci=True),
+    Cell("mtp-experts-pp2-tp2-ep2-bias", {"pp": 2} | T2 | {"ep": 2}, spec=DEEPSEEK | _ahead(experts=True, normed_input=True)),
     Cell("mtp-experts-pp2-ep4-cp2-tp2-bias", {"pp": 2, "ep": 4} | C2 | T2, spec=DEEPSEEK | _ahead(2, experts=True)),
     Cell("mtp-experts-zbv-pp2-ep2-tied", V2 | E2, "zbv", DEEPSEEK | TIED | _ahead(2, experts=True)),
     Cell(
