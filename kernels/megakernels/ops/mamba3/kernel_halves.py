@@ -118,23 +118,10 @@ def cos_sin(  # type: ignore[no-untyped-def]
 def turned_half(  # type: ignore[no-untyped-def]
     whole,
     bias,
-    cosines,
-    sines,
-    batch,
-    head,
-    group,
-    position,
-    rank,
-    valid,
-    num_positions,
-    num_heads,
-    rank_count,
-    state_width,
-    num_angles,
-    stride_b,
-    stride_t,
-    stride_r,
-    stride_g,
+    angles,
+    row_places,
+    sizes,
+    strides,
     R: tl.constexpr,
     S: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
@@ -144,9 +131,15 @@ def turned_half(  # type: ignore[no-untyped-def]
 ):
     """One half of the rows of B or C with the head's bias, rotated: [M, S].
 
+    `angles` are cosines and sines; `row_places` batch, head and group, and of each row its position, its rank and whether it exists;
+    `sizes` positions, heads, ranks, dims and angles; `strides` those of B and C.
     Rows that do not exist are finite: what they meet, weights, values or gradients, is zero. `ONCE` is for the first operand of a product:
     from elementwise operations alone the compiler would make it twice, once in the registers that the product reads.
     """
+    cosines, sines = angles
+    batch, head, group, position, rank, valid = row_places
+    num_positions, num_heads, rank_count, state_width, num_angles = sizes
+    stride_b, stride_t, stride_r, stride_g = strides
     M: tl.constexpr = position.shape[0]
     at = whole + batch * stride_b + group * stride_g + position.to(tl.int64) * stride_t + rank * stride_r
     one, other = load_pairs(at, valid, state_width, S=S, NEIGHBOURS=NEIGHBOURS, HALF=HALF)
@@ -168,23 +161,10 @@ def turned_half(  # type: ignore[no-untyped-def]
 def turned_rows(  # type: ignore[no-untyped-def]
     whole,
     bias,
-    cosines,
-    sines,
-    batch,
-    head,
-    group,
-    position,
-    rank,
-    valid,
-    num_positions,
-    num_heads,
-    rank_count,
-    state_width,
-    num_angles,
-    stride_b,
-    stride_t,
-    stride_r,
-    stride_g,
+    angles,
+    row_places,
+    sizes,
+    strides,
     R: tl.constexpr,
     S: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
@@ -192,60 +172,8 @@ def turned_rows(  # type: ignore[no-untyped-def]
     ONCE: tl.constexpr = False,
 ):
     """Both halves of what `turned_half` describes."""
-    one = turned_half(
-        whole,
-        bias,
-        cosines,
-        sines,
-        batch,
-        head,
-        group,
-        position,
-        rank,
-        valid,
-        num_positions,
-        num_heads,
-        rank_count,
-        state_width,
-        num_angles,
-        stride_b,
-        stride_t,
-        stride_r,
-        stride_g,
-        R=R,
-        S=S,
-        NEIGHBOURS=NEIGHBOURS,
-        TURNS=TURNS,
-        HALF=0,
-        ONCE=ONCE,
-    )
-    other = turned_half(
-        whole,
-        bias,
-        cosines,
-        sines,
-        batch,
-        head,
-        group,
-        position,
-        rank,
-        valid,
-        num_positions,
-        num_heads,
-        rank_count,
-        state_width,
-        num_angles,
-        stride_b,
-        stride_t,
-        stride_r,
-        stride_g,
-        R=R,
-        S=S,
-        NEIGHBOURS=NEIGHBOURS,
-        TURNS=TURNS,
-        HALF=1,
-        ONCE=ONCE,
-    )
+    one = turned_half(whole, bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=NEIGHBOURS, TURNS=TURNS, HALF=0, ONCE=ONCE)
+    other = turned_half(whole, bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=NEIGHBOURS, TURNS=TURNS, HALF=1, ONCE=ONCE)
     return one, other
 
 

@@ -115,58 +115,14 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
             HAS_STARTS=HAS_STARTS,
             PRECISE=PRECISE,
         )
-        key_rows, more_key_rows = turned_rows(
-            B,
-            B_bias,
-            cosines,
-            sines,
-            batch,
-            head,
-            group,
-            position,
-            rank,
-            valid,
-            num_positions,
-            num_heads,
-            rank_count,
-            state_width,
-            num_angles,
-            B_stride_b,
-            B_stride_t,
-            B_stride_r,
-            B_stride_g,
-            R=R,
-            S=S,
-            NEIGHBOURS=not HAS_MIMO,
-            TURNS=TURNS,
-        )
+        angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
+        row_places = batch, head, group, position, rank, valid
+        sizes = num_positions, num_heads, rank_count, state_width, num_angles
+        key_rows, more_key_rows = turned_rows(B, B_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS)
         keys_one = narrow(key_rows, dtype)
         keys_other = narrow(more_key_rows, dtype)
         query_rows, more_query_rows = turned_rows(
-            C,
-            C_bias,
-            cosines,
-            sines,
-            batch,
-            head,
-            group,
-            position,
-            rank,
-            valid,
-            num_positions,
-            num_heads,
-            rank_count,
-            state_width,
-            num_angles,
-            B_stride_b,
-            B_stride_t,
-            B_stride_r,
-            B_stride_g,
-            R=R,
-            S=S,
-            NEIGHBOURS=not HAS_MIMO,
-            TURNS=TURNS,
-            ONCE=True,
+            C, C_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS, ONCE=True
         )
         queries_one = narrow(query_rows, dtype)
         queries_other = narrow(more_query_rows, dtype)

@@ -90,58 +90,16 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
             PRECISE=PRECISE,
         )
         tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
+        angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
+        row_places = batch, head, group, position, rank, valid
+        sizes = num_positions, num_heads, rank_count, state_width, num_angles
         key_rows, more_key_rows = turned_rows(
-            B,
-            B_bias,
-            cosines,
-            sines,
-            batch,
-            head,
-            group,
-            position,
-            rank,
-            valid,
-            num_positions,
-            num_heads,
-            rank_count,
-            state_width,
-            num_angles,
-            B_stride_b,
-            B_stride_t,
-            B_stride_r,
-            B_stride_g,
-            R=R,
-            S=S,
-            NEIGHBOURS=not HAS_MIMO,
-            TURNS=TURNS,
-            ONCE=True,
+            B, B_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS, ONCE=True
         )
         keys_one = narrow(key_rows, dtype)
         keys_other = narrow(more_key_rows, dtype)
         query_rows, more_query_rows = turned_rows(
-            C,
-            C_bias,
-            cosines,
-            sines,
-            batch,
-            head,
-            group,
-            position,
-            rank,
-            valid,
-            num_positions,
-            num_heads,
-            rank_count,
-            state_width,
-            num_angles,
-            B_stride_b,
-            B_stride_t,
-            B_stride_r,
-            B_stride_g,
-            R=R,
-            S=S,
-            NEIGHBOURS=not HAS_MIMO,
-            TURNS=TURNS,
+            C, C_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS
         )
         queries_one = narrow(query_rows, dtype)
         queries_other = narrow(more_query_rows, dtype)

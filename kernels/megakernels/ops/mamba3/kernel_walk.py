@@ -54,7 +54,8 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
     """Gradients of the states after every tile of `count` segments of one sequence and head, and of the state before them.
 
     `states` and `grad_states` are [B, count, tiles, H, P, 2 · S]; `grad_initial` may be `grad_final`. `ends` [B, segments, tiles, H, N] has
-    the gradients of the angles at the start of each tile, but for what depends on the last angle alone.
+    the gradients of the angles at the start of each tile, but for what depends on the last angle alone; to the last part of `steps`
+    [3, B, H, T] is added what log decays scale in the state that is carried on.
     """
     batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     group = head // heads_per_group
@@ -99,30 +100,11 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
                 HAS_STARTS=HAS_STARTS,
                 PRECISE=PRECISE,
             )
+            angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
+            row_places = batch, head, group, position, rank, valid
+            sizes = num_positions, num_heads, rank_count, state_width, num_angles
             query_rows, more_query_rows = turned_rows(
-                C,
-                C_bias,
-                cosines,
-                sines,
-                batch,
-                head,
-                group,
-                position,
-                rank,
-                valid,
-                num_positions,
-                num_heads,
-                rank_count,
-                state_width,
-                num_angles,
-                B_stride_b,
-                B_stride_t,
-                B_stride_r,
-                B_stride_g,
-                R=R,
-                S=S,
-                NEIGHBOURS=not HAS_MIMO,
-                TURNS=TURNS,
+                C, C_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS
             )
             queries = narrow(query_rows, dtype)
             more_queries = narrow(more_query_rows, dtype)
