@@ -330,14 +330,16 @@ def lane_zeros(lanes: int, like: Tensor, num_heads: int, *widths: int) -> list[T
     return [torch.zeros(shape, dtype=accumulator_dtype(like.dtype), device=like.device)] * lanes
 
 
-def new_gradients(inputs: Sequence[Tensor], written: Sequence[int], tokens: Sequence[int], needs: Sequence[bool]) -> list[Tensor | None]:
+def new_gradients(
+    inputs: Sequence[Tensor | None], written: Sequence[int], tokens: Sequence[int], needs: Sequence[bool]
+) -> list[Tensor | None]:
     """Gradient buffers: `written` uninitialised, filled by piece and lane; others zero, for sums; parameters' in the wider dtype.
 
-    None for a frozen parameter.
+    None for an absent input and for a frozen parameter.
     """
     made: list[Tensor | None] = []
     for index, tensor in enumerate(inputs):
-        if index not in tokens and not needs[index]:
+        if tensor is None or (index not in tokens and not needs[index]):
             made.append(None)
         elif index in written:
             made.append(tensor.new_empty(tensor.shape))

@@ -24,6 +24,7 @@ from megarun.parallel.groups.relay import (
     half,
     lane_slice,
     lane_zeros,
+    new_gradients,
     of_next,
     of_previous,
     relay_state,
@@ -101,7 +102,7 @@ class _TrapezoidalScan(torch.autograd.Function):
         """Gradients of local tokens, and their contribution to those of parameters."""
         *inputs, starts, states, phases, ahead = ctx.saved_tensors
         cp, x, keys = ctx.cp, inputs[0], inputs[2]
-        gradients, grad_ahead = _new_gradients(inputs, ctx.needs_input_grad[3:]), torch.empty_like(ahead)
+        gradients, grad_ahead = new_gradients(inputs, range(ANGLES), range(ANGLES + 1), ctx.needs_input_grad[3:]), torch.empty_like(ahead)
         lanes = num_lanes(keys.shape[3], cp.degree)
 
         def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
@@ -148,17 +149,4 @@ def _own(tensors: Inputs, place: int, lane: int, lanes: int) -> list[Tensor | No
             dim = 3 if tensor.dim() == 5 else 2  # in B and C the group dim follows the rank dim
             size = tensor.shape[dim] // lanes
             made.append(half(tensor, place).narrow(dim, lane * size, size))
-    return made
-
-
-def _new_gradients(inputs: Inputs, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Gradient buffers: of tokens written, of the angles summed over heads, of parameters that are trained summed in the wider dtype."""
-    made: list[Tensor | None] = []
-    for index, tensor in enumerate(inputs):
-        if tensor is None or (index > ANGLES and not needs[index]):
-            made.append(None)
-        elif index < ANGLES:
-            made.append(tensor.new_empty(tensor.shape))
-        else:
-            made.append(tensor.new_zeros(tensor.shape, dtype=tensor.dtype if index == ANGLES else accumulator_dtype(tensor.dtype)))
     return made
