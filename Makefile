@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
+.PHONY: measured demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -101,3 +101,6 @@ accuracy-torchtitan: $(READY) ## estimate torchtitan's published runs: docs/refe
 
 accuracy-megatron: $(READY) ## replay Megatron-Core's published measurements: docs/reference/accuracy-megatron.md
 	$(BIN)/python benchmarks/accuracy_megatron/run.py
+
+measured: $(READY) ## what GPUs measured beside estimate, model and counted floors: docs/reference/measured.md
+	$(BIN)/python benchmarks/gpu/measured/page.py
