@@ -7,16 +7,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+from compile import SM_90
 from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.code_generator import CodeGenerator, flatten_values_to_ir
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-SM_90 = GPUTarget("cuda", 90, 32)
-ALIGNMENT = 16
-"""The launcher specialises on pointers, which torch's allocator aligns so, and on sizes that are multiples of it: type `i32:16`."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +29,6 @@ class Launch:
     def key(self) -> str:
         """What decides the code."""
         return f"{self.source.hash()} {self.options}"
-
-
-def source_of(function: Any, types: dict[str, str], constants: dict[str, Any]) -> ASTSource:
-    """As the launcher compiles it, from the names of types of what is no constant (`i32` where none is given)."""
-    names = function.arg_names
-    kinds = {name: types.get(name, "i32") for name in names if name not in constants}
-    signature = {name: kinds.get(name, "constexpr").removesuffix(":16") for name in names}
-    aligned = {
-        (names.index(name),): [["tt.divisibility", ALIGNMENT]]
-        for name, kind in kinds.items()
-        if kind.startswith("*") or kind.endswith(":16")
-    }
-    return ASTSource(function, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
 
 
 @cache

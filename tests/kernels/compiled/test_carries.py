@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import triton
 import triton.language as tl
-from launches import Lost, first_ir, source_of, watched_loops
+from compile import source_of
+from launches import Lost, first_ir, watched_loops
 from triton.runtime.jit import JITFunction
 
 from megakernels._common.hazards import hazards_of

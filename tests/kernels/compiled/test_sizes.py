@@ -121,9 +121,9 @@ def compiled() -> Iterator[set[str]]:
         key = f"{launch.source.fn.__name__} {launch.source.signature} {launch.source.constants}"
         names.add(launch.source.fn.__name__)
         if key not in SEEN:
-            SEEN.add(key)
             with watched_loops(lost, set()):
                 first_ir(launch.source, launch.options)
+            SEEN.add(key)
 
     with pytest.MonkeyPatch.context() as patch, launches_to(taken):
         patch.setattr(device, "INTERPRETED", True)

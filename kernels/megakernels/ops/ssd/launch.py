@@ -13,7 +13,8 @@ OPTIONS = {
     "state": {"num_warps": 4, "num_stages": 2},
     "pair": {"num_warps": 4, "num_stages": 1},
     "value": {"num_warps": 4, "num_stages": 2},
-    "edge": {"num_warps": 4, "num_stages": 2},
+    "edge of C": {"num_warps": 4, "num_stages": 2},
+    "edge of B": {"num_warps": 4, "num_stages": 1},
     "group": {"num_warps": 4, "num_stages": 2},
     "step": {"num_warps": 4},
 }
