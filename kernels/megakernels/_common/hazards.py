@@ -1,4 +1,4 @@
-"""Known hazards of Triton and of the assembler in its wheel that concern these kernels, and what is done about each. Imports nothing heavy."""
+"""Known hazards of Triton and of its assembler that concern these kernels, and what is done about each. No torch, no triton."""
 
 from dataclasses import dataclass
 
@@ -34,20 +34,20 @@ HAZARDS = (
         tool="triton",
         first="3.5.0",
         mended=None,
-        symptom="a loop keeps the first value of a variable that it only renames (`b = a`), if both start as the same value: wrong results, "
-        "no error",
+        symptom="a loop keeps the first value of a variable that it only renames (`b = a`), if both start as one value: wrong results "
+        "without an error",
         kernels=("gated_conv_backward_kernel",),
-        measure="each such variable starts as a value of its own; tests compare what every loop of every kernel assigns with what it carries",
-        source="code_generator.py, _find_carries; 3.4.0 is right, 3.9.0 is the newest looked at",
+        measure="each such variable starts as a value of its own; a test compares what loops change with what they carry",
+        source="triton/compiler/code_generator.py, _find_carries; 3.4.0 is right, 3.9.0 is the newest version looked at",
     ),
     Hazard(
         name="register operand of a product in flight",
         tool="triton",
         first="3.0.0",
         mended="3.7.0",
-        symptom="the left operand of a pipelined warp-group product is in registers, which are written again before the product is waited for",
+        symptom="registers of the left operand of a pipelined warp-group product are written again before the product is waited for",
         kernels=("ssd_edge_kernel",),
-        measure="such products are not pipelined (num_stages=1); a test reads the machine code of every kernel of that shape",
+        measure="such products are not pipelined (num_stages=1); a test reads the machine code of the kernels that have such operands",
         source="triton 9433, mended by 9514",
     ),
     Hazard(
@@ -81,7 +81,7 @@ def hazards_of(tool: str, version: str) -> tuple[Hazard, ...]:
 def _numbers(version: str) -> tuple[int, ...]:
     """`3.6.0+git1` as (3, 6, 0)."""
     found = []
-    for part in version.split("+")[0].split("."):
+    for part in version.partition("+")[0].split("."):
         digits = "".join(each for each in part if each.isdigit())
         if not digits:
             break

@@ -1,4 +1,4 @@
-"""Launches of the kernels on a machine without a GPU: what Triton's launcher would compile for sm_90, as far as a test wants it compiled."""
+"""Launches of the kernels without a GPU: what Triton's launcher would compile for sm_90, as far as a test wants it compiled."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,6 @@ from triton.compiler import ASTSource
 from triton.compiler.code_generator import CodeGenerator, flatten_values_to_ir
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
-
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def launch_of(kernel: JITFunction[Any], arguments: tuple[Any, ...], grid: Any, o
 def launches_to(taken: Callable[[Launch], None]) -> Iterator[None]:
     """Context in which each launch of a kernel goes to `taken` instead of a GPU."""
 
-    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ARG001  triton's own names
+    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         taken(launch_of(kernel, arguments, grid, options))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -111,9 +110,9 @@ def watched_loops(lost: set[Lost], loops: set[tuple[str, int]]) -> Iterator[None
         loops.add((self.function_name, node.lineno))
         own = node.target.id if hasattr(node, "target") else None
         for name, value in before.items():
-            if name not in carried and name != own and hasattr(value, "_flatten_ir"):
-                if flatten_values_to_ir([value]) != flatten_values_to_ir([self.lscope[name]]):
-                    lost.add(Lost(self.function_name, node.lineno, name))
+            held = name not in carried and name != own and hasattr(value, "_flatten_ir")
+            if held and flatten_values_to_ir([value]) != flatten_values_to_ir([self.lscope[name]]):
+                lost.add(Lost(self.function_name, node.lineno, name))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CodeGenerator, "_find_carries", find_carries)

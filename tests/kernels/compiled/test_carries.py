@@ -23,7 +23,7 @@ HAZARD = "loop values that start as one value"
 
 
 @triton.jit
-def shifted_kernel(x, y, count, LANES: tl.constexpr, OWN: tl.constexpr):  # type: ignore[no-untyped-def]
+def shifted_kernel(x, y, count, LANES: tl.constexpr, OWN: tl.constexpr):
     """Each row of x, two rows later; without OWN, as a kernel must not be written."""
     lane = tl.arange(0, LANES)
     one = tl.zeros([LANES], dtype=tl.float32)
@@ -51,7 +51,10 @@ def configurations_of(operation: str) -> list[Any]:
 def has_loop(function: JITFunction[Any]) -> bool:
     """Whether a kernel, or a function that it calls, has a loop that the frontend does not unroll."""
     tree = ast.parse(inspect.getsource(function.fn))
-    if any(isinstance(each, ast.While) or (isinstance(each, ast.For) and "static_range" not in ast.unparse(each.iter)) for each in ast.walk(tree)):
+    if any(
+        isinstance(each, ast.While) or (isinstance(each, ast.For) and "static_range" not in ast.unparse(each.iter))
+        for each in ast.walk(tree)
+    ):
         return True
     names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
     called = (function.fn.__globals__.get(name) for name in names)

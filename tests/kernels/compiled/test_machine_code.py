@@ -35,7 +35,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize("operation", LIKELY)
+@pytest.mark.parametrize("operation", [name if name == "ssd" else pytest.param(name, marks=pytest.mark.slow) for name in LIKELY])
 def test_operands_in_registers_stay_until_they_are_read(operation: str) -> None:
     configurations = importlib.import_module(operation).CONFIGURATIONS
     for name in LIKELY[operation]:

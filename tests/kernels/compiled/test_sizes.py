@@ -1,4 +1,4 @@
-"""Launches at any size are ones that Triton compiles: every `arange` is of a power of two, and a size of 1, a constant to the launcher, is as good.
+"""Triton compiles the launches of any size: every `arange` is of a power of two, and a size of 1 may be a constant, as the launcher has it.
 
 Operations run their launching code at drawn sizes; nothing is computed, and each launch goes through Triton's frontend.
 """
@@ -28,21 +28,24 @@ BY_NAME = {case.name: case for case in CASES}
 ELEMENTS = 1 << 19
 """Positions times the largest size, at most."""
 WIDE: dict[str, dict[int, tuple[int, int]]] = {
-    **dict.fromkeys(("rms_norm", "add_rms_norm"), {37: (1, 9000)}),
-    **dict.fromkeys(("swiglu", "geglu", "relu2", "gelu"), {21: (1, 9000)}),
-    **dict.fromkeys(("causal_conv1d", "causal_conv1d_initial", "causal_conv1d_packed", "gated_conv1d"), {11: (1, 3000)}),
-    **dict.fromkeys(("attention", "attention_window"), {12: (1, 64), 5: (1, 64)}),
-    **dict.fromkeys(("attention_grouped_unequal", "attention_grouped_unequal_packed"), {5: (1, 64), 7: (1, 64)}),
-    **dict.fromkeys(("chosen_attention", "chosen_attention_packed"), {6: (1, 64), 5: (1, 64)}),
-    **dict.fromkeys(("indexed_attention", "indexed_attention_packed", "indexed_attention_window"), {6: (1, 64), 5: (1, 64), 8: (6, 128)}),
-    **dict.fromkeys(("ssd", "ssd_packed", "ssd_one_group_small_chunks"), {5: (1, 32), 7: (1, 32)}),
-    **dict.fromkeys(("m2rnn", "m2rnn_packed"), {5: (1, 128), 6: (1, 16)}),
-    **dict.fromkeys(("selective_scan", "selective_scan_packed"), {5: (1, 600), 3: (1, 16)}),
-    **dict.fromkeys(("gated_delta", "gated_delta_rows", "gated_delta_rows_packed"), {5: (1, 64), 6: (1, 64)}),
-    **dict.fromkeys(("mamba3", "mamba3_single", "mamba3_single_unrotated", "mamba3_packed"), {5: (1, 32), 7: (4, 32)}),
-    **dict.fromkeys(("head_gated_norm_sigmoid_False", "head_gated_norm_sigmoid_True"), {13: (1, 4000)}),
-    **dict.fromkeys(("dispatch", "combine"), {9: (1, 5000)}),
-    **dict.fromkeys(("routed_experts_swiglu_16x24",), {16: (1, 300), 24: (1, 300)}),
+    **{name: {37: (1, 9000)} for name in ("rms_norm", "add_rms_norm")},
+    **{name: {21: (1, 9000)} for name in ("swiglu", "geglu", "relu2", "gelu")},
+    **{name: {11: (1, 3000)} for name in ("causal_conv1d", "causal_conv1d_initial", "causal_conv1d_packed", "gated_conv1d")},
+    **{name: {12: (1, 64), 5: (1, 64)} for name in ("attention", "attention_window")},
+    **{name: {5: (1, 64), 7: (1, 64)} for name in ("attention_grouped_unequal", "attention_grouped_unequal_packed")},
+    **{name: {6: (1, 64), 5: (1, 64)} for name in ("chosen_attention", "chosen_attention_packed")},
+    **{
+        name: {6: (1, 64), 5: (1, 64), 8: (6, 128)}
+        for name in ("indexed_attention", "indexed_attention_packed", "indexed_attention_window")
+    },
+    **{name: {5: (1, 32), 7: (1, 32)} for name in ("ssd", "ssd_packed", "ssd_one_group_small_chunks")},
+    **{name: {5: (1, 128), 6: (1, 16)} for name in ("m2rnn", "m2rnn_packed")},
+    **{name: {5: (1, 600), 3: (1, 16)} for name in ("selective_scan", "selective_scan_packed")},
+    **{name: {5: (1, 64), 6: (1, 64)} for name in ("gated_delta", "gated_delta_rows", "gated_delta_rows_packed")},
+    **{name: {5: (1, 32), 7: (4, 32)} for name in ("mamba3", "mamba3_single", "mamba3_single_unrotated", "mamba3_packed")},
+    **{name: {13: (1, 4000)} for name in ("head_gated_norm_sigmoid_False", "head_gated_norm_sigmoid_True")},
+    **{name: {9: (1, 5000)} for name in ("dispatch", "combine")},
+    **{name: {16: (1, 300), 24: (1, 300)} for name in ("routed_experts_swiglu_16x24",)},
     **{"routed_experts_gelu_5x6": {6: (1, 300)}, "route_normalize_True": {9: (1, 3000), 6: (3, 300)}, "gated_add": {7: (1, 3000)}},
     **{"rope": {10: (6, 300)}, "mla_kv": {11: (5, 300)}, "cross_entropy": {23: (23, 9000)}, "linear_cross_entropy": {12: (1, 300)}},
 }
@@ -102,13 +105,13 @@ def run_router(draw: random.Random) -> None:
     tokens, experts, top_k = size(draw, 1, 3000), size(draw, 4, 300), draw.randint(1, 4)
     x, weight = (torch.zeros(rows, 40, requires_grad=True) for rows in (tokens, experts))
     found = megakernels.route_scored(x, weight, top_k, True, 1, sigmoid=draw.random() < 0.5)
-    sum(each.sum() for each in found if each.requires_grad).backward()  # type: ignore[union-attr]
+    sum(each.sum() for each in found if each.requires_grad).backward()
     megakernels.dispatch_plan(torch.zeros(tokens, top_k, dtype=torch.int32), experts)
     megakernels.arrival_plan(plan(tokens)["counts"].view(1, -1), 2 * tokens)
 
 
 EXTRA = {run.__name__: run for run in (run_fp8_linears, run_symmetric_product, run_ngram_rows, run_router)}
-RUNS: dict[str, Callable[[random.Random], None]] = {**{name: lambda draw, name=name: run_case(name, draw) for name in WIDE}, **EXTRA}  # type: ignore[misc]
+RUNS: dict[str, Callable[[random.Random], None]] = {**{name: lambda draw, name=name: run_case(name, draw) for name in WIDE}, **EXTRA}
 
 
 @pytest.fixture

@@ -72,7 +72,9 @@ def check(case: Case, num_positions: int, dtype: torch.dtype, launched: list[str
 def test_the_gated_convolution(taps: int, dtype: torch.dtype, launched: list[str]) -> None:
     """Two rows of two tiles of positions and two of channels."""
     wide = gated_conv_case(f"gated_conv1d_{taps}", taps, bias=taps == 4)
-    case = replace(wide, inputs=lambda n, t: {name: n(*(300 if side == 11 else side for side in x.shape)) for name, x in wide.inputs(n, t).items()})
+    case = replace(
+        wide, inputs=lambda n, t: {name: n(*(300 if side == 11 else side for side in x.shape)) for name, x in wide.inputs(n, t).items()}
+    )
     check(case, 131, dtype, launched)
     assert set(launched) == {"gated_conv_forward_kernel", "gated_conv_backward_kernel"}
 
@@ -85,6 +87,13 @@ def test_walks_over_more_than_a_tile(name: str, launched: list[str]) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_kernels_without_products(name: str, launched: list[str]) -> None:
     check(BY_NAME[name], 37, torch.bfloat16, launched)
+
+
+@pytest.mark.slow
+def test_indexed_attention_of_keys_that_fill_no_block(launched: list[str]) -> None:
+    """Its 384 columns are taken in a block of 512."""
+    check(BY_NAME["indexed_attention"], 300, torch.float32, launched)
+    assert "index_difference_kernel" in launched
 
 
 @pytest.mark.slow

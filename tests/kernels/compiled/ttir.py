@@ -1,7 +1,7 @@
-"""Runs the optimised TTIR of a kernel with numpy: what Triton's compiler makes of it, which its interpreter, running the Python, does not see.
+"""Runs the optimised TTIR of a kernel with numpy: what Triton's compiler makes of it, where the interpreter runs the Python.
 
-A module's text is translated into one Python function. Values of bf16 are fp32 that are rounded where the module rounds, pointers are addresses
-of the tensors' own memory, and an access outside of the storages of the launch's tensors is an error. Sums are those of a tree.
+A module's text is translated into one Python function. Values of bf16 are fp32 that are rounded where the module rounds. Pointers are
+addresses of the tensors' own memory, and an access outside of the storages of the launch's tensors is an error. Sums are those of a tree.
 """
 
 import itertools
@@ -97,13 +97,13 @@ class Translation:
             elif each.name == "tt.return":
                 self.emit(depth, "return")
             elif each.name == "cf.cond_br":
-                condition, first, second = re.match(r"cf\.cond_br (%\S+), \^(\w+), \^(\w+)", each.text).groups()  # type: ignore[union-attr]
+                condition, first, second = re.match(r"cf\.cond_br (%\S+), \^(\w+), \^(\w+)", each.text).groups()
                 self.emit(depth, f"if {python_name(condition)}:")
                 self.block(blocks[first], depth + 1, ends, blocks)
                 self.emit(depth, "else:")
                 self.block(blocks[second], depth + 1, ends, blocks)
             elif each.name == "cf.br":
-                self.block(blocks[re.match(r"cf\.br \^(\w+)$", each.text)[1]], depth, ends, blocks)  # type: ignore[index]
+                self.block(blocks[re.match(r"cf\.br \^(\w+)$", each.text)[1]], depth, ends, blocks)
             elif each.name not in IGNORED:
                 self.operation(each, depth)
 
@@ -112,7 +112,7 @@ class Translation:
         if method is not None:
             method(each, own, depth)
         elif each.name == "arith.constant":
-            value, kind = re.match(r"arith\.constant (.*) : (.*)$", each.text).groups()  # type: ignore[union-attr]
+            value, kind = re.match(r"arith\.constant (.*) : (.*)$", each.text).groups()
             self.emit(depth, f"{own[0]} = {self.keep(values.constant(value, element_of(kind), shape_of(kind)))}")
         else:
             self.emit(depth, f"{', '.join(own)} = {self.expression(each)}" if own else self.expression(each))
@@ -142,17 +142,23 @@ class Translation:
         if name in ("cmpi", "cmpf"):
             return f"values.{name}({head.split()[1].rstrip(',')!r}, {', '.join(given)})"
         extra = [repr(shape_of(result))] if name in ("splat", "broadcast", "reshape") else []
-        extra += [repr([int(number) for number in re.findall(r"(?:start|end|axis) = (\d+)", attributes)])] if name in ("make_range", "expand_dims") else []
+        extra += (
+            [repr([int(number) for number in re.findall(r"(?:start|end|axis) = (\d+)", attributes)])]
+            if name in ("make_range", "expand_dims")
+            else []
+        )
         extra += [repr([int(number) for number in re.findall(r"\d+", attributes.partition("array<i32:")[2])])] if name == "trans" else []
-        extra += [repr(re.search(r'"([^"]*)"', head)[1])] if name == "elementwise_inline_asm" else []  # type: ignore[index]
+        extra += [repr(re.search(r'"([^"]*)"', head)[1])] if name == "elementwise_inline_asm" else []
         if name in BY_TYPE:
             extra += [repr(element_of(re.split(r" -> | to ", types)[0])), repr(element)]
         made = f"values.{name}({', '.join([*given, *extra])})"
-        return f"values.rounded({made})" if dialect in ("arith", "math") and element == "bf16" and name not in (*BY_TYPE, "select") else made
+        return (
+            f"values.rounded({made})" if dialect in ("arith", "math") and element == "bf16" and name not in (*BY_TYPE, "select") else made
+        )
 
     def scf_for(self, each: Operation, own: list[str], depth: int) -> None:
         head = r"scf\.for (?:unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)"
-        index, *bounds = (python_name(name) for name in re.match(head, each.text).groups())  # type: ignore[union-attr]
+        index, *bounds = (python_name(name) for name in re.match(head, each.text).groups())
         carried = re.search(r"iter_args\((.*?)\)", each.text)
         pairs = [(python_name(a), python_name(b)) for a, b in re.findall(r"(%\S+) = (%[^\s,)]+)", carried[1])] if carried else []
         names = [name for name, _ in pairs]
@@ -178,7 +184,7 @@ class Translation:
         self.block(after, depth + 1, lambda last: f"{', '.join(carried)}, = {', '.join(last)},", {})
 
     def scf_if(self, each: Operation, own: list[str], depth: int) -> None:
-        condition = python_name(re.match(r"scf\.if (%\S+)", each.text)[1])  # type: ignore[index]
+        condition = python_name(re.match(r"scf\.if (%\S+)", each.text)[1])
         for word, region in zip((f"if {condition}:", "else:"), each.regions, strict=False):
             self.emit(depth, word)
             self.emit(depth + 1, "pass")
@@ -189,8 +195,8 @@ class Translation:
         label, *body = each.regions[0]
         self.emit(depth, f"def {function}({', '.join(python_name(name) for name in NAME.findall(label.text))}):")
         self.block(body, depth + 1, lambda last: f"return ({', '.join(last)},)", {})
-        operands = ", ".join(python_name(name) for name in NAME.findall(re.match(r'"[\w.]+"\((.*?)\)', each.text)[1]))  # type: ignore[index]
-        axis, reverse = int(re.search(r"axis = (\d+)", each.text)[1]), "reverse = true" in each.text  # type: ignore[index]
+        operands = ", ".join(python_name(name) for name in NAME.findall(re.match(r'"[\w.]+"\((.*?)\)', each.text)[1]))
+        axis, reverse = int(re.search(r"axis = (\d+)", each.text)[1]), "reverse = true" in each.text
         self.emit(depth, f"{', '.join(own)}, = values.{helper}([{operands}], {axis}, {reverse}, {function})")
 
     def tt_scan(self, each: Operation, own: list[str], depth: int) -> None:
@@ -203,7 +209,7 @@ def blocks_of(body: list[Operation]) -> dict[str, list[Operation]]:
     label = ""
     for each in body:
         if each.text.startswith("^"):
-            label = re.match(r"\^(\w+)", each.text)[1]  # type: ignore[index]
+            label = re.match(r"\^(\w+)", each.text)[1]
             found[label] = []
         else:
             found[label].append(each)
@@ -218,13 +224,13 @@ def translated(text: str) -> Kernel:
     """The kernel of a module."""
     (function,) = (each for each in functions(operations(text)) if "public" in each.text)
     head = re.search(r"@[\w$.-]+\((.*)\)", function.text)
-    names = re.findall(r"(%[\w$.-]+): ", head[1])  # type: ignore[index]
+    names = re.findall(r"(%[\w$.-]+): ", head[1])
     made = Translation()
     made.emit(0, f"def kernel({', '.join(['place', 'grid', 'memory', *map(python_name, names)])}):")
     blocks = blocks_of(function.regions[0])
     made.block(blocks[""], 1, lambda _: "return", blocks)
     space = {"values": values, **made.constants}
-    exec("\n".join(made.lines), space)  # noqa: S102  the function that was made above
+    exec("\n".join(made.lines), space)
     kernel: Kernel = space["kernel"]
     return kernel
 

@@ -1,7 +1,7 @@
 """Finds a register of a compiled kernel that is written while a product of the warp group may still read it.
 
-A product of the warp group (HGMMA) is asynchronous. Its left operand may be in registers, which hold until a wait (DEPBAR) leaves fewer groups
-of products in flight than were started since. Every path through the machine code is followed, in each state of what is in flight.
+A product of the warp group (HGMMA) is asynchronous. Its left operand may be in registers, which must hold until a wait (DEPBAR) leaves
+fewer groups of products in flight than were started since. Every path is followed, in each state of what is in flight.
 """
 
 import re
@@ -81,7 +81,9 @@ def overwritten(disassembly: str) -> list[str]:
             writes = written(each)
             for register, product in started.union(*groups):
                 if register in writes:
-                    found[product, each.address] = f"{each.address:#x} {each.text} writes what {code[places[product]].text} at {product:#x} reads"
+                    found[product, each.address] = (
+                        f"{each.address:#x} {each.text} writes what {code[places[product]].text} at {product:#x} reads"
+                    )
             groups, started = after(each, groups, started)
             jump = re.search(r"\bBRA\S*\s+(?:\S+,\s*)*0x([0-9a-f]+)", each.text)
             if jump and int(jump[1], 16) in places:
