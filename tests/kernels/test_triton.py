@@ -83,15 +83,15 @@ def test_all_configurations_fit_an_sm90(operation: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", ["causal_conv1d", "gated_conv1d"])
-def test_a_convolution_issues_fewer_instructions_than_memory_takes(operation: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operation", "most"), [("causal_conv1d", (13, 30)), ("gated_conv1d", (13, 35))])
+def test_a_convolution_issues_fewer_instructions_than_memory_takes(operation: str, most: tuple[int, int], tmp_path: Path) -> None:
     """Forward 4 bytes an element, which 26 instructions take as long as; backward 6, and 38; between gates 8 and 14 bytes."""
     done = run_python([str(HERE / "sm90" / "issue.py"), operation], tmp_path)
     assert done.returncode == 0, done.stderr
     found = [float(line.split()[-3]) for line in done.stdout.splitlines() if line.endswith("an element")]
     assert len(found) == 2
-    assert found[0] <= 13
-    assert found[1] <= 30
+    assert found[0] <= most[0]
+    assert found[1] <= most[1]
 
 
 @pytest.mark.slow

@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from overwritten import overwritten
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 HERE = Path(__file__).parent
 COLUMNS = ("triton", "kernel", "registers", "stack_bytes", "shared_bytes", "wgmma")
+SM_90 = GPUTarget("cuda", 90, 32)
 ALIGNMENT = 16
 """The launcher specialises on pointers, which torch's allocator aligns so, and on sizes that are multiples of it: type `i32:16`."""
 
 
-def compiled_for_sm90(function: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]) -> Any:
-    """As the launcher compiles it."""
+def source_of(function: Any, types: dict[str, str], constants: dict[str, Any]) -> ASTSource:
+    """As the launcher specialises it. What has no type is `i32`."""
     names = function.arg_names
     kinds = {name: types.get(name, "i32") for name in names if name not in constants}
     signature = {name: kinds.get(name, "constexpr").removesuffix(":16") for name in names}
@@ -36,8 +38,12 @@ def compiled_for_sm90(function: Any, types: dict[str, str], constants: dict[str,
         for name, kind in kinds.items()
         if kind.startswith("*") or kind.endswith(":16")
     }
-    source = ASTSource(function, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return ASTSource(function, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
+
+
+def compiled_for_sm90(function: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]) -> Any:
+    """As the launcher compiles it."""
+    return triton.compile(source_of(function, types, constants), target=SM_90, options=options)
 
 
 def disassembled(compiled: Any, tool: str, flag: str) -> str:
@@ -49,6 +55,12 @@ def disassembled(compiled: Any, tool: str, flag: str) -> str:
         return subprocess.run([path, flag, file.name], capture_output=True, text=True, check=True).stdout
 
 
+def overwritten_by(compiled: Any) -> list[str]:
+    """Instructions that write registers which a product in flight reads; of a kernel that has such products."""
+    reads = re.search(r"wgmma\.mma_async[^;]*\}\s*,\s*\{", compiled.asm["ptx"])
+    return overwritten(disassembled(compiled, "cuobjdump", "-sass")) if reads else []
+
+
 def resources(function: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]) -> dict[str, Any]:
     """Registers a thread, stack (spill) bytes, shared-memory bytes a block, and whether matrix products are the warp group's."""
     compiled = compiled_for_sm90(function, types, constants, options)
@@ -56,6 +68,8 @@ def resources(function: Any, types: dict[str, str], constants: dict[str, Any], o
     found = dict(re.findall(r"(REG|STACK):(\d+)", text))
     if re.search(r"\b(atom|red)\.", compiled.asm["ptx"]):
         raise SystemExit(f"{function.__name__} has atomics: its result would depend on the order of programs")
+    for each in overwritten_by(compiled):
+        raise SystemExit(f"{function.__name__} {constants}: {each}")
     wgmma = "yes" if "wgmma.mma" in compiled.asm["ptx"] else "no"
     return {
         "registers": int(found["REG"]),

@@ -27,6 +27,12 @@ def taken(function: Any, constants: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in constants.items() if name in function.arg_names}
 
 
+def options_of(key: str) -> dict[str, int]:
+    """Of a kernel, or of one of its two forms."""
+    form = key.replace(",", "")
+    return OPTIONS[form if form in OPTIONS else key.partition(",")[0]]
+
+
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for head_width, state_width, dtype, whole in (
@@ -72,7 +78,7 @@ def configurations() -> dict[str, Any]:
             ("group, of B", ssd_group_kernel, {**shared, "QUERIES": False}),
             ("step", ssd_step_kernel, {**heads, **precise}),
         ):
-            found[f"ssd {key} {name}"] = (function, types, taken(function, {**sizes, **constants}), OPTIONS[key.partition(",")[0]])
+            found[f"ssd {key} {name}"] = (function, types, taken(function, {**sizes, **constants}), options_of(key))
     return found
 
 

@@ -109,13 +109,14 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     u_3 = product_before(
         input_gate, value, before, first - 3, input_stride, value_stride, channel, num_channels, TAPS=TAPS, HAS_BEFORE=HAS_BEFORE
     )
+    # Own zeros for each factor of the tile's earlier products: of variables that start as one value, a loop keeps those that it renames
+    gate_1 = tl.zeros([CHANNELS], dtype=tl.float32)
+    gate_2 = tl.zeros([CHANNELS], dtype=tl.float32)
+    gate_3 = tl.zeros([CHANNELS], dtype=tl.float32)
+    value_1 = tl.zeros([CHANNELS], dtype=tl.float32)
+    value_2 = tl.zeros([CHANNELS], dtype=tl.float32)
+    value_3 = tl.zeros([CHANNELS], dtype=tl.float32)
     none = tl.zeros([CHANNELS], dtype=tl.float32)
-    gate_1 = none  # the factors of earlier products of the tile: those before it are the earlier program's
-    gate_2 = none
-    gate_3 = none
-    value_1 = none
-    value_2 = none
-    value_3 = none
     back_1 = none  # partial gradient of the previous product, from later positions
     back_2 = none
     back_3 = none

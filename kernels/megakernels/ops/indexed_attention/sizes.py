@@ -136,7 +136,7 @@ def index_constants(kernel: str, width: int, dtype: torch.dtype) -> tuple[dict[s
 
 def difference_constants(num_keys: int) -> dict[str, int]:
     """Constants of the kernel that makes the gradient of the scores."""
-    return {"M": INDEX_TILE, "N": INDEX_TILE, "BLOCK": min(DIFFERENCE_BLOCK, num_columns(num_keys))}
+    return {"M": INDEX_TILE, "N": INDEX_TILE, "BLOCK": min(DIFFERENCE_BLOCK, block_of(num_columns(num_keys)))}
 
 
 def mass_constants(width: int, dtype: torch.dtype) -> tuple[dict[str, int], dict[str, int]]:

@@ -44,6 +44,10 @@ def ssd_edge_kernel(  # type: ignore[no-untyped-def]
     `edges` [B, tiles of the segment, G, parts, Q, S] is the sum over these heads. `rows` is grad_y and `boundary` the states before the
     tiles; for B they are x and the gradients of the states after them. The sum of `reads` [blocks, B, H, T] over this position
     and later ones of the tile, with QUERIES, is the gradient of a log decay by what they read from the state.
+
+    The left operand of the product is made in the loop and stays in registers. For B the loop is not pipelined (`num_stages` 1): triton
+    3.6.0 would write those registers again while products that read them are in flight (`_common.hazards`). For C each turn reads the
+    result of a second product, and that wait is for both.
     """
     local_tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     parts = tl.cdiv(heads_per_group, SPAN)

@@ -13,11 +13,15 @@ OPTIONS = {
     "state": {"num_warps": 4, "num_stages": 2},
     "pair": {"num_warps": 4, "num_stages": 1},
     "value": {"num_warps": 4, "num_stages": 2},
-    "edge": {"num_warps": 4, "num_stages": 2},
+    "edge of C": {"num_warps": 4, "num_stages": 2},
+    "edge of B": {"num_warps": 4, "num_stages": 1},
     "group": {"num_warps": 4, "num_stages": 2},
     "step": {"num_warps": 4},
 }
-"""Of each kernel, for all shapes. A tile has 64 positions, a warp group's rows of a product: more warps would repeat work."""
+"""Of each kernel, for all shapes. A tile has 64 positions, a warp group's rows of a product: more warps would repeat work.
+
+The docstring of `ssd_edge_kernel` says why its two forms differ.
+"""
 PASS_COLUMNS = 1024
 """Elements of a state per program of the walk over chunks."""
 HEADS_PER_TABLE = 8

@@ -68,7 +68,7 @@ def segment_gradients(
                 **settings,
                 SPAN=HEADS_PER_PART,
                 QUERIES=found is grad_C,
-                **OPTIONS["edge"],
+                **OPTIONS["edge of C" if found is grad_C else "edge of B"],
             )
             ssd_group_kernel[(count * sizes.tiles, num_groups, batch)](
                 *(others, pairs, edges, found, num_positions, scan.chunk_size, sizes.tiles, B.shape[3], sizes.parts, first),

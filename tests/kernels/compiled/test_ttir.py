@@ -1,0 +1,104 @@
+"""Kernels as Triton's compiler optimises them, run with numpy, against the fp64 formulas: forward and every gradient.
+
+The interpreter runs a kernel's Python instead, and does not see what the compiler makes of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_checks import TOLERANCE, run, seeds_of
+from launches import Launch, launches_to, optimised_ttir
+from op_cases import CASES
+from op_checks import rms_ratio
+from op_makers import Case, gated_conv_case
+from ttir import Kernel, execute, translated
+
+import megakernels._common.tiles  # noqa: F401  it is imported before a test has kernels chosen: they are compiled, not interpreted
+from megakernels._common import device
+
+BY_NAME = {case.name: case for case in CASES}
+WALKS = ("causal_conv1d", "causal_conv1d_plain", "causal_conv1d_initial", "causal_conv1d_packed", "selective_scan", "selective_scan_packed")
+PLAIN = (
+    *("rms_norm", "rms_norm_offset", "add_rms_norm", "gated_rms_norm", "head_gated_norm_sigmoid_False", "head_gated_norm_sigmoid_True"),
+    *("swiglu", "geglu", "relu2", "gelu", "rope", "mla_kv", "gated_add", "cross_entropy"),
+    *("dispatch", "combine", "route_normalize_True", "route_normalize_False"),
+)
+"""Whose kernels have no matrix product; in CI."""
+FLOATS = (torch.float32, torch.bfloat16)
+KERNELS: dict[str, Kernel] = {}
+"""Translated ones, by what decides their code."""
+
+
+@pytest.fixture
+def launched() -> Iterator[list[str]]:
+    """Operations choose their kernels for CPU tensors, and the compiled ones run: their names, in order."""
+    names: list[str] = []
+
+    def taken(launch: Launch) -> None:
+        if launch.key not in KERNELS:
+            KERNELS[launch.key] = translated(optimised_ttir(launch))
+        names.append(launch.source.fn.__name__)
+        execute(launch, KERNELS[launch.key])
+
+    with pytest.MonkeyPatch.context() as patch, launches_to(taken):
+        patch.setattr(device, "INTERPRETED", True)
+        yield names
+
+
+def ratios(case: Case, num_positions: int, dtype: torch.dtype) -> dict[str, float]:
+    """Error of each output and gradient of what runs, in parts of the fp64 formula's."""
+    inputs = case.make(num_positions, dtype)
+    wide = {
+        name: value.detach().double().requires_grad_(value.requires_grad) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+    found = run(case, inputs)
+    outputs = found[: len(found) - len(case.differentiable(inputs))]
+    exact = run(replace(case, call=case.exact), wide, [seed.double() for seed in seeds_of(outputs)])
+    names = [*[f"output {index}" for index in range(len(outputs))], *case.differentiable(inputs)]
+    return {name: rms_ratio(a, b) for name, a, b in zip(names, found, exact, strict=True)}
+
+
+def check(case: Case, num_positions: int, dtype: torch.dtype, launched: list[str]) -> None:
+    found = ratios(case, num_positions, dtype)
+    assert {name: ratio for name, ratio in found.items() if not ratio <= TOLERANCE[dtype]} == {}
+    assert launched
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("taps", [2, 3, 4])
+def test_the_gated_convolution(taps: int, dtype: torch.dtype, launched: list[str]) -> None:
+    """Two rows of two tiles of positions and two of channels."""
+    wide = gated_conv_case(f"gated_conv1d_{taps}", taps, bias=taps == 4)
+    case = replace(
+        wide, inputs=lambda n, t: {name: n(*(300 if side == 11 else side for side in x.shape)) for name, x in wide.inputs(n, t).items()}
+    )
+    check(case, 131, dtype, launched)
+    assert set(launched) == {"gated_conv_forward_kernel", "gated_conv_backward_kernel"}
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_walks_over_more_than_a_tile(name: str, launched: list[str]) -> None:
+    check(BY_NAME[name], 131, torch.bfloat16, launched)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_kernels_without_products(name: str, launched: list[str]) -> None:
+    check(BY_NAME[name], 37, torch.bfloat16, launched)
+
+
+@pytest.mark.slow
+def test_indexed_attention_of_keys_that_fill_no_block(launched: list[str]) -> None:
+    """Its 384 columns are taken in a block of 512."""
+    check(BY_NAME["indexed_attention"], 300, torch.float32, launched)
+    assert "index_difference_kernel" in launched
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_positions", [1, 70])
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in ("gated_conv1d_bias", "gated_conv1d_bias_packed")])
+def test_all_kernels(name: str, num_positions: int, launched: list[str]) -> None:
+    """Those with matrix products too; five taps have no kernel."""
+    check(BY_NAME[name], num_positions, torch.float32, launched)
