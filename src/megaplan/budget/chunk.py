@@ -39,6 +39,7 @@ class Policy(NamedTuple):
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
+        shards_beside: Whether gradient shards lie in another stream's pool than activations.
     """
 
     pipelined: bool
@@ -48,6 +49,7 @@ class Policy(NamedTuple):
     replicated: bool
     gathers_ahead: bool
     boundary_bytes: int
+    shards_beside: bool = False
 
 
 class Chunk:

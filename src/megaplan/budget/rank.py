@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megaplan.budget.init import InitPeak, SlotInit
+from megaplan.budget.reserved import Reserving, add_overhead
 from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import (
@@ -21,7 +22,6 @@ from megaplan.budget.values import (
     checked,
 )
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
 from megaplan.hosts.megarun.optimizer import LastMoment
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 
@@ -44,6 +44,7 @@ class Persistent(NamedTuple):
         receive_bytes: Receive buffers.
         workspace_bytes: Of GEMM libraries.
         slack_bytes: Allocator rounding of shards and buffers.
+        reserving: What the allocator reserves beyond what it hands out in a step.
     """
 
     stored: RankStorage
@@ -54,6 +55,7 @@ class Persistent(NamedTuple):
     receive_bytes: int
     workspace_bytes: int
     slack_bytes: int
+    reserving: Reserving
 
 
 def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updates: Updates) -> tuple[Cells, dict[Phase, str]]:
@@ -109,13 +111,14 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         first_update[MATRIX_OPTIMIZER] += matrix_bytes - momenta + first_momenta
         first_update[OTHER_OPTIMIZER] += other_bytes
         first_update[WORKSPACE] += first_scratch
-    cells = {
+    cells: Cells = {
         INIT: init,
         FIRST_FORWARD_BACKWARD: first_step,
         FIRST_OPTIMIZER: first_update,
         FORWARD_BACKWARD: steady_step,
         OPTIMIZER: steady_update,
     }
+    add_overhead(cells, persistent.reserving, (step.beside_bytes if step.first is None else step.first.beside_bytes, step.beside_bytes))
     where = {
         INIT: init_where,
         FIRST_FORWARD_BACKWARD: where_first,
@@ -141,5 +144,5 @@ def _base(persistent: Persistent) -> MomentCells:
     cells[ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes
     cells[COMMUNICATION] = persistent.receive_bytes
     cells[WORKSPACE] = persistent.workspace_bytes
-    cells[OVERHEAD] = persistent.slack_bytes + OPEN_SEGMENTS_BYTES
+    cells[OVERHEAD] = persistent.slack_bytes
     return cells

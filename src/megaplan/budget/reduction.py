@@ -87,6 +87,14 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         yield chunk.after_backward(0, "reduction of the slot's own parameters", gradients + own_gradients, buffers, 0)
 
 
+def reduced_groups(chunk: Chunk) -> list[GroupBytes]:
+    """The groups of a chunk in the order in which they are reduced."""
+    groups = [group for _, group in _groups(chunk) if group.reduce_bytes]
+    if not chunk.policy.pipelined:  # a layer's bank inside its backward, then the layer, and the slot's own when all are done
+        groups.reverse()
+    return groups
+
+
 def _kept(chunk: Chunk, group: GroupBytes, later: bool) -> int:
     """A reduction's output, apart from the shards that it was added or cast to: kept until the backward has ended."""
     return group.reduced_bytes if chunk.policy.replicated and (later or group.recast_bytes) else 0

@@ -36,7 +36,7 @@ from megaplan.budget.values import (
     checked,
 )
 from megaplan.columns import Phase
-from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import input_bytes, label_bytes, rotary_bytes
 from megaplan.hosts.megarun.dims import local_dims

@@ -24,11 +24,12 @@ RELEASED = ("megatron-bridge", "nemo")
 class Host(Section):
     """The framework that will run the plan. `kernels` is megarun's, keys from compile_model on are torchtitan's, others Megatron-Core's.
 
-    Each has its host's own default.
+    Each has its host's own default. `expandable_segments` is megarun's and Megatron-Core's; torchtitan sets it itself.
 
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
         kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes either, and keeps what the kernels keep.
+        expandable_segments: torch's allocator grows a stream's memory in place, page by page; null for the host's default: on, Megatron off.
         model: hybrid is Megatron's HybridModel, one operator a letter; gpt its GPTModel, whose layer is an A and the D or E after it.
         attention_backend: flash keeps a log-sum-exp a row and head, fused (cuDNN) under GQA the queries again, unfused the probabilities.
         cross_entropy: unfused (Megatron's default), native, te (Transformer Engine's up to 2.11) or te_fp32 (after, its gradient in fp32).
@@ -84,6 +85,7 @@ class Host(Section):
 
     name: OfHost = "megarun"
     kernels: Literal["reference", "triton"] = "triton"
+    expandable_segments: StrictBool | None = None
     model: Literal["hybrid", "gpt"] = "hybrid"
     attention_backend: Literal["flash", "fused", "unfused"] = "flash"
     cross_entropy: Literal["unfused", "native", "te", "te_fp32"] = "unfused"
@@ -142,6 +144,11 @@ class Host(Section):
         return self.name == "megatron"
 
     @property
+    def expands_segments(self) -> bool:
+        """Whether torch's allocator has expandable segments; null is the default of megarun and torchtitan, which set them."""
+        return self.name != "megatron" if self.expandable_segments is None else self.expandable_segments
+
+    @property
     def uses_triton(self) -> bool:
         """Whether Triton's kernels run the operations of megarun; another host has its own kernels."""
         return self.name == "megarun" and self.kernels == "triton"
@@ -158,7 +165,7 @@ class Host(Section):
 
 
 _LATER = frozenset({
-    "framework", "release", "dp_comm_overlap",
+    "expandable_segments", "framework", "release", "dp_comm_overlap",
     "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
     "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer",
@@ -174,7 +181,7 @@ TORCHTITAN_KEYS = frozenset({
 def host_keys(name: OfHost) -> frozenset[str]:
     """The keys of `host` that a host reads."""
     if name == "megarun":
-        return frozenset({"name", "kernels"})
+        return frozenset({"name", "kernels", "expandable_segments"})
     if name == "torchtitan":
         return frozenset({"name"}) | TORCHTITAN_KEYS
     return frozenset(Host.model_fields) - {"kernels"} - TORCHTITAN_KEYS

@@ -81,6 +81,7 @@ class RankTrace:
         kept: Storages that the first forward of every stage left alive.
         differences: Differences of these, and of storages alive between two steps, from the ledger.
         num_events: Number of counted allocations, resizes and frees.
+        reserved: What torch's CUDA allocator would have reserved at the end of each phase, by a replay of these.
     """
 
     rank: int
@@ -89,6 +90,7 @@ class RankTrace:
     kept: tuple[Kept, ...]
     differences: tuple[Difference, ...]
     num_events: int
+    reserved: dict[Phase, int]
 
     @property
     def phases(self) -> dict[Phase, int]:
