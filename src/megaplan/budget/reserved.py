@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.reduction import reduced_groups
-from megaplan.budget.values import ACTIVATIONS, OVERHEAD, Cells
+from megaplan.budget.values import ACTIVATIONS, FEATURES, OVERHEAD, ROUTING, Cells
 from megaplan.columns import Column
 from megaplan.hosts.allocator import LARGE_BUFFER_BYTES, OPEN_SEGMENTS_BYTES, ROUND_LARGE_BYTES
 from megaplan.hosts.megarun.streams import GroupPools, ShardsPool
@@ -102,20 +102,18 @@ def add_overhead(cells: Cells, reserving: Reserving, beside_at_peaks: Sequence[i
     """
     beside, open_bytes, missing, share, rounds = reserving
     init, first_step, first_update, step, update = cells.values()
-    reserved = 0
-    for phase, at_peak in (
-        (init, None),
-        (first_step, beside_at_peaks[0]),
-        (first_update, None),
-        (step, beside_at_peaks[1]),
-        (update, None),
-    ):
-        rounding = phase[OVERHEAD] if rounds else 0
-        phase[OVERHEAD] = 0
-        allocated = sum(phase.values())
-        wanted = allocated + rounding + OPEN_SEGMENTS_BYTES
-        if at_peak is not None:
-            unused = (phase[ACTIVATIONS] + phase[Column.FEATURE_ACTIVATIONS] + phase[Column.ROUTING]) * share // PER_MILLE
-            wanted = allocated + rounding + open_bytes + beside - at_peak + missing + unused
-        reserved = max(reserved, wanted)
-        phase[OVERHEAD] = reserved - allocated
+    more = open_bytes + beside + missing
+    reserved = _fill(init, 0, OPEN_SEGMENTS_BYTES, rounds=rounds)
+    for stepping, updating, at_peak in ((first_step, first_update, beside_at_peaks[0]), (step, update, beside_at_peaks[1])):
+        unused = (stepping[ACTIVATIONS] + stepping[FEATURES] + stepping[ROUTING]) * share // PER_MILLE
+        reserved = _fill(stepping, reserved, more - at_peak + unused, rounds=rounds)
+        reserved = _fill(updating, reserved, OPEN_SEGMENTS_BYTES, rounds=rounds)
+
+
+def _fill(phase: dict[Column, int], so_far: int, more: int, *, rounds: bool) -> int:
+    """Fill a phase's overhead; what is reserved at its end: what it allocates and `more`, or what was before it."""
+    rounding = phase[OVERHEAD]
+    allocated = sum(phase.values()) - rounding
+    reserved = max(so_far, allocated + more + rounding if rounds else allocated + more)
+    phase[OVERHEAD] = reserved - allocated
+    return reserved

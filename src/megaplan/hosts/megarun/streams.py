@@ -27,7 +27,7 @@ class ShardsPool(StrEnum):
     REDUCE_SCATTER = "reduce-scatter stream"
 
 
-SHARDS = ShardsPool.REDUCE_SCATTER
+SHARDS = ShardsPool.COMPUTE
 """Of megarun as it is."""
 
 
