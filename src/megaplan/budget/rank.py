@@ -118,7 +118,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         FORWARD_BACKWARD: steady_step,
         OPTIMIZER: steady_update,
     }
-    add_overhead(cells, persistent.reserving, (step.beside_bytes if step.first is None else step.first.beside_bytes, step.beside_bytes))
+    add_overhead(cells, persistent.reserving, step.first or step, step)
     where = {
         INIT: init_where,
         FIRST_FORWARD_BACKWARD: where_first,

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.reduction import reduced_groups
+from megaplan.budget.step import StepPeak
 from megaplan.budget.values import ACTIVATIONS, FEATURES, OVERHEAD, ROUTING, Cells
 from megaplan.columns import Column
 from megaplan.hosts.allocator import LARGE_BUFFER_BYTES, OPEN_SEGMENTS_BYTES, ROUND_LARGE_BYTES
@@ -31,6 +32,8 @@ from megaplan.tuples import new
 PER_MILLE = 1000
 EXPANDABLE_SHARE, SEGMENTS_SHARE = 15, 70
 """Fitted, per mille of activations: what stays unused in the computing stream's pool with expandable segments, and without."""
+PLACE = 6
+"""Fitted: a request of more than a sixth of what lies free, in pieces, finds no piece large enough and grows the pool."""
 
 
 class Reserving(NamedTuple):
@@ -41,6 +44,8 @@ class Reserving(NamedTuple):
         open_bytes: One segment or page of each pool that is not full.
         missing_bytes: Requests after the main peak that fit no block that activations leave.
         share: Per mille of activations that stay unused.
+        last_requests: Where the reduction of the slot's own parameters ends a backward, what it asks for in the computing stream.
+        live_bytes: What of a step is alive then.
         rounds: Whether tensors have segments of their own, each rounded.
     """
 
@@ -48,6 +53,8 @@ class Reserving(NamedTuple):
     open_bytes: int
     missing_bytes: int
     share: int
+    last_requests: tuple[int, ...]
+    live_bytes: int
     rounds: bool
 
 
@@ -70,8 +77,10 @@ def reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *,
         passing = pools.all_reduced_bytes if replicated else pools.reduced_bytes
     streams = (pools.gather_bytes > 0) + (lasting + passing > 0)
     open_bytes = OPEN_SEGMENTS_BYTES + streams * LARGE_BUFFER_BYTES
+    beside = pools.gather_bytes + lasting + passing
     if expandable:
-        return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, 0, EXPANDABLE_SHARE, False))
+        requests, live = _last_requests(chunks[0], apart=lasting > 0, later=num_reductions > 1)
+        return new(Reserving, (beside, open_bytes, 0, EXPANDABLE_SHARE, requests, live, False))
     groups = list(chain.from_iterable([reduced_groups(chunk) for chunk in chunks]))
     if passing and not replicated:
         passing = _own_segments([group.reduced_bytes for group in groups])
@@ -80,7 +89,16 @@ def reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *,
     if not lasting:  # what the first microbatch's backward took is there for the next one's
         missing += sum([group.reduced_bytes for group in groups if group.reduced_bytes > left])
         missing = max(missing - pools.shard_bytes, 0) if num_reductions > 1 else missing
-    return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, missing, SEGMENTS_SHARE, True))
+    return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, missing, SEGMENTS_SHARE, (), 0, True))
+
+
+def _last_requests(chunk: Chunk, *, apart: bool, later: bool) -> tuple[tuple[int, ...], int]:
+    """What the reduction of a slot's own parameters asks for when a backward ends, and what is alive before it; nothing under a pipeline."""
+    if chunk.policy.pipelined:
+        return (), 0
+    root = chunk.root
+    live = root.made_bytes + (0 if apart else chunk.shard_bytes if later else chunk.shard_bytes - root.shard_bytes)
+    return ((root.reduce_bytes,) if apart or later else (root.reduce_bytes, root.reduced_bytes)), live
 
 
 def _own_segments(sizes: Iterable[int], largest: int = 0) -> int:
@@ -92,22 +110,34 @@ def _own_segments(sizes: Iterable[int], largest: int = 0) -> int:
     return total
 
 
-def add_overhead(cells: Cells, reserving: Reserving, beside_at_peaks: Sequence[int]) -> None:
+def add_overhead(cells: Cells, reserving: Reserving, first: StepPeak, steady: StepPeak) -> None:
     """Fill the overhead column: reserved less allocated, phase by phase.
 
     Args:
         cells: Of a rank, all but overhead, which holds what rounding adds to tensors with segments of their own.
         reserving: Of the rank.
-        beside_at_peaks: What other streams hold at the peaks of the first step and of a later one.
+        first: Where its first step peaks.
+        steady: Where a later one does.
     """
-    beside, open_bytes, missing, share, rounds = reserving
+    rounds = reserving.rounds
     init, first_step, first_update, step, update = cells.values()
-    more = open_bytes + beside + missing
     reserved = _fill(init, 0, OPEN_SEGMENTS_BYTES, rounds=rounds)
-    for stepping, updating, at_peak in ((first_step, first_update, beside_at_peaks[0]), (step, update, beside_at_peaks[1])):
-        unused = (stepping[ACTIVATIONS] + stepping[FEATURES] + stepping[ROUTING]) * share // PER_MILLE
-        reserved = _fill(stepping, reserved, more - at_peak + unused, rounds=rounds)
+    for stepping, updating, peak in ((first_step, first_update, first), (step, update, steady)):
+        reserved = _fill(stepping, reserved, _beyond(stepping, reserving, peak), rounds=rounds)
         reserved = _fill(updating, reserved, OPEN_SEGMENTS_BYTES, rounds=rounds)
+
+
+def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> int:
+    """What a step reserves beyond its allocated peak and rounding."""
+    beside, open_bytes, missing, share, requests, live, _ = reserving
+    unused = (phase[ACTIVATIONS] + phase[FEATURES] + phase[ROUTING]) * share // PER_MILLE
+    grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, of what the computing stream's pool has then
+    for size in requests:
+        if size * PLACE > free:
+            grown += size
+        else:
+            free -= size
+    return open_bytes + max(beside - peak.beside_bytes, 0) + missing + unused + max(grown - peak.late_bytes, 0)
 
 
 def _fill(phase: dict[Column, int], so_far: int, more: int, *, rounds: bool) -> int:

@@ -34,7 +34,8 @@ class StepPeak(NamedTuple):
     """The largest moment of a step's forward and backward; `first`: that of the first step, where it is another one.
 
     In the first step the libraries have no workspace yet while the first layer's parameters are gathered: no product has run.
-    `beside_bytes` is what of the moment lies in pools of other streams than the computing one.
+    `beside_bytes` is what of the moment lies in pools of other streams than the computing one, `late_bytes` by how much it is above all
+    moments before the reduction of the slot's own parameters, where that ends a backward.
     """
 
     total: int
@@ -43,6 +44,7 @@ class StepPeak(NamedTuple):
     slack_bytes: int
     first: StepPeak | None = None
     beside_bytes: int = 0
+    late_bytes: int = 0
 
 
 class HeldBySchedule(NamedTuple):
@@ -120,7 +122,9 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
         if index != running or kind is WEIGHT:
             cells[COMMUNICATION] += gathered
     beside = beside_bytes(chunk, moment, peak)
-    return new(StepPeak, (total, f"{peak.where}{_where(chunk, moment)}", cells, slack, None, beside))
+    return new(
+        StepPeak, (total, f"{peak.where}{_where(chunk, moment)}", cells, slack, None, beside, peak.total - (peak.earlier or peak.total))
+    )
 
 
 def beside_bytes(chunk: Chunk, moment: Moment, peak: Peak) -> int:
