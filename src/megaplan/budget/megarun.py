@@ -40,7 +40,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         padded: Whether shards are padded, as FSDP2 does; what it costs is the difference (`megaplan.budget.padding`).
         shards: Where gradient shards lie; another place than the runtime's own to describe one as it was.
     """
-    device = device_budget(device_of(spec.device))
+    device = device_budget(device_of(spec.device), spec.mesh.world_size)
     usable, counts = device.usable_bytes, schedule_counts(spec)
     evaluations = evaluate(spec, inventory, layout, padded=padded, shards=shards)
     ranks = [found for evaluation, places in evaluations for found in stage_ranks(evaluation, usable, places, counts, range(layout.pp))]
