@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from megaplan.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section, StrictBool
 
@@ -17,6 +17,8 @@ OfHost = Literal["megarun", "megatron", "torchtitan"]
 Framework = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
 RESERVED_PERCENT = 10
 """What torch reserves above the pools of torchtitan's streams: fitted, see docs/reference/accuracy-torchtitan.md."""
+EXPANDABLE_PERCENT = 2
+"""Megatron's reserved above allocated with expandable segments; Megatron-Bridge's cards of a hybrid state 2 to 8."""
 RELEASED = ("megatron-bridge", "nemo")
 """Frameworks whose releases differ in their measured step times."""
 
@@ -67,7 +69,7 @@ class Host(Section):
         offloaded_layers: Layers from the first on whose activations are all on the host between forward and backward; null for none.
         fsdp_unit_elements: Elements that Megatron-FSDP gathers and reduces at once; null for its default, 1,000 million.
         fsdp_double_buffer: Megatron-FSDP gathers and reduces in two buffers of a layer each, which stay.
-        fragmentation_percent: Reserved above allocated; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
+        fragmentation_percent: Reserved above allocated; 2 with expandable segments; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
         features: Launch features that are named and not priced.
         framework: Whose efficiencies and step constants the time of a step has: Megatron-Core is run by several.
         release: Of megatron-bridge or nemo, as 26.04: MoE layers have a constant each; null for none.
@@ -137,6 +139,14 @@ class Host(Section):
     keep_pipeline_outputs: StrictBool = False
     foreach_optimizer: StrictBool = False
     reserved_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = RESERVED_PERCENT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_growing_segments(cls, given: Any) -> Any:
+        """The default of `fragmentation_percent` of an allocator whose segments grow: free pages serve any size."""
+        if isinstance(given, dict) and given.get("name") == "megatron" and given.get("expandable_segments") is True:
+            return {"fragmentation_percent": EXPANDABLE_PERCENT, **given}
+        return given
 
     @property
     def may_leave_slots_empty(self) -> bool:
