@@ -146,9 +146,7 @@ def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence
             num_receives * evaluation.boundary_bytes,
             evaluation.workspace_bytes,
             stored.slack_bytes + num_receives * evaluation.boundary_slack_bytes,
-            reserving(
-                chunks, stored.pools, evaluation.shards, num_reductions=evaluation.num_reductions, expandable=evaluation.expands_segments
-            ),
+            reserving(chunks, stored, evaluation.shards, num_reductions=evaluation.num_reductions, expandable=evaluation.expands_segments),
         ),
     )
 

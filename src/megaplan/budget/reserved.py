@@ -23,6 +23,7 @@ from typing import NamedTuple
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.reduction import reduced_groups
 from megaplan.budget.step import StepPeak
+from megaplan.budget.stored import RankStorage
 from megaplan.budget.values import ACTIVATIONS, FEATURES, OVERHEAD, ROUTING, Cells
 from megaplan.columns import Column
 from megaplan.hosts.allocator import LARGE_BUFFER_BYTES, OPEN_SEGMENTS_BYTES, ROUND_LARGE_BYTES
@@ -30,6 +31,7 @@ from megaplan.hosts.megarun.streams import GroupPools, ShardsPool
 from megaplan.tuples import new
 
 PER_MILLE = 1000
+NO_ROUNDING = (0, 0, 0, 0, 0)
 EXPANDABLE_SHARE, SEGMENTS_SHARE = 15, 70
 """Fitted, per mille of activations: what stays unused in the computing stream's pool with expandable segments, and without."""
 PLACE = 6
@@ -58,16 +60,27 @@ class Reserving(NamedTuple):
     rounds: bool
 
 
-def reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:
-    """Of a rank.
+def reserving(chunks: Sequence[Chunk], stored: RankStorage, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:
+    """Of a rank; with expandable segments it follows from how parameters are stored, and is worked out once for all batches.
 
     Args:
         chunks: What runs on it.
-        pools: Of all of its groups.
+        stored: What it holds of parameters.
         shards: Where gradient shards lie.
         num_reductions: How often a step reduces each group: once under a pipeline, else once a microbatch.
         expandable: Whether the allocator has expandable segments.
     """
+    policy = chunks[0].policy
+    if not expandable:
+        return _reserving(chunks, stored.pools, shards, num_reductions=num_reductions, expandable=False)
+    key = policy.shards_beside, policy.pipelined, policy.replicated, num_reductions > 1
+    found = stored.reservings.get(key)
+    if found is None:
+        found = stored.reservings[key] = _reserving(chunks, stored.pools, shards, num_reductions=num_reductions, expandable=True)
+    return found
+
+
+def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:
     apart, replicated = shards is ShardsPool.REDUCE_SCATTER, chunks[0].policy.replicated
     lasting = pools.shard_bytes if apart and not pools.recast_bytes else pools.recast_bytes
     passing = 0
@@ -110,40 +123,38 @@ def _own_segments(sizes: Iterable[int], largest: int = 0) -> int:
     return total
 
 
-def add_overhead(cells: Cells, reserving: Reserving, first: StepPeak, steady: StepPeak) -> None:
+def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, rounding: Sequence[int]) -> None:
     """Fill the overhead column: reserved less allocated, phase by phase.
 
     Args:
-        cells: Of a rank, all but overhead, which holds what rounding adds to tensors with segments of their own.
+        cells: Of a rank, all but overhead.
         reserving: Of the rank.
-        first: Where its first step peaks.
-        steady: Where a later one does.
+        step: Where its steps peak.
+        rounding: Of each phase, what rounding adds to tensors that have segments of their own.
     """
-    rounds = reserving.rounds
-    init, first_step, first_update, step, update = cells.values()
-    reserved = _fill(init, 0, OPEN_SEGMENTS_BYTES, rounds=rounds)
-    for stepping, updating, peak in ((first_step, first_update, first), (step, update, steady)):
-        reserved = _fill(stepping, reserved, _beyond(stepping, reserving, peak), rounds=rounds)
-        reserved = _fill(updating, reserved, OPEN_SEGMENTS_BYTES, rounds=rounds)
+    if not reserving.rounds:
+        rounding = NO_ROUNDING
+    _, first_step, _, steady_step, _ = cells.values()
+    steady = _beyond(steady_step, reserving, step)
+    first = steady if step.first is None else _beyond(first_step, reserving, step.first)
+    more = OPEN_SEGMENTS_BYTES, first, OPEN_SEGMENTS_BYTES, steady, OPEN_SEGMENTS_BYTES
+    reserved = 0
+    for phase, own, rounded in zip(cells.values(), more, rounding, strict=True):
+        allocated = sum(phase.values())
+        wanted = allocated + own + rounded
+        if wanted > reserved:
+            reserved = wanted
+        phase[OVERHEAD] = reserved - allocated
 
 
 def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> int:
     """What a step reserves beyond its allocated peak and rounding."""
     beside, open_bytes, missing, share, requests, live, _ = reserving
-    unused = (phase[ACTIVATIONS] + phase[FEATURES] + phase[ROUTING]) * share // PER_MILLE
     grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, of what the computing stream's pool has then
     for size in requests:
         if size * PLACE > free:
             grown += size
         else:
             free -= size
+    unused = (phase[ACTIVATIONS] + phase[FEATURES] + phase[ROUTING]) * share // PER_MILLE
     return open_bytes + max(beside - peak.beside_bytes, 0) + missing + unused + max(grown - peak.late_bytes, 0)
-
-
-def _fill(phase: dict[Column, int], so_far: int, more: int, *, rounds: bool) -> int:
-    """Fill a phase's overhead; what is reserved at its end: what it allocates and `more`, or what was before it."""
-    rounding = phase[OVERHEAD]
-    allocated = sum(phase.values()) - rounding
-    reserved = max(so_far, allocated + more + rounding if rounds else allocated + more)
-    phase[OVERHEAD] = reserved - allocated
-    return reserved

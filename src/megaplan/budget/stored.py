@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.casts import place_of
 from megaplan.families.registry import FAMILIES
@@ -22,6 +22,9 @@ from megaplan.inventory.tensors import Inventory, Outside, has_groups
 from megaplan.layout.values import Slot
 from megaplan.spec.models import SIDES
 from megaplan.tuples import new
+
+if TYPE_CHECKING:
+    from megaplan.budget.reserved import Reserving
 
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on the last slot are used by others there: a tied head, the depths of multi-token prediction."""
@@ -114,6 +117,7 @@ class RankStorage:
         state_slack_bytes: Allocator rounding of moments.
         parameters: Elements after TP and EP.
         uneven: Storages of which some tensors shard unevenly, and how many blocks have each.
+        reservings: What its allocator reserves beyond, by how its chunks are run (`megaplan.budget.reserved`).
     """
 
     def __init__(self, slots: Sequence[SlotStorage]) -> None:
@@ -130,6 +134,7 @@ class RankStorage:
         self._matrix, self._other = _total(slots, "matrix_state_bytes"), _total(slots, "other_state_bytes")
         self._casts = tuple(chain.from_iterable(map(attrgetter("casts"), slots)))
         self._updates: dict[tuple[int, int], Updates] = {}
+        self.reservings: dict[tuple[bool, bool, bool, bool], Reserving] = {}
 
     def updates(self, dense_index: int, expert_index: int) -> Updates:
         """What differs on the rank at these places among those that share dense tensors and expert banks."""
