@@ -108,6 +108,8 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         sections["host"] = host_section(whole)
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
         whole.maybe(sections, 0.25, data={"packing": "documents"})
+    allocator = stream("allocator")
+    allocator.maybe(sections["host"], 0.3, expandable_segments=lambda: allocator.choice([True, False]))
     add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
     for name, share, section in (
         ("device", 0.4, device_section),

@@ -222,4 +222,4 @@ class Pricer:
 
     def usable_bytes(self, spec: Spec) -> int:
         """Of the spec's device."""
-        return device_budget(device_of(spec.device)).usable_bytes
+        return device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes

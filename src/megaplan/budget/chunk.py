@@ -39,6 +39,7 @@ class Policy(NamedTuple):
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
+        shards_beside: Whether gradient shards lie in another stream's pool than activations.
     """
 
     pipelined: bool
@@ -48,6 +49,7 @@ class Policy(NamedTuple):
     replicated: bool
     gathers_ahead: bool
     boundary_bytes: int
+    shards_beside: bool = False
 
 
 class Chunk:
@@ -269,13 +271,13 @@ class Chunk:
         before, gradients = self.before[index] + unit.input_bytes, held[0]
         communication = held[1] + self.root.gathered_bytes
         total = before + size + gradients + communication + activations
-        return new(Peak, (total, where, index, before, moment, params, gradients, communication, activations, 0))
+        return new(Peak, (total, where, index, before, moment, params, gradients, communication, activations, 0, 0))
 
     def after_backward(self, index: int, where: str, gradients: int, communication: int, activations: int) -> Peak:
         """After a unit's backward: what the units before keep, and `activations`, among them the gradient of its input."""
         before = self.before[index]
         total = before + gradients + communication + activations
-        return new(Peak, (total, where, index, before, None, (), gradients, communication, activations, 0))
+        return new(Peak, (total, where, index, before, None, (), gradients, communication, activations, 0, 0))
 
     def idle_peak(self, where: str, gradients: int, communication: int, activations: int = 0) -> Peak:
         """No microbatch of the chunk is alive, but for these activations."""

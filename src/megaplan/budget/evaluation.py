@@ -13,7 +13,7 @@ from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
-from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import (
     every_stage_bytes,
@@ -30,6 +30,7 @@ from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_byte
 from megaplan.hosts.megarun.parts import BlockBytes, weigh_arrived
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
+from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
@@ -142,6 +143,7 @@ class Evaluation:
         is_last_cp_rank: bool = True,
         padded: bool = True,
         memo: BlockMemo | None = None,
+        shards: ShardsPool = SHARDS,
     ) -> None:
         """Evaluate every block.
 
@@ -152,6 +154,7 @@ class Evaluation:
             is_last_cp_rank: Whether it is the last rank of its CP group.
             padded: Whether shards are padded, as FSDP2 does.
             memo: Blocks of other specs of a search.
+            shards: Where gradient shards lie.
         """
         self.spec, self.inventory, self.layout = spec, inventory, layout
         self.dims: Dims = local_dims(spec, turns=is_last_cp_rank)
@@ -190,7 +193,10 @@ class Evaluation:
             replicated=mesh.dp_replicate > 1,
             gathers_ahead=mesh.ep > 1,
             boundary_bytes=self.boundary_bytes,
+            shards_beside=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
         )
+        self.shards, self.expands_segments = shards, spec.host.expands_segments
+        self.num_reductions = 1 if mesh.is_pipelined else spec.schedule.microbatches_per_update
         self._parts: dict[int, SlotParts] = {}
         self.alike: dict[frozenset[int], tuple[Run, ...]] = {}
 

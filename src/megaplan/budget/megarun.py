@@ -11,9 +11,11 @@ from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
+from megaplan.budget.reserved import reserving
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
 from megaplan.budget.values import Budget, RankBudget, StageBudget
 from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
@@ -28,7 +30,7 @@ SEQUENTIAL_FAMILIES = frozenset(family.letter for family in FAMILIES.values() if
 """Letters of which the ranks of a CP group differ in what they hold while state is relayed."""
 
 
-def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True) -> Budget:
+def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True, shards: ShardsPool = SHARDS) -> Budget:
     """Bytes of every rank by phase and column.
 
     Args:
@@ -36,10 +38,11 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         inventory: Its parameter tensors.
         layout: Its slots.
         padded: Whether shards are padded, as FSDP2 does; what it costs is the difference (`megaplan.budget.padding`).
+        shards: Where gradient shards lie; another place than the runtime's own to describe one as it was.
     """
-    device = device_budget(device_of(spec.device))
+    device = device_budget(device_of(spec.device), spec.mesh.world_size)
     usable, counts = device.usable_bytes, schedule_counts(spec)
-    evaluations = evaluate(spec, inventory, layout, padded=padded)
+    evaluations = evaluate(spec, inventory, layout, padded=padded, shards=shards)
     ranks = [found for evaluation, places in evaluations for found in stage_ranks(evaluation, usable, places, counts, range(layout.pp))]
     last, _ = evaluations[0]
     stages = tuple(
@@ -50,13 +53,19 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
 
 
 def evaluate(
-    spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True, memo: BlockMemo | None = None
+    spec: Spec,
+    inventory: Inventory,
+    layout: Layout,
+    *,
+    padded: bool = True,
+    memo: BlockMemo | None = None,
+    shards: ShardsPool = SHARDS,
 ) -> list[tuple[Evaluation, Container[int]]]:
     """The evaluations of a job, each with the places in a CP group that it is of; the one of the last place is first."""
-    cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded, memo=memo)
+    cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded, memo=memo, shards=shards)
     if cp == 1 or not any(block.family in SEQUENTIAL_FAMILIES for block in inventory.layers):
         return [(last, range(cp))]
-    others = Evaluation(spec, inventory, layout, is_last_cp_rank=False, padded=padded, memo=memo)
+    others = Evaluation(spec, inventory, layout, is_last_cp_rank=False, padded=padded, memo=memo, shards=shards)
     return [(last, {cp - 1}), (others, range(cp - 1))]
 
 
@@ -118,6 +127,7 @@ def held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequ
 
 def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
     stored, building, buffers = evaluation.of_rank(slots), [], 0
+    chunks = [of_slot.chunk for of_slot in parts]
     last = slots[-1].index == len(evaluation.layout.slots) - 1
     for _, of_slot, step_sums in parts:
         own = evaluation.rotary_bytes * of_slot.attends + step_sums + (evaluation.further_loss_bytes if of_slot.is_last else 0)
@@ -136,6 +146,7 @@ def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence
             num_receives * evaluation.boundary_bytes,
             evaluation.workspace_bytes,
             stored.slack_bytes + num_receives * evaluation.boundary_slack_bytes,
+            reserving(chunks, stored, evaluation.shards, num_reductions=evaluation.num_reductions, expandable=evaluation.expands_segments),
         ),
     )
 

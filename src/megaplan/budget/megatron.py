@@ -82,7 +82,7 @@ def _peak_bytes(spec: Spec, job: MegatronJob) -> int:
 
 def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
     """The device, and of its reserve also what the dispatcher's library takes from the driver."""
-    device = device_budget(device_of(spec.device))
+    device = device_budget(device_of(spec.device), spec.mesh.world_size)
     size = hybrid_ep_bytes(job, device_of(spec.device).domain.value)
     if not size:
         return device

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 from typing import NamedTuple
 
 from megaplan.budget.init import InitPeak, SlotInit
+from megaplan.budget.reserved import Reserving, add_overhead
 from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import (
@@ -15,13 +17,11 @@ from megaplan.budget.values import (
     MATRIX_OPTIMIZER,
     NO_BYTES,
     OTHER_OPTIMIZER,
-    OVERHEAD,
     WORKSPACE,
     Cells,
     checked,
 )
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.allocator import OPEN_SEGMENTS_BYTES
 from megaplan.hosts.megarun.optimizer import LastMoment
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 
@@ -44,6 +44,7 @@ class Persistent(NamedTuple):
         receive_bytes: Receive buffers.
         workspace_bytes: Of GEMM libraries.
         slack_bytes: Allocator rounding of shards and buffers.
+        reserving: What the allocator reserves beyond what it hands out in a step.
     """
 
     stored: RankStorage
@@ -54,6 +55,7 @@ class Persistent(NamedTuple):
     receive_bytes: int
     workspace_bytes: int
     slack_bytes: int
+    reserving: Reserving
 
 
 def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updates: Updates) -> tuple[Cells, dict[Phase, str]]:
@@ -72,20 +74,16 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
     (init[REPLICATED], init[TENSOR_PARALLEL], init[EXPERT_PARALLEL]), init[ACTIVATIONS], init[WORKSPACE], init_where = building
     init[COMMUNICATION] = 0
 
-    first_step = {column: size + step.cells[column] for column, size in base.items()}
-    first_step[OVERHEAD] += step.slack_bytes
+    first_step = _added(base, step.cells)
     steady_step = first_step.copy()
     where_first = step.where
     if step.first is not None:
-        first_step = {column: size + step.first.cells[column] for column, size in base.items()}
-        first_step[OVERHEAD] += step.slack_bytes
+        first_step = _added(base, step.first.cells)
         where_first = step.first.where
-    steady_step[OVERHEAD] += persistent.stored.state_slack_bytes
     steady_step[MATRIX_OPTIMIZER] += matrix_bytes
     steady_step[OTHER_OPTIMIZER] += other_bytes
 
     first_update = base
-    first_update[OVERHEAD] += persistent.stored.state_slack_bytes
     first_update[GRADIENTS] += persistent.stored.shard_bytes
     # AdamW updates first; its gradients are gone where they fill a buffer of their own when Muon's iterations begin
     steady_update = first_update.copy()
@@ -109,13 +107,17 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         first_update[MATRIX_OPTIMIZER] += matrix_bytes - momenta + first_momenta
         first_update[OTHER_OPTIMIZER] += other_bytes
         first_update[WORKSPACE] += first_scratch
-    cells = {
+    cells: Cells = {
         INIT: init,
         FIRST_FORWARD_BACKWARD: first_step,
         FIRST_OPTIMIZER: first_update,
         FORWARD_BACKWARD: steady_step,
         OPTIMIZER: steady_update,
     }
+    slack, with_state = persistent.slack_bytes, persistent.slack_bytes + persistent.stored.state_slack_bytes
+    add_overhead(
+        cells, persistent.reserving, step, (slack, slack + step.slack_bytes, with_state, with_state + step.slack_bytes, with_state)
+    )
     where = {
         INIT: init_where,
         FIRST_FORWARD_BACKWARD: where_first,
@@ -124,6 +126,11 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         OPTIMIZER: "Newton-Schulz of the largest matrix" if not cast and scratch else _update(cast_bytes),
     }
     return checked(cells), where
+
+
+def _added(cells: MomentCells, more: MomentCells) -> MomentCells:
+    """The sum, column by column: both are copies of `NO_BYTES`, so their columns stand in one order, and looking each up costs more."""
+    return dict(zip(cells, map(add, cells.values(), more.values()), strict=True))
 
 
 def _update(cast_bytes: int) -> str:
@@ -141,5 +148,4 @@ def _base(persistent: Persistent) -> MomentCells:
     cells[ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes
     cells[COMMUNICATION] = persistent.receive_bytes
     cells[WORKSPACE] = persistent.workspace_bytes
-    cells[OVERHEAD] = persistent.slack_bytes + OPEN_SEGMENTS_BYTES
     return cells

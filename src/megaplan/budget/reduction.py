@@ -10,6 +10,7 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`post_backward
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
@@ -37,10 +38,14 @@ def reducing_backward_peak(chunk: Chunk, *, later: bool) -> Peak:
         chunk: The only one of the rank.
         later: Whether a microbatch was reduced before.
     """
-    return max(_reducing_backwards(chunk, later), key=lambda peak: peak.total)
+    ending: list[Peak] = []
+    largest = max(_reducing_backwards(chunk, later, ending), key=attrgetter("total"))
+    largest = largest._replace(earlier=largest.total)
+    return max(largest, *[peak._replace(earlier=largest.total) for peak in ending], key=attrgetter("total"))
 
 
-def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
+def _reducing_backwards(chunk: Chunk, later: bool, ending: list[Peak]) -> Iterator[Peak]:
+    """Moments of a backward until all layers are reduced; `ending` is filled with those of the slot's own reduction after it."""
     root, reshard = chunk.root, chunk.policy.reshard
     everything = chunk.shard_bytes
     behind = made = pending = 0  # shards of the layers already done, gradients of the slot's group, the last reduce-scatter input
@@ -84,7 +89,15 @@ def _reducing_backwards(chunk: Chunk, later: bool) -> Iterator[Peak]:
         pending = dense.reduce_bytes
     gradients = (everything if later else behind) + kept
     for own_gradients, buffers in _reduction(root, made, root.last_made_bytes):
-        yield chunk.after_backward(0, "reduction of the slot's own parameters", gradients + own_gradients, buffers, 0)
+        ending.append(chunk.after_backward(0, "reduction of the slot's own parameters", gradients + own_gradients, buffers, 0))
+
+
+def reduced_groups(chunk: Chunk) -> list[GroupBytes]:
+    """The groups of a chunk in the order in which they are reduced."""
+    groups = [group for _, group in _groups(chunk) if group.reduce_bytes]
+    if not chunk.policy.pipelined:  # a layer's bank inside its backward, then the layer, and the slot's own when all are done
+        groups.reverse()
+    return groups
 
 
 def _kept(chunk: Chunk, group: GroupBytes, later: bool) -> int:

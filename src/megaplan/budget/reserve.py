@@ -1,12 +1,27 @@
-"""The device's reserve: memory outside torch's allocator, item by item (R-45). No axis of the mesh changes it (R-41)."""
+"""The device's reserve: memory outside torch's allocator, item by item (R-45).
+
+Of a mesh one thing changes it: whether a rank has peers, for only then NCCL has communicators. No axis has a part of its own (R-41).
+"""
 
 from __future__ import annotations
 
 from megaplan.budget.values import DeviceBudget, ReserveItem
+from megaplan.columns import Basis
 from megaplan.devices import Device
 
+OF_PEERS = "nccl"
 
-def device_budget(device: Device) -> DeviceBudget:
-    """Capacity and itemised reserve of a device, as the data file states them."""
-    reserve = tuple(ReserveItem(name, figure.value, figure.basis, figure.source) for name, figure in device.reserve)
-    return DeviceBudget(device.name, device.capacity.value, device.capacity.basis, reserve)
+
+def device_budget(device: Device, num_ranks: int) -> DeviceBudget:
+    """Capacity and itemised reserve of a device, as the data file states them; what a spec gives stands on one rank too.
+
+    Args:
+        device: The device, with what the spec gives of it.
+        num_ranks: Of the job.
+    """
+    reserve = [
+        ReserveItem(name, figure.value, figure.basis, figure.source)
+        for name, figure in device.reserve
+        if name != OF_PEERS or num_ranks > 1 or figure.basis is Basis.GIVEN
+    ]
+    return DeviceBudget(device.name, device.capacity.value, device.capacity.basis, tuple(reserve))

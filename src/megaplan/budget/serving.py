@@ -30,7 +30,7 @@ def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
     kv_cache = sum(tokens * cached_tokens(serving, layer.window) * layer.cache_width for layer in served)
     states = sum(layer.state_bytes for layer in served) * serving.batch_size
     blocks = -(-serving.context_length // serving.block_size) if serving.cache == "paged" else 0
-    usable = device_budget(device_of(spec.device)).usable_bytes
+    usable = device_budget(device_of(spec.device), 1).usable_bytes
     return ServingBudget(kv_cache, states, inventory.parameters * compute.bytes, usable, blocks)
 
 

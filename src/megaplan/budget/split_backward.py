@@ -20,7 +20,7 @@ from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, SplitUnit, Unit
 from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
-from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.halves import weigh_halves
 from megaplan.schedules.actions import Kind
 from megaplan.schedules.moments import BACKWARDED, INPUT, WEIGHT, ChunkState

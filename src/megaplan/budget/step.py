@@ -12,7 +12,7 @@ from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
 from megaplan.columns import Column
-from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.schedules.actions import Kind
 from megaplan.schedules.moments import (
     BACKWARD,
@@ -34,6 +34,8 @@ class StepPeak(NamedTuple):
     """The largest moment of a step's forward and backward; `first`: that of the first step, where it is another one.
 
     In the first step the libraries have no workspace yet while the first layer's parameters are gathered: no product has run.
+    `beside_bytes` is what of the moment lies in pools of other streams than the computing one, `late_bytes` by how much it is above all
+    moments before the reduction of the slot's own parameters, where that ends a backward.
     """
 
     total: int
@@ -41,6 +43,8 @@ class StepPeak(NamedTuple):
     cells: dict[Column, int]
     slack_bytes: int
     first: StepPeak | None = None
+    beside_bytes: int = 0
+    late_bytes: int = 0
 
 
 class HeldBySchedule(NamedTuple):
@@ -117,7 +121,22 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
             cells[GRADIENTS] += gradients
         if index != running or kind is WEIGHT:
             cells[COMMUNICATION] += gathered
-    return new(StepPeak, (total, f"{peak.where}{_where(chunk, moment)}", cells, slack, None))
+    beside = beside_bytes(chunk, moment, peak)
+    return new(
+        StepPeak, (total, f"{peak.where}{_where(chunk, moment)}", cells, slack, None, beside, peak.total - (peak.earlier or peak.total))
+    )
+
+
+def beside_bytes(chunk: Chunk, moment: Moment, peak: Peak) -> int:
+    """What of a running chunk's moment lies in the pools of FSDP2's streams: the all-gather ahead, and shards that are made there."""
+    policy, kind, state = chunk.policy, moment.kind, moment.states[moment.chunk]
+    gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.moment is not None else 0
+    if not policy.shards_beside:
+        return gathers
+    if kind is REDUCE or (state > FORWARDED and not policy.pipelined):
+        return gathers + chunk.shard_bytes
+    behind = [unit.shard_bytes for unit in chunk.units[peak.unit + 1 :]] if kind is BACKWARD and not policy.pipelined else []
+    return gathers + sum(behind)
 
 
 def _where(chunk: Chunk, moment: Moment) -> str:

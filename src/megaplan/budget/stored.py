@@ -10,17 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.casts import place_of
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, in_turn, last_moment
 from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import BlockStorage, GroupBytes, block_storage, together
+from megaplan.hosts.megarun.streams import GroupPools, group_pools, pools_together
 from megaplan.inventory.tensors import Inventory, Outside, has_groups
 from megaplan.layout.values import Slot
 from megaplan.spec.models import SIDES
 from megaplan.tuples import new
+
+if TYPE_CHECKING:
+    from megaplan.budget.reserved import Reserving
 
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on the last slot are used by others there: a tied head, the depths of multi-token prediction."""
@@ -40,6 +44,7 @@ class SlotStorage(NamedTuple):
         families: How many blocks it has of each family.
         root: The slot's own group.
         layers_together: The groups of all layers.
+        pools: What its groups have in FSDP2's streams.
         largest_flat_bytes: The largest all-gather output of a layer.
         largest_reduction_bytes: The largest buffers of a reduction.
         largest_casting_bytes: The most beside gathered parameters while they are filled from casts.
@@ -65,6 +70,7 @@ class SlotStorage(NamedTuple):
     families: Mapping[str, int]
     root: GroupBytes
     layers_together: GroupBytes
+    pools: GroupPools
     largest_flat_bytes: int
     largest_reduction_bytes: int
     largest_casting_bytes: int
@@ -105,11 +111,13 @@ class RankStorage:
         blocks: Storage of all their blocks, in the order they are updated.
         resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
         shard_bytes: Gradient shards.
+        pools: What its groups have in FSDP2's streams.
         adamw_shard_bytes: Those of groups of which no tensor is Muon's.
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
         parameters: Elements after TP and EP.
         uneven: Storages of which some tensors shard unevenly, and how many blocks have each.
+        reservings: What its allocator reserves beyond, by how its chunks are run (`megaplan.budget.reserved`).
     """
 
     def __init__(self, slots: Sequence[SlotStorage]) -> None:
@@ -119,12 +127,14 @@ class RankStorage:
         self.resident_bytes = _added(map(attrgetter("resident_bytes"), slots))
         self.shard_bytes = sum([slot.root.shard_bytes + slot.layers_together.shard_bytes for slot in slots])
         self.adamw_shard_bytes = _total(slots, "adamw_shard_bytes")
+        self.pools = pools_together([slot.pools for slot in slots])
         self.slack_bytes, self.state_slack_bytes = _total(slots, "slack_bytes"), _total(slots, "state_slack_bytes")
         self.parameters = _total(slots, "parameters")
         self.uneven = _uneven(self.blocks) if any(slot.uneven for slot in slots) else ()
         self._matrix, self._other = _total(slots, "matrix_state_bytes"), _total(slots, "other_state_bytes")
         self._casts = tuple(chain.from_iterable(map(attrgetter("casts"), slots)))
         self._updates: dict[tuple[int, int], Updates] = {}
+        self.reservings: dict[tuple[bool, bool, bool, bool], Reserving] = {}
 
     def updates(self, dense_index: int, expert_index: int) -> Updates:
         """What differs on the rank at these places among those that share dense tensors and expert banks."""
@@ -158,7 +168,7 @@ class Stored:
 
     def __init__(self, sizes: Sizes, inventory: Inventory) -> None:
         """Every block at once."""
-        self._inventory = inventory
+        self._inventory, self._ahead = inventory, sizes.ep > 1
         self._named = dict(inventory.blocks())
         self._blocks: dict[int, BlockStorage] = {}
         for block in self._named.values():
@@ -242,6 +252,7 @@ class Stored:
             families=families,
             root=root,
             layers_together=together(groups),
+            pools=group_pools(root, [storage for _, storage, layer in blocks if layer], ahead=self._ahead),
             largest_flat_bytes=max(map(attrgetter("flat_bytes"), groups), default=0),
             largest_reduction_bytes=max(map(attrgetter("reduction_bytes"), running)),
             largest_casting_bytes=max(map(attrgetter("casting_bytes"), running[1:]), default=0),

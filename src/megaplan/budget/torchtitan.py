@@ -36,7 +36,7 @@ from megaplan.budget.values import (
     checked,
 )
 from megaplan.columns import Phase
-from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import input_bytes, label_bytes, rotary_bytes
 from megaplan.hosts.megarun.dims import local_dims
@@ -161,7 +161,7 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout, *, liste
         layout: Its slots, which end between transformer blocks.
         listed: Whether all ranks that are alike are listed; otherwise the first of each pipeline rank stands for them.
     """
-    device = device_budget(device_of(spec.device))
+    device = device_budget(device_of(spec.device), spec.mesh.world_size)
     evaluation, counts = TitanEvaluation(spec, inventory, layout), schedule_counts(spec)
     ranks: list[RankBudget] = []
     for pp_rank, slots in enumerate(layout.by_rank()):

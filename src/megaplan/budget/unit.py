@@ -173,6 +173,7 @@ class Peak(NamedTuple):
         communication: Gathered parameters and reduce buffers.
         activations: Others alive.
         absent: Of the libraries' workspace, which is there from the first product on; not in `total`.
+        earlier: Of a backward that reduces, the largest total before the slot's own parameters are reduced; 0 elsewhere.
     """
 
     total: int
@@ -185,3 +186,4 @@ class Peak(NamedTuple):
     communication: int
     activations: int
     absent: int = 0
+    earlier: int = 0

@@ -10,6 +10,7 @@ Cells = dict[Phase, dict[Column, int]]
 ACTIVATIONS, COMMUNICATION, GRADIENTS = Column.ACTIVATIONS, Column.COMMUNICATION, Column.GRADIENTS
 MATRIX_OPTIMIZER, OTHER_OPTIMIZER = Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER
 OVERHEAD, WORKSPACE = Column.OVERHEAD, Column.WORKSPACE
+FEATURES, ROUTING = Column.FEATURE_ACTIVATIONS, Column.ROUTING
 """The columns that sums are booked in, by name: looking one up on its class costs Python 3.11 more than the sum."""
 NO_BYTES: dict[Column, int] = dict.fromkeys(Column, 0)
 """Every column at 0, to copy."""

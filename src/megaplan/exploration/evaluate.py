@@ -80,7 +80,7 @@ class Evaluator:
         self._thrifty: dict[int, Policy] = {}
         self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all exceed
         self._looked_at: tuple[Layout | None, dict[Policy, Spec]] = None, {}
-        self.usable_bytes = device_budget(device_of(space.base.device)).usable_bytes
+        self.usable_bytes = device_budget(device_of(space.base.device), space.devices).usable_bytes
         if space.base.host.name == "megarun":
             self._keep_chain()
 

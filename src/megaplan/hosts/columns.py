@@ -19,7 +19,7 @@ HOLDS: Mapping[str, Mapping[Column, str]] = {
         Column.ROUTING: "sorted rows, sent and received by an all-to-all",
         Column.COMMUNICATION: "a receive buffer for each microbatch and gathered parameters",
         Column.WORKSPACE: "torch's cuBLAS workspaces, Newton-Schulz",
-        Column.OVERHEAD: "how torch's allocator rounds",
+        Column.OVERHEAD: "what torch's allocator reserves beyond: pools of FSDP2's streams, pages and pieces that nothing fits",
     },
     "megatron": {
         Column.REPLICATED_PARAMS: "a whole 16-bit copy on every data rank",

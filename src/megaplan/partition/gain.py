@@ -56,7 +56,7 @@ def gain_of_optimum(spec: Spec, inventory: Inventory, spans: Spans, measured: Me
         worse = stack.bottleneck(filled) > stack.bottleneck(spans)
         best = spans if worse and num_filled(spans) < len(spans) else filled  # a slot left empty may beat all that fill it
     pipeline, memory = Pipeline(spec, inventory, measured), Memory(spec, inventory)
-    usable = device_budget(device_of(spec.device)).usable_bytes
+    usable = device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes
     both: Sequence[Spans] = (spans, best)
     before, after = (stack.bottleneck(each) for each in both)
     now, then = (pipeline.step.of(cuts_of(each)) for each in both)

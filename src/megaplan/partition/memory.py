@@ -45,7 +45,7 @@ class Memory:
         self._measured_sums: tuple[tuple[RankSum, ...], ...] = ()
         self._excesses: dict[Spans, tuple[int, ...]] = {}
         self._asked: set[Spans] = set()
-        self._usable_bytes = device_budget(device_of(spec.device)).usable_bytes - headroom_bytes
+        self._usable_bytes = device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes - headroom_bytes
         self._peaks = StagePeaks(spec, inventory, memo)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from megaplan.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section, StrictBool
 
@@ -17,6 +17,8 @@ OfHost = Literal["megarun", "megatron", "torchtitan"]
 Framework = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
 RESERVED_PERCENT = 10
 """What torch reserves above the pools of torchtitan's streams: fitted, see docs/reference/accuracy-torchtitan.md."""
+EXPANDABLE_PERCENT = 2
+"""Megatron's reserved above allocated with expandable segments; Megatron-Bridge's cards of a hybrid state 2 to 8."""
 RELEASED = ("megatron-bridge", "nemo")
 """Frameworks whose releases differ in their measured step times."""
 
@@ -24,11 +26,12 @@ RELEASED = ("megatron-bridge", "nemo")
 class Host(Section):
     """The framework that will run the plan. `kernels` is megarun's, keys from compile_model on are torchtitan's, others Megatron-Core's.
 
-    Each has its host's own default.
+    Each has its host's own default. `expandable_segments` is megarun's and Megatron-Core's; torchtitan sets it itself.
 
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
         kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes either, and keeps what the kernels keep.
+        expandable_segments: torch's allocator grows a stream's memory in place, page by page; null for the host's default: on, Megatron off.
         model: hybrid is Megatron's HybridModel, one operator a letter; gpt its GPTModel, whose layer is an A and the D or E after it.
         attention_backend: flash keeps a log-sum-exp a row and head, fused (cuDNN) under GQA the queries again, unfused the probabilities.
         cross_entropy: unfused (Megatron's default), native, te (Transformer Engine's up to 2.11) or te_fp32 (after, its gradient in fp32).
@@ -66,7 +69,7 @@ class Host(Section):
         offloaded_layers: Layers from the first on whose activations are all on the host between forward and backward; null for none.
         fsdp_unit_elements: Elements that Megatron-FSDP gathers and reduces at once; null for its default, 1,000 million.
         fsdp_double_buffer: Megatron-FSDP gathers and reduces in two buffers of a layer each, which stay.
-        fragmentation_percent: Reserved above allocated; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
+        fragmentation_percent: Reserved above allocated; 2 with expandable segments; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
         features: Launch features that are named and not priced.
         framework: Whose efficiencies and step constants the time of a step has: Megatron-Core is run by several.
         release: Of megatron-bridge or nemo, as 26.04: MoE layers have a constant each; null for none.
@@ -84,6 +87,7 @@ class Host(Section):
 
     name: OfHost = "megarun"
     kernels: Literal["reference", "triton"] = "triton"
+    expandable_segments: StrictBool | None = None
     model: Literal["hybrid", "gpt"] = "hybrid"
     attention_backend: Literal["flash", "fused", "unfused"] = "flash"
     cross_entropy: Literal["unfused", "native", "te", "te_fp32"] = "unfused"
@@ -136,10 +140,23 @@ class Host(Section):
     foreach_optimizer: StrictBool = False
     reserved_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = RESERVED_PERCENT
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_growing_segments(cls, given: Any) -> Any:
+        """The default of `fragmentation_percent` of an allocator whose segments grow: free pages serve any size."""
+        if isinstance(given, dict) and given.get("name") == "megatron" and given.get("expandable_segments") is True:
+            return {"fragmentation_percent": EXPANDABLE_PERCENT, **given}
+        return given
+
     @property
     def may_leave_slots_empty(self) -> bool:
         """Whether a stage may have the embedding or the head alone, or nothing."""
         return self.name == "megatron"
+
+    @property
+    def expands_segments(self) -> bool:
+        """Whether torch's allocator has expandable segments; null is the default of megarun and torchtitan, which set them."""
+        return self.name != "megatron" if self.expandable_segments is None else self.expandable_segments
 
     @property
     def uses_triton(self) -> bool:
@@ -158,7 +175,7 @@ class Host(Section):
 
 
 _LATER = frozenset({
-    "framework", "release", "dp_comm_overlap",
+    "expandable_segments", "framework", "release", "dp_comm_overlap",
     "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
     "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer",
@@ -174,7 +191,7 @@ TORCHTITAN_KEYS = frozenset({
 def host_keys(name: OfHost) -> frozenset[str]:
     """The keys of `host` that a host reads."""
     if name == "megarun":
-        return frozenset({"name", "kernels"})
+        return frozenset({"name", "kernels", "expandable_segments"})
     if name == "torchtitan":
         return frozenset({"name"}) | TORCHTITAN_KEYS
     return frozenset(Host.model_fields) - {"kernels"} - TORCHTITAN_KEYS

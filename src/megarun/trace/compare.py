@@ -42,7 +42,8 @@ class Pair:
 class RankComparison:
     """One rank's estimate and trace.
 
-    The estimate is allocated bytes, without the allocator's overhead, which a trace of tensors cannot show.
+    The estimate is allocated bytes, without the allocator's overhead. That is compared as `reserved`: the estimate's closed form beside a
+    replay of the traced allocations and frees through a model of torch's allocator.
 
     Attributes:
         budget: Estimate of the rank.
@@ -59,6 +60,11 @@ class RankComparison:
         return {
             phase: Pair(total - self.budget.cells[phase][Column.OVERHEAD], traced[phase]) for phase, total in self.budget.phases.items()
         }
+
+    @property
+    def reserved(self) -> Pair:
+        """What the allocator has reserved when all phases are over: of either side a model."""
+        return Pair(self.budget.peak_bytes, max(self.trace.reserved.values(), default=0))
 
     @property
     def peak(self) -> Pair:

@@ -142,7 +142,8 @@ def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks:
     differences = compare_kept(job.spec, job.inventory, blocks, kept)
     for row in group_rows(left, owners.column):
         differences.append(Difference(f"{row.describe()}, is still alive after the step", row.column, 0, row.nbytes))
-    return RankTrace(rank, cells, rows, kept, tuple(differences), owners.live.num_events)
+    reserved = owners.live.reserved(expandable=job.spec.host.expands_segments)
+    return RankTrace(rank, cells, rows, kept, tuple(differences), owners.live.num_events, reserved)
 
 
 def blocks_of(stage: Stage) -> tuple[str, ...]:

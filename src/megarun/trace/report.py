@@ -26,6 +26,7 @@ def _rank_document(rank: RankComparison) -> dict[str, Any]:
         "estimate_peak_bytes": rank.peak.estimate,
         "trace_peak_bytes": rank.peak.trace,
         "phases": {str(phase): _pair(pair) for phase, pair in rank.phases.items()},
+        "reserved": _pair(rank.reserved),
         "columns": {column.key: _pair(pair) for column, pair in rank.columns(rank.peak_phase).items()},
     }
 
@@ -59,6 +60,7 @@ def _rank_lines(rank: RankComparison, mesh: Mesh, top: int) -> Iterator[str]:
     rows = [("phase", "estimate", "trace", "error", "")]
     rows += [(str(phase), *_cells(pair), _percent(pair), "" if pair.within else "above tolerance") for phase, pair in rank.phases.items()]
     rows.append(("peak", *_cells(rank.peak), _percent(rank.peak), "" if rank.peak.within else "above tolerance"))
+    rows.append(("reserved, replayed", *_cells(rank.reserved), _percent(rank.reserved), ""))
     yield from table(rows, left=(0, 4), indent=INDENT)
     yield ""
     rows = [(f"column, {rank.peak_phase}", "estimate", "trace", "difference", "")]

@@ -2,7 +2,8 @@
 
 A storage counts as allocated when a dispatched operation first returns it. Allocations, resizes and frees are logged. The kind of a storage
 is often known only later (a gradient when it reaches its parameter), so labels are stored in the storage's record and the log is replayed
-at the end, up to the peak of every phase.
+at the end, up to the peak of every phase. Each event has the stream that is current, as CUDA's allocator would ask for it: on a CPU torch's
+streams do nothing, and FSDP2 enters them all the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from megaplan.columns import Phase
+from megaplan.hosts.allocator import Block, CachingAllocator
 from megarun.trace.accumulation import Accumulation
 from megarun.trace.kinds import Kind
 from megarun.trace.replaced import replaced
@@ -100,6 +102,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._observer, self._granule, self._fake_only = observer, granule_bytes, fake_only
         self._records: dict[int, tuple[StorageRecord, Any]] = {}  # by address of the StorageImpl; with a weak reference
         self._log: list[tuple[StorageRecord, int]] = []
+        self._log_streams: list[int] = []
+        self._streams: dict[int, tuple[int, Any]] = {}  # by identity: the number of a stream, and the stream so that it stays alive
+        self._entered: list[tuple[int, Phase]] = []
         self._peaks: dict[Phase, _PhasePeak] = {}
         self._phase = Phase.INIT
         self._paused = False
@@ -120,6 +125,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def enter_phase(self, phase: Phase) -> None:
         """Start a phase; a phase that is entered again keeps its larger peak."""
         self._phase = phase
+        self._entered.append((len(self._log), phase))
         self._note_peak()
 
     def phase_peaks(self) -> dict[Phase, int]:
@@ -139,6 +145,24 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             if count < len(self._log):
                 record, delta = self._log[count]
                 live[record] = live.get(record, 0) + delta
+        return found
+
+    def reserved(self, *, expandable: bool) -> dict[Phase, int]:
+        """What CUDA's allocator would have reserved at the end of each phase, by a replay of the log with its streams."""
+        allocator = CachingAllocator(expandable=expandable)
+        blocks: dict[StorageRecord, Block] = {}
+        sizes: dict[StorageRecord, int] = {}
+        found: dict[Phase, int] = {}
+        ends = [*(start for start, _ in self._entered[1:]), len(self._log)]
+        for (start, phase), end in zip(self._entered, ends, strict=True):
+            for index in range(start, end):
+                record, delta = self._log[index]
+                if record in blocks:
+                    allocator.free(blocks.pop(record))
+                sizes[record] = sizes.get(record, 0) + delta
+                if sizes[record]:
+                    blocks[record] = allocator.allocate(sizes[record], self._log_streams[index])
+            found[phase] = allocator.reserved_bytes
         return found
 
     def live(self) -> list[StorageRecord]:
@@ -248,6 +272,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def _event(self, record: StorageRecord, delta: int) -> None:
         self.live_bytes += delta
         self._log.append((record, delta))
+        stream = torch.cpu.current_stream()
+        self._log_streams.append(self._streams.setdefault(id(stream), (len(self._streams), stream))[0])
         if self.live_bytes > self._peaks[self._phase].nbytes:
             self._note_peak()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from megaplan.budget.values import Cells
 from megaplan.columns import Column, Phase
@@ -81,6 +81,7 @@ class RankTrace:
         kept: Storages that the first forward of every stage left alive.
         differences: Differences of these, and of storages alive between two steps, from the ledger.
         num_events: Number of counted allocations, resizes and frees.
+        reserved: What torch's CUDA allocator would have reserved at the end of each phase, by a replay of these; empty without a log.
     """
 
     rank: int
@@ -89,6 +90,7 @@ class RankTrace:
     kept: tuple[Kept, ...]
     differences: tuple[Difference, ...]
     num_events: int
+    reserved: dict[Phase, int] = field(default_factory=dict)
 
     @property
     def phases(self) -> dict[Phase, int]:

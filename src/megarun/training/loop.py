@@ -22,6 +22,7 @@ from megarun.checkpoint.keeper import Keeper
 from megarun.data.batches import Batches
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.run import Run
+from megarun.launch.allocator import differs_from_plan, set_allocator
 from megarun.launch.interrupt import Interrupt
 from megarun.launch.process_group import Launch, choose_device, device_text, process_group
 from megarun.launch.progress import Progress, Timeouts
@@ -73,6 +74,8 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained
         wait_as_spare(started.store)
         return Trained([], 0)
     launch = replace(started, world_size=num_ranks)
+    planned = run.job.spec.host.expands_segments
+    setting = set_allocator(planned)  # before CUDA starts
     device = choose_device(launch)
     require_agreement(run, launch, device_text(device))
     with ExitStack() as stack:
@@ -91,6 +94,9 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained
         if folder is not None:
             folder.write_plan(run.plan.text)
         display = stack.enter_context(Display(run.num_steps, mesh.rank))
+        if device.type == "cuda":
+            display.note(f"allocator: {setting.text}")
+            display.note(differs_from_plan(setting, planned))
         sampler = stack.enter_context(WaitSampler(progress)) if launch.world_size > 1 and device.type == "cpu" else None
         times = StepTimes(run.job.spec.mesh, mesh.rank, keeper.control, sampler)
         trained = train_steps(run, mesh, keeper, interrupt, metrics_file, display, progress, times)

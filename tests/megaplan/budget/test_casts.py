@@ -100,7 +100,7 @@ def test_without_a_pipeline_a_bank_is_reduced_before_the_rest_of_its_layer_s_bac
     index = chunk.names.index("layers.9")  # the first to run backward: nothing of another layer's reduction is left
     storage = chunk.units[index].storage
     assert storage is not None
-    before, after = (peak for peak in _reducing_backwards(chunk, later) if peak.where == "backward of layers.9")
+    before, after = (peak for peak in _reducing_backwards(chunk, later, []) if peak.where == "backward of layers.9")
 
     assert not any(name.startswith("experts.") for name in after.params)
     bank = storage.experts

@@ -91,6 +91,16 @@ def test_expert_parallel_leaves_residuals_of_other_blocks_alone(hybrid: Callable
     assert cells[0][C.EXPERT_PARALLEL_PARAMS] == cells[0][C.ROUTING] == 0
 
 
+def test_a_job_of_one_rank_reserves_nothing_for_communication(hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    """What a spec gives stands; else NCCL has no communicator without a peer."""
+    alone = {"mesh.pp": 1, "mesh.dp_shard": 1, "mesh.dp_replicate": 1, "mesh.tp": 1, "mesh.cp": 1, "mesh.ep": 1}
+    one, two = budget_of(hybrid(alone)).device, budget_of(hybrid(alone | {"mesh.dp_shard": 2})).device
+    assert {item.name for item in two.reserve} - {item.name for item in one.reserve} == {"nccl"}
+    assert one.usable_bytes > two.usable_bytes
+    given = budget_of(hybrid(alone | {"device.reserve": {"nccl": 5}})).device
+    assert dict((item.name, item.bytes) for item in given.reserve)["nccl"] == 5
+
+
 @pytest.mark.parametrize("overrides", [{"mesh.dp_shard": 8}, {"mesh.pp": 1}, {"mesh.tp": 2}, {"model.moe.num_experts": 64}])
 def test_the_reserve_answers_to_no_axis(overrides: dict[str, Any], hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
     assert budget_of(hybrid(overrides)).device == budget_of(hybrid()).device

@@ -12,6 +12,7 @@ import pytest
 
 from megaplan.budget.init import InitPeak
 from megaplan.budget.rank import Persistent, rank_cells
+from megaplan.budget.reserved import Reserving
 from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import NO_BYTES, Budget
@@ -85,7 +86,7 @@ def test_a_phase_is_as_large_as_the_largest_of_its_moments() -> None:
         sizes = made_up(random)
         empty = (0, 0, 0)
         stored = cast("RankStorage", SimpleNamespace(resident_bytes=empty, shard_bytes=sizes.shards, state_slack_bytes=0))
-        persistent = Persistent(stored, sizes.dropped, (), sizes.buffers, 0, 0, 0, 0)
+        persistent = Persistent(stored, sizes.dropped, (), sizes.buffers, 0, 0, 0, 0, Reserving(0, 0, 0, 0, (), 0, False))
         adamw = LastMoment(sizes.made_matrix, sizes.made_other, sizes.made_scratch, sizes.cast)
         init = InitPeak(empty, sizes.buffers, sizes.padding, "a short shard")
         muon = MatrixMoments(sizes.scratch, sizes.first_momenta, sizes.first_scratch, sizes.momenta)

@@ -67,7 +67,7 @@ def test_figures_agree_with_each_other(name):
     assert peaks == sorted(peaks)
     assert device.peak_flops["fp16"].value == device.peak_flops["bf16"].value
     assert device.network_bandwidth.value < device.node_bandwidth.value < device.memory_bandwidth.value
-    assert device_budget(device).usable_bytes > device.capacity.value * 0.9
+    assert device_budget(device, 8).usable_bytes > device.capacity.value * 0.9
 
 
 def test_more_memory_in_each_next_part():
@@ -96,7 +96,7 @@ def test_every_figure_can_be_given_in_a_spec():
     device = device_of(spec.device)
     assert (device.capacity.value, device.domain.value, device.capacity.basis) == (10**11, 72, Basis.GIVEN)
     kept = sum(figure.value for item, figure in sheet.reserve if item != "nccl")
-    assert device_budget(device).usable_bytes == 10**11 - kept - 7 - 11
+    assert device_budget(device, 8).usable_bytes == 10**11 - kept - 7 - 11
     assert device.peak_flops["fp8"] == sheet.peak_flops["fp8"]
     rates = rates_of(spec)
     assert rates.compute_ns(10**9, "D", DType.BF16) == 10**9 // (10**6 * 0.5)  # of the given peak, the given share

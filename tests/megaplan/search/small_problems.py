@@ -66,7 +66,7 @@ def problem(seed: int) -> tuple[Space, int]:
         if not peaks or not 4 <= size <= MOST:
             continue
         usable = draw.choice((*peaks, max(peaks) * 2))
-        reserve = sum(figure.value for _, figure in device_of(spec.device).reserve)
+        reserve = device_budget(device_of(spec.device), devices).reserve_bytes
         device = spec.device.model_copy(update={"capacity": usable + reserve})
         return Space(spec.model_copy(update={"device": device}), devices, fixed, vary), draw.choice((0, 0, usable // 10))
 
@@ -138,7 +138,7 @@ def check(space: Space, exact: Exact) -> None:
     inventory = build_inventory(spec)
     worst = build_budget(spec, inventory, build_layout(spec, inventory, exact.spans)).worst
     assert worst.peak_bytes == exact.peak_bytes
-    assert device_budget(device_of(spec.device)).usable_bytes - worst.peak_bytes == exact.headroom_bytes
+    assert device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes - worst.peak_bytes == exact.headroom_bytes
     assert step_ns(spec, exact) == exact.step_ns
 
 

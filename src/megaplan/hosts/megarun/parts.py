@@ -11,7 +11,7 @@ from megaplan.blocks.ops import INPUT, OUTPUT, TAKE_CHOICE, BlockProgram, Flow
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
 from megaplan.families.residual import PASS_ON
-from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.program import CALLER, Moment, Replay, replay, with_backward
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from megaplan.columns import Column
 from megaplan.families.registry import FAMILIES
-from megaplan.hosts.megarun.allocator import slack_bytes
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.optimizer import (
     Cast,

@@ -17,8 +17,6 @@ from megaplan.scalars import MAX_INT, MAX_MICROBATCHES
 from megaplan.spec.host import GraphModule, Host, OffloadModule
 from megaplan.spec.megatron_limits import MEGATRON_RECIPES
 
-EXPANDABLE_PERCENT = 2
-"""Reserved above allocated with expandable segments; Megatron-Bridge's cards of a hybrid state 2 to 8."""
 RECIPE_FLAGS = ("fp8_output_proj", "fp8_dot_product_attention", "keep_mtp_spec_in_bf16")
 PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
 
@@ -172,7 +170,7 @@ def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, An
         **launch.section("host"),
         "cross_entropy": launch.value("cross_entropy_fusion_impl") if launch.given("cross_entropy_loss_fusion") else "unfused",
         "cublas_workspace_kib": _workspace_kib(launch),
-        **_fragmentation(launch),
+        **_allocator(launch),
     }
     for row in REFUSED:
         if row.conversion is ONLY:
@@ -275,10 +273,10 @@ def _workspace_kib(launch: Arguments) -> int | None:
     return None if setting is None else setting_bytes(str(setting)) // 1024
 
 
-def _fragmentation(launch: Arguments) -> dict[str, int]:
-    """Of an allocator whose segments grow: free pages serve any size, and what is left is the low end of what is published."""
+def _allocator(launch: Arguments) -> dict[str, bool]:
+    """Whether the launch sets an allocator whose segments grow."""
     setting = str(launch.environment.get("PYTORCH_CUDA_ALLOC_CONF") or launch.environment.get("PYTORCH_ALLOC_CONF") or "")
-    return {"fragmentation_percent": EXPANDABLE_PERCENT} if "expandable_segments:true" in setting.lower() else {}
+    return {"expandable_segments": True} if "expandable_segments:true" in setting.lower() else {}
 
 
 def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[str, Any]:

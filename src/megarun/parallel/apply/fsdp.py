@@ -24,6 +24,7 @@ from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.moe import ExpertBank
 from megarun.model.stage import Stage
+from megarun.parallel.apply.shards import reuse_freed_activations
 from megarun.parallel.groups.mesh import RankMesh
 
 
@@ -41,6 +42,7 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
             _sum_gradients(fully_shard(bank, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard), mesh.bank_mesh)
         _sum_gradients(fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard), where)
     _sum_gradients(fully_shard(stage, mesh=where, mp_policy=policy, reshard_after_forward=False), where)
+    reuse_freed_activations(stage)
     if spec.mesh.ep > 1:
         _gather_ahead(stage)
 

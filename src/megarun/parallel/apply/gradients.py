@@ -49,9 +49,14 @@ def parameter_groups(stage: nn.Module) -> Iterator[Any]:
     """FSDP2's parameter groups of a stage and its submodules."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):
-            state = fully_shard.state(module)  # type: ignore[attr-defined]  # set by torch's `contract`
-            groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
-            yield from (group for group in groups if group is not None)
+            yield from groups_of(module)
+
+
+def groups_of(module: FSDPModule) -> list[Any]:
+    """FSDP2's parameter groups of one wrapped module."""
+    state = fully_shard.state(module)  # type: ignore[attr-defined]  # set by torch's `contract`
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
 
 
 @contextmanager

@@ -1,0 +1,103 @@
+"""Reserved memory of measured runs beside the estimate, phase by phase."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from megaplan.budget.megarun import megarun_budget
+from megaplan.columns import Column, Phase
+from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
+from megaplan.spec.load import load_spec
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS, SPECS = ROOT / "benchmarks" / "results" / "h200-2026-11-26.json", ROOT / "benchmarks" / "gpu" / "specs"
+RUN_WITH: Mapping[str, ShardsPool] = {"2ee927c8": ShardsPool.REDUCE_SCATTER}
+"""Where the runtime of a commit made gradient shards; of one that is not here, where today's does."""
+
+
+class ReservedRow(NamedTuple):
+    """A phase of a run.
+
+    Attributes:
+        run: Name of its spec.
+        expandable_segments: Whether the allocator had them.
+        phase: Of the step.
+        allocated: Measured bytes.
+        estimated_allocated: Likewise of the estimate.
+        reserved: Measured bytes.
+        estimated: Likewise of the estimate, for the runtime as it was.
+        today: Estimate for the runtime as it is.
+        device: Measured bytes that the device has in use.
+        estimated_device: Estimate with the reserve.
+    """
+
+    run: str
+    expandable_segments: bool
+    phase: Phase
+    allocated: int
+    estimated_allocated: int
+    reserved: int
+    estimated: int
+    today: int
+    device: int
+    estimated_device: int
+
+    @property
+    def error(self) -> float:
+        """Of the estimate of reserved bytes, as a share of what was measured."""
+        return (self.estimated - self.reserved) / self.reserved
+
+
+def reserved_rows(results: Path = RESULTS) -> Iterator[ReservedRow]:
+    """Every phase of every run of a results file whose spec is committed."""
+    found = json.loads(results.read_text(encoding="utf-8"))
+    shards = RUN_WITH.get(found["commit"], SHARDS)
+    for run in found["runs"]:
+        yield from _of_run(run, shards)
+
+
+def _of_run(run: dict[str, Any], shards: ShardsPool) -> Iterator[ReservedRow]:
+    expandable = bool(run["expandable_segments"])
+    spec = load_spec(str(SPECS / f"{run['run']}.yaml"), (f"host.expandable_segments={str(expandable).lower()}",)).spec
+    inventory = build_inventory(spec)
+    layout = build_layout(spec, inventory, choose_cuts(spec, inventory).spans)
+    budget = megarun_budget(spec, inventory, layout, shards=shards)
+    then, today = budget.worst, megarun_budget(spec, inventory, layout).worst
+    for phase, measured in ((Phase(name), values) for name, values in run["phases"].items()):
+        estimated = then.phases[phase]
+        yield ReservedRow(
+            run["run"],
+            expandable,
+            phase,
+            measured["allocated"],
+            estimated - then.cells[phase][Column.OVERHEAD],
+            measured["reserved"],
+            estimated,
+            today.phases[phase],
+            measured["device"],
+            estimated + budget.device.reserve_bytes,
+        )
+
+
+def reserved_table(results: Path = RESULTS) -> str:
+    """The runs' last phase as a table of Markdown: what a run has reserved when it ends, in GiB."""
+    lines = [
+        "| run | expandable segments | allocated | reserved | estimate | error | today's runtime | device | estimate |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    peaks: dict[tuple[str, bool], int] = {}
+    for row in reserved_rows(results):
+        key = row.run, row.expandable_segments
+        peaks[key] = max(peaks.get(key, 0), row.allocated)
+        if row.phase is Phase.OPTIMIZER:
+            sizes = [peaks[key], row.reserved, row.estimated]
+            more = [row.today, row.device, row.estimated_device]
+            words = [row.run, "on" if row.expandable_segments else "off", *(f"{size / 2**30:.2f}" for size in sizes), f"{row.error:+.1%}"]
+            lines.append(f"| {' | '.join([*words, *(f'{size / 2**30:.2f}' for size in more)])} |")
+    return "\n".join(lines) + "\n"

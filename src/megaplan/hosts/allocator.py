@@ -1,0 +1,176 @@
+"""torch's CUDA caching allocator: how it rounds, and a model of it that replays allocations and frees.
+
+Blocks are multiples of 512 B. A stream has pools of its own, one for blocks up to 1 MiB and one for larger: what a stream has freed
+another cannot take. Where no free block of a pool fits, the pool grows:
+
+- by default by a segment: of 2 MiB for small blocks, of 20 MiB for those below 10 MiB, else of the block's size in multiples of 2 MiB. Free
+  neighbours merge within a segment, never across two; a larger block's remainder is a block of its own if it is above 1 MiB;
+- with expandable segments at the end of the pool's one segment, in pages of 2 MiB for small blocks and 20 MiB for large ones.
+
+Nothing is given back to the device unless an allocation fails, so what is reserved never falls.
+
+Source: c10/cuda/CUDACachingAllocator.cpp (`round_size`, `get_allocation_size`, `get_free_block`, `should_split`, `try_merge_blocks`,
+`try_allocate_expandable_block`; kMinBlockSize, kSmallSize, kMinLargeAlloc, kRoundLarge, kLargeBuffer, kSmallBuffer).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+MIN_BLOCK_BYTES = 512
+SMALL_BYTES = 1 << 20
+MIN_LARGE_BYTES = 10 << 20
+ROUND_LARGE_BYTES = 2 << 20
+LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES = 20 << 20, 2 << 20
+OPEN_SEGMENTS_BYTES = LARGE_BUFFER_BYTES + SMALL_BUFFER_BYTES
+"""What one stream's two pools hold beyond their blocks where each has one segment or page that is not full."""
+
+
+def slack_bytes(sizes: Iterable[int]) -> int:
+    """What rounding adds to tensors of these sizes that have segments of their own."""
+    slack = 0
+    for size in sizes:
+        slack += -size % (ROUND_LARGE_BYTES if size >= MIN_LARGE_BYTES else MIN_BLOCK_BYTES)
+    return slack
+
+
+class Block:
+    """A part of a segment, handed out or free."""
+
+    __slots__ = ("after", "before", "free", "place", "pool", "size")
+
+    def __init__(self, pool: Pool, place: int, size: int) -> None:
+        self.pool, self.place, self.size, self.free = pool, place, size, True
+        self.before: Block | None = None
+        self.after: Block | None = None
+
+
+class Pool:
+    """Free blocks of one stream and one kind; with expandable segments, `end` is the last block of its segment."""
+
+    def __init__(self, *, small: bool) -> None:
+        self.small = small
+        self.end: Block | None = None
+        self._order: list[tuple[int, int]] = []
+        self._free: dict[int, Block] = {}
+
+    def add(self, block: Block) -> None:
+        """Make a block free."""
+        insort(self._order, (block.size, block.place))
+        self._free[block.place] = block
+
+    def remove(self, block: Block) -> None:
+        """Take a free block out."""
+        del self._order[bisect_left(self._order, (block.size, block.place))]
+        del self._free[block.place]
+
+    def best_fit(self, size: int) -> Block | None:
+        """The smallest free block of at least a size; one that could still grow counts as larger than any other."""
+        index = bisect_left(self._order, (size, -1))
+        if index == len(self._order):
+            return None
+        found = self._free[self._order[index][1]]
+        if found is self.end and index + 1 < len(self._order):
+            found = self._free[self._order[index + 1][1]]
+        return found
+
+
+class CachingAllocator:
+    """A replay of torch's allocator.
+
+    Attributes:
+        expandable: Whether segments grow in place.
+        reserved_bytes: Taken from the device.
+        by_pool: Of that, by stream and whether blocks are small.
+        allocated_bytes: Handed out.
+    """
+
+    def __init__(self, *, expandable: bool) -> None:
+        self.expandable = expandable
+        self.reserved_bytes = self.allocated_bytes = 0
+        self.by_pool: dict[tuple[int, bool], int] = {}
+        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._segments = 0
+
+    def allocate(self, size: int, stream: int = 0) -> Block:
+        """Hand out a block of at least a size from a stream's pool."""
+        size = max(size + -size % MIN_BLOCK_BYTES, MIN_BLOCK_BYTES)
+        key = stream, size <= SMALL_BYTES
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = Pool(small=key[1])
+        block = pool.best_fit(size)
+        if block is not None:
+            pool.remove(block)
+        else:
+            block = self._grown(key, pool, size)
+        block.free = False
+        self._split(pool, block, size)
+        self.allocated_bytes += block.size
+        return block
+
+    def free(self, block: Block) -> None:
+        """Take a block back and merge it with free neighbours."""
+        pool, block.free = block.pool, True
+        self.allocated_bytes -= block.size
+        before, after = block.before, block.after
+        if before is not None and before.free:
+            pool.remove(before)
+            self._merge(pool, before, block)
+            block = before
+        if after is not None and after.free:
+            pool.remove(after)
+            self._merge(pool, block, after)
+        pool.add(block)
+
+    @staticmethod
+    def _merge(pool: Pool, first: Block, second: Block) -> None:
+        first.size += second.size
+        first.after = second.after
+        if second.after is not None:
+            second.after.before = first
+        if pool.end is second:
+            pool.end = first
+
+    def _split(self, pool: Pool, block: Block, size: int) -> None:
+        """Free what a block has beyond a size, unless the remainder is too small to be one."""
+        left = block.size - size
+        if left < MIN_BLOCK_BYTES if pool.small or self.expandable else left <= SMALL_BYTES:
+            return
+        rest = Block(pool, block.place + size, left)
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+        if pool.end is block:
+            pool.end = rest
+        pool.add(rest)
+
+    def _grown(self, key: tuple[int, bool], pool: Pool, size: int) -> Block:
+        """A block of at least a size at the end of a pool's segment, or in a new segment."""
+        end, missing = pool.end, size
+        if end is not None and end.free:
+            pool.remove(end)
+            missing -= end.size
+        page = SMALL_BUFFER_BYTES if pool.small else LARGE_BUFFER_BYTES
+        if self.expandable or size < MIN_LARGE_BYTES:
+            taken = missing + -missing % page
+        else:
+            taken = missing + -missing % ROUND_LARGE_BYTES
+        self.reserved_bytes += taken
+        self.by_pool[key] = self.by_pool.get(key, 0) + taken
+        if not self.expandable:
+            self._segments += 1
+            return Block(pool, self._segments << 48, taken)
+        if end is not None and end.free:
+            end.size += taken
+            return end
+        if end is None:
+            self._segments += 1
+        block = Block(pool, self._segments << 48 if end is None else end.place + end.size, taken)
+        block.before = end
+        if end is not None:
+            end.after = block
+        pool.end = block
+        return block

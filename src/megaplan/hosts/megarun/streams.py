@@ -1,0 +1,83 @@
+"""The streams in which FSDP2 allocates beside the one that computes: each has a pool of its own in torch's allocator.
+
+All-gathers: the output and the cast of the shard that goes in, on meshes of more than one rank; an output is freed when the next group's has
+been filled. Reductions: a group's reduced output, which becomes its gradient shards, or is added to them, or cast to their dtype.
+
+Where the shards lie is a fact of the runtime. FSDP2 itself makes them in its reduce-scatter stream, whose pool cannot use what activations
+have left; megarun gives it a reduce-scatter that makes those outputs that become shards in the computing stream (`SHARDS`).
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`), _fsdp_param_group.py
+(`FSDPCommContext`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from megaplan.hosts.megarun.storage import BlockStorage, GroupBytes
+from megaplan.tuples import new
+
+
+class ShardsPool(StrEnum):
+    """The stream whose pool holds gradient shards."""
+
+    COMPUTE = "computing stream"
+    REDUCE_SCATTER = "reduce-scatter stream"
+
+
+SHARDS = ShardsPool.COMPUTE
+"""Of megarun as it is."""
+
+
+class GroupPools(NamedTuple):
+    """What the groups of a slot, or of a rank's slots, have in these streams.
+
+    Attributes:
+        gather_bytes: The most that all-gathers hold at once.
+        reduced_bytes: The largest reduced output.
+        all_reduced_bytes: All of them.
+        recast_bytes: Shards that are casts of them: made in the reduce-scatter stream, whatever the runtime asks for.
+        shard_bytes: All shards.
+    """
+
+    gather_bytes: int
+    reduced_bytes: int
+    all_reduced_bytes: int
+    recast_bytes: int
+    shard_bytes: int
+
+
+def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool) -> GroupPools:
+    """Of one slot.
+
+    Args:
+        root: Its own group.
+        layers: Its layers, in order.
+        ahead: Whether each layer's forward begins by gathering the next layer.
+    """
+    most, alive = root.flat_bytes + root.sent_bytes, root.flat_bytes
+    reduced, largest, recast, shards = root.reduced_bytes, root.reduced_bytes, root.recast_bytes, root.shard_bytes
+    waits = 0
+    for storage in layers:
+        for group in (storage.dense, storage.experts):
+            most = max(most, alive + waits + group.flat_bytes + group.sent_bytes)
+            if ahead:
+                waits += group.flat_bytes
+            elif group.flat_bytes:
+                alive = group.flat_bytes
+            reduced, largest = reduced + group.reduced_bytes, max(largest, group.reduced_bytes)
+            recast, shards = recast + group.recast_bytes, shards + group.shard_bytes
+        if ahead:  # what was gathered a layer ago has been copied out
+            alive, waits = storage.both.flat_bytes, 0
+    return new(GroupPools, (most, largest, reduced, recast, shards))
+
+
+def pools_together(pools: Iterable[GroupPools]) -> GroupPools:
+    """Of the slots of a rank, of which one runs at a time."""
+    listed = list(pools)
+    if len(listed) == 1:
+        return listed[0]
+    gathers, largest, reduced, recast, shards = zip(*listed, strict=True)
+    return new(GroupPools, (max(gathers), max(largest), sum(reduced), sum(recast), sum(shards)))
