@@ -10,9 +10,21 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from megaplan.cost.blocks import rank_workload
-from megaplan.cost.data import DataTimes, LocalElements, data_times, exposed_ns, local_elements
+from megaplan.cost.beside import adamw_parts, clip_parts, gather_parts, muon_parts, reduce_parts, sum_parts
+from megaplan.cost.data import (
+    DataTimes,
+    LocalElements,
+    copies_ns,
+    data_times,
+    exchanges,
+    exposed_ns,
+    held_of,
+    host_ns,
+    local_elements,
+    part_ns,
+)
 from megaplan.cost.rates import Rates, rates_of
-from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
+from megaplan.cost.times import LayerTime, ModelTimes, Note, end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
@@ -25,8 +37,9 @@ Cuts = Sequence[tuple[int, int]]
 """One half-open span of layers for each slot, in model order."""
 MOST_KEPT = 20_000
 """Values of a kind that a timer keeps; beyond it all are dropped."""
-BUBBLE, EXPOSED, PLAIN = "bubble", "exposed", "plain torch"
-"""Terms: idle pipeline ranks; how the names begin of what waits for transfers; what operations without a kernel take more than with one."""
+BUBBLE, EXPOSED, PLAIN, COPIES, HOST = "bubble", "exposed", "plain torch", "sharding copies", "host"
+"""Terms: idle pipeline ranks; how the names begin of what waits for transfers; what operations without a kernel take more than with one;
+FSDP2's casts and copies; what the device waits for the host."""
 
 
 class Sums(NamedTuple):
@@ -39,6 +52,8 @@ class Sums(NamedTuple):
         largest: The largest layer, and either end with the layer it stands with.
         first: Of the first slot, beside layers.
         last: Of the last slot, beside layers.
+        forward_launches: Kernels that the host launches in F.
+        backward_launches: The same of I and W.
     """
 
     total: int
@@ -47,6 +62,8 @@ class Sums(NamedTuple):
     largest: int
     first: LayerTime
     last: LayerTime
+    forward_launches: int
+    backward_launches: int
 
 
 class ReplayTimer:
@@ -116,21 +133,64 @@ class ReplayTimer:
         kept, fused = self.sums(once), ReplayTimer(self.inventory, once, fused=True).sums(once)
         plain, recompute, exposed = (count * each // pp for each in (kept.total - fused.total, sums.total - kept.total, self._waits(spec)))
         data, busy = self._data_of(spec), count * sums.total // pp
+        copies, host = copies_ns(spec, data), self._host(spec, sums)
         found = {
             "layers": busy - plain - recompute - exposed,
             PLAIN: plain,
             "recompute": recompute,
             f"{EXPOSED} transfers": exposed,
             BUBBLE: self._makespan(spec, sums, spans) - busy,
-            f"{EXPOSED} data": self.beside(spec, sums) - data.optimizer_ns,
+            f"{EXPOSED} data": self.beside(spec, sums) - data.optimizer_ns - copies - host,
+            COPIES: copies,
             "optimizer": data.optimizer_ns,
+            HOST: host,
         }
-        return found if plain else {name: value for name, value in found.items() if name != PLAIN}
+        absent = {PLAIN} if not plain else set()
+        if self._rates.measured is None:
+            absent |= {COPIES, HOST}
+        return {name: value for name, value in found.items() if name not in absent}
+
+    def kinds(self, spec: Spec) -> list[Note]:
+        """Every kind of kernels of a step, all pipeline ranks together, with its counts and its time; none without measured constants.
+
+        Those beside the layers have the empty letter.
+        """
+        if self._rates.measured is None:
+            return []
+        notes: list[Note] = []
+        layers, count = self.inventory.layers, spec.schedule.microbatches_per_update
+        for index, block in enumerate(layers):
+            layer_time(spec, self._rates, block, spec.policy(index, block.family), scaled=self.scaled[index], notes=notes)
+        end_times(spec, self._rates, notes=notes)
+        found = notes * count
+        mesh, held = spec.mesh, held_of(spec, local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp))
+        gathers, reductions = exchanges(spec)
+        beside = [
+            *list(gather_parts(spec, held)) * gathers,
+            *list(reduce_parts(spec, held)) * reductions,
+            *list(sum_parts(spec, held)) * (reductions - 1),
+            *clip_parts(spec, held),
+            *adamw_parts(spec, held),
+            *muon_parts(spec, held, self._rates.device.num_sms.value),
+        ]
+        return found + [("", part, part_ns(spec, self._rates, part)) for part in beside]
 
     def beside(self, spec: Spec, sums: Sums) -> int:
-        """What a step waits for data ranks, and the optimizer."""
+        """What a step waits for data ranks and for the host, FSDP2's copies, and the optimizer."""
         data = self._data_of(spec)
-        return exposed_ns(spec, data, sums.forward, sums.total) + data.optimizer_ns
+        around = copies_ns(spec, data) + self._host(spec, sums)
+        return exposed_ns(spec, data, sums.forward, sums.total) + data.optimizer_ns + around
+
+    def _host(self, spec: Spec, sums: Sums) -> int:
+        found = self._rates.measured
+        return 0 if found is None else self.host_ns(spec, sums, found.issue_ns, found.update_ns)
+
+    def host_ns(self, spec: Spec, sums: Sums, issue: int, update: int) -> int:
+        """What a mean pipeline rank waits for its host, phase by phase; `issue` and `update` as for `megaplan.cost.data.host_ns`."""
+        pp = spec.mesh.pp
+        forward = sums.forward // pp, sums.forward_launches // pp
+        backward = (sums.total - sums.forward) // pp, sums.backward_launches // pp
+        return host_ns(spec, issue, update, self._data_of(spec), forward, backward)
 
     def sums(self, spec: Spec) -> Sums:
         """Of one microbatch on all pipeline ranks."""
@@ -154,7 +214,11 @@ class ReplayTimer:
         forward = first.forward_ns + last.forward_ns + end.forward_ns + sum([time.forward_ns * count for time, count in each])
         weight = first.weight_ns + last.weight_ns + end.weight_ns + sum([time.weight_ns * count for time, count in each])
         largest = max([first.total_ns + start.total_ns, last.total_ns + end.total_ns, *[time.total_ns for time, _ in each]])
-        return Sums(total, forward, total - weight, largest, first, last)
+        launches = first.forward_launches + last.forward_launches + end.forward_launches
+        launches += sum([time.forward_launches * count for time, count in each])
+        back = first.backward_launches + last.backward_launches + end.backward_launches
+        back += sum([time.backward_launches * count for time, count in each])
+        return Sums(total, forward, total - weight, largest, first, last, launches, back)
 
     def layer(self, spec: Spec, block: Block, policy: str, *, scaled: bool) -> LayerTime:
         """One layer under a recompute policy; `scaled` as for `layer_time`."""
@@ -185,7 +249,7 @@ class ReplayTimer:
     def _data_of(self, spec: Spec) -> DataTimes:
         mesh = spec.mesh
         degrees = mesh.tp, mesh.ep, mesh.etp
-        key = (*degrees, mesh.pp, mesh.cp, mesh.dp_replicate, mesh.dp_shard, spec.precision.reduce.bytes)
+        key = (*degrees, mesh.pp, mesh.cp, mesh.dp_replicate, mesh.dp_shard, spec.precision.reduce.bytes, spec.precision.grads.bytes)
         found = self._data.get(key)
         if found is None:
             if degrees not in self._elements:

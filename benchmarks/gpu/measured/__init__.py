@@ -1,0 +1,1 @@
+"""What was measured on a GPU beside what the model says."""
