@@ -23,8 +23,10 @@ from megaplan.cost.data import (
     local_elements,
     part_ns,
 )
+from megaplan.cost.parts import Part
+from megaplan.cost.prices import Note, Seen
 from megaplan.cost.rates import Rates, rates_of
-from megaplan.cost.times import LayerTime, ModelTimes, Note, end_times, layer_time
+from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
@@ -90,6 +92,8 @@ class ReplayTimer:
         self._makespans: dict[tuple[object, ...], int] = {}
         self._data: dict[tuple[int, ...], DataTimes] = {}
         self._elements: dict[tuple[int, int, int], LocalElements] = {}
+        self.seen = Seen()
+        """Kinds of kernels of all layers and ends that were timed."""
 
     def times(self, spec: Spec) -> ModelTimes:
         """Of each layer and both ends; as `model_times` says them."""
@@ -158,14 +162,21 @@ class ReplayTimer:
         if self._rates.measured is None:
             return []
         notes: list[Note] = []
+        seen = Seen(notes)
         layers, count = self.inventory.layers, spec.schedule.microbatches_per_update
         for index, block in enumerate(layers):
-            layer_time(spec, self._rates, block, spec.policy(index, block.family), scaled=self.scaled[index], notes=notes)
-        end_times(spec, self._rates, notes=notes)
-        found = notes * count
-        mesh, held = spec.mesh, held_of(spec, local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp))
+            layer_time(spec, self._rates, block, spec.policy(index, block.family), scaled=self.scaled[index], seen=seen)
+        end_times(spec, self._rates, seen=seen)
+        return notes * count + [("", part, part_ns(spec, self._rates, part)) for part in self._parts_beside(spec)]
+
+    def kinds_seen(self, spec: Spec) -> set[str]:
+        """Names of the kinds of kernels of what was timed, and of what a step runs beside its layers."""
+        return self.seen.kinds | {part.kind for part in self._parts_beside(spec)}
+
+    def _parts_beside(self, spec: Spec) -> list[Part]:
+        held = held_of(spec, local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp))
         gathers, reductions = exchanges(spec)
-        beside = [
+        return [
             *list(gather_parts(spec, held)) * gathers,
             *list(reduce_parts(spec, held)) * reductions,
             *list(sum_parts(spec, held)) * (reductions - 1),
@@ -173,7 +184,6 @@ class ReplayTimer:
             *adamw_parts(spec, held),
             *muon_parts(spec, held, self._rates.device.num_sms.value),
         ]
-        return found + [("", part, part_ns(spec, self._rates, part)) for part in beside]
 
     def beside(self, spec: Spec, sums: Sums) -> int:
         """What a step waits for data ranks and for the host, FSDP2's copies, and the optimizer."""
@@ -227,7 +237,7 @@ class ReplayTimer:
         key = (id(block), policy, scaled, mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, experts, _around(spec))
         found = self._layers.get(key)
         if found is None:
-            found = kept(self._layers)[key] = layer_time(spec, self._rates, block, policy, scaled=scaled, fused=self._fused)
+            found = kept(self._layers)[key] = layer_time(spec, self._rates, block, policy, scaled=scaled, fused=self._fused, seen=self.seen)
         return found
 
     def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, int]:
@@ -235,7 +245,7 @@ class ReplayTimer:
         key = (mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1, spec.batch.micro_batch_size, spec.host.kernels, _around(spec))
         found = self._ends.get(key)
         if found is None:
-            found = kept(self._ends)[key] = end_times(spec, self._rates, fused=self._fused)
+            found = kept(self._ends)[key] = end_times(spec, self._rates, fused=self._fused, seen=self.seen)
         return found
 
     def _waits(self, spec: Spec) -> int:

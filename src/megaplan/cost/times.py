@@ -21,14 +21,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isqrt
 
 from megaplan.blocks.work import Op, Ops, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
-from megaplan.cost.extra import Extra
 from megaplan.cost.kernels import Kernels, Pass
-from megaplan.cost.parts import ADD, PRODUCT, ROUND, SCALED_PRODUCT, Part, Parts, parts_of
+from megaplan.cost.parts import ADD, Part
 from megaplan.cost.plain import PlainTorch
+from megaplan.cost.prices import FORWARD, INPUT, WEIGHT, Prices, Seen
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.scaled import ScaledLinears, ScaledPass, in_eight_bits, sharing
 from megaplan.cost.scaled_experts import ScaledBank
@@ -45,13 +44,8 @@ from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import Spec
 
-FORWARD, INPUT, WEIGHT = "F", "I", "W"
-Note = tuple[str, Part, int]
-"""The letter of a pass, a kind of kernels in it, and the nanoseconds that it takes."""
 Passed = tuple[Op, tuple[ScaledPass, ScaledPass, ScaledPass] | None]
 """An op, and F, I and W of a linear or a bank in eight bits; None for other ops."""
-LIBRARY = "D"
-"""Products of plain torch are those of the GEMM library, as dense linears' are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +166,9 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
     return ModelTimes(tuple(layers), first, last, boundary)
 
 
-def end_times(
-    spec: Spec, rates: Rates, *, fused: bool = False, notes: list[Note] | None = None
-) -> tuple[LayerTime, LayerTime, int]:
+def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | None = None) -> tuple[LayerTime, LayerTime, int]:
     """What is added to the first and to the last slot, and nanoseconds of a boundary between ranks; options as for `layer_time`."""
-    timer = _Timer(spec, rates, spec.precision.params, fused=fused, notes=notes)
+    timer = _Timer(spec, rates, spec.precision.params, fused=fused, seen=seen)
     ends = end_ops(timer.load, spec)
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
     last = timer.time(ends.head) + _waiting(projected)
@@ -191,7 +183,7 @@ def end_times(
 
 
 def layer_time(
-    spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: bool, fused: bool = False, notes: list[Note] | None = None
+    spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: bool, fused: bool = False, seen: Seen | None = None
 ) -> LayerTime:
     """Of one layer under a recompute policy.
 
@@ -202,9 +194,9 @@ def layer_time(
         policy: Of recompute.
         scaled: Whether its linears and banks multiply in eight bits.
         fused: As if one kernel ran each op that runs as plain torch.
-        notes: Gets every kind of kernels of each pass, where the device has measured constants.
+        seen: Notes what kinds of kernels run, where the device has measured constants.
     """
-    timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy, notes=notes)
+    timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy, seen=seen)
     ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
     reruns = family.selective(family.section_of(spec.model), block.variant).reruns
     waits = layer_transfers(rates, spec, timer.load, block)
@@ -239,43 +231,38 @@ class _Timer:
         fused: bool = False,
         scaled: bool = False,
         policy: str = "none",
-        notes: list[Note] | None = None,
+        seen: Seen | None = None,
     ) -> None:
         load = rank_workload(spec, dtype)
         self.load: Workload = load._replace(gathers=True) if scaled else load
-        self._rates, self._dtype, self._grad_bytes = rates, dtype, spec.precision.grads.bytes
-        self._model, self._skew, self._plain = spec.model, _skew(spec), None if fused else PlainTorch(spec, self.load)
+        self._dtype, self._grad_bytes = dtype, spec.precision.grads.bytes
+        self._skew, self._plain = _skew(spec), None if fused else PlainTorch(spec, self.load)
         self._kernels = Kernels(spec, self.load)
         self._scaled = ScaledLinears(spec, dtype.of_products.bytes) if scaled else None
         self._bank = ScaledBank(spec, self.load, self._grad_bytes, policy) if scaled else None
-        self._notes, self._counts, self._launches = notes, rates.measured is not None, 0
+        self._prices, self._counts = Prices(spec, rates, dtype, self.load, seen or Seen()), rates.measured is not None
 
     def time(self, ops: Ops) -> LayerTime:
         """F, I and W of ops one after another."""
         found = self._scaled_passes(ops)
-        forward, launched = self._forwards_ns(found), self._taken()
+        forward, launched = self._forwards_ns(found), self._prices.taken()
         inputs = sum(
-            self._input_ns(op) if passes is None else self._scaled_ns(op, passes[1], 0, INPUT) for op, passes in found
+            self._input_ns(op) if passes is None else self._prices.scaled_ns(op, passes[1], 0, INPUT) for op, passes in found
         ) + self._sums_ns(ops)
         weights = sum(
             self._weight_ns(op)
             if passes is None
-            else self._scaled_ns(op, passes[2], op.weights * 2 * self._grad_bytes * op.is_linear, WEIGHT)
+            else self._prices.scaled_ns(op, passes[2], op.weights * 2 * self._grad_bytes * op.is_linear, WEIGHT)
             for op, passes in found
         )
-        return LayerTime(forward, inputs, weights, launched, self._taken())
+        return LayerTime(forward, inputs, weights, launched, self._prices.taken())
 
     def again(self, ops: Ops) -> LayerTime:
         """F of ops one after another, before their backward."""
-        return LayerTime(input_ns=self._forwards_ns(self._scaled_passes(ops)), backward_launches=self._taken())
-
-    def _taken(self) -> int:
-        """Launches since the last call."""
-        found, self._launches = self._launches, 0
-        return found
+        return LayerTime(input_ns=self._forwards_ns(self._scaled_passes(ops)), backward_launches=self._prices.taken())
 
     def _forwards_ns(self, found: Sequence[Passed]) -> int:
-        return sum(self._forward_ns(op) if passes is None else self._scaled_ns(op, passes[0], 0, FORWARD) for op, passes in found)
+        return sum(self._forward_ns(op) if passes is None else self._prices.scaled_ns(op, passes[0], 0, FORWARD) for op, passes in found)
 
     def _scaled_passes(self, ops: Ops) -> list[Passed]:
         """Passes of linears and banks in eight bits; None for other ops."""
@@ -300,26 +287,16 @@ class _Timer:
         for index in sharing(ops):
             op = ops[index]
             added = Part(ADD, 3 * op.in_width * size * self._tokens(op), 0, 1)
-            found += self._parts_ns(op, (added,), 0, INPUT)
+            found += self._prices.parts_ns(op, (added,), 0, INPUT)
         return found
-
-    def _scaled_ns(self, op: Op, done: ScaledPass, weight_bytes: int, letter: str) -> int:
-        """One pass of a linear or a bank in eight bits: its copies, then the products."""
-        rates, (copies, product) = self._rates, done
-        if self._counts and op.is_linear:
-            parts = Part(ROUND, copies.num_bytes, 0, copies.launches), Part(SCALED_PRODUCT, product.num_bytes, product.flops, product.launches)
-            return self._parts_ns(op, parts, 0, letter, DType.FP8)
-        self._launches += copies.launches + product.launches
-        compute, memory = rates.compute_ns(product.flops, op.part, DType.FP8), rates.memory_ns(product.num_bytes + weight_bytes)
-        return rates.memory_ns(copies.num_bytes) + max(compute, memory) + (copies.launches + product.launches) * rates.launch_ns
 
     def _forward_ns(self, op: Op) -> int:
         passes, weights = self._kernels.passes(op, self._tokens(op)), op.weights * self._dtype.bytes
         if passes is not None:
-            fused = self._kernels_ns(op, passes[0], weights, op.num_steps, FORWARD)
+            fused = self._prices.kernels_ns(op, passes[0], weights, op.num_steps, FORWARD)
         else:
             fused = self._pass_ns(op, op.work.forward, op.work.moved_forward, weights, op.num_steps, FORWARD)
-        return fused if self._plain is None else self._run_ns(op, fused, self._plain.forward(op, self._tokens(op)))
+        return fused if self._plain is None else self._prices.run_ns(op, fused, self._plain.forward(op, self._tokens(op)))
 
     def _input_ns(self, op: Op) -> int:
         """I; for an op that is no linear, with its weight gradient, in one pass over memory."""
@@ -331,10 +308,10 @@ class _Timer:
             weights += op.weights * 2 * self._grad_bytes if op.work.weight_grad else 0
         passes = self._kernels.passes(op, self._tokens(op))
         if passes is not None:
-            fused = self._kernels_ns(op, passes[1], weights, op.num_steps, INPUT)
+            fused = self._prices.kernels_ns(op, passes[1], weights, op.num_steps, INPUT)
         else:
             fused = self._pass_ns(op, flops, moved, weights, op.num_steps, INPUT)
-        return fused if self._plain is None else self._run_ns(op, fused, self._plain.backward(op, self._tokens(op)))
+        return fused if self._plain is None else self._prices.run_ns(op, fused, self._plain.backward(op, self._tokens(op)))
 
     def _weight_ns(self, op: Op) -> int:
         """W: a linear's product, added to the gradient that accumulates."""
@@ -342,53 +319,10 @@ class _Timer:
             return 0
         return self._pass_ns(op, op.work.weight_grad, op.work.moved_weight, op.weights * 2 * self._grad_bytes, 0, WEIGHT)
 
-    def _run_ns(self, op: Op, fused_ns: int, plain: Extra | None) -> int:
-        """A pass by one kernel, or as plain torch; products that stay in the weights' dtype take as long there as in one kernel."""
-        if plain is None:
-            return fused_ns
-        rates = self._rates
-        memory, launched = rates.memory_ns(plain.num_bytes), plain.launches * rates.launch_ns
-        if plain.is_fp32:
-            memory += rates.compute_ns(plain.flops, LIBRARY, DType.FP32)
-        elif op.weights:
-            memory += fused_ns
-        return isqrt(launched**2 + memory**2)
-
     def _pass_ns(self, op: Op, flops: int, moved_bytes: int, weight_bytes: int, num_steps: int, letter: str) -> int:
         """One pass of an op by one kernel; `flops` and `moved_bytes` are per token."""
         tokens = self._tokens(op)
-        return self._kernels_ns(op, Pass(moved_bytes * tokens, flops * tokens, 1), weight_bytes, num_steps, letter)
-
-    def _kernels_ns(self, op: Op, done: Pass, weight_bytes: int, num_steps: int, letter: str) -> int:
-        """One pass of an op by its kernels."""
-        rates, dtype = self._rates, self._dtype if op.weights else self._dtype.of_products
-        if self._counts:
-            moved = done._replace(num_bytes=done.num_bytes + weight_bytes)
-            if op.is_linear:
-                return self._parts_ns(op, (Part(PRODUCT, moved.num_bytes, moved.flops, moved.launches),), 0, letter)
-            parts = parts_of(self._model, self.load, op, moved, backward=letter == INPUT)
-            if parts is not None:
-                return self._parts_ns(op, parts, num_steps, letter)
-            self._launches += done.launches
-        compute, memory = rates.compute_ns(done.flops, op.part, dtype), rates.memory_ns(done.num_bytes + weight_bytes)
-        steps = num_steps * rates.step_ns * (1 + (letter == INPUT))
-        return max(compute, memory, steps) + done.launches * rates.launch_ns
-
-    def _parts_ns(self, op: Op, parts: Parts, num_steps: int, letter: str, dtype: DType | None = None) -> int:
-        """Kinds of kernels one after another."""
-        rates, total = self._rates, 0
-        used = dtype or (self._dtype if op.weights else self._dtype.of_products)
-        for part in parts:
-            took = rates.kind_ns(part.kind, part.num_bytes, part.flops, op.part, used)
-            if num_steps:
-                took = max(took, rates.steps_ns(part.kind, num_steps, backward=letter == INPUT))
-            took += part.launches * rates.launch_ns
-            self._launches += part.launches
-            total += took
-            if self._notes is not None:
-                place = FORWARD if part.kind == PRODUCT and not op.is_linear else letter  # logits that backward makes again
-                self._notes.append((place, part._replace(steps=num_steps), took))
-        return total
+        return self._prices.kernels_ns(op, Pass(moved_bytes * tokens, flops * tokens, 1), weight_bytes, num_steps, letter)
 
     def _tokens(self, op: Op) -> int:
         tokens = self.load.num_tokens // (self.load.tp if op.own_tokens else 1)

@@ -10,18 +10,22 @@ A run that was not profiled is held out. Of each other run the step is also mode
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
-from megaplan.cost.kinds import kind_counts
+from megaplan.cost.kinds import at_peak, kind_counts
 from megaplan.cost.parts import MEMORY, PRODUCT
-from megaplan.cost.rates import LINEARS, PARTS, Rates, rates_of
+from megaplan.cost.rates import LINEARS, rates_of
 from megaplan.cost.replay import ReplayTimer
 from megaplan.devices import load_device
 from megaplan.inventory.tensors import Inventory
+from megaplan.layout.measured_step import dtype_of
+from megaplan.layout.references import REFERENCES
 from megaplan.layout.spans import Spans
-from megaplan.measured.constants import FORMAT, Measured, of_document
+from megaplan.measured.constants import FORMAT, Counts, of_document
 from megaplan.measured.kernels import by_family
 from megaplan.spec.models import Spec
 
@@ -74,23 +78,6 @@ class Fit(NamedTuple):
     shares: dict[str, float]
     steps: dict[str, float]
     spreads: dict[str, float]
-
-
-class Everywhere(dict[str, int]):
-    """Every kind at its peak."""
-
-    def get(self, _key: str, _default: object = None) -> int:  # type: ignore[override]
-        """The whole."""
-        return PARTS
-
-
-def at_peak(spec: Spec) -> Rates:
-    """Rates under which a kind takes its counted floor, and a launch nothing."""
-    from dataclasses import replace  # noqa: PLC0415
-
-    found = Measured(spec.device.name, {}, Everywhere(), {}, {}, {}, 0, 0, 0, {}, (), (1.0, 1.0), {})
-    rates = rates_of(spec)
-    return replace(rates, measured=found, launch_ns=0, step_ns=0)
 
 
 def counts_of(task: Task) -> dict[tuple[str, str], Count]:
@@ -182,13 +169,12 @@ def _spread(values: Sequence[float], rows: Sequence[Row]) -> float:
     return sqrt(_mean([(value - middle) ** 2 for value in values], rows))
 
 
-def constants(results: Mapping[str, Any], tasks: Mapping[str, Task], references: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def constants(results: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, Any]:
     """The file of measured constants.
 
     Args:
         results: Device, versions, `copy_gb_s` and `runs` with `step_s`; of profiled ones `gpu` with `busy_ms` and `by_kernel`.
         tasks: Of each run, by its name.
-        references: Specs whose counts are written beside the constants.
     """
     runs = [run for run in results["runs"] if run.get("gpu")]
     device = next(iter(tasks.values())).spec.device.name
@@ -197,8 +183,9 @@ def constants(results: Mapping[str, Any], tasks: Mapping[str, Task], references:
     found = fit([row for each in rows.values() for row in each], launch)
     reached = results["copy_gb_s"] * 1e9 / load_device(device).memory_bandwidth.value
     about = {key: str(results[key]) for key in ("device", "torch", "triton", "python", "date", "commit", "mode")}
-    counts = kind_counts(references, device)
-    document = {"format": FORMAT, "device": device, "about": about, "references": list(references)}
+    counts = kind_counts(REFERENCES)
+    document = {"format": FORMAT, "device": device, "about": about, "references": list(REFERENCES)}
+    document["dtypes"] = sorted({dtype_of(tasks[run["run"]].spec) for run in runs})
     document |= _document(found, launch, reached, rows, counts)
     steps = {run["run"]: run for run in runs}
     document["host"] = _host(document, steps, tasks)
@@ -224,7 +211,7 @@ def constants(results: Mapping[str, Any], tasks: Mapping[str, Task], references:
 
 
 def _document(
-    found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[Row]], counts: Mapping[str, tuple[int, int, int]]
+    found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[Row]], counts: Mapping[str, Counts]
 ) -> dict[str, Any]:
     """The part of a file that profiles say."""
     by_kind: dict[str, dict[str, list[float]]] = {}
@@ -236,8 +223,8 @@ def _document(
     kinds: dict[str, dict[str, Any]] = {}
     for kind in sorted(found.spreads):
         value = {"share": round(found.shares[kind], 4)} if kind in found.shares else {"step_ns": round(found.steps[kind])}
-        kinds[kind] = value | {"spread": round(found.spreads[kind], 4), "counts": list(counts.get(kind, (0, 0, 0))), "runs": by_kind[kind]}
-    kinds[MEMORY] = {"share": round(reached, 4), "spread": 0.0, "counts": list(counts.get(MEMORY, (0, 0, 0))), "runs": {}}
+        kinds[kind] = value | {"spread": round(found.spreads[kind], 4), "counts": list(counts.get(kind, Counts(0, 0, 0))), "runs": by_kind[kind]}
+    kinds[MEMORY] = {"share": round(reached, 4), "spread": 0.0, "counts": list(counts.get(MEMORY, Counts(0, 0, 0))), "runs": {}}
     percent = {part: round(100 * found.shares[PRODUCT]) for part in sorted(LINEARS)} | {"memory": round(100 * reached)}
     return {"launch_ns": round(launch * 1e6), "percent": percent, "kinds": kinds, "host": {"issue_ns": 0, "update_ns": 0}, "interval": [1.0, 1.0], "runs": {}}
 
@@ -248,8 +235,6 @@ def _launch_ms(runs: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _timer(document: Mapping[str, Any], task: Task) -> ReplayTimer:
-    from dataclasses import replace  # noqa: PLC0415
-
     found = of_document(document)
     rates = rates_of(task.spec)
     percent = {part: figure.value for part, figure in rates.device.efficiency.items()} | dict(found.percent)
@@ -284,3 +269,18 @@ def _least(cost: Callable[[float], float], low: float, high: float) -> float:
         left, right = high - ratio * (high - low), low + ratio * (high - low)
         low, high = (low, right) if cost(left) < cost(right) else (left, high)
     return (low + high) / 2
+
+
+def text_of(document: Mapping[str, Any]) -> str:
+    """The file, a line a constant."""
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, dict) and key in ("kinds", "runs"):
+            inner = ",\n".join(f"    {json.dumps(name)}: {json.dumps(each)}" for name, each in value.items())
+            lines.append(f"  {json.dumps(key)}: {{\n{inner}\n  }}")
+        elif key == "references":
+            inner = ",\n".join(f"    {json.dumps(each)}" for each in value)
+            lines.append(f"  {json.dumps(key)}: [\n{inner}\n  ]")
+        else:
+            lines.append(f"  {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"

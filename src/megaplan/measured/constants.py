@@ -35,6 +35,7 @@ class Measured(NamedTuple):
     Attributes:
         device: As specs name it.
         about: Device, versions, commit, date and mode of the profiled runs, as the results have them.
+        dtypes: Of the parameters, or the recipe in their place.
         shares: Of the counted floor, by kind of kernel, in ten-thousandths.
         spreads: Standard deviation of the logarithm over the runs, by kind.
         steps_ns: One dependent step of a recurrence, by kind.
@@ -50,6 +51,7 @@ class Measured(NamedTuple):
 
     device: str
     about: Mapping[str, str]
+    dtypes: tuple[str, ...]
     shares: Mapping[str, int]
     spreads: Mapping[str, float]
     steps_ns: Mapping[str, int]
@@ -81,6 +83,7 @@ def of_document(document: Mapping[str, Any]) -> Measured:
     return Measured(
         device=document["device"],
         about=document["about"],
+        dtypes=tuple(document["dtypes"]),
         shares={name: round(kind["share"] * PARTS) for name, kind in kinds.items() if "share" in kind},
         spreads={name: kind["spread"] for name, kind in kinds.items()},
         steps_ns={name: kind["step_ns"] for name, kind in kinds.items() if "step_ns" in kind},

@@ -68,7 +68,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(r"CUDAFunctor_add<c10::BFloat16>", ADDS, ("add",)),
     Family(r"vectorized_elementwise_kernel<.*AUnaryFunctor<float, float, float", "muls fp32 (momentum, decay)", ("muon.scale",)),
     Family(r"gpu_kernel_impl_nocast<at::native::BinaryFunctor<c10::", "Muon normalise", ("muon.divide",)),
-    Family(r"reduce_kernel<512, 1.*NormTwoOps<c10::BFloat16", "other", ("muon.norm",)),
+    Family(r"reduce_kernel<512, 1.*NormTwoOps<c10::", "other", ("muon.norm",)),
     Family(r"^Memcpy DtoD", COPIES, ("copy", "shard copy")),
 )
 
