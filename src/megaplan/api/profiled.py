@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from megaplan.layout.profile import Task
 
 FACTS = ("device", "torch", "triton", "python", "date", "commit", "mode", "copy_gb_s")
-FORM = 'megaplan calibrate SPECS --profile RESULTS.json, with {"device": …, "runs": [{"run": NAME, "step_s": …, "gpu": {"busy_ms": …, "by_kernel": […]}}]}'
+FORM = 'RESULTS with {"device": …, "runs": [{"run": NAME, "step_s": …, "gpu": {"busy_ms": …, "by_kernel": [[NAME, LAUNCHES, MS], …]}}]}'
 
 
 def measured_constants(folder: str, results: str) -> dict[str, Any]:
@@ -25,7 +25,8 @@ def measured_constants(folder: str, results: str) -> dict[str, Any]:
         results: JSON of the runs, or a line for each run and lines that hold the other facts.
 
     Raises:
-        MegaplanError: MP487, the results lack facts or a profiled run, or its spec is of another host or device; what `megaplan.load` raises.
+        MegaplanError: MP487, the results lack facts or a profiled run, or its spec is of another host or device; what `megaplan.load`
+            raises.
     """
     from megaplan.layout.profile import constants  # noqa: PLC0415
 

@@ -25,13 +25,16 @@ def calibrate(
         str,
         typer.Argument(
             metavar="ROWS|RUN|SPECS",
-            help='JSON: [{"spec": FILE, "set": [KEY=VALUE, …], "step_seconds": 1.2}, …]; or the folder that megarun train --out wrote; with --profile the folder of the specs of its runs.',
+            help='JSON: [{"spec": FILE, "set": [KEY=VALUE, …], "step_seconds": 1.2}, …]; or the folder that megarun train --out wrote;'
+            " or, with --profile, the folder of what its runs trained.",
         ),
     ],
     *,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Results of profiled steps of megarun: write what each kind of kernels reaches, a device's constants."),
+        typer.Option(
+            metavar="FILE", help="Results of profiled steps of megarun: write what each kind of kernels reaches, a device's constants."
+        ),
     ] = None,
     target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the shares here; - for stdout.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,

@@ -32,20 +32,20 @@ class Matrices(NamedTuple):
 
     Attributes:
         num_tensors: Tensors alike.
-        count: Matrices of one tensor that a rank orthogonalises.
+        stack: Matrices of one tensor that a rank orthogonalises.
         rows: Of one matrix, whole.
         columns: Likewise.
     """
 
     num_tensors: int
-    count: int
+    stack: int
     rows: int
     columns: int
 
     @property
     def elements(self) -> int:
         """Of all the tensors."""
-        return self.num_tensors * self.count * self.rows * self.columns
+        return self.num_tensors * self.stack * self.rows * self.columns
 
 
 class Held(NamedTuple):
@@ -124,7 +124,7 @@ def muon_parts(spec: Spec, held: Held, num_sms: int) -> Iterator[Part]:
 def _orthogonalised(each: Matrices, size: int, steps: int, num_sms: int) -> Iterator[Part]:
     """Newton-Schulz steps of one tensor's matrices, as often as there are tensors alike; tall ones are read transposed."""
     short, long = sorted((each.rows, each.columns))
-    number, count, elements = each.num_tensors, each.count, each.elements
+    number, count, elements = each.num_tensors, each.stack, each.elements
     tall = each.rows > each.columns
     yield Part("muon.norm", elements * size, 0, 2 * number)
     yield Part("muon.divide", elements * 2 * size, 0, number)

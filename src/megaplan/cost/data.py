@@ -124,7 +124,8 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalEle
     layers = len(inventory.layers)
     groups = layers + sum(name.startswith("mtp.") for name, _ in inventory.outside) + 1
     made = tuple(Matrices(number, *key) for key, number in matrices.items())
-    return LocalElements(*elements, flops, *trained, *muon, tensors, trained_tensors, groups, made)
+    (dense, experts), (own, banked), (whole, stacked) = elements, trained, muon
+    return LocalElements(dense, experts, flops, own, banked, whole, stacked, tensors, trained_tensors, groups, made)
 
 
 def newton_schulz_flops(rows: int, columns: int) -> int:

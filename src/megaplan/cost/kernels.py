@@ -183,7 +183,9 @@ def _ssd(model: Model, load: Workload, _: Op) -> Passes:
     each, of_groups = tiles * heads * blocks, tiles * groups
     forward = Pass(3 * x + 3 * shared + 3 * states + last + 7 * per_step, each * (3 * of_x + scores + values), 4)
     moved = 10 * x + 13 * shared + 4 * states + last + 7 * of_tiles + 3 * pairs + 4 * edges + (18 + 10 * blocks) * per_step
-    return forward, Pass(moved + joined_bytes(model, load), each * (7 * of_x + 2 * values) + of_groups * (2 * parts + 2) * scores, 10 + 8 * segments)
+    return forward, Pass(
+        moved + joined_bytes(model, load), each * (7 * of_x + 2 * values) + of_groups * (2 * parts + 2) * scores, 10 + 8 * segments
+    )
 
 
 def joined_bytes(model: Model, load: Workload) -> int:

@@ -17,7 +17,7 @@ from megaplan.spec.models import Spec
 class Everywhere(dict[str, int]):
     """Every kind at its peak."""
 
-    def get(self, _key: str, _default: object = None) -> int:  # type: ignore[override]
+    def get(self, _key: str, _default: object = None) -> int:
         """The whole."""
         return PARTS
 

@@ -62,9 +62,7 @@ SPLITS: dict[str, tuple[Split, Split]] = {
         ((Share(NORM),), (Share(NORM_BACK, launches=3),)),
     ),
     "gated_norm": ((Share(NORM),), (Share("gated_norm.backward", launches=3),)),
-    **dict.fromkeys(
-        ("conv1d", "conv_qk", "conv_v"), ((Share("convolution.forward"),), (Share("convolution.backward", launches=4),))
-    ),
+    **dict.fromkeys(("conv1d", "conv_qk", "conv_v"), ((Share("convolution.forward"),), (Share("convolution.backward", launches=4),))),
     "scan": ((Share("mamba3"),), (Share("mamba3"),)),
     "m2rnn": ((Share("m2rnn.forward"),), (Share("m2rnn.backward", launches=16),)),
     "rope": ((Share("rope", launches=2),), (Share("rope", launches=2),)),
@@ -102,7 +100,12 @@ def _divided(done: Pass, shares: Split) -> Parts:
     """A pass by percentages; the first kind has the launches that are left."""
     rest = sum(share.launches for share in shares[1:])
     return tuple(
-        Part(share.kind, done.num_bytes * share.num_bytes // 100, done.flops * share.flops // 100, share.launches if index else done.launches - rest)
+        Part(
+            share.kind,
+            done.num_bytes * share.num_bytes // 100,
+            done.flops * share.flops // 100,
+            share.launches if index else done.launches - rest,
+        )
         for index, share in enumerate(shares)
     )
 

@@ -56,7 +56,10 @@ class Prices:
         """One pass of a linear or a bank in eight bits: its copies, then the products."""
         rates, (copies, product) = self._rates, done
         if self._counts and op.is_linear:
-            parts = Part(ROUND, copies.num_bytes, 0, copies.launches), Part(SCALED_PRODUCT, product.num_bytes, product.flops, product.launches)
+            parts = (
+                Part(ROUND, copies.num_bytes, 0, copies.launches),
+                Part(SCALED_PRODUCT, product.num_bytes, product.flops, product.launches),
+            )
             return self.parts_ns(op, parts, 0, letter, DType.FP8)
         self._launches += copies.launches + product.launches
         self._seen.kinds.add(f"fp8 {op.name}")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from megaplan.cost.blocks import rank_workload
 from megaplan.cost.beside import adamw_parts, clip_parts, gather_parts, muon_parts, reduce_parts, sum_parts
+from megaplan.cost.blocks import rank_workload
 from megaplan.cost.data import (
     DataTimes,
     LocalElements,

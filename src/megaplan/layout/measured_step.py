@@ -19,8 +19,8 @@ class Standing(NamedTuple):
 
     Attributes:
         basis: Measured, or modelled.
-        calibration: What it was measured with: device, dtype, host, mode and ranks; or `uncalibrated`, and why where the device has constants.
-        interval: Ratio of the time below which a tenth of steps lies, and above which another; None where no profiled step says so.
+        calibration: What it was measured with: device, dtype, host, mode and ranks; or `uncalibrated`, and why if the device has constants.
+        interval: Ratio of the time below which a tenth of steps lies, and above which another; None where no profiled step says it.
     """
 
     basis: Basis

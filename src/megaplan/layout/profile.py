@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import exp, log, sqrt
+from functools import partial
+from math import exp, fsum, log, sqrt
 from typing import Any, NamedTuple
 
 from megaplan.cost.kinds import at_peak, kind_counts
@@ -33,7 +34,8 @@ SMALLEST = ("pow_tensor_scalar", "CUDAFunctor_add<double>")
 """Kernels of one element: what they take is the launch itself."""
 QUANTILE = 1.44
 """Of Student's distribution with six degrees of freedom: 80 % lie within so many deviations."""
-SECTIONS, SWEEPS = 40, 12
+SECTIONS, SWEEPS, WIDEST = 40, 12, 2.5
+"""Of the search for shares of one family: steps, turns, and how far their logarithms may be from the mean."""
 LARGEST_NS, STEP_NS = 200_000, 1_000
 """Of a launch of the host: where the search for its constants ends, and its steps."""
 PRIOR = 0.02
@@ -140,14 +142,14 @@ def _shares(kinds: list[str], rows: list[Row], launch: float) -> dict[str, float
     found = dict.fromkeys(kinds, start)
     total = sum(row.weight for row in rows)
 
-    def cost(kind: str, share: float) -> float:
-        tried = found | {kind: share}
+    def cost(kind: str, at: float) -> float:
+        tried = found | {kind: exp(at)}
         squares = sum(row.weight / total * log(_modelled(row, tried, launch) / row.milliseconds) ** 2 for row in rows)
-        return squares + (PRIOR * log(share / start) ** 2 if len(kinds) > 1 else 0.0)
+        return squares + (PRIOR * (at - log(start)) ** 2 if len(kinds) > 1 else 0.0)
 
     for _ in range(SWEEPS if len(kinds) > 1 else 1):
         for kind in kinds:
-            found[kind] = exp(_least(lambda at, kind=kind: cost(kind, exp(at)), log(start) - 2.5, min(0.0, log(start) + 2.5)))  # type: ignore[misc]
+            found[kind] = exp(_least(partial(cost, kind), log(start) - WIDEST, min(0.0, log(start) + WIDEST)))
     return found
 
 
@@ -184,7 +186,7 @@ def constants(results: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str
     reached = results["copy_gb_s"] * 1e9 / load_device(device).memory_bandwidth.value
     about = {key: str(results[key]) for key in ("device", "torch", "triton", "python", "date", "commit", "mode")}
     counts = kind_counts(REFERENCES)
-    document = {"format": FORMAT, "device": device, "about": about, "references": list(REFERENCES)}
+    document: dict[str, Any] = {"format": FORMAT, "device": device, "about": about, "references": list(REFERENCES)}
     document["dtypes"] = sorted({dtype_of(tasks[run["run"]].spec) for run in runs})
     document |= _document(found, launch, reached, rows, counts)
     steps = {run["run"]: run for run in runs}
@@ -198,7 +200,7 @@ def constants(results: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str
         changed = document | _document(again, launch, reached, rows, counts)
         changed["host"] = _host(changed, {other: run for other, run in steps.items() if other != name}, tasks)
         without[name] = _step(changed, tasks[name])
-    table = {}
+    table: dict[str, dict[str, float]] = {}
     for run in [*runs, *held_out]:
         name = run["run"]
         table[name] = {"measured": round(run["step_s"], 4), "modelled": round(modelled[name], 4)}
@@ -210,9 +212,7 @@ def constants(results: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str
     return document
 
 
-def _document(
-    found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[Row]], counts: Mapping[str, Counts]
-) -> dict[str, Any]:
+def _document(found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[Row]], counts: Mapping[str, Counts]) -> dict[str, Any]:
     """The part of a file that profiles say."""
     by_kind: dict[str, dict[str, list[float]]] = {}
     for run, each in rows.items():
@@ -223,22 +223,35 @@ def _document(
     kinds: dict[str, dict[str, Any]] = {}
     for kind in sorted(found.spreads):
         value = {"share": round(found.shares[kind], 4)} if kind in found.shares else {"step_ns": round(found.steps[kind])}
-        kinds[kind] = value | {"spread": round(found.spreads[kind], 4), "counts": list(counts.get(kind, Counts(0, 0, 0))), "runs": by_kind[kind]}
+        kinds[kind] = value | {
+            "spread": round(found.spreads[kind], 4),
+            "counts": list(counts.get(kind, Counts(0, 0, 0))),
+            "runs": by_kind[kind],
+        }
     kinds[MEMORY] = {"share": round(reached, 4), "spread": 0.0, "counts": list(counts.get(MEMORY, Counts(0, 0, 0))), "runs": {}}
     percent = {part: round(100 * found.shares[PRODUCT]) for part in sorted(LINEARS)} | {"memory": round(100 * reached)}
-    return {"launch_ns": round(launch * 1e6), "percent": percent, "kinds": kinds, "host": {"issue_ns": 0, "update_ns": 0}, "interval": [1.0, 1.0], "runs": {}}
+    return {
+        "launch_ns": round(launch * 1e6),
+        "percent": percent,
+        "kinds": kinds,
+        "host": {"issue_ns": 0, "update_ns": 0},
+        "interval": [1.0, 1.0],
+        "runs": {},
+    }
 
 
 def _launch_ms(runs: Sequence[Mapping[str, Any]]) -> float:
     small = [kernel for run in runs for kernel in run["gpu"]["by_kernel"] if any(name in kernel[0] for name in SMALLEST)]
-    return sum(kernel[2] for kernel in small) / sum(kernel[1] for kernel in small)
+    return float(sum(kernel[2] for kernel in small) / sum(kernel[1] for kernel in small))
 
 
 def _timer(document: Mapping[str, Any], task: Task) -> ReplayTimer:
     found = of_document(document)
     rates = rates_of(task.spec)
     percent = {part: figure.value for part, figure in rates.device.efficiency.items()} | dict(found.percent)
-    changed = replace(rates, percent=percent, own=percent, launch_ns=found.launch_ns, step_ns=found.step_ns or rates.step_ns, measured=found)
+    changed = replace(
+        rates, percent=percent, own=percent, launch_ns=found.launch_ns, step_ns=found.step_ns or rates.step_ns, measured=found
+    )
     return ReplayTimer(task.inventory, task.spec, changed)
 
 
@@ -255,7 +268,7 @@ def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], ta
         gaps.append((timer, task.spec, timer.sums(task.spec), run["step_s"] * 1e9 - run["gpu"]["busy_ms"] * 1e6, run["step_s"] * 1e9))
 
     def cost(issue: int, update: int) -> float:
-        return sum(((timer.host_ns(spec, sums, issue, update) - gap) / step) ** 2 for timer, spec, sums, gap, step in gaps)
+        return fsum(((timer.host_ns(spec, sums, issue, update) - gap) / step) ** 2 for timer, spec, sums, gap, step in gaps)
 
     grid = range(0, LARGEST_NS, STEP_NS)
     issue, update = min(((one, two) for one in grid for two in grid), key=lambda pair: cost(*pair))

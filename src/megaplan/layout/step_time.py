@@ -29,9 +29,10 @@ class PlannedTime(NamedTuple):
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
         mfu: Model FLOPs over the peak of the dtype.
         terms: Seconds of the busiest stage's microbatches by term, and of what a step adds.
-        basis: fitted where steps of this device and dtype were measured, modelled where they were not; of megarun measured where all that
-            the step runs was.
-        calibration: The class of measured steps that the interval is from: dense, moe, hybrid, or uncalibrated; of megarun what was measured.
+        basis: fitted where steps of this device and dtype were measured, else modelled; of megarun measured where all that the step
+            runs was.
+        calibration: The class of measured steps that the interval is from: dense, moe, hybrid, or uncalibrated; of megarun what was
+            measured.
     """
 
     seconds: float
