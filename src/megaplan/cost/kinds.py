@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from megaplan.cost.rates import Rates, rates_of
+from megaplan.cost.rates import Rates
 from megaplan.cost.replay import ReplayTimer
 from megaplan.inventory.build import build_inventory
 from megaplan.measured.constants import PARTS, Counts, Measured, measured
@@ -22,10 +22,10 @@ class Everywhere(dict[str, int]):
         return PARTS
 
 
-def at_peak(spec: Spec) -> Rates:
-    """Rates under which a kind takes its counted floor, and a launch nothing."""
-    found = Measured(spec.device.name, {}, (), Everywhere(), {}, {}, {}, 0, 0, 0, {}, (), (1.0, 1.0), {})
-    return replace(rates_of(spec), measured=found, launch_ns=0, step_ns=0)
+def at_peak(rates: Rates) -> Rates:
+    """The rates under which a kind takes its counted floor, and a launch nothing."""
+    found = Measured(rates.device.name, {}, (), Everywhere(), {}, {}, {}, 0, 0, 0, {}, (), (1.0, 1.0), {})
+    return replace(rates, measured=found, launch_ns=0, step_ns=0)
 
 
 def kind_counts(references: Sequence[Mapping[str, Any]]) -> dict[str, Counts]:
@@ -33,7 +33,7 @@ def kind_counts(references: Sequence[Mapping[str, Any]]) -> dict[str, Counts]:
     found: dict[str, Counts] = {}
     for document in references:
         spec = Spec.model_validate(document)
-        for _, part, _ in ReplayTimer(build_inventory(spec), spec, at_peak(spec)).kinds(spec):
+        for _, part, _ in ReplayTimer(build_inventory(spec), spec, at_peak).kinds(spec):
             before = found.get(part.kind, Counts(0, 0, 0))
             found[part.kind] = Counts(before.num_bytes + part.num_bytes, before.flops + part.flops, before.launches + part.launches)
     return found

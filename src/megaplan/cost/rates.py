@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megaplan.devices import Device
 from megaplan.dtypes import DType
@@ -93,20 +93,24 @@ def rates_of(spec: Spec) -> Rates:
     """
     section, device = spec.device, device_of(spec.device)
     percent = {part: figure.value for part, figure in device.efficiency.items()}
+    plain = Rates(device, percent, device.launch.value, device.collective_latency.value, device.recurrence_step.value, own=percent)
     found = measured(section.name) if spec.host.name == "megarun" and spec.host.uses_triton else None
-    launch, step = device.launch.value, device.recurrence_step.value
-    if found is not None:
-        percent, launch, step = percent | dict(found.percent), found.launch_ns, found.step_ns or step
-    return Rates(
-        device=device,
-        percent=percent | dict(section.efficiency_percent),
-        launch_ns=_given(section.launch_ns, launch),
-        latency_ns=_given(section.collective_latency_ns, device.collective_latency.value),
-        step_ns=_given(section.recurrence_step_ns, step),
+    rates = plain if found is None else rates_with(plain, found)
+    return replace(
+        rates,
+        percent=rates.percent | dict(section.efficiency_percent),
+        launch_ns=_given(section.launch_ns, rates.launch_ns),
+        latency_ns=_given(section.collective_latency_ns, rates.latency_ns),
+        step_ns=_given(section.recurrence_step_ns, rates.step_ns),
         reached={dtype: max(1, round(share * PARTS)) for dtype, share in section.reached.items()},
-        own=percent,
-        measured=found,
     )
+
+
+def rates_with(rates: Rates, found: Measured) -> Rates:
+    """Rates with a device's measured constants in the place of its modelled ones."""
+    percent = {part: figure.value for part, figure in rates.device.efficiency.items()} | dict(found.percent)
+    step = found.step_ns or rates.step_ns
+    return replace(rates, percent=percent, own=percent, launch_ns=found.launch_ns, step_ns=step, measured=found)
 
 
 def _given(value: int | None, default: int) -> int:

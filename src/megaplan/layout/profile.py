@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import exp, fsum, log, sqrt
 from typing import Any, NamedTuple
 
 from megaplan.cost.kinds import at_peak, kind_counts
 from megaplan.cost.parts import MEMORY, PRODUCT
-from megaplan.cost.rates import LINEARS, rates_of
+from megaplan.cost.rates import LINEARS, rates_with
 from megaplan.cost.replay import ReplayTimer
 from megaplan.devices import load_device
 from megaplan.inventory.tensors import Inventory
@@ -85,7 +84,7 @@ class Fit(NamedTuple):
 def counts_of(task: Task) -> dict[tuple[str, str], Count]:
     """Kinds of a run's step, by name and letter of the pass."""
     found: dict[tuple[str, str], Count] = {}
-    for letter, part, ns in ReplayTimer(task.inventory, task.spec, at_peak(task.spec)).kinds(task.spec):
+    for letter, part, ns in ReplayTimer(task.inventory, task.spec, at_peak).kinds(task.spec):
         before = found.get((part.kind, letter), Count(0.0, 0, 0))
         found[part.kind, letter] = Count(before.floor + ns / 1e6, before.launches + part.launches, before.steps + part.steps)
     return found
@@ -247,12 +246,7 @@ def _launch_ms(runs: Sequence[Mapping[str, Any]]) -> float:
 
 def _timer(document: Mapping[str, Any], task: Task) -> ReplayTimer:
     found = of_document(document)
-    rates = rates_of(task.spec)
-    percent = {part: figure.value for part, figure in rates.device.efficiency.items()} | dict(found.percent)
-    changed = replace(
-        rates, percent=percent, own=percent, launch_ns=found.launch_ns, step_ns=found.step_ns or rates.step_ns, measured=found
-    )
-    return ReplayTimer(task.inventory, task.spec, changed)
+    return ReplayTimer(task.inventory, task.spec, lambda rates: rates_with(rates, found))
 
 
 def _step(document: Mapping[str, Any], task: Task) -> float:
