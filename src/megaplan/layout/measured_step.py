@@ -19,13 +19,15 @@ class Standing(NamedTuple):
 
     Attributes:
         basis: Measured, or modelled.
-        calibration: What it was measured with: device, dtype, host, mode and ranks; or `uncalibrated`, and why if the device has constants.
+        calibration: What it was measured with: device, dtype, host, mode and ranks; or `uncalibrated`.
         interval: Ratio of the time below which a tenth of steps lies, and above which another; None where no profiled step says it.
+        reason: Why it is not measured, of a device that has constants.
     """
 
     basis: Basis
     calibration: str
     interval: tuple[float, float] | None
+    reason: str | None = None
 
 
 def standing(spec: Spec, timer: ReplayTimer) -> Standing:
@@ -35,7 +37,7 @@ def standing(spec: Spec, timer: ReplayTimer) -> Standing:
         return Standing(Basis.MODELLED, UNCALIBRATED, None)
     reason = _reason(spec, timer)
     if reason is not None:
-        return Standing(Basis.MODELLED, f"{UNCALIBRATED}: {reason}", None)
+        return Standing(Basis.MODELLED, UNCALIBRATED, None, reason)
     return Standing(Basis.MEASURED, f"{found.device}, {dtype_of(spec)}, megarun, eager, one rank", found.interval)
 
 

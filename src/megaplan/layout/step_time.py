@@ -33,6 +33,7 @@ class PlannedTime(NamedTuple):
             runs was.
         calibration: The class of measured steps that the interval is from: dense, moe, hybrid, or uncalibrated; of megarun what was
             measured.
+        unmeasured: Why a step of megarun is modelled on a device whose constants were measured.
     """
 
     seconds: float
@@ -43,6 +44,7 @@ class PlannedTime(NamedTuple):
     terms: dict[str, float]
     basis: Basis
     calibration: str
+    unmeasured: str | None = None
 
     def as_document(self) -> dict[str, Any]:
         """As JSON; seconds to the microsecond."""
@@ -54,6 +56,7 @@ class PlannedTime(NamedTuple):
             "terms": {name.replace(" ", "_"): round(seconds, 6) for name, seconds in self.terms.items()},
             "basis": str(self.basis),
             "calibration": self.calibration,
+            **({} if self.unmeasured is None else {"unmeasured": self.unmeasured}),
         }
 
 
@@ -113,6 +116,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         terms={name: value * NS for name, value in terms.items()},
         basis=known.basis,
         calibration=known.calibration,
+        unmeasured=known.reason,
     )
 
 
