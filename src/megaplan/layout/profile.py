@@ -188,27 +188,34 @@ def constants(results: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str
     document: dict[str, Any] = {"format": FORMAT, "device": device, "about": about, "references": list(REFERENCES)}
     document["dtypes"] = sorted({dtype_of(tasks[run["run"]].spec) for run in runs})
     document |= _document(found, launch, reached, rows, counts)
-    steps = {run["run"]: run for run in runs}
-    document["host"] = _host(document, steps, tasks)
-    modelled = {name: _step(document, task) for name, task in tasks.items()}
-    held_out = [run for run in results["runs"] if not run.get("gpu") and not run.get("expandable_segments")]
-    without = {}
-    for name in steps:
+    profiled = {run["run"]: run for run in runs}
+    document["host"] = _host(document, profiled, tasks)
+
+    def without(name: str) -> float:
         rest = fit([row for other, each in rows.items() if other != name for row in each], launch)
         again = Fit(found.shares | rest.shares, found.steps | rest.steps, found.spreads)
         changed = document | _document(again, launch, reached, rows, counts)
-        changed["host"] = _host(changed, {other: run for other, run in steps.items() if other != name}, tasks)
-        without[name] = _step(changed, tasks[name])
-    table: dict[str, dict[str, float]] = {}
-    for run in [*runs, *held_out]:
-        name = run["run"]
-        table[name] = {"measured": round(run["step_s"], 4), "modelled": round(modelled[name], 4)}
-        table[name]["without it"] = round(without.get(name, modelled[name]), 4)
-    document["runs"] = table
-    errors = [log(row["measured"] / row["without it"]) for row in table.values()]
-    wide = QUANTILE * sqrt(sum(error**2 for error in errors) / len(errors))
-    document["interval"] = [round(exp(-wide), 4), round(exp(wide), 4)]
+        changed["host"] = _host(changed, {other: run for other, run in profiled.items() if other != name}, tasks)
+        return _step(changed, tasks[name])
+
+    held_out = [run for run in results["runs"] if not run.get("gpu") and not run.get("expandable_segments")]
+    document["runs"] = {
+        run["run"]: {
+            "measured": round(run["step_s"], 4),
+            "modelled": round(modelled := _step(document, tasks[run["run"]]), 4),
+            "without it": round(without(run["run"]) if run["run"] in profiled else modelled, 4),
+        }
+        for run in [*runs, *held_out]
+    }
+    document["interval"] = _interval(document["runs"])
     return document
+
+
+def _interval(runs: Mapping[str, Mapping[str, float]]) -> list[float]:
+    """Ratios of measured to modelled steps between which 80 % lie, from the errors of steps that are modelled without themselves."""
+    errors = [log(row["measured"] / row["without it"]) for row in runs.values()]
+    wide = QUANTILE * sqrt(sum(error**2 for error in errors) / len(errors))
+    return [round(exp(-wide), 4), round(exp(wide), 4)]
 
 
 def _document(found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[Row]], counts: Mapping[str, Counts]) -> dict[str, Any]:

@@ -64,7 +64,11 @@ FAMILIES: tuple[Family, ...] = (
     Family(r"bfloat16_copy_kernel_cuda|gpu_kernel_impl_nocast<at::native::bfloat16_copy_kerne", "FSDP cast fp32->bf16", ("cast",)),
     Family(r"elementwise_kernel<128.*direct_copy_kernel", CASTS, ("strided copy",)),
     Family(r"direct_copy_kernel", CASTS, ("muon.uncast",)),
-    Family(r"(vectorized|unrolled)_elementwise_kernel<.*CUDAFunctor_add<float>", "adds fp32 (momentum, update, grad accumulation)", ("add.fp32",)),
+    Family(
+        r"(vectorized|unrolled)_elementwise_kernel<.*CUDAFunctor_add<float>",
+        "adds fp32 (momentum, update, grad accumulation)",
+        ("add.fp32",),
+    ),
     Family(r"CUDAFunctor_add<c10::BFloat16>", ADDS, ("add",)),
     Family(r"vectorized_elementwise_kernel<.*AUnaryFunctor<float, float, float", "muls fp32 (momentum, decay)", ("muon.scale",)),
     Family(r"gpu_kernel_impl_nocast<at::native::BinaryFunctor<c10::", "Muon normalise", ("muon.divide",)),

@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 import megaplan
+from megaplan.api.profiled import measured_constants
+from megaplan.cli.main import run
 from megaplan.cost import kernels, kinds
 from megaplan.cost.replay import ReplayTimer
+from megaplan.errors import MegaplanError
 from megaplan.layout.profile import text_of
 from megaplan.layout.step_time import PlannedTime, planned_time
 from megaplan.measured.constants import FOLDER, measured, of_document
 
 ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "benchmarks/results/h200-2026-11-26.json"
 SPEC = str(ROOT / "benchmarks/gpu/specs/hybrid-1b.yaml")
 
 
@@ -92,17 +96,67 @@ def test_a_percentage_of_the_spec_changes_the_share_that_was_measured():
             assert after - launch == pytest.approx(2 * (before - launch), rel=1e-3)
 
 
-@pytest.fixture(scope="module")
-def refitted(tmp_path_factory):
-    """The file as the command writes it from the results."""
-    from megaplan.api.profiled import measured_constants
-
-    return measured_constants(str(ROOT / "benchmarks/gpu/specs"), str(ROOT / "benchmarks/results/h200-2026-11-26.json"))
-
-
 @pytest.mark.slow
-def test_the_committed_file_is_what_its_results_say(refitted):
-    assert text_of(refitted) == (FOLDER / "h200.json").read_text()
+def test_the_committed_file_is_what_its_results_say():
+    found = measured_constants(str(ROOT / "benchmarks/gpu/specs"), str(RESULTS))
+    assert text_of(found) == (FOLDER / "h200.json").read_text()
+
+
+@pytest.fixture
+def one_run(tmp_path):
+    """The 1.1 B hybrid alone: its results as lines, facts and the run, and the folder of its spec."""
+    results = json.loads(RESULTS.read_text())
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs/hybrid-1b.yaml").write_text(Path(SPEC).read_text())
+
+    def write(**changes):
+        facts = {key: value for key, value in results.items() if not isinstance(value, (list, dict))} | changes.pop("facts", {})
+        run = next(each for each in results["runs"] if each["run"] == "hybrid-1b") | changes
+        (tmp_path / "lines").write_text("\n".join(json.dumps(line) for line in (facts, run)))
+        return str(tmp_path / "specs"), str(tmp_path / "lines")
+
+    return write
+
+
+def test_lines_of_a_run_become_constants(one_run, capsys):
+    specs, lines = one_run()
+    assert run(["calibrate", specs, "--profile", lines, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["about"]["commit"] == "2ee927c8"
+    assert set(found["kinds"]) < set(measured("h200").counts)
+    assert found["runs"]["hybrid-1b"]["modelled"] == pytest.approx(found["runs"]["hybrid-1b"]["measured"], rel=0.05)
+    assert run(["calibrate", specs, "--profile", lines]) == 0
+    assert "muon.symmetric" in capsys.readouterr().out
+
+
+def test_a_slower_kernel_is_a_smaller_share_of_that_kind_alone(one_run):
+    """Its time alone doubled: half of the share, and every other constant of the device stays."""
+    before = measured_constants(*one_run())
+    kernels_of = next(each for each in json.loads(RESULTS.read_text())["runs"] if each["run"] == "hybrid-1b")["gpu"]
+    slower = [[name, count, 2 * ms if name == "outer_kernel" else ms] for name, count, ms in kernels_of["by_kernel"]]
+    after = measured_constants(*one_run(gpu=kernels_of | {"by_kernel": slower}))
+    assert after["kinds"]["gated_experts.outer"]["share"] == pytest.approx(before["kinds"]["gated_experts.outer"]["share"] / 2, rel=0.01)
+    others = {name for name in before["kinds"] if before["kinds"][name] != after["kinds"][name]}
+    assert others == {"gated_experts.outer"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"gpu": None}, "no profiled run"), ({"step_s": 0}, "no profiled run"), ({"run": "other"}, "other.yaml")],
+)
+def test_results_that_say_nothing_are_refused(one_run, changes, words):
+    with pytest.raises(MegaplanError, match=words):
+        measured_constants(*one_run(**changes))
+
+
+def test_results_without_their_versions_are_refused(one_run, tmp_path):
+    specs, lines = one_run()
+    Path(lines).write_text(Path(lines).read_text().replace('"triton"', '"other"'))
+    with pytest.raises(MegaplanError, match="does not say triton"):
+        measured_constants(specs, lines)
+    Path(lines).write_text("no json")
+    with pytest.raises(MegaplanError, match="is not JSON"):
+        measured_constants(specs, lines)
 
 
 def test_a_file_keeps_every_constant():
