@@ -24,16 +24,25 @@ def calibrate(
     rows: Annotated[
         str,
         typer.Argument(
-            metavar="ROWS|RUN",
-            help='JSON: [{"spec": FILE, "set": [KEY=VALUE, …], "step_seconds": 1.2}, …]; or the folder that megarun train --out wrote.',
+            metavar="ROWS|RUN|SPECS",
+            help='JSON: [{"spec": FILE, "set": [KEY=VALUE, …], "step_seconds": 1.2}, …]; or the folder that megarun train --out wrote;'
+            " or, with --profile, the folder of what its runs trained.",
         ),
     ],
     *,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Results of profiled steps of megarun: write what each kind of kernels reaches, a device's constants."
+        ),
+    ] = None,
     target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the shares here; - for stdout.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Fit the share of the peak that matrix products reach to measured steps, and print the error of each by term."""
+    if profile is not None:
+        return _profiled(rows, profile, target, force=force, as_json=as_json)
     from megaplan.api.measured import measured_steps  # noqa: PLC0415
     from megaplan.layout.calibrate import calibrations  # noqa: PLC0415
 
@@ -48,6 +57,41 @@ def calibrate(
     elif target != STDOUT:
         output.write_styled(_lines(found))
     return 0
+
+
+def _profiled(specs: str, results: str, target: str | None, *, force: bool, as_json: bool) -> int:
+    """A device's measured constants from profiled steps."""
+    from megaplan.api.profiled import measured_constants  # noqa: PLC0415
+    from megaplan.layout.profile import text_of  # noqa: PLC0415
+
+    found = measured_constants(specs, results)
+    if target is not None:
+        write_new(target, text_of(found), force=force)
+    if as_json:
+        output.write_json(found)
+    elif target != STDOUT:
+        output.write_styled(_profile_lines(found))
+    return 0
+
+
+def _profile_lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    from megaplan.terminal.table import table  # noqa: PLC0415
+
+    yield f"{found['device']}: {len(found['kinds'])} kinds of kernels measured, from {', '.join(found['about'].values())}", "bold"
+    rows = [["kind", "reaches", "spread", "runs"]]
+    for name, kind in found["kinds"].items():
+        reached = f"{100 * kind['share']:.1f} %" if "share" in kind else f"{kind['step_ns']:,} ns a step"
+        rows.append([name, reached, f"{100 * kind['spread']:.0f} %", str(len(kind["runs"]))])
+    yield from ((line, "") for line in table(rows, indent="  "))
+    host = found["host"]
+    yield f"  host: {host['issue_ns']:,} ns a launch of forward and backward, {host['update_ns']:,} ns an operation of the update", ""
+    rows = [["step", "measured", "modelled", "without it"]]
+    for name, row in found["runs"].items():
+        errors = (f"{100 * (row[key] / row['measured'] - 1):+.1f} %" for key in ("modelled", "without it"))
+        rows.append([name, f"{row['measured']:.3f} s", *errors])
+    yield from ((line, "") for line in table(rows, indent="  "))
+    low, high = found["interval"]
+    yield f"  80 % interval: {low:.3f} to {high:.3f} of the modelled step", ""
 
 
 def _document(found: Calibration) -> dict[str, Any]:

@@ -13,10 +13,26 @@ Source: arXiv:2304.11277, section 4 (FSDP's overlap); torch/distributed/pipelini
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from megaplan.cost.beside import (
+    CLIP_OPERATIONS,
+    Held,
+    Matrices,
+    adamw_operations,
+    adamw_parts,
+    clip_parts,
+    gather_parts,
+    muon_operations,
+    muon_parts,
+    reduce_parts,
+    sum_parts,
+)
+from megaplan.cost.parts import Part
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import Group as Ranks
 from megaplan.cost.transfers import gather_ns
@@ -36,11 +52,19 @@ class DataTimes:
         gather_ns: All of its parameters once.
         reduce_ns: All of its gradients once, over shards and replicas.
         optimizer_ns: The update of its shard, and under Muon the orthogonalisation of its matrices.
+        copies_ns: Casts and copies around one gather, those around one reduction, and adding it to the sum; 0 where they are not counted.
+        phases: Of clipping and of Muon's update, nanoseconds on the device and operations that the host launches beside it.
+        late: Operations of AdamW's host, before its one launch.
+        issued: Launches around one gather, and around one reduction.
     """
 
     gather_ns: int
     reduce_ns: int
     optimizer_ns: int
+    copies_ns: tuple[int, int, int] = (0, 0, 0)
+    phases: tuple[tuple[int, int], ...] = ()
+    late: int = 0
+    issued: tuple[int, int] = (0, 0)
 
 
 class LocalElements(NamedTuple):
@@ -52,6 +76,12 @@ class LocalElements(NamedTuple):
         orthogonalised_flops: Of one Newton-Schulz step on all matrices of the rank; see `newton_schulz_flops`.
         trained: Of dense tensors, those with gradients.
         trained_experts: Of expert banks, likewise.
+        dense_matrices: Of dense tensors, those that Muon updates.
+        expert_matrices: Of expert banks, likewise.
+        tensors: Parameters.
+        trained_tensors: Of them, those with gradients.
+        groups: Blocks whose parameters are gathered together.
+        matrices: What Muon updates, tensor by tensor.
     """
 
     dense: int
@@ -59,26 +89,43 @@ class LocalElements(NamedTuple):
     orthogonalised_flops: int
     trained: int
     trained_experts: int
+    dense_matrices: int
+    expert_matrices: int
+    tensors: int
+    trained_tensors: int
+    groups: int
+    matrices: tuple[Matrices, ...]
 
 
 def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalElements:
     """Of the whole model on one tensor and expert rank."""
-    dense = experts = flops = trained = trained_experts = 0
+    flops = tensors = trained_tensors = 0
+    matrices = Counter[tuple[int, int, int]]()
+    elements, trained, muon = [0, 0], [0, 0], [0, 0]
     for block, count in inventory.makes:
         for tensor in block.tensors:
-            elements = prod(tensor.shape)
-            if tensor.owner is Owner.EXPERT_PARALLEL:
-                own = elements // (ep * (etp if tensor.tp_dim is not None else 1))
-                experts, trained_experts = experts + count * own, trained_experts + count * own * (tensor.group is not Group.FROZEN)
+            whole, in_bank = prod(tensor.shape), tensor.owner is Owner.EXPERT_PARALLEL
+            if in_bank:
+                own = whole // (ep * (etp if tensor.tp_dim is not None else 1))
             else:
-                divided = tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None
-                own = elements // (tp if divided else 1)
-                dense, trained = dense + count * own, trained + count * own * (tensor.group is not Group.FROZEN)
+                own = whole // (tp if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None else 1)
+            elements[in_bank] += count * own
+            tensors += count
+            if tensor.group is Group.FROZEN:
+                continue
+            trained[in_bank] += count * own
+            trained_tensors += count
             if tensor.group is Group.MATRIX:
-                columns = tensor.shape[-1]
-                matrices = count * tensor.local_matrices(tp, ep)
-                flops += matrices * newton_schulz_flops(elements // tensor.num_matrices // columns, columns)
-    return LocalElements(dense, experts, flops, trained, trained_experts)
+                columns, local = tensor.shape[-1], tensor.local_matrices(tp, ep)
+                rows = whole // tensor.num_matrices // columns
+                muon[in_bank] += count * own
+                matrices[local, rows, columns] += count
+                flops += count * local * newton_schulz_flops(rows, columns)
+    layers = len(inventory.layers)
+    groups = layers + sum(name.startswith("mtp.") for name, _ in inventory.outside) + 1
+    made = tuple(Matrices(number, *key) for key, number in matrices.items())
+    (dense, experts), (own, banked), (whole, stacked) = elements, trained, muon
+    return LocalElements(dense, experts, flops, own, banked, whole, stacked, tensors, trained_tensors, groups, made)
 
 
 def newton_schulz_flops(rows: int, columns: int) -> int:
@@ -109,9 +156,80 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     shard = trained // mesh.dp_shard + trained_experts // mesh.efsdp
     reduced += 2 * gather_ns(rates, spec, replicas, shard * summed)
     reduced += 2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), trained // mesh.dp_shard * summed)
-    return DataTimes(
-        gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + _muon_ns(spec, rates, local.orthogonalised_flops // mesh.pp)
+    if rates.measured is None:
+        muon = _muon_ns(spec, rates, local.orthogonalised_flops // mesh.pp)
+        return DataTimes(gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + muon)
+    held, pp = held_of(spec, local), mesh.pp
+
+    def taken(parts: Iterable[Part]) -> int:
+        return sum(part_ns(spec, rates, part) for part in parts)
+
+    clip, adamw = taken(clip_parts(spec, held)), taken(adamw_parts(spec, held))
+    muon = taken(muon_parts(spec, held, rates.device.num_sms.value))
+    phases = (clip // pp, CLIP_OPERATIONS * held.trained_tensors // pp), (muon // pp, muon_operations(spec, held) // pp)
+    late = adamw_operations(spec, held) // pp
+    before, after = tuple(gather_parts(spec, held)), tuple(reduce_parts(spec, held))
+    copies = taken(before) // pp, taken(after) // pp, taken(sum_parts(spec, held)) // pp
+    issued = sum(part.launches for part in before) // pp, sum(part.launches for part in after) // pp
+    return DataTimes(gather, reduced, clip // pp + adamw // pp + muon // pp, copies, phases, late, issued)
+
+
+def copies_ns(spec: Spec, times: DataTimes) -> int:
+    """FSDP2's casts and copies in a step."""
+    (gathers, reductions), (before, after, added) = exchanges(spec), times.copies_ns
+    return gathers * before + reductions * after + (reductions - 1) * added
+
+
+def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward: tuple[int, int], backward: tuple[int, int]) -> int:
+    """What the phases of a step wait for the host: where it takes longer to launch one than the device to run it.
+
+    A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or as good as.
+    AdamW is one launch for many tensors, which the device waits for while the host looks at each.
+
+    Args:
+        spec: A checked spec.
+        issue_ns: Of the host for one launch of forward and backward.
+        update_ns: Of the host for one operation of clipping and the update.
+        times: Of a mean pipeline rank.
+        forward: Nanoseconds and launches of F of one microbatch, on a mean pipeline rank.
+        backward: The same of I and W.
+    """
+    reshard, alone = spec.sharding.reshard_after_forward, not spec.mesh.is_pipelined
+    (before, after, _), (gathers, reductions) = times.copies_ns, times.issued
+    first, again = alone or reshard, alone and reshard
+    waits = max(0, (forward[1] + first * gathers) * issue_ns - forward[0] - first * before)
+    launches = backward[1] + again * gathers + alone * reductions
+    waits += max(0, launches * issue_ns - backward[0] - again * before - alone * after)
+    update = sum(max(0, operations * update_ns - taken) for taken, operations in times.phases)
+    return spec.schedule.microbatches_per_update * waits + update + times.late * update_ns
+
+
+def exchanges(spec: Spec) -> tuple[int, int]:
+    """How often a step gathers all parameters, and reduces all gradients: under a pipeline without resharding, once."""
+    count, reshard = spec.schedule.microbatches_per_update, spec.sharding.reshard_after_forward
+    gathers = count * (1 + reshard) if reshard or not spec.mesh.is_pipelined else 1
+    return gathers, 1 if spec.mesh.is_pipelined else count
+
+
+def held_of(spec: Spec, local: LocalElements) -> Held:
+    """Of all pipeline ranks together."""
+    mesh = spec.mesh
+    return Held(
+        local.dense + local.experts,
+        local.trained + local.trained_experts,
+        local.trained // mesh.dp_shard + local.trained_experts // mesh.efsdp,
+        local.dense_matrices // mesh.dp_shard + local.expert_matrices // mesh.efsdp,
+        local.tensors,
+        local.trained_tensors,
+        local.groups,
+        local.matrices,
     )
+
+
+def part_ns(spec: Spec, rates: Rates, part: Part) -> int:
+    """Time of a kind of kernels outside the layers."""
+    dtype = spec.newton_schulz_dtype if part.flops else spec.precision.params
+    return rates.kind_ns(part.kind, part.num_bytes, part.flops, "D", dtype.of_products) + part.launches * rates.launch_ns
 
 
 def _muon_ns(spec: Spec, rates: Rates, flops: int) -> int:

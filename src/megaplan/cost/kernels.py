@@ -179,12 +179,21 @@ def _ssd(model: Model, load: Workload, _: Op) -> Passes:
     of_tiles = tiles * heads * blocks * wide * state * size
     pairs, edges = (tiles * groups * parts * positions * columns * FP32_BYTES for columns in (positions, state))
     segments = _ceil(chunks, min(chunks, max(1, SEGMENT_BYTES * chunks // (2 * of_tiles + pairs + edges))))
-    split = load.num_tokens * (3 * heads * width + 4 * groups * shape.state_dim + heads) * 2 * size
     of_x, scores, values = (2 * positions * inner for inner in (state * wide, positions * state, positions * wide))
     each, of_groups = tiles * heads * blocks, tiles * groups
     forward = Pass(3 * x + 3 * shared + 3 * states + last + 7 * per_step, each * (3 * of_x + scores + values), 4)
     moved = 10 * x + 13 * shared + 4 * states + last + 7 * of_tiles + 3 * pairs + 4 * edges + (18 + 10 * blocks) * per_step
-    return forward, Pass(moved + split, each * (7 * of_x + 2 * values) + of_groups * (2 * parts + 2) * scores, 10 + 8 * segments)
+    return forward, Pass(
+        moved + joined_bytes(model, load), each * (7 * of_x + 2 * values) + of_groups * (2 * parts + 2) * scores, 10 + 8 * segments
+    )
+
+
+def joined_bytes(model: Model, load: Workload) -> int:
+    """What Mamba-2's backward moves to join the parts of the gradient of the projection, and of the convolution's output."""
+    assert isinstance(model.mamba, Mamba2)
+    shape = model.mamba
+    heads, groups = num_mamba_heads(shape, model.hidden_size) // load.tp, shape.num_groups // load.tp
+    return load.num_tokens * (3 * heads * shape.head_dim + 4 * groups * shape.state_dim + heads) * 2 * load.itemsize
 
 
 def _attention(model: Model, load: Workload, op: Op) -> Passes:
@@ -205,34 +214,49 @@ def _attention(model: Model, load: Workload, op: Op) -> Passes:
 
 
 def _indexer(model: Model, load: Workload, op: Op) -> Passes:
-    """Scores of all visible pairs by fp32 products of three TF32 parts, the choice, and what attention to all keys takes beside the chosen.
+    """The index's own passes, and what attention to all keys takes beside the chosen."""
+    assert model.attention is not None
+    width, value_width = head_widths(model.attention)
+    forward, backward = index_passes(model, load, op)
+    rest = 2 * _unchosen(model, load, op) * (model.attention.num_heads // load.tp)
+    return (
+        forward._replace(flops=forward.flops + rest * (width + value_width)),
+        backward._replace(flops=backward.flops + rest * (4 * width + 3 * value_width)),
+    )
 
-    Scores of the index, as many as pairs of positions, are written by one kernel and read by the next; so are the rotated queries.
+
+def index_passes(model: Model, load: Workload, op: Op) -> Passes:
+    """Scores of all visible pairs by fp32 products of three TF32 parts, and the choice.
+
+    Scores of the index, as many as pairs of positions, are written by one kernel and read by the next; so are the rotated queries. Backward
+    makes attention's scores of all visible pairs, too, whose mass the index learns.
     """
     attention = model.attention
     assert isinstance(attention, LatentAttention)
     assert attention.indexer is not None
-    width, value_width = head_widths(attention)
+    width, _ = head_widths(attention)
     tokens, index = load.num_tokens, attention.indexer
-    visible, seen = rank_pairs(load, op.window), rank_pairs(load, op.window, index.top_k)
+    visible = rank_pairs(load, op.window)
     scored, scores = 2 * visible * index.num_heads * index.head_dim, tokens * load.seq_length * FP32_BYTES
     turned = tokens * index.num_heads * index.head_dim
-    heads = attention.num_heads // load.tp
-    rest = 2 * (visible - seen) * heads
-    forward = Pass(op.work.moved_forward * tokens + 5 * scores // 2 + 16 * turned, EXACT * scored + rest * (width + value_width), 5)
-    again = 2 * seen * heads * width + rest * (5 * width + 3 * value_width)
-    backward = Pass(op.work.moved_input * tokens + 9 * scores + 38 * turned, (3 * EXACT + 2) * scored + again, 16)
-    return forward, backward
+    forward = Pass(op.work.moved_forward * tokens + 5 * scores // 2 + 16 * turned, EXACT * scored, 5)
+    mass = 2 * visible * (attention.num_heads // load.tp) * width
+    return forward, Pass(op.work.moved_input * tokens + 9 * scores + 38 * turned, (3 * EXACT + 2) * scored + mass, 16)
+
+
+def _unchosen(model: Model, load: Workload, op: Op) -> int:
+    """Visible pairs of which attention does not choose the key."""
+    assert isinstance(model.attention, LatentAttention)
+    assert model.attention.indexer is not None
+    return rank_pairs(load, op.window) - rank_pairs(load, op.window, model.attention.indexer.top_k)
 
 
 def _masked(model: Model, load: Workload, op: Op) -> Passes:
     """Products of attention to a shared choice with keys that are not chosen, which its kernels compute too."""
     attention = model.attention
     assert isinstance(attention, LatentAttention)
-    assert attention.indexer is not None
     width, value_width = head_widths(attention)
-    unchosen = rank_pairs(load, op.window) - rank_pairs(load, op.window, attention.indexer.top_k)
-    rest = 2 * unchosen * (attention.num_heads // load.tp)
+    rest = 2 * _unchosen(model, load, op) * (attention.num_heads // load.tp)
     products = 4 * width + 3 * value_width + (width if max(width, value_width) > WIDEST_KEYS else 0)
     return Pass(0, rest * (width + value_width), 0), Pass(0, rest * products, 0)
 

@@ -5,12 +5,26 @@ One timer times many specs of one model, as a search does; an estimate times one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+from megaplan.cost.beside import adamw_parts, clip_parts, gather_parts, muon_parts, reduce_parts, sum_parts
 from megaplan.cost.blocks import rank_workload
-from megaplan.cost.data import DataTimes, LocalElements, data_times, exposed_ns, local_elements
+from megaplan.cost.data import (
+    DataTimes,
+    LocalElements,
+    copies_ns,
+    data_times,
+    exchanges,
+    exposed_ns,
+    held_of,
+    host_ns,
+    local_elements,
+    part_ns,
+)
+from megaplan.cost.parts import Part
+from megaplan.cost.prices import Note, Seen
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
@@ -21,12 +35,14 @@ from megaplan.spec.models import Spec
 
 K = TypeVar("K")
 V = TypeVar("V")
+Change = Callable[[Rates], Rates]
 Cuts = Sequence[tuple[int, int]]
 """One half-open span of layers for each slot, in model order."""
 MOST_KEPT = 20_000
 """Values of a kind that a timer keeps; beyond it all are dropped."""
-BUBBLE, EXPOSED, PLAIN = "bubble", "exposed", "plain torch"
-"""Terms: idle pipeline ranks; how the names begin of what waits for transfers; what operations without a kernel take more than with one."""
+BUBBLE, EXPOSED, PLAIN, COPIES, HOST = "bubble", "exposed", "plain torch", "sharding copies", "host"
+"""Terms: idle pipeline ranks; how the names begin of what waits for transfers; what operations without a kernel take more than with one;
+FSDP2's casts and copies; what the device waits for the host."""
 
 
 class Sums(NamedTuple):
@@ -39,6 +55,8 @@ class Sums(NamedTuple):
         largest: The largest layer, and either end with the layer it stands with.
         first: Of the first slot, beside layers.
         last: Of the last slot, beside layers.
+        forward_launches: Kernels that the host launches in F.
+        backward_launches: The same of I and W.
     """
 
     total: int
@@ -47,17 +65,20 @@ class Sums(NamedTuple):
     largest: int
     first: LayerTime
     last: LayerTime
+    forward_launches: int
+    backward_launches: int
 
 
 class ReplayTimer:
     """Steps of one model on one kind of device, by any mesh, schedule, batch and recompute policy."""
 
-    def __init__(self, inventory: Inventory, spec: Spec, rates: Rates | None = None, *, fused: bool = False) -> None:
+    def __init__(self, inventory: Inventory, spec: Spec, change: Change | None = None, *, fused: bool = False) -> None:
         """`spec`: any of those that are timed; they differ in what a search varies.
 
-        `rates`: the spec's if None. `fused` as for `layer_time`.
+        `change`: of the rates of each spec; none if None. `fused` as for `layer_time`.
         """
-        self.inventory, self._rates, self._fused = inventory, rates_of(spec) if rates is None else rates, fused
+        self.inventory, self._change, self._fused = inventory, change, fused
+        self._rates: dict[str, Rates] = {}
         self.scaled = [spec.multiplies_in_eight_bits(index, block.family) for index, block in enumerate(inventory.layers)]
         """Of each layer, whether its linears and banks multiply in eight bits."""
         makes: dict[tuple[int, bool], tuple[Block, bool, int]] = {}
@@ -71,8 +92,18 @@ class ReplayTimer:
         self._sums: dict[tuple[object, ...], Sums] = {}
         self._times: dict[tuple[object, ...], ModelTimes] = {}
         self._makespans: dict[tuple[object, ...], int] = {}
-        self._data: dict[tuple[int, ...], DataTimes] = {}
+        self._data: dict[tuple[object, ...], DataTimes] = {}
         self._elements: dict[tuple[int, int, int], LocalElements] = {}
+        self.seen = Seen()
+        """Kinds of kernels of all layers and ends that were timed."""
+
+    def rates(self, spec: Spec) -> Rates:
+        """Those of a spec: kernels and plain torch have their own."""
+        found = self._rates.get(spec.host.kernels)
+        if found is None:
+            own = rates_of(spec)
+            found = self._rates[spec.host.kernels] = own if self._change is None else self._change(own)
+        return found
 
     def times(self, spec: Spec) -> ModelTimes:
         """Of each layer and both ends; as `model_times` says them."""
@@ -113,24 +144,73 @@ class ReplayTimer:
         """
         count, pp, sums = spec.schedule.microbatches_per_update, spec.mesh.pp, self.sums(spec)
         once = spec.model_copy(update={"recompute": type(spec.recompute)()})
-        kept, fused = self.sums(once), ReplayTimer(self.inventory, once, fused=True).sums(once)
+        kept, fused = self.sums(once), ReplayTimer(self.inventory, once, self._change, fused=True).sums(once)
         plain, recompute, exposed = (count * each // pp for each in (kept.total - fused.total, sums.total - kept.total, self._waits(spec)))
         data, busy = self._data_of(spec), count * sums.total // pp
+        copies, host = copies_ns(spec, data), self._host(spec, sums)
         found = {
             "layers": busy - plain - recompute - exposed,
             PLAIN: plain,
             "recompute": recompute,
             f"{EXPOSED} transfers": exposed,
             BUBBLE: self._makespan(spec, sums, spans) - busy,
-            f"{EXPOSED} data": self.beside(spec, sums) - data.optimizer_ns,
+            f"{EXPOSED} data": self.beside(spec, sums) - data.optimizer_ns - copies - host,
+            COPIES: copies,
             "optimizer": data.optimizer_ns,
+            HOST: host,
         }
-        return found if plain else {name: value for name, value in found.items() if name != PLAIN}
+        absent = {PLAIN} if not plain else set()
+        if self.rates(spec).measured is None:
+            absent |= {COPIES, HOST}
+        return {name: value for name, value in found.items() if name not in absent}
+
+    def kinds(self, spec: Spec) -> list[Note]:
+        """Every kind of kernels of a step, all pipeline ranks together, with its counts and its time; none without measured constants.
+
+        Those beside the layers have the empty letter.
+        """
+        if self.rates(spec).measured is None:
+            return []
+        notes: list[Note] = []
+        seen = Seen(notes)
+        layers, count = self.inventory.layers, spec.schedule.microbatches_per_update
+        for index, block in enumerate(layers):
+            layer_time(spec, self.rates(spec), block, spec.policy(index, block.family), scaled=self.scaled[index], seen=seen)
+        end_times(spec, self.rates(spec), seen=seen)
+        return notes * count + [("", part, part_ns(spec, self.rates(spec), part)) for part in self._parts_beside(spec)]
+
+    def kinds_seen(self, spec: Spec) -> set[str]:
+        """Names of the kinds of kernels of what was timed, and of what a step runs beside its layers."""
+        return self.seen.kinds | {part.kind for part in self._parts_beside(spec)}
+
+    def _parts_beside(self, spec: Spec) -> list[Part]:
+        held = held_of(spec, local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp))
+        gathers, reductions = exchanges(spec)
+        return [
+            *list(gather_parts(spec, held)) * gathers,
+            *list(reduce_parts(spec, held)) * reductions,
+            *list(sum_parts(spec, held)) * (reductions - 1),
+            *clip_parts(spec, held),
+            *adamw_parts(spec, held),
+            *muon_parts(spec, held, self.rates(spec).device.num_sms.value),
+        ]
 
     def beside(self, spec: Spec, sums: Sums) -> int:
-        """What a step waits for data ranks, and the optimizer."""
+        """What a step waits for data ranks and for the host, FSDP2's copies, and the optimizer."""
         data = self._data_of(spec)
-        return exposed_ns(spec, data, sums.forward, sums.total) + data.optimizer_ns
+        around = copies_ns(spec, data) + self._host(spec, sums)
+        return exposed_ns(spec, data, sums.forward, sums.total) + data.optimizer_ns + around
+
+    def _host(self, spec: Spec, sums: Sums) -> int:
+        found = self.rates(spec).measured
+        return 0 if found is None else self.host_ns(spec, sums, found.issue_ns, found.update_ns)
+
+    def host_ns(self, spec: Spec, sums: Sums, issue: int, update: int) -> int:
+        """What a mean pipeline rank waits for its host, phase by phase; `issue` and `update` as for `megaplan.cost.data.host_ns`."""
+        pp = spec.mesh.pp
+        forward = sums.forward // pp, sums.forward_launches // pp
+        backward = (sums.total - sums.forward) // pp, sums.backward_launches // pp
+        return host_ns(spec, issue, update, self._data_of(spec), forward, backward)
 
     def sums(self, spec: Spec) -> Sums:
         """Of one microbatch on all pipeline ranks."""
@@ -154,7 +234,11 @@ class ReplayTimer:
         forward = first.forward_ns + last.forward_ns + end.forward_ns + sum([time.forward_ns * count for time, count in each])
         weight = first.weight_ns + last.weight_ns + end.weight_ns + sum([time.weight_ns * count for time, count in each])
         largest = max([first.total_ns + start.total_ns, last.total_ns + end.total_ns, *[time.total_ns for time, _ in each]])
-        return Sums(total, forward, total - weight, largest, first, last)
+        launches = first.forward_launches + last.forward_launches + end.forward_launches
+        launches += sum([time.forward_launches * count for time, count in each])
+        back = first.backward_launches + last.backward_launches + end.backward_launches
+        back += sum([time.backward_launches * count for time, count in each])
+        return Sums(total, forward, total - weight, largest, first, last, launches, back)
 
     def layer(self, spec: Spec, block: Block, policy: str, *, scaled: bool) -> LayerTime:
         """One layer under a recompute policy; `scaled` as for `layer_time`."""
@@ -163,7 +247,9 @@ class ReplayTimer:
         key = (id(block), policy, scaled, mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, experts, _around(spec))
         found = self._layers.get(key)
         if found is None:
-            found = kept(self._layers)[key] = layer_time(spec, self._rates, block, policy, scaled=scaled, fused=self._fused)
+            found = kept(self._layers)[key] = layer_time(
+                spec, self.rates(spec), block, policy, scaled=scaled, fused=self._fused, seen=self.seen
+            )
         return found
 
     def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, int]:
@@ -171,26 +257,35 @@ class ReplayTimer:
         key = (mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1, spec.batch.micro_batch_size, spec.host.kernels, _around(spec))
         found = self._ends.get(key)
         if found is None:
-            found = kept(self._ends)[key] = end_times(spec, self._rates, fused=self._fused)
+            found = kept(self._ends)[key] = end_times(spec, self.rates(spec), fused=self._fused, seen=self.seen)
         return found
 
     def _waits(self, spec: Spec) -> int:
         """Of one microbatch, transfers that layers wait for."""
         found = 0
         for block in self.inventory.layers:
-            waits = layer_transfers(self._rates, spec, rank_workload(spec, spec.precision.of(block.family)), block)
+            waits = layer_transfers(self.rates(spec), spec, rank_workload(spec, spec.precision.of(block.family)), block)
             found += waits.forward_ns + waits.input_ns
         return found
 
     def _data_of(self, spec: Spec) -> DataTimes:
         mesh = spec.mesh
         degrees = mesh.tp, mesh.ep, mesh.etp
-        key = (*degrees, mesh.pp, mesh.cp, mesh.dp_replicate, mesh.dp_shard, spec.precision.reduce.bytes)
+        key = (
+            *degrees,
+            mesh.pp,
+            mesh.cp,
+            mesh.dp_replicate,
+            mesh.dp_shard,
+            spec.host.kernels,
+            spec.precision.reduce.bytes,
+            spec.precision.grads.bytes,
+        )
         found = self._data.get(key)
         if found is None:
             if degrees not in self._elements:
                 self._elements[degrees] = local_elements(self.inventory, *degrees)
-            found = kept(self._data)[key] = data_times(spec, self._rates, self._elements[degrees])
+            found = kept(self._data)[key] = data_times(spec, self.rates(spec), self._elements[degrees])
         return found
 
     def _makespan(self, spec: Spec, sums: Sums, spans: Cuts) -> int:

@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isqrt
 
 from megaplan.blocks.work import Op, Ops, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
-from megaplan.cost.extra import Extra
 from megaplan.cost.kernels import Kernels, Pass
+from megaplan.cost.parts import ADD, Part
 from megaplan.cost.plain import PlainTorch
+from megaplan.cost.prices import FORWARD, INPUT, WEIGHT, Prices, Seen
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.scaled import ScaledLinears, ScaledPass, in_eight_bits, sharing
 from megaplan.cost.scaled_experts import ScaledBank
@@ -46,8 +46,6 @@ from megaplan.spec.models import Spec
 
 Passed = tuple[Op, tuple[ScaledPass, ScaledPass, ScaledPass] | None]
 """An op, and F, I and W of a linear or a bank in eight bits; None for other ops."""
-LIBRARY = "D"
-"""Products of plain torch are those of the GEMM library, as dense linears' are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +56,15 @@ class LayerTime:
         forward_ns: F.
         input_ns: I: everything that a split backward computes before it sends its gradient on, recompute included.
         weight_ns: W: the weight gradients that a split backward leaves for later, those of linears.
+        forward_launches: Kernels that the host launches in F; 0 where launches are not counted.
+        backward_launches: The same of I and W.
     """
 
     forward_ns: int = 0
     input_ns: int = 0
     weight_ns: int = 0
+    forward_launches: int = 0
+    backward_launches: int = 0
 
     @property
     def backward_ns(self) -> int:
@@ -75,7 +77,13 @@ class LayerTime:
         return self.forward_ns + self.input_ns + self.weight_ns
 
     def __add__(self, other: LayerTime) -> LayerTime:
-        return LayerTime(self.forward_ns + other.forward_ns, self.input_ns + other.input_ns, self.weight_ns + other.weight_ns)
+        return LayerTime(
+            self.forward_ns + other.forward_ns,
+            self.input_ns + other.input_ns,
+            self.weight_ns + other.weight_ns,
+            self.forward_launches + other.forward_launches,
+            self.backward_launches + other.backward_launches,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +166,9 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
     return ModelTimes(tuple(layers), first, last, boundary)
 
 
-def end_times(spec: Spec, rates: Rates, *, fused: bool = False) -> tuple[LayerTime, LayerTime, int]:
-    """What is added to the first and to the last slot, and nanoseconds of a boundary between ranks; `fused` as for `layer_time`."""
-    timer = _Timer(spec, rates, spec.precision.params, fused=fused)
+def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | None = None) -> tuple[LayerTime, LayerTime, int]:
+    """What is added to the first and to the last slot, and nanoseconds of a boundary between ranks; options as for `layer_time`."""
+    timer = _Timer(spec, rates, spec.precision.params, fused=fused, seen=seen)
     ends = end_ops(timer.load, spec)
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
     last = timer.time(ends.head) + _waiting(projected)
@@ -174,7 +182,9 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False) -> tuple[LayerTi
     return first, last, boundary_ns(rates, spec, timer.load)
 
 
-def layer_time(spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: bool, fused: bool = False) -> LayerTime:
+def layer_time(
+    spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: bool, fused: bool = False, seen: Seen | None = None
+) -> LayerTime:
     """Of one layer under a recompute policy.
 
     Args:
@@ -184,13 +194,14 @@ def layer_time(spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: b
         policy: Of recompute.
         scaled: Whether its linears and banks multiply in eight bits.
         fused: As if one kernel ran each op that runs as plain torch.
+        seen: Notes what kinds of kernels run, where the device has measured constants.
     """
-    timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy)
+    timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy, seen=seen)
     ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
     reruns = family.selective(family.section_of(spec.model), block.variant).reruns
     waits = layer_transfers(rates, spec, timer.load, block)
-    again = timer.forward_ns(_repeated(ops, policy, reruns)) + waits.repeated_ns(policy)
-    return timer.time(ops) + _waiting(waits) + LayerTime(input_ns=again)
+    again = timer.again(_repeated(ops, policy, reruns))
+    return timer.time(ops) + _waiting(waits) + again + LayerTime(input_ns=waits.repeated_ns(policy))
 
 
 def _repeated(ops: Ops, policy: str, reruns: frozenset[str]) -> Ops:
@@ -211,31 +222,47 @@ def _waiting(transfers: Transfers) -> LayerTime:
 class _Timer:
     """Times ops of one dtype on one rank."""
 
-    def __init__(self, spec: Spec, rates: Rates, dtype: DType, *, fused: bool = False, scaled: bool = False, policy: str = "none") -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        rates: Rates,
+        dtype: DType,
+        *,
+        fused: bool = False,
+        scaled: bool = False,
+        policy: str = "none",
+        seen: Seen | None = None,
+    ) -> None:
         load = rank_workload(spec, dtype)
         self.load: Workload = load._replace(gathers=True) if scaled else load
-        self._rates, self._dtype, self._grad_bytes = rates, dtype, spec.precision.grads.bytes
+        self._dtype, self._grad_bytes = dtype, spec.precision.grads.bytes
         self._skew, self._plain = _skew(spec), None if fused else PlainTorch(spec, self.load)
         self._kernels = Kernels(spec, self.load)
         self._scaled = ScaledLinears(spec, dtype.of_products.bytes) if scaled else None
         self._bank = ScaledBank(spec, self.load, self._grad_bytes, policy) if scaled else None
+        self._prices, self._counts = Prices(spec, rates, dtype, self.load, seen or Seen()), rates.measured is not None
 
     def time(self, ops: Ops) -> LayerTime:
         """F, I and W of ops one after another."""
         found = self._scaled_passes(ops)
-        inputs = sum(self._input_ns(op) if passes is None else self._scaled_ns(op, passes[1], 0) for op, passes in found)
+        forward, launched = self._forwards_ns(found), self._prices.taken()
+        inputs = sum(
+            self._input_ns(op) if passes is None else self._prices.scaled_ns(op, passes[1], 0, INPUT) for op, passes in found
+        ) + self._sums_ns(ops)
         weights = sum(
-            self._weight_ns(op) if passes is None else self._scaled_ns(op, passes[2], op.weights * 2 * self._grad_bytes * op.is_linear)
+            self._weight_ns(op)
+            if passes is None
+            else self._prices.scaled_ns(op, passes[2], op.weights * 2 * self._grad_bytes * op.is_linear, WEIGHT)
             for op, passes in found
         )
-        return LayerTime(self._forwards_ns(found), inputs, weights)
+        return LayerTime(forward, inputs, weights, launched, self._prices.taken())
 
-    def forward_ns(self, ops: Ops) -> int:
-        """F of ops one after another."""
-        return self._forwards_ns(self._scaled_passes(ops))
+    def again(self, ops: Ops) -> LayerTime:
+        """F of ops one after another, before their backward."""
+        return LayerTime(input_ns=self._forwards_ns(self._scaled_passes(ops)), backward_launches=self._prices.taken())
 
     def _forwards_ns(self, found: Sequence[Passed]) -> int:
-        return sum(self._forward_ns(op) if passes is None else self._scaled_ns(op, passes[0], 0) for op, passes in found)
+        return sum(self._forward_ns(op) if passes is None else self._prices.scaled_ns(op, passes[0], 0, FORWARD) for op, passes in found)
 
     def _scaled_passes(self, ops: Ops) -> list[Passed]:
         """Passes of linears and banks in eight bits; None for other ops."""
@@ -252,19 +279,24 @@ class _Timer:
             for index, op in enumerate(ops)
         ]
 
-    def _scaled_ns(self, op: Op, done: ScaledPass, weight_bytes: int) -> int:
-        """One pass of a linear or a bank in eight bits: its copies, then the products."""
-        rates, (copies, product) = self._rates, done
-        compute, memory = rates.compute_ns(product.flops, op.part, DType.FP8), rates.memory_ns(product.num_bytes + weight_bytes)
-        return rates.memory_ns(copies.num_bytes) + max(compute, memory) + (copies.launches + product.launches) * rates.launch_ns
+    def _sums_ns(self, ops: Ops) -> int:
+        """Gradients of one input that several linears read, added up; linears in eight bits have them among their copies."""
+        if not self._counts or self._scaled is not None:
+            return 0
+        size, found = self._dtype.of_products.bytes, 0
+        for index in sharing(ops):
+            op = ops[index]
+            added = Part(ADD, 3 * op.in_width * size * self._tokens(op), 0, 1)
+            found += self._prices.parts_ns(op, (added,), 0, INPUT)
+        return found
 
     def _forward_ns(self, op: Op) -> int:
         passes, weights = self._kernels.passes(op, self._tokens(op)), op.weights * self._dtype.bytes
         if passes is not None:
-            fused = self._kernels_ns(op, passes[0], weights, op.num_steps)
+            fused = self._prices.kernels_ns(op, passes[0], weights, op.num_steps, FORWARD)
         else:
-            fused = self._pass_ns(op, op.work.forward, op.work.moved_forward, weights, op.num_steps)
-        return fused if self._plain is None else self._run_ns(op, fused, self._plain.forward(op, self._tokens(op)))
+            fused = self._pass_ns(op, op.work.forward, op.work.moved_forward, weights, op.num_steps, FORWARD)
+        return fused if self._plain is None else self._prices.run_ns(op, fused, self._plain.forward(op, self._tokens(op)))
 
     def _input_ns(self, op: Op) -> int:
         """I; for an op that is no linear, with its weight gradient, in one pass over memory."""
@@ -276,39 +308,21 @@ class _Timer:
             weights += op.weights * 2 * self._grad_bytes if op.work.weight_grad else 0
         passes = self._kernels.passes(op, self._tokens(op))
         if passes is not None:
-            fused = self._kernels_ns(op, passes[1], weights, 2 * op.num_steps)
+            fused = self._prices.kernels_ns(op, passes[1], weights, op.num_steps, INPUT)
         else:
-            fused = self._pass_ns(op, flops, moved, weights, 2 * op.num_steps)
-        return fused if self._plain is None else self._run_ns(op, fused, self._plain.backward(op, self._tokens(op)))
+            fused = self._pass_ns(op, flops, moved, weights, op.num_steps, INPUT)
+        return fused if self._plain is None else self._prices.run_ns(op, fused, self._plain.backward(op, self._tokens(op)))
 
     def _weight_ns(self, op: Op) -> int:
         """W: a linear's product, added to the gradient that accumulates."""
         if not op.is_linear or not op.work.weight_grad:
             return 0
-        return self._pass_ns(op, op.work.weight_grad, op.work.moved_weight, op.weights * 2 * self._grad_bytes, 0)
+        return self._pass_ns(op, op.work.weight_grad, op.work.moved_weight, op.weights * 2 * self._grad_bytes, 0, WEIGHT)
 
-    def _run_ns(self, op: Op, fused_ns: int, plain: Extra | None) -> int:
-        """A pass by one kernel, or as plain torch; products that stay in the weights' dtype take as long there as in one kernel."""
-        if plain is None:
-            return fused_ns
-        rates = self._rates
-        memory, launched = rates.memory_ns(plain.num_bytes), plain.launches * rates.launch_ns
-        if plain.is_fp32:
-            memory += rates.compute_ns(plain.flops, LIBRARY, DType.FP32)
-        elif op.weights:
-            memory += fused_ns
-        return isqrt(launched**2 + memory**2)
-
-    def _pass_ns(self, op: Op, flops: int, moved_bytes: int, weight_bytes: int, num_steps: int) -> int:
+    def _pass_ns(self, op: Op, flops: int, moved_bytes: int, weight_bytes: int, num_steps: int, letter: str) -> int:
         """One pass of an op by one kernel; `flops` and `moved_bytes` are per token."""
         tokens = self._tokens(op)
-        return self._kernels_ns(op, Pass(moved_bytes * tokens, flops * tokens, 1), weight_bytes, num_steps)
-
-    def _kernels_ns(self, op: Op, done: Pass, weight_bytes: int, num_steps: int) -> int:
-        """One pass of an op by its kernels."""
-        rates, dtype = self._rates, self._dtype if op.weights else self._dtype.of_products
-        compute, memory = rates.compute_ns(done.flops, op.part, dtype), rates.memory_ns(done.num_bytes + weight_bytes)
-        return max(compute, memory, num_steps * rates.step_ns) + done.launches * rates.launch_ns
+        return self._prices.kernels_ns(op, Pass(moved_bytes * tokens, flops * tokens, 1), weight_bytes, num_steps, letter)
 
     def _tokens(self, op: Op) -> int:
         tokens = self.load.num_tokens // (self.load.tp if op.own_tokens else 1)

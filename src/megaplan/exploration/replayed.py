@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
-from megaplan.cost.rates import rates_of
+from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import ReplayTimer, Sums, kept
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
 from megaplan.exploration.paths import at_slot, least, mean_path
@@ -111,16 +112,9 @@ class ReplayClock:
         inventory, spec = self._timer.inventory, specs[0]
         rates, letters = rates_of(spec), {block.family for block in inventory.layers}
         parts = [part for part in rates.percent if part not in FAMILIES or part in letters]
-        changed = {
-            f"{part} {text}": replace(rates, percent=rates.percent | {part: max(1, round(rates.percent[part] * percent / 100))})
-            for part in parts
-            for text, percent in CHANGES
-        }
+        changed = {f"{part} {text}": partial(_with_share, part, percent) for part in parts for text, percent in CHANGES}
         for field in ("launch_ns", "latency_ns", "step_ns"):
-            value = getattr(rates, field)
-            changed |= {
-                f"{field.removesuffix('_ns')} {text}": replace(rates, **{field: value * percent // 100}) for text, percent in CHANGES
-            }
+            changed |= {f"{field.removesuffix('_ns')} {text}": partial(_with_field, field, percent) for text, percent in CHANGES}
         for name, each in changed.items():
             yield name, ReplayTimer(inventory, spec, each).step_ns
         moe = spec.model.moe
@@ -132,6 +126,16 @@ class ReplayClock:
     def terms(self, spec: Spec, spans: Spans) -> Terms:
         """As `planned_time` says them."""
         return self._timer.terms(spec, spans)
+
+
+def _with_share(part: str, percent: int, rates: Rates) -> Rates:
+    """A percentage of a part's own."""
+    return replace(rates, percent=rates.percent | {part: max(1, round(rates.percent[part] * percent / 100))})
+
+
+def _with_field(field: str, percent: int, rates: Rates) -> Rates:
+    """A percentage of a time."""
+    return replace(rates, **{field: getattr(rates, field) * percent // 100})
 
 
 def filled(total: int, pp: int, count: int) -> int:

@@ -29,8 +29,11 @@ class PlannedTime(NamedTuple):
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
         mfu: Model FLOPs over the peak of the dtype.
         terms: Seconds of the busiest stage's microbatches by term, and of what a step adds.
-        basis: fitted where steps of this device and dtype were measured, modelled where they were not.
-        calibration: The class of measured steps that the interval is from: dense, moe, hybrid, or uncalibrated.
+        basis: fitted where steps of this device and dtype were measured, else modelled; of megarun measured where all that the step
+            runs was.
+        calibration: The class of measured steps that the interval is from: dense, moe, hybrid, or uncalibrated; of megarun what was
+            measured.
+        unmeasured: Why a step of megarun is modelled on a device whose constants were measured.
     """
 
     seconds: float
@@ -41,6 +44,7 @@ class PlannedTime(NamedTuple):
     terms: dict[str, float]
     basis: Basis
     calibration: str
+    unmeasured: str | None = None
 
     def as_document(self) -> dict[str, Any]:
         """As JSON; seconds to the microsecond."""
@@ -52,6 +56,7 @@ class PlannedTime(NamedTuple):
             "terms": {name.replace(" ", "_"): round(seconds, 6) for name, seconds in self.terms.items()},
             "basis": str(self.basis),
             "calibration": self.calibration,
+            **({} if self.unmeasured is None else {"unmeasured": self.unmeasured}),
         }
 
 
@@ -93,21 +98,25 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
+    from megaplan.layout.measured_step import standing  # noqa: PLC0415
     from megaplan.spec.device import device_of  # noqa: PLC0415
 
     if spec.num_actions > MAX_REPLAYED:
         return f"the schedule has {spec.num_actions:,} actions, and at most {MAX_REPLAYED:,} are replayed"
     tensors = build_inventory(spec) if inventory is None else inventory
-    terms = ReplayTimer(tensors, spec).terms(spec, spans)
+    timer = ReplayTimer(tensors, spec)
+    terms = timer.terms(spec, spans)
+    known = standing(spec, timer)
     seconds = sum(terms.values()) * NS
     tokens = spec.global_batch_tokens / spec.mesh.world_size / seconds
     peak = device_of(spec.device).peak_flops[spec.precision.params].value
-    low, high = intervals()[REPLAYED]
+    low, high = known.interval or intervals()[REPLAYED]
     return PlannedTime(
         *(seconds, seconds * low, seconds * high, tokens, model_costs(spec, tensors).model_flops * tokens / peak),
         terms={name: value * NS for name, value in terms.items()},
-        basis=Basis.MODELLED,
-        calibration="uncalibrated",
+        basis=known.basis,
+        calibration=known.calibration,
+        unmeasured=known.reason,
     )
 
 

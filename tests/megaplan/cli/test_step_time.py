@@ -47,7 +47,7 @@ def test_diff_has_both_times(megaplan):
 @pytest.mark.parametrize("words", [("plans/llama-3.1-8b.yaml",), ("plans/nam56r-8xh200.yaml", "--set", "host.kernels=triton")])
 def test_host_megarun_has_a_wide_interval_that_says_uncalibrated(megaplan, words):
     time = time_of(megaplan("estimate", *words, "--json"))
-    assert set(time) == KEYS
+    assert set(time) - {"unmeasured"} == KEYS
     assert (time["basis"], time["calibration"]) == ("modelled", "uncalibrated")
     low, high = time["interval"]
     assert high / low > 1.5

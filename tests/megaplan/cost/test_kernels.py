@@ -8,6 +8,7 @@ from megaplan.cost.blocks import layer_ops, rank_workload
 from megaplan.cost.kernels import Kernels, Pass
 from megaplan.cost.times import model_times
 from megaplan.inventory.build import build_inventory
+from megaplan.measured.constants import measured
 from megaplan.spec.models import Spec
 
 T = 8192
@@ -81,11 +82,14 @@ def test_an_activation_is_one_ideal_kernel(make_spec):
     assert passes_of(make_spec("D", host=TRITON), "activation") is None
 
 
-def test_a_layer_takes_what_its_kernels_take(make_spec):
-    """Backward of the MIMO scan is bound by its bytes: at 85 % of 4.8 TB/s."""
-    spec = make_spec("M", model=MAMBA3, host=TRITON)
-    found = passes_of(spec, "scan")
+@pytest.mark.parametrize(("device", "gigabytes", "share"), [("h100-sxm", 3_350, 8_500), ("h200", 4_800, None)])
+def test_a_layer_takes_what_its_kernels_take(make_spec, device, gigabytes, share):
+    """Backward of the MIMO scan is bound by its bytes: at 85 % of the memory's rate, or at the share that was measured."""
+    spec = make_spec("M", model=MAMBA3, host=TRITON, device={"name": device})
+    found, constants = passes_of(spec, "scan"), measured(device)
     assert found is not None
-    least = found[1].num_bytes * 10**11 // (4_800 * 10**9 * 85)
+    assert (constants is None) == (share is not None)
+    reached = share if constants is None else constants.shares["mamba3"]
+    least = found[1].num_bytes * 10**13 // (gigabytes * 10**9 * reached)
     time = model_times(spec, build_inventory(spec)).layers[0]
     assert least < time.input_ns < 2 * least

@@ -138,6 +138,7 @@ def test_recompute_repeats_the_ops_it_names(times_of):
     assert extra("R", "selective") == SEQ * STEP_NS + LAUNCH_NS + op_ns(moved=bf16(3 * 1024) + fp32(1))
 
 
+UNMEASURED = {**HALF_SPEED, "name": "h100-sxm", "memory_bytes_per_second": 4_800 * 10**9}
 LATENT = {"kind": "mla", "num_heads": 32, "q_lora_rank": 512, "kv_lora_rank": 256}
 LATENT |= {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
 INDEXER = {"num_heads": 8, "head_dim": 64, "top_k": 128, "layers": [0], "shared_layers": [1]}
@@ -145,7 +146,7 @@ INDEXER = {"num_heads": 8, "head_dim": 64, "top_k": 128, "layers": [0], "shared_
 
 @pytest.mark.requirement("R-67")
 @pytest.mark.parametrize(("layer", "others"), [(0, {"indexer.k_norm", "indexer"}), (1, {"masked"}), (2, set())])
-@pytest.mark.parametrize("sections", [{}, {"mesh": {"tp": 2}}, {"host": {"kernels": "triton"}}])
+@pytest.mark.parametrize("sections", [{}, {"mesh": {"tp": 2}}, {"host": {"kernels": "triton"}, "device": UNMEASURED}])
 def test_selective_recompute_of_attention_chooses_its_keys_again(times_of, make_spec, layer, others, sections):
     """The operation that attends makes index scores and their norm; a layer that is given the choice attends to it again."""
     model = {"attention": LATENT | {"indexer": INDEXER}}

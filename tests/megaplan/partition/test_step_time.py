@@ -83,7 +83,9 @@ def test_the_certificate_states_the_replayed_step(kind: str, vpp: int) -> None:
     assert certificate.optimal == (certificate.gap == 0)
     assert certificate.costs == pipeline.costs.of_slots(cuts.spans)
     assert choose_cuts(spec, inventory) == cuts
-    assert choose_cuts(spec, inventory, baseline=cuts.spans) == cuts
+    again = choose_cuts(spec, inventory, baseline=cuts.spans)
+    assert again == cuts or again.certificate.value < certificate.value  # a search that proved no optimum may get further from its own end
+    assert again == cuts or not certificate.optimal
 
 
 @pytest.mark.requirement("R-24")

@@ -10,7 +10,7 @@ from typing import Any
 import megaplan
 from megaplan.budget.build import build_budget
 from megaplan.budget.reserve import device_budget
-from megaplan.cost.data import data_times, exposed_ns, local_elements
+from megaplan.cost.data import copies_ns, data_times, exposed_ns, host_ns, local_elements
 from megaplan.cost.rates import rates_of
 from megaplan.cost.times import model_times
 from megaplan.errors import Severity
@@ -143,7 +143,7 @@ def check(space: Space, exact: Exact) -> None:
 
 
 def step_ns(spec: Spec, exact: Exact) -> int:
-    """The replayed step, and what data ranks add."""
+    """The replayed step, and what data ranks, FSDP2's copies and the host add."""
     inventory, mesh, count = build_inventory(spec), spec.mesh, spec.schedule.num_microbatches
     times = model_times(spec, inventory)
     slots = times.of_slots(exact.spans)
@@ -151,4 +151,10 @@ def step_ns(spec: Spec, exact: Exact) -> int:
     step = replay(actions(spec.schedule.kind, mesh.pp, mesh.vpp, count), lengths, p2p=times.boundary_ns).makespan
     data = data_times(spec, rates_of(spec), local_elements(inventory, mesh.tp, mesh.ep, mesh.etp))
     total, forward = sum(slot.total_ns for slot in slots), sum(slot.forward_ns for slot in slots)
-    return step + exposed_ns(spec, data, forward, total) + data.optimizer_ns
+    step += exposed_ns(spec, data, forward, total) + data.optimizer_ns + copies_ns(spec, data)
+    found, pp = rates_of(spec).measured, mesh.pp
+    if found is None:
+        return step
+    launches = (sum(slot.forward_launches for slot in slots), sum(slot.backward_launches for slot in slots))
+    forwards, backwards = (forward // pp, launches[0] // pp), ((total - forward) // pp, launches[1] // pp)
+    return step + host_ns(spec, found.issue_ns, found.update_ns, data, forwards, backwards)

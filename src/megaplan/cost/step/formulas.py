@@ -105,4 +105,18 @@ FORMULAS: dict[str, Formula] = {
         "published weak scaling" + _FITTED,
         "10 · (1 + 0.0025 · 5) = 10.125",
     ),
+    "step_measured": Formula(
+        "one kind of megarun's kernels, whose share of its counted floor was measured",
+        "t = max(F / P, B / W) / s + n · l; F products at peak P, B bytes at the memory's rate W, s the share, n launches of l",
+        "seconds",
+        "profiled steps; the constants are in src/megaplan/measured",
+        "989e15 / 989e12 / 0.5 + 1000 · 1e-6 = 2000.001",
+    ),
+    "step_host": Formula(
+        "what a phase of megarun's step waits for the host that launches it",
+        "t = max(0, n · h − d); n launches of the phase, h the host's time for one, d the device's time for all",
+        "seconds",
+        "steps beyond the device's busy time; the constants are in src/megaplan/measured",
+        "1000 · 1e-4 - 0.06 = 0.04",
+    ),
 }

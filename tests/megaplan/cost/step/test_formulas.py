@@ -1,11 +1,34 @@
 """The formulas as text are what the functions compute, and `megaplan explain` prints them."""
 
+from dataclasses import replace
+
 import pytest
 
+from megaplan.cost.data import DataTimes, host_ns
+from megaplan.cost.rates import PARTS, rates_of, rates_with
 from megaplan.cost.step import attention, data, gemm, grouped, launch, memory, pipeline, scan, transfers
 from megaplan.cost.step.formulas import FORMULAS
+from megaplan.dtypes import DType
+from megaplan.measured.constants import measured
+from megaplan.spec.load import load_spec
 
 SCAN_FLOPS = 8192 * (2 * 128 * 8 * 128 + 2 * 128 * 8192 + 4 * 8192 * 128)
+SPEC = load_spec("plans/tiny-hybrid.yaml", ("device.name=h200",)).spec
+
+
+def measured_seconds() -> float:
+    """Products that reach half of the peak, in a thousand launches of a microsecond."""
+    constants = measured("h200")
+    assert constants is not None
+    rates = rates_with(rates_of(SPEC), constants._replace(shares={"half": PARTS // 2}, launch_ns=1000))
+    return (replace(rates, percent=rates.own).kind_ns("half", 0, 989 * 10**15, "D", DType.BF16) + 1000 * rates.launch_ns) / 1e9
+
+
+def host_seconds() -> float:
+    """Of a forward alone."""
+    return host_ns(SPEC, 100_000, 0, DataTimes(0, 0, 0), (60_000_000, 1000), (0, 0)) / SPEC.schedule.microbatches_per_update / 1e9
+
+
 COMPUTED = {
     "step_gemm": gemm.product_seconds(2e12, 1e8, 0.9, 4096, 7e14, 2.5e12, 0.5, 70),
     "step_quality": gemm.quality(4096, 4096, 132),
@@ -21,6 +44,8 @@ COMPUTED = {
     "step_ring": data.ring_seconds(2e9, 64, 2e11, 3e-5),
     "step_data": data.exposed_seconds(0.05, 0.04, 0.4, 0.03, 0.02),
     "step_growth": pipeline.grown(10, 0.0025, 5),
+    "step_measured": measured_seconds(),
+    "step_host": host_seconds(),
 }
 
 

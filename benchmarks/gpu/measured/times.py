@@ -1,0 +1,172 @@
+"""The profiled steps of a results file beside the step-time model, part by part.
+
+python benchmarks/gpu/measured/times.py [RESULTS.json]
+
+`rows(results)` gives the parts, `steps(results)` the steps; `table(...)` and `step_table(...)` their Markdown:
+
+    results = json.loads(RESULTS.read_text())
+    lines = [*step_table(steps(results)), "", *table(rows(results))]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import megaplan
+from megaplan.cost.replay import ReplayTimer
+from megaplan.layout.profile import Task, counts_of
+from megaplan.layout.step_time import PlannedTime, planned_time
+from megaplan.measured.constants import measured
+from megaplan.measured.kernels import FAMILIES, by_family
+
+ROOT = Path(__file__).resolve().parents[3]
+SPECS = ROOT / "benchmarks/gpu/specs"
+RESULTS = ROOT / "benchmarks/results/h200-2026-11-26.json"
+LEAST = 0.03
+"""Share of a step from which a part must be right."""
+OTHER, HOST, OVERLAPPED = "other", "host gap", "beside other kernels"
+
+
+class GroupRow(NamedTuple):
+    """One part of one run.
+
+    Attributes:
+        run: Its name.
+        group: The part.
+        measured_ms: Of the profiled step.
+        modelled_ms: Of the model.
+        floor_ms: Counted, at the device's peaks; 0 where nothing is counted.
+        share: Measured, of the step.
+        error: Modelled over measured less 1; None below a hundredth of the step.
+    """
+
+    run: str
+    group: str
+    measured_ms: float
+    modelled_ms: float
+    floor_ms: float
+    share: float
+    error: float | None
+
+
+class StepRow(NamedTuple):
+    """One run's step in seconds; `without` is modelled by constants that the run had no part in, where other runs have them."""
+
+    run: str
+    measured: float
+    modelled: float
+    low: float
+    high: float
+    without: float
+    profiled: bool
+
+
+def rows(results: Mapping[str, Any]) -> list[GroupRow]:
+    """The parts of every profiled run, longest first."""
+    found = []
+    for run in results["runs"]:
+        if run.get("gpu"):
+            found += _rows_of(run)
+    return found
+
+
+def steps(results: Mapping[str, Any]) -> list[StepRow]:
+    """Every run of the default allocator."""
+    found = []
+    for run in results["runs"]:
+        if run.get("expandable_segments"):
+            continue
+        task = task_of(run["run"])
+        time = planned_time(task.spec, task.spans, task.inventory)
+        assert isinstance(time, PlannedTime)
+        constants = measured(task.spec.device.name)
+        without = time.seconds if constants is None else constants.runs.get(run["run"], {}).get("without it", time.seconds)
+        found.append(StepRow(run["run"], run["step_s"], time.seconds, time.low, time.high, without, bool(run.get("gpu"))))
+    return found
+
+
+def task_of(name: str) -> Task:
+    """What a run trained."""
+    job = megaplan.load(str(SPECS / f"{name}.yaml"))
+    return Task(job.spec, job.inventory, job.spans)
+
+
+def _rows_of(run: Mapping[str, Any]) -> list[GroupRow]:
+    name, step, task = run["run"], 1e3 * run["step_s"], task_of(run["run"])
+    timer = ReplayTimer(task.inventory, task.spec)
+    labels = _labels()
+    taken: dict[str, float] = {}
+    for family, time in by_family(run["gpu"]["by_kernel"]).items():
+        label = OTHER if family is None else labels[family.kinds[0], family.letter]
+        taken[label] = taken.get(label, 0.0) + time.milliseconds
+    shown = sum(kernel[2] for kernel in run["gpu"]["by_kernel"])
+    taken[OTHER] = taken.get(OTHER, 0.0) + run["gpu"]["sum_ms"] - shown  # kernels beyond those that the file lists
+    modelled: dict[str, float] = {}
+    for letter, part, ns in timer.kinds(task.spec):
+        label = labels.get((part.kind, letter)) or labels.get((part.kind, None)) or OTHER
+        modelled[label] = modelled.get(label, 0.0) + ns / 1e6
+    floors: dict[str, float] = {}
+    for (kind, letter), count in counts_of(task).items():
+        label = labels.get((kind, letter)) or labels.get((kind, None)) or OTHER
+        floors[label] = floors.get(label, 0.0) + count.floor
+    taken[HOST], modelled[HOST] = step - run["gpu"]["busy_ms"], timer.terms(task.spec, task.spans)["host"] / 1e6
+    taken[OVERLAPPED] = run["gpu"]["busy_ms"] - run["gpu"]["sum_ms"]
+    return [
+        GroupRow(name, label, ms, modelled.get(label, 0.0), floors.get(label, 0.0), ms / step, _error(ms, modelled.get(label, 0.0), step))
+        for label, ms in sorted(taken.items(), key=lambda item: -item[1])
+        if ms or modelled.get(label)
+    ]
+
+
+def _error(taken: float, modelled: float, step: float) -> float | None:
+    return modelled / taken - 1 if taken > step / 100 else None
+
+
+def _labels() -> dict[tuple[str, str | None], str]:
+    """The part of each kind and letter: families with one group, or with the same kinds, are one part."""
+    by_kinds: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
+    for family in FAMILIES:
+        groups = by_kinds.setdefault((family.kinds, family.letter), [])
+        if family.group not in groups:
+            groups.append(family.group)
+    return {(kind, letter): ", ".join(groups) for (kinds, letter), groups in by_kinds.items() for kind in kinds}
+
+
+def step_table(found: Sequence[StepRow]) -> list[str]:
+    """Markdown of the steps."""
+    lines = ["| run | measured s | modelled s | error | 80 % interval | without this run |", "|---|--:|--:|--:|---|--:|"]
+    for row in found:
+        name = row.run if row.profiled else f"{row.run} (not profiled, in no constant)"
+        error, without = (100 * (value / row.measured - 1) for value in (row.modelled, row.without))
+        lines.append(
+            f"| {name} | {row.measured:.3f} | {row.modelled:.3f} | {error:+.1f} % | {row.low:.3f} to {row.high:.3f} | {without:+.1f} % |"
+        )
+    return lines
+
+
+def table(found: Iterable[GroupRow], least: float = 0.01) -> list[str]:
+    """Markdown of the parts that are at least `least` of their step."""
+    lines = ["| run | part | measured ms | modelled ms | counted floor ms | error |", "|---|---|--:|--:|--:|--:|"]
+    for row in found:
+        if abs(row.share) < least:
+            continue
+        floor = f"{row.floor_ms:.1f}" if row.floor_ms else ""
+        error = "" if row.error is None else f"{100 * row.error:+.0f} %"
+        lines.append(f"| {row.run} | {row.group} | {row.measured_ms:.1f} | {row.modelled_ms:.1f} | {floor} | {error} |")
+    return lines
+
+
+def main() -> int:
+    """Print both tables."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+    results = json.loads(path.read_text(encoding="utf-8"))
+    print("\n".join([*step_table(steps(results)), "", *table(rows(results))]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Profiled steps of megarun as a device's measured constants: results of runs, and the specs that they trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megaplan.api.load import load
+from megaplan.diagnostics import refuse
+from megaplan.spec.read import read_text
+
+if TYPE_CHECKING:
+    from megaplan.layout.profile import Task
+
+FACTS = ("device", "torch", "triton", "python", "date", "commit", "mode", "copy_gb_s")
+FORM = 'RESULTS with {"device": …, "runs": [{"run": NAME, "step_s": …, "gpu": {"busy_ms": …, "by_kernel": [[NAME, LAUNCHES, MS], …]}}]}'
+
+
+def measured_constants(folder: str, results: str) -> dict[str, Any]:
+    """The file of measured constants.
+
+    Args:
+        folder: Where `NAME.yaml` is what the run `NAME` trained.
+        results: JSON of the runs, or a line for each run and lines that hold the other facts.
+
+    Raises:
+        MegaplanError: MP487, the results lack facts or a profiled run, or its spec is of another host or device; what `megaplan.load`
+            raises.
+    """
+    from megaplan.layout.profile import constants  # noqa: PLC0415
+
+    found = _results(results)
+    runs = [run for run in found["runs"] if _is_timed(run)]
+    if not any(run.get("gpu") for run in runs):
+        raise refuse("MP487", f"{results} has no profiled run", FORM)
+    if missing := [fact for fact in FACTS if fact not in found]:
+        raise refuse("MP487", f"{results} does not say {', '.join(missing)}", FORM)
+    tasks = {run["run"]: _task(Path(folder), run["run"]) for run in runs}
+    devices = sorted({task.spec.device.name for task in tasks.values()})
+    if len(devices) > 1:
+        raise refuse("MP487", f"the specs of {folder} are of {' and '.join(devices)}", "one file for each device")
+    return constants(found | {"runs": runs}, tasks)
+
+
+def _results(path: str) -> dict[str, Any]:
+    """One document, or lines: those with `run` are runs, the others facts."""
+    text = read_text(path)
+    try:
+        documents: list[Any] = [json.loads(text)]
+    except ValueError:
+        try:
+            documents = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
+            raise refuse("MP487", f"{path} is not JSON, nor a line of JSON for each run: {error}", FORM) from None
+    if not all(isinstance(each, dict) for each in documents):
+        raise refuse("MP487", f"{path} has a line that is no object", FORM)
+    found: dict[str, Any] = {"runs": []}
+    for each in documents:
+        if "run" in each:
+            found["runs"].append(each)
+        else:
+            found |= each | {"runs": [*found["runs"], *each.get("runs", [])]}
+    return found
+
+
+def _is_timed(run: Any) -> bool:
+    return isinstance(run, dict) and isinstance(run.get("run"), str) and isinstance(run.get("step_s"), (int, float)) and run["step_s"] > 0
+
+
+def _task(folder: Path, name: str) -> Task:
+    from megaplan.layout.profile import Task  # noqa: PLC0415
+
+    job = load(str(folder / f"{name}.yaml"))
+    if job.spec.host.name != "megarun" or not job.spec.host.uses_triton:
+        raise refuse("MP487", f"run {name} is of host {job.spec.host.name} with kernels {job.spec.host.kernels}", "host.kernels: triton")
+    return Task(job.spec, job.inventory, job.spans)

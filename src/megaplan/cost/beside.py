@@ -1,0 +1,173 @@
+"""What a step of megarun runs beside its layers, by kinds of kernels: FSDP2's casts and copies, the gradient norm, the optimizers.
+
+FSDP2 casts each parameter's shard to the dtype of forward, copies it into the buffer that is gathered, lays the gradients of a block out
+for their reduction in its dtype, and copies the result; after the first microbatch it adds it to the sum. Clipping reads every gradient
+for its norm and scales it. AdamW reads gradient, parameter and two moments and writes the last three. Muon updates momentum and the
+Nesterov update by four elementwise operations, casts it, divides it by its norm, iterates, and applies it by three more.
+
+Products of Newton-Schulz are counted in whole waves of tiles over the multiprocessors: a matrix of few tiles leaves most of them idle.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py; torch's fused AdamW; `megarun.optim.muon`, `megarun.optim.clip`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from megaplan.cost.parts import MEMORY, SUM, Part
+from megaplan.spec.models import Spec
+
+SMALLEST_TILE, TRIANGLE_TILE, PRODUCT_ROWS, PRODUCT_COLUMNS = 16, 128, 256, 128
+"""Sides of the tiles of a symmetric product (`megakernels.ops.newton_schulz.sizes`), and of the GEMM library's."""
+CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
+"""Of a launch over many tensors: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
+CLIP_OPERATIONS, ADAMW_OPERATIONS, MUON_OPERATIONS, STEP_OPERATIONS = 2, 2, 11, 3
+"""Operations of the host for a tensor: its square and their sum; the unwrapping of parameter with state and of gradient; of Muon those that
+it launches once, and in each step of Newton-Schulz."""
+
+
+class Matrices(NamedTuple):
+    """Matrices that Muon updates together: one tensor's.
+
+    Attributes:
+        num_tensors: Tensors alike.
+        stack: Matrices of one tensor that a rank orthogonalises.
+        rows: Of one matrix, whole.
+        columns: Likewise.
+    """
+
+    num_tensors: int
+    stack: int
+    rows: int
+    columns: int
+
+    @property
+    def elements(self) -> int:
+        """Of all the tensors."""
+        return self.num_tensors * self.stack * self.rows * self.columns
+
+
+class Held(NamedTuple):
+    """What is stored and updated, on all pipeline ranks together.
+
+    Attributes:
+        elements: That it gathers.
+        trained: Of them, those with gradients.
+        shard: Of these, its own.
+        shard_matrices: Of its own, those that Muon updates.
+        tensors: That it gathers.
+        trained_tensors: Of them, those with gradients.
+        groups: Blocks that are gathered and reduced together.
+        matrices: That Muon updates.
+    """
+
+    elements: int
+    trained: int
+    shard: int
+    shard_matrices: int
+    tensors: int
+    trained_tensors: int
+    groups: int
+    matrices: tuple[Matrices, ...]
+
+
+def gather_parts(spec: Spec, held: Held) -> Iterator[Part]:
+    """Once, before the gather of all parameters."""
+    stored, used = spec.precision.master.bytes, spec.precision.params.bytes
+    own = held.elements // spec.mesh.dp_shard
+    if spec.precision.master is not spec.precision.params:
+        yield Part("cast", own * (stored + used), 0, held.tensors)
+    yield Part("shard copy", held.elements * 2 * used, 0, held.tensors)
+
+
+def reduce_parts(spec: Spec, held: Held) -> Iterator[Part]:
+    """Once, around the reduction of all gradients."""
+    used, summed = spec.precision.params.bytes, spec.precision.reduce.bytes
+    yield Part("chunk_cat", held.trained * (used + summed), 0, held.groups)
+    yield Part("shard copy", held.trained // spec.mesh.dp_shard * 2 * summed, 0, held.groups)
+
+
+def sum_parts(spec: Spec, held: Held) -> Iterator[Part]:
+    """For each reduction after the first: it is added to the sum."""
+    yield Part(SUM, held.trained // spec.mesh.dp_shard * 3 * spec.precision.grads.bytes, 0, held.trained_tensors)
+
+
+def clip_parts(spec: Spec, held: Held) -> Iterator[Part]:
+    """Once: norm and scale, and for each tensor its square and their sum."""
+    yield Part("clip", held.shard * 3 * spec.precision.grads.bytes, 0, 2 * _launches(held.shard))
+    yield Part(MEMORY, 0, 0, CLIP_OPERATIONS * held.trained_tensors)
+
+
+def adamw_parts(spec: Spec, held: Held) -> Iterator[Part]:
+    """Once: gradient, parameter and two moments read, the last three written."""
+    grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
+    others = held.shard - (held.shard_matrices if spec.optimizer.uses_muon else 0)
+    yield Part("adamw", others * (grads + 4 * moments + 2 * stored), 0, _launches(others))
+
+
+def muon_parts(spec: Spec, held: Held, num_sms: int) -> Iterator[Part]:
+    """Once, after AdamW."""
+    if not spec.optimizer.uses_muon:
+        return
+    grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
+    size, steps, own = spec.newton_schulz_dtype.bytes, spec.optimizer.newton_schulz_steps, held.shard_matrices
+    number = _num_matrices(held)
+    yield Part("muon.scale", own * (4 * moments + 2 * stored), 0, 3 * number)
+    yield Part(SUM, own * 2 * (2 * moments + grads) + own * 3 * stored, 0, 3 * number)
+    yield Part("cast", own * (moments + size), 0, number)
+    yield Part("muon.uncast", own * (size + stored), 0, number)
+    for each in held.matrices:
+        yield from _orthogonalised(each, size, steps, num_sms)
+
+
+def _orthogonalised(each: Matrices, size: int, steps: int, num_sms: int) -> Iterator[Part]:
+    """Newton-Schulz steps of one tensor's matrices, as often as there are tensors alike; tall ones are read transposed."""
+    short, long = sorted((each.rows, each.columns))
+    number, count, elements = each.num_tensors, each.stack, each.elements
+    tall = each.rows > each.columns
+    yield Part("muon.norm", elements * size, 0, 2 * number)
+    yield Part("muon.divide", elements * 2 * size, 0, number)
+    side = min(TRIANGLE_TILE, max(SMALLEST_TILE, 1 << (short - 1).bit_length()))
+    triangle = _waves(count * _triangle(short, side), num_sms) * num_sms * 2 * side**2
+    yield Part("muon.symmetric", 0, number * steps * triangle * (long + short), 2 * number * steps)
+    tiles = _waves(count * -(-short // PRODUCT_ROWS) * -(-long // PRODUCT_COLUMNS), num_sms) * num_sms
+    moved = 3 * elements * size * steps
+    yield Part("muon.product", moved, number * steps * tiles * 2 * PRODUCT_ROWS * PRODUCT_COLUMNS * short, number * steps)
+    copied = elements * 2 * size
+    yield Part("copy", copied * (steps - tall), 0, number * (steps - tall))
+    if tall:
+        yield Part("strided copy", copied * (1 + (count > 1)), 0, number * (1 + (count > 1)))
+
+
+def adamw_operations(spec: Spec, held: Held) -> int:
+    """What the host does for AdamW's tensors before it launches."""
+    own = held.trained_tensors - (_num_matrices(held) if spec.optimizer.uses_muon else 0)
+    return ADAMW_OPERATIONS * own
+
+
+def muon_operations(spec: Spec, held: Held) -> int:
+    """Operations that the host launches for Muon's update."""
+    if not spec.optimizer.uses_muon:
+        return 0
+    return _num_matrices(held) * (MUON_OPERATIONS + STEP_OPERATIONS * spec.optimizer.newton_schulz_steps)
+
+
+def _num_matrices(held: Held) -> int:
+    """Tensors that Muon updates."""
+    return sum(each.num_tensors for each in held.matrices)
+
+
+def _triangle(rows: int, side: int) -> int:
+    """Tiles of one triangle of a square of `rows`."""
+    tiles = -(-rows // side)
+    return tiles * (tiles + 1) // 2
+
+
+def _waves(tiles: int, num_sms: int) -> int:
+    return -(-tiles // num_sms)
+
+
+def _launches(elements: int) -> int:
+    """Of one operation on a list of tensors."""
+    return max(1, -(-elements // (CHUNK_ELEMENTS * CHUNKS_OF_LAUNCH)))

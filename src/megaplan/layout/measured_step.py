@@ -1,0 +1,69 @@
+"""Whether a step of megarun is measured: all that it runs has constants from profiled steps, and runs as these did."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megaplan.columns import Basis
+from megaplan.cost.replay import ReplayTimer
+from megaplan.measured.constants import measured
+from megaplan.spec.models import Spec
+
+UNCALIBRATED = "uncalibrated"
+GIVEN = ("efficiency_percent", "launch_ns", "recurrence_step_ns", "reached", "memory_bytes_per_second", "peak_flops")
+"""Keys of the device with which a spec puts its own rates in the place of measured ones."""
+
+
+class Standing(NamedTuple):
+    """How well a step is known.
+
+    Attributes:
+        basis: Measured, or modelled.
+        calibration: What it was measured with: device, dtype, host, mode and ranks; or `uncalibrated`.
+        interval: Ratio of the time below which a tenth of steps lies, and above which another; None where no profiled step says it.
+        reason: Why it is not measured, of a device that has constants.
+    """
+
+    basis: Basis
+    calibration: str
+    interval: tuple[float, float] | None
+    reason: str | None = None
+
+
+def standing(spec: Spec, timer: ReplayTimer) -> Standing:
+    """Of a step that the timer has timed."""
+    found = measured(spec.device.name) if spec.host.uses_triton else None
+    if found is None:
+        return Standing(Basis.MODELLED, UNCALIBRATED, None)
+    reason = _reason(spec, timer)
+    if reason is not None:
+        return Standing(Basis.MODELLED, UNCALIBRATED, None, reason)
+    return Standing(Basis.MEASURED, f"{found.device}, {dtype_of(spec)}, megarun, eager, one rank", found.interval)
+
+
+def dtype_of(spec: Spec) -> str:
+    """That linears multiply in: the recipe, or the dtype of the parameters."""
+    return spec.precision.params.value if spec.precision.recipe is None else spec.precision.recipe.name
+
+
+def _reason(spec: Spec, timer: ReplayTimer) -> str | None:
+    """Why a step of a device with constants is not measured; None where it is."""
+    found, section = measured(spec.device.name), spec.device
+    assert found is not None
+    if spec.mesh.world_size > 1:
+        return "one rank was measured"
+    if dtype_of(spec) not in found.dtypes:
+        return f"{', '.join(found.dtypes)} were measured"
+    if any(getattr(section, key) not in (None, {}) for key in GIVEN):
+        return "the spec gives rates of its own"
+    kinds, known = timer.kinds_seen(spec), {*found.shares, *found.steps_ns}
+    if kinds - known:
+        return f"{_names(kinds - known)} not measured"
+    from megaplan.cost.kinds import changed_kinds  # noqa: PLC0415  (it counts specs of its own)
+
+    later = kinds & changed_kinds(spec.device.name)
+    return f"{_names(later)} changed since measured" if later else None
+
+
+def _names(kinds: set[str]) -> str:
+    return ", ".join(sorted(kinds))

@@ -1,0 +1,300 @@
+"""A device's measured constants (`megaplan.measured`) from profiled steps: what each kind of kernels reaches, and what the host takes.
+
+Kernels of a profile are put into families by name, and the kinds of `megaplan.cost.parts` that a family holds are counted for the run's
+spec. A kind's share is its counted floor over its measured time beside launches. Over several runs it is the mean of the logarithms,
+weighed by how much of its step the family is; where a family holds several kinds, the shares that leave the least squares. The host's two
+constants are those whose waits are nearest to what the steps take beyond the device's busy time.
+
+A run that was not profiled is held out. Of each other run the step is also modelled without it; constants that no other run has stay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import exp, fsum, log, sqrt
+from typing import Any, NamedTuple
+
+from megaplan.cost.kinds import at_peak, kind_counts
+from megaplan.cost.parts import MEMORY, PRODUCT
+from megaplan.cost.rates import LINEARS, rates_with
+from megaplan.cost.replay import ReplayTimer
+from megaplan.devices import load_device
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.measured_step import dtype_of
+from megaplan.layout.references import REFERENCES
+from megaplan.layout.spans import Spans
+from megaplan.measured.constants import FORMAT, Counts, of_document
+from megaplan.measured.kernels import by_family
+from megaplan.spec.models import Spec
+
+SMALLEST = ("pow_tensor_scalar", "CUDAFunctor_add<double>")
+"""Kernels of one element: what they take is the launch itself."""
+QUANTILE = 1.44
+"""Of Student's distribution with six degrees of freedom: 80 % lie within so many deviations."""
+SECTIONS, SWEEPS, WIDEST = 40, 12, 2.5
+"""Of the search for shares of one family: steps, turns, and how far their logarithms may be from the mean."""
+LARGEST_NS, STEP_NS = 200_000, 1_000
+"""Of a launch of the host: where the search for its constants ends, and its steps."""
+PRIOR = 0.02
+"""How much a share of several in one family is held to the mean of all rows, beside rows that weigh 1 together."""
+
+
+class Task(NamedTuple):
+    """What a run trained."""
+
+    spec: Spec
+    inventory: Inventory
+    spans: Spans
+
+
+class Count(NamedTuple):
+    """A kind of a run: milliseconds at the peaks, launches, and dependent steps."""
+
+    floor: float
+    launches: int
+    steps: int
+
+
+class Row(NamedTuple):
+    """A family of a run.
+
+    Attributes:
+        run: Its name.
+        milliseconds: As measured.
+        weight: Share of the run's step.
+        counts: Of each kind in it.
+    """
+
+    run: str
+    milliseconds: float
+    weight: float
+    counts: dict[str, Count]
+
+
+class Fit(NamedTuple):
+    """Constants from some runs."""
+
+    shares: dict[str, float]
+    steps: dict[str, float]
+    spreads: dict[str, float]
+
+
+def counts_of(task: Task) -> dict[tuple[str, str], Count]:
+    """Kinds of a run's step, by name and letter of the pass."""
+    found: dict[tuple[str, str], Count] = {}
+    for letter, part, ns in ReplayTimer(task.inventory, task.spec, at_peak).kinds(task.spec):
+        before = found.get((part.kind, letter), Count(0.0, 0, 0))
+        found[part.kind, letter] = Count(before.floor + ns / 1e6, before.launches + part.launches, before.steps + part.steps)
+    return found
+
+
+def rows_of(run: Mapping[str, Any], task: Task) -> list[Row]:
+    """The families of a profiled run."""
+    counts = counts_of(task)
+    taken: dict[tuple[tuple[str, ...], str | None], float] = {}
+    for family, time in by_family(run["gpu"]["by_kernel"]).items():
+        if family is not None:
+            taken[family.kinds, family.letter] = taken.get((family.kinds, family.letter), 0.0) + time.milliseconds
+    found = []
+    for (kinds, letter), milliseconds in taken.items():
+        each: dict[str, Count] = {}
+        for (kind, place), count in counts.items():
+            if kind in kinds and (letter is None or letter == place):
+                before = each.get(kind, Count(0.0, 0, 0))
+                each[kind] = Count(before.floor + count.floor, before.launches + count.launches, before.steps + count.steps)
+        if each:
+            found.append(Row(run["run"], milliseconds, milliseconds / 1e3 / run["step_s"], each))
+    return found
+
+
+def fit(rows: Sequence[Row], launch: float) -> Fit:
+    """Shares and steps of the kinds in these rows; `launch` is in milliseconds."""
+    joined: list[tuple[set[str], list[Row]]] = []
+    for row in rows:
+        kinds, own = set(row.counts), [row]
+        for other in [each for each in joined if each[0] & kinds]:
+            joined.remove(other)
+            kinds, own = kinds | other[0], other[1] + own
+        joined.append((kinds, own))
+    shares, steps, spreads = dict[str, float](), dict[str, float](), dict[str, float]()
+    for kinds, own in joined:
+        if any(count.steps for row in own for count in row.counts.values()):
+            (kind,) = kinds
+            each = [(row.milliseconds - row.counts[kind].launches * launch) / row.counts[kind].steps * 1e6 for row in own]
+            steps[kind] = exp(_mean([log(one) for one in each], own))
+            spreads[kind] = _spread([log(one) for one in each], own)
+            continue
+        found = _shares(sorted(kinds), own, launch)
+        errors = [log(_modelled(row, found, launch) / row.milliseconds) for row in own]
+        shares |= found
+        for kind in kinds:
+            with_kind = [(error, row) for error, row in zip(errors, own, strict=True) if kind in row.counts]
+            spreads[kind] = sqrt(_mean([error**2 for error, _ in with_kind], [row for _, row in with_kind]))
+    return Fit(shares, steps, spreads)
+
+
+def _shares(kinds: list[str], rows: list[Row], launch: float) -> dict[str, float]:
+    """Those that leave the least weighted squares of logarithms; each moves in turn."""
+    start = exp(_mean([log(sum(c.floor for c in row.counts.values()) / _busy(row, launch)) for row in rows], rows))
+    found = dict.fromkeys(kinds, start)
+    total = sum(row.weight for row in rows)
+
+    def cost(kind: str, at: float) -> float:
+        tried = found | {kind: exp(at)}
+        squares = sum(row.weight / total * log(_modelled(row, tried, launch) / row.milliseconds) ** 2 for row in rows)
+        return squares + (PRIOR * (at - log(start)) ** 2 if len(kinds) > 1 else 0.0)
+
+    for _ in range(SWEEPS if len(kinds) > 1 else 1):
+        for kind in kinds:
+            found[kind] = exp(_least(partial(cost, kind), log(start) - WIDEST, min(0.0, log(start) + WIDEST)))
+    return found
+
+
+def _busy(row: Row, launch: float) -> float:
+    """Measured time beside launches; a profile that says less than its launches says that they are cheaper."""
+    return max(row.milliseconds - launch * sum(count.launches for count in row.counts.values()), row.milliseconds / 2)
+
+
+def _modelled(row: Row, shares: Mapping[str, float], launch: float) -> float:
+    return sum(count.floor / shares[kind] + count.launches * launch for kind, count in row.counts.items())
+
+
+def _mean(values: Sequence[float], rows: Sequence[Row]) -> float:
+    return sum(value * row.weight for value, row in zip(values, rows, strict=True)) / sum(row.weight for row in rows)
+
+
+def _spread(values: Sequence[float], rows: Sequence[Row]) -> float:
+    middle = _mean(values, rows)
+    return sqrt(_mean([(value - middle) ** 2 for value in values], rows))
+
+
+def constants(results: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, Any]:
+    """The file of measured constants.
+
+    Args:
+        results: Device, versions, `copy_gb_s` and `runs` with `step_s`; of profiled ones `gpu` with `busy_ms` and `by_kernel`.
+        tasks: Of each run, by its name.
+    """
+    runs = [run for run in results["runs"] if run.get("gpu")]
+    device = next(iter(tasks.values())).spec.device.name
+    launch = _launch_ms(runs)
+    rows = {run["run"]: rows_of(run, tasks[run["run"]]) for run in runs}
+    found = fit([row for each in rows.values() for row in each], launch)
+    reached = results["copy_gb_s"] * 1e9 / load_device(device).memory_bandwidth.value
+    about = {key: str(results[key]) for key in ("device", "torch", "triton", "python", "date", "commit", "mode")}
+    counts = kind_counts(REFERENCES)
+    document: dict[str, Any] = {"format": FORMAT, "device": device, "about": about, "references": list(REFERENCES)}
+    document["dtypes"] = sorted({dtype_of(tasks[run["run"]].spec) for run in runs})
+    document |= _document(found, launch, reached, rows, counts)
+    profiled = {run["run"]: run for run in runs}
+    document["host"] = _host(document, profiled, tasks)
+
+    def without(name: str) -> float:
+        rest = fit([row for other, each in rows.items() if other != name for row in each], launch)
+        again = Fit(found.shares | rest.shares, found.steps | rest.steps, found.spreads)
+        changed = document | _document(again, launch, reached, rows, counts)
+        changed["host"] = _host(changed, {other: run for other, run in profiled.items() if other != name}, tasks)
+        return _step(changed, tasks[name])
+
+    held_out = [run for run in results["runs"] if not run.get("gpu") and not run.get("expandable_segments")]
+    document["runs"] = {
+        run["run"]: {
+            "measured": round(run["step_s"], 4),
+            "modelled": round(modelled := _step(document, tasks[run["run"]]), 4),
+            "without it": round(without(run["run"]) if run["run"] in profiled else modelled, 4),
+        }
+        for run in [*runs, *held_out]
+    }
+    document["interval"] = _interval(document["runs"])
+    return document
+
+
+def _interval(runs: Mapping[str, Mapping[str, float]]) -> list[float]:
+    """Ratios of measured to modelled steps between which 80 % lie, from the errors of steps that are modelled without themselves."""
+    errors = [log(row["measured"] / row["without it"]) for row in runs.values()]
+    wide = QUANTILE * sqrt(sum(error**2 for error in errors) / len(errors))
+    return [round(exp(-wide), 4), round(exp(wide), 4)]
+
+
+def _document(found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[Row]], counts: Mapping[str, Counts]) -> dict[str, Any]:
+    """The part of a file that profiles say."""
+    by_kind: dict[str, dict[str, list[float]]] = {}
+    for run, each in rows.items():
+        for row in each:
+            for kind, count in row.counts.items():
+                before = by_kind.setdefault(kind, {}).get(run, [0.0, 0.0])
+                by_kind[kind][run] = [round(before[0] + count.floor, 3), round(before[1] + row.milliseconds, 3)]
+    kinds: dict[str, dict[str, Any]] = {}
+    for kind in sorted(found.spreads):
+        value = {"share": round(found.shares[kind], 4)} if kind in found.shares else {"step_ns": round(found.steps[kind])}
+        kinds[kind] = value | {
+            "spread": round(found.spreads[kind], 4),
+            "counts": list(counts.get(kind, Counts(0, 0, 0))),
+            "runs": by_kind[kind],
+        }
+    kinds[MEMORY] = {"share": round(reached, 4), "spread": 0.0, "counts": list(counts.get(MEMORY, Counts(0, 0, 0))), "runs": {}}
+    percent = {part: round(100 * found.shares[PRODUCT]) for part in sorted(LINEARS)} | {"memory": round(100 * reached)}
+    return {
+        "launch_ns": round(launch * 1e6),
+        "percent": percent,
+        "kinds": kinds,
+        "host": {"issue_ns": 0, "update_ns": 0},
+        "interval": [1.0, 1.0],
+        "runs": {},
+    }
+
+
+def _launch_ms(runs: Sequence[Mapping[str, Any]]) -> float:
+    small = [kernel for run in runs for kernel in run["gpu"]["by_kernel"] if any(name in kernel[0] for name in SMALLEST)]
+    return float(sum(kernel[2] for kernel in small) / sum(kernel[1] for kernel in small))
+
+
+def _timer(document: Mapping[str, Any], task: Task) -> ReplayTimer:
+    found = of_document(document)
+    return ReplayTimer(task.inventory, task.spec, lambda rates: rates_with(rates, found))
+
+
+def _step(document: Mapping[str, Any], task: Task) -> float:
+    return _timer(document, task).step_ns(task.spec, task.spans) / 1e9
+
+
+def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) -> dict[str, int]:
+    """Nanoseconds of a launch and of an operation of the update."""
+    gaps = []
+    for name, run in runs.items():
+        task = tasks[name]
+        timer = _timer(document, task)
+        gaps.append((timer, task.spec, timer.sums(task.spec), run["step_s"] * 1e9 - run["gpu"]["busy_ms"] * 1e6, run["step_s"] * 1e9))
+
+    def cost(issue: int, update: int) -> float:
+        return fsum(((timer.host_ns(spec, sums, issue, update) - gap) / step) ** 2 for timer, spec, sums, gap, step in gaps)
+
+    grid = range(0, LARGEST_NS, STEP_NS)
+    issue, update = min(((one, two) for one in grid for two in grid), key=lambda pair: cost(*pair))
+    return {"issue_ns": issue, "update_ns": update}
+
+
+def _least(cost: Callable[[float], float], low: float, high: float) -> float:
+    """Where a cost with one minimum has it, by golden sections."""
+    ratio = (5**0.5 - 1) / 2
+    for _ in range(SECTIONS):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if cost(left) < cost(right) else (left, high)
+    return (low + high) / 2
+
+
+def text_of(document: Mapping[str, Any]) -> str:
+    """The file, a line a constant."""
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, dict) and key in ("kinds", "runs"):
+            inner = ",\n".join(f"    {json.dumps(name)}: {json.dumps(each)}" for name, each in value.items())
+            lines.append(f"  {json.dumps(key)}: {{\n{inner}\n  }}")
+        elif key == "references":
+            inner = ",\n".join(f"    {json.dumps(each)}" for each in value)
+            lines.append(f"  {json.dumps(key)}: [\n{inner}\n  ]")
+        else:
+            lines.append(f"  {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,0 +1,1 @@
+"""What kernels of megarun reach on devices where steps were profiled: constants beside their measurement, one file a device."""

@@ -1,0 +1,170 @@
+"""Measured constants follow from their measurement, and an operation that changes turns its own into modelled."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import megaplan
+from megaplan.api.profiled import measured_constants
+from megaplan.cli.main import run
+from megaplan.cost import kernels, kinds
+from megaplan.cost.replay import ReplayTimer
+from megaplan.errors import MegaplanError
+from megaplan.layout.profile import text_of
+from megaplan.layout.step_time import PlannedTime, planned_time
+from megaplan.measured.constants import FOLDER, measured, of_document
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "benchmarks/results/h200-2026-11-26.json"
+SPEC = str(ROOT / "benchmarks/gpu/specs/hybrid-1b.yaml")
+
+
+def time_of(*changes: str) -> PlannedTime:
+    """The step of the 1.1 B hybrid."""
+    job = megaplan.load(SPEC, *changes)
+    found = planned_time(job.spec, job.spans, job.inventory)
+    assert isinstance(found, PlannedTime)
+    return found
+
+
+@pytest.fixture
+def counted_anew():
+    """What was counted is dropped before a change and after it."""
+    kinds.changed_kinds.cache_clear()
+    yield
+    kinds.changed_kinds.cache_clear()
+
+
+def test_nothing_has_changed_since_it_was_measured(counted_anew):
+    assert kinds.changed_kinds("h200") == frozenset()
+    assert kinds.changed_kinds("h100-sxm") == frozenset()
+
+
+def test_an_operation_that_counts_something_else_is_modelled(counted_anew, monkeypatch):
+    """Half of a pass's bytes is half of its time by the share that was measured; the step says that it is no longer measured."""
+    before = time_of()
+    assert (str(before.basis), before.calibration) == ("measured", "h200, bf16, megarun, eager, one rank")
+    shares = kernels.SHARES["conv1d"]
+    monkeypatch.setitem(kernels.SHARES, "conv1d", (shares[0], shares[1]._replace(percent=2 * shares[1].percent)))
+    kinds.changed_kinds.cache_clear()
+    assert kinds.changed_kinds("h200") == {"convolution.backward"}
+    after = time_of()
+    assert (str(after.basis), after.unmeasured) == ("modelled", "convolution.backward changed since measured")
+    assert after.seconds > before.seconds
+    assert after.high / after.seconds > before.high / before.seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("mesh.dp_shard=2", "one rank was measured"),
+        ("precision.params=fp16", "bf16, fp8_rowwise were measured"),
+        ("device.launch_ns=5000", "the spec gives rates of its own"),
+        ("model.mamba={kind: mamba1, state_dim: 16}", "selective_scan not measured"),
+    ],
+)
+def test_a_step_that_was_not_measured_says_why(change, reason):
+    found = time_of(change)
+    assert str(found.basis) == "modelled"
+    assert (found.calibration, found.unmeasured) == ("uncalibrated", reason)
+
+
+def test_kernels_alone_have_measured_constants():
+    plain, fused = (megaplan.load(SPEC, f"host.kernels={kernels}") for kernels in ("reference", "triton"))
+    one = ReplayTimer(plain.inventory, plain.spec)
+    assert one.rates(plain.spec).measured is None
+    assert one.rates(fused.spec).measured is measured("h200")
+    assert not one.kinds(plain.spec)
+
+
+def test_terms_and_kinds_of_a_step_say_one_time():
+    """One rank without a pipeline: kinds and the host make up the step."""
+    job = megaplan.load(SPEC)
+    timer = ReplayTimer(job.inventory, job.spec)
+    terms, total = timer.terms(job.spec, job.spans), timer.step_ns(job.spec, job.spans)
+    assert sum(terms.values()) == total
+    assert sum(ns for _, _, ns in timer.kinds(job.spec)) + terms["host"] == total
+
+
+def test_a_percentage_of_the_spec_changes_the_share_that_was_measured():
+    job, slower = megaplan.load(SPEC), megaplan.load(SPEC, "device.efficiency_percent={memory: 44}")
+    timer, other = (ReplayTimer(each.inventory, each.spec) for each in (job, slower))
+    for (_, part, before), (_, _, after) in zip(timer.kinds(job.spec), other.kinds(slower.spec), strict=True):
+        launch = part.launches * timer.rates(job.spec).launch_ns
+        if not part.flops and part.num_bytes > 1 << 20:
+            assert after - launch == pytest.approx(2 * (before - launch), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_committed_file_is_what_its_results_say():
+    found = measured_constants(str(ROOT / "benchmarks/gpu/specs"), str(RESULTS))
+    assert text_of(found) == (FOLDER / "h200.json").read_text()
+
+
+@pytest.fixture
+def one_run(tmp_path):
+    """The 1.1 B hybrid alone: its results as lines, facts and the run, and the folder of its spec."""
+    results = json.loads(RESULTS.read_text())
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs/hybrid-1b.yaml").write_text(Path(SPEC).read_text())
+
+    def write(**changes):
+        facts = {key: value for key, value in results.items() if not isinstance(value, (list, dict))} | changes.pop("facts", {})
+        run = next(each for each in results["runs"] if each["run"] == "hybrid-1b") | changes
+        (tmp_path / "lines").write_text("\n".join(json.dumps(line) for line in (facts, run)))
+        return str(tmp_path / "specs"), str(tmp_path / "lines")
+
+    return write
+
+
+def test_lines_of_a_run_become_constants(one_run, capsys):
+    specs, lines = one_run()
+    assert run(["calibrate", specs, "--profile", lines, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["about"]["commit"] == "2ee927c8"
+    assert set(found["kinds"]) < set(measured("h200").counts)
+    assert found["runs"]["hybrid-1b"]["modelled"] == pytest.approx(found["runs"]["hybrid-1b"]["measured"], rel=0.05)
+    assert run(["calibrate", specs, "--profile", lines]) == 0
+    assert "muon.symmetric" in capsys.readouterr().out
+
+
+def test_a_slower_kernel_is_a_smaller_share_of_that_kind_alone(one_run):
+    """Its time alone doubled: half of the share, and every other constant of the device stays."""
+    before = measured_constants(*one_run())
+    kernels_of = next(each for each in json.loads(RESULTS.read_text())["runs"] if each["run"] == "hybrid-1b")["gpu"]
+    slower = [[name, count, 2 * ms if name == "outer_kernel" else ms] for name, count, ms in kernels_of["by_kernel"]]
+    after = measured_constants(*one_run(gpu=kernels_of | {"by_kernel": slower}))
+    assert after["kinds"]["gated_experts.outer"]["share"] == pytest.approx(before["kinds"]["gated_experts.outer"]["share"] / 2, rel=0.01)
+    others = {name for name in before["kinds"] if before["kinds"][name] != after["kinds"][name]}
+    assert others == {"gated_experts.outer"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"gpu": None}, "no profiled run"), ({"step_s": 0}, "no profiled run"), ({"run": "other"}, "other.yaml")],
+)
+def test_results_that_say_nothing_are_refused(one_run, changes, words):
+    with pytest.raises(MegaplanError, match=words):
+        measured_constants(*one_run(**changes))
+
+
+def test_results_without_their_versions_are_refused(one_run, tmp_path):
+    specs, lines = one_run()
+    Path(lines).write_text(Path(lines).read_text().replace('"triton"', '"other"'))
+    with pytest.raises(MegaplanError, match="does not say triton"):
+        measured_constants(specs, lines)
+    Path(lines).write_text("no json")
+    with pytest.raises(MegaplanError, match="is not JSON"):
+        measured_constants(specs, lines)
+
+
+def test_a_file_keeps_every_constant():
+    text = (FOLDER / "h200.json").read_text()
+    document = json.loads(text)
+    assert text_of(document) == text
+    found = of_document(document)
+    assert found == measured("h200")
+    assert {*found.shares, *found.steps_ns} == set(found.counts) == set(document["kinds"])
+    assert all(counts != (0, 0, 0) for counts in found.counts.values())
+    assert all(0 < share < 10_000 for share in found.shares.values())
