@@ -43,9 +43,10 @@ _COMMANDS = (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from megaplan import __version__  # noqa: PLC0415
         from megaplan.terminal.versions import version_text  # noqa: PLC0415
 
-        output.write(version_text("megaplan", ("pydantic", "numpy", "PyYAML", "typer")))
+        output.write(version_text("megaplan", __version__, ("pydantic", "numpy", "PyYAML", "typer")))
         raise typer.Exit
 
 

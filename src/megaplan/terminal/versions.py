@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from megaplan import __version__
-
 ROOT = Path(__file__).resolve().parents[3]
 """Of a checkout; of an installed package some folder of the environment."""
 GIT_SECONDS = 2.0
@@ -35,10 +33,10 @@ def commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def version_text(program: str, packages: Iterable[str]) -> str:
+def version_text(program: str, number: str, packages: Iterable[str]) -> str:
     """`megaplan 0.1.0 (commit 1e63d1700208)`, then Python and the packages, one line each."""
     found = commit()
-    lines = [f"{program} {__version__}" + (f" (commit {found})" if found else "")]
+    lines = [f"{program} {number}" + (f" (commit {found})" if found else "")]
     lines.append(f"python {platform.python_version()}, {platform.system()} {platform.machine()}")
     lines += [f"{package} {installed(package) or 'not installed'}" for package in packages]
     return "".join(f"{line}\n" for line in lines)

@@ -30,9 +30,10 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from megaplan import __version__  # noqa: PLC0415
         from megaplan.terminal.versions import version_text  # noqa: PLC0415
 
-        write(version_text("megarun", ("torch", "triton", "numpy", "pydantic")))
+        write(version_text("megarun", __version__, ("torch", "triton", "numpy", "pydantic")))
         raise typer.Exit
 
 

@@ -73,5 +73,5 @@ def lines(findings: Iterable[Finding]) -> list[str]:
         if each.advice:
             shown.append(f"  {'':<8} → {each.advice}")
     counts = document(found)["counts"]
-    shown.append(f"{counts['problem']} problems, {counts['warning']} warnings")
+    shown.append(", ".join(f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in ("problem", "warning")))
     return shown

@@ -137,7 +137,7 @@ def _arrived(finders: Sequence[_Finder], timeout: float | None) -> Iterator[Laun
     """Launches that have been sent; without a time limit at least one message is awaited."""
     by_pipe = {finder.receives: finder for finder in finders if not finder.is_done}
     for ready in wait_for(list(by_pipe), timeout) if by_pipe else ():
-        found = by_pipe[ready].read()  # type: ignore[index]  # only connections were given
+        found = by_pipe[ready].read()
         if found is not None:
             yield found
     if not by_pipe and timeout:

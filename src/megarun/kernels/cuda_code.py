@@ -26,7 +26,7 @@ from megarun.trace.replaced import replaced
 
 NAMESPACE = "megakernels"
 Launched = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
-WITHOUT_VALUES = {
+WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._local_scalar_dense.default: lambda _: 0,
     torch.ops.aten.bincount.default: lambda values, _weights=None, minlength=0: values.new_empty(minlength, dtype=torch.int64),
 }

@@ -76,7 +76,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's m
                 self._seen.add(launch.identity)
                 self._found(launch)
 
-        with cuda_code(self._target, launched), Unvalued():
+        with cuda_code(self._target, launched), Unvalued():  # type: ignore[no-untyped-call]  # torch's mode has no types
             body_of(func)(*map(without_values, args))
 
 

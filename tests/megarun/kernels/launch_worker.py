@@ -53,7 +53,7 @@ def launches_of_step(job: Job) -> list[Launch]:
     try:
         mesh = build_mesh(job.spec.mesh, torch.device("cpu"))
         trainer = Unjudged(job, mesh, sharded_stages(job, mesh))
-        trainer.step(0, empty_batch(job, trainer))  # type: ignore[arg-type]  # which asks a trainer for its stages and its mesh
+        trainer.step(0, empty_batch(job, trainer))
     finally:
         InterpretedFunction.run = interpret
     return found
