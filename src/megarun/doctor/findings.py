@@ -39,17 +39,17 @@ class Finding:
     values: dict[str, Any]
 
 
-def ok(section: str, name: str, text: str, **values: Any) -> Finding:
+def ok(section: str, name: str, text: str, /, **values: Any) -> Finding:
     """Nothing is wrong."""
     return Finding(section, name, State.OK, text, "", values)
 
 
-def warning(section: str, name: str, text: str, advice: str, **values: Any) -> Finding:
+def warning(section: str, name: str, text: str, advice: str, /, **values: Any) -> Finding:
     """A run starts, and is slower, larger or at risk."""
     return Finding(section, name, State.WARNING, text, advice, values)
 
 
-def problem(section: str, name: str, text: str, advice: str, **values: Any) -> Finding:
+def problem(section: str, name: str, text: str, advice: str, /, **values: Any) -> Finding:
     """A run does not start, or computes what it should not."""
     return Finding(section, name, State.PROBLEM, text, advice, values)
 

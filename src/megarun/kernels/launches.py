@@ -21,8 +21,8 @@ from triton.runtime.jit import JITFunction
 from megarun.kernels.target import WARP_SIZE, Target
 from megarun.trace.replaced import replaced
 
-ALIGNMENT_BYTES = 16
-"""The launcher specialises on pointers that are multiples of this."""
+MULTIPLE = 16
+"""The launcher specialises on pointers, in bytes, and on integers that are multiples of this."""
 _LAUNCH: Any = JITFunction.run
 """The launcher, which `cuda_code` replaces for a while."""
 
@@ -134,7 +134,7 @@ def missing(launch: Launch) -> bool:
 
 
 def build_launcher(compiled: Any) -> None:
-    """Compile the C code that starts a kernel, which Triton before 3.7 makes for each signature and keeps in the same cache.
+    """Compile the C code that starts a kernel: Triton 3.6 makes some for each signature and keeps it in the same cache, 3.9 does not.
 
     Where there is no CUDA driver it cannot be linked, and the machine that launches does it.
     """
@@ -168,7 +168,7 @@ def _named(function: Function) -> Any:
 
 def _without_values(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return Operand(value.dtype, value.data_ptr() % ALIGNMENT_BYTES == 0)
+        return Operand(value.dtype, value.data_ptr() % MULTIPLE == 0)
     if isinstance(value, tuple):
         parts = map(_without_values, value)
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -178,7 +178,7 @@ def _without_values(value: Any) -> Any:
 def _operand(value: Any) -> Any:
     match value:
         case Operand():
-            whole = torch.empty(ALIGNMENT_BYTES, dtype=value.dtype, device="meta")
+            whole = torch.empty(MULTIPLE, dtype=value.dtype, device="meta")
             return whole if value.aligned else whole[1:]
         case Function():
             return _named(value)

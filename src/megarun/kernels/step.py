@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,13 @@ from megaplan.schedules import schedule_problems
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
 from megarun.kernels.cuda_code import NAMESPACE, Unvalued, body_of, cuda_code, signature_of, without_values
-from megarun.kernels.launches import Launch, keyed, recorded
+from megarun.kernels.launches import MULTIPLE, Launch, keyed, recorded
 from megarun.kernels.target import Target
+from megarun.parallel.groups.expert import Splits, StatedRouting
 from megarun.parallel.groups.mesh import build_mesh
 from megarun.trace.fake import lone_rank, no_cycle_collection, static_shapes
 from megarun.trace.rank import FINITE, empty_batch
+from megarun.trace.replaced import replaced as replaced_attributes
 
 FEWEST_MICROBATCHES = 2
 """Gradients of the second are added to those of the first."""
@@ -101,7 +103,24 @@ def find_launches(job: Job, rank: int, target: Target, found: Callable[[Launch],
             for entered in (no_cycle_collection(), FakeTensorMode(allow_non_fake_inputs=True), Launches(target, found)):
                 stack.enter_context(entered)
             trainer = UnvaluedTrainer(job, mesh, stages)
-            trainer.step(0, empty_batch(job, trainer))
+            for step, aligned in enumerate((True, False) if job.spec.mesh.ep > 1 else (True,)):
+                with _rows_received(aligned=aligned):
+                    trainer.step(step, empty_batch(job, trainer))
+
+
+@contextmanager
+def _rows_received(*, aligned: bool) -> Iterator[None]:
+    """Let a rank receive a number of rows that is, or is not, a multiple of what the launcher specialises on: the router decides it."""
+    stated = StatedRouting.__call__
+
+    def state(routing: StatedRouting, sent: Tensor, received: Tensor) -> Splits:
+        splits = stated(routing, sent, received)
+        first, *others = splits.received
+        more = -splits.num_received % MULTIPLE + (not aligned)
+        return Splits(splits.sent, (first + more, *others))
+
+    with replaced_attributes(StatedRouting, __call__=state):
+        yield
 
 
 def shortened(job: Job) -> Job:

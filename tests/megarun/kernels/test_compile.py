@@ -1,4 +1,4 @@
-"""`megarun compile`, and the compilation before the first step: into a cache that the launcher reads, also a moved one; failures cost time."""
+"""`megarun compile`, and the compilation before the first step: a cache that the launcher reads, also a moved one; a failure costs time."""
 
 import json
 import os

@@ -70,5 +70,8 @@ def differences(cases: dict[str, Any], num_processes: int, folder: Path) -> dict
 def test_what_is_found_is_what_a_step_launches(cases: dict[str, Any], num_processes: int, tmp_path: Path) -> None:
     found = differences(cases, num_processes, tmp_path)
     assert len(found) == len(cases) * num_processes
-    assert {name: each for name, each in found.items() if each["only launched"] or each["only found"]} == {}
+    for name, each in found.items():
+        assert each["only launched"] == [], name
+        if cases[name.split()[0]].get("mesh", {}).get("ep", 1) == 1:  # else the router decides which variants run
+            assert each["only found"] == [], name
     assert all(each["launched"] >= 8 for each in found.values())
