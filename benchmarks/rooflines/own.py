@@ -11,31 +11,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megakernels._common import registered_cost
 from megaplan.devices import Device
+from megarun.kernels.cuda_code import NAMESPACE, WITHOUT_VALUES, body_of, cuda_code, signature_of, without_values
+from megarun.kernels.target import Target
 from rooflines.aten import DTYPE_NAMES, kernel_of, tensor_bytes, tensors_of
-from rooflines.cuda import cuda_code, multiplies, without_values
+from rooflines.products import multiplies
 from rooflines.work import Kernel, Work
 
-NAMESPACE = "megakernels"
 TF32_PRODUCTS = 3
 """Number of TF32 products of an fp32 product in a Triton kernel (`megakernels._common.tiles.dot`)."""
-
-WITHOUT_VALUES = {
-    torch.ops.aten._local_scalar_dense.default: lambda _: 0,
-    torch.ops.aten.bincount.default: lambda values, _weights=None, minlength=0: values.new_empty(minlength, dtype=torch.int64),
-}
-"""Results of operations that depend on values: a scalar is 0 or False, and no index exceeds `minlength`."""
 
 
 class Bodies:
     """Counts each operation once per signature of operands: shapes, strides, dtypes and constants."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self._target = Target.planned(device)
         self._known: dict[tuple[Any, ...], Work] = {}
 
     def work_of(self, func: Any, args: tuple[Any, ...], out: Any) -> Work:
@@ -44,7 +38,7 @@ class Bodies:
         Raises:
             ValueError: Its Triton kernels have products and it registers no cost.
         """
-        key = func, _signature(args)
+        key = func, signature_of(args)
         if key not in self._known:
             self._known[key] = self._run(func, args, out)
         return self._known[key]
@@ -59,9 +53,8 @@ class Bodies:
             if multiplies(kernel):
                 multiplying.append(name)
 
-        body = OPDEFS[f"{NAMESPACE}::{func._opname}"]._init_fn
-        with cuda_code(self._device, launched), Noted(kernels):
-            body(*map(without_values, args))
+        with cuda_code(self._target, launched), Noted(kernels):
+            body_of(func)(*map(without_values, args))
         cost = registered_cost(str(func), args) if any(kernel.triton for kernel in kernels) else None
         products = {} if cost is None else dict(_products(cost.products))
         if multiplying and not products:
@@ -118,12 +111,6 @@ def _is_composite(func: Any) -> bool:
 def _products(stated: Any) -> Any:
     for dtype, flops in stated.items():
         yield ("tf32", TF32_PRODUCTS * flops) if dtype == torch.float32 else (DTYPE_NAMES[dtype], flops)
-
-
-def _signature(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype
-    return tuple(_signature(each) for each in value) if isinstance(value, (list, tuple)) else value
 
 
 def _distinct(tensors: list[Tensor]) -> list[Tensor]:

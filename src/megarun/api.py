@@ -112,6 +112,7 @@ def train(
     eval_batches: int | None = None,
     tensorboard: bool = False,
     compile: bool = False,
+    compile_jobs: int | None = None,
     start_timeout: float = START_TIMEOUT_SECONDS,
     first_step_timeout: float = 1800.0,
     step_timeout: float = 300.0,
@@ -139,6 +140,7 @@ def train(
         eval_batches: Global batches of an evaluation; all that there are.
         tensorboard: Write the metrics for TensorBoard too.
         compile: torch.compile each block; memory is then not the plan's.
+        compile_jobs: Processes that compile the plan's kernels before the first step; one a CPU, 0 for none.
         start_timeout: Seconds to wait for every process of the job.
         first_step_timeout: Seconds that a rank may take for the first step, for a save and for an evaluation, until the job ends.
         step_timeout: Seconds that a rank may be in one place of a later step.
@@ -171,19 +173,21 @@ def train(
         tensorboard=tensorboard,
         compiled=compile,
     )
-    return _trained(run, start_timeout, first_step_timeout, step_timeout)
+    return _trained(run, compile_jobs, start_timeout, first_step_timeout, step_timeout)
 
 
 def _evaluation(data: FilePath | None, fraction: float | str | None, every: int, num_batches: int | None) -> Evaluation:
     return Evaluation(None if data is None else Path(data), None if fraction is None else str(fraction), every, num_batches)
 
 
-def _trained(run: Run, start_timeout: float, first_step_timeout: float, step_timeout: float) -> Trained:
+def _trained(run: Run, compile_jobs: int | None, start_timeout: float, first_step_timeout: float, step_timeout: float) -> Trained:
     from megarun.launch.process_group import read_launch  # noqa: PLC0415  (torch takes seconds to load)
     from megarun.launch.progress import Timeouts  # noqa: PLC0415
+    from megarun.training.loop import start_kernels  # noqa: PLC0415
     from megarun.training.loop import train as train_run  # noqa: PLC0415
 
-    return train_run(run, read_launch(start_timeout, run.job.spec.mesh), Timeouts(first_step_timeout, step_timeout))
+    kernels = start_kernels(run.job, compile_jobs)  # forks, before there are threads
+    return train_run(run, read_launch(start_timeout, run.job.spec.mesh), Timeouts(first_step_timeout, step_timeout), kernels)
 
 
 def _words(data: Data) -> list[str]:

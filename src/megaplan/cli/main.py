@@ -16,7 +16,6 @@ from typing import Annotated
 
 import typer
 
-from megaplan import __version__
 from megaplan.errors import MegaplanError
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR, INTERRUPTED
@@ -44,7 +43,10 @@ _COMMANDS = (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        output.write(f"megaplan {__version__}\n")
+        from megaplan import __version__  # noqa: PLC0415
+        from megaplan.terminal.versions import version_text  # noqa: PLC0415
+
+        output.write(version_text("megaplan", __version__, ("pydantic", "numpy", "PyYAML", "typer")))
         raise typer.Exit
 
 

@@ -140,4 +140,12 @@ JOBS: dict[str, CodeInfo] = {
         "Look for the cause on the machine of the rank that is named (dmesg, the scheduler's log); the same command resumes.",
         "torchrun --nproc-per-node 8 -m megarun train plan.json --data FILE --out DIR --save-every 100",
     ),
+    "MP669": CodeInfo(
+        "the kernels of a plan cannot be compiled",
+        "Triton is not installed, the plan runs plain torch, its device is not of NVIDIA, the cache cannot be written, or its step cannot "
+        "be run on fake tensors here.",
+        "The first step would compile each kernel when it is first launched.",
+        "Compile with the versions of the machine that trains, a plan with `host.kernels: triton`, and a folder that can be written.",
+        "megarun compile plan.json --cache kernels",
+    ),
 }

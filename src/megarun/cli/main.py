@@ -1,16 +1,16 @@
-"""`megarun`: train a plan, trace its memory, prepare data, manage checkpoints, write job scripts.
+"""`megarun`: train a plan, trace its memory, compile its kernels, look at a machine, prepare data, manage checkpoints, write job scripts.
 
 Only this module turns an exception into an exit status.
 
-Exit status: 0 done, 1 a trace exceeds its tolerance, 2 an error, 130 interrupted. Under torchrun only the rank that failed first prints
-its error.
+Exit status: 0 done, 1 a trace exceeds its tolerance, a kernel does not compile, or the doctor finds a problem, 2 an error, 130
+interrupted. Under torchrun only the rank that failed first prints its error.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +31,9 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         from megaplan import __version__  # noqa: PLC0415
+        from megaplan.terminal.versions import version_text  # noqa: PLC0415
 
-        write(f"megarun {__version__}\n")
+        write(version_text("megarun", __version__, ("torch", "triton", "numpy", "pydantic")))
         raise typer.Exit
 
 
@@ -72,6 +73,9 @@ def train(
     eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Batches per evaluation; default: all.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile each block; the memory then differs from the plan.")] = False,
+    compile_jobs: Annotated[
+        int | None, typer.Option("--compile-jobs", min=0, metavar="N", help="Processes that compile kernels; default: one a CPU; 0: none.")
+    ] = None,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
     first_step_timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds for the first step, a save or evaluation.")] = 1800,
     step_timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds in one place of a step until the job ends.")] = 300,
@@ -113,11 +117,13 @@ def train(
         from megarun.launch.progress import Timeouts  # noqa: PLC0415
         from megarun.metrics.display import print_summary  # noqa: PLC0415
         from megarun.metrics.file import FILE_NAME  # noqa: PLC0415
+        from megarun.training.loop import start_kernels  # noqa: PLC0415
         from megarun.training.loop import train as train_job  # noqa: PLC0415
 
+        kernels = start_kernels(job, compile_jobs)  # forks, before there are threads
         launch = read_launch(start_timeout, job.spec.mesh, elastic=plans is not None)
         exit_on_peer_failure(launch)
-        trained = train_job(prepared, launch, Timeouts(first_step_timeout, step_timeout))
+        trained = train_job(prepared, launch, Timeouts(first_step_timeout, step_timeout), kernels)
         if launch.rank == 0 and trained.history:
             print_summary(job.spec.name, trained.history, str(out / FILE_NAME))
     except Exception as error:  # the last resort: no user sees a traceback unasked
@@ -143,8 +149,52 @@ def trace(
     """
     from megarun.trace.command import trace_plan  # noqa: PLC0415  (help needs no model)
 
+    return _answered(lambda: trace_plan(plan, rank=rank, stage=stage, as_json=as_json, top=top), as_json, with_traceback)
+
+
+@app.command("compile")
+def compile_command(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `megaplan split` writes it.")],
+    *,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="Device to compile for; default: the plan's.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", metavar="DIR", help="Folder of compiled kernels; default: Triton's own, $TRITON_CACHE_DIR.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, metavar="N", help="Processes that compile; default: one a CPU.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Also print Python's traceback of an error.")] = False,
+) -> int:
+    """Compile the Triton kernels that PLAN launches, without a GPU, into a cache that a job can take along.
+
+    Runs a step of one rank of each group with equal estimates on fake tensors. A job finds the kernels with TRITON_CACHE_DIR=DIR if it has
+    the same Triton, ptxas and megakernels. Exits 1 if a kernel does not compile.
+    """
+    from megarun.kernels.command import compile_plan  # noqa: PLC0415  (help needs no model)
+
+    return _answered(lambda: compile_plan(plan, device=device, cache=cache, jobs=jobs, as_json=as_json), as_json, with_traceback)
+
+
+@app.command()
+def doctor(
+    plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file: also look at what it needs.")] = None,
+    *,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder that a run would write.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Also print Python's traceback of an error.")] = False,
+) -> int:
+    """Say what this machine has and lacks for training: versions, devices, memory, known hazards, and for PLAN its compiled kernels.
+
+    Exits 1 if something would keep a run from starting or make it wrong.
+    """
+    from megarun.doctor.command import examine  # noqa: PLC0415
+
+    return _answered(lambda: examine(plan, out=out, as_json=as_json), as_json, with_traceback)
+
+
+def _answered(answer: Callable[[], int], as_json: bool, with_traceback: bool) -> int:
+    """The status of a command that answers in text or JSON; its errors likewise."""
     try:
-        return trace_plan(plan, rank=rank, stage=stage, as_json=as_json, top=top)
+        return answer()
     except Exception as error:
         if as_json:
             from megaplan.terminal import output  # noqa: PLC0415
@@ -178,7 +228,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _mount_groups(words: Sequence[str]) -> None:
     """Add `megarun data`, `megarun checkpoint` and `megarun launch`, unless another command is given: training needs no tokenizer."""
-    if words[:1] not in (["train"], ["trace"]) and not app.registered_groups:
+    if words[:1] not in (["train"], ["trace"], ["compile"], ["doctor"]) and not app.registered_groups:
         from megarun.cli import checkpoint, data, launch  # noqa: PLC0415
 
         app.add_typer(data.app, name="data")

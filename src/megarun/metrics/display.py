@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from megaplan.units import format_bytes
@@ -20,12 +21,26 @@ SECONDS_BETWEEN_LINES = 30.0
 """Off a terminal a step is printed when as much time has passed since the last one, so that the log of a long run shows that it lives."""
 
 
+@contextmanager
+def progress_line(text: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr if that is a terminal; gives the function of what is done and of what is known to be done."""
+    columns = TextColumn(text), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_live()) as progress:
+        task = progress.add_task(text)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def is_live() -> bool:
+    """Whether stderr is a terminal that moves its cursor."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class Display:
     """Progress on stderr, on rank 0 only."""
 
     def __init__(self, num_steps: int, rank: int) -> None:
         self._num_steps, self._speaks = num_steps, rank == 0
-        self._live = self._speaks and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = self._speaks and is_live()
         columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn()
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not self._live)
         self._task = self._progress.add_task("train", total=num_steps, text="")
@@ -38,10 +53,16 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._progress.stop()
 
-    def note(self, text: str | None) -> None:
-        """Print a message, if there is one."""
-        if self._speaks and text is not None:
+    def note(self, text: str | None, *, anywhere: bool = False) -> None:
+        """Print a message, if there is one; `anywhere`: not only on rank 0."""
+        if (self._speaks or anywhere) and text is not None:
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show_kernels(self, done: int, found: int) -> None:
+        """Show how many of the kernels found so far are compiled; off a terminal only that it begins."""
+        self._progress.update(self._task, text=f"kernels compiled: {done} of {found}")
+        if self._speaks and not self._live and done == 1:
+            sys.stderr.write("compiling kernels\n")
 
     def show(self, metrics: StepMetrics) -> None:
         """Show the metrics of a step."""

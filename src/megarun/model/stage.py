@@ -80,7 +80,7 @@ class Stage(nn.Module):
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
         self.ngram, self.structure, self.platform = build_sides(model, slot.blocks)
         self.relation_bias = build_relation_bias(model, tp) if "relation_bias" in slot.blocks else None
-        layers = range(slot.start, slot.stop)
+        layers = [int(name.removeprefix("layers.")) for name in slot.blocks if name.startswith("layers.")]
         families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
         self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
         if self.predicts:

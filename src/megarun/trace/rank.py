@@ -14,7 +14,7 @@ from megaplan.columns import Column, Phase
 from megaplan.spec.models import SIDES
 from megarun.data.batches import Batch, Packed
 from megarun.engine.phases import PhasedTrainer
-from megarun.engine.trainer import sharded_stages
+from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
 from megarun.model.stage import Stage
 from megarun.parallel.groups.mesh import RankMesh, build_mesh
@@ -155,7 +155,7 @@ def blocks_of(stage: Stage) -> tuple[str, ...]:
     return *first, *relations, *(f"layers.{index}" for index in stage.layers), *depths, *last
 
 
-def empty_batch(job: Job, trainer: PhasedTrainer) -> Batch:
+def empty_batch(job: Job, trainer: Trainer) -> Batch:
     """The batch of one step, as from `Batches.at`."""
     spec, features, device = job.spec, job.spec.model.features, trainer.mesh.device
     (rows, length), own = token_shape(spec), residual_shape(spec)[1]

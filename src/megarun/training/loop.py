@@ -12,15 +12,20 @@ watch   = ends the job if a rank is stuck, and names it
 
 from __future__ import annotations
 
+import importlib.util
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from megarun.checkpoint.keeper import Keeper
 from megarun.data.batches import Batches
 from megarun.engine.trainer import Trainer, sharded_stages
+from megarun.job.job import Job
 from megarun.job.run import Run
 from megarun.launch.allocator import differs_from_plan, set_allocator
 from megarun.launch.interrupt import Interrupt
@@ -41,6 +46,9 @@ from megarun.training.bad_steps import StepGuard
 from megarun.training.evaluation import Evaluator
 from megarun.training.folder import RunFolder
 
+if TYPE_CHECKING:
+    from megarun.kernels.ahead import KernelsAhead
+
 TIMEOUT_MARGIN_SECONDS = 60.0
 
 
@@ -57,13 +65,28 @@ class Trained:
     stopped_by: int
 
 
-def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained:
+def start_kernels(job: Job, num_processes: int | None) -> KernelsAhead | None:
+    """The compiler of the job's kernels; None where it launches none. Call it before the process starts CUDA or threads.
+
+    Args:
+        job: Job to train.
+        num_processes: Processes that compile; None for one a CPU, 0 to compile each kernel when it is first launched.
+    """
+    if num_processes == 0 or not job.spec.host.uses_triton or torch.version.cuda is None or importlib.util.find_spec("triton") is None:
+        return None
+    from megarun.kernels.ahead import KernelsAhead  # noqa: PLC0415  (needs triton, which is optional)
+
+    return KernelsAhead(job, num_processes)
+
+
+def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: KernelsAhead | None = None) -> Trained:
     """Train the run's job; every process of the job calls it.
 
     Args:
         run: The run.
         launch: Launch of this rank.
         timeouts: Time limits of a rank in one place of a step.
+        kernels: Result of `start_kernels`.
 
     Raises:
         MegaplanError: A device is missing, the ranks' settings or folders differ, another job uses the folder, it already has a run,
@@ -71,6 +94,8 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained
     """
     started, num_ranks = launch, run.job.spec.mesh.world_size
     if started.rank >= num_ranks:
+        if kernels is not None:
+            kernels.close()
         wait_as_spare(started.store)
         return Trained([], 0)
     launch = replace(started, world_size=num_ranks)
@@ -79,6 +104,9 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained
     device = choose_device(launch)
     require_agreement(run, launch, device_text(device))
     with ExitStack() as stack:
+        if kernels is not None:
+            stack.callback(kernels.close)
+            kernels.begin(device, launch.rank)
         folder = stack.enter_context(RunFolder(run.out)) if launch.rank == 0 else None
         require_one_folder(run, launch, folder.holder.token if folder is not None else "")
         interrupt = stack.enter_context(Interrupt())
@@ -99,7 +127,8 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None) -> Trained
             display.note(differs_from_plan(setting, planned))
         sampler = stack.enter_context(WaitSampler(progress)) if launch.world_size > 1 and device.type == "cpu" else None
         times = StepTimes(run.job.spec.mesh, mesh.rank, keeper.control, sampler)
-        trained = train_steps(run, mesh, keeper, interrupt, metrics_file, display, progress, times)
+        ready = partial(_await_kernels, kernels, launch, interrupt, display, progress)
+        trained = train_steps(run, mesh, keeper, interrupt, metrics_file, display, progress, times, ready)
     if launch.rank == 0 and started.world_size > num_ranks:
         release_spares(started.store)
     return trained
@@ -114,8 +143,9 @@ def train_steps(
     display: Display,
     progress: Progress | None = None,
     times: StepTimes | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> Trained:
-    """Build the trainer, then step: read, train, measure, write, save."""
+    """Build the trainer, call `ready`, then step: read, train, measure, write, save."""
     job, training, progress = run.job, run.job.spec.training, progress or Progress()
     times = times or StepTimes(job.spec.mesh, mesh.rank, keeper.control, None)
     trainer = Trainer(job, mesh, sharded_stages(job, mesh, compiled=run.compiled))
@@ -126,6 +156,7 @@ def train_steps(
     evaluator = Evaluator(job, trainer, held_out.source, held_out.num_batches) if held_out is not None else None
     history: list[StepMetrics] = []
     stopped_by = 0
+    ready()
     while step < run.num_steps and not stopped_by:
         began = times.begin()
         progress.enter("reading a batch", step + 1)
@@ -182,6 +213,15 @@ def train_steps(
         progress.enter("saving")
         keeper.after(step, guard.data_progress, last=last, stopped=stopped_by > 0)
     return Trained(history, stopped_by)
+
+
+def _await_kernels(kernels: KernelsAhead | None, launch: Launch, interrupt: Interrupt, display: Display, progress: Progress) -> None:
+    if kernels is None or not kernels.is_wanted:
+        return
+    progress.enter("compiling kernels")
+    outcome = kernels.finish(launch.store, launch.rank, lambda: interrupt.received > 0, display.show_kernels)
+    if launch.rank == 0 or (outcome.error and launch.local_rank == 0):
+        display.note(outcome.text, anywhere=bool(outcome.error))
 
 
 def _report(compared: RankTimes | None, metrics_file: MetricsFile, display: Display) -> None:

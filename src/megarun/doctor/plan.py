@@ -1,0 +1,104 @@
+"""What a plan needs of this machine: its processes, its device, its kernels in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megaplan.budget.build import build_budget
+from megaplan.devices import load_device
+from megaplan.errors import MegaplanError
+from megaplan.spec.device import device_of
+from megaplan.spec.not_built_yet import megarun_refuses
+from megaplan.terminal.versions import installed
+from megaplan.units import format_bytes
+from megarun.doctor.findings import Finding, ok, problem, warning
+from megarun.job.job import Job
+from megarun.job.run import read_job
+from megarun.kernels.command import compiled_for, look_up
+from megarun.kernels.target import CAPABILITIES, Target
+
+PLAN = "plan"
+
+
+def plan_findings(plan: str) -> Iterator[Finding]:
+    """What is there and what is missing for a plan.
+
+    Raises:
+        MegaplanError: The plan cannot be read.
+    """
+    job, _ = read_job(plan, None)
+    refused = megarun_refuses(job.spec)
+    if refused:
+        yield problem(PLAN, job.spec.name, f"megarun does not build it: {refused[0].detail}", "megarun train says all reasons")
+        return
+    yield from _devices(job)
+    yield _kernels(job, plan)
+
+
+def _devices(job: Job) -> Iterator[Finding]:
+    spec = job.spec
+    budget = build_budget(spec, job.inventory, job.layout)
+    needs = budget.worst.peak_bytes
+    text = f"{spec.mesh.world_size} ranks, {spec.device.per_node} a machine; largest rank {format_bytes(needs)} on {spec.device.name}"
+    values: dict[str, Any] = {"world_size": spec.mesh.world_size, "peak_bytes": needs, "device": spec.device.name}
+    found = _visible()
+    if not found:
+        yield ok(PLAN, spec.name, text, **values)
+        return
+    count, free, capability = found
+    here = min(spec.mesh.world_size, spec.device.per_node)
+    wanted = CAPABILITIES.get(load_device(spec.device.name).generation)
+    if count < here:
+        yield problem(
+            PLAN, spec.name, f"{text}; this machine has {count} GPUs", f"split for {count} ranks, or train on another machine", **values
+        )
+    elif free < needs:
+        yield problem(
+            PLAN, spec.name, f"{text}; {format_bytes(free)} are free here", "end what else runs there, or split for less", **values
+        )
+    elif capability != wanted:
+        yield warning(
+            PLAN,
+            spec.name,
+            f"{text}; this GPU is sm_{capability[0]}{capability[1]}",
+            "memory and time of the plan are another device's",
+            **values,
+        )
+    else:
+        yield ok(PLAN, spec.name, text, **values)
+
+
+def _visible() -> tuple[int, int, tuple[int, int]] | None:
+    """GPUs of this machine, least free bytes of one, capability of the first; None without any."""
+    if installed("torch") is None:
+        return None
+    import torch  # noqa: PLC0415  (it may not be there)
+
+    if not torch.cuda.is_available():
+        return None
+    count = torch.cuda.device_count()
+    return count, min(torch.cuda.mem_get_info(index)[0] for index in range(count)), torch.cuda.get_device_capability(0)
+
+
+def _kernels(job: Job, plan: str) -> Finding:
+    """Whether the kernels of the plan's device, or of the one that is here, are in the cache."""
+    name = "compiled kernels"
+    if not job.spec.host.uses_triton:
+        return ok(PLAN, name, "the plan runs plain torch", found=0, cached=0)
+    try:
+        planned = compiled_for(job, device_of(job.spec.device))
+        cached, found = look_up(job, Target.present(0) if _visible() else planned)
+    except MegaplanError as error:
+        return warning(PLAN, name, error.diagnostics[0].detail, "the first step compiles each kernel when it is first launched")
+    if cached < found:
+        text = f"{found - cached} of {found} are not in the cache"
+        return warning(
+            PLAN,
+            name,
+            text,
+            f"`megarun train` compiles them before the first step; `megarun compile {plan}` does it now",
+            found=found,
+            cached=cached,
+        )
+    return ok(PLAN, name, f"all {found} are in the cache", found=found, cached=cached)
