@@ -73,8 +73,8 @@ PRODUCTS: tuple[tuple[str, str], ...] = (
     (r"_NN[NT]$", INPUT_GRADIENT),
     (r"_NT[NT]$", WEIGHT_GRADIENT),
 )
-"""cuBLAS says in a name's last letters which operands are transposed: x Wᵀ, g W and gᵀ x differ there. `_bx_`, products that add to a matrix, are
-Muon's alone in a step without another `baddbmm`; a profile with operations does not need that rule."""
+"""cuBLAS says in a name's last letters which operands are transposed: x Wᵀ, g W and gᵀ x differ there. `_bx_`, products that add to a
+matrix, are Muon's alone in a step without another `baddbmm`; a profile with operations does not need that rule."""
 
 GROUPS: tuple[str, ...] = tuple(dict.fromkeys([part for _, part in (*PRODUCTS, *RULES)] + ["GEMM of other kernels", OTHER]))
 
