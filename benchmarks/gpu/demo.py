@@ -15,17 +15,16 @@ from gpu.checks import Emit
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-3
 """Relative difference of a loss."""
-TOKEN_BYTES = "2000000"
 NO_INTERPRETER = {"TRITON_INTERPRET": "0"}
 
 
-def compare_with_cpu(emit: Emit, num_steps: int = 20) -> None:
+def compare_with_cpu(emit: Emit, num_steps: int = 20, token_bytes: int = 2_000_000) -> None:
     """Train both at the same time, emit both losses and their largest difference."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         origin = importlib.util.find_spec("torch").origin  # type: ignore[union-attr]
         headers, tokens = Path(str(origin)).parent / "include", out / "headers.tokens"
-        _megarun("data", "tokenize", str(headers), "-o", str(tokens), "--limit-bytes", TOKEN_BYTES).communicate()
+        _megarun("data", "tokenize", str(headers), "-o", str(tokens), "--limit-bytes", str(token_bytes)).communicate()
         words = ["train", str(ROOT / "plans/tiny-hybrid.json"), "--data", str(tokens), "--steps", str(num_steps), "--out"]
         started = {name: _megarun(*words, str(out / name), hidden=name == "cpu") for name in ("cpu", "device")}
         for name, process in started.items():

@@ -1,4 +1,4 @@
-"""One plan trained in this process: every phase's peaks as torch and the driver report them, the estimate's, and the seconds of each step."""
+"""One plan trained in this process: every phase's peaks as torch and the driver report them, the estimate's, and each step's seconds."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ MAX_EVENTS = 2_000_000
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CHANGING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE")
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+SHORT = ("host.kernels=reference", "batch={micro_batch_size: 1, seq_length: 32}", "schedule.num_microbatches=1", "model.pattern=AMER")
+SHORT += ("model.num_layers=4", "model.mlp=null")
 SMALL = {
     "tiny-hybrid": [],
     "tiny-hybrid-selective": ["recompute.default=selective", "precision.grads=bf16", "precision.reduce=bf16"],
@@ -108,7 +110,7 @@ class RandomRows:
 def find_case(name: str, overrides: tuple[str, ...] = ()) -> Case:
     """A plan by its name: of `specs/`, of memory.yaml, or a small one."""
     if name in SMALL:
-        path, given = ROOT / "plans/tiny-hybrid.yaml", [*SMALL[name], *overrides]
+        path, given = ROOT / "plans/tiny-hybrid.yaml", [*SHORT, *SMALL[name], *overrides]
     elif (SPECS / f"{name}.yaml").exists():
         path, given = SPECS / f"{name}.yaml", list(overrides)
     else:

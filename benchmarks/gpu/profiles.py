@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from gpu.groups import group_of
 
 CUT_NAME = 110
 """Characters of a kernel's name that are kept: templates run to thousands."""
-
-
-class Event(Protocol):
-    """What is read of an event of torch's profiler."""
-
-    def name(self) -> str: ...
-    def device_type(self) -> Any: ...
-    def correlation_id(self) -> int: ...
-    def linked_correlation_id(self) -> int: ...
-    def start_ns(self) -> int: ...
-    def duration_ns(self) -> int: ...
 
 
 def profiled(run: Callable[[], Any], *, on_gpu: bool) -> dict[str, Any]:
@@ -34,11 +23,11 @@ def profiled(run: Callable[[], Any], *, on_gpu: bool) -> dict[str, Any]:
     return summary([] if results is None else results.events(), on_gpu=on_gpu)
 
 
-def summary(events: Iterable[Event], *, on_gpu: bool) -> dict[str, Any]:
+def summary(events: Iterable[Any], *, on_gpu: bool) -> dict[str, Any]:
     """Kernels by name, and by part of the step.
 
     Args:
-        events: Of one step.
+        events: Of one step, of torch's profiler.
         on_gpu: Whether the device's events count; else all.
 
     Returns:
@@ -76,7 +65,7 @@ def busy_ns(spans: list[tuple[int, int]]) -> int:
     return total
 
 
-def _on_device(event: Event) -> bool:
+def _on_device(event: Any) -> bool:
     return "CUDA" in str(event.device_type())
 
 

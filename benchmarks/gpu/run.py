@@ -1,6 +1,6 @@
 r"""Everything that needs a GPU, in one command: checks, times, training and memory, each job in a process of its own.
 
-python benchmarks/gpu/run.py [--seconds 600] [--out DIR] [--resume DIR] [--only checks,times,train,memory] [--match TEXT]
+python benchmarks/gpu/run.py [--seconds 600] [--out DIR] [--resume DIR] [--only checks,times,train,memory] [--match REGEX]
 python benchmarks/gpu/run.py --cpu --out DIR                 no GPU: every job's code at small sizes; what it writes measures nothing
 python benchmarks/gpu/run.py --explain NAME                  one plan: blocks alive at its peak beside the trace's storages
 
@@ -19,6 +19,7 @@ import argparse
 import datetime
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -107,7 +108,7 @@ class Run:
 
 def chosen(jobs: Sequence[Any], only: Sequence[str], match: str, known: dict[str, str]) -> list[Any]:
     """The jobs of the kinds and names asked for that are not done; those never started before those that failed."""
-    wanted = [job for job in jobs if (job.kind in only or job.kind == "facts") and match in job.id and known.get(job.id) != "done"]
+    wanted = [job for job in jobs if (job.kind in only or job.kind == "facts") and re.search(match, job.id) and known.get(job.id) != "done"]
     tried = ("failed", "timeout", "killed", "garbage", "started")
     return [job for job in wanted if known.get(job.id) not in tried] + [job for job in wanted if known.get(job.id) in tried]
 
@@ -137,7 +138,7 @@ def arguments_of(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help=f"folder of the results; {OUT.relative_to(ROOT)}")
     parser.add_argument("--resume", type=Path, help="folder of an earlier call, whose finished jobs are not run again")
     parser.add_argument("--only", default="checks,times,train,memory", help="kinds, separated by commas")
-    parser.add_argument("--match", default="", help="only jobs whose name has this text")
+    parser.add_argument("--match", default="", help="only jobs in whose name this regular expression is found")
     parser.add_argument("--peer-seconds", type=float, default=4.0, help="for an operation of another library, which may compile; 4")
     parser.add_argument("--cpu", action="store_true", help="exercise the code without a GPU")
     parser.add_argument("--list", action="store_true", help="print the jobs and end")

@@ -9,13 +9,14 @@ from typing import Any
 from gpu.checks import Emit
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests/kernels/interpreted"
+SMALL = ("check_activation", "check_side_embedding", "check_tiles")
 NOT_COLLECTED = 5
 """pytest's exit status for a file without a test."""
 
 
-def check_files() -> list[Path]:
-    """Every file of checks."""
-    return sorted(FOLDER.glob("check_*.py"))
+def check_files(*, small: bool = False) -> list[Path]:
+    """Every file of checks, or those that take the interpreter seconds."""
+    return [path for path in sorted(FOLDER.glob("check_*.py")) if not small or path.stem in SMALL]
 
 
 class Lines:
