@@ -123,7 +123,7 @@ PARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("MoE", tuple(group for group in GROUPS if group.startswith("MoE ") and "fp8" not in group), r"routed_experts|dispatch_plan|\.route"),
     ("Muon's products", ("Muon symmetric", "Muon GEMM (baddbmm)"), r"baddbmm|symmetric_product"),
     ("convolutions", ("causal conv", "gated conv"), r"conv1d|gated_conv"),
-    ("norms", ("norms",), r"_norm(_backward)?$"),
+    ("norms", ("norms",), r"(rms|gated)_norm(_backward)?$"),
     ("activations, rope", ("activation", "rope/mla_kv"), r"swiglu|relu2|gelu|rope|mla_kv"),
 )
 """Coarser parts, measured by their groups and counted by the operations whose names match: fused libraries cut steps at other places."""

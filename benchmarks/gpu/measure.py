@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from accuracy.matrix import Case, cases
 from gpu.blocks import blocks_at_peak
 from gpu.checks import Emit, said
 from gpu.profiles import profiled
-from matrix import Case, cases
 from torch.distributed.tensor import DTensor
 
 from megaplan.budget.build import build_budget

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks/accuracy", "benchmarks")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks")]
 
 from gpu import pending  # noqa: E402
 from gpu.groups import part_of_operation  # noqa: E402

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks/accuracy", "benchmarks")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks")]
 OUT = ROOT / "runs/gpu"
 WIDTHS = {"alone": 1, "checks": 12, "memory": 2}
 """Jobs of a lane that run at once."""
