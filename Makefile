@@ -4,10 +4,11 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,python3)
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: measured demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
+.PHONY: measured demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -24,6 +25,15 @@ test-all: test test-random ## exhaustive sweeps, the wheel with torch, and the o
 
 test-torch-2.11: ## the runtime and the kernels under torch 2.11 and triton 3.6
 	scripts/test_torch_2_11.sh
+
+test-gpu: ## the kernel checks, compiled, on a GPU, in JOBS processes; a line a test in runs/test-gpu.jsonl; make test-gpu DEVICE=cpu: with the interpreter
+	$(if $(filter cpu,$(DEVICE)),TRITON_INTERPRET=1) CUBLAS_WORKSPACE_CONFIG=:4096:8 $(GPU_PYTHON) -m pytest tests/kernels/interpreted --device $(or $(DEVICE),cuda) -n $(or $(JOBS),12) --dist worksteal -m "not slow" --lines runs/test-gpu.jsonl
+
+gpu: ## everything that needs a GPU, ten minutes of it, in runs/gpu; make gpu SECONDS=600 OUT=DIR RESUME=DIR ONLY=checks,times,train,memory
+	$(GPU_PYTHON) benchmarks/gpu/run.py --seconds $(or $(SECONDS),600) $(if $(OUT),--out $(OUT)) $(if $(RESUME),--resume $(RESUME)) $(if $(ONLY),--only $(ONLY))
+
+gpu-bundle: $(READY) ## project and wheels in dist/gpu, for a machine with a GPU, torch and no network
+	$(BIN)/python scripts/gpu_bundle.py
 
 test-upstream: ## the operations beside implementations of others, and imported models beside transformers
 	scripts/test_upstream.sh

@@ -109,3 +109,32 @@ def grouped(kernels: list[tuple[str, int, float]]) -> dict[str, tuple[int, float
         before = found.get(part, (0, 0.0))
         found[part] = (before[0] + launches, before[1] + milliseconds)
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+PRODUCT_GROUPS = (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, "GEMM of other kernels", "GEMM fp8", "LCE rows")
+PARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("matrix products", PRODUCT_GROUPS, r"aten\.(mm|addmm|bmm|_scaled_mm)$|linear_cross_entropy|fp8_(linears|input|weight)"),
+    ("fp8 rounding", ("fp8 quantise", "MoE fp8 rounding"), r"fp8_quantize"),
+    ("Mamba-3 scan", ("Mamba-3 scan",), r"mamba3"),
+    ("SSD scan", ("SSD scan",), r"\.ssd"),
+    ("other scans", ("selective scan", "gated delta scan"), r"selective_scan|gated_delta"),
+    ("m2rnn", ("m2rnn fwd", "m2rnn bwd"), r"m2rnn"),
+    ("attention", (*(group for group in GROUPS if group.startswith("attn")), "indexed attention"), r"attention"),
+    ("MoE", tuple(group for group in GROUPS if group.startswith("MoE ") and "fp8" not in group), r"routed_experts|dispatch_plan|\.route"),
+    ("Muon's products", ("Muon symmetric", "Muon GEMM (baddbmm)"), r"baddbmm|symmetric_product"),
+    ("convolutions", ("causal conv", "gated conv"), r"conv1d|gated_conv"),
+    ("norms", ("norms",), r"(rms|gated)_norm(_backward)?$"),
+    ("activations, rope", ("activation", "rope/mla_kv"), r"swiglu|relu2|gelu|rope|mla_kv"),
+)
+"""Coarser parts, measured by their groups and counted by the operations whose names match: fused libraries cut steps at other places."""
+REST = "copies, sums, optimizer and the rest"
+
+
+def part_of_group(group: str) -> str:
+    """The coarser part of a group of `GROUPS`."""
+    return next((part for part, groups, _ in PARTS if group in groups), REST)
+
+
+def part_of_operation(name: str) -> str:
+    """The coarser part of an operation as `benchmarks/roofline.py` names it, such as `megakernels.ssd_backward`."""
+    return next((part for part, _, rule in PARTS if re.search(rule, name)), REST)

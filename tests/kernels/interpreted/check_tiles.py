@@ -54,6 +54,7 @@ def test_products(dtype: torch.dtype) -> None:
     assert rms_ratio(c, a.double() @ b.double()) < 1e-6
 
 
+@pytest.mark.interpreter
 def test_the_interpreters_own_bf16_product_is_wrong() -> None:
     a, b = torch.randn(32, 32).bfloat16(), torch.randn(32, 32).bfloat16()
     c = torch.empty(32, 32)
@@ -61,13 +62,25 @@ def test_the_interpreters_own_bf16_product_is_wrong() -> None:
     assert not rms_ratio(c, a.double() @ b.double()) < 1
 
 
+def rounded(x: Tensor, *, naive: bool) -> Tensor:
+    y = torch.empty(64, dtype=torch.bfloat16)
+    round_kernel[(1,)](x, y, N=64, NAIVE=naive)
+    return y
+
+
+def with_two_ties() -> Tensor:
+    return torch.cat([torch.randn(60), torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, float("inf"), -0.0])])
+
+
 def test_rounding() -> None:
-    x = torch.cat([torch.randn(60), torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, float("inf"), -0.0])])  # two ties
-    found, truncated = torch.empty(64, dtype=torch.bfloat16), torch.empty(64, dtype=torch.bfloat16)
-    round_kernel[(1,)](x, found, N=64, NAIVE=False)
-    round_kernel[(1,)](x, truncated, N=64, NAIVE=True)
-    assert torch.equal(found, x.bfloat16())
-    assert not torch.equal(truncated, x.bfloat16())
+    x = with_two_ties()
+    assert torch.equal(rounded(x, naive=False), x.bfloat16())
+
+
+@pytest.mark.interpreter
+def test_the_interpreters_own_rounding_truncates() -> None:
+    x = with_two_ties()
+    assert not torch.equal(rounded(x, naive=True), x.bfloat16())
 
 
 EXACT = {"expm1": torch.expm1, "tanh": torch.tanh, "softplus": torch.nn.functional.softplus, "sigmoid": torch.sigmoid}

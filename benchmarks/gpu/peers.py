@@ -1,27 +1,33 @@
 """Operations of public libraries that do what one of ours does, on the same inputs; measured beside ours where their library is installed.
 
-Each takes the inputs of a `KernelCase` by name. A loss is a sum over rows, labels are the case's own.
+Each takes the inputs of a `KernelCase` by name. A loss is a sum over rows, labels are the case's own. A library that refuses the device or
+the Triton version refuses by itself: its row has the message.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-from h200.case import KernelCase
-from h200.kernel_cases import EPS
+from gpu.case import KernelCase
+from gpu.kernel_cases import EPS
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention, softplus
+from torch.nn.functional import scaled_dot_product_attention, silu, softplus
 
-LIGER, FLA = "liger_kernel", "fla"
+LIGER, FLA, MAMBA, PLAIN = "liger_kernel", "fla", "mamba_ssm", "plain torch"
 Peer = Callable[..., Tensor]
 
 
 def peers(case: KernelCase) -> Iterator[tuple[str, Peer]]:
-    """Libraries that have the case's operation and are installed, each with its operation; a label begins with the library's name."""
+    """Libraries that have the case's operation and are installed, each with its operation; a label begins with the library's name.
+
+    `PLAIN`, the operation's own plain-torch formulas, is not among them.
+    """
     for (library, operation), make in PEERS.items():
         if case.name.split()[0] == operation and importlib.util.find_spec(library.split()[0]) is not None:
             call = make(case)
@@ -85,7 +91,7 @@ def _torch_attention(backend: str) -> Callable[[KernelCase], Peer | None]:
         width = case.shapes["q"][-1]
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            with sdpa_kernel(SDPBackend[backend]):
+            with sdpa_kernel(getattr(SDPBackend, backend)):
                 heads = (each.transpose(1, 2) for each in (q, k, v))
                 out = scaled_dot_product_attention(*heads, is_causal=True, scale=width**-0.5, enable_gqa=True)
             return out.transpose(1, 2)
@@ -105,6 +111,47 @@ def _fla_ssd(_: KernelCase) -> Peer:
         values, decay = (x * step.unsqueeze(-1)).to(x.dtype), -A_log.float().exp() * step
         y: Tensor = _loaded("fla.ops.simple_gla", "chunk_simple_gla")(queries, keys, values, decay, scale=1.0)[0]
         return y + (D.unsqueeze(-1) * x).to(y.dtype)
+
+    return call
+
+
+def _compiled_parts_absent() -> None:
+    """mamba-ssm imports its compiled scan of Mamba-1, which none of these operations reads, with the package."""
+    if importlib.util.find_spec("selective_scan_cuda") is None:
+        sys.modules.setdefault("selective_scan_cuda", ModuleType("selective_scan_cuda"))
+
+
+def _mamba_ssd(case: KernelCase) -> Peer:
+    def call(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor) -> Tensor:
+        _compiled_parts_absent()
+        scan, decay = _loaded("mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined"), -A_log.float().exp()
+        y: Tensor = scan(x, dt, decay, B, C, case.tile, D=D, dt_bias=dt_bias.float(), dt_softplus=True)
+        return y
+
+    return call
+
+
+def _mamba_mamba3(case: KernelCase) -> Peer | None:
+    """Of one rank; its kernels for several are no Triton. Prepared as `mamba_ssm/modules/mamba3.py` prepares its operands."""
+    if case.shapes["B"][2] > 1:
+        return None
+
+    def call(**given: Tensor) -> Tensor:
+        _compiled_parts_absent()
+        heads, step = given["x"].shape[2], softplus(given["dt"].float() + given["dt_bias"].float())
+        y: Tensor = _loaded("mamba_ssm.ops.triton.mamba3.mamba3_siso_combined", "mamba3_siso_combined")(
+            Q=given["C"][:, :, 0],
+            K=given["B"][:, :, 0],
+            V=given["x"],
+            ADT=(-softplus(given["A"].float()).clamp(min=1e-4) * step).mT.contiguous(),
+            DT=step.mT.contiguous(),
+            Trap=given["trapezoid"].mT.contiguous(),
+            Q_bias=given["C_bias"][:, 0],
+            K_bias=given["B_bias"][:, 0],
+            Angles=given["angles"].unsqueeze(2).expand(-1, -1, heads, -1).contiguous(),
+            chunk_size=case.tile,
+        )
+        return (y + given["D"].unsqueeze(-1) * given["x"]) * silu(given["z"])
 
     return call
 
@@ -134,4 +181,6 @@ PEERS: dict[tuple[str, str], Callable[[KernelCase], Peer | None]] = {
     (FLA, "linear_cross_entropy"): _fla_linear_cross_entropy,
     (FLA, "ssd"): _fla_ssd,
     (FLA, "gated_delta"): _fla_delta,
+    (MAMBA, "ssd"): _mamba_ssd,
+    (MAMBA, "mamba3"): _mamba_mamba3,
 }

@@ -1,10 +1,10 @@
-"""The scans and recurrences that `benchmarks/h200_kernels.py` measures."""
+"""The scans and recurrences that `benchmarks/gpu/run.py` measures."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from h200.case import KernelCase
+from gpu.case import KernelCase
 
 from megakernels import gated_delta, m2rnn, mamba3, selective_scan, ssd
 from megaplan.blocks.work import Workload
@@ -42,7 +42,8 @@ def ssd_case(load: Workload, rows: tuple[int, int], heads: int, width: int, stat
         "dt_bias": (heads,),
     }
     work = ssd_work(load, num_heads=heads, head_dim=width, state_dim=state, num_groups=groups, chunk_size=chunk)
-    return KernelCase(f"ssd {heads}x{width}x{state}", load.num_tokens, shapes, partial(ssd, chunk_size=chunk), work, "matmul")
+    call = partial(ssd, chunk_size=chunk)
+    return KernelCase(f"ssd {heads}x{width}x{state}", load.num_tokens, shapes, call, work, "matmul", tile=chunk)
 
 
 def mamba3_case(
@@ -72,11 +73,16 @@ def mamba3_case(
     )
     absent = dict.fromkeys(("mimo_x", "mimo_z", "mimo_o")) if rank == 1 else {}
     call = partial(mamba3, chunk_size=chunk, save_every=every, **absent)
-    return KernelCase(f"mamba3 {heads}x{width}x{state}/{rank}", load.num_tokens, shapes, call, work, "matmul", dict.fromkeys(per_rank, 0.5))
+    name, scales = f"mamba3 {heads}x{width}x{state}/{rank}", dict.fromkeys(per_rank, 0.5)
+    return KernelCase(name, load.num_tokens, shapes, call, work, "matmul", scales, tile=chunk)
 
 
 def m2rnn_case(load: Workload, rows: tuple[int, int], heads: int, keys: int, values: int) -> KernelCase:
-    """Heads with a state of keys by values."""
+    """Heads with a state of keys by values.
+
+    The state map contracts: its largest singular value, about twice the deviation times the root of its size, stays below 1. With a larger
+    one the recurrence is chaotic, and a rounding error grows to the size of the state within some hundred positions, in any implementation.
+    """
     sizes = MatrixRecurrence(kind="m2rnn", num_heads=heads, key_dim=keys, value_dim=values)
     shapes: dict[str, tuple[int, ...]] = {
         "q": (*rows, keys),
@@ -89,7 +95,8 @@ def m2rnn_case(load: Workload, rows: tuple[int, int], heads: int, keys: int, val
         "A_log": (heads,),
     }
     call = partial(m2rnn, save_every=sizes.save_every)
-    return KernelCase(f"m2rnn {heads}x{keys}x{values}", load.num_tokens, shapes, call, m2rnn_work(load, sizes), "copy")
+    name, scales = f"m2rnn {heads}x{keys}x{values}", {"state_map": 0.35 * values**-0.5}
+    return KernelCase(name, load.num_tokens, shapes, call, m2rnn_work(load, sizes), "copy", scales)
 
 
 def delta_case(
@@ -112,4 +119,4 @@ def delta_case(
     }
     call = partial(gated_delta, chunk_size=linear.chunk_size, save_every=linear.save_every)
     name = f"gated_delta {key_heads}/{heads} {keys}x{values}{' rows' if per_row else ''}"
-    return KernelCase(name, load.num_tokens, shapes, call, delta_rule(load, linear), "matmul")
+    return KernelCase(name, load.num_tokens, shapes, call, delta_rule(load, linear), "matmul", tile=linear.chunk_size)

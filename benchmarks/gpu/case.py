@@ -1,4 +1,4 @@
-"""One operation at one size, as `benchmarks/h200_kernels.py` measures it."""
+"""One operation at one size, as `benchmarks/gpu/run.py` checks and times it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class KernelCase:
         window: Of attention: positions that a query sees.
         documents: Of attention: whether rows hold several documents.
         capped: Of attention: whether scores are capped.
+        tile: Positions that a program of the kernels takes at once: a check looks at one less and one more.
     """
 
     name: str
@@ -44,6 +45,7 @@ class KernelCase:
     window: int | None = None
     documents: bool = False
     capped: bool = False
+    tile: int = 64
 
     def make(self, device: str, dtype: torch.dtype, num_tokens: int | None = None) -> Inputs:
         """Inputs, the same ones each time on a kind of device; of one sequence's first tokens, if so many are asked for."""

@@ -1,4 +1,4 @@
-"""What `benchmarks/h200_kernels.py` measures: an operation at a size, its inputs, and its ideal bytes and FLOPs from megaplan's cost model.
+"""The operations that `benchmarks/gpu/run.py` checks and times: size, inputs, and ideal bytes and FLOPs from megaplan's cost model.
 
 Each operation has a full size and a small one; the small ones check the harness on a machine without a GPU.
 """
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import cache, partial
 
 import torch
-from h200.case import KernelCase
-from h200.scan_cases import delta_case, m2rnn_case, mamba3_case, selective_case, ssd_case
+from gpu.case import KernelCase
+from gpu.scan_cases import delta_case, m2rnn_case, mamba3_case, selective_case, ssd_case
 from torch import Tensor
 
 from megakernels import (
@@ -42,9 +42,9 @@ from megarun.optim.muon import orthogonalise
 EPS = 1e-5
 
 
-def cases(small: bool = False) -> list[KernelCase]:
-    """The operations at their full sizes, or at sizes for a CPU."""
-    batch, seq_length = (1, 65) if small else (4, 4096)
+def cases(small: bool = False, small_length: int = 65) -> list[KernelCase]:
+    """The operations at their full sizes, or at sizes for a CPU with so many positions."""
+    batch, seq_length = (1, small_length) if small else (4, 4096)
     load = Workload(seq_length=seq_length, num_tokens=batch * seq_length, itemsize=2)
     rows = (batch, seq_length)
     found = [
@@ -75,7 +75,7 @@ def cases(small: bool = False) -> list[KernelCase]:
         m2rnn_case(load, rows, *((2, 8, 4) if small else (44, 64, 16))),
         _cross_entropy(load, rows, 200 if small else 65536),
         _linear_cross_entropy(load, rows, *((24, 200) if small else (4096, 131072))),
-        _moe(*(((1, 65), 24, 16, 6, 2) if small else ((4, 8192), 2048, 768, 128, 8))),
+        _moe(*(((1, small_length), 24, 16, 6, 2) if small else ((4, 8192), 2048, 768, 128, 8))),
         _newton_schulz(*((2, 24, 40) if small else (8, 2048, 5632))),
         m2rnn_case(load, rows, *((2, 24, 8) if small else (32, 128, 16))),
     ]
@@ -168,6 +168,7 @@ def _attention(
         window=window,
         documents=bool(document),
         capped=cap is not None,
+        tile=128,
     )
 
 
@@ -201,7 +202,7 @@ def _indexed(
     attended = attention_core(load, num_heads=heads, num_kv_heads=heads, head_dim=width, value_dim=value, window_size=None)
     scores = load.per_token(2 * visible_pairs(load.seq_length, None) * index_heads * (index_width + 1))
     name = f"indexed_attention {heads} {width}/{value} index {index_heads}x{index_width} of {top_k}"
-    return KernelCase(name, load.num_tokens, shapes, by_name, attended + Work(scores, 3 * scores, 0, 0), "matmul")
+    return KernelCase(name, load.num_tokens, shapes, by_name, attended + Work(scores, 3 * scores, 0, 0), "matmul", tile=128)
 
 
 def _head_norm(load: Workload, rows: tuple[int, int], heads: int, width: int) -> KernelCase:
