@@ -11,7 +11,7 @@ from megaplan.spec.pattern import BOUNDARY
 
 
 def objective_of(spec: Spec) -> Objective:
-    """The objective by which weighted cuts are chosen. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
+    """What weighted cuts minimise. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
     return "bottleneck" if spec.num_actions > MAX_REPLAYED else asked_objective(spec)
 
 
