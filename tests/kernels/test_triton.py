@@ -25,6 +25,8 @@ EVERY = {
     **{"ssd": 14},
 }
 """Of operations whose configurations take long to compile, CI compiles every n-th; the slow set compiles all."""
+OTHER_BLAS = ({"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}, {"OPENBLAS_CORETYPE": "Nehalem"})
+"""OpenBLAS with the products of processors with and without fused multiply-add: one of them is not this machine's own."""
 GROUPS = 4
 """Processes that CI's checks share: each imports torch and triton once."""
 
@@ -51,9 +53,9 @@ def groups_of(names: list[str]) -> list[list[str]]:
     return [names[first::GROUPS] for first in range(GROUPS)]
 
 
-def interpret(names: list[str], marks: str, cache: Path) -> None:
+def interpret(names: list[str], marks: str, cache: Path, **variables: str) -> None:
     paths = [str(HERE / "interpreted" / f"check_{name}.py") for name in names]
-    done = run_python(["-m", "pytest", *paths, "-q", "-p", "no:cacheprovider", "-m", marks], cache, TRITON_INTERPRET="1")
+    done = run_python(["-m", "pytest", *paths, "-q", "-p", "no:cacheprovider", "-m", marks], cache, TRITON_INTERPRET="1", **variables)
     assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: nothing has these marks
     assert done.returncode == 0 or marks == "slow"
 
@@ -68,6 +70,14 @@ def test_the_kernels_are_right_in_the_interpreter(names: list[str], tmp_path: Pa
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_kernels_are_right_at_more_sizes(name: str, tmp_path: Path) -> None:
     interpret([name], "slow", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", groups_of(CHECKS), ids="-".join)
+@pytest.mark.parametrize("blas", OTHER_BLAS, ids=lambda blas: blas["OPENBLAS_CORETYPE"])
+def test_the_kernels_are_right_whatever_adds_up_a_product(blas: dict[str, str], names: list[str], tmp_path: Path) -> None:
+    """The interpreter multiplies tiles with numpy's BLAS, which adds up in another order on another processor."""
+    interpret(names, "not slow", tmp_path, **blas)
 
 
 @pytest.mark.parametrize("operations", groups_of(OPERATIONS), ids="-".join)

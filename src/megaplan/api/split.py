@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +23,11 @@ from megaplan.partition.report import in_flight_lines, moved_lines
 from megaplan.plan.diff import stale_topics
 from megaplan.plan.make import make_plan, plan_text
 from megaplan.plan.read import read_plan
-from megaplan.spec.pattern import BOUNDARY
 
 if TYPE_CHECKING:
     from megaplan.partition.values import Cuts, Mode, Objective
     from megaplan.plan.document import PlanDocument
 
-BY_STEP_TIME = "split.objective=step_time"
-"""What a split minimises where nothing says it; the plan records it as it records any change of the spec."""
 INFEASIBLE = frozenset({"MP330", DOES_NOT_FIT})
 """Codes of an input that is right and leaves no split."""
 
@@ -106,7 +103,7 @@ def split(
         source: A spec: a path, a mapping, or a job that was loaded.
         *changes: `KEY=VALUE` texts; the plan records them.
         mode: `equal`, `weighted` or `manual`, instead of the spec's `split.mode`.
-        objective: `bottleneck` or `step_time`, instead of the spec's `split.objective`; step_time under host megarun if neither says it.
+        objective: `bottleneck` or `step_time`, instead of the spec's `split.objective`.
         baseline: A plan whose cuts are kept where that costs nothing.
         costs: A costs file (times in ns) to cut by, instead of modelled costs.
         device_file: As for `megaplan.load`.
@@ -129,7 +126,6 @@ def split(
     asked += [f"split.{key}={value}" for key, value in (("mode", mode), ("objective", objective)) if value is not None]
     try:
         job = load_to_split(source, asked, costs, device_file)
-        job = _by_step_time(job) if _is_open(job) else job
         earlier = _baseline(baseline)
         cuts = _decide(job, earlier)
     except MegaplanError as error:
@@ -143,22 +139,6 @@ def split(
     if stale:
         found.append(_stale(stale, plan, job.name))
     return Split(job, plan, cuts, planned_time(plan.spec, plan.spans, plan.inventory), stale, tuple(found))
-
-
-def _is_open(job: LoadedJob) -> bool:
-    """Whether a weighted split of a pipeline has no objective that anyone stated, and its step is the one that step_time shortens.
-
-    The steps of other hosts are those of a model of their software, not of the replayed schedule.
-    """
-    spec = job.spec
-    stated = "objective" in spec.split.model_fields_set or BOUNDARY in spec.model.pattern
-    return spec.split.mode == "weighted" and not stated and spec.mesh.pp > 1 and spec.host.name == "megarun"
-
-
-def _by_step_time(job: LoadedJob) -> LoadedJob:
-    """The job with `BY_STEP_TIME`; it is not read again, for it may be standard input."""
-    split = job.spec.split.model_copy(update={"objective": "step_time"})
-    return replace(job, spec=job.spec.model_copy(update={"split": split}), changes=(*job.changes, BY_STEP_TIME))
 
 
 def _baseline(baseline: FilePath | PlanDocument | None) -> PlanDocument | None:

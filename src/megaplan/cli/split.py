@@ -39,7 +39,7 @@ def split(
     *,
     target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = None,
     mode: Annotated[Mode | None, typer.Option("--mode", help="Override the spec's split.mode.")] = None,
-    objective: Annotated[Objective | None, typer.Option("--objective", help="Default: the spec's split.objective, else step_time.")] = None,
+    objective: Annotated[Objective | None, typer.Option("--objective", help="Instead of the spec's split.objective.")] = None,
     costs: CostsFile = None,
     device_file: DeviceFile = None,
     baseline: Annotated[

@@ -1,4 +1,4 @@
-"""What weighted cuts are chosen for: the spec's objective, or the bottleneck where a step is too long to be replayed."""
+"""What weighted cuts are chosen for: the spec's objective, its default, or the bottleneck where a step is too long to be replayed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.partition.values import Objective
 from megaplan.schedules import MAX_REPLAYED
 from megaplan.spec.models import Spec
+from megaplan.spec.pattern import BOUNDARY
 
 
 def objective_of(spec: Spec) -> Objective:
-    """Of the spec's weighted cuts. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
-    return "bottleneck" if spec.num_actions > MAX_REPLAYED else spec.split.objective
+    """What weighted cuts minimise. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
+    return "bottleneck" if spec.num_actions > MAX_REPLAYED else asked_objective(spec)
+
+
+def asked_objective(spec: Spec) -> Objective:
+    """The objective that the spec states, or the default: step_time for a weighted split of a pipeline of megarun, else bottleneck.
+
+    The steps of other hosts are those of a model of their software, not of the replayed schedule that step_time shortens.
+    """
+    if spec.split.objective is not None:
+        return spec.split.objective
+    weighted = spec.split.mode == "weighted" and BOUNDARY not in spec.model.pattern
+    return "step_time" if weighted and spec.mesh.pp > 1 and spec.host.name == "megarun" else "bottleneck"
 
 
 def objective_notes(spec: Spec) -> list[Diagnostic]:
     """MP315 where cuts are chosen for another objective than the spec's."""
-    if objective_of(spec) == spec.split.objective:
+    if objective_of(spec) == asked_objective(spec):
         return []
     detail = (
         f"split.objective = step_time, the schedule has up to {spec.num_actions:,} actions, and at most {MAX_REPLAYED:,} are replayed: "

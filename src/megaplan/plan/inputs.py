@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from megaplan.partition.objective import asked_objective
 from megaplan.plan.canonical import Json, normalise, normalise_object
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.models import Spec
 
 
 def inputs_record(spec: Spec) -> dict[str, Json]:
-    """The spec's document in canonical values."""
-    return normalise_object(spec.as_document())
+    """The spec's document in canonical values; an objective that is not stated is written as the one that it stands for."""
+    document = spec.as_document()
+    document["split"]["objective"] = asked_objective(spec)
+    return normalise_object(document)
 
 
 def spec_values(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -296,7 +296,7 @@ class Split(Section):
 
     Attributes:
         mode: equal counts, weighted by cost, or manual.
-        objective: What a weighted split minimises; `megaplan split` takes step_time for a pipeline of megarun whose spec states none.
+        objective: What a weighted split minimises; where none is stated, step_time for a pipeline of megarun and bottleneck for the rest.
         spans: [start, stop] of each slot, for a manual split.
         reason: Why a manual split is as it is.
         protects: Invariants that a manual split protects.
@@ -306,7 +306,7 @@ class Split(Section):
     """
 
     mode: Literal["equal", "weighted", "manual"] = "weighted"
-    objective: Literal["bottleneck", "step_time"] = "bottleneck"
+    objective: Literal["bottleneck", "step_time"] | None = None
     spans: tuple[tuple[NaturalInt, NaturalInt], ...] | None = None
     reason: Text | None = None
     protects: tuple[Text, ...] = ()

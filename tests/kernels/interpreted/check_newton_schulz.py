@@ -1,9 +1,15 @@
 """The symmetric product."""
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from kernel_checks import TOLERANCE, no_reference, shuffled_grid
 from op_checks import rms_ratio
+from triton.runtime import interpreter
 
 from megakernels import symmetric_product
 from megakernels.ops.newton_schulz import reference
@@ -35,6 +41,39 @@ def test_values(dtype: torch.dtype, num_matrices: int, rows: int, cols: int, lay
     assert rms_ratio(polynomial, 0.5 * wide_gram @ wide_gram - 1.5 * wide_gram) < TOLERANCE[dtype]
     assert torch.equal(gram, gram.mT)
     assert torch.equal(polynomial, polynomial.mT)
+
+
+@contextlib.contextmanager
+def tilted_products() -> Iterator[None]:
+    """Products of tiles are wrong by a share that grows with the column, so that no tile on the diagonal is symmetric of itself."""
+    builder = type(interpreter.interpreter_builder)
+    plain = builder.create_dot
+
+    def create_dot(*arguments: Any) -> Any:
+        found = plain(*arguments)
+        found.data = found.data * (1 + 0.01 * np.arange(found.data.shape[1], dtype=found.data.dtype))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "create_dot", create_dot)
+        yield
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [5, 130])
+def test_a_result_is_symmetric_whatever_the_product_of_a_tile_is(dtype: torch.dtype, rows: int) -> None:
+    """Order and width of a product's sums are those of the device, of TF32, or of the BLAS; what the kernel promises is not."""
+    torch.manual_seed(rows)
+    x = torch.randn(2, rows, 20).to(dtype)
+    plain = symmetric_product(x)
+    with tilted_products():
+        tilted = symmetric_product(x)
+        added = symmetric_product(x, plain.tril() + torch.full_like(plain, torch.nan).triu(1), 0.5, -1.5)
+        same = symmetric_product(x, plain, 0.5, -1.5)
+    assert not torch.allclose(tilted, plain)
+    assert torch.equal(tilted, tilted.mT)
+    assert torch.equal(added, added.mT)
+    assert torch.equal(added, same)
 
 
 def test_rows_beyond_32_bit_offsets() -> None:

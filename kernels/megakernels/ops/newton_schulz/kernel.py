@@ -1,6 +1,7 @@
-"""Triton kernel of alpha · x xᵀ + beta · added: the tiles of the lower triangle are computed, and each is stored twice.
+"""Triton kernel of alpha · x xᵀ + beta · added: the tiles of the lower triangle are computed, and what lies in it is stored twice.
 
-That is half the multiplications of a full product, and the result is bitwise symmetric.
+That is half the multiplications of a full product, and the result is bitwise symmetric whatever the product of a tile is: three TF32
+products add up in another order at (i, j) than at (j, i), and so does a BLAS.
 """
 
 import torch
@@ -52,18 +53,20 @@ def symmetric_product_kernel(  # type: ignore[no-untyped-def]
         left += STEP * x_col_stride
         right += STEP * x_col_stride
     total = alpha * total
-    mask = (row < num_rows)[:, None] & (col < num_rows)[None, :]
+    rows = (row < num_rows)[:, None]  # no column of the lower triangle is beyond its row
+    mask = rows & (col < num_rows)[None, :]
     # within a tile, 32-bit offsets are sufficient: rows are shorter than 2^24
     corner = matrix * num_rows * num_rows + down.to(tl.int64) * TILE * num_rows + across.to(tl.int64) * TILE
     if ADDED:
-        # on the diagonal, the upper half is the mirror image of the lower
-        low = tl.where(down == across, tl.maximum(place[:, None], place[None, :]), place[:, None])
-        high = tl.where(down == across, tl.minimum(place[:, None], place[None, :]), place[None, :])
-        total += beta * tl.load(added + corner + (low * num_rows + high), mask=mask, other=0.0).to(tl.float32)
+        total += beta * tl.load(added + corner + (place[:, None] * num_rows + place[None, :]), mask=mask, other=0.0).to(tl.float32)
     tl.store(y + corner + (place[:, None] * num_rows + place[None, :]), narrow(total, y.dtype.element_ty), mask=mask)
     if across < down:
         mirror = matrix * num_rows * num_rows + across.to(tl.int64) * TILE * num_rows + down.to(tl.int64) * TILE
-        tl.store(y + mirror + (place[None, :] * num_rows + place[:, None]), narrow(total, y.dtype.element_ty), mask=mask)
+        tl.store(y + mirror + (place[None, :] * num_rows + place[:, None]), narrow(total, y.dtype.element_ty), mask=rows)
+    else:
+        tl.debug_barrier()  # other threads have stored what is above the diagonal, which the mirror image of what is below replaces
+        below = rows & (place[:, None] > place[None, :])
+        tl.store(y + corner + (place[None, :] * num_rows + place[:, None]), narrow(total, y.dtype.element_ty), mask=below)
 
 
 def launch_options(num_rows: int, element_bytes: int) -> dict[str, int]:
