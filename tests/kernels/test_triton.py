@@ -30,7 +30,7 @@ OTHER_BLAS = ({"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}, {"OPE
 GROUPS = 4
 """Processes that CI's checks share: each imports torch and triton once."""
 
-OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.stem not in ("compile", "issue"))
+OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.stem not in ("compile", "issue", "overwritten"))
 CHECKS = sorted(path.stem.removeprefix("check_") for path in (HERE / "interpreted").glob("check_*.py"))
 LOADERS = ("load_part", "tile_at")
 """Functions that return what they load: their callers widen it."""

@@ -1,4 +1,4 @@
-"""Launches of the kernels without a GPU: what Triton's launcher would compile for sm_90, as far as a test wants it compiled."""
+"""Launches of the kernels without a GPU: what Triton's launcher would compile for sm_90, as far as a test asks for it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
