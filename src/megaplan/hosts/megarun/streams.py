@@ -1,7 +1,7 @@
 """The streams in which FSDP2 allocates beside the one that computes: each has a pool of its own in torch's allocator.
 
-All-gathers: the output and the cast of the shard that goes in, on meshes of more than one rank; an output is freed when the next group's has
-been filled. Reductions: a group's reduced output, which becomes its gradient shards, or is added to them, or cast to their dtype.
+All-gathers: the output and the cast of the shard that goes in, on meshes of more than one rank; an output is freed when the next group's
+has been filled. Reductions: a group's reduced output, which becomes its gradient shards, or is added to them, or cast to their dtype.
 
 Where the shards lie is a fact of the runtime. FSDP2 itself makes them in its reduce-scatter stream, whose pool cannot use what activations
 have left; megarun gives it a reduce-scatter that makes those outputs that become shards in the computing stream (`SHARDS`).
