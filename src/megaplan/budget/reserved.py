@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.reduction import reduced_groups
@@ -27,7 +26,7 @@ from megaplan.budget.stored import RankStorage
 from megaplan.budget.values import ACTIVATIONS, FEATURES, OVERHEAD, ROUTING, Cells
 from megaplan.columns import Column
 from megaplan.hosts.allocator import LARGE_BUFFER_BYTES, OPEN_SEGMENTS_BYTES, ROUND_LARGE_BYTES
-from megaplan.hosts.megarun.streams import GroupPools, ShardsPool
+from megaplan.hosts.megarun.streams import GroupPools, Reserving, ShardsPool
 from megaplan.tuples import new
 
 PER_MILLE = 1000
@@ -36,28 +35,6 @@ EXPANDABLE_SHARE, SEGMENTS_SHARE = 15, 70
 """Fitted, per mille of activations: what stays unused in the computing stream's pool with expandable segments, and without."""
 PLACE_PERCENT = 40
 """Fitted: a request of more than this part of what lies free, in pieces, fits no piece and grows the pool (in replays 38 to 48)."""
-
-
-class Reserving(NamedTuple):
-    """What a rank reserves beyond what it hands out in a step.
-
-    Attributes:
-        beside_bytes: What other streams' pools have at their own peaks.
-        open_bytes: One segment or page of each pool that is not full.
-        missing_bytes: Requests after the main peak that fit no block that activations leave.
-        share: Per mille of activations that stay unused.
-        last_requests: Where the reduction of the slot's own parameters ends a backward, what it asks for in the computing stream.
-        live_bytes: What of a step is alive then.
-        rounds: Whether tensors have segments of their own, each rounded.
-    """
-
-    beside_bytes: int
-    open_bytes: int
-    missing_bytes: int
-    share: int
-    last_requests: tuple[int, ...]
-    live_bytes: int
-    rounds: bool
 
 
 def reserving(chunks: Sequence[Chunk], stored: RankStorage, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:

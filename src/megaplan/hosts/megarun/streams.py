@@ -49,6 +49,28 @@ class GroupPools(NamedTuple):
     shard_bytes: int
 
 
+class Reserving(NamedTuple):
+    """What a rank reserves beyond what it hands out in a step.
+
+    Attributes:
+        beside_bytes: What other streams' pools have at their own peaks.
+        open_bytes: One segment or page of each pool that is not full.
+        missing_bytes: Requests after the main peak that fit no block that activations leave.
+        share: Per mille of activations that stay unused.
+        last_requests: Where the reduction of the slot's own parameters ends a backward, what it asks for in the computing stream.
+        live_bytes: What of a step is alive then.
+        rounds: Whether tensors have segments of their own, each rounded.
+    """
+
+    beside_bytes: int
+    open_bytes: int
+    missing_bytes: int
+    share: int
+    last_requests: tuple[int, ...]
+    live_bytes: int
+    rounds: bool
+
+
 def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool) -> GroupPools:
     """Of one slot.
 
