@@ -14,6 +14,7 @@ from random_plans.low_precision import add_low_precision
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, model_section
 from random_plans.options import add_megatron_options, add_options, add_scores, add_values
 from random_plans.settings import (
+    add_allocator,
     add_framework,
     device_section,
     host_section,
@@ -80,8 +81,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         "optimizer": optimizer_section(stream("optimizer")),
         "recompute": recompute_section(stream("recompute"), letters, megatron=megatron),
     }
-    if degrees.steps > 1:
-        sections["schedule"]["steps_per_update"] = degrees.steps
+    sections["schedule"] |= {"steps_per_update": degrees.steps} if degrees.steps > 1 else {}
     add_later_features(stream, sections["model"], shape)
     if not megatron and "mamba" in sections["model"] and (section := mamba1(stream("mamba1"), shape)) is not None:
         sections["model"]["mamba"] = section
@@ -108,8 +108,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         sections["host"] = host_section(whole)
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
         whole.maybe(sections, 0.25, data={"packing": "documents"})
-    allocator = stream("allocator")
-    allocator.maybe(sections["host"], 0.3, expandable_segments=lambda: allocator.choice([True, False]))
+    add_allocator(stream("allocator"), sections["host"])
     add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
     for name, share, section in (
         ("device", 0.4, device_section),

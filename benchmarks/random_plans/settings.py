@@ -127,6 +127,11 @@ def host_section(draw: Draw) -> dict[str, Any]:
     return section
 
 
+def add_allocator(draw: Draw, section: dict[str, Any]) -> None:
+    """Whether the segments of torch's allocator grow."""
+    draw.maybe(section, 0.3, expandable_segments=lambda: draw.choice([True, False]))
+
+
 def megatron_section(
     draw: Draw, letters: str, groups: Sequence[int], *, gpt: bool, adamw: bool, selective: bool, windowed: bool
 ) -> dict[str, Any]:

@@ -122,13 +122,13 @@ FORMULAS: dict[str, Formula] = {
         Basis.MODELLED,
     ),
     Column.OVERHEAD: Formula(
-        "Reserved less allocated. A stream's pool cannot use what another stream has freed, and what is reserved never falls: a phase has at"
-        " least what those before it had.",
-        "expandable segments: pools of FSDP2's streams at their own peaks, less what they hold at the main one: all-gathers (output + cast of"
-        " the shard), and reduced outputs that are added to shards; + 22 MiB and 20 MiB a stream of pages that are not full; + 1.5 % of"
-        " activations (fitted, 0.3 to 3.6); + requests of the last reduction above a sixth of what lies free in pieces (fitted). Else: + a"
-        " segment for each reduction that is larger than every activation; 7 % of activations (fitted, 5.5 to 9.5); + Σ over lasting tensors"
-        " of -bytes mod 512, mod 2 MiB from 10 MiB on",
+        "Reserved less allocated. A stream's pool cannot use what another stream has freed, and what is reserved never falls: a phase has"
+        " at least what those before it had.",
+        "expandable segments: pools of FSDP2's streams at their own peaks, less what they hold at the main one: all-gathers (output + cast"
+        " of the shard), and reduced outputs that are added to shards; + 22 MiB and 20 MiB a stream of pages that are not full; + 1.5 % of"
+        " activations (fitted, 0.3 to 3.6); + requests of the last reduction above 40 % of what lies free in pieces (fitted). Else: + a"
+        " segment for each reduction that is larger than every activation; 7 % of activations (fitted, 5.5 to 9.5); + Σ over lasting"
+        " tensors of -bytes mod 512, mod 2 MiB from 10 MiB on",
         "bytes",
         "c10/cuda/CUDACachingAllocator.cpp; megaplan/budget/reserved.py",
         "16 layers of Llama on one H200, default allocator, 95.4 GiB allocated: 118.9 GiB reserved as measured, 119.4 by the formula",

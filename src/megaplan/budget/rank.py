@@ -7,7 +7,7 @@ from operator import add
 from typing import NamedTuple
 
 from megaplan.budget.init import InitPeak, SlotInit
-from megaplan.budget.reserved import Reserving, add_overhead
+from megaplan.budget.reserved import add_overhead
 from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import (
@@ -24,6 +24,7 @@ from megaplan.budget.values import (
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.optimizer import LastMoment
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
+from megaplan.hosts.megarun.streams import Reserving
 
 INIT, FIRST_FORWARD_BACKWARD, FIRST_OPTIMIZER, FORWARD_BACKWARD, OPTIMIZER = Phase
 REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()

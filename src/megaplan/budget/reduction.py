@@ -10,7 +10,6 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`post_backward
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
@@ -39,9 +38,10 @@ def reducing_backward_peak(chunk: Chunk, *, later: bool) -> Peak:
         later: Whether a microbatch was reduced before.
     """
     ending: list[Peak] = []
-    largest = max(_reducing_backwards(chunk, later, ending), key=attrgetter("total"))
+    largest = max(_reducing_backwards(chunk, later, ending), key=lambda peak: peak.total)
     largest = largest._replace(earlier=largest.total)
-    return max(largest, *[peak._replace(earlier=largest.total) for peak in ending], key=attrgetter("total"))
+    ends: list[Peak] = [largest, *[peak._replace(earlier=largest.total) for peak in ending]]
+    return max(ends, key=lambda peak: peak.total)
 
 
 def _reducing_backwards(chunk: Chunk, later: bool, ending: list[Peak]) -> Iterator[Peak]:

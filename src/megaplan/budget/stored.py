@@ -10,21 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from megaplan.budget.casts import place_of
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, in_turn, last_moment
 from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import BlockStorage, GroupBytes, block_storage, together
-from megaplan.hosts.megarun.streams import GroupPools, group_pools, pools_together
+from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
 from megaplan.inventory.tensors import Inventory, Outside, has_groups
 from megaplan.layout.values import Slot
 from megaplan.spec.models import SIDES
 from megaplan.tuples import new
-
-if TYPE_CHECKING:
-    from megaplan.budget.reserved import Reserving
 
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on the last slot are used by others there: a tied head, the depths of multi-token prediction."""

@@ -154,10 +154,7 @@ class CachingAllocator:
             pool.remove(end)
             missing -= end.size
         page = SMALL_BUFFER_BYTES if pool.small else LARGE_BUFFER_BYTES
-        if self.expandable or size < MIN_LARGE_BYTES:
-            taken = missing + -missing % page
-        else:
-            taken = missing + -missing % ROUND_LARGE_BYTES
+        taken = missing + -missing % (page if self.expandable or size < MIN_LARGE_BYTES else ROUND_LARGE_BYTES)
         self.reserved_bytes += taken
         self.by_pool[key] = self.by_pool.get(key, 0) + taken
         if not self.expandable:

@@ -31,7 +31,7 @@ class Host(Section):
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
         kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes either, and keeps what the kernels keep.
-        expandable_segments: torch's allocator grows a stream's memory in place, page by page; null for the host's default: on, Megatron off.
+        expandable_segments: torch's allocator grows a stream's memory in place; null for the host's default: on, for Megatron off.
         model: hybrid is Megatron's HybridModel, one operator a letter; gpt its GPTModel, whose layer is an A and the D or E after it.
         attention_backend: flash keeps a log-sum-exp a row and head, fused (cuDNN) under GQA the queries again, unfused the probabilities.
         cross_entropy: unfused (Megatron's default), native, te (Transformer Engine's up to 2.11) or te_fp32 (after, its gradient in fp32).
@@ -69,7 +69,7 @@ class Host(Section):
         offloaded_layers: Layers from the first on whose activations are all on the host between forward and backward; null for none.
         fsdp_unit_elements: Elements that Megatron-FSDP gathers and reduces at once; null for its default, 1,000 million.
         fsdp_double_buffer: Megatron-FSDP gathers and reduces in two buffers of a layer each, which stay.
-        fragmentation_percent: Reserved above allocated; 2 with expandable segments; published: 2.8 to 9.3 on a B200 node (SimuMax v1.2), 18 to 21 of a 120B hybrid.
+        fragmentation_percent: Reserved above allocated, 2 with expandable segments; published: 2.8 to 9.3 on B200s, 18 to 21 of a 120B.
         features: Launch features that are named and not priced.
         framework: Whose efficiencies and step constants the time of a step has: Megatron-Core is run by several.
         release: Of megatron-bridge or nemo, as 26.04: MoE layers have a constant each; null for none.

@@ -42,7 +42,7 @@ class Pair:
 class RankComparison:
     """One rank's estimate and trace.
 
-    The estimate is allocated bytes, without the allocator's overhead. That is compared as `reserved`: the estimate's closed form beside a
+    The estimate is allocated bytes, without the allocator's overhead. That is compared as `reserved`: the estimate's closed form with a
     replay of the traced allocations and frees through a model of torch's allocator.
 
     Attributes:

@@ -98,7 +98,7 @@ def test_a_job_of_one_rank_reserves_nothing_for_communication(hybrid: Callable[.
     assert {item.name for item in two.reserve} - {item.name for item in one.reserve} == {"nccl"}
     assert one.usable_bytes > two.usable_bytes
     given = budget_of(hybrid(alone | {"device.reserve": {"nccl": 5}})).device
-    assert dict((item.name, item.bytes) for item in given.reserve)["nccl"] == 5
+    assert {item.name: item.bytes for item in given.reserve}["nccl"] == 5
 
 
 @pytest.mark.parametrize("overrides", [{"mesh.dp_shard": 8}, {"mesh.pp": 1}, {"mesh.tp": 2}, {"model.moe.num_experts": 64}])

@@ -12,12 +12,12 @@ import pytest
 
 from megaplan.budget.init import InitPeak
 from megaplan.budget.rank import Persistent, rank_cells
-from megaplan.budget.reserved import Reserving
 from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import NO_BYTES, Budget
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.optimizer import LastMoment, MatrixMoments
+from megaplan.hosts.megarun.streams import Reserving
 from megaplan.spec.models import Spec
 
 

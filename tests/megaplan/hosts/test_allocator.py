@@ -1,5 +1,6 @@
 """torch's caching allocator as its source says: rounding, segments, splitting, merging, pools of streams, pages."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -83,7 +84,7 @@ def test_reserved_is_what_the_blocks_are(expandable: bool) -> None:
         assert allocator.allocated_bytes == sum(block.size for block in held)
         before = allocator.reserved_bytes
     spans = sorted((id(block.pool), block.place, block.place + block.size) for block in held)
-    assert all(first[0] != second[0] or first[2] <= second[1] for first, second in zip(spans, spans[1:], strict=False))
+    assert all(first[0] != second[0] or first[2] <= second[1] for first, second in pairwise(spans))
     for block in held:
         allocator.free(block)
     assert allocator.allocated_bytes == 0

@@ -1,7 +1,7 @@
 """The streams in which FSDP2 allocates beside the one that computes: each has a pool of its own in torch's allocator.
 
-All-gathers: the output and the cast of the shard that goes in, on meshes of more than one rank; an output is freed when the next group's has
-been filled. Reductions: a group's reduced output, which becomes its gradient shards, or is added to them, or cast to their dtype.
+All-gathers: the output and the cast of the shard that goes in, on meshes of more than one rank; an output is freed when the next group's
+has been filled. Reductions: a group's reduced output, which becomes its gradient shards, or is added to them, or cast to their dtype.
 
 Where the shards lie is a fact of the runtime. FSDP2 itself makes them in its reduce-scatter stream, whose pool cannot use what activations
 have left; megarun gives it a reduce-scatter that makes those outputs that become shards in the computing stream (`SHARDS`).
@@ -47,6 +47,28 @@ class GroupPools(NamedTuple):
     all_reduced_bytes: int
     recast_bytes: int
     shard_bytes: int
+
+
+class Reserving(NamedTuple):
+    """What a rank reserves beyond what it hands out in a step.
+
+    Attributes:
+        beside_bytes: What other streams' pools have at their own peaks.
+        open_bytes: One segment or page of each pool that is not full.
+        missing_bytes: Requests after the main peak that fit no block that activations leave.
+        share: Per mille of activations that stay unused.
+        last_requests: Where the reduction of the slot's own parameters ends a backward, what it asks for in the computing stream.
+        live_bytes: What of a step is alive then.
+        rounds: Whether tensors have segments of their own, each rounded.
+    """
+
+    beside_bytes: int
+    open_bytes: int
+    missing_bytes: int
+    share: int
+    last_requests: tuple[int, ...]
+    live_bytes: int
+    rounds: bool
 
 
 def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool) -> GroupPools:

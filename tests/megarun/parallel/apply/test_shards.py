@@ -1,7 +1,7 @@
 """Gradient shards lie in the computing stream's memory, and no memory is given back while another stream may still use it."""
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 class Stream:
     """A stream of vector time: what it has run, and what of other streams it has waited for."""
 
-    def __init__(self, priority: int = -1) -> None:
+    def __init__(self, priority: int = -1) -> None:  # noqa: ARG002  (torch asks for one)
         self.seen: dict[Stream, int] = {}
 
     def run(self) -> int:
@@ -100,14 +100,14 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mod
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
+def streams(monkeypatch: pytest.MonkeyPatch) -> Stream:
     """torch's CPU streams, with an order."""
     computing = Stream()
     monkeypatch.setattr(torch.cpu, "Stream", Stream)
     monkeypatch.setattr(torch.cpu, "Event", Event)
     monkeypatch.setattr(torch.cpu, "_default_cpu_stream", computing)
     monkeypatch.setattr(torch.cpu, "_current_stream", computing)
-    yield computing
+    return computing
 
 
 def _trained(worker: Any, spec: dict[str, Any], memory: Memory) -> Trainer:
@@ -142,7 +142,7 @@ def test_outputs_that_are_only_added_would_be_freed_early_there(
     one_process: Any, worker: Any, spec_with: Any, streams: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the runtime does not do: with every output in the computing stream, the check above finds the reads that are not waited for."""
-    monkeypatch.setattr(ShardsWhereActivationsWere, "_becomes_shards", lambda self, dtype: True)
+    monkeypatch.setattr(ShardsWhereActivationsWere, "_becomes_shards", lambda *_: True)
     memory = Memory()
     _trained(worker, spec_with({"schedule.num_microbatches": 3}), memory)
     assert memory.early
