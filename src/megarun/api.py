@@ -140,7 +140,7 @@ def train(
         eval_batches: Global batches of an evaluation; all that there are.
         tensorboard: Write the metrics for TensorBoard too.
         compile: torch.compile each block; memory is then not the plan's.
-        compile_jobs: Processes that compile the plan's kernels before the first step; one a CPU, 0 for none.
+        compile_jobs: Processes that compile the plan's kernels before the first step; None: one a CPU, 0: none.
         start_timeout: Seconds to wait for every process of the job.
         first_step_timeout: Seconds that a rank may take for the first step, for a save and for an evaluation, until the job ends.
         step_timeout: Seconds that a rank may be in one place of a later step.
@@ -161,12 +161,11 @@ def train(
         ([1, 2], 0)
     """
     words = _words(data)
-    command = " ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"])
     run = prepare_run(
         read_job(plan, seed),
         words,
         Path(out),
-        command=command,
+        command=" ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"]),
         steps=steps,
         checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data, checkpoint_url),
         evaluation=_evaluation(eval_data, validation_fraction, eval_every, eval_batches),

@@ -12,13 +12,16 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from megaplan.terminal.exit_status import ERROR, INTERRUPTED, SIGNAL_STATUS
 from megaplan.terminal.output import write
 from megaplan.terminal.run import exit_status_of
+
+if TYPE_CHECKING:
+    from megarun.training.loop import Trained
 
 app = typer.Typer(
     name="megarun",
@@ -73,9 +76,7 @@ def train(
     eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Batches per evaluation; default: all.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile each block; the memory then differs from the plan.")] = False,
-    compile_jobs: Annotated[
-        int | None, typer.Option("--compile-jobs", min=0, metavar="N", help="Processes that compile kernels; default: one a CPU; 0: none.")
-    ] = None,
+    compile_jobs: Annotated[int | None, typer.Option(min=0, metavar="N", help="Processes that compile kernels; 0: none.")] = None,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
     first_step_timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds for the first step, a save or evaluation.")] = 1800,
     step_timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds in one place of a step until the job ends.")] = 300,
@@ -115,21 +116,27 @@ def train(
         )
         from megarun.launch.process_group import read_launch  # noqa: PLC0415
         from megarun.launch.progress import Timeouts  # noqa: PLC0415
-        from megarun.metrics.display import print_summary  # noqa: PLC0415
-        from megarun.metrics.file import FILE_NAME  # noqa: PLC0415
-        from megarun.training.loop import start_kernels  # noqa: PLC0415
-        from megarun.training.loop import train as train_job  # noqa: PLC0415
+        from megarun.training import loop  # noqa: PLC0415
 
-        kernels = start_kernels(job, compile_jobs)  # forks, before there are threads
+        kernels = loop.start_kernels(job, compile_jobs)  # forks, before there are threads
         launch = read_launch(start_timeout, job.spec.mesh, elastic=plans is not None)
         exit_on_peer_failure(launch)
-        trained = train_job(prepared, launch, Timeouts(first_step_timeout, step_timeout), kernels)
-        if launch.rank == 0 and trained.history:
-            print_summary(job.spec.name, trained.history, str(out / FILE_NAME))
+        trained = loop.train(prepared, launch, Timeouts(first_step_timeout, step_timeout), kernels)
+        if launch.rank == 0:
+            _summarise(job.spec.name, trained, out)
     except Exception as error:  # the last resort: no user sees a traceback unasked
         report_failure(error, launch, job.spec.mesh if job else None, with_traceback=with_traceback)
         return ERROR
     return SIGNAL_STATUS + trained.stopped_by if trained.stopped_by else 0
+
+
+def _summarise(name: str, trained: Trained, out: Path) -> None:
+    """Print the table of a run that has trained a step."""
+    from megarun.metrics.display import print_summary  # noqa: PLC0415  (help needs none)
+    from megarun.metrics.file import FILE_NAME  # noqa: PLC0415
+
+    if trained.history:
+        print_summary(name, trained.history, str(out / FILE_NAME))
 
 
 @app.command()
@@ -192,7 +199,7 @@ def doctor(
 
 
 def _answered(answer: Callable[[], int], as_json: bool, with_traceback: bool) -> int:
-    """The status of a command that answers in text or JSON; its errors likewise."""
+    """The status of a command that answers in text or JSON; and of its errors."""
     try:
         return answer()
     except Exception as error:

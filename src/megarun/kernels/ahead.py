@@ -1,6 +1,6 @@
 """Compiles a run's kernels while its processes start, connect and build the model, so that the first step finds them in Triton's cache.
 
-The first process of each machine forks a compiler before it starts CUDA or a thread, and tells it the device once that is known; before the
+The first process of each machine forks a compiler before it starts CUDA or a thread, and sends it the device once that is known; before the
 first step every process waits for that of its machine. What fails here only costs time: the kernels are then compiled when they are first
 launched, one after another.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DONE = "megarun/kernels"
 POLL_SECONDS = 0.1
 LONGEST_SECONDS = 900.0
-"""After this time a process goes on, and compiles what it launches itself."""
+"""After this time a process continues, and compiles what it launches itself."""
 LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 
 

@@ -38,7 +38,7 @@ def use_cache(folder: Path) -> None:
 def settle(folder: Path) -> int:
     """Let the entries of a cache that was moved name their files where they are; the number of entries changed.
 
-    An entry is left alone if its files are where it says, or are not beside it; a folder that cannot be written stays as it is.
+    An entry is left alone if its files are where it says, or are not in its own folder; a folder that cannot be written stays as it is.
     """
     changed = 0
     for group in folder.glob(GROUPS):

@@ -126,8 +126,8 @@ def _rows_received(*, aligned: bool) -> Iterator[None]:
 def shortened(job: Job) -> Job:
     """The job with one layer of each make in a slot, and the fewest microbatches that its schedule supports.
 
-    Layers of a make are built and run alike (`makes_of`), so that one launches what all launch. Where layers read what another layer
-    computed beside the residual stream, all are kept.
+    Layers of a make are equal but for their weights (`makes_of`), so that one launches what all launch. Where layers read what another
+    layer computed in addition to the residual stream, all are kept.
     """
     schedule, mesh, model = job.spec.schedule, job.spec.mesh, job.spec.model
     given = schedule.num_microbatches if mesh.pp > 1 else schedule.microbatches_per_update

@@ -71,11 +71,11 @@ def test_every_kernel_is_compiled_once(plan: Path, compiled: tuple[Path, dict[st
 def test_a_cache_can_be_moved(plan: Path, compiled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     cache, document = compiled
     shutil.copytree(cache, tmp_path / "copy")
-    os.rename(cache, cache.with_name("gone"))
+    os.rename(cache, cache.with_name("moved"))
     try:
         assert steps("moved", plan, tmp_path / "copy")["moved"] == [0, len(document["kernels"]), len(document["kernels"]), True, 0]
     finally:
-        os.rename(cache.with_name("gone"), cache)
+        os.rename(cache.with_name("moved"), cache)
 
 
 @pytest.fixture(scope="module")

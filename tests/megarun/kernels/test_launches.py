@@ -17,7 +17,7 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE.parent / "parity"))
 small = importlib.import_module("parity_model")
 
-KERNELS = {"host.kernels": "triton", "batch.seq_length": 32, "schedule": {"kind": "1f1b", "num_microbatches": 2}}
+KERNELS = {"host.kernels": "triton", "batch.seq_length": 16, "schedule": {"kind": "1f1b", "num_microbatches": 2}}
 BF16 = {"precision.params": "bf16"}
 FEATURES = {
     "model.features": {
@@ -35,8 +35,8 @@ def case(pattern: str, **changed: Any) -> dict[str, Any]:
 
 
 ALONE = {
-    "hybrid": case("AMEDRAMEDR", **BF16, **FEATURES),
-    "latent": case("AEMAEM", **BF16, model__attention=small.INDEXED, model__mamba=small.MIMO, recompute={"default": "selective"}),
+    "hybrid": case("AMEDRA", **BF16, **FEATURES),
+    "latent": case("AEMA", **BF16, model__attention=small.INDEXED, model__mamba=small.MIMO, recompute={"default": "selective"}),
     "delta": case("GAD", model__mlp={"ffn_hidden_size": 40, "activation": "gelu"}, optimizer__matrix="adamw"),
     "linear": case("GCM", **BF16, model__linear_attention=small.KDA, model__mamba={"kind": "mamba1", "state_dim": 4, "dt_rank": 6}),
     "rows": case("AMD", **BF16, precision__recipe={"name": "fp8_rowwise"}, data__packing="documents"),
@@ -55,7 +55,11 @@ def differences(cases: dict[str, Any], num_processes: int, folder: Path) -> dict
     specs = folder / "specs.json"
     specs.write_text(json.dumps(cases))
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "PYTEST_"))}
-    variables |= {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(folder / "cache")}
+    variables |= {
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "trace"), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+        "TRITON_CACHE_DIR": str(folder / "cache"),
+    }
     start = [] if num_processes == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
     trains = [sys.executable, *start, str(HERE / "launch_worker.py"), str(specs), str(folder)]
     looks = [sys.executable, str(HERE / "find_worker.py"), str(specs), str(folder)]
