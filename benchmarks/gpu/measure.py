@@ -200,7 +200,7 @@ def prepare_environment(how: How) -> None:
     setting = f"expandable_segments:{how.expandable}"
     os.environ |= dict.fromkeys(ALLOCATOR, setting)
     if torch.cuda.is_available():
-        torch.cuda.memory._set_allocator_settings(setting)  # torch may have read the variables when it was imported
+        torch._C._accelerator_setAllocatorSettings(setting)  # torch may have read the variables when it was imported
 
 
 def train_plan(name: str, how: How, emit: Emit) -> None:
