@@ -37,7 +37,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x8
 PYTHON = "3.12"
 LIMIT_BYTES = 40 * 2**20
 RUN = """#!/usr/bin/env bash
-# Runs benchmarks/gpu/run.py from this folder, without a network; options are handed on.
+# Runs benchmarks/gpu/run.py from this folder, without a network, with the options given.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -47,7 +47,7 @@ PYTHONPATH="$PWD/site:$PWD/src:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}" exec "$p
 
 
 def bundle(out: Path, *, wheels: bool = True) -> int:
-    """Make the folder anew; its size in bytes."""
+    """Replace the folder; its size in bytes."""
     shutil.rmtree(out, ignore_errors=True)
     for name in carried():
         target = out / name

@@ -49,8 +49,8 @@ def results_of(call: Callable[..., Tensor], inputs: Inputs, grad: Tensor | None 
 
 def cotangent(y: Tensor) -> Tensor:
     """The same random values for an output of this shape in every dtype: bf16 represents them."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(y.shape, generator=generator).bfloat16().to(y.device)
+    generator = torch.Generator(y.device).manual_seed(1)
+    return torch.randn(y.shape, generator=generator, device=y.device).bfloat16()
 
 
 def widened(case: KernelCase, inputs: Inputs) -> Inputs:

@@ -30,9 +30,20 @@ VARIANTS: dict[str, How] = {
 """Ways to train each of them; a feature that changes the step adds its own."""
 ONLY_OF = {"4-microbatches": ("nam56r",)}
 """Variants that not every spec is trained in."""
-SECONDS = {"facts": 30.0, "check": 90.0, "demo": 100.0, "file": 120.0, "own": 20.0, "peer": 4.0}
+SECONDS = {"facts": 30.0, "check": 90.0, "demo": 100.0, "file": 120.0, "own": 20.0, "library": 12.0, "peer": 4.0}
 SECONDS |= {"train": 75.0, "compiled": 150.0, "memory": 60.0}
-LEAST = {"facts": 5.0, "check": 15.0, "demo": 40.0, "file": 20.0, "own": 6.0, "peer": 4.0, "train": 25.0, "compiled": 60.0, "memory": 20.0}
+LEAST = {
+    "facts": 5.0,
+    "check": 15.0,
+    "demo": 40.0,
+    "file": 20.0,
+    "own": 6.0,
+    "library": 4.0,
+    "peer": 4.0,
+    "train": 25.0,
+    "compiled": 60.0,
+    "memory": 20.0,
+}
 """Seconds after which a job is stopped, and below which it is not started."""
 DRY_SECONDS, DRY_LEAST = 240.0, 1.0
 """Of a run on a CPU, whose kernels are interpreted."""
@@ -94,7 +105,8 @@ def _peer_times(device: str, small: bool) -> Iterator[Sized]:
     """Torch's own libraries first: the others compile."""
     found = [(library, case) for case in cases(small=small) for library, _ in peers(case)]
     for library, case in sorted(found, key=lambda each: not each[0].startswith("torch")):
-        yield _job("times", f"{case.name} by {library}", partial(_peer, case, library=library, device=device), "peer")
+        limit = "library" if library.startswith("torch") else "peer"
+        yield _job("times", f"{case.name} by {library}", partial(_peer, case, library=library, device=device), limit)
 
 
 def _peer(case: KernelCase, emit: Emit, *, library: str, device: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from accuracy.matrix import Case, cases
+import yaml
+from accuracy.matrix import Case
 from gpu.blocks import blocks_at_peak
 from gpu.checks import Emit, said
 from gpu.profiles import profiled
@@ -23,8 +24,8 @@ from megaplan.cost.model import model_costs
 from megaplan.inventory.tensors import Init
 from megaplan.plan.make import make_plan
 from megaplan.spec.device import device_of
-from megaplan.spec.load import load_spec
-from megaplan.spec.models import Spec
+from megaplan.spec.load import load_spec, load_spec_text
+from megaplan.spec.models import Host, Spec
 from megarun.data.batches import Batches
 from megarun.engine.initialise import STD, fill
 from megarun.engine.phases import PhasedTrainer
@@ -110,13 +111,22 @@ class RandomRows:
 def find_case(name: str, overrides: tuple[str, ...] = ()) -> Case:
     """A plan by its name: of `specs/`, of memory.yaml, or a small one."""
     if name in SMALL:
-        path, given = ROOT / "plans/tiny-hybrid.yaml", [*SHORT, *SMALL[name], *overrides]
+        spec = load_spec(str(ROOT / "plans/tiny-hybrid.yaml"), overrides=[*SHORT, *SMALL[name], *overrides]).spec
     elif (SPECS / f"{name}.yaml").exists():
-        path, given = SPECS / f"{name}.yaml", list(overrides)
+        spec = load_spec(str(SPECS / f"{name}.yaml"), overrides=list(overrides)).spec
     else:
-        return next(cases(frozenset([name]), MEMORY))
-    job = Job.from_plan(make_plan(load_spec(str(path), overrides=given).spec))
+        written = yaml.safe_load(MEMORY.read_text(encoding="utf-8"))
+        entry = next(entry for entry in written["plans"] if entry["name"] == name)
+        given = [*written["families"].get(entry.get("of"), ()), *entry.get("set", ()), *overrides]
+        spec = load_spec_text(written["base"], name=f"{MEMORY.name}: {name}", overrides=given).spec
+    job = Job.from_plan(make_plan(spec))
     return Case(name, job, build_budget(job.spec, job.inventory, job.layout), False)
+
+
+def asked(how: How) -> tuple[str, ...]:
+    """Overrides of the spec, the allocator among them where a spec says which: the estimate is of the one that runs."""
+    names_allocator = "expandable_segments" in Host.model_fields
+    return (*how.overrides, *([f"host.expandable_segments={str(how.expandable).lower()}"] if names_allocator else []))
 
 
 def estimate_of(case: Case) -> dict[str, dict[str, int]]:
@@ -190,14 +200,14 @@ def prepare_environment(how: How) -> None:
     setting = f"expandable_segments:{how.expandable}"
     os.environ |= dict.fromkeys(ALLOCATOR, setting)
     if torch.cuda.is_available():
-        torch.cuda.memory._set_allocator_settings(setting)  # torch may have read the variables when it was imported
+        torch._C._accelerator_setAllocatorSettings(setting)  # torch may have read the variables when it was imported
 
 
 def train_plan(name: str, how: How, emit: Emit) -> None:
     """Train a few steps and emit what is found; with `how.profile`, then a profile of one more step."""
     began = time.perf_counter()
     prepare_environment(how)
-    case = find_case(name, how.overrides)
+    case = find_case(name, asked(how))
     launch = read_launch()
     device = choose_device(launch)
     cuda = torch.cuda if device.type == "cuda" else None
@@ -258,7 +268,7 @@ def expandable_now(cuda: Any, how: How) -> bool:
     """What torch's allocator says of itself; on a CPU what was asked for."""
     if cuda is None:
         return how.expandable
-    return bool(cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
+    return bool(cuda.memory._snapshot().get("allocator_settings", {}).get("expandable_segments", how.expandable))
 
 
 def blocks_now(cuda: Any) -> list[tuple[int, str, int]]:

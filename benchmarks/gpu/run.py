@@ -155,9 +155,16 @@ def arguments_of(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def has_gpu() -> bool:
-    """Asked in another process: one that has asked CUDA anything can not be forked any more."""
-    code = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 1)"
-    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+    """Asked in a fork: a process that has asked CUDA anything can not be forked any more."""
+    import torch  # noqa: PLC0415
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if torch.cuda.is_available() else 1)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def main(words: Sequence[str] | None = None) -> int:

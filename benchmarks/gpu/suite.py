@@ -9,7 +9,7 @@ from typing import Any
 from gpu.checks import Emit
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests/kernels/interpreted"
-SMALL = ("check_rope", "check_tiles")
+SMALL = ("check_head_gated_norm", "check_tiles")
 NOT_COLLECTED = 5
 """pytest's exit status for a file without a test."""
 

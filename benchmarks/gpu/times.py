@@ -31,10 +31,10 @@ class Stated(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mod
         return func(*args, **(kwargs or {}))
 
 
-def stated_bytes(call: Callable[..., Tensor], inputs: dict[str, Tensor]) -> int:
+def stated_bytes(call: Callable[..., Tensor], inputs: dict[str, Tensor], grad: Tensor | None = None) -> int:
     """What the operations of forward and backward state of their inside."""
     with Stated() as stated:  # type: ignore[no-untyped-call]
-        results_of(call, inputs)
+        results_of(call, inputs, grad)
     return stated.num_bytes
 
 
@@ -127,7 +127,7 @@ def time_call(case: KernelCase, call: Callable[..., Tensor], emit: Emit, device:
         row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
         row["workspace_bytes"] = row["peak_bytes"] - sum(result.nbytes for result in results)
         del results
-    row["stated_bytes"] = stated_bytes(call, inputs)
+    row["stated_bytes"] = stated_bytes(call, inputs, grad)
     emit(row | {"part": "wall"})
     times = {"forward_ns": clock.graph_ns(lambda: call(**inputs))}
     if case.differentiable:

@@ -12,7 +12,7 @@ import torch
 from on_device import OnDevice
 
 FOLDER = Path(__file__).parent / "interpreted"
-FILES = ("check_tiles", "check_rope")
+FILES = ("check_tiles", "check_head_gated_norm")
 
 
 def check(*words: str, interpreted: bool) -> subprocess.CompletedProcess[str]:
@@ -34,18 +34,14 @@ def test_the_checks_run_on_a_device_and_write_a_line_each(tmp_path: Path) -> Non
     assert f"{len(found)} passed" in done.stdout
 
 
-def test_the_folder_is_collected_for_a_device_alone(tmp_path: Path) -> None:
+def test_the_folder_is_collected_for_a_device() -> None:
     pytest.importorskip("triton")
     listed = check(str(FOLDER), "--device", "cpu", "--collect-only", "-m", "not slow", interpreted=True)
     files = {line.partition("::")[0].rpartition("/")[2] for line in listed.stdout.splitlines() if "::" in line}
     assert files == {path.name for path in FOLDER.glob("check_*.py")}
-    for words, interpreted, said in (
-        (["--device", "cpu"], False, "--device cpu with TRITON_INTERPRET=1"),
-        ([], False, "--device cuda"),
-    ):
-        refused = check(str(FOLDER / "check_tiles.py"), *words, interpreted=interpreted)
-        assert refused.returncode != 0
-        assert said in refused.stdout + refused.stderr
+    refused = check(str(FOLDER / "check_tiles.py"), "--device", "cpu", interpreted=False)
+    assert refused.returncode != 0
+    assert "--device cpu with TRITON_INTERPRET=1" in refused.stdout + refused.stderr
 
 
 def test_what_a_check_makes_is_on_the_device_with_the_hosts_values() -> None:

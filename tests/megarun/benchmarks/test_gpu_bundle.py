@@ -61,5 +61,5 @@ def test_the_wheels_are_enough_for_python_3_12_without_a_network(tmp_path: Path)
 
 
 def works(python: str) -> bool:
-    """A name may stand for nothing, as pyenv's do."""
+    """A name may have no Python behind it, as pyenv's do."""
     return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0

@@ -61,7 +61,7 @@ def test_sizes_are_around_the_tile() -> None:
 
 
 def test_work_and_statements_are_counted() -> None:
-    use_kernels("triton")  # kernels state what they hold, where plain torch stands in for them too
+    use_kernels("triton")  # kernels state what they hold, where plain torch replaces them too
     by_name = {case.name.split()[0]: case for case in SMALL}
     counted = {name: times.counted(case) for name, case in by_name.items()}
     assert by_name.keys() >= {"rms_norm", "gated_rms_norm", "swiglu", "relu2", "ssd", "mamba3", "gated_delta", "head_gated_norm", "m2rnn"}
@@ -121,7 +121,7 @@ def chunked(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk: int, 
 
 
 def siso(**given: Any) -> Tensor:
-    """Mamba-3 of one rank with the arguments of mamba-ssm: our formulas, told the step and the rate by what softplus maps to them."""
+    """Mamba-3 of one rank with the arguments of mamba-ssm: our formulas, with what softplus maps to the step and the rate."""
     step, values = given["DT"].mT, given["V"]
     rate = -given["ADT"].mT / step
     raw_step, raw_rate = (each + torch.log(-torch.expm1(-each)) for each in (step, rate))
@@ -135,7 +135,7 @@ def siso(**given: Any) -> Tensor:
 
 
 def test_libraries_are_called_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins that compute the documented results."""
+    """With modules that compute the documented results."""
     cross_entropy = torch.nn.functional.cross_entropy
     modules = {
         "liger_kernel.transformers.functional": Module(
