@@ -40,7 +40,7 @@ def make_spec(pattern: str, num_layers: int, pp: int = 2, vpp: int = 1, features
         "mesh": {"pp": pp, "vpp": vpp},
         "schedule": {"kind": kind, "num_microbatches": 8},
         "batch": {"micro_batch_size": 1, "seq_length": 32},
-        "split": split,
+        "split": {"objective": "bottleneck"} | split,
     }
     return Spec.model_validate(document)
 

@@ -1,4 +1,4 @@
-"""Triton kernel of alpha · x xᵀ + beta · added: the tiles of the lower triangle are computed, and what lies in it is stored twice.
+"""Triton kernel of alpha · x xᵀ + beta · added: the tiles of the lower triangle are computed, and its elements stored twice.
 
 That is half the multiplications of a full product, and the result is bitwise symmetric whatever the product of a tile is: three TF32
 products add up in another order at (i, j) than at (j, i), and so does a BLAS.
