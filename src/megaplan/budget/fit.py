@@ -66,8 +66,8 @@ def low_headroom(worst: RankBudget) -> list[Diagnostic]:
         return []
     column, size = max(worst.columns.items(), key=lambda item: item[1])
     percent = 100 * worst.headroom_bytes // worst.usable_bytes
+    headroom, usable = format_bytes(worst.headroom_bytes), format_bytes(worst.usable_bytes)
     detail = (
-        f"headroom {format_bytes(worst.headroom_bytes)} of {format_bytes(worst.usable_bytes)} usable is {percent}%, below {HEADROOM_PERCENT}%\n"
-        f"largest column: {column} = {format_bytes(size)}"
+        f"headroom {headroom} of {usable} usable is {percent}%, below {HEADROOM_PERCENT}%\nlargest column: {column} = {format_bytes(size)}"
     )
     return [diagnostic("MP502", detail, Location(), (), Severity.WARNING)]
