@@ -1,4 +1,4 @@
-"""The page of a diagnostic code as `megaplan explain` prints it, and what its placeholders stand for.
+"""The page of a diagnostic code as `megaplan explain` prints it, and the values of its placeholders.
 
 A placeholder, `{{letters}}`, is a list or limit that another module defines. It is filled when a page is read: here for the terminal, in
 `scripts/docs_site.py` for the site.

@@ -35,10 +35,9 @@ def page_text(code: str) -> str:
     Raises:
         KeyError: If the code has no page.
     """
-    try:
-        return (_folder() / f"{code}.md").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise KeyError(f"no page for the diagnostic code {code!r}") from None
+    if code not in codes():
+        raise KeyError(f"no page for the diagnostic code {code!r}")
+    return (_folder() / f"{code}.md").read_text(encoding="utf-8")
 
 
 @cache
