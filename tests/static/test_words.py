@@ -1,7 +1,7 @@
 """Words that the finished folders must not use: each hit fails with file, line, word and the plain alternative.
 
-Checked are comments, strings and the words of identifiers, and pages. `FOLDERS` lists the folders that are finished; add a folder after its text is
-revised. `ALLOWED` has the places where a listed word is the field's own term.
+Checked are comments, strings, the words of identifiers, and pages. `FOLDERS` lists the folders that are finished; add a folder after its
+text is revised. `ALLOWED` has the places where a listed word is the field's own term.
 """
 
 from __future__ import annotations
@@ -130,5 +130,7 @@ def test_hits_are_found_in_comments_strings_and_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ALLOWED)
 def test_every_exception_is_needed(pattern: str) -> None:
     """An exception without a place that uses it is removed."""
-    files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*") if path.suffix in (".md", ".py") and path != Path(__file__))
+    files = (
+        path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*") if path.suffix in (".md", ".py") and path != Path(__file__)
+    )
     assert any(re.search(pattern, text.strip()) for path in files for _, text in texts(path))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ SOURCES = (ROOT / "src", ROOT / "kernels")
 SECTIONS = ["Why", "Fix", "Example"]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WRONG = re.compile(r"#.*\bwrong\b")
+PLACES = ["errors/MP301.md", "errors/README.md", "guides/data.md"]
 KEYS = {key for path in all_keys() for key in path}
 
 
@@ -90,6 +93,18 @@ def test_letters_and_limits_are_those_of_the_registries() -> None:
     assert all(f"{letter} ({family.title})" in text for letter, family in FAMILIES.items())
     refused = filled(page_text("MP720"))
     assert re.findall(r"^- (\w): ", refused, re.MULTILINE) == [letter for letter, family in FAMILIES.items() if family.full_refused]
+
+
+@pytest.mark.skipif(not SOURCES[0].is_dir(), reason="needs the sources")
+def test_the_site_fills_placeholders() -> None:
+    """The hook of mkdocs does; pages of other folders keep what they write in braces."""
+    found = importlib.util.spec_from_file_location("docs_site", ROOT / "scripts/docs_site.py")
+    assert found is not None
+    assert found.loader is not None
+    hook = importlib.util.module_from_spec(found)
+    found.loader.exec_module(hook)
+    shown = {place: hook.on_page_markdown("{{letters}}", page=SimpleNamespace(file=SimpleNamespace(src_uri=place))) for place in PLACES}
+    assert shown == dict(zip(PLACES, [filled("{{letters}}"), "{{letters}}", "{{letters}}"], strict=True))
 
 
 def lines_of(*languages: str) -> Iterator[Any]:
