@@ -74,6 +74,7 @@ docs: $(READY) ## the generated pages
 	$(BIN)/python scripts/requirements_table.py
 	$(BIN)/python scripts/kernels_page.py
 	$(BIN)/python scripts/megatron_page.py
+	$(BIN)/python scripts/errors_page.py
 	$(BIN)/python scripts/architecture_picture.py
 
 docs-site: $(READY) ## all pages as a site in site/, links checked; needs the extra `docs`, which it installs

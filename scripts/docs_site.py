@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages that lie outside docs/, and the links that lead to them.
+"""Hooks of mkdocs: pages that lie outside docs/, the links that lead to them, and the placeholders of the errors' pages.
 
 The repository's own links are relative to each file and stay as they are. On the site README.md is the home page, and what it names under
 Its folder has `docs/`; other pages of the repository become pages of the site.
@@ -35,9 +35,13 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Rewrite links of a page to where their targets are on the site."""
+    """Rewrite links of a page to where their targets are on the site, and fill the placeholders of an error's page."""
     sources = {place: path for path, place in PAGES.items()}
     place = page.file.src_uri
+    if place.startswith("errors/MP"):
+        from megaplan.cli.error_pages import filled  # noqa: PLC0415  (as above)
+
+        markdown = filled(markdown)
     return site_links(markdown, sources.get(place, f"docs/{place}"), place)
 
 

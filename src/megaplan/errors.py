@@ -33,7 +33,7 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. `summary` is fixed per code (see `megaplan.diagnostics.CODES`); `detail` carries the values."""
+    """One finding. `summary` is fixed per code (the title of its page in docs/errors); `detail` carries the values."""
 
     code: str
     severity: Severity

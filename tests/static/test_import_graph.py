@@ -1,11 +1,12 @@
-"""The import graph of `src/` and `kernels/` has no cycle.
+"""The import graph of `src/` and `kernels/` has no cycle, and the contracts of import-linter cover every folder.
 
-Counted: every `import` and `from … import` of a module of megaplan, megarun or megakernels, at module level and inside functions, so that a
-lazy import hides no cycle. Importing `a.b.c` also runs `a/__init__.py` and `a/b/__init__.py`, so these count too unless they contain the
-importer. Imports under `if TYPE_CHECKING:` never run; they are checked separately, with the cycles that they still close listed by name.
+Counted: every `import` and `from … import` of a module of megaplan, megarun or megakernels, at module level, inside functions and under
+`if TYPE_CHECKING:`, so that neither a lazy import nor an annotation hides a cycle. Importing `a.b.c` also runs `a/__init__.py` and
+`a/b/__init__.py`, so these count too unless they contain the importer.
 """
 
 import ast
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -16,8 +17,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "src", ROOT / "kernels")
 MOST_MODULES_AT_ROOT = 12
-ONLY_FOR_TYPES = {("megaplan.budget.casts", "megaplan.budget.chunk")}
-"""Imports for annotations alone, whose other direction is imported when the program runs."""
+TWO_WAY = {
+    ("megaplan.families", "megaplan.inventory"): "a family makes tensors (inventory.tensors); inventory.build asks every family for them",
+    ("megaplan.inventory", "megaplan.spec"): "inventory.build reads a spec; the rules of LoRA name the tensors that take adapters",
+    ("megarun.data", "megarun.parallel"): "data cuts rows by parallel.groups; parallel.apply feeds batches to a schedule",
+    ("megarun.model", "megarun.parallel"): "blocks call parallel.groups; parallel.apply wraps built stages",
+}
+"""Folders that import each other, through different modules. The contracts order their modules instead of the folders."""
 
 pytestmark = pytest.mark.skipif(not SOURCES[0].is_dir(), reason="needs the sources")
 
@@ -33,20 +39,6 @@ def modules() -> Mapping[str, Path]:
     return found
 
 
-def import_statements(node: ast.AST, *, for_types: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """The import statements below a node, and whether each is for annotations alone."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child, for_types
-        elif isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
-            for each in child.body:
-                yield from import_statements(ast.Module([each], []), for_types=True)
-            for each in child.orelse:
-                yield from import_statements(ast.Module([each], []), for_types=for_types)
-        else:
-            yield from import_statements(child, for_types=for_types)
-
-
 def targets(statement: ast.Import | ast.ImportFrom, known: Mapping[str, Path]) -> Iterator[str]:
     """The modules that a statement names: of `from a import b`, `a.b` where that is a module, else `a`."""
     if isinstance(statement, ast.Import):
@@ -57,19 +49,17 @@ def targets(statement: ast.Import | ast.ImportFrom, known: Mapping[str, Path]) -
         yield full if (full := f"{statement.module}.{name.name}") in known else str(statement.module)
 
 
-def graph(known: Mapping[str, Path], *, with_types: bool) -> dict[str, set[str]]:
+def graph(known: Mapping[str, Path]) -> dict[str, set[str]]:
     """What each module imports."""
     found: dict[str, set[str]] = {}
     for importer, path in known.items():
         found[importer] = set()
-        for statement, for_types in import_statements(ast.parse(path.read_text(encoding="utf-8"))):
-            if for_types and not with_types:
-                continue
-            for target in targets(statement, known):
-                parts = target.split(".")
-                packages = [".".join(parts[:count]) for count in range(1, len(parts))]
-                run = {package for package in packages if importer != package and not importer.startswith(f"{package}.")}
-                found[importer] |= {name for name in {target, *run} if name in known and name != importer}
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for target in [target for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for target in targets(node, known)]:
+            parts = target.split(".")
+            packages = [".".join(parts[:count]) for count in range(1, len(parts))]
+            run = {package for package in packages if importer != package and not importer.startswith(f"{package}.")}
+            found[importer] |= {name for name in {target, *run} if name in known and name != importer}
     return found
 
 
@@ -82,18 +72,44 @@ def cycle_of(edges: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_cycle_of_imports_that_run() -> None:
-    """At module level and inside functions."""
-    assert cycle_of(graph(modules(), with_types=False)) == []
+def test_no_cycle_of_imports() -> None:
+    """At module level, inside functions and for annotations."""
+    assert cycle_of(graph(modules())) == []
 
 
-def test_no_further_cycle_of_imports_for_types() -> None:
-    """With `if TYPE_CHECKING:` there are the listed ones, and each of these closes one."""
-    edges = graph(modules(), with_types=True)
-    for importer, target in ONLY_FOR_TYPES:
-        assert cycle_of(edges) != [], f"{importer} -> {target} closes no cycle any more"
-        edges[importer].discard(target)
-    assert cycle_of(edges) == []
+def test_folders_that_import_each_other_are_listed() -> None:
+    """Each pair has a reason, and every listed pair still exists."""
+    edges = {
+        tuple(".".join(name.split(".")[:2]) for name in (importer, target))
+        for importer, imported in graph(modules()).items()
+        for target in imported
+        if importer.count(".") and target.count(".")
+    }
+    assert {(first, second) for first, second in edges if first < second and (second, first) in edges} == set(TWO_WAY)
+
+
+def contract(package: str) -> tuple[set[str], set[str]]:
+    """Modules that the contract of a package's layers orders, and those that it leaves to entries of their children."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = [each for each in contracts if each["type"] == "layers" and each["containers"] == [package]]
+    return {name.strip() for layer in layers["layers"] for name in layer.split("|")}, set(layers["exhaustive_ignores"])
+
+
+def children_of(folder: Path) -> set[str]:
+    """Modules and packages directly in a folder."""
+    found = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    return found - {"__init__", "__main__"}
+
+
+@pytest.mark.parametrize("package", ["megaplan", "megarun"])
+def test_the_contract_orders_every_module(package: str) -> None:
+    """A folder that the contract does not order as a whole is ordered module by module, with every family of blocks."""
+    listed, by_children = contract(package)
+    root = SOURCES[0] / package
+    assert {name for name in listed if "." not in name} | (by_children - {"__main__"}) == children_of(root)
+    for folder in sorted(by_children - {"__main__"}):
+        modules_of = {f"{folder}.{name}" for name in children_of(root / folder)}
+        assert {name for name in listed if name.startswith(f"{folder}.")} == modules_of
 
 
 @pytest.mark.parametrize(
@@ -102,24 +118,16 @@ def test_no_further_cycle_of_imports_for_types() -> None:
         ("import b", "import a"),
         ("def f():\n    from b import x", "from a import f"),
         ("try:\n    import b\nexcept ImportError:\n    pass", "class C:\n    import a"),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b", "import a"),
     ],
-    ids=["module level", "inside a function", "nested"],
+    ids=["module level", "inside a function", "nested", "for annotations"],
 )
 def test_a_cycle_is_found(tmp_path: Path, first: str, second: str) -> None:
     """Of two modules, wherever the statements are."""
     known = {"a": tmp_path / "a.py", "b": tmp_path / "b.py"}
     known["a"].write_text(first)
     known["b"].write_text(second)
-    assert set(cycle_of(graph(known, with_types=False))) == {"a", "b"}
-
-
-def test_imports_for_types_are_checked_separately(tmp_path: Path) -> None:
-    """They close a cycle only where they are asked for."""
-    known = {"a": tmp_path / "a.py", "b": tmp_path / "b.py"}
-    known["a"].write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b")
-    known["b"].write_text("import a")
-    assert cycle_of(graph(known, with_types=False)) == []
-    assert set(cycle_of(graph(known, with_types=True))) == {"a", "b"}
+    assert set(cycle_of(graph(known))) == {"a", "b"}
 
 
 def test_few_modules_lie_at_the_root_of_megarun() -> None:

@@ -1,7 +1,7 @@
 """Words that the finished folders must not use: each hit fails with file, line, word and the plain alternative.
 
-Checked are comments, strings and the words of identifiers. `FOLDERS` lists the folders that are finished; add a folder after its text is
-revised. `ALLOWED` has the places where a listed word is the field's own term.
+Checked are comments, strings, the words of identifiers, and pages. `FOLDERS` lists the folders that are finished; add a folder after its
+text is revised. `ALLOWED` has the places where a listed word is the field's own term.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
+    "docs/errors",
     "kernels",
     "scripts",
     "src/megaplan/cli",
@@ -26,8 +27,8 @@ FOLDERS = (
     "tests/static",
 )
 """Folders whose texts are revised."""
-LATER = ("kernels/megakernels/ops/indexed_attention",)
-"""Parts of them that are not."""
+LATER = ("kernels/megakernels/ops/indexed_attention", "docs/errors/README.md")
+"""Parts of them that are not; the index of the errors has the words of their titles without their context."""
 
 _UNIT = "layer|rank|token|slot|step|stage|sequence|program|head|line|file|row"
 WORDS = {
@@ -75,6 +76,9 @@ ALLOWED = {
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """(line, text) of every comment, string and identifier of a Python file; identifiers as words separated by spaces."""
+    if path.suffix == ".md":
+        yield from enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        return
     if path.suffix != ".py":
         yield from ((number, line.partition("#")[2]) for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1))
         return
@@ -104,7 +108,7 @@ _ALLOWED = [re.compile(pattern) for pattern in ALLOWED]
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_listed_word(folder: str) -> None:
-    files = [path for suffix in ("py", "sh") for path in sorted((ROOT / folder).rglob(f"*.{suffix}"))]
+    files = [path for suffix in ("md", "py", "sh") for path in sorted((ROOT / folder).rglob(f"*.{suffix}"))]
     assert files
     revised = [path for path in files if path != Path(__file__) and not path.relative_to(ROOT).as_posix().startswith(LATER)]
     found = [hit for path in revised for hit in hits(path)]
@@ -126,5 +130,7 @@ def test_hits_are_found_in_comments_strings_and_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ALLOWED)
 def test_every_exception_is_needed(pattern: str) -> None:
     """An exception without a place that uses it is removed."""
-    files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__))
+    files = (
+        path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*") if path.suffix in (".md", ".py") and path != Path(__file__)
+    )
     assert any(re.search(pattern, text.strip()) for path in files for _, text in texts(path))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.is_file()]
+DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "errors"]  # examples of errors are not run
+PAGES = [path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS] if path.is_file()]
 PROGRAMS = "megaplan|megarun|torchrun|pytest|python|pip|make|git|scripts/"
 _BLOCK = re.compile(r"^(?P<comment><!-- [^\n]* -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -33,10 +33,10 @@ def misfit(
     spec, inventory, layout = subject
     worst, size = budget.worst, spec.batch.micro_batch_size
     detail = [
-        f"{runs_label(runs_of(worst.ranks))}: peak {worst.peak_bytes:,} B in {worst.peak_phase}, usable {worst.usable_bytes:,} B, "
-        f"over by {-worst.headroom_bytes:,} B",
+        f"{runs_label(runs_of(worst.ranks))}: peak {format_bytes(worst.peak_bytes)} in {worst.peak_phase}, "
+        f"usable {format_bytes(worst.usable_bytes)}, over by {format_bytes(-worst.headroom_bytes)}",
         *(item.detail for item in of_cuts if item.code == DOES_NOT_FIT),
-        *(f"cut {cut.column.key} = {cut.column_bytes:,} B by {cut.excess_bytes:,} B" for cut in cuts(worst)[:3]),
+        *(f"cut {cut.column} = {format_bytes(cut.column_bytes)} by {format_bytes(cut.excess_bytes)}" for cut in cuts(worst)[:3]),
     ]
     if size > 1 and largest_micro_batch(spec, inventory, layout) is None:
         detail.append("with these cuts batch.micro_batch_size = 1 is over too")

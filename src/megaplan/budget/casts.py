@@ -1,4 +1,4 @@
-"""The first gradients of a step under a pipeline: FSDP2 casts them for accumulation, one tensor after another.
+"""The backward under a pipeline, and its first gradients: FSDP2 casts them for accumulation, one tensor after another.
 
 A layer's are cast when its backward has ended, the slot's own when all have; each is freed once its cast is made. An expert bank's are
 cast inside its layer's backward.
@@ -9,22 +9,54 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`to_accumulated_grad
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from megaplan.blocks.ops import in_bank
+from megaplan.budget.chunk import Chunk
+from megaplan.budget.stored import place_of
 from megaplan.budget.unit import Peak, Unit
-from megaplan.hosts.megarun.storage import GroupBytes
-
-if TYPE_CHECKING:
-    from megaplan.budget.chunk import Chunk
-
-ORDER = ("embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head")
-"""Modules outside the layers and the prediction depths, as a stage lists them (`megarun.model.stage`)."""
+from megaplan.hosts.megarun.group_bytes import GroupBytes
+from megaplan.schedules.moments import BACKWARDED, FORWARDED, ChunkState
 
 
-def place_of(name: str) -> int:
-    """Place of a block outside the layers among those of its slot, as FSDP2 lists their parameters."""
-    return ORDER.index(name.partition(".")[0])
+def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
+    """The largest moment of a backward under a pipeline, where whole gradients accumulate; `reducing_backward_peak` is that without one."""
+    policy, first = chunk.policy, state <= FORWARDED
+    again = policy.in_place and not first
+    fetches = policy.reshard and state is not BACKWARDED  # a backward leaves every layer gathered
+    units, before, carried, everything, layers = (
+        chunk.units,
+        chunk.before,
+        chunk.backward_extra,
+        chunk.unsharded_bytes,
+        chunk.layers_gathered_bytes,
+    )
+    behind = made = 0  # of the units already done: unsharded layers, gradients of the slot's group
+    gathered = 0 if fetches else layers
+    largest, found = -1, (0, 0)
+    found_peaks: list[Peak] = []
+    for index in range(len(units) - 1, -1, -1):
+        unit = units[index]
+        gradients = (behind if first else everything) + (0 if again else made)
+        bank = unit.has_bank and not policy.in_place
+        gathered += unit.gathered_bytes if fetches else 0
+        if fetches or bank:
+            found_peaks.append(chunk.backward(index, gradients, gathered, again=again, fetches=fetches))
+        else:
+            size = before[index] + gradients + carried[index] + (unit.again_bytes if again else unit.backward_bytes)
+            if size > largest:
+                largest, found = size, (index, gradients)
+        if bank:
+            found_peaks.append(after_bank_peak(chunk, index, gradients, gathered, first=first))
+        if unit.layer:
+            behind += unit.unsharded_bytes
+        made += chunk.lasting(index)
+    if largest >= 0:
+        index, gradients = found
+        found_peaks.append(chunk.backward(index, gradients, layers, again=again, fetches=False))
+    peak = found_peaks[0] if len(found_peaks) == 1 else max(found_peaks, key=lambda peak: peak.total)
+    if first and not policy.in_place:
+        peak = largest_cast(chunk, peak.total, made, fetches=fetches) or peak
+    return peak
 
 
 def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak | None:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from megaplan.blocks.ops import OUTPUT, SHARED
 from megaplan.budget.all_gathers import AllGathers, all_gathers, backward_gathers
 from megaplan.budget.bank import moments_around_bank
-from megaplan.budget.casts import after_bank_peak, largest_cast
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
@@ -153,46 +152,6 @@ class Chunk:
             return gradients, 0
         kept = not self.policy.reshard or state is BACKWARDED
         return gradients, self.gathered_bytes if kept else self.root.gathered_bytes
-
-    def backward_peak(self, state: ChunkState) -> Peak:
-        """The largest moment of a backward under a pipeline, where gradients accumulate whole."""
-        policy, first = self.policy, state <= FORWARDED
-        again = policy.in_place and not first
-        fetches = policy.reshard and state is not BACKWARDED  # a backward leaves every layer gathered
-        units, before, carried, everything, layers = (
-            self.units,
-            self.before,
-            self.backward_extra,
-            self.unsharded_bytes,
-            self.layers_gathered_bytes,
-        )
-        behind = made = 0  # of the units already done: unsharded layers, gradients of the slot's group
-        gathered = 0 if fetches else layers
-        largest, found = -1, (0, 0)
-        found_peaks: list[Peak] = []
-        for index in range(len(units) - 1, -1, -1):
-            unit = units[index]
-            gradients = (behind if first else everything) + (0 if again else made)
-            bank = unit.has_bank and not policy.in_place
-            gathered += unit.gathered_bytes if fetches else 0
-            if fetches or bank:
-                found_peaks.append(self.backward(index, gradients, gathered, again=again, fetches=fetches))
-            else:
-                size = before[index] + gradients + carried[index] + (unit.again_bytes if again else unit.backward_bytes)
-                if size > largest:
-                    largest, found = size, (index, gradients)
-            if bank:
-                found_peaks.append(after_bank_peak(self, index, gradients, gathered, first=first))
-            if unit.layer:
-                behind += unit.unsharded_bytes
-            made += self.lasting(index)
-        if largest >= 0:
-            index, gradients = found
-            found_peaks.append(self.backward(index, gradients, layers, again=again, fetches=False))
-        peak = found_peaks[0] if len(found_peaks) == 1 else max(found_peaks, key=lambda peak: peak.total)
-        if first and not policy.in_place:
-            peak = largest_cast(self, peak.total, made, fetches=fetches) or peak
-        return peak
 
     def backward(self, index: int, gradients: int, gathered: int, *, again: bool, fetches: bool) -> Peak:
         """The largest moment of a unit's backward.

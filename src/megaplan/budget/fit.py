@@ -12,6 +12,7 @@ from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
+from megaplan.units import format_bytes
 
 DOES_NOT_FIT = "MP501"
 HEADROOM_PERCENT = 20
@@ -65,8 +66,8 @@ def low_headroom(worst: RankBudget) -> list[Diagnostic]:
         return []
     column, size = max(worst.columns.items(), key=lambda item: item[1])
     percent = 100 * worst.headroom_bytes // worst.usable_bytes
+    headroom, usable = format_bytes(worst.headroom_bytes), format_bytes(worst.usable_bytes)
     detail = (
-        f"headroom {worst.headroom_bytes:,} B of {worst.usable_bytes:,} B usable is {percent}%, below {HEADROOM_PERCENT}%\n"
-        f"largest column: {column.key} = {size:,} B"
+        f"headroom {headroom} of {usable} usable is {percent}%, below {HEADROOM_PERCENT}%\nlargest column: {column} = {format_bytes(size)}"
     )
     return [diagnostic("MP502", detail, Location(), (), Severity.WARNING)]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
-from megaplan.hosts.megarun.storage import GroupBytes
+from megaplan.hosts.megarun.group_bytes import GroupBytes
 
 
 def reduce_peak(chunk: Chunk) -> Peak:

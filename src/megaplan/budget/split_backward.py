@@ -15,6 +15,7 @@ from itertools import accumulate
 from megaplan.blocks.ops import INPUT as INPUT_NAME
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.bank import bank_moments
+from megaplan.budget.casts import accumulating_backward_peak
 from megaplan.budget.chunk import Chunk, Policy
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, SplitUnit, Unit
@@ -72,7 +73,7 @@ class SplitBackwardChunk(Chunk):
 
     def input_peak(self, state: ChunkState, *, weight_grads: bool) -> Peak:
         """The largest moment of I; what waits for W in the units above the running one is among its activations."""
-        peak = self.input_half.backward_peak(state)
+        peak = accumulating_backward_peak(self.input_half, state)
         late = self.late_bytes if weight_grads else 0
         waiting = self._waiting_below[-1] - self._waiting_below[peak.unit] - self._received if peak.moment is None else 0
         return peak._replace(total=peak.total + late + waiting, gradients=peak.gradients + late, activations=peak.activations + waiting)

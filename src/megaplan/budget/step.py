@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
+from megaplan.budget.casts import accumulating_backward_peak
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.forward import forward_peak
 from megaplan.budget.reduction import reduce_peak, reducing_backward_peak
@@ -203,7 +204,9 @@ def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_gr
     if kind is FORWARD:
         return forward_peak(chunk, state, absent, weight_grads=weight_grads)
     if kind is BACKWARD:
-        return chunk.backward_peak(state) if chunk.policy.pipelined else reducing_backward_peak(chunk, later=state > FORWARDED)
+        if chunk.policy.pipelined:
+            return accumulating_backward_peak(chunk, state)
+        return reducing_backward_peak(chunk, later=state > FORWARDED)
     if kind is REDUCE:
         return reduce_peak(chunk)
     split = cast(SplitBackwardChunk, chunk)

@@ -12,11 +12,11 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from megaplan.budget.casts import place_of
 from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megarun.group_bytes import GroupBytes, together
 from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, in_turn, last_moment
 from megaplan.hosts.megarun.sizes import Sizes
-from megaplan.hosts.megarun.storage import BlockStorage, GroupBytes, block_storage, together
+from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
 from megaplan.inventory.tensors import Inventory, Outside, has_groups
 from megaplan.layout.values import Slot
@@ -26,6 +26,8 @@ from megaplan.tuples import new
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on the last slot are used by others there: a tied head, the depths of multi-token prediction."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
+ORDER = ("embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head")
+"""Modules outside the layers and the prediction depths, as a stage lists them (`megarun.model.stage`)."""
 
 
 class SlotStorage(NamedTuple):
@@ -296,6 +298,11 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
             _, count = found.get(id(storage), (storage, 0))
             found[id(storage)] = storage, count + 1
     return tuple(found.values())
+
+
+def place_of(name: str) -> int:
+    """Place of a block outside the layers among those of its slot, as FSDP2 lists their parameters."""
+    return ORDER.index(name.partition(".")[0])
 
 
 def _by_place(block: tuple[str, GroupBytes]) -> int:

@@ -40,8 +40,9 @@ from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import input_bytes, label_bytes, rotary_bytes
 from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.group_bytes import GroupBytes
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
-from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage, GroupBytes
+from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
 from megaplan.hosts.torchtitan.blocks import PAIR, in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ends import LOGITS
 from megaplan.hosts.torchtitan.ledger import block_bytes, makes_of

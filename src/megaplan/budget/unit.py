@@ -7,10 +7,11 @@ from typing import NamedTuple
 from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE
 from megaplan.budget.values import ACTIVATIONS
 from megaplan.columns import Column
+from megaplan.hosts.megarun.group_bytes import NOTHING
 from megaplan.hosts.megarun.halves import HalvedBytes
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import Moment
-from megaplan.hosts.megarun.storage import NOTHING, BlockStorage
+from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.tuples import new
 
 

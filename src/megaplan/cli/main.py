@@ -102,12 +102,11 @@ def _failed(error: Exception, words: Sequence[str]) -> int:
         output.fail(error.diagnostics, as_json=as_json)
         return ERROR
     from megaplan.cli import problems  # noqa: PLC0415  (only when something is wrong)
+    from megaplan.terminal.usage import usage_error  # noqa: PLC0415
 
     if type(error).__name__ == "Abort":
         return INTERRUPTED
     if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout already
         return ERROR
-    message = getattr(error, "format_message", None)
-    found = problems.usage(message(), getattr(error, "ctx", None)) if callable(message) else problems.bug(error)
-    output.fail([found], as_json=as_json)
+    output.fail([usage_error(error, "megaplan") or problems.bug(error)], as_json=as_json)
     return ERROR

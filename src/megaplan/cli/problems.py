@@ -5,19 +5,12 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
 
 from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Diagnostic, MegaplanError
 
 MAX_LISTED = 40
 """With more names than this, only the nearest are shown."""
-
-
-def usage(message: str, context: Any) -> Diagnostic:
-    """The argument parser rejected the command line."""
-    command = getattr(context, "command_path", None) or "megaplan"
-    return diagnostic("MP480", message.rstrip(), hints=(f"{command} --help",))
 
 
 def bug(error: Exception) -> Diagnostic:

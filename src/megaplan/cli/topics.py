@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.budget.axes import AXES
 from megaplan.budget.formulas import FORMULAS
+from megaplan.cli.error_pages import Line, page_lines
 from megaplan.cli.host_topics import HOSTS
 from megaplan.cli.lora_topics import LORA
 from megaplan.cli.low_precision_topics import LOW_PRECISION
@@ -13,10 +14,8 @@ from megaplan.cli.problems import unknown_name
 from megaplan.columns import Column
 from megaplan.cost.formulas import FORMULAS as LAYER_COSTS
 from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
-from megaplan.diagnostics import CODES
+from megaplan.diagnostics import codes
 from megaplan.terminal.table import wrap
-
-Line = tuple[str, str]
 
 COSTS = LAYER_COSTS | STEP_TERMS
 TEXTS = LOW_PRECISION | LORA | HOSTS
@@ -33,8 +32,8 @@ def topic_lines(topic: str) -> Iterator[Line]:
     name = _SPELLINGS.get(name, name)
     if name == "list":
         return _list()
-    if code in CODES:
-        return _code(code)
+    if code in codes():
+        return page_lines(code)
     if name in FORMULAS:
         return _plain([name, *_indented(column_lines(name))])
     if name in AXES:
@@ -43,7 +42,7 @@ def topic_lines(topic: str) -> Iterator[Line]:
         return _cost(name)
     if name in TEXTS:
         return _plain([name, *(f"  {line}" for text in TEXTS[name] for line in wrap(text, width=76))])
-    raise unknown_name("MP483", topic, [*AXES, *map(str, FORMULAS), *COSTS, *TEXTS, *CODES], "megaplan explain {}")
+    raise unknown_name("MP483", topic, [*AXES, *map(str, FORMULAS), *COSTS, *TEXTS, *codes()], "megaplan explain {}")
 
 
 def column_lines(column: str | Column) -> list[str]:
@@ -66,20 +65,10 @@ def _list() -> Iterator[Line]:
         ("precision", LOW_PRECISION),
         ("adapters", LORA),
         ("hosts", HOSTS),
-        ("codes", CODES),
+        ("codes", codes()),
     ):
         yield title, "bold"
         yield from _plain(wrap("  " + ", ".join(names), indent="  "))
-
-
-def _code(code: str) -> Iterator[Line]:
-    info = CODES[code]
-    yield f"{code}: {info.summary}", "bold"
-    for text in (info.means, info.why, info.fix):
-        yield "", ""
-        yield from _plain(wrap(text))
-    yield "", ""
-    yield from _plain(f"  {line}" for line in info.example.splitlines())
 
 
 def _axis(name: str) -> Iterator[Line]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from megaplan.devices import Device
 from megaplan.dtypes import DType
+from megaplan.families.registry import FAMILIES
 from megaplan.measured.constants import Measured, measured
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
 SECOND_NS = 10**9
-LINEARS = frozenset({"A", "M", "E", "R", "D", "head"})
+LINEARS = frozenset({*FAMILIES, "head"})
 """Parts whose products are those of linears."""
 PARTS = 10_000
 

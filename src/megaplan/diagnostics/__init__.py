@@ -1,30 +1,17 @@
-"""The catalogue of diagnostic codes, and `diagnostic`, which makes a diagnostic from it.
+"""`diagnostic` makes a diagnostic from its code and its values; the code's page has the fixed summary and the explanation.
 
-MP1xx files, formats and types; MP2xx mesh; MP3xx pattern, schedule and split; MP4xx plan files; MP5xx budget; MP6xx megarun;
-MP7xx model sections; MP8xx other projects' configs; MP9xx other hosts.
-Each hundred has its own file, `mp<hundred>xx.py`, and MP650 to MP699 `mp65x.py`; a new code is one more entry there.
+MP1xx files, formats and types; MP2xx mesh; MP3xx pattern, schedule and split; MP4xx plan files and the command line; MP5xx budget;
+MP6xx megarun; MP7xx model sections; MP8xx other projects' configs; MP9xx other hosts. A new code is one more page in `docs/errors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from megaplan.diagnostics.info import CodeInfo
-from megaplan.diagnostics.mp1xx import FILES
-from megaplan.diagnostics.mp2xx import MESH
-from megaplan.diagnostics.mp3xx import SPLIT
-from megaplan.diagnostics.mp4xx import PLANS
-from megaplan.diagnostics.mp5xx import BUDGET
-from megaplan.diagnostics.mp6xx import RUNTIME
-from megaplan.diagnostics.mp7xx import MODEL
-from megaplan.diagnostics.mp8xx import IMPORTS
-from megaplan.diagnostics.mp9xx import HOSTS
-from megaplan.diagnostics.mp65x import JOBS
+from megaplan.diagnostics.pages import codes, page_text, summary_of
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 
-__all__ = ["CODES", "CodeInfo", "diagnostic", "refuse"]
-
-CODES: dict[str, CodeInfo] = {**FILES, **MESH, **SPLIT, **PLANS, **BUDGET, **RUNTIME, **JOBS, **MODEL, **IMPORTS, **HOSTS}
+__all__ = ["codes", "diagnostic", "page_text", "refuse", "summary_of"]
 
 
 def diagnostic(
@@ -34,21 +21,19 @@ def diagnostic(
     hints: Iterable[str] = (),
     severity: Severity = Severity.ERROR,
 ) -> Diagnostic:
-    """A diagnostic with the catalogue's summary; the last hint names the page that explains the code.
+    """A diagnostic with the summary of its code's page; the last hint names the command that prints the page.
 
     Args:
-        code: A key of `CODES`.
+        code: A code that has a page.
         detail: The equation with every value; newlines separate lines.
         location: Place in the input that it refers to.
         hints: Replacement text or commands, ready to paste.
         severity: Severity of the diagnostic.
 
     Raises:
-        KeyError: If the catalogue has no such code.
+        KeyError: If the code has no page.
     """
-    if code not in CODES:
-        raise KeyError(f"no diagnostic code {code!r} in the catalogue")
-    return Diagnostic(code, severity, CODES[code].summary, detail, location or Location(), (*hints, f"megaplan explain {code}"))
+    return Diagnostic(code, severity, summary_of(code), detail, location or Location(), (*hints, f"megaplan explain {code}"))
 
 
 def refuse(code: str, detail: str, *hints: str, file: str | None = None, key: str | None = None) -> MegaplanError:

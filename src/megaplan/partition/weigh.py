@@ -16,6 +16,7 @@ from megaplan.partition.stack import Stack
 from megaplan.partition.values import Balance, Certificate
 from megaplan.schedules.placement import slots_of_rank
 from megaplan.spec.models import Spec
+from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
@@ -102,11 +103,11 @@ def _nothing_fits(stack: Stack, memory: Memory, excess: Excess) -> Diagnostic:
     owned = [
         f"slot {slot} with layers [{spans[slot][0]}, {spans[slot][1]})" for slot in slots_of_rank(stack.where, worst, stack.pp, stack.vpp)
     ]
-    detail = f"pp rank {worst}, {' and '.join(owned)}, is over by {excess.excess_bytes:,} B"
+    detail = f"pp rank {worst}, {' and '.join(owned)}, is over by {format_bytes(excess.excess_bytes)}"
     if stack.num_layers > 1 and len(spans) > 1:
         detail += (
             "; no split needs less"
             if excess.lower_bound_bytes == excess.excess_bytes
-            else (f", the least that was found; no split is over by less than {excess.lower_bound_bytes:,} B")
+            else (f", the least that was found; no split is over by less than {format_bytes(excess.lower_bound_bytes)}")
         )
     return diagnostic(DOES_NOT_FIT, detail, Location(key="mesh.pp"), (), Severity.WARNING)

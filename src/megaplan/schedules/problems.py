@@ -24,10 +24,14 @@ class Problem(NamedTuple):
     detail: str
     remedies: tuple[tuple[str, tuple[object, ...]], ...]
 
+    @property
+    def hints(self) -> list[str]:
+        """The remedies as overrides, which work for a value of a spec file and for one of the command line."""
+        return [f"--set {key}={value}" for key, values in self.remedies for value in values]
+
     def diagnostic(self) -> Diagnostic:
-        """As a command reports it that reads no spec file: remedies as `--set` overrides."""
-        hints = [f"--set {key}={value}" for key, values in self.remedies for value in values]
-        return diagnostic(self.code, self.detail, Location(key=self.key), hints)
+        """The diagnostic of a command that reads no spec file."""
+        return diagnostic(self.code, self.detail, Location(key=self.key), self.hints)
 
 
 KIND, PP, VPP, MICROBATCHES = "schedule.kind", "mesh.pp", "mesh.vpp", "schedule.num_microbatches"

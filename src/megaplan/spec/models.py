@@ -30,9 +30,7 @@ from megaplan.low_precision import TRAINED
 from megaplan.scalars import (
     MAX_LAYERS,
     Activation,
-    Degree,
     FloatType,
-    MicrobatchCount,
     MomentType,
     NaturalInt,
     OptionsSection,
@@ -41,7 +39,6 @@ from megaplan.scalars import (
     PositiveInt,
     ScheduleKind,
     Section,
-    StrictBool,
     Text,
 )
 from megaplan.schedules import num_actions
@@ -58,6 +55,7 @@ from megaplan.spec.architecture import (
 )
 from megaplan.spec.device import DeviceRef
 from megaplan.spec.host import Host
+from megaplan.spec.layout import Batch, Mesh, Schedule, Sharding
 from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
@@ -119,106 +117,6 @@ __all__ = [
     "Training",
     "YarnScaling",
 ]
-
-
-class Mesh(Section):
-    """Parallel degrees. World size = pp · dp_replicate · dp_shard · cp · tp; ep and etp re-read the same ranks.
-
-    Attributes:
-        pp: Pipeline ranks.
-        vpp: Stage slots of each pipeline rank.
-        dp_replicate: Copies of the sharded state (HSDP).
-        dp_shard: Ranks over which state is sharded (FSDP2).
-        cp: Ranks over which every sequence is cut.
-        tp: Ranks over which heads and widths are sharded; sequence parallelism is on exactly when it is above 1.
-        ep: Ranks over which routed experts are spread; ep · etp divides dp_shard · cp · tp.
-        etp: Ranks over which each expert is sharded.
-        vocab_parallel: Shard embedding, head and loss over the vocabulary on the tp axis.
-    """
-
-    pp: Degree = 1
-    vpp: Degree = 1
-    dp_replicate: Degree = 1
-    dp_shard: Degree = 1
-    cp: Degree = 1
-    tp: Degree = 1
-    ep: Degree = 1
-    etp: Degree = 1
-    vocab_parallel: StrictBool = False
-
-    @property
-    def num_slots(self) -> int:
-        """Stage slots, all ranks' together."""
-        return self.pp * self.vpp
-
-    @property
-    def is_pipelined(self) -> bool:
-        """Whether torch's pipeline schedule runs the step; otherwise megarun's own loop over the microbatches does."""
-        return self.num_slots > 1
-
-    @property
-    def data_ranks(self) -> int:
-        """Groups of ranks that read rows of their own."""
-        return self.dp_replicate * self.dp_shard
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in the job."""
-        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
-
-    @property
-    def efsdp(self) -> int:
-        """Shard degree of expert banks: dp_shard · cp · tp / (ep · etp)."""
-        return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
-
-
-class Sharding(Section):
-    """FSDP2's policy.
-
-    Attributes:
-        reshard_after_forward: Free gathered parameters after forward and gather them again in backward.
-    """
-
-    reshard_after_forward: StrictBool = False
-
-
-class Schedule(Section):
-    """The pipeline schedule; pp 1 with `1f1b` accumulates gradients over the microbatches.
-
-    Attributes:
-        kind: Order of forwards and backwards.
-        num_microbatches: Microbatches of one schedule step, on every data rank.
-        steps_per_update: Schedule steps whose gradients accumulate before the optimizer's step.
-    """
-
-    kind: ScheduleKind = "1f1b"
-    num_microbatches: MicrobatchCount = 1
-    steps_per_update: MicrobatchCount = 1
-
-    @property
-    def microbatches_per_update(self) -> int:
-        """Microbatches of one optimizer step, on every data rank."""
-        return self.num_microbatches * self.steps_per_update
-
-    @property
-    def distinct_steps(self) -> int:
-        """Schedule steps of an update that differ in what they hold: the first, the last, and any between, which all hold the same.
-
-        The first finds no gradients, and only the last reduces them.
-        """
-        return min(self.steps_per_update, 3)
-
-
-class Batch(Section):
-    """What one data rank reads a microbatch.
-
-    Attributes:
-        micro_batch_size: Sequences of a microbatch.
-        seq_length: Tokens of a sequence, before context parallelism.
-    """
-
-    micro_batch_size: PositiveInt
-    seq_length: PositiveInt
 
 
 class Precision(OptionsSection):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.schedules.problems import Problem
 from megaplan.schedules.registry import schedule_problems
 from megaplan.spec.context import Checked
 from megaplan.spec.pattern import has_boundaries
@@ -20,12 +19,4 @@ def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"mesh.pp · mesh.vpp = {mesh.pp} · {mesh.vpp} = {slots} slots, model.num_layers = {layers}, and {slots} > {layers}"
         yield checked.error("MP212", detail, "mesh.pp", f"use at most {layers} slots")
     for problem in schedule_problems(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, planned=True):
-        yield checked.error(problem.code, problem.detail, problem.key, *_hints(problem))
-
-
-def _hints(problem: Problem) -> Iterator[str]:
-    """Remedies as lines of a spec, with their section where it is another than that of the key."""
-    for key, values in problem.remedies:
-        section, _, name = key.rpartition(".")
-        where = "" if key == problem.key else f" under {section}"
-        yield f"{name}: {' or '.join(map(str, values))}{where}"
+        yield checked.error(problem.code, problem.detail, problem.key, *problem.hints)

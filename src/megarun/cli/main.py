@@ -245,15 +245,14 @@ def _mount_groups(words: Sequence[str]) -> None:
 
 def _failed(error: Exception, words: Sequence[str]) -> int:
     """Usage errors of the argument parser, an abort, and bugs."""
-    from megaplan.diagnostics import diagnostic  # noqa: PLC0415
     from megaplan.terminal import output  # noqa: PLC0415  (only when something is wrong)
+    from megaplan.terminal.usage import usage_error  # noqa: PLC0415
 
     if type(error).__name__ == "Abort":
         return INTERRUPTED
-    message = getattr(error, "format_message", None)
-    if callable(message):
-        command = getattr(getattr(error, "ctx", None), "command_path", None) or "megarun"
-        output.fail([diagnostic("MP480", message().rstrip(), hints=(f"{command} --help",))], as_json=output.wants_json(words))
+    usage = usage_error(error, "megarun")
+    if usage is not None:
+        output.fail([usage], as_json=output.wants_json(words))
     else:
         from megarun.launch.failure import report_failure  # noqa: PLC0415
 

@@ -8,7 +8,7 @@ import pytest
 from megaplan.budget.casts import after_bank_peak, cast_bytes, largest_cast
 from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.reduction import _reducing_backwards
-from megaplan.hosts.megarun.storage import NOTHING
+from megaplan.hosts.megarun.group_bytes import NOTHING
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec

@@ -11,7 +11,7 @@ from megaplan.budget.chunk import Chunk
 from megaplan.budget.forward import forward_peak
 from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.values import Budget
-from megaplan.hosts.megarun.storage import GroupBytes
+from megaplan.hosts.megarun.group_bytes import GroupBytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules.moments import FORWARD, FORWARDED, REDUCE, UNTOUCHED, Moment

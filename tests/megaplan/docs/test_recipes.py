@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import megaplan
+from megaplan.diagnostics.pages import PACKAGED
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "docs/recipes").glob("*.md"))
@@ -59,6 +60,7 @@ def test_a_recipe_is_short_and_names_files_of_the_tree(page: Path) -> None:
 def test_a_schedule_is_one_file_and_one_entry(tmp_path: Path) -> None:
     """It is known to rules, help, timelines, cuts and estimates from then on."""
     shutil.copytree(Path(megaplan.__file__).parent, tmp_path / "megaplan", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs/errors", tmp_path / "megaplan" / PACKAGED, dirs_exist_ok=True)
     registry = tmp_path / "megaplan/schedules/registry.py"
     text = registry.read_text(encoding="utf-8")
     for after, added in ENTRY:

@@ -19,7 +19,7 @@ import megaplan
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "docs/recipes/family.md"
-MOST_FILES, MOST_LINES = 12, 60
+MOST_FILES, MOST_LINES = 13, 60
 PACKAGE = Path(megaplan.__file__).parent
 
 pytestmark = pytest.mark.skipif(not RECIPE.is_file(), reason="runs beside the sources")
@@ -59,7 +59,7 @@ def outside_files() -> list[str]:
 
 @pytest.mark.skipif(not (ROOT / "src").is_dir(), reason="needs the sources")
 def test_the_recipe_lists_files_of_the_tree() -> None:
-    """At most a dozen, all there; the page stays short; nothing outside the list is needed to plan a family."""
+    """At most 13, all there; the page stays short; nothing outside the list is needed to plan a family."""
     files = outside_files()
     assert len(files) == len(set(files)) <= MOST_FILES
     assert [file for file in files if not (ROOT / file).is_file()] == []
@@ -72,6 +72,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a megaplan with one more family."""
     folder = tmp_path_factory.mktemp("recipe")
     shutil.copytree(PACKAGE, folder / "src/megaplan", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs/errors", folder / "docs/errors")
     shutil.copytree(Path(__file__).parent / "toy", folder / "src/megaplan/families/toy", ignore=shutil.ignore_patterns("__pycache__"))
     for name, lines in LINES.items():
         file = folder / name

@@ -23,6 +23,7 @@ from megaplan.partition.memory import Memory
 from megaplan.partition.values import Cuts
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
+from megaplan.units import format_bytes
 
 REPOSITORY = Path(__file__).parents[3]
 KINDS = ("1f1b", "gpipe", "interleaved_1f1b", "zbv", "dualpipev", "interleaved_zero_bubble", "looped_bfs")
@@ -143,7 +144,7 @@ def test_coupled_chunks_are_never_called_optimal_without_proof() -> None:
 
 @pytest.mark.requirement("R-46")
 @pytest.mark.parametrize("kind", ["1f1b", "gpipe", "zbv"])
-def test_what_cannot_fit_says_which_stage_and_by_how_many_bytes(kind: str) -> None:
+def test_what_cannot_fit_says_which_stage_and_by_how_much(kind: str) -> None:
     spec = small(kind, 160)
     inventory, cuts = build_inventory(spec), chosen(spec)
     memory = Memory(spec, inventory)
@@ -152,7 +153,7 @@ def test_what_cannot_fit_says_which_stage_and_by_how_many_bytes(kind: str) -> No
     (note,) = [found for found in cuts.diagnostics if found.code == "MP501"]
     assert note.severity is Severity.WARNING
     assert max(memory.excesses(cuts.spans)) == least
-    assert f"is over by {least:,} B; no split needs less" in note.detail
+    assert f"is over by {format_bytes(least)}; no split needs less" in note.detail
     worst = max(range(spec.mesh.pp), key=lambda rank: memory.excesses(cuts.spans)[rank])
     assert note.detail.startswith(f"pp rank {worst}, slot ")
 
