@@ -118,7 +118,7 @@ def test_a_run_of_megarun_is_its_median_step_under_its_plan(megaplan, here):
 
 @pytest.mark.parametrize("broken", ["few", "no metrics", "no plan", "another device"])
 def test_a_run_that_says_too_little_is_refused(megaplan, here, broken):
-    run_of(here, megaplan, [1.0] * (3 if broken == "few" else 9))
+    run_of(here, megaplan, [100.0 if broken == "another device" else 1.0] * (3 if broken == "few" else 9))
     for name in ("metrics.jsonl", "plan.json"):
         if broken == f"no {name.split('.')[0]}":
             (here / "run" / name).unlink()
