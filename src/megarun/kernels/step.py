@@ -116,7 +116,7 @@ def _rows_received(*, aligned: bool) -> Iterator[None]:
     def state(routing: StatedRouting, sent: Tensor, received: Tensor) -> Splits:
         splits = stated(routing, sent, received)
         first, *others = splits.received
-        more = -splits.num_received % MULTIPLE + (not aligned)
+        more = -splits.num_received % MULTIPLE - (not aligned)
         return Splits(splits.sent, (first + more, *others))
 
     with replaced_attributes(StatedRouting, __call__=state):
