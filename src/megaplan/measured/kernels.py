@@ -112,10 +112,9 @@ def seen_by_step(gpu: Mapping[str, Any]) -> dict[Family | None, Time]:
     Args:
         gpu: `by_kernel` as for `by_family`, `busy_ms` in which at least one kernel ran, and `sum_ms` of all, by default as much.
     """
-    found = by_family(gpu["by_kernel"])
+    found, busy = by_family(gpu["by_kernel"]), gpu["busy_ms"]
+    overlap = max(0.0, gpu.get("sum_ms", busy) - busy)
     for family, time in found.items():
         if family is not None and family.group == COPIES:
-            found[family] = time._replace(
-                milliseconds=max(0.0, time.milliseconds - max(0.0, gpu.get("sum_ms", gpu["busy_ms"]) - gpu["busy_ms"]))
-            )
+            found[family] = time._replace(milliseconds=max(0.0, time.milliseconds - overlap))
     return found
