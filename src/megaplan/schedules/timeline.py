@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megaplan.schedules.actions import Action, Kind, Orders, Overlap, Step
+from megaplan.schedules.repeats import Node, Repeat, repeat_of
 
 
 class SlotTimes(NamedTuple):
@@ -79,17 +80,6 @@ class Timeline(NamedTuple):
         return tuple(rank[-1].stop - rank[0].start - busy for rank, busy in zip(self.ranks, self.busy, strict=True))
 
 
-class _Node(NamedTuple):
-    """An action in an order in which all can run one by one.
-
-    What it needs of its own rank lies before it there, so only results of other ranks are waited for.
-    """
-
-    rank: int
-    shape: int  # index into the linked orders' shapes
-    far: tuple[int, ...]  # nodes of other ranks, whose results have to travel
-
-
 class LinkedOrders(NamedTuple):
     """Orders with what every action waits for.
 
@@ -98,12 +88,14 @@ class LinkedOrders(NamedTuple):
         nodes: Every action, after all that it waits for.
         steps: The actions themselves, in the nodes' order.
         shapes: One action of each kind and slot, or of each pair that overlaps: actions of one shape take equally long.
+        repeat: The nodes that repeat between fill and drain.
     """
 
     num_ranks: int
-    nodes: tuple[_Node, ...]
+    nodes: tuple[Node, ...]
     steps: tuple[Step, ...]
     shapes: tuple[Step, ...]
+    repeat: Repeat | None
 
     def makespan(self, times: SlotTimes, *, p2p: int = 0) -> int:
         """Length of the step alone; see `replay`."""
@@ -126,18 +118,39 @@ class LinkedOrders(NamedTuple):
         return Timeline(tuple(map(tuple, ranks)), max(stops, default=0), tuple(busy))
 
     def _stops(self, lengths: list[int], p2p: int) -> list[int]:
-        """End of every action; a search for cuts spends its time here."""
+        """End of every action.
+
+        Once every rank runs a period of the repeating nodes as it ran the one before, only later, so do all further periods: their ends
+        are added up instead of replayed.
+        """
         stops: list[int] = []
-        free = [0] * self.num_ranks
-        for rank, shape, far in self.nodes:
+        free, repeat = [0] * self.num_ranks, self.repeat
+        if repeat is not None:
+            self._go_on(stops, free, lengths, p2p, repeat.start + repeat.period)
+            while len(stops) + repeat.period <= repeat.stop:
+                before = free.copy()
+                self._go_on(stops, free, lengths, p2p, len(stops) + repeat.period)
+                later = free[0] - before[0]
+                if all([now - then == later for now, then in zip(free, before, strict=True)]) and repeat.is_steady(stops, later):
+                    number, ends = (repeat.stop - len(stops)) // repeat.period, stops[-repeat.period :]
+                    for _ in range(number):
+                        ends = [end + later for end in ends]
+                        stops += ends
+                    free[:] = [now + number * later for now in free]
+                    break
+        self._go_on(stops, free, lengths, p2p, len(self.nodes))
+        return stops
+
+    def _go_on(self, stops: list[int], free: list[int], lengths: list[int], p2p: int, stop: int) -> None:
+        """Replay up to a node; a search for cuts spends its time here."""
+        for rank, shape, far in self.nodes[len(stops) : stop]:
             start = free[rank]
             for index in far:
                 arrival = stops[index] + p2p
                 if arrival > start:  # noqa: PLR1730 (a call of max takes twice as long)
                     start = arrival
-            free[rank] = stop = start + lengths[shape]
-            stops.append(stop)
-        return stops
+            free[rank] = end = start + lengths[shape]
+            stops.append(end)
 
 
 def replay(orders: Orders, times: SlotTimes, *, p2p: int = 0) -> Timeline:
@@ -163,8 +176,10 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
         ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
     """
     done: dict[tuple[Kind, int, int], tuple[int, int]] = {}  # what was computed: by which rank, as which node
-    nodes: list[_Node] = []
+    nodes: list[Node] = []
     steps: list[Step] = []
+    turns: list[int] = []  # place of each node where all actions take equally long, by time and then by rank
+    last = [0] * len(orders)
     shapes: dict[tuple[tuple[Kind, int], ...], tuple[int, Step]] = {}
     position = [0] * len(orders)
     waiting: dict[tuple[Kind, int, int], int] = {}
@@ -180,7 +195,10 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
                 break
             sources = [done[found] for found in needed]
             shape, _ = shapes.setdefault(tuple((part.kind, part.slot) for part in step.parts), (len(shapes), step))
-            nodes.append(_Node(rank, shape, tuple(node for owner, node in sources if owner != rank)))
+            far = tuple([node for owner, node in sources if owner != rank])
+            last[rank] = max([last[rank], *[turns[node] // len(orders) for node in far]]) + 1
+            turns.append(last[rank] * len(orders) + rank)
+            nodes.append(Node(rank, shape, far))
             steps.append(step)
             position[rank] += 1
             for part in step.parts:
@@ -191,7 +209,13 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
     stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
     if stuck:
         raise ValueError(f"the schedule cannot go on: {', '.join(map(str, stuck))} wait for actions that never run")
-    return LinkedOrders(len(orders), tuple(nodes), tuple(steps), tuple(step for _, step in shapes.values()))
+    order = sorted(range(len(nodes)), key=turns.__getitem__)  # in which a schedule that repeats is linked alike every time
+    places = [0] * len(nodes)
+    for place, index in enumerate(order):
+        places[index] = place
+    ordered = tuple([Node(rank, shape, tuple([places[node] for node in far])) for rank, shape, far in map(nodes.__getitem__, order)])
+    in_order = tuple(map(steps.__getitem__, order))
+    return LinkedOrders(len(orders), ordered, in_order, tuple(step for _, step in shapes.values()), repeat_of(ordered))
 
 
 def _made(kind: Kind) -> Kind:
