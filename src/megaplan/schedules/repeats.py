@@ -1,4 +1,4 @@
-"""The stretch of a linked order that repeats: a long schedule runs one pattern of actions again and again between its fill and its drain."""
+"""The stretch of a linked order that repeats: a long schedule runs the same actions again and again between fill and drain."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Repeat(NamedTuple):
 def repeat_of(nodes: Sequence[Node]) -> Repeat | None:
     """The stretch around the middle that repeats; None where it has fewer than four periods."""
     known: dict[tuple[int, ...], int] = {}
-    alike = [known.setdefault((node.rank, node.shape, *[at - far for far in node.far]), len(known)) for at, node in enumerate(nodes)]
+    alike = [known.setdefault((rank, shape, *[at - node for node in far]), len(known)) for at, (rank, shape, far) in enumerate(nodes)]
     middle = len(nodes) // 2
     period = _square(alike[middle:])
     if period is None:

@@ -6,9 +6,12 @@ many times as wanted.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 
-from megaplan.schedules.actions import Action, Kind, Orders, Overlap, Step
+from megaplan.schedules.actions import Kind, Orders, Overlap, Step
 from megaplan.schedules.repeats import Node, Repeat, repeat_of
 
 
@@ -131,7 +134,7 @@ class LinkedOrders(NamedTuple):
                 before = free.copy()
                 self._go_on(stops, free, lengths, p2p, len(stops) + repeat.period)
                 later = free[0] - before[0]
-                if all([now - then == later for now, then in zip(free, before, strict=True)]) and repeat.is_steady(stops, later):
+                if all(now - then == later for now, then in zip(free, before, strict=True)) and repeat.is_steady(stops, later):
                     number, ends = (repeat.stop - len(stops)) // repeat.period, stops[-repeat.period :]
                     for _ in range(number):
                         ends = [end + later for end in ends]
@@ -175,47 +178,70 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
     Raises:
         ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
     """
-    done: dict[tuple[Kind, int, int], tuple[int, int]] = {}  # what was computed: by which rank, as which node
-    nodes: list[Node] = []
-    steps: list[Step] = []
-    turns: list[int] = []  # place of each node where all actions take equally long, by time and then by rank
-    last = [0] * len(orders)
+    num_ranks, results = len(orders), defaultdict[tuple[Kind, int], _Results](_Results.none)
+    wires: dict[tuple[Kind, int], tuple[_Results | None, _Results]] = {}
+    turns, numbers, waits, steps = list[int](), list[int](), list[tuple[int, ...]](), list[Step]()  # of each node, as they are found
     shapes: dict[tuple[tuple[Kind, int], ...], tuple[int, Step]] = {}
-    position = [0] * len(orders)
-    waiting: dict[tuple[Kind, int, int], int] = {}
-    ready = list(range(len(orders)))
+    last, position, ready = [0] * num_ranks, [0] * num_ranks, list(range(num_ranks))
     while ready:
         rank = ready.pop()
-        while position[rank] < len(orders[rank]):
-            step = orders[rank][position[rank]]
-            needed = [found for part in step.parts if (found := _input_of(part, num_slots - 1)) is not None]
-            missing = next((found for found in needed if found not in done), None)
-            if missing is not None:
-                waiting[missing] = rank
-                break
-            sources = [done[found] for found in needed]
-            shape, _ = shapes.setdefault(tuple((part.kind, part.slot) for part in step.parts), (len(shapes), step))
-            far = tuple([node for owner, node in sources if owner != rank])
-            last[rank] = max([last[rank], *[turns[node] // len(orders) for node in far]]) + 1
-            turns.append(last[rank] * len(orders) + rank)
-            nodes.append(Node(rank, shape, far))
-            steps.append(step)
-            position[rank] += 1
-            for part in step.parts:
-                made = (_made(part.kind), part.slot, part.microbatch)
-                done[made] = (rank, len(nodes) - 1)
-                if made in waiting:
-                    ready.append(waiting.pop(made))
+        for step in islice(orders[rank], position[rank], None):
+            time, far, made = last[rank], [], []
+            for kind, slot, microbatch in step.parts:
+                wire = wires.get((kind, slot))
+                if wire is None:
+                    source = _source_of(kind, slot, num_slots - 1)
+                    wire = wires[kind, slot] = results[source] if source else None, results[_made(kind), slot]
+                if wire[0] is not None:
+                    turn = wire[0].turns.get(microbatch)
+                    if turn is None:
+                        wire[0].waiting[microbatch] = rank
+                        break
+                    if turn % num_ranks != rank:
+                        far.append(turn)
+                        if turn >= (time + 1) * num_ranks:
+                            time = turn // num_ranks
+                made.append((wire[1], microbatch))
+            else:
+                last[rank], turn = time + 1, (time + 1) * num_ranks + rank
+                shape, _ = shapes.setdefault(tuple([part[:2] for part in step.parts]), (len(shapes), step))
+                turns.append(turn)
+                numbers.append(shape)
+                waits.append(tuple(far))
+                steps.append(step)
+                position[rank] += 1
+                for result, microbatch in made:
+                    result.turns[microbatch] = turn
+                    if microbatch in result.waiting:
+                        ready.append(result.waiting.pop(microbatch))
+                continue
+            break
     stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
     if stuck:
         raise ValueError(f"the schedule cannot go on: {', '.join(map(str, stuck))} wait for actions that never run")
-    order = sorted(range(len(nodes)), key=turns.__getitem__)  # in which a schedule that repeats is linked alike every time
-    places = [0] * len(nodes)
-    for place, index in enumerate(order):
-        places[index] = place
-    ordered = tuple([Node(rank, shape, tuple([places[node] for node in far])) for rank, shape, far in map(nodes.__getitem__, order)])
-    in_order = tuple(map(steps.__getitem__, order))
-    return LinkedOrders(len(orders), ordered, in_order, tuple(step for _, step in shapes.values()), repeat_of(ordered))
+    order = sorted(range(len(turns)), key=turns.__getitem__)
+    places = dict(zip(sorted(turns), range(len(turns)), strict=True))
+    nodes = tuple([Node(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])
+    examples = tuple([step for _, step in shapes.values()])
+    return LinkedOrders(num_ranks, nodes, tuple([steps[at] for at in order]), examples, repeat_of(nodes))
+
+
+class _Results(NamedTuple):
+    """Of one kind of computation on one slot, by microbatch.
+
+    Attributes:
+        turns: When and where they are made, if all actions take equally long: time · ranks + rank. In this order of the nodes a schedule
+            that repeats itself is linked alike every time.
+        waiting: Ranks that cannot go on without them.
+    """
+
+    turns: dict[int, int]
+    waiting: dict[int, int]
+
+    @staticmethod
+    def none() -> _Results:
+        """None made so far."""
+        return _Results({}, {})
 
 
 def _made(kind: Kind) -> Kind:
@@ -223,11 +249,10 @@ def _made(kind: Kind) -> Kind:
     return Kind.INPUT if kind is Kind.BACKWARD else kind
 
 
-def _input_of(action: Action, last: int) -> tuple[Kind, int, int] | None:
-    if action.kind is Kind.FORWARD:
-        return (Kind.FORWARD, action.slot - 1, action.microbatch) if action.slot > 0 else None
-    if action.kind is Kind.WEIGHT:
-        return Kind.INPUT, action.slot, action.microbatch
-    if action.slot == last:
-        return Kind.FORWARD, action.slot, action.microbatch
-    return Kind.INPUT, action.slot + 1, action.microbatch
+def _source_of(kind: Kind, slot: int, last: int) -> tuple[Kind, int] | None:
+    """Kind and slot of what an action needs of its microbatch."""
+    if kind is Kind.FORWARD:
+        return (Kind.FORWARD, slot - 1) if slot > 0 else None
+    if kind is Kind.WEIGHT:
+        return Kind.INPUT, slot
+    return (Kind.FORWARD, slot) if slot == last else (Kind.INPUT, slot + 1)
