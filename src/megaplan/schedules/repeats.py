@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple
 
 
@@ -43,7 +42,7 @@ class Repeat(NamedTuple):
         first = len(stops) - self.reach
         if first < self.period:
             return False
-        pairs = zip(islice(stops, first, None), islice(stops, first - self.period, None), strict=False)
+        pairs = zip(stops[first:], stops[first - self.period : -self.period], strict=True)
         return all(stop - before == later for stop, before in pairs)
 
 
@@ -52,7 +51,7 @@ def repeat_of(nodes: Sequence[Node]) -> Repeat | None:
     known: dict[tuple[int, ...], int] = {}
     alike = [known.setdefault((rank, shape, *[at - node for node in far]), len(known)) for at, (rank, shape, far) in enumerate(nodes)]
     middle = len(nodes) // 2
-    period = _square(alike[middle:])
+    period = _period(alike[middle:])
     if period is None:
         return None
     start, stop = middle, middle + 2 * period
@@ -66,15 +65,15 @@ def repeat_of(nodes: Sequence[Node]) -> Repeat | None:
     return Repeat(start, stop, period, max(reach, period))
 
 
-def _square(values: Sequence[int]) -> int | None:
-    """The shortest run that the sequence begins with twice in a row, by its length."""
-    borders = [0]  # of each beginning, the length of the longest end that it begins with too
-    for length, value in enumerate(values[1:], 1):
+def _period(values: Sequence[int]) -> int | None:
+    """The period of the longest beginning that has one twice or more. Shorter beginnings may have others: of one chunk's microbatches."""
+    borders, found = [0], None  # of each beginning, the length of the longest end that it begins with too
+    for length, value in enumerate(values[1:], 2):
         border = borders[-1]
         while border and values[border] != value:
             border = borders[border - 1]
         border += values[border] == value
         borders.append(border)
-        if 2 * border == length + 1:
-            return border
-    return None
+        if 2 * border >= length:
+            found = length - border
+    return found

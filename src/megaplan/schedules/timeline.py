@@ -7,8 +7,6 @@ many times as wanted.
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import islice
-from operator import itemgetter
 from typing import NamedTuple
 
 from megaplan.schedules.actions import Kind, Orders, Overlap, Step
@@ -185,35 +183,37 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
     last, position, ready = [0] * num_ranks, [0] * num_ranks, list(range(num_ranks))
     while ready:
         rank = ready.pop()
-        for step in islice(orders[rank], position[rank], None):
+        while position[rank] < len(orders[rank]):
+            step = orders[rank][position[rank]]
             time, far, made = last[rank], [], []
             for kind, slot, microbatch in step.parts:
                 wire = wires.get((kind, slot))
                 if wire is None:
                     source = _source_of(kind, slot, num_slots - 1)
                     wire = wires[kind, slot] = results[source] if source else None, results[_made(kind), slot]
-                if wire[0] is not None:
-                    turn = wire[0].turns.get(microbatch)
-                    if turn is None:
-                        wire[0].waiting[microbatch] = rank
-                        break
-                    if turn % num_ranks != rank:
-                        far.append(turn)
-                        if turn >= (time + 1) * num_ranks:
-                            time = turn // num_ranks
-                made.append((wire[1], microbatch))
+                needed, made_here = wire
+                made.append((made_here, microbatch))
+                if needed is None:
+                    continue
+                turn = needed.turns.get(microbatch)
+                if turn is None:
+                    needed.waiting[microbatch] = rank
+                    break
+                if turn % num_ranks != rank:
+                    far.append(turn)
+                    if turn // num_ranks > time:  # noqa: PLR1730 (a call of max takes twice as long)
+                        time = turn // num_ranks
             else:
                 last[rank], turn = time + 1, (time + 1) * num_ranks + rank
-                shape, _ = shapes.setdefault(tuple([part[:2] for part in step.parts]), (len(shapes), step))
                 turns.append(turn)
-                numbers.append(shape)
+                numbers.append(shapes.setdefault(tuple([part[:2] for part in step.parts]), (len(shapes), step))[0])
                 waits.append(tuple(far))
                 steps.append(step)
                 position[rank] += 1
-                for result, microbatch in made:
-                    result.turns[microbatch] = turn
-                    if microbatch in result.waiting:
-                        ready.append(result.waiting.pop(microbatch))
+                for results_here, microbatch in made:
+                    results_here.turns[microbatch] = turn
+                    if microbatch in results_here.waiting:
+                        ready.append(results_here.waiting.pop(microbatch))
                 continue
             break
     stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
