@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks", "benchmarks/gpu")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks")]
+
+from gpu.measured import times  # noqa: E402
+from gpu.measured.reserved import ReservedRow, reserved_rows, reserved_table  # noqa: E402
+from gpu.measured.results import NEWEST, TrainingRun, document, training_runs  # noqa: E402
 
 import megaplan  # noqa: E402
-from measured.results import NEWEST, TrainingRun, document, training_runs  # noqa: E402
 from megaplan.layout.step_time import PlannedTime  # noqa: E402
 
 PAGE = ROOT / "docs/reference/measured.md"
@@ -59,16 +62,12 @@ def step_rows(runs: Sequence[TrainingRun], estimates: dict[str, megaplan.Estimat
         )
 
 
-def allocated_rows(runs: Sequence[TrainingRun], estimates: dict[str, megaplan.Estimate]) -> Iterator[Sequence[str]]:
-    """Allocated bytes of every phase."""
-    for run in runs:
-        if run.expandable_segments:
-            continue
-        cells = estimates[run.name].worst.cells
-        for name, phase in run.phases.items():
-            columns = cells[megaplan.Phase(name)]
-            estimate = sum(columns.values()) - columns[megaplan.Column.OVERHEAD]
-            yield run.name, name, f"{phase.allocated / GIB:.3f}", f"{estimate / GIB:.3f}", percent(estimate, phase.allocated)
+def allocated_rows(rows: Iterable[ReservedRow]) -> Iterator[Sequence[str]]:
+    """Allocated bytes of every phase under the default allocator."""
+    for row in rows:
+        if not row.expandable_segments:
+            sizes = (f"{row.allocated / GIB:.3f}", f"{row.estimated_allocated / GIB:.3f}")
+            yield row.run, str(row.phase), *sizes, percent(row.estimated_allocated, row.allocated)
 
 
 def operation_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
@@ -112,7 +111,10 @@ def page() -> str:
         copy_percent=100 * found["copy_gb_s"] / COPY_GB_S,
         matmul_percent=100 * found["matmul_bf16_8192_tflop_s"] / MATMUL_TFLOP_S,
         steps=table(steps, step_rows(runs, estimates, floors)),
-        allocated=table(("run", "phase", "measured", "estimate", "error"), allocated_rows(runs, estimates)),
+        allocated=table(("run", "phase", "measured", "estimate", "error"), allocated_rows(reserved_rows(NEWEST))),
+        reserved=reserved_table(NEWEST).rstrip(),
+        residuals="\n".join(times.step_table(times.steps(found))),
+        parts="\n".join(times.table(times.rows(found))),
         operations=table(("case", "kernels", "forward ms", "backward ms", "TFLOP/s"), operation_rows(found["kernel_times"])),
         checks=table(("case", "largest error", "bitwise repeatable"), check_rows(found["checks_at_300_tokens"])),
         **found,

@@ -21,14 +21,14 @@ from megaplan.cost.replay import ReplayTimer
 from megaplan.layout.profile import Task, counts_of
 from megaplan.layout.step_time import PlannedTime, planned_time
 from megaplan.measured.constants import measured
-from megaplan.measured.kernels import FAMILIES, by_family
+from megaplan.measured.kernels import FAMILIES, seen_by_step
 
 ROOT = Path(__file__).resolve().parents[3]
 SPECS = ROOT / "benchmarks/gpu/specs"
 RESULTS = ROOT / "benchmarks/results/h200-2026-11-26.json"
 LEAST = 0.03
 """Share of a step from which a part must be right."""
-OTHER, HOST, OVERLAPPED = "other", "host gap", "beside other kernels"
+OTHER, HOST = "other", "host gap"
 
 
 class GroupRow(NamedTuple):
@@ -100,7 +100,7 @@ def _rows_of(run: Mapping[str, Any]) -> list[GroupRow]:
     timer = ReplayTimer(task.inventory, task.spec)
     labels = _labels()
     taken: dict[str, float] = {}
-    for family, time in by_family(run["gpu"]["by_kernel"]).items():
+    for family, time in seen_by_step(run["gpu"]).items():
         label = OTHER if family is None else labels[family.kinds[0], family.letter]
         taken[label] = taken.get(label, 0.0) + time.milliseconds
     shown = sum(kernel[2] for kernel in run["gpu"]["by_kernel"])
@@ -114,7 +114,6 @@ def _rows_of(run: Mapping[str, Any]) -> list[GroupRow]:
         label = labels.get((kind, letter)) or labels.get((kind, None)) or OTHER
         floors[label] = floors.get(label, 0.0) + count.floor
     taken[HOST], modelled[HOST] = step - run["gpu"]["busy_ms"], timer.terms(task.spec, task.spans)["host"] / 1e6
-    taken[OVERLAPPED] = run["gpu"]["busy_ms"] - run["gpu"]["sum_ms"]
     return [
         GroupRow(name, label, ms, modelled.get(label, 0.0), floors.get(label, 0.0), ms / step, _error(ms, modelled.get(label, 0.0), step))
         for label, ms in sorted(taken.items(), key=lambda item: -item[1])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from megaplan.layout.profile import Task
 
 FACTS = ("device", "torch", "triton", "python", "date", "commit", "mode", "copy_gb_s")
-FORM = 'RESULTS with {"device": …, "runs": [{"run": NAME, "step_s": …, "gpu": {"busy_ms": …, "by_kernel": [[NAME, LAUNCHES, MS], …]}}]}'
+FORM = 'RESULTS with {"device": …, "runs": [{"run": NAME, "step_s": …, "gpu": {"busy_ms": …, "sum_ms": …, "by_kernel": [[NAME, LAUNCHES, MS], …]}}]}'
 
 
 def measured_constants(folder: str, results: str) -> dict[str, Any]:

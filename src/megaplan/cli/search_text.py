@@ -30,6 +30,8 @@ def search_lines(found: Search, written: Sequence[str]) -> Iterator[tuple[str, s
     if found.rows:
         yield from ((line, "") for line in table([HEAD, *map(_cells, range(1, len(found.rows) + 1), found.rows)], left=(0, 8, 9), gap=1))
         yield "* no row is as fast with more memory free; bubble and comm: share of the step", ""
+        if any(_short(row.exact.layout.kind) != row.exact.layout.kind for row in found.rows if row.exact.layout.pp > 1):
+            yield "int: interleaved; zb: zero_bubble", ""
         yield "", ""
         base = set(changes_of(found.job.spec))
         for number, row in enumerate(found.rows[:3], 1):
@@ -112,10 +114,10 @@ def _cells(number: int, row: Row) -> tuple[str, ...]:
     mesh = " ".join(
         f"{name}{value}"
         for name, value in (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("etp", layout.etp))
-        if value > 1 or name in ("pp", "tp")
+        if value > 1
     )
     data = f"{layout.dp_replicate}x{layout.dp_shard}" if layout.dp_replicate > 1 else f"{layout.dp_shard}"
-    pipeline = "" if layout.pp == 1 else f" {layout.kind}/{layout.vpp}"
+    pipeline = "" if layout.pp == 1 else f" {_short(layout.kind)}/{layout.vpp}"
     return (
         f"{number}{'*' if row.pareto else ''}",
         format_ns(row.exact.step_ns),
@@ -125,9 +127,14 @@ def _cells(number: int, row: Row) -> tuple[str, ...]:
         format_gib(row.headroom_bytes, 1),
         f"{100 * row.bubble_seconds / row.step_seconds:.1f}%",
         f"{100 * row.exposed_seconds / row.step_seconds:.1f}%",
-        f"{mesh} dp{data}",
+        f"{mesh} dp{data}".lstrip(),
         f"mb{layout.micro_batch}x{layout.num_microbatches}{pipeline}",
     )
+
+
+def _short(kind: str) -> str:
+    """A schedule in a row of 80 columns; the changes below the table have its whole name."""
+    return kind.replace("interleaved", "int").replace("zero_bubble", "zb")
 
 
 def _option(text: str) -> str:

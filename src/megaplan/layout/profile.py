@@ -26,7 +26,7 @@ from megaplan.layout.measured_step import dtype_of
 from megaplan.layout.references import REFERENCES
 from megaplan.layout.spans import Spans
 from megaplan.measured.constants import FORMAT, Counts, of_document
-from megaplan.measured.kernels import by_family
+from megaplan.measured.kernels import seen_by_step
 from megaplan.spec.models import Spec
 
 SMALLEST = ("pow_tensor_scalar", "CUDAFunctor_add<double>")
@@ -94,7 +94,7 @@ def rows_of(run: Mapping[str, Any], task: Task) -> list[Row]:
     """The families of a profiled run."""
     counts = counts_of(task)
     taken: dict[tuple[tuple[str, ...], str | None], float] = {}
-    for family, time in by_family(run["gpu"]["by_kernel"]).items():
+    for family, time in seen_by_step(run["gpu"]).items():
         if family is not None:
             taken[family.kinds, family.letter] = taken.get((family.kinds, family.letter), 0.0) + time.milliseconds
     found = []

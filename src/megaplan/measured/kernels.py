@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Family(NamedTuple):
@@ -100,4 +100,22 @@ def by_family(kernels: Iterable[tuple[str, int, float]]) -> dict[Family | None, 
     for name, launches, milliseconds in kernels:
         family, before = family_of(name), found.get(family_of(name), Time(0, 0.0))
         found[family] = Time(before.launches + launches, before.milliseconds + milliseconds)
+    return found
+
+
+def seen_by_step(gpu: Mapping[str, Any]) -> dict[Family | None, Time]:
+    """Milliseconds by which each family of a profiled step on one rank makes the step longer.
+
+    Kernels overlap only with copies in FSDP2's streams: the all-gather's and the reduce-scatter's on a mesh of one. The time by which all
+    kernels exceed the device's busy time is therefore taken off the copies.
+
+    Args:
+        gpu: `by_kernel` as for `by_family`, `busy_ms` in which at least one kernel ran, and `sum_ms` of all, by default as much.
+    """
+    found = by_family(gpu["by_kernel"])
+    for family, time in found.items():
+        if family is not None and family.group == COPIES:
+            found[family] = time._replace(
+                milliseconds=max(0.0, time.milliseconds - max(0.0, gpu.get("sum_ms", gpu["busy_ms"]) - gpu["busy_ms"]))
+            )
     return found

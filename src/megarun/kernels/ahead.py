@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaplan.budget.build import build_budget
 from megarun.job.job import Job
+from megarun.kernels.cache import cache_folder, settle
 from megarun.kernels.compiler import Compiled, compile_kernels, default_processes, end_with
 from megarun.kernels.target import Target
 
@@ -186,6 +187,7 @@ def _serve(pipe: Connection, others: Connection, job: Job, parent: int) -> None:
         return  # the run has no use for it
     error = ""
     try:
+        settle(cache_folder())  # entries that were compiled elsewhere and taken along
         each: tuple[int, Compiled]
         for each in compile_kernels(job, ranks_of_machine(job, first, count), target, num_processes):
             pipe.send(each)
