@@ -2,8 +2,8 @@
 
 At a forward of a steady step, a rank holds its parameters and moments, what the microbatches in flight keep, the gradients of chunks that
 have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; what a running block
-needs for a moment is not, and is left out; so is what the allocator reserves beyond it, but for the rounding of segments. So a split beyond these limits is known not to fit, and one within them has yet to be measured
-by the budget itself.
+needs for a moment is not, and is left out. So is what the allocator reserves beyond that, except for the rounding of segments. A split
+beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
 """
 
 from __future__ import annotations
