@@ -6,7 +6,9 @@ matters more than cost.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from megaplan.diagnostics import diagnostic
@@ -71,7 +73,7 @@ def choose_cuts(
     weights = costs or stack_costs(spec, inventory, measured)
     if mode == "weighted":
         weighted = _weighted_cuts(spec, inventory, weights, measured, kept)
-        found_cuts = _cuts(spec, inventory, weights, mode, spans_of(weighted.cuts, num_layers), weighted.certificate)
+        found_cuts = _cuts(spec, inventory, weights, mode, spans_of(weighted.cuts, num_layers), weighted.certify)
         return replace(found_cuts, diagnostics=(*notes, *objective_notes(spec), *weighted.notes, *found_cuts.diagnostics))
     if mode == "manual":
         spans = manual_spans(spec, pattern_spans)
@@ -79,7 +81,7 @@ def choose_cuts(
         spans = spans_of(equal_cuts(num_layers, num_slots), num_layers)
         if broken := rules.broken_by(cuts_of(spans)):
             raise MegaplanError([_equal_breaks(detail) for detail in broken])
-    found_cuts = _cuts(spec, inventory, weights, mode, spans, certify(stack_of(spec, weights), spans))
+    found_cuts = _cuts(spec, inventory, weights, mode, spans, partial(certify, stack_of(spec, weights), spans))
     return replace(found_cuts, diagnostics=(*notes, *found_cuts.diagnostics))
 
 
@@ -95,11 +97,11 @@ def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
     if mode == "weighted" and objective_of(spec) == "step_time":
         from megaplan.partition.step import Pipeline  # noqa: PLC0415  (bottleneck needs no times)
 
-        return _cuts(spec, inventory, weights, mode, spans, Pipeline(spec, inventory).certify(spans))
-    return _cuts(spec, inventory, weights, mode, spans, certify(stack_of(spec, weights), spans))
+        return _cuts(spec, inventory, weights, mode, spans, partial(Pipeline(spec, inventory).certify, spans))
+    return _cuts(spec, inventory, weights, mode, spans, partial(certify, stack_of(spec, weights), spans))
 
 
-def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spans: Spans, certificate: Certificate) -> Cuts:
+def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spans: Spans, certify: Callable[[], Certificate]) -> Cuts:
     where, split = placement(spec.schedule.kind), spec.split
     owners = [slot_owner(where, slot, spec.mesh.pp)[0] for slot in range(len(spans))]
     is_manual = mode == "manual"
@@ -107,7 +109,7 @@ def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spa
         spans=spans,
         mode=mode,
         objective=objective_of(spec) if mode == "weighted" else None,
-        certificate=certificate,
+        certify=certify,
         reason=split.reason if is_manual else None,
         protects=split.protects if is_manual else (),
         decided_against=invariant_digests(spec, inventory, weights) if is_manual else {},

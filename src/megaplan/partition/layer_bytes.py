@@ -2,8 +2,8 @@
 
 At a forward of a steady step, a rank holds its parameters and moments, what the microbatches in flight keep, the gradients of chunks that
 have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; what a running block
-needs for a moment is not, and is left out. So a split beyond these limits is known not to fit, and one within them has yet to be measured
-by the budget itself.
+needs for a moment is not, and is left out. So is what the allocator reserves beyond that, except for the rounding of segments. A split
+beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
 """
 
 from __future__ import annotations
@@ -111,16 +111,18 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
     """Of each layer, and of what stands on the first and on the last slot beside layers."""
     dims, sizes, makes = local_dims(spec), storage_sizes(spec), makes_of(spec, inventory)
     pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
+    rounds = not spec.host.expands_segments
 
     has_mtp, normed = any(block.family is Outside.MTP for _, block in inventory.outside), inventory.normed_ahead
 
     def needs(name: str, block: Block, *, runs: bool) -> Needs:
         storage = block_storage(sizes, block)
         static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
-        static += sum(tensor.state_bytes(0) for tensor in storage.uneven) + storage.resident_slack_bytes + storage.state_slack_bytes
+        static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
+        static += rounds * (storage.resident_slack_bytes + storage.state_slack_bytes)
         ledger = block_bytes(spec, dims, name, block)
         kept_input = boundary if ledger.keeps_input and not reads_other_input(name, has_mtp=has_mtp, normed=normed) else 0
-        saved = ledger.saved_bytes + ledger.saved_slack_bytes + kept_input if runs else 0
+        saved = ledger.saved_bytes + rounds * ledger.saved_slack_bytes + kept_input if runs else 0
         return Needs(static, saved, storage.both.unsharded_bytes if pipelined else 0, storage.both.gathered_bytes if pipelined else 0)
 
     made: dict[object, Needs] = {}

@@ -11,9 +11,11 @@ In between the rank runs its order without a pause. What a path takes is a sum o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import itemgetter
 
 from megaplan.cost.times import LayerTime, ModelTimes
 from megaplan.schedules.actions import Action, Kind, Orders, computations
@@ -82,8 +84,9 @@ def _paths(rank: int, order: Sequence[Action], owners: Sequence[int], *, whole: 
                     if slot > into.slot:
                         _add(counts[slot], down)
                 transfers += sum(hops) + sum(hops[into.slot :])
-            for action in order[enters : leaves + 1]:
-                _add(counts[action.slot], _times(action.kind))
+            for (kind, slot), number in Counter(map(itemgetter(0, 1), order[enters : leaves + 1])).items():
+                f, i, w = _TIMES[kind]
+                _add(counts[slot], (f * number, i * number, w * number))
             if leaves == backwards[-1]:
                 for slot in range(out.slot):
                     _add(counts[slot], down)
@@ -91,8 +94,7 @@ def _paths(rank: int, order: Sequence[Action], owners: Sequence[int], *, whole: 
             yield Path(rank, tuple((f, i, w) for f, i, w in counts), transfers)
 
 
-def _times(kind: Kind) -> Times:
-    return {Kind.FORWARD: (1, 0, 0), Kind.INPUT: (0, 1, 0), Kind.WEIGHT: (0, 0, 1), Kind.BACKWARD: (0, 1, 1)}[kind]
+_TIMES: dict[Kind, Times] = {Kind.FORWARD: (1, 0, 0), Kind.INPUT: (0, 1, 0), Kind.WEIGHT: (0, 0, 1), Kind.BACKWARD: (0, 1, 1)}
 
 
 def _add(counts: list[int], times: Times) -> None:

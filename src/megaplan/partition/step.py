@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
@@ -114,22 +115,20 @@ def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | N
     num_layers, stack = len(inventory.layers), stack_of(spec, pipeline.costs, baseline)
     bottleneck = fitting_cuts(spec, inventory, stack, measured)
     if any(note.code == DOES_NOT_FIT for note in bottleneck.notes) or spec.mesh.num_slots == 1:
-        return Weighted(bottleneck.cuts, pipeline.certify(spans_of(bottleneck.cuts, num_layers)), bottleneck.notes)
+        return Weighted(bottleneck.cuts, partial(pipeline.certify, spans_of(bottleneck.cuts, num_layers)), bottleneck.notes)
     memory = Memory(spec, inventory, measured)
     best, refused = shortest(pipeline, rules, bottleneck.cuts, baseline, memory)
-    certificate = pipeline.certify(spans_of(best, num_layers))
+    found = Weighted(best, partial(pipeline.certify, spans_of(best, num_layers)))
     if not refused and not bottleneck.notes:
-        return Weighted(best, certificate)
+        return found
     balanced = stack.best()
     assert balanced is not None, "without limits there is a split"
     free = shortest(pipeline, rules, balanced.cuts, baseline, None).cuts
-    value = pipeline.step.of(free)
-    if value >= certificate.value or max(memory.excesses(spans_of(free, num_layers))) <= 0:
-        return Weighted(best, certificate)
-    note = moved_by_memory(
-        stack, memory, free, "have the shortest step that was found", f"step: {value:,} ns there, {certificate.value:,} here"
-    )
-    return Weighted(best, certificate, (note,))
+    there, here = pipeline.step.of(free), pipeline.step.of(best)
+    if there >= here or max(memory.excesses(spans_of(free, num_layers))) <= 0:
+        return found
+    note = moved_by_memory(stack, memory, free, "have the shortest step that was found", f"step: {there:,} ns there, {here:,} here")
+    return replace(found, notes=(note,))
 
 
 @lru_cache(maxsize=512)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from megaplan.errors import Diagnostic
@@ -80,7 +82,7 @@ class Certificate(NamedTuple):
         return self.gap == 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cuts:
     """A decided split.
 
@@ -91,18 +93,23 @@ class Cuts:
         reason: Why, for a manual split.
         protects: What a manual split protects: topics of `decided_against`, or free text.
         decided_against: Digest of each topic a manual split may rest on (R-25); empty in the other modes, which are decided anew.
-        certificate: In every mode, against the best cuts under the same constraints.
+        certify: Makes the certificate.
         diagnostics: Warnings about these cuts.
     """
 
     spans: Spans
     mode: Mode
     objective: Objective | None
-    certificate: Certificate
+    certify: Callable[[], Certificate] = field(repr=False, compare=False)
     reason: str | None = None
     protects: tuple[str, ...] = ()
     decided_against: dict[str, str] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """In every mode, against the best cuts under the same constraints. The bound of a long schedule takes seconds, once."""
+        return self.certify()
 
 
 def amount(number: int, unit: str, *, named: bool = True) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.diagnostics import diagnostic
@@ -23,18 +25,24 @@ if TYPE_CHECKING:
     from megaplan.partition.fitting import Excess, Fitted
 
 
-class Weighted(NamedTuple):
+@dataclass(frozen=True)
+class Weighted:
     """Decided cuts.
 
     Attributes:
         cuts: Ascending.
-        certificate: How good they are.
+        certify: Makes the certificate.
         notes: MP501 without remedies if they do not fit (`megaplan.advice` has those), MP334 if memory moved them.
     """
 
     cuts: tuple[int, ...]
-    certificate: Certificate
+    certify: Callable[[], Certificate]
     notes: tuple[Diagnostic, ...] = ()
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """How good they are."""
+        return self.certify()
 
 
 def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: MeasuredCosts | None) -> Weighted:
@@ -42,7 +50,7 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
     found = stack.best()
     assert found is not None, "without limits there is a split"
     num_layers = len(inventory.layers)
-    free = Weighted(found.cuts, certify(stack, spans_of(found.cuts, num_layers), found.value))
+    free = Weighted(found.cuts, partial(certify, stack, spans_of(found.cuts, num_layers), found.value))
     memory = Memory(spec, inventory, measured)
     if max(memory.excesses(spans_of(found.cuts, num_layers))) <= 0:
         return free
@@ -59,12 +67,12 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
             certificate = certify(stack, spans_of(fitted.balance.cuts, num_layers), fitted.lower_bound)
             values = f"{free.certificate.value:,} {certificate.unit} there, {certificate.value:,} here"
             note = moved_by_memory(stack, memory, free.cuts, "are the best for cost", f"largest {certificate.measures}: {values}")
-            return Weighted(fitted.balance.cuts, certificate, (note,))
+            return Weighted(fitted.balance.cuts, lambda: certificate, (note,))
     else:
         (most,) = memory.excesses(spans_of(found.cuts, num_layers))
         excess = Excess(found.cuts, most, most)
-    certificate = certify(stack, spans_of(excess.cuts, num_layers), found.value)
-    return Weighted(excess.cuts, certificate, (_nothing_fits(stack, memory, excess),))
+    closest = partial(certify, stack, spans_of(excess.cuts, num_layers), found.value)
+    return Weighted(excess.cuts, closest, (_nothing_fits(stack, memory, excess),))
 
 
 def cuts_that_fit(stack: Stack, memory: Memory, found: Balance) -> Fitted | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from megaplan.errors import MegaplanError
@@ -116,6 +117,12 @@ def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
         MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
     """
     refuse_impossible(kind, pp, vpp, num_microbatches)
+    return _orders(kind, pp, vpp, num_microbatches)
+
+
+@lru_cache(maxsize=2)
+def _orders(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
+    """Kept, for what replays a schedule and what bounds it ask one after the other; few, for those of a long schedule take megabytes."""
     return SCHEDULES[kind].orders(pp, vpp, num_microbatches)
 
 

@@ -6,9 +6,11 @@ many times as wanted.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
-from megaplan.schedules.actions import Action, Kind, Orders, Overlap, Step
+from megaplan.schedules.actions import Kind, Orders, Overlap, Step
+from megaplan.schedules.repeats import Node, Repeat, repeat_of
 
 
 class SlotTimes(NamedTuple):
@@ -79,17 +81,6 @@ class Timeline(NamedTuple):
         return tuple(rank[-1].stop - rank[0].start - busy for rank, busy in zip(self.ranks, self.busy, strict=True))
 
 
-class _Node(NamedTuple):
-    """An action in an order in which all can run one by one.
-
-    What it needs of its own rank lies before it there, so only results of other ranks are waited for.
-    """
-
-    rank: int
-    shape: int  # index into the linked orders' shapes
-    far: tuple[int, ...]  # nodes of other ranks, whose results have to travel
-
-
 class LinkedOrders(NamedTuple):
     """Orders with what every action waits for.
 
@@ -98,12 +89,14 @@ class LinkedOrders(NamedTuple):
         nodes: Every action, after all that it waits for.
         steps: The actions themselves, in the nodes' order.
         shapes: One action of each kind and slot, or of each pair that overlaps: actions of one shape take equally long.
+        repeat: The nodes that repeat between fill and drain.
     """
 
     num_ranks: int
-    nodes: tuple[_Node, ...]
+    nodes: tuple[Node, ...]
     steps: tuple[Step, ...]
     shapes: tuple[Step, ...]
+    repeat: Repeat | None
 
     def makespan(self, times: SlotTimes, *, p2p: int = 0) -> int:
         """Length of the step alone; see `replay`."""
@@ -126,18 +119,39 @@ class LinkedOrders(NamedTuple):
         return Timeline(tuple(map(tuple, ranks)), max(stops, default=0), tuple(busy))
 
     def _stops(self, lengths: list[int], p2p: int) -> list[int]:
-        """End of every action; a search for cuts spends its time here."""
+        """End of every action.
+
+        Once every rank runs a period of the repeating nodes as it ran the one before, only later, so do all further periods: their ends
+        are added up instead of replayed.
+        """
         stops: list[int] = []
-        free = [0] * self.num_ranks
-        for rank, shape, far in self.nodes:
+        free, repeat = [0] * self.num_ranks, self.repeat
+        if repeat is not None:
+            self._go_on(stops, free, lengths, p2p, repeat.start + repeat.period)
+            while len(stops) + repeat.period <= repeat.stop:
+                before = free.copy()
+                self._go_on(stops, free, lengths, p2p, len(stops) + repeat.period)
+                later = free[0] - before[0]
+                if all(now - then == later for now, then in zip(free, before, strict=True)) and repeat.is_steady(stops, later):
+                    number, ends = (repeat.stop - len(stops)) // repeat.period, stops[-repeat.period :]
+                    for _ in range(number):
+                        ends = [end + later for end in ends]
+                        stops += ends
+                    free[:] = [now + number * later for now in free]
+                    break
+        self._go_on(stops, free, lengths, p2p, len(self.nodes))
+        return stops
+
+    def _go_on(self, stops: list[int], free: list[int], lengths: list[int], p2p: int, stop: int) -> None:
+        """Replay up to a node; a search for cuts spends its time here."""
+        for rank, shape, far in self.nodes[len(stops) : stop]:
             start = free[rank]
             for index in far:
                 arrival = stops[index] + p2p
                 if arrival > start:  # noqa: PLR1730 (a call of max takes twice as long)
                     start = arrival
-            free[rank] = stop = start + lengths[shape]
-            stops.append(stop)
-        return stops
+            free[rank] = end = start + lengths[shape]
+            stops.append(end)
 
 
 def replay(orders: Orders, times: SlotTimes, *, p2p: int = 0) -> Timeline:
@@ -162,36 +176,72 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
     Raises:
         ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
     """
-    done: dict[tuple[Kind, int, int], tuple[int, int]] = {}  # what was computed: by which rank, as which node
-    nodes: list[_Node] = []
-    steps: list[Step] = []
+    num_ranks, results = len(orders), defaultdict[tuple[Kind, int], _Results](_Results.none)
+    wires: dict[tuple[Kind, int], tuple[_Results | None, _Results]] = {}
+    turns, numbers, waits, steps = list[int](), list[int](), list[tuple[int, ...]](), list[Step]()  # of each node, as they are found
     shapes: dict[tuple[tuple[Kind, int], ...], tuple[int, Step]] = {}
-    position = [0] * len(orders)
-    waiting: dict[tuple[Kind, int, int], int] = {}
-    ready = list(range(len(orders)))
+    last, position, ready = [0] * num_ranks, [0] * num_ranks, list(range(num_ranks))
     while ready:
         rank = ready.pop()
         while position[rank] < len(orders[rank]):
             step = orders[rank][position[rank]]
-            needed = [found for part in step.parts if (found := _input_of(part, num_slots - 1)) is not None]
-            missing = next((found for found in needed if found not in done), None)
-            if missing is not None:
-                waiting[missing] = rank
-                break
-            sources = [done[found] for found in needed]
-            shape, _ = shapes.setdefault(tuple((part.kind, part.slot) for part in step.parts), (len(shapes), step))
-            nodes.append(_Node(rank, shape, tuple(node for owner, node in sources if owner != rank)))
-            steps.append(step)
-            position[rank] += 1
-            for part in step.parts:
-                made = (_made(part.kind), part.slot, part.microbatch)
-                done[made] = (rank, len(nodes) - 1)
-                if made in waiting:
-                    ready.append(waiting.pop(made))
+            time, far, made = last[rank], [], []
+            for kind, slot, microbatch in step.parts:
+                wire = wires.get((kind, slot))
+                if wire is None:
+                    source = _source_of(kind, slot, num_slots - 1)
+                    wire = wires[kind, slot] = results[source] if source else None, results[_made(kind), slot]
+                needed, made_here = wire
+                made.append((made_here, microbatch))
+                if needed is None:
+                    continue
+                turn = needed.turns.get(microbatch)
+                if turn is None:
+                    needed.waiting[microbatch] = rank
+                    break
+                if turn % num_ranks != rank:
+                    far.append(turn)
+                    if turn // num_ranks > time:  # noqa: PLR1730 (a call of max takes twice as long)
+                        time = turn // num_ranks
+            else:
+                last[rank], turn = time + 1, (time + 1) * num_ranks + rank
+                turns.append(turn)
+                numbers.append(shapes.setdefault(tuple([part[:2] for part in step.parts]), (len(shapes), step))[0])
+                waits.append(tuple(far))
+                steps.append(step)
+                position[rank] += 1
+                for results_here, microbatch in made:
+                    results_here.turns[microbatch] = turn
+                    if microbatch in results_here.waiting:
+                        ready.append(results_here.waiting.pop(microbatch))
+                continue
+            break
     stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
     if stuck:
         raise ValueError(f"the schedule cannot go on: {', '.join(map(str, stuck))} wait for actions that never run")
-    return LinkedOrders(len(orders), tuple(nodes), tuple(steps), tuple(step for _, step in shapes.values()))
+    order = sorted(range(len(turns)), key=turns.__getitem__)
+    places = dict(zip(sorted(turns), range(len(turns)), strict=True))
+    nodes = tuple([Node(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])
+    examples = tuple([step for _, step in shapes.values()])
+    return LinkedOrders(num_ranks, nodes, tuple([steps[at] for at in order]), examples, repeat_of(nodes))
+
+
+class _Results(NamedTuple):
+    """Of one kind of computation on one slot, by microbatch.
+
+    Attributes:
+        turns: When and where they are made, if all actions take equally long: time · ranks + rank. In this order of the nodes a schedule
+            that repeats itself is linked alike every time.
+        waiting: Ranks that cannot go on without them.
+    """
+
+    turns: dict[int, int]
+    waiting: dict[int, int]
+
+    @staticmethod
+    def none() -> _Results:
+        """None made so far."""
+        return _Results({}, {})
 
 
 def _made(kind: Kind) -> Kind:
@@ -199,11 +249,10 @@ def _made(kind: Kind) -> Kind:
     return Kind.INPUT if kind is Kind.BACKWARD else kind
 
 
-def _input_of(action: Action, last: int) -> tuple[Kind, int, int] | None:
-    if action.kind is Kind.FORWARD:
-        return (Kind.FORWARD, action.slot - 1, action.microbatch) if action.slot > 0 else None
-    if action.kind is Kind.WEIGHT:
-        return Kind.INPUT, action.slot, action.microbatch
-    if action.slot == last:
-        return Kind.FORWARD, action.slot, action.microbatch
-    return Kind.INPUT, action.slot + 1, action.microbatch
+def _source_of(kind: Kind, slot: int, last: int) -> tuple[Kind, int] | None:
+    """Kind and slot of what an action needs of its microbatch."""
+    if kind is Kind.FORWARD:
+        return (Kind.FORWARD, slot - 1) if slot > 0 else None
+    if kind is Kind.WEIGHT:
+        return Kind.INPUT, slot
+    return (Kind.FORWARD, slot) if slot == last else (Kind.INPUT, slot + 1)

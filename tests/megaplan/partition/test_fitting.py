@@ -173,11 +173,14 @@ def test_constraints_hold_under_memory() -> None:
 
 
 def sum_and_budget(spec: Spec, cuts: list[int], rank: int) -> tuple[int, int]:
-    """By how much a pp rank exceeds its largest sum, and its memory."""
+    """By how much a pp rank exceeds its largest sum, and its allocated bytes."""
     inventory, spans = build_inventory(spec), spans_of(cuts, spec.model.num_layers)
-    memory = Memory(spec, inventory)
-    owned = [(slot.start, slot.stop) for slot in build_layout(spec, inventory, spans).of_rank(rank)]
-    return max(moment.excess(owned) for moment in memory.sums(spans)[rank]), memory.excesses(spans)[rank]
+    memory, layout = Memory(spec, inventory), build_layout(spec, inventory, spans)
+    owned = [(slot.start, slot.stop) for slot in layout.of_rank(rank)]
+    of_rank = build_budget(spec, inventory, layout).of_rank(rank * spec.mesh.world_size // spec.mesh.pp)
+    largest = max(moment.excess(owned) for moment in memory.sums(spans)[rank])
+    assert largest <= memory.excesses(spans)[rank]
+    return largest, of_rank.allocated_bytes
 
 
 @pytest.mark.requirement("R-26")

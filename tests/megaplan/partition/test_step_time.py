@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+import megaplan
 from megaplan.cost.times import LayerTime, ModelTimes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.spans import cuts_of, spans_of
@@ -82,10 +83,31 @@ def test_the_certificate_states_the_replayed_step(kind: str, vpp: int) -> None:
     assert 0 < certificate.lower_bound <= certificate.value
     assert certificate.optimal == (certificate.gap == 0)
     assert certificate.costs == pipeline.costs.of_slots(cuts.spans)
-    assert choose_cuts(spec, inventory) == cuts
+    same = choose_cuts(spec, inventory)
+    assert (same, same.certificate) == (cuts, certificate)
     again = choose_cuts(spec, inventory, baseline=cuts.spans)
     assert again == cuts or again.certificate.value < certificate.value  # a search that proved no optimum may get further from its own end
     assert again == cuts or not certificate.optimal
+
+
+def test_only_who_asks_how_good_cuts_are_pays_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: list[int] = []
+
+    def count(self: StepBound, reached: int, num_microbatches: int) -> int:
+        bounds.append(reached)
+        return original(self, reached, num_microbatches)
+
+    original = StepBound.lower_bound
+    monkeypatch.setattr(StepBound, "lower_bound", count)
+    path = str(REPOSITORY / "plans/nam56r-8xh200.yaml")
+    estimate = megaplan.estimate(path)
+    assert estimate.step_time is not None
+    assert bounds == []
+    cuts = estimate.job.cuts
+    assert cuts is not None
+    assert cuts.certificate is cuts.certificate
+    assert bounds == [cuts.certificate.value]
+    assert megaplan.split(path).plan.decisions.split.certificate.lower_bound == cuts.certificate.lower_bound
 
 
 @pytest.mark.requirement("R-24")

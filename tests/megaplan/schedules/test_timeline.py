@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaplan.schedules import KINDS, Action, Kind, SlotTimes, actions, link, replay, schedule_problems
+from megaplan.schedules import KINDS, Action, Kind, LinkedOrders, SlotTimes, actions, link, replay, schedule_problems
+from megaplan.schedules.repeats import Node, Repeat, repeat_of
 
 
 @pytest.mark.parametrize(("pp", "m"), [(1, 3), (2, 4), (4, 8), (8, 16)])
@@ -141,3 +144,68 @@ def test_an_overlap_hides_nothing_unless_that_is_stated() -> None:
     assert (
         replay(orders, SlotTimes(sizes, sizes, sizes)).makespan == replay(orders, SlotTimes.equal(4, 1000, 1000, 1000)).makespan == stated
     )
+
+
+LONG = [
+    ("1f1b", 4, 1, 40),
+    ("interleaved_1f1b", 4, 2, 64),
+    ("interleaved_1f1b", 3, 3, 45),
+    ("zbv", 4, 2, 50),
+    ("dualpipev", 4, 2, 50),
+    ("interleaved_zero_bubble", 4, 2, 64),
+    ("gpipe", 4, 1, 24),
+    ("looped_bfs", 4, 2, 24),
+]
+
+
+def counted(linked: LinkedOrders, times: SlotTimes, p2p: int, monkeypatch: pytest.MonkeyPatch) -> tuple[object, int]:
+    """The replay, and how many actions were replayed for it rather than taken from earlier periods."""
+    replayed = 0
+
+    def count(self: LinkedOrders, stops: list[int], free: list[int], lengths: list[int], p2p: int, stop: int) -> None:
+        nonlocal replayed
+        before = len(stops)
+        original(self, stops, free, lengths, p2p, stop)
+        replayed += len(stops) - before
+
+    original = LinkedOrders._go_on
+    with monkeypatch.context() as patched:
+        patched.setattr(LinkedOrders, "_go_on", count)
+        return linked.replay(times, p2p=p2p), replayed
+
+
+@pytest.mark.parametrize(("kind", "pp", "vpp", "m"), LONG)
+def test_periods_that_are_not_replayed_end_as_replayed_ones(kind: str, pp: int, vpp: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random, linked, shorter = Random(f"{kind} {pp}"), link(actions(kind, pp, vpp, m), pp * vpp), 0
+    for number in range(60):
+        base, spread = ((1, 1), (10, 3), (1000, 20), (0, 2), (10**7, 10**6))[number % 5]
+        sizes = [tuple(base + random.randint(0, spread) for _ in range(pp * vpp)) for _ in range(3)]
+        times, p2p = SlotTimes(*sizes, hidden_percent=random.choice((0, 40))), random.choice((0, 1, 7, 500))
+        found, replayed = counted(linked, times, p2p, monkeypatch)
+        plain, all_actions = counted(linked._replace(repeat=None), times, p2p, monkeypatch)
+        assert found == plain, (number, times)
+        assert all_actions == len(linked.nodes)
+        shorter += replayed < all_actions
+    assert (shorter > 10) == (linked.repeat is not None) == (kind not in ("gpipe", "looped_bfs"))
+
+
+def test_what_repeats_is_found_between_fill_and_drain() -> None:
+    def chain(shapes: str) -> list[Node]:
+        return [Node(0, ord(shape), (at - 2,) if at > 3 else ()) for at, shape in enumerate(shapes)]
+
+    assert repeat_of(chain("fghi" + "abaac" * 6 + "abxyz")) == Repeat(start=4, stop=36, period=5, reach=5)
+    assert repeat_of(chain("fghi" + "abaac" * 3 + "xyz")) is None
+    assert repeat_of(chain("fghi" + "aaaaabbbbb" * 6 + "aaxyz")) == Repeat(start=4, stop=66, period=10, reach=10)
+    assert repeat_of(chain("abcdefghijklmnop")) is None
+    assert repeat_of([]) is None
+    far = [Node(0, 0, (max(0, at - 7),)) for at in range(40)]
+    assert repeat_of(far) == Repeat(start=7, stop=40, period=1, reach=7)
+
+
+def test_a_period_is_steady_where_all_that_is_waited_for_is_as_late() -> None:
+    repeat = Repeat(start=0, stop=100, period=2, reach=4)
+    stops = [0, 0, 1, 5, 11, 15, 21, 25]
+    assert repeat.is_steady(stops, 10)
+    assert not repeat.is_steady(stops, 9)
+    assert not repeat.is_steady(stops[:7], 10), "within its reach one node was not so late"
+    assert not repeat.is_steady(stops[-5:], 10), "nothing to compare the first of them with"

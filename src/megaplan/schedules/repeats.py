@@ -1,0 +1,79 @@
+"""The stretch of a linked order that repeats: a long schedule runs the same actions again and again between fill and drain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Node(NamedTuple):
+    """An action in an order in which all can run one by one.
+
+    What it needs of its own rank lies before it there, so only results of other ranks are waited for.
+    """
+
+    rank: int
+    shape: int  # index into the linked orders' shapes
+    far: tuple[int, ...]  # nodes of other ranks, whose results have to travel
+
+
+class Repeat(NamedTuple):
+    """Nodes from `start` to `stop` of which each, from the second period on, is the one a period before it, for later microbatches.
+
+    Both have the same rank and shape, and wait for nodes that lie equally far before them.
+
+    Attributes:
+        start: The first node.
+        stop: Behind the last one.
+        period: Nodes.
+        reach: How far before it a node waits for another at most; one period at least.
+    """
+
+    start: int
+    stop: int
+    period: int
+    reach: int
+
+    def is_steady(self, stops: Sequence[int], later: int) -> bool:
+        """Whether all that the next nodes wait for ended `later` than what a period before it did.
+
+        By the equations of a replay, every further node of the stretch then ends `later` than the one a period before it.
+        """
+        first = len(stops) - self.reach
+        if first < self.period:
+            return False
+        pairs = zip(stops[first:], stops[first - self.period : -self.period], strict=True)
+        return all(stop - before == later for stop, before in pairs)
+
+
+def repeat_of(nodes: Sequence[Node]) -> Repeat | None:
+    """The stretch around the middle that repeats; None where it has fewer than four periods."""
+    known: dict[tuple[int, ...], int] = {}
+    alike = [known.setdefault((rank, shape, *[at - node for node in far]), len(known)) for at, (rank, shape, far) in enumerate(nodes)]
+    middle = len(nodes) // 2
+    period = _period(alike[middle:])
+    if period is None:
+        return None
+    start, stop = middle, middle + 2 * period
+    while start and alike[start - 1] == alike[start - 1 + period]:
+        start -= 1
+    while stop < len(nodes) and alike[stop] == alike[stop - period]:
+        stop += 1
+    if stop - start < 4 * period:
+        return None
+    reach = max([at - far for at in range(start, start + period) for far in nodes[at].far], default=0)
+    return Repeat(start, stop, period, max(reach, period))
+
+
+def _period(values: Sequence[int]) -> int | None:
+    """The period of the longest beginning that has one twice or more. Shorter beginnings may have others: of one chunk's microbatches."""
+    borders, found = [0], None  # of each beginning, the length of the longest end that it begins with too
+    for length, value in enumerate(values[1:], 2):
+        border = borders[-1]
+        while border and values[border] != value:
+            border = borders[border - 1]
+        border += values[border] == value
+        borders.append(border)
+        if 2 * border >= length:
+            found = length - border
+    return found
