@@ -47,12 +47,15 @@ class Fitting:
         over_bytes: By how much the worst rank exceeds the memory less the headroom asked for; 0 or less where they fit.
         proven: Whether it is proven that no cuts fit; then `over_bytes` is what the cuts' storage and kept tensors alone exceed it by.
         beyond: Whether it is proven that the step of any cuts that fit is longer than the limit.
+        by_sums: Whether the proof also holds for every policy that keeps more. It does for sums of what is held, not for what the allocator
+            reserves: that may be less where more is held.
     """
 
     spans: Spans
     over_bytes: int
     proven: bool
     beyond: bool = False
+    by_sums: bool = True
 
 
 class Side:
@@ -193,7 +196,7 @@ class Evaluator:
         spans = spans_of(found.cuts, stack.num_layers)
         if len(spans) == 1:
             over = max(memory.excesses(spans))
-            return Fitting(spans, over, proven=over > 0)
+            return Fitting(spans, over, proven=over > 0, by_sums=False)
         if likely and (over := max(memory.excesses(spans))) <= 0:
             return Fitting(spans, over, proven=False)
         limited = replace(stack, sums=memory.sums(spans))
@@ -264,7 +267,7 @@ class Evaluator:
         best = found if isinstance(found, Exact) else None
         over = found.over_bytes if isinstance(found, Fitting) else 0
         proven = best is not None or (isinstance(found, Fitting) and found.proven)
-        if proven and best is None and self._keeps_least(thrifty):
+        if proven and isinstance(found, Fitting) and found.by_sums and self._keeps_least(thrifty):
             return Outcome(layout, None, 1, num_policies - 1, UNLIMITED, proven, over)
         if over * HOPELESS > self.usable_bytes:
             return Outcome(layout, None, 1, num_policies - 1, least, proven, over)
@@ -371,7 +374,7 @@ class Evaluator:
 
 def _hopeless(found: Fitting, usable_bytes: int) -> bool:
     """Whether no policy that keeps more is tried."""
-    return found.proven or found.over_bytes * HOPELESS > usable_bytes
+    return (found.proven and found.by_sums) or found.over_bytes * HOPELESS > usable_bytes
 
 
 def _bound_after(found: Exact | Fitting | None, least: int, limit_ns: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from megaplan.cli.main import run
 
-SPEC = ("estimate", "plans/nam56r-8xh200.yaml", "--set", "mesh.pp=4", "--set", "mesh.dp_shard=3")
+SPEC = ("estimate", "plans/nam56r-8xh200.yaml", "--set", "mesh.pp=4", "--set", "mesh.dp_shard=13")
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
@@ -17,7 +17,7 @@ def test_no_line_of_a_table_is_wider_than_the_line_has_room_for(megaplan, monkey
     lines = megaplan(*SPEC).out.splitlines()
     assert max(map(len, lines)) <= columns
     head = next(line for line in lines if line.startswith("GiB "))
-    assert len(re.findall(r"ranks? \d", head)) == {80: 3, 120: 5, 200: 7}[columns]
+    assert len(re.findall(r"ranks? \d", head)) == {80: 3, 120: 5, 200: 8}[columns]
 
 
 def test_all_ranks_are_shown_in_as_many_tables_as_they_need(megaplan, monkeypatch):
@@ -29,13 +29,14 @@ def test_all_ranks_are_shown_in_as_many_tables_as_they_need(megaplan, monkeypatc
     heads = [line for line in every.splitlines() if line.startswith("GiB ")]
     assert len(heads) == 3
     assert re.findall(r"ranks? [\d-]+", " ".join(heads)) == [
-        "ranks 0-1",
-        "rank 2",
-        "ranks 3-4",
-        "rank 5",
-        "ranks 6-8",
-        "ranks 9-10",
-        "rank 11",
+        "ranks 0-7",
+        "ranks 8-10",
+        "ranks 11-12",
+        "ranks 13-20",
+        "ranks 21-24",
+        "rank 25",
+        "ranks 26-38",
+        "ranks 39-51",
     ]
 
 
