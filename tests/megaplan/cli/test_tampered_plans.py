@@ -41,7 +41,7 @@ def edited(tmp_path_factory):
     return tmp_path_factory.mktemp("edited") / "plan.json"
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @example(path=("inputs", "mesh", "pp"), value=3, resign=False, remove=False)  # the cuts of two slots, compared with a mesh of three
 @given(path=st.sampled_from(PATHS), value=VALUES, resign=st.booleans(), remove=st.booleans())
 def test_every_command_answers(edited, path, value, resign, remove):
