@@ -34,7 +34,7 @@ GROUPS = {
     "MP8": "configs of Hugging Face models",
     "MP9": "hosts other than megarun: what they do not support (MP90x), launch files (MP91x), exports (MP92x)",
 }
-"""What the codes with these first digits are about."""
+"""Subjects of the codes with these first digits."""
 NO_KEYWORDS = """
 a after against alone already also among an and another appears are as asked at be been belong by can cannot could did different
 do does each else enough every far for form from give given gives has have here if in inside is it its itself just least left less

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +45,8 @@ def found(matrix: Path = MATRIX) -> list[str]:
     return [entry["name"] for entry in yaml.safe_load(matrix.read_text())["plans"] if "/found/" in entry.get("spec", "")]
 
 
-def cases(chosen: frozenset[str] = frozenset(), matrix: Path = MATRIX) -> Iterator[Case]:
-    """Every plan of a matrix, or those named.
+def cases(chosen: frozenset[str] = frozenset(), matrix: Path = MATRIX, more: Sequence[str] = ()) -> Iterator[Case]:
+    """Every plan of a matrix, or those named, with `more` overrides after its own.
 
     Raises:
         MegaplanError: A plan is not legal.
@@ -55,7 +55,7 @@ def cases(chosen: frozenset[str] = frozenset(), matrix: Path = MATRIX) -> Iterat
     for entry in written["plans"]:
         if chosen and entry["name"] not in chosen:
             continue
-        overrides = [*written["families"].get(entry.get("of"), ()), *entry.get("set", ())]
+        overrides = [*written["families"].get(entry.get("of"), ()), *entry.get("set", ()), *more]
         text = (ROOT / entry["spec"]).read_text() if "spec" in entry else written["base"]
         spec = load_spec_text(text, name=f"{matrix.name}: {entry['name']}", overrides=overrides).spec
         if spec.split.objective is None:  # by FLOPs, so that constants of time move no plan of the table

@@ -1,4 +1,4 @@
-"""Whether the kernels are right on a device: every operation against its fp64 result at several sizes, each twice for the same bits."""
+"""Checks the kernels on a device: every operation against its fp64 result at several sizes, each twice for the same bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def results_of(call: Callable[..., Tensor], inputs: Inputs, grad: Tensor | None 
 
 
 def cotangent(y: Tensor) -> Tensor:
-    """The same random values for an output of this shape in every dtype: bf16 represents them."""
+    """Random values for an output of this shape, equal in every dtype: bf16 represents them."""
     generator = torch.Generator(y.device).manual_seed(1)
     return torch.randn(y.shape, generator=generator, device=y.device).bfloat16()
 

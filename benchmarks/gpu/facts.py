@@ -1,4 +1,4 @@
-"""What a device is: versions, capacity, what its context takes, and the two rates that others are compared with."""
+"""Facts of a device: versions, capacity, bytes of its context, and the two rates that others are compared with."""
 
 from __future__ import annotations
 

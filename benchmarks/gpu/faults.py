@@ -33,7 +33,7 @@ def crashes(emit: Emit) -> None:
 
 
 def is_killed(emit: Emit) -> None:
-    """As by the kernel when memory runs out."""
+    """End the process by SIGKILL, as the kernel does when memory runs out."""
     emit({"before": "the failure"})
     os.kill(os.getpid(), signal.SIGKILL)
 

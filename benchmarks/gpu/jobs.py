@@ -46,10 +46,10 @@ LEAST = {
 }
 """Seconds after which a job is stopped, and below which it is not started."""
 DRY_SECONDS, DRY_LEAST = 240.0, 1.0
-"""Of a run on a CPU, whose kernels are interpreted."""
+"""Limits of a run on a CPU, whose kernels are interpreted."""
 DRY_DEMO = {"num_steps": 2, "token_bytes": 200_000}
 MEMORY_GIB = 1.3
-"""What a plan may hold over its estimate: the largest ratio of reserved to allocated bytes that was measured."""
+"""The factor by which a plan may exceed its estimate: the largest measured ratio of reserved to allocated bytes."""
 
 
 def jobs(device: str, *, seconds: dict[str, float] | None = None) -> list[Job]:

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
-from accuracy.matrix import Case
+from accuracy.matrix import Case, cases
 from gpu.blocks import blocks_at_peak
 from gpu.checks import Emit, said
 from gpu.profiles import profiled
@@ -24,8 +23,8 @@ from megaplan.cost.model import model_costs
 from megaplan.inventory.tensors import Init
 from megaplan.plan.make import make_plan
 from megaplan.spec.device import device_of
-from megaplan.spec.load import load_spec, load_spec_text
-from megaplan.spec.models import Host, Spec
+from megaplan.spec.load import load_spec
+from megaplan.spec.models import Spec
 from megarun.data.batches import Batches
 from megarun.engine.initialise import STD, fill
 from megarun.engine.phases import PhasedTrainer
@@ -115,18 +114,14 @@ def find_case(name: str, overrides: tuple[str, ...] = ()) -> Case:
     elif (SPECS / f"{name}.yaml").exists():
         spec = load_spec(str(SPECS / f"{name}.yaml"), overrides=list(overrides)).spec
     else:
-        written = yaml.safe_load(MEMORY.read_text(encoding="utf-8"))
-        entry = next(entry for entry in written["plans"] if entry["name"] == name)
-        given = [*written["families"].get(entry.get("of"), ()), *entry.get("set", ()), *overrides]
-        spec = load_spec_text(written["base"], name=f"{MEMORY.name}: {name}", overrides=given).spec
+        return next(cases(frozenset({name}), MEMORY, overrides))
     job = Job.from_plan(make_plan(spec))
     return Case(name, job, build_budget(job.spec, job.inventory, job.layout), False)
 
 
 def asked(how: How) -> tuple[str, ...]:
-    """Overrides of the spec, the allocator among them where a spec says which: the estimate is of the one that runs."""
-    names_allocator = "expandable_segments" in Host.model_fields
-    return (*how.overrides, *([f"host.expandable_segments={str(how.expandable).lower()}"] if names_allocator else []))
+    """Overrides of the spec, the allocator among them: the estimate is of the one that runs."""
+    return (*how.overrides, f"host.expandable_segments={str(how.expandable).lower()}")
 
 
 def estimate_of(case: Case) -> dict[str, dict[str, int]]:
@@ -265,7 +260,7 @@ def rates(found: dict[str, Any], seconds: list[float]) -> dict[str, Any]:
 
 
 def expandable_now(cuda: Any, how: How) -> bool:
-    """What torch's allocator says of itself; on a CPU what was asked for."""
+    """The setting that torch's allocator reports; on a CPU the one that was asked for."""
     if cuda is None:
         return how.expandable
     return bool(cuda.memory._snapshot().get("allocator_settings", {}).get("expandable_segments", how.expandable))
@@ -280,7 +275,7 @@ def blocks_now(cuda: Any) -> list[tuple[int, str, int]]:
 
 
 def machine(cuda: Any) -> dict[str, Any]:
-    """What the numbers hold for, as far as this process can see it."""
+    """Device and versions that the numbers hold for, as far as this process can see them."""
     found: dict[str, Any] = {"torch": torch.__version__, "device": "cpu"}
     if cuda is not None:
         import triton  # noqa: PLC0415  (not there without a GPU)

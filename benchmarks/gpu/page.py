@@ -40,7 +40,7 @@ RATES = ("copy_gb_s", "matmul_bf16_8192_tflop_s")
 
 
 def is_dry(lines: Sequence[dict[str, Any]]) -> bool:
-    """Whether a call ran on a CPU."""
+    """True if a call ran on a CPU."""
     return any(line.get("dry") for line in lines)
 
 

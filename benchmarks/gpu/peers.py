@@ -132,7 +132,7 @@ def _mamba_ssd(case: KernelCase) -> Peer:
 
 
 def _mamba_mamba3(case: KernelCase) -> Peer | None:
-    """Of one rank; its kernels for several are no Triton. Prepared as `mamba_ssm/modules/mamba3.py` prepares its operands."""
+    """The scan of rank 1; its kernels for larger ranks are not Triton. Operands are prepared as by `mamba_ssm/modules/mamba3.py`."""
     if case.shapes["B"][2] > 1:
         return None
 

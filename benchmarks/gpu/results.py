@@ -49,7 +49,7 @@ def statuses(lines: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def of_done_jobs(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was found, without statuses: of a job that ran twice, the lines of its last run alone."""
+    """The findings without status lines; a job that ran twice has the lines of its last run only."""
     found: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         if "job" not in line:

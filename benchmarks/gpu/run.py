@@ -33,7 +33,7 @@ OUT = ROOT / "runs/gpu"
 WIDTHS = {"alone": 1, "checks": 12, "memory": 2}
 """Jobs of a lane that run at once."""
 DEVICE_GIB = 128.0
-"""Of an H200's 139.8 GiB, what jobs that run together may hold."""
+"""The part of an H200's 139.8 GiB that jobs which run together may hold."""
 END_SECONDS = 3.0
 """Kept for the last lines."""
 POLL_SECONDS = 0.02

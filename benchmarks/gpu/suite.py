@@ -26,7 +26,7 @@ class Lines:
         self._emit = emit
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Of the call, or of a set-up that failed or skipped."""
+        """Emit the result of the call, or of a set-up that failed or skipped."""
         if report.when == "call" or report.outcome != "passed":
             self._emit(line_of(report))
 

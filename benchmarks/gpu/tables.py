@@ -1,4 +1,4 @@
-"""What `run.py` found, as tables."""
+"""Tables of the findings of `run.py`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Stated(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mod
 
 
 def stated_bytes(call: Callable[..., Tensor], inputs: dict[str, Tensor], grad: Tensor | None = None) -> int:
-    """What the operations of forward and backward state of their inside."""
+    """The bytes that the operations of forward and backward state for their inside."""
     with Stated() as stated:  # type: ignore[no-untyped-call]
         results_of(call, inputs, grad)
     return stated.num_bytes

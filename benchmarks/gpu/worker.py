@@ -173,7 +173,7 @@ def read_lines(running: Running) -> list[dict[str, Any]]:
 
 
 def has_ended(running: Running) -> bool:
-    """Whether the process is gone; stops it at its deadline."""
+    """True once the process is gone; it is stopped at its deadline."""
     if running.status is not None:
         return True
     pid, status = os.waitpid(running.pid, os.WNOHANG)

@@ -128,7 +128,7 @@ def host_section(draw: Draw) -> dict[str, Any]:
 
 
 def add_allocator(draw: Draw, section: dict[str, Any]) -> None:
-    """Whether the segments of torch's allocator grow."""
+    """Draw whether the segments of torch's allocator grow."""
     draw.maybe(section, 0.3, expandable_segments=lambda: draw.choice([True, False]))
 
 

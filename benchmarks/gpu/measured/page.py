@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks"
 from gpu.measured import times  # noqa: E402
 from gpu.measured.reserved import ReservedRow, reserved_rows, reserved_table  # noqa: E402
 from gpu.measured.results import NEWEST, TrainingRun, document, training_runs  # noqa: E402
+from gpu.tables import markdown  # noqa: E402
 
 import megaplan  # noqa: E402
 from megaplan.layout.step_time import PlannedTime  # noqa: E402
@@ -30,9 +31,8 @@ COPY_GB_S, MATMUL_TFLOP_S = 4800, 989
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
-    lines = [f"| {' | '.join(head)} |", "|---|" + "--:|" * (len(head) - 1)]
-    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
+    """A Markdown table whose first column is text."""
+    return "\n".join(markdown(head, rows)).rstrip()
 
 
 def percent(estimate: float, measured: float) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from gpu.measured.results import NEWEST, SPECS, document
 
 from megaplan.budget.megarun import megarun_budget
 from megaplan.columns import Column, Phase
@@ -15,8 +16,6 @@ from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec
 
-ROOT = Path(__file__).resolve().parents[3]
-RESULTS, SPECS = ROOT / "benchmarks" / "results" / "h200-2026-11-26.json", ROOT / "benchmarks" / "gpu" / "specs"
 RUN_WITH: Mapping[str, ShardsPool] = {"2ee927c8": ShardsPool.REDUCE_SCATTER}
 """Where the runtime of a commit made gradient shards; of one that is not here, where today's does."""
 
@@ -50,13 +49,13 @@ class ReservedRow(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the estimate of reserved bytes, as a share of what was measured."""
+        """The error of the estimate of reserved bytes, as a share of the measured bytes."""
         return (self.estimated - self.reserved) / self.reserved
 
 
-def reserved_rows(results: Path = RESULTS) -> Iterator[ReservedRow]:
+def reserved_rows(results: Path = NEWEST) -> Iterator[ReservedRow]:
     """Every phase of every run of a results file whose spec is committed."""
-    found = json.loads(results.read_text(encoding="utf-8"))
+    found = document(results)
     shards = RUN_WITH.get(found["commit"], SHARDS)
     for run in found["runs"]:
         yield from _of_run(run, shards)
@@ -85,7 +84,7 @@ def _of_run(run: dict[str, Any], shards: ShardsPool) -> Iterator[ReservedRow]:
         )
 
 
-def reserved_table(results: Path = RESULTS) -> str:
+def reserved_table(results: Path = NEWEST) -> str:
     """The runs' last phase as a table of Markdown: what a run has reserved when it ends, in GiB."""
     lines = [
         "| run | expandable segments | allocated | reserved | estimate | error | today's runtime | device | estimate |",

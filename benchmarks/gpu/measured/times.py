@@ -1,20 +1,14 @@
 """The profiled steps of a results file beside the step-time model, part by part.
 
-python benchmarks/gpu/measured/times.py [RESULTS.json]
-
-`rows(results)` gives the parts, `steps(results)` the steps; `table(...)` and `step_table(...)` their Markdown:
-
-    results = json.loads(RESULTS.read_text())
-    lines = [*step_table(steps(results)), "", *table(rows(results))]
+`rows(results)` gives the parts, `steps(results)` the steps; `table` and `step_table` make Markdown of them.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from gpu.measured.results import SPECS
 
 import megaplan
 from megaplan.cost.replay import ReplayTimer
@@ -23,9 +17,6 @@ from megaplan.layout.step_time import PlannedTime, planned_time
 from megaplan.measured.constants import measured
 from megaplan.measured.kernels import FAMILIES, seen_by_step
 
-ROOT = Path(__file__).resolve().parents[3]
-SPECS = ROOT / "benchmarks/gpu/specs"
-RESULTS = ROOT / "benchmarks/results/h200-2026-11-26.json"
 LEAST = 0.03
 """Share of a step from which a part must be right."""
 OTHER, HOST = "other", "host gap"
@@ -90,7 +81,7 @@ def steps(results: Mapping[str, Any]) -> list[StepRow]:
 
 
 def task_of(name: str) -> Task:
-    """What a run trained."""
+    """The plan that a run trained."""
     job = megaplan.load(str(SPECS / f"{name}.yaml"))
     return Task(job.spec, job.inventory, job.spans)
 
@@ -157,15 +148,3 @@ def table(found: Iterable[GroupRow], least: float = 0.01) -> list[str]:
         error = "" if row.error is None else f"{100 * row.error:+.0f} %"
         lines.append(f"| {row.run} | {row.group} | {row.measured_ms:.1f} | {row.modelled_ms:.1f} | {floor} | {error} |")
     return lines
-
-
-def main() -> int:
-    """Print both tables."""
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    results = json.loads(path.read_text(encoding="utf-8"))
-    print("\n".join([*step_table(steps(results)), "", *table(rows(results))]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

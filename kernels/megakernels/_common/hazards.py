@@ -20,11 +20,11 @@ class Hazard:
     kernels: tuple[str, ...]
     """Those of this package that had it, or have what sets it off."""
     measure: str
-    """What is done here, and what a user can do."""
+    """The countermeasure taken here, and what a user can do."""
     source: str
 
     def affects(self, version: str) -> bool:
-        """Whether a version such as `3.6.0`, or `12.9.86` of ptxas, has it."""
+        """True if a version such as `3.6.0`, or `12.9.86` of ptxas, has the defect."""
         return _numbers(self.first) <= _numbers(version) and (self.mended is None or _numbers(version) < _numbers(self.mended))
 
 

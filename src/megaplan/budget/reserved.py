@@ -1,4 +1,4 @@
-"""What torch's allocator reserves for a rank, from what it hands out: a closed form of `megaplan.hosts.allocator`'s replay.
+"""Bytes that torch's allocator reserves for a rank, from the bytes that it hands out: a closed form of `megaplan.hosts.allocator`'s replay.
 
 Each stream's pool is as large as that stream's own peak, and these peaks do not coincide: all-gathers are largest where a forward begins,
 reduced gradients where a backward ends, activations between the two. So reserved is allocated at the main peak, and of every other stream
@@ -38,7 +38,7 @@ PLACE_PERCENT = 40
 
 
 def reserving(chunks: Sequence[Chunk], stored: RankStorage, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:
-    """Of a rank; with expandable segments it follows from how parameters are stored, and is worked out once for all batches.
+    """Reserved bytes beyond those handed out. With expandable segments they follow from how parameters are stored, whatever the batch.
 
     Args:
         chunks: What runs on it.
@@ -61,16 +61,13 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
     apart, replicated = shards is ShardsPool.REDUCE_SCATTER, chunks[0].policy.replicated
     lasting = pools.shard_bytes if apart and not pools.recast_bytes else pools.recast_bytes
     passing = 0
-    if (
-        num_reductions > 1 or pools.recast_bytes
-    ):  # outputs that are not the shards themselves; with replicas they wait for the backward's end
+    if num_reductions > 1 or pools.recast_bytes:  # outputs are not the shards themselves; with replicas they wait for the backward's end
         passing = pools.all_reduced_bytes if replicated else pools.reduced_bytes
     streams = (pools.gather_bytes > 0) + (lasting + passing > 0)
     open_bytes = OPEN_SEGMENTS_BYTES + streams * LARGE_BUFFER_BYTES
-    beside = pools.gather_bytes + lasting + passing
     if expandable:
         requests, live = _last_requests(chunks[0], apart=lasting > 0, later=num_reductions > 1)
-        return new(Reserving, (beside, open_bytes, 0, EXPANDABLE_SHARE, requests, live, False))
+        return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, 0, EXPANDABLE_SHARE, requests, live, False))
     groups = list(chain.from_iterable([reduced_groups(chunk) for chunk in chunks]))
     if passing and not replicated:
         passing = _own_segments([group.reduced_bytes for group in groups])
@@ -83,7 +80,7 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
 
 
 def _last_requests(chunk: Chunk, *, apart: bool, later: bool) -> tuple[tuple[int, ...], int]:
-    """What the reduction of a slot's own parameters asks for as a backward ends, and what is alive before it; none under a pipeline."""
+    """Requests of the reduction of a slot's own parameters as a backward ends, and live bytes before it; none under a pipeline."""
     if chunk.policy.pipelined:
         return (), 0
     root = chunk.root
@@ -124,7 +121,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, rounding: S
 
 
 def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> int:
-    """What a step reserves beyond its allocated peak and rounding."""
+    """Bytes that a step reserves beyond its allocated peak and rounding."""
     beside, open_bytes, missing, share, requests, live, _ = reserving
     grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, of what the computing stream's pool has then
     for size in requests:

@@ -129,7 +129,7 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
 
 
 def beside_bytes(chunk: Chunk, moment: Moment, peak: Peak) -> int:
-    """What of a running chunk's moment lies in the pools of FSDP2's streams: the all-gather ahead, and shards that are made there."""
+    """The part of a running chunk's moment in the pools of FSDP2's streams: the all-gather ahead, and shards that are made there."""
     policy, kind, state = chunk.policy, moment.kind, moment.states[moment.chunk]
     gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.moment is not None else 0
     if not policy.shards_beside:

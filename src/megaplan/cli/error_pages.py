@@ -56,7 +56,7 @@ VALUES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "used_percent": ("megaplan.budget.fit", "HEADROOM_PERCENT", lambda percent: f"{100 - percent}%"),
     "whole_refused": ("megaplan.families.registry", "FAMILIES", _whole_refused),
 }
-"""Of each placeholder: the module and the name in it that have the value, and the text of the value. A page imports only what it names."""
+"""Each placeholder's module, the name in it that has the value, and what makes text of the value. A page imports only what it names."""
 
 
 def filled(text: str) -> str:

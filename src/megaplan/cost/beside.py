@@ -1,4 +1,4 @@
-"""What a step of megarun runs beside its layers, by kinds of kernels: FSDP2's casts and copies, the gradient norm, the optimizers.
+"""Work of a step of megarun beside its layers, by kinds of kernels: FSDP2's casts and copies, the gradient norm, the optimizers.
 
 FSDP2 casts each parameter's shard to the dtype of forward, copies it into the buffer that is gathered, lays the gradients of a block out
 for their reduction in its dtype, and copies the result; after the first microbatch it adds it to the sum. Clipping reads every gradient
@@ -21,7 +21,7 @@ from megaplan.spec.models import Spec
 SMALLEST_TILE, TRIANGLE_TILE, PRODUCT_ROWS, PRODUCT_COLUMNS = 16, 128, 256, 128
 """Sides of the tiles of a symmetric product (`megakernels.ops.newton_schulz.sizes`), and of the GEMM library's."""
 CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
-"""Of a launch over many tensors: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
+"""Limits of one launch over many tensors: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
 CLIP_OPERATIONS, ADAMW_OPERATIONS, MUON_OPERATIONS, STEP_OPERATIONS = 2, 2, 11, 3
 """Operations of the host for a tensor: its square and their sum; the unwrapping of parameter with state and of gradient; of Muon those that
 it launches once, and in each step of Newton-Schulz."""
@@ -44,12 +44,12 @@ class Matrices(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Of all the tensors."""
+        """Elements of all these tensors."""
         return self.num_tensors * self.stack * self.rows * self.columns
 
 
 class Held(NamedTuple):
-    """What is stored and updated, on all pipeline ranks together.
+    """Parameters that are stored and updated, on all pipeline ranks together.
 
     Attributes:
         elements: That it gathers.
@@ -141,7 +141,7 @@ def _orthogonalised(each: Matrices, size: int, steps: int, num_sms: int) -> Iter
 
 
 def adamw_operations(spec: Spec, held: Held) -> int:
-    """What the host does for AdamW's tensors before it launches."""
+    """Host operations on AdamW's tensors before its launch."""
     own = held.trained_tensors - (_num_matrices(held) if spec.optimizer.uses_muon else 0)
     return ADAMW_OPERATIONS * own
 
@@ -169,5 +169,5 @@ def _waves(tiles: int, num_sms: int) -> int:
 
 
 def _launches(elements: int) -> int:
-    """Of one operation on a list of tensors."""
+    """Launches of one operation on a list of tensors."""
     return max(1, -(-elements // (CHUNK_ELEMENTS * CHUNKS_OF_LAUNCH)))

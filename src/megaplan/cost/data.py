@@ -181,7 +181,7 @@ def copies_ns(spec: Spec, times: DataTimes) -> int:
 
 
 def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward: tuple[int, int], backward: tuple[int, int]) -> int:
-    """What the phases of a step wait for the host: where it takes longer to launch one than the device to run it.
+    """Time that the phases of a step wait for the host: launching a phase may take longer than running it.
 
     A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or as good as.
     AdamW is one launch for many tensors, which the device waits for while the host looks at each.
@@ -212,7 +212,7 @@ def exchanges(spec: Spec) -> tuple[int, int]:
 
 
 def held_of(spec: Spec, local: LocalElements) -> Held:
-    """Of all pipeline ranks together."""
+    """The parameters of all pipeline ranks together."""
     mesh = spec.mesh
     return Held(
         local.dense + local.experts,

@@ -189,7 +189,7 @@ def _ssd(model: Model, load: Workload, _: Op) -> Passes:
 
 
 def joined_bytes(model: Model, load: Workload) -> int:
-    """What Mamba-2's backward moves to join the parts of the gradient of the projection, and of the convolution's output."""
+    """Bytes that Mamba-2's backward moves to join the parts of the gradient of the projection, and of the convolution's output."""
     assert isinstance(model.mamba, Mamba2)
     shape = model.mamba
     heads, groups = num_mamba_heads(shape, model.hidden_size) // load.tp, shape.num_groups // load.tp

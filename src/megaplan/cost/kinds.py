@@ -47,6 +47,6 @@ def changed_kinds(device: str) -> frozenset[str]:
 
 
 def changed(constants: Measured) -> frozenset[str]:
-    """The same of these constants."""
+    """Kinds of these constants whose counts have changed."""
     now = kind_counts(constants.references)
     return frozenset(kind for kind, counts in constants.counts.items() if now.get(kind, Counts(0, 0, 0)) != counts)

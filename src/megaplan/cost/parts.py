@@ -20,11 +20,11 @@ from megaplan.spec.models import LatentAttention, Model
 
 PRODUCT, SCALED_PRODUCT, ROUND, MEMORY, ADD, SUM, JOIN = "product", "fp8.product", "fp8.round", "memory", "add", "add.fp32", "join"
 CHUNK_COLUMNS = 8192
-"""Of the vocabulary, whose logits the loss has at once; each chunk adds to the gradient of the hidden states in fp32."""
+"""Columns of the vocabulary whose logits the loss has at once; each chunk adds to the gradient of the hidden states in fp32."""
 
 
 class Part(NamedTuple):
-    """What one kind of kernel does in a pass.
+    """Work of one kind of kernel in a pass.
 
     Attributes:
         kind: Its name.

@@ -21,7 +21,7 @@ Note = tuple[str, Part, int]
 
 
 class Seen:
-    """What kinds of kernels run in some passes.
+    """Kinds of kernels that run in some passes.
 
     Attributes:
         kinds: Their names; of an operation without kinds, its own.

@@ -196,7 +196,7 @@ class ReplayTimer:
         ]
 
     def beside(self, spec: Spec, sums: Sums) -> int:
-        """What a step waits for data ranks and for the host, FSDP2's copies, and the optimizer."""
+        """Time of a step beside its microbatches: waits for data ranks and for the host, FSDP2's copies, and the optimizer."""
         data = self._data_of(spec)
         around = copies_ns(spec, data) + self._host(spec, sums)
         return exposed_ns(spec, data, sums.forward, sums.total) + data.optimizer_ns + around
@@ -206,7 +206,7 @@ class ReplayTimer:
         return 0 if found is None else self.host_ns(spec, sums, found.issue_ns, found.update_ns)
 
     def host_ns(self, spec: Spec, sums: Sums, issue: int, update: int) -> int:
-        """What a mean pipeline rank waits for its host, phase by phase; `issue` and `update` as for `megaplan.cost.data.host_ns`."""
+        """Time that a mean pipeline rank waits for its host, phase by phase; `issue` and `update` as for `megaplan.cost.data.host_ns`."""
         pp = spec.mesh.pp
         forward = sums.forward // pp, sums.forward_launches // pp
         backward = (sums.total - sums.forward) // pp, sums.backward_launches // pp

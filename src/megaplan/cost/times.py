@@ -167,7 +167,7 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
 
 
 def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | None = None) -> tuple[LayerTime, LayerTime, int]:
-    """What is added to the first and to the last slot, and nanoseconds of a boundary between ranks; options as for `layer_time`."""
+    """Times added to the first and to the last slot, and nanoseconds of a boundary between ranks; options as for `layer_time`."""
     timer = _Timer(spec, rates, spec.precision.params, fused=fused, seen=seen)
     ends = end_ops(timer.load, spec)
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)

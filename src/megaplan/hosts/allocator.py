@@ -24,11 +24,11 @@ MIN_LARGE_BYTES = 10 << 20
 ROUND_LARGE_BYTES = 2 << 20
 LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES = 20 << 20, 2 << 20
 OPEN_SEGMENTS_BYTES = LARGE_BUFFER_BYTES + SMALL_BUFFER_BYTES
-"""What one stream's two pools hold beyond their blocks where each has one segment or page that is not full."""
+"""Bytes that one stream's two pools hold beyond their blocks where each has one segment or page that is not full."""
 
 
 def slack_bytes(sizes: Iterable[int]) -> int:
-    """What rounding adds to tensors of these sizes that have segments of their own."""
+    """Bytes that rounding adds to tensors of these sizes that have segments of their own."""
     slack = 0
     for size in sizes:
         slack += -size % (ROUND_LARGE_BYTES if size >= MIN_LARGE_BYTES else MIN_BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""Whether a step of megarun is measured: all that it runs has constants from profiled steps, and runs as these did."""
+"""Decides if a step of megarun is measured: all that it runs has constants from profiled steps, and runs as these did."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Standing(NamedTuple):
 
 
 def standing(spec: Spec, timer: ReplayTimer) -> Standing:
-    """Of a step that the timer has timed."""
+    """The standing of a step that the timer has timed."""
     found = measured(spec.device.name) if spec.host.uses_triton else None
     if found is None:
         return Standing(Basis.MODELLED, UNCALIBRATED, None)

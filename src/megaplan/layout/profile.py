@@ -32,17 +32,17 @@ from megaplan.spec.models import Spec
 SMALLEST = ("pow_tensor_scalar", "CUDAFunctor_add<double>")
 """Kernels of one element: what they take is the launch itself."""
 QUANTILE = 1.44
-"""Of Student's distribution with six degrees of freedom: 80 % lie within so many deviations."""
+"""Quantile of Student's distribution with six degrees of freedom: 80 % lie within so many deviations."""
 SECTIONS, SWEEPS, WIDEST = 40, 12, 2.5
-"""Of the search for shares of one family: steps, turns, and how far their logarithms may be from the mean."""
+"""Limits of the search for shares of one family: steps, turns, and how far their logarithms may be from the mean."""
 LARGEST_NS, STEP_NS = 200_000, 1_000
-"""Of a launch of the host: where the search for its constants ends, and its steps."""
+"""Largest time of a host's launch that the search for its constants tries, and the search's steps."""
 PRIOR = 0.02
 """How much a share of several in one family is held to the mean of all rows, beside rows that weigh 1 together."""
 
 
 class Task(NamedTuple):
-    """What a run trained."""
+    """The plan that a run trained."""
 
     spec: Spec
     inventory: Inventory

@@ -1,1 +1,1 @@
-"""What kernels of megarun reach on devices where steps were profiled: constants beside their measurement, one file a device."""
+"""Measured constants of megarun's kernels, one file for each device on which steps were profiled, with the measurement."""

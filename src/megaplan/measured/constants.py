@@ -22,7 +22,7 @@ STEP = "m2rnn.forward"
 
 
 class Counts(NamedTuple):
-    """What a kind of kernels does in the reference specs together, by which a later change of the operation is noticed."""
+    """Work of a kind of kernels in the reference specs together, by which a later change of the operation is noticed."""
 
     num_bytes: int
     flops: int

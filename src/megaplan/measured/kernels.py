@@ -24,7 +24,7 @@ class Family(NamedTuple):
     letter: str | None = None
 
 
-GEMM = r"(nvjet_|cutlass|sm\d+_xmma_gemm|void (cutlass|gemm))"
+GEMM = r"(nvjet_|cutlass|sm\d+_xmma_gemm|void (cutlass|gemm)|ampere_.*gemm)"
 COPIES, CASTS, ADDS = "DtoD copies", "copies with stride / cast to bf16", "adds bf16 (residual, dgrad sums)"
 FAMILIES: tuple[Family, ...] = (
     Family(rf"^{GEMM}.*_qq[a-z]*_", "GEMM fp8", ("fp8.product",)),
@@ -78,7 +78,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 class Time(NamedTuple):
-    """Of a family in a profiled step."""
+    """Launches and milliseconds of a family in a profiled step."""
 
     launches: int
     milliseconds: float

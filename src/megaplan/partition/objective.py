@@ -1,4 +1,4 @@
-"""What weighted cuts are chosen for: the spec's objective, its default, or the bottleneck where a step is too long to be replayed."""
+"""The objective of weighted cuts: the spec's own, its default, or the bottleneck where a step is too long to be replayed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaplan.spec.pattern import BOUNDARY
 
 
 def objective_of(spec: Spec) -> Objective:
-    """What weighted cuts minimise. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
+    """The objective of weighted cuts. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
     return "bottleneck" if spec.num_actions > MAX_REPLAYED else asked_objective(spec)
 
 

@@ -35,7 +35,7 @@ class Repeat(NamedTuple):
     reach: int
 
     def is_steady(self, stops: Sequence[int], later: int) -> bool:
-        """Whether all that the next nodes wait for ended `later` than what a period before it did.
+        """True if all that the next nodes wait for ended `later` than what a period before it did.
 
         By the equations of a replay, every further node of the stretch then ends `later` than the one a period before it.
         """

@@ -155,7 +155,7 @@ class Host(Section):
 
     @property
     def expands_segments(self) -> bool:
-        """Whether torch's allocator has expandable segments; null is the default of megarun and torchtitan, which set them."""
+        """True if torch's allocator has expandable segments; null is the default of megarun and torchtitan, which set them."""
         return self.name != "megatron" if self.expandable_segments is None else self.expandable_segments
 
     @property

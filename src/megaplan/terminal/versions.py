@@ -1,4 +1,4 @@
-"""What `--version` says: what a report of a bug needs, read from installed packages without importing them."""
+"""The text of `--version`: what a bug report needs, read from installed packages without importing them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-"""Of a checkout; of an installed package some folder of the environment."""
+"""The root of a checkout; for an installed package, some folder of the environment."""
 GIT_SECONDS = 2.0
 
 

@@ -1,1 +1,1 @@
-"""What a machine has and lacks for training, and what a plan needs of it."""
+"""Examines a machine for training, and what a plan needs of it."""

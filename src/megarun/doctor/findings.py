@@ -1,4 +1,4 @@
-"""What the doctor says: lines of sections, each good, a warning or a problem with what to do about it."""
+"""Findings of the doctor: lines of sections, each good, a warning or a problem with what to do about it."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def folders(out: Path | None) -> Iterator[Finding]:
 
 
 def _writable(name: str, folder: Path, failed: Any, advice: str) -> Finding:
-    """Whether a file can be made in the folder, or in the nearest above it that exists."""
+    """True if a file can be made in the folder, or in the nearest above it that exists."""
     nearest = folder.absolute()
     while not nearest.exists():
         nearest = nearest.parent

@@ -1,4 +1,4 @@
-"""What a plan needs of this machine: its processes, its device, its kernels in the cache."""
+"""Requirements of a plan on this machine: its processes, its device, its kernels in the cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAN = "plan"
 
 
 def plan_findings(plan: str) -> Iterator[Finding]:
-    """What is there and what is missing for a plan.
+    """Findings on what is there and what is missing for a plan.
 
     Raises:
         MegaplanError: The plan cannot be read.
@@ -82,7 +82,7 @@ def _visible() -> tuple[int, int, tuple[int, int]] | None:
 
 
 def _kernels(job: Job, plan: str) -> Finding:
-    """Whether the kernels of the plan's device, or of the one that is here, are in the cache."""
+    """A finding on whether the kernels of the plan's device, or of the one that is here, are in the cache."""
     name = "compiled kernels"
     if not job.spec.host.uses_triton:
         return ok(PLAN, name, "the plan runs plain torch", found=0, cached=0)

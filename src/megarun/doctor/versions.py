@@ -19,7 +19,7 @@ INSTALL = 'pip install "megaplan[run]" with the constraints of the project'
 
 
 def versions() -> Iterator[Finding]:
-    """Of this project, Python, torch and what it was built with, Triton."""
+    """Versions of this project, Python, torch and what it was built with, and Triton."""
     found = commit()
     text = f"{__version__}{f' (commit {found})' if found else ', installed as a package'}"
     yield ok(SECTION, "megaplan, megarun", text, version=__version__, commit=found)

@@ -38,7 +38,7 @@ LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 
 
 class Outcome(NamedTuple):
-    """What became of the kernels of a machine.
+    """Result of compiling the kernels of a machine.
 
     Attributes:
         found: Kernels that its ranks launch.
@@ -95,7 +95,7 @@ class KernelsAhead:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the device of this job runs kernels: the same on all ranks."""
+        """True if the device of this job runs kernels: the same on all ranks."""
         return self._began is not None
 
     def begin(self, device: torch.device, rank: int) -> None:
@@ -106,7 +106,7 @@ class KernelsAhead:
             self.close()
 
     def begin_for(self, target: Target, rank: int) -> None:
-        """See `begin`."""
+        """Start compiling for a target; `rank` as for `begin`."""
         self._began = time.monotonic()
         if self._process is not None and self._pipe is not None:
             with suppress(OSError):  # it has ended, which `finish` sees

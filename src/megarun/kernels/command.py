@@ -94,7 +94,7 @@ def compile_plan(plan: str, *, device: str | None, cache: Path | None, jobs: int
 
 
 def compiled_for(job: Job, device: Device) -> Target:
-    """What the kernels of a job are compiled for.
+    """The target that the kernels of a job are compiled for.
 
     Raises:
         MegaplanError: MP669 if it launches none, or none that can be compiled here.

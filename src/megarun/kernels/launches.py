@@ -58,7 +58,7 @@ class Launch(NamedTuple):
 
     @property
     def identity(self) -> tuple[Function, str]:
-        """What decides which compiled kernel runs."""
+        """The key that decides which compiled kernel runs."""
         return self.kernel, self.key
 
 
@@ -120,7 +120,7 @@ class _MissingError(Exception):
 
 
 def missing(launch: Launch) -> bool:
-    """Whether the launcher would compile the kernel, because the cache does not have it; after `compile_for`."""
+    """True if the launcher would compile the kernel, because the cache does not have it; after `compile_for`."""
 
     def stop(*_: Any) -> None:
         raise _MissingError
@@ -143,7 +143,7 @@ def build_launcher(compiled: Any) -> None:
 
 
 def shared_key(target: Target) -> str:
-    """What every key of this Triton has in common: its version, its own files and ptxas. It is kept, and a forked process has it."""
+    """The common part of all keys of this Triton: its version, its own files and ptxas. It is kept, and a forked process has it."""
     backend: Any = make_backend(GPUTarget("cuda", target.arch, WARP_SIZE))
     return f"{triton_key()}-{backend.hash()}"
 

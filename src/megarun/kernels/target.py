@@ -1,4 +1,4 @@
-"""What the kernels of a plan are compiled for: the device and the libraries that decide which kernel is launched."""
+"""The target of a plan's kernels: the device and the libraries that decide which kernel is launched."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class AllocatorSetting:
 
 
 def allocator_setting(environment: MutableMapping[str, str] | None = None) -> AllocatorSetting:
-    """What torch reads in an environment, this process's if None. Needs no torch."""
+    """The setting that torch reads in an environment, this process's if None. It needs no torch."""
     values = os.environ if environment is None else environment
     name = next((name for name in VARIABLES if name in values), None)
     if name is None:

@@ -31,7 +31,7 @@ def progress_line(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def is_live() -> bool:
-    """Whether stderr is a terminal that moves its cursor."""
+    """True if stderr is a terminal that moves its cursor."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 

@@ -63,7 +63,7 @@ class RankComparison:
 
     @property
     def reserved(self) -> Pair:
-        """What the allocator has reserved when all phases are over: of either side a model."""
+        """Bytes that the allocator has reserved when all phases are over: a model on both sides."""
         return Pair(self.budget.peak_bytes, max(self.trace.reserved.values(), default=0))
 
     @property

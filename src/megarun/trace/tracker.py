@@ -148,7 +148,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return found
 
     def reserved(self, *, expandable: bool) -> dict[Phase, int]:
-        """What CUDA's allocator would have reserved at the end of each phase, by a replay of the log with its streams."""
+        """Bytes that CUDA's allocator would have reserved at the end of each phase, by a replay of the log with its streams."""
         allocator = CachingAllocator(expandable=expandable)
         blocks: dict[StorageRecord, Block] = {}
         sizes: dict[StorageRecord, int] = {}

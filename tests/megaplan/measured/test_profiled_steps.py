@@ -1,13 +1,16 @@
 """Modelled steps and their parts beside those that were measured on an H200."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from gpu.groups import group_of
+from gpu.measured.reserved import reserved_table
 from gpu.measured.times import HOST, LEAST, rows, step_table, steps, table
 
 from megaplan.measured.kernels import FAMILIES, family_of
 
+ROOT = Path(__file__).parents[3]
 WITHIN_STEP, WITHIN_PART = 0.08, 0.15
 
 
@@ -45,6 +48,13 @@ def test_the_parts_of_a_run_add_up_to_its_step(results, parts):
             assert sum(row.measured_ms for row in own) == pytest.approx(1e3 * run["step_s"], rel=1e-9)
             assert [row.group for row in own].count(HOST) == 1
     assert table(parts)
+
+
+def test_the_page_of_measurements_has_these_tables(results, parts):
+    """Remedy: make measured."""
+    page = (ROOT / "docs/reference/measured.md").read_text(encoding="utf-8")
+    for lines in (table(parts), step_table(steps(results)), reserved_table().splitlines()):
+        assert "\n".join(lines) in page
 
 
 def test_kernels_are_named_as_the_profiles_group_them(results):

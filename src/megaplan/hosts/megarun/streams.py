@@ -29,11 +29,11 @@ class ShardsPool(StrEnum):
 
 
 SHARDS = ShardsPool.COMPUTE
-"""Of megarun as it is."""
+"""The pool that today's megarun makes gradient shards in."""
 
 
 class GroupPools(NamedTuple):
-    """What the groups of a slot, or of a rank's slots, have in these streams.
+    """Bytes that the groups of a slot, or of a rank's slots, have in these streams.
 
     Attributes:
         gather_bytes: The most that all-gathers hold at once.
@@ -51,7 +51,7 @@ class GroupPools(NamedTuple):
 
 
 class Reserving(NamedTuple):
-    """What a rank reserves beyond what it hands out in a step.
+    """Bytes that a rank reserves beyond those handed out in a step.
 
     Attributes:
         beside_bytes: What other streams' pools have at their own peaks.
@@ -73,7 +73,7 @@ class Reserving(NamedTuple):
 
 
 def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool) -> GroupPools:
-    """Of one slot.
+    """Bytes of the groups of one slot.
 
     Args:
         root: Its own group.
@@ -98,7 +98,7 @@ def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool
 
 
 def pools_together(pools: Iterable[GroupPools]) -> GroupPools:
-    """Of the slots of a rank, of which one runs at a time."""
+    """Bytes of the slots of a rank, of which one runs at a time."""
     listed = list(pools)
     if len(listed) == 1:
         return listed[0]

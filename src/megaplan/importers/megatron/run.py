@@ -274,7 +274,7 @@ def _workspace_kib(launch: Arguments) -> int | None:
 
 
 def _allocator(launch: Arguments) -> dict[str, bool]:
-    """Whether the launch sets an allocator whose segments grow."""
+    """The key of a launch that sets expandable segments; empty for others."""
     setting = str(launch.environment.get("PYTORCH_CUDA_ALLOC_CONF") or launch.environment.get("PYTORCH_ALLOC_CONF") or "")
     return {"expandable_segments": True} if "expandable_segments:true" in setting.lower() else {}
 

@@ -30,7 +30,7 @@ class ShardsWhereActivationsWere(DefaultReduceScatter):
     """A group's reduce-scatter; `foreach_reduce` asks it for the input in the computing stream, then for the output in its own."""
 
     def __init__(self, group: Any) -> None:
-        """Of a parameter group of FSDP2, which will own this: a strong reference would make a cycle."""
+        """Keep a weak reference to the parameter group of FSDP2 that will own this: a strong reference would make a cycle."""
         super().__init__()
         self._group = weakref.ref(group)
         self._computing: Any = None
