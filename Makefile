@@ -49,7 +49,7 @@ $(READY): pyproject.toml $(wildcard locks/*.txt) scripts/install.sh
 	@touch $@
 
 check: $(READY) ## static checks
-	$(call timed,static checks,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/pytest tests/static && $(BIN)/python scripts/requirements_table.py --check)
+	$(call timed,static checks,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python scripts/requirements_table.py --check && { $(BIN)/mypy & $(BIN)/pytest tests/static && wait $$!; })
 
 test-planner: $(READY)
 	$(call timed,planner tests,$(BIN)/pytest tests/megaplan tests/oracle -m "not slow" -n 2)

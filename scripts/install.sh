@@ -8,7 +8,7 @@ dir=${1:?usage: scripts/install.sh DIR}
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 [ -x "$dir/bin/python" ] || "$python" -m venv "$dir"
-pip() { "$dir/bin/python" -m pip install -qq --disable-pip-version-check "$@"; }
+pip() { "$dir/bin/python" -m pip install -qq --disable-pip-version-check --no-compile "$@"; }
 cpu_torch() { pip --require-hashes -r locks/torch-cpu.txt -r locks/torch-cpu-wheels.txt "$@" 2>/dev/null; }
 if nvidia-smi >/dev/null 2>&1; then
   pip --require-hashes -r locks/torch.txt
@@ -20,4 +20,5 @@ else
 fi
 pip --require-hashes -r locks/run.txt
 pip --no-deps --no-build-isolation --editable .
-"$dir/bin/python" -m compileall -q src kernels  # an editable install is not compiled by pip, and the planner is about start-up time
+# Compiled here, on all cores, is what the planner starts with; the large packages compile a module when it is first imported.
+"$dir/bin/python" -m compileall -q -j 0 -x '/(torch|torchgen|functorch|sympy|triton|networkx|mypy)/' src kernels "$dir"/lib/python*/site-packages

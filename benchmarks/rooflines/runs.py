@@ -39,7 +39,9 @@ def count_ranks(job: Job) -> dict[int, tuple[Event, ...]]:
     """
     pp = job.spec.mesh.pp
     ranks = [pp_rank * (job.spec.mesh.world_size // pp) for pp_rank in range(pp)]  # pp is the outermost axis
-    with ProcessPoolExecutor(min(MAX_PROCESSES, pp), get_context("spawn"), max_tasks_per_child=1) as pool:
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(["rooflines.rank"])
+    with ProcessPoolExecutor(min(MAX_PROCESSES, pp), processes, max_tasks_per_child=1) as pool:
         return dict(enumerate(pool.map(_count_alone, [job] * pp, ranks)))
 
 

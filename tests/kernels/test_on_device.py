@@ -34,6 +34,7 @@ def test_the_checks_run_on_a_device_and_write_a_line_each(tmp_path: Path) -> Non
     assert f"{len(found)} passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_folder_is_collected_for_a_device() -> None:
     pytest.importorskip("triton")
     listed = check(str(FOLDER), "--device", "cpu", "--collect-only", "-m", "not slow", interpreted=True)

@@ -17,6 +17,8 @@ from megarun.trace.compare import RankComparison
 from megarun.trace.values import RankTrace
 
 MAX_PROCESSES = 2
+LOADED_ONCE = ["megarun.trace.rank"]
+"""Modules that the processes inherit from their server: torch takes as long to import as a small rank takes to trace."""
 
 
 def choose_ranks(job: Job, budget: Budget, rank: int | None = None, stage: int | None = None) -> list[int]:
@@ -55,7 +57,9 @@ def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComp
     """
     workspace_bytes = device_of(job.spec.device).gemm_workspace_bytes
     found: dict[int, RankTrace] = {}
-    with ProcessPoolExecutor(min(MAX_PROCESSES, len(ranks)), get_context("spawn"), max_tasks_per_child=1) as pool:
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(LOADED_ONCE)
+    with ProcessPoolExecutor(min(MAX_PROCESSES, len(ranks)), processes, max_tasks_per_child=1) as pool:
         waiting = {pool.submit(trace_alone, job, rank, workspace_bytes) for rank in ranks}
         try:
             for trace in _shown(as_completed(waiting), len(ranks)):

@@ -9,6 +9,8 @@ from doc_commands import RUN_BLOCKS, prepare, run_block
 from hf_model import write_model
 
 RUNTIME = [block for block in RUN_BLOCKS if block.of_runtime]
+LONG = ("huggingface", "lora", "machine")
+"""Pages whose commands train for longer than the others."""
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,9 @@ def folders(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("block", RUNTIME, ids=[block.name for block in RUNTIME])
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, id=block.name, marks=pytest.mark.slow if block.page.stem in LONG else ()) for block in RUNTIME],
+)
 def test_a_block_of_the_runtime_runs(block, folders):
     run_block(block, folders(block.page))

@@ -68,6 +68,7 @@ def test_every_kernel_is_compiled_once(plan: Path, compiled: tuple[Path, dict[st
     assert f"{len(names)} in the cache" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_cache_can_be_moved(plan: Path, compiled: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     cache, document = compiled
     shutil.copytree(cache, tmp_path / "copy")
@@ -84,6 +85,7 @@ def ahead(plan: Path, compiled: tuple[Path, dict[str, Any]]) -> dict[str, Any]:
     return steps("ranks,killed,stopped,threaded", plan, compiled[0])
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_machine_wait_for_its_first(ahead: dict[str, Any], compiled: tuple[Path, dict[str, Any]]) -> None:
     outcomes, shown = ahead["ranks"]
     number = len(compiled[1]["kernels"])

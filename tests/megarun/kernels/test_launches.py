@@ -70,7 +70,12 @@ def differences(cases: dict[str, Any], num_processes: int, folder: Path) -> dict
     return found
 
 
-@pytest.mark.parametrize(("cases", "num_processes"), [(ALONE, 1), pytest.param(TOGETHER, 2, marks=pytest.mark.slow)])
+QUICK = {name: ALONE[name] for name in ("hybrid", "linear")}
+
+
+@pytest.mark.parametrize(
+    ("cases", "num_processes"), [(QUICK, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((ALONE, 1), (TOGETHER, 2)))]
+)
 def test_what_is_found_is_what_a_step_launches(cases: dict[str, Any], num_processes: int, tmp_path: Path) -> None:
     found = differences(cases, num_processes, tmp_path)
     assert len(found) == len(cases) * num_processes

@@ -68,6 +68,7 @@ def run_job(tmp_path: Path, spec_with: Any, program: str) -> tuple[list[int | No
     return [process.returncode for process in processes], said
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R-59")
 def test_every_rank_ends_when_one_has_failed(tmp_path: Path, spec_with: Any) -> None:
     """Rank 2 raises, rank 1 sleeps for an hour, and no launcher stops anyone: one error, with rank and coordinate, within a minute."""
@@ -78,6 +79,7 @@ def test_every_rank_ends_when_one_has_failed(tmp_path: Path, spec_with: Any) -> 
     assert "OSError: the disk was removed" in said[2]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R-59")
 def test_a_rank_that_is_killed_is_named_by_those_that_lose_it(tmp_path: Path, spec_with: Any) -> None:
     """Not the rank that notices it is blamed, and it is no bug."""

@@ -151,6 +151,7 @@ work()
 """
 
 
+@pytest.mark.slow
 def test_a_process_whose_group_is_in_a_reference_cycle_exits_cleanly(
     torchrun: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

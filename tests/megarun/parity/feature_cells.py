@@ -105,11 +105,11 @@ def _ahead(depth: int = 1, **more: Any) -> dict[str, Any]:
 
 
 FEATURE_CELLS = [
-    Cell("platform-pp2-tp2", {"pp": 2} | T2, spec=DENSE | PLATFORM, ci=True),
+    Cell("platform-pp2-tp2", {"pp": 2} | T2, spec=DENSE | PLATFORM),
     Cell("platform-structure-packed-cp2-dp2", C2 | {"dp_shard": 2}, spec=DENSE | FEW_WORDS | PLATFORM | STRUCTURE),
     Cell("platform-ahead-pp2", {"pp": 2}, spec=DENSE | PLATFORM_AHEAD),
     # a relation bias: every stage that attends has a copy of the table, whose gradients are summed
-    Cell("relations-pp2-tp2", {"pp": 2} | T2, spec=DENSE | RELATIONS, ci=True),
+    Cell("relations-pp2-tp2", {"pp": 2} | T2, spec=DENSE | RELATIONS),
     Cell("relations-structure-packed-cp2-dp2", C2 | {"dp_shard": 2}, spec=DENSE | FEW_WORDS | RELATIONS | STRUCTURE),
     Cell("relations-zbv-pp2-cp2", V2 | C2, "zbv", DENSE | RELATIONS | WINDOWED),
     Cell(
@@ -129,7 +129,7 @@ FEATURE_CELLS = [
     Cell("mtp-looped-bfs-pp2-vpp2", V2, "looped_bfs", DENSE | _ahead()),
     Cell("mtp-interleaved-pp2-vpp2-recompute-reshard", V2, "interleaved_1f1b", _ahead() | RECOMPUTED | RESHARD),
     Cell("mtp-zero-bubble-pp2-vpp2", V2, "interleaved_zero_bubble", DENSE | _ahead(2)),
-    Cell("mtp-zbv-pp2", V2, "zbv", DENSE | _ahead(2, normed_input=True), ci=True),
+    Cell("mtp-zbv-pp2", V2, "zbv", DENSE | _ahead(2, normed_input=True)),
     Cell("mtp-zbv-pp2-tied", V2, "zbv", DENSE | _ahead() | TIED),
     Cell("mtp-dualpipev-pp2", V2, "dualpipev", DENSE | _ahead()),
     Cell("mtp-dp2", {"dp_shard": 2}, spec=DENSE | _ahead(2)),
@@ -145,7 +145,7 @@ FEATURE_CELLS = [
     Cell("mtp-gelu-bias-cp2-tied", C2, spec=DENSE | TIED | _ahead(activation="gelu", bias=True)),
     # depths with a bank of experts, which pipelines, tensor, expert and context groups share as a layer's
     Cell("mtp-experts-pp2", {"pp": 2}, spec=EXPERTS | _ahead(2, experts=True)),
-    Cell("mtp-experts-ep2-dp2", E2, spec=EXPERTS | ROUTED | _ahead(2, experts=True), ci=True),
+    Cell("mtp-experts-ep2-dp2", E2, spec=EXPERTS | ROUTED | _ahead(2, experts=True)),
     Cell("mtp-experts-pp2-tp2-ep2-bias", {"pp": 2} | T2 | {"ep": 2}, spec=DEEPSEEK | _ahead(experts=True, normed_input=True)),
     Cell("mtp-experts-pp2-ep4-cp2-tp2-bias", {"pp": 2, "ep": 4} | C2 | T2, spec=DEEPSEEK | _ahead(2, experts=True)),
     Cell("mtp-experts-zbv-pp2-ep2-tied", V2 | E2, "zbv", DEEPSEEK | TIED | _ahead(2, experts=True)),
@@ -162,19 +162,19 @@ FEATURE_CELLS = [
     Cell("mtp-delta-net-experts-cp2-ep2", C2 | {"ep": 2}, spec=pattern("GE") | _ahead(2, pattern="GE")),
     Cell("mtp-mamba3-packed-cp2-dp2", C2 | {"dp_shard": 2}, spec=pattern("MA", mamba=MAMBA3) | FEW_WORDS | _ahead(2, pattern="MA")),
     Cell("mtp-recurrence-convolution-pp2-reshard", {"pp": 2, "dp_shard": 2}, spec=pattern("RC") | RESHARD | _ahead(2, pattern="CRD")),
-    Cell("mtp-convolution-alone-tp2-tied", T2, spec=pattern("CD") | TIED | _ahead(pattern="C"), ci=True),
+    Cell("mtp-convolution-alone-tp2-tied", T2, spec=pattern("CD") | TIED | _ahead(pattern="C")),
     # side embeddings of the first stage
     Cell("ngram-1f1b-pp2", {"pp": 2}, spec=DENSE | NGRAM),
     Cell("ngram-tp2", T2, spec=DENSE | NGRAM),
     Cell("ngram-tp2-vocabulary-zbv", T2V | V2, "zbv", DENSE | NGRAM),
     Cell("structure-interleaved-pp2-vpp2", V2, "interleaved_1f1b", DENSE | STRUCTURE),
     Cell("structure-tp2-dp2", T2 | {"dp_shard": 2}, spec=DENSE | STRUCTURE),
-    Cell("sides-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", DENSE | SIDES, ci=True),
+    Cell("sides-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", DENSE | SIDES),
     Cell("sides-mtp-dualpipev-pp2", V2, "dualpipev", SIDES | MTP_TOO),
     Cell("sides-hsdp-2x2-reshard", {"dp_replicate": 2, "dp_shard": 2}, spec=DENSE | SIDES | RESHARD),
     Cell("sides-mtp-tp2-ep2-dp2-tied", T2 | E2, spec=EXPERTS | ROUTED | TIED | SIDES | MTP_TOO),
     # side embeddings of the depths too, of which the last of several stages has copies
-    Cell("sides-ahead-pp2-dp2", {"pp": 2, "dp_shard": 2}, spec=DENSE | SIDES_AHEAD, ci=True),
+    Cell("sides-ahead-pp2-dp2", {"pp": 2, "dp_shard": 2}, spec=DENSE | SIDES_AHEAD),
     Cell("sides-ahead-zbv-pp2-tp2-vocabulary-tied", V2 | T2V, "zbv", DENSE | TIED | SIDES_AHEAD),
     Cell("sides-ahead-interleaved-cp2-packed", C2 | V2, "interleaved_1f1b", DENSE | FEW_WORDS | SIDES_AHEAD),
     Cell("sides-ahead-tp2-ep2-dp2", T2 | E2, spec=EXPERTS | ROUTED | SIDES_AHEAD),

@@ -6,11 +6,11 @@ from parity_model import KDA
 
 _KDA = {"linear_attention": KDA}
 LINEAR_CELLS = [
-    Cell("1f1b-pp2-delta", {"pp": 2}, spec=pattern("GD", 4), ci=True),
+    Cell("1f1b-pp2-delta", {"pp": 2}, spec=pattern("GD", 4)),
     Cell("zbv-pp2-kda-experts", V2, "zbv", pattern("GE", 4, **_KDA)),
     Cell("delta-dp2-ep2-reshard", {"dp_shard": 2, "ep": 2}, spec=pattern("GAGE", 4) | RESHARD),
     Cell("tp2-delta", T2, spec=pattern("G", 2) | GENTLE),
-    Cell("tp2-kda", T2, spec=pattern("G", 2, **_KDA), ci=True),
+    Cell("tp2-kda", T2, spec=pattern("G", 2, **_KDA)),
     Cell("tp4-delta-selective", T4, spec=pattern("GD", 4) | SELECTIVE),
     Cell("cp2-delta", C2, spec=pattern("G", 2) | GENTLE),
     Cell("cp2-kda", C2, spec=pattern("G", 2, **_KDA), ci=True),

@@ -16,7 +16,7 @@ EXPERTS = {"model.moe.ffn_hidden_size": 48}
 OPTIONS = {"model.moe.bias": True, "model.moe.activation": "swiglu", "model.moe.swiglu_limit": 7.0, "model.moe.shared_gate": True}
 LATENT = {"model.moe.latent_size": 16, "model.moe.activation": "relu2"}
 LOW_PRECISION_CELLS = [
-    Cell("low-pp2-rows", {"pp": 2}, spec=pattern("AMDR", 4) | ROWS, ci=True),
+    Cell("low-pp2-rows", {"pp": 2}, spec=pattern("AMDR", 4) | ROWS),
     Cell("low-pp2-current-selective", {"pp": 2}, spec=pattern("AMDR", 4) | CURRENT | SELECTIVE),
     Cell("low-tp2-current-selective", T2, spec=pattern("AMD", 3) | CURRENT | SELECTIVE, ci=True),
     Cell("low-tp2-rows", T2, spec=pattern("AMD", 3) | ROWS, by_course=True),
@@ -24,7 +24,7 @@ LOW_PRECISION_CELLS = [
     Cell("low-cp2-rows", C2, spec=pattern("AD", 2) | ROWS),
     Cell("low-pp2-experts-rows", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | ROWS),
     Cell("low-pp2-experts-current-selective", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | CURRENT | SELECTIVE),
-    Cell("low-ep2-rows", EP2, spec=pattern("AE", 2) | EXPERTS | ROWS, ci=True),
+    Cell("low-ep2-rows", EP2, spec=pattern("AE", 2) | EXPERTS | ROWS),
     Cell("low-ep2-current", EP2, spec=pattern("AE", 2) | EXPERTS | CURRENT | OPTIONS),
     Cell("low-tp2-ep2-rows-selective", T2 | {"ep": 2}, spec=pattern("AE", 2) | EXPERTS | ROWS | SELECTIVE),
     Cell("low-cp2-ep2-current-latent", C2 | {"ep": 2}, spec=pattern("AE", 2) | EXPERTS | CURRENT | LATENT),

@@ -159,7 +159,7 @@ OLMO_HYBRID: dict[str, Any] = {
     },
 }
 CELLS = [
-    Cell("falcon", {"pp": 2, **T2}, spec=FALCON, ci=True),
+    Cell("falcon", {"pp": 2, **T2}, spec=FALCON),
     Cell("falcon-tp-cp", {**T2, "cp": 2}, spec=FALCON | SELECTIVE),
     Cell("falcon-stages", {"pp": 2, "cp": 2}, spec=FALCON | FEW_WORDS),
     Cell(
@@ -172,7 +172,7 @@ CELLS = [
         {"ep": 2, "dp_shard": 2, **T2},
         spec=pattern("MADEA", 5) | {"model.parallel_layers": [1, 2, 3], "model.mamba": UNNORMED},
     ),
-    Cell("olmo-hybrid", {"pp": 2, **T2}, spec=OLMO_HYBRID, ci=True),
+    Cell("olmo-hybrid", {"pp": 2, **T2}, spec=OLMO_HYBRID),
     Cell("olmo-hybrid-tp-cp", {**T2, "cp": 2}, "1f1b", spec=OLMO_HYBRID),
     Cell(
         "olmo-hybrid-recompute",
@@ -180,10 +180,10 @@ CELLS = [
         "interleaved_1f1b",
         spec=OLMO_HYBRID | {"recompute": {"default": "full", "blocks": {"G": "selective"}}},
     ),
-    Cell("capped", {"pp": 2, **T2}, spec=DENSE | CAPPED, ci=True),
+    Cell("capped", {"pp": 2, **T2}, spec=DENSE | CAPPED),
     Cell("capped-vocabulary-cp", {"cp": 2, **T2V}, spec=DENSE | CAPPED | SELECTIVE),
     Cell("capped-packed", {"pp": 2, "vpp": 2, "cp": 2}, "zbv", spec=DENSE | CAPPED | FEW_WORDS),
-    Cell("gemma", {"pp": 2, **T2}, spec=DENSE | GEMMA, ci=True),
+    Cell("gemma", {"pp": 2, **T2}, spec=DENSE | GEMMA),
     Cell("gemma-vocabulary-cp", {"cp": 2, **T2V}, spec=DENSE | GEMMA),
     Cell("qwen-next", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=QWEN_NEXT, ci=True),
     Cell("qwen-next-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=QWEN_NEXT),
@@ -195,9 +195,9 @@ CELLS = [
     Cell("both", T2, spec=DENSE | OPTIONS),
     Cell("post", T2, spec=EXPERTS | OPTIONS | {"model.norm_placement": "post"}),
     Cell("zero-bubble", {"pp": 2, **T2}, "interleaved_zero_bubble", DENSE | OPTIONS),
-    Cell("shared-gate", {**T2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | GATED, ci=True),
+    Cell("shared-gate", {**T2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | GATED),
     Cell("shared-gate-stages", {"pp": 2, **T2}, "interleaved_zero_bubble", EXPERTS | GATED),
-    Cell("sigmoid-latent", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | ROUTER, ci=True),
+    Cell("sigmoid-latent", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | ROUTER),
     Cell("sigmoid-latent-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=EXPERTS | ROUTER),
     Cell("sigmoid-losses", {"pp": 2, **T2, "ep": 2}, spec=EXPERTS | ROUTER | ROUTED),
     Cell("sinks-biased-experts", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=EXPERTS | GPT_OSS, ci=True),
@@ -205,7 +205,7 @@ CELLS = [
     Cell("sinks-biased-experts-packed", {"cp": 2, "dp_shard": 2}, spec=EXPERTS | GPT_OSS | FEW_WORDS),
     Cell("geglu", {**T2, "ep": 2, "dp_shard": 2}, spec=pattern("AED") | GEGLU),
     Cell("states", T2, spec=pattern("MD") | {"model.mamba": MAMBA, "model.mlp": OPTIONS["model.mlp"]}),
-    Cell("states-gate-alone", {"pp": 2, **T2, "cp": 2}, spec=pattern("MD", mamba=UNNORMED) | SELECTIVE, ci=True),
+    Cell("states-gate-alone", {"pp": 2, **T2, "cp": 2}, spec=pattern("MD", mamba=UNNORMED) | SELECTIVE),
 ]
 
 

@@ -165,6 +165,7 @@ def test_what_does_not_fit_is_refused(what: str, saved: Any, worlds: Worlds, tmp
         run(worlds, Cell(what, {}, spec=overrides), folder, tmp_path, 0)
 
 
+@pytest.mark.slow
 def test_weights_alone_start_at_step_0(saved: Any, worlds: Worlds, tmp_path: Path) -> None:
     """Another optimizer, other batches: bitwise equal parameters, no step done."""
     folder, _, expected = saved("one")

@@ -12,7 +12,7 @@ ONE, LAST_RANK_ONLY, TWO_OF_EIGHT = (3, 4), (6, 8), (0, 2)
 TOP_1 = {"model.moe.top_k": 1, "model.moe.normalize_top_k": False}  # normalised, one weight is 1 and the router has no gradient
 EP2, EP4 = {"dp_shard": 2, "ep": 2}, {"dp_shard": 4, "ep": 4}
 CELLS = [
-    (ONE, Cell("one-expert-ep2", EP2, spec=TOP_1, ci=True)),
+    (ONE, Cell("one-expert-ep2", EP2, spec=TOP_1)),
     (ONE, Cell("one-expert-ep4", EP4, spec=TOP_1)),
     (ONE, Cell("one-expert-twice-ep4", EP4)),
     (ONE, Cell("one-expert-ep2-dp4-adamw", {"dp_shard": 4, "ep": 2}, spec=TOP_1 | {"optimizer.matrix": "adamw"})),

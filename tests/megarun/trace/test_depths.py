@@ -121,7 +121,6 @@ QUICK = {
     "swiglu-bias-pp-bf16": True,
     "latent-experts-cp-tp-vocabulary-losses": True,
     "experts-sides-replicas-adamw-bf16-kernels": False,
-    "delta-net-experts-attention-cp-bf16": True,
 }
 """What CI traces: whether the depths read hidden states after a norm."""
 

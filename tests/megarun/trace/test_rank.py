@@ -67,8 +67,18 @@ def traced(job_with: Any, name: str, *, last: bool) -> RankTrace:
     return TRACES[name, last]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("last", [False, True])
+def has_stages(layout: dict[str, Any]) -> bool:
+    return "mesh.pp" in layout or "pp" in layout.get("mesh", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        pytest.param(name, last, marks=pytest.mark.slow if last and not has_stages(LAYOUTS[name]) else ())
+        for name in LAYOUTS
+        for last in (False, True)
+    ],
+)
 def test_every_block_keeps_exactly_its_ledger(job_with: Any, name: str, last: bool) -> None:
     """Tensor by tensor, on the first and the last rank; and nothing is left over when a step has ended."""
     trace = traced(job_with, name, last=last)

@@ -37,7 +37,7 @@ CASES = {
     "ep2": {"mesh": {"dp_shard": 2, "ep": 2}, "schedule.num_microbatches": 2, "precision": BF16},
     "ep2-skewed": {"mesh": {"dp_shard": 2, "ep": 2}, "schedule.num_microbatches": 2, "model.moe.routing_skew": 2.0},
 }
-IN_CI = ("pp2", "cp2", "ep2-skewed")
+IN_CI = ("pp2",)
 CHOSEN = {"ep2": (0, 4), "ep2-skewed": (0, 2)}
 """Experts that real tokens choose in turn, so that routing is what the spec states: even, and all rows on the first rank."""
 REPEATS = 3
@@ -116,7 +116,7 @@ def test_fake_and_real_tensors_hold_the_same_bytes(real: Any, job_with: Any, nam
         assert rows(found, phase) - Counter(looked_up) == rows(fake, phase)
 
 
-@pytest.mark.parametrize("name", ["pp2", "pp2-vpp2"])
+@pytest.mark.parametrize("name", ["pp2", pytest.param("pp2-vpp2", marks=pytest.mark.slow)])
 def test_tensors_kept_by_handles_are_reported(real: Any, job_with: Any, name: str) -> None:
     """Without that, gloo holds more: one boundary under 1F1B, every boundary that was sent under the interleaved schedule."""
     fake = trace_rank(job_with(CASES[name]), 0)

@@ -86,7 +86,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-QUICK = ("kernels, cp, packed", "tp, cp, selective", "experts between", "a window")
+QUICK = ("kernels, cp, packed", "tp, cp, selective")
 """What CI traces."""
 
 
