@@ -55,7 +55,7 @@ test-planner: $(READY)
 	$(call timed,planner tests,$(BIN)/pytest tests/megaplan tests/oracle -m "not slow" -n 2)
 
 test-kernels: $(READY)
-	$(call timed,kernel tests,$(BIN)/pytest tests/kernels -m "not slow" -n 2 --dist worksteal)
+	$(call timed,kernel tests,$(BIN)/pytest tests/kernels -m "not slow" -n 2 --maxschedchunk=1)
 
 test-runtime: $(READY)
 	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow and not random_seeds" -n 2 --dist loadfile)

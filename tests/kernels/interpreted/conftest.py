@@ -21,7 +21,10 @@ from fast_interpreter import speed_up
 from on_device import OnDevice
 from thinned import mark_slow
 
-ONE_IN = {"check_activation.py": 2, "check_rms_norm.py": 2, "check_moe.py": 2, "check_causal_conv1d.py": 2, "check_experts_options.py": 2}
+ONE_IN = {
+    **{"check_activation.py": 2, "check_rms_norm.py": 2, "check_moe.py": 2, "check_causal_conv1d.py": 2, "check_experts_options.py": 2},
+    **{"check_indexed_attention.py": 2, "check_attention.py": 2, "check_chosen_attention.py": 2, "check_cross_entropy.py": 2},
+}
 """Further cases of these operations are the same walk at other sizes."""
 
 
