@@ -17,9 +17,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 from matrix import Case, cases
@@ -28,7 +26,7 @@ from recorded import FIELDS, Recorded, read, stale, trace_of
 from megaplan.columns import Column, Phase
 from megaplan.spec.device import device_of
 from megarun.trace.compare import LARGEST_OVERESTIMATE, LARGEST_UNDERESTIMATE, RankComparison
-from megarun.trace.run import LOADED_ONCE, choose_ranks, trace_alone
+from megarun.trace.run import MAX_PROCESSES, choose_ranks, rank_processes, trace_alone
 from megarun.trace.values import RankTrace
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -62,9 +60,7 @@ class Result:
 def trace_all(chosen: Iterable[Case], recorded: Recorded) -> list[Result]:
     """The distinct ranks of every case in the matrix's order; those that are not recorded are traced, two at a time, and said when done."""
     results = []
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(LOADED_ONCE)
-    with ProcessPoolExecutor(2, processes, max_tasks_per_child=1) as pool:
+    with rank_processes(MAX_PROCESSES) as pool:
         waiting = []
         for case in chosen:
             workspace = device_of(case.job.spec.device).gemm_workspace_bytes

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 
 from megaplan.schedules import schedule_problems
 from megarun.job.job import Job
+from megarun.trace.run import rank_processes
 from rooflines.work import Event
 
-MAX_PROCESSES = 2
 FEWEST_MICROBATCHES = 3
 """The first gathers parameters, the last reduces gradients, and one in between represents all others."""
 
@@ -39,9 +37,7 @@ def count_ranks(job: Job) -> dict[int, tuple[Event, ...]]:
     """
     pp = job.spec.mesh.pp
     ranks = [pp_rank * (job.spec.mesh.world_size // pp) for pp_rank in range(pp)]  # pp is the outermost axis
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(["rooflines.rank"])
-    with ProcessPoolExecutor(min(MAX_PROCESSES, pp), processes, max_tasks_per_child=1) as pool:
+    with rank_processes(pp, "rooflines.rank") as pool:
         return dict(enumerate(pool.map(_count_alone, [job] * pp, ranks)))
 
 

@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from thinned import mark_slow
 
 sys.path.insert(0, str(Path(__file__).parent))  # op_cases and op_checks
-ONE_IN = {"test_op_values.py": 2, "test_op_contract.py": 2}
-"""Of the plain-torch functions' tests."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_slow(items, ONE_IN)
 
 
 @pytest.fixture(autouse=True)

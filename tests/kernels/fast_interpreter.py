@@ -1,4 +1,4 @@
-"""Triton's interpreter without work that it repeats: a third less time for the same values.
+"""Triton's interpreter without work that it repeats; values are the same.
 
 Each call of a jitted function inside a kernel searches all of `triton.language` for functions to replace, which the launch has replaced
 already, and each conversion builds the table of dtypes again.
@@ -11,13 +11,6 @@ from typing import Any
 
 import triton.language as tl
 from triton.runtime import interpreter
-
-
-class NothingReplaced:
-    """The scope of a call whose modules a launch has replaced: nothing is to be restored."""
-
-    def restore(self) -> None:
-        return
 
 
 def replaced(module: ModuleType) -> bool:
@@ -35,13 +28,13 @@ def speed_up() -> None:
 
     def replace_once(function: Any) -> Any:
         modules = language_modules(function)
-        return NothingReplaced() if modules and all(map(replaced, modules)) else replace(function)
+        return interpreter._LangPatchScope() if modules and all(map(replaced, modules)) else replace(function)
 
-    pointers, of_values = interpreter._get_np_dtype, functools.cache(interpreter._get_np_dtype)
+    plain, cached = interpreter._get_np_dtype, functools.cache(interpreter._get_np_dtype)
 
     def numpy_dtype(dtype: Any) -> Any:
-        scalar = dtype.scalar  # a block's type has no hash
-        return pointers(scalar) if scalar.is_ptr() else of_values(scalar)
+        scalar = dtype.scalar
+        return plain(scalar) if scalar.is_ptr() else cached(scalar)  # types of blocks and pointers have no hash
 
     interpreter._patch_lang = replace_once
     interpreter._get_np_dtype = numpy_dtype

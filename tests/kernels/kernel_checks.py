@@ -152,18 +152,18 @@ def check_uniform_cotangent(case: Case) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def check_contract(case: Case, num_positions: int = 65) -> None:
+def check_contract(case: Case) -> None:
     """The saved set is the documented one with the kernels too, and torch's own operator check passes.
 
     Its part under AOT dispatch reads the registrations alone, which `test_op_contract` checks with the plain-torch functions.
     """
-    inputs = case.make(num_positions, torch.bfloat16)
+    inputs = case.make(65, torch.bfloat16)
     outputs, packed = saved_by(lambda: case.call(inputs))
     by_address = {value.data_ptr(): name for name, value in inputs.items()}
     assert sorted(by_address[tensor.data_ptr()] for tensor in packed if tensor.data_ptr() in by_address) == sorted(case.saved)
     roles = {"x": torch.bfloat16, "accumulator": torch.float32, "int32": torch.int32}
     others = Counter((tuple(tensor.shape), tensor.dtype) for tensor in packed if tensor.data_ptr() not in by_address)
-    expected = Counter((shape, roles[role]) for shape, role in case.extra(num_positions))
+    expected = Counter((shape, roles[role]) for shape, role in case.extra(65))
     expected.update((tuple(outputs[index].shape), outputs[index].dtype) for index in case.saved_outputs)
     assert others == expected
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -13,16 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from thinned import mark_slow
 
 from megarun.launch.process_group import process_group, read_launch
 
 torch.set_num_threads(1)  # as torchrun's workers have: small tensors, and sums in one order
-ONE_IN = {
-    **{"test_expert_peaks.py": 3, "test_rank.py": 2, "test_low_precision.py": 2, "test_options.py": 2, "test_lora.py": 2},
-    **{"test_attention_peaks.py": 2, "test_hand_off.py": 2, "test_convert.py": 2, "test_kernel_counts.py": 2, "test_plain_torch.py": 2},
-}
-"""Examples of what `make test-random` draws again: layouts, blocks and options."""
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
@@ -45,11 +39,6 @@ BASE: dict[str, Any] = {
     "precision": FP32,
     "training": {"steps": 10, "learning_rate": 3.0e-3},
 }
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_slow(items, ONE_IN)
 
 
 @pytest.fixture(scope="session")

@@ -7,17 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from thinned import mark_slow
 
-ONE_IN = {"test_ledger_vs_runtime.py": 3, "test_tensor_ledger.py": 3}
-"""Each covers a product of families, policies and sizes."""
 NEED_TORCH = ["test_*ledger*.py", "test_model_flops.py"]
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else NEED_TORCH  # the planner's lane has no torch
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_slow(items, ONE_IN)
 
 
 def _load(name: str) -> ModuleType:

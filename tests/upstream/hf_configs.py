@@ -1,4 +1,7 @@
-"""Random small configs of every model type that imports, as people and transformers write them."""
+"""Random small configs of every model type that imports, as people and transformers write them.
+
+The file is one table and the draws that its rows are composed of, which share the helpers at its top; it grows by a few lines a type.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,6 @@ from megarun.trace.compare import RankComparison
 from megarun.trace.values import RankTrace
 
 MAX_PROCESSES = 2
-LOADED_ONCE = ["megarun.trace.rank"]
-"""Modules that the processes inherit from their server: torch takes as long to import as a small rank takes to trace."""
 
 
 def choose_ranks(job: Job, budget: Budget, rank: int | None = None, stage: int | None = None) -> list[int]:
@@ -57,9 +55,7 @@ def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComp
     """
     workspace_bytes = device_of(job.spec.device).gemm_workspace_bytes
     found: dict[int, RankTrace] = {}
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(LOADED_ONCE)
-    with ProcessPoolExecutor(min(MAX_PROCESSES, len(ranks)), processes, max_tasks_per_child=1) as pool:
+    with rank_processes(len(ranks)) as pool:
         waiting = {pool.submit(trace_alone, job, rank, workspace_bytes) for rank in ranks}
         try:
             for trace in _shown(as_completed(waiting), len(ranks)):
@@ -68,6 +64,21 @@ def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComp
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [RankComparison(budget.of_rank(rank), found[rank]) for rank in ranks]
+
+
+def rank_processes(num_ranks: int, module: str = "megarun.trace.rank") -> ProcessPoolExecutor:
+    """A pool of at most `MAX_PROCESSES` processes that runs each task in a new process.
+
+    The processes fork from a server that has imported torch, which takes as long as tracing a small rank. Python starts one server for
+    all pools of a process, and it imports the module of the first pool.
+
+    Args:
+        num_ranks: Number of tasks.
+        module: Module that the server imports.
+    """
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload([module])
+    return ProcessPoolExecutor(min(MAX_PROCESSES, num_ranks), processes, max_tasks_per_child=1)
 
 
 def trace_alone(job: Job, rank: int, workspace_bytes: int) -> RankTrace:

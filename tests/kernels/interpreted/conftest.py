@@ -17,15 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from fast_interpreter import speed_up
 from on_device import OnDevice
-from thinned import mark_slow
-
-ONE_IN = {
-    **{"check_activation.py": 2, "check_rms_norm.py": 2, "check_moe.py": 2, "check_causal_conv1d.py": 2, "check_experts_options.py": 2},
-    **{"check_indexed_attention.py": 2, "check_attention.py": 2, "check_chosen_attention.py": 2, "check_cross_entropy.py": 2},
-}
-"""Further cases of these operations are the same walk at other sizes."""
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -46,10 +38,7 @@ def pytest_collect_file(file_path: Path, parent: Any) -> Any:
     return pytest.Module.from_parent(parent, path=file_path) if collects else None
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    if config.getoption("--device") is None:  # a device is fast enough for all
-        mark_slow(items, ONE_IN)
     if config.getoption("--device") not in (None, "cpu"):
         for item in items:
             if item.get_closest_marker("interpreter"):
@@ -81,6 +70,8 @@ class Lines:
 
 def pytest_configure(config: Any) -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
+        from fast_interpreter import speed_up  # noqa: PLC0415  needs triton, which the folder is collected without
+
         speed_up()
     path = config.getoption("--lines")
     if path is not None and not hasattr(config, "workerinput"):

@@ -10,7 +10,7 @@ from hf_model import write_model
 
 RUNTIME = [block for block in RUN_BLOCKS if block.of_runtime]
 LONG = ("huggingface", "lora", "machine")
-"""Pages whose commands train for longer than the others."""
+"""Pages whose commands take longest."""
 
 
 @pytest.fixture(scope="module")
