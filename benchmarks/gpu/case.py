@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from megaplan.blocks.work import Work
+from megakernels.facts import Work
 
 Inputs = dict[str, Tensor]
 

@@ -30,11 +30,17 @@ from megakernels import (
     routed_experts,
     swiglu,
 )
-from megaplan.blocks import costs as cost
-from megaplan.blocks.work import Work, Workload
-from megaplan.families.attention.work import attention_core, visible_pairs
-from megaplan.families.moe.work import moe_work
-from megaplan.families.short_convolution.work import gated_conv1d as gated_conv_work
+from megakernels.facts import Work
+from megakernels.ops.activation.facts import activation
+from megakernels.ops.attention.facts import AttentionSizes, pairs_before
+from megakernels.ops.causal_conv1d.facts import causal_conv1d as conv_work
+from megakernels.ops.cross_entropy.facts import cross_entropy as loss_work
+from megakernels.ops.gated_conv1d.facts import GatedConvolution
+from megakernels.ops.library import linear
+from megakernels.ops.rms_norm.facts import gated_norm, norm
+from megakernels.ops.rope.facts import rope as rope_work
+from megaplan.blocks.work import Workload
+from megaplan.families.moe.composition import moe_work
 from megaplan.spec.models import MixtureOfExperts
 from megarun.model.rotary import Rotary, rotary_table
 from megarun.optim.muon import orthogonalise
@@ -84,20 +90,20 @@ def cases(small: bool = False, small_length: int = 65) -> list[KernelCase]:
 
 def _norm(load: Workload, rows: tuple[int, int], width: int) -> KernelCase:
     shapes = {"x": (*rows, width), "weight": (width,)}
-    return KernelCase(f"rms_norm {width}", load.num_tokens, shapes, partial(rms_norm, eps=EPS), cost.norm(load, width), "copy")
+    return KernelCase(f"rms_norm {width}", load.num_tokens, shapes, partial(rms_norm, eps=EPS), norm(width, load.itemsize), "copy")
 
 
 def _gated_norm(load: Workload, rows: tuple[int, int], width: int, num_groups: int) -> KernelCase:
     shapes = {"x": (*rows, width), "gate": (*rows, width), "weight": (width,)}
     call = partial(gated_rms_norm, eps=EPS, num_groups=num_groups)
     return KernelCase(
-        f"gated_rms_norm {width}/{num_groups}", load.num_tokens, shapes, call, cost.gated_norm(load, width, num_groups), "copy"
+        f"gated_rms_norm {width}/{num_groups}", load.num_tokens, shapes, call, gated_norm(width, num_groups, load.itemsize), "copy"
     )
 
 
 def _activation(load: Workload, rows: tuple[int, int], width: int, *, gated: bool) -> KernelCase:
     name, names = ("swiglu", ("gate", "up")) if gated else ("relu2", ("x",))
-    work = cost.activation(load, width, "swiglu" if gated else "relu2")
+    work = activation(width, load.itemsize, gated=gated)
     return KernelCase(f"{name} {width}", load.num_tokens, dict.fromkeys(names, (*rows, width)), swiglu if gated else relu2, work, "copy")
 
 
@@ -109,14 +115,14 @@ def _gated_add(load: Workload, rows: tuple[int, int], width: int) -> KernelCase:
 
 def _conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 4) -> KernelCase:
     shapes: dict[str, tuple[int, ...]] = {"x": (*rows, channels), "weight": (channels, taps), "bias": (channels,)}
-    work = cost.causal_conv1d(load, channels, taps)
+    work = conv_work(channels, taps, load.itemsize)
     return KernelCase(f"causal_conv1d {channels}x{taps}", load.num_tokens, shapes, causal_conv1d, work, "copy")
 
 
 def _gated_conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 3) -> KernelCase:
     sequences = dict.fromkeys(("input_gate", "output_gate", "value"), (*rows, channels))
     shapes: dict[str, tuple[int, ...]] = {**sequences, "weight": (channels, taps)}
-    work = gated_conv_work(load, channels, taps)
+    work = GatedConvolution(*rows, channels, taps, False, load.itemsize).work()
     return KernelCase(f"gated_conv1d {channels}x{taps}", load.num_tokens, shapes, gated_conv1d, work, "copy")
 
 
@@ -129,7 +135,9 @@ def _rope(load: Workload, rows: tuple[int, int], heads: int, width: int) -> Kern
         angles, length = table(x.device), x.shape[1]
         return rope(x, angles.cos[:length], angles.sin[:length])
 
-    return KernelCase(f"rope {heads}x{width}", load.num_tokens, {"x": (*rows, heads, width)}, call, cost.rope(load, heads * width), "copy")
+    return KernelCase(
+        f"rope {heads}x{width}", load.num_tokens, {"x": (*rows, heads, width)}, call, rope_work(heads * width, load.itemsize), "copy"
+    )
 
 
 def _attention(
@@ -156,7 +164,8 @@ def _attention(
 
     shapes: dict[str, tuple[int, ...]] = {"q": (*rows, heads, width), "k": (*rows, groups, width), "v": (*rows, groups, value)}
     each = load._replace(seq_length=document) if document else load
-    work = attention_core(each, num_heads=heads, num_kv_heads=groups, head_dim=width, value_dim=value, window_size=window)
+    shape = rows[0], each.seq_length, each.seq_length, heads, groups, width, value, each.itemsize, window
+    work = AttentionSizes(*shape).work()
     kind = f" window {window}" if window else f" documents {document}" if document else f" cap {cap}" if cap else ""
     return KernelCase(
         f"attention {heads}/{groups} {width}/{value}{kind}",
@@ -199,15 +208,15 @@ def _indexed(
         "k_scale": (index_width,),
         "k_bias": (index_width,),
     }
-    attended = attention_core(load, num_heads=heads, num_kv_heads=heads, head_dim=width, value_dim=value, window_size=None)
-    scores = load.per_token(2 * visible_pairs(load.seq_length, None) * index_heads * (index_width + 1))
+    attended = AttentionSizes(*rows, load.seq_length, heads, heads, width, value, load.itemsize).work()
+    scores = -(-2 * pairs_before(load.seq_length, None) * index_heads * (index_width + 1) // load.seq_length)
     name = f"indexed_attention {heads} {width}/{value} index {index_heads}x{index_width} of {top_k}"
     return KernelCase(name, load.num_tokens, shapes, by_name, attended + Work(scores, 3 * scores, 0, 0), "matmul", tile=128)
 
 
 def _head_norm(load: Workload, rows: tuple[int, int], heads: int, width: int) -> KernelCase:
     shapes = {"x": (*rows, heads, width), "gate": (*rows, heads, width), "weight": (width,)}
-    work = cost.gated_norm(load, heads * width, heads)
+    work = gated_norm(heads * width, heads, load.itemsize)
     return KernelCase(f"head_gated_norm {heads}x{width}", load.num_tokens, shapes, partial(head_gated_norm, eps=EPS), work, "copy")
 
 
@@ -228,7 +237,7 @@ def _cross_entropy(load: Workload, rows: tuple[int, int], vocab_size: int) -> Ke
         return cross_entropy(logits.flatten(0, 1), labels(logits))
 
     shapes = {"logits": (*rows, vocab_size)}
-    work = cost.cross_entropy(load, vocab_size)
+    work = loss_work(vocab_size, load.itemsize)
     return KernelCase(f"cross_entropy {vocab_size}", load.num_tokens, shapes, call, work, "copy", labels=labels)
 
 
@@ -240,7 +249,7 @@ def _linear_cross_entropy(load: Workload, rows: tuple[int, int], hidden_size: in
         return linear_cross_entropy(x.flatten(0, 1), weight, labels(x))
 
     shapes: dict[str, tuple[int, ...]] = {"x": (*rows, hidden_size), "weight": (vocab_size, hidden_size)}
-    work = cost.linear(load, hidden_size, vocab_size) + cost.cross_entropy(load, vocab_size)
+    work = linear(hidden_size, vocab_size, load.itemsize) + loss_work(vocab_size, load.itemsize)
     name, scales = f"linear_cross_entropy {hidden_size}x{vocab_size}", {"weight": hidden_size**-0.5}
     return KernelCase(name, load.num_tokens, shapes, call, work, "matmul", scales, labels=labels)
 

@@ -7,16 +7,17 @@ from functools import partial
 from gpu.case import KernelCase
 
 from megakernels import gated_delta, m2rnn, mamba3, selective_scan, ssd
+from megakernels.ops.gated_delta.facts import DeltaSizes
+from megakernels.ops.m2rnn.facts import RecurrenceSizes
+from megakernels.ops.mamba3.facts import TrapezoidalScan
+from megakernels.ops.selective_scan.facts import SelectiveSizes
+from megakernels.ops.ssd.facts import Ssd
 from megaplan.blocks.work import Workload
-from megaplan.families.linear_attention.work import delta_rule
-from megaplan.families.mamba.work import mimo_ssd
-from megaplan.families.mamba.work import selective_scan as selective_work
-from megaplan.families.mamba.work import ssd as ssd_work
-from megaplan.families.recurrent.work import m2rnn as m2rnn_work
-from megaplan.spec.models import GatedDeltaNet, KimiDeltaAttention, MatrixRecurrence
+
+SAVE_EVERY, M2RNN_SAVE_EVERY, DELTA_CHUNK = 256, 64, 64
 
 
-def selective_case(load: Workload, rows: tuple[int, int], channels: int, state: int, every: int = 256) -> KernelCase:
+def selective_case(load: Workload, rows: tuple[int, int], channels: int, state: int, every: int = SAVE_EVERY) -> KernelCase:
     """Mamba-1: channels, each with a state."""
     shapes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(("x", "dt"), (*rows, channels)),
@@ -24,7 +25,7 @@ def selective_case(load: Workload, rows: tuple[int, int], channels: int, state: 
         **dict.fromkeys(("B", "C"), (*rows, state)),
         **dict.fromkeys(("D", "dt_bias"), (channels,)),
     }
-    work = selective_work(load, channels=channels, state_dim=state, save_every=every)
+    work = SelectiveSizes(*rows, channels, state, every, load.itemsize).work(load.seq_length)
     return KernelCase(
         f"selective_scan {channels}x{state}", load.num_tokens, shapes, partial(selective_scan, save_every=every), work, "copy"
     )
@@ -41,7 +42,7 @@ def ssd_case(load: Workload, rows: tuple[int, int], heads: int, width: int, stat
         "D": (heads,),
         "dt_bias": (heads,),
     }
-    work = ssd_work(load, num_heads=heads, head_dim=width, state_dim=state, num_groups=groups, chunk_size=chunk)
+    work = Ssd(*rows, heads, groups, width, state, chunk, load.itemsize).work(load.seq_length)
     call = partial(ssd, chunk_size=chunk)
     return KernelCase(f"ssd {heads}x{width}x{state}", load.num_tokens, shapes, call, work, "matmul", tile=chunk)
 
@@ -60,17 +61,8 @@ def mamba3_case(
         **dict.fromkeys(("D", "dt_bias"), (heads,)),
         **dict.fromkeys(sorted(per_rank), (heads, rank, width)),
     }
-    chunk, every = 64 // rank, 256
-    work = mimo_ssd(
-        load,
-        num_heads=heads,
-        head_dim=width,
-        state_dim=state,
-        num_groups=groups,
-        mimo_rank=rank,
-        chunk_size=chunk,
-        save_every=every,
-    )
+    chunk, every = 64 // rank, SAVE_EVERY
+    work = TrapezoidalScan(*rows, heads, groups, rank, width, state, angles, chunk, every, load.itemsize).work(load.seq_length)
     absent = dict.fromkeys(("mimo_x", "mimo_z", "mimo_o")) if rank == 1 else {}
     call = partial(mamba3, chunk_size=chunk, save_every=every, **absent)
     name, scales = f"mamba3 {heads}x{width}x{state}/{rank}", dict.fromkeys(per_rank, 0.5)
@@ -83,7 +75,7 @@ def m2rnn_case(load: Workload, rows: tuple[int, int], heads: int, keys: int, val
     The state map contracts: its largest singular value, about twice the deviation times the root of its size, stays below 1. With a larger
     one the recurrence is chaotic, and a rounding error grows to the size of the state within some hundred positions, in any implementation.
     """
-    sizes = MatrixRecurrence(kind="m2rnn", num_heads=heads, key_dim=keys, value_dim=values)
+    work = RecurrenceSizes(*rows, heads, keys, values, M2RNN_SAVE_EVERY, load.itemsize).work(load.seq_length)
     shapes: dict[str, tuple[int, ...]] = {
         "q": (*rows, keys),
         "k": (*rows, keys),
@@ -94,20 +86,16 @@ def m2rnn_case(load: Workload, rows: tuple[int, int], heads: int, keys: int, val
         "dt_bias": (heads,),
         "A_log": (heads,),
     }
-    call = partial(m2rnn, save_every=sizes.save_every)
+    call = partial(m2rnn, save_every=M2RNN_SAVE_EVERY)
     name, scales = f"m2rnn {heads}x{keys}x{values}", {"state_map": 0.35 * values**-0.5}
-    return KernelCase(name, load.num_tokens, shapes, call, m2rnn_work(load, sizes), "copy", scales)
+    return KernelCase(name, load.num_tokens, shapes, call, work, "copy", scales)
 
 
 def delta_case(
     load: Workload, rows: tuple[int, int], key_heads: int, heads: int, keys: int, values: int, *, per_row: bool = False
 ) -> KernelCase:
     """With `per_row` a decay for each row of the state, as in Kimi delta attention."""
-    linear: GatedDeltaNet | KimiDeltaAttention = (
-        KimiDeltaAttention(kind="kda", num_heads=heads, head_dim=keys)
-        if per_row
-        else GatedDeltaNet(kind="gated_delta", num_key_heads=key_heads, num_value_heads=heads, key_dim=keys, value_dim=values)
-    )
+    work = DeltaSizes(*rows, heads, key_heads, keys, values, per_row, DELTA_CHUNK, SAVE_EVERY, load.itemsize).work(load.seq_length)
     decays = (keys,) if per_row else ()
     shapes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(("q", "k"), (*rows, key_heads, keys)),
@@ -117,6 +105,6 @@ def delta_case(
         "A_log": (heads,),
         "dt_bias": (heads, *decays),
     }
-    call = partial(gated_delta, chunk_size=linear.chunk_size, save_every=linear.save_every)
+    call = partial(gated_delta, chunk_size=DELTA_CHUNK, save_every=SAVE_EVERY)
     name = f"gated_delta {key_heads}/{heads} {keys}x{values}{' rows' if per_row else ''}"
-    return KernelCase(name, load.num_tokens, shapes, call, delta_rule(load, linear), "matmul", tile=linear.chunk_size)
+    return KernelCase(name, load.num_tokens, shapes, call, work, "matmul", tile=DELTA_CHUNK)

@@ -1,154 +1,24 @@
-"""Differentiable operations with explicit saved sets.
+"""Differentiable operations with explicit saved sets, and their facts.
 
 Every operation is a function of this module: `from megakernels import rms_norm`. docs/reference/kernels.md lists them with their shapes and
-saved tensors; docs/reference/ops.md is their contract. `ops/` has one folder per operation: `__init__.py` has the public function and its
-registration, `reference.py` the plain torch formulas, `kernel.py` the Triton kernels, if any.
+saved tensors; docs/reference/ops.md is their contract. `ops/` has one folder per operation: `facts.py` has its sizes, tiles, work and
+memory as plain integers, `op.py` the public function and its registration, `reference.py` the plain torch formulas, `kernel.py` the Triton
+kernels, if any.
+
+The first use of an operation imports torch; the facts do not need it.
 """
 
-from megakernels._common.device import use_kernels
-from megakernels._common.numerics import accumulator_dtype
-from megakernels._common.scratch import scratch_bytes
-from megakernels.ops.activation import geglu, gelu, relu2, swiglu
-from megakernels.ops.attention import attention
-from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_backward
-from megakernels.ops.causal_conv1d import causal_conv1d
-from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backward
-from megakernels.ops.chosen_attention import chosen_attention
-from megakernels.ops.chosen_attention.pieces import chosen_attention_pieces, chosen_attention_pieces_backward
-from megakernels.ops.cross_entropy import check_labels, cross_entropy, slice_gradient, slice_statistics
-from megakernels.ops.fp8_experts import fp8_experts, fp8_experts_backward
-from megakernels.ops.fp8_linear import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
-from megakernels.ops.gated_conv1d import gated_conv1d
-from megakernels.ops.gated_conv1d.pieces import gated_conv_pieces, gated_conv_pieces_backward
-from megakernels.ops.gated_delta import gated_delta
-from megakernels.ops.gated_delta.piece import gated_delta_piece, gated_delta_piece_backward
-from megakernels.ops.head_gated_norm import head_gated_norm
-from megakernels.ops.indexed_attention import indexed_attention, indexed_attention_choice
-from megakernels.ops.indexed_attention.pieces import (
-    index_keys,
-    index_keys_backward,
-    indexed_attention_pieces,
-    indexed_attention_pieces_backward,
-    indexed_attention_pieces_choice,
-)
-from megakernels.ops.linear_cross_entropy import linear_cross_entropy, linear_slice_gradients, linear_slice_statistics
-from megakernels.ops.m2rnn import m2rnn
-from megakernels.ops.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
-from megakernels.ops.mamba3 import mamba3
-from megakernels.ops.mamba3.piece import mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
-from megakernels.ops.moe import (
-    arrival_plan,
-    combine,
-    dispatch,
-    dispatch_plan,
-    experts,
-    route,
-    route_scored,
-    routed_experts,
-    router_losses,
-)
-from megakernels.ops.newton_schulz import symmetric_product
-from megakernels.ops.rms_norm import (
-    add_rms_norm,
-    gated_dot,
-    gated_rms_norm,
-    gated_scale,
-    gated_scale_gradients,
-    gated_square_sum,
-    rms_norm,
-    row_dot,
-    row_gradients,
-    row_scale,
-    row_square_sum,
-)
-from megakernels.ops.rope import mla_kv, rope
-from megakernels.ops.selective_scan import selective_scan
-from megakernels.ops.selective_scan.piece import selective_scan_piece, selective_scan_piece_backward
-from megakernels.ops.side_embedding import gated_add, ngram_rows
-from megakernels.ops.ssd import ssd
-from megakernels.ops.ssd.piece import ssd_piece, ssd_piece_backward
+from __future__ import annotations
 
-__all__ = [
-    "accumulator_dtype",
-    "add_rms_norm",
-    "arrival_plan",
-    "attention",
-    "attention_pieces",
-    "attention_pieces_backward",
-    "causal_conv1d",
-    "check_labels",
-    "chosen_attention",
-    "chosen_attention_pieces",
-    "chosen_attention_pieces_backward",
-    "combine",
-    "conv_pieces",
-    "conv_pieces_backward",
-    "cross_entropy",
-    "dispatch",
-    "dispatch_plan",
-    "experts",
-    "fp8_experts",
-    "fp8_experts_backward",
-    "fp8_input_gradients",
-    "fp8_linears",
-    "fp8_quantize",
-    "fp8_weight_gradients",
-    "gated_add",
-    "gated_conv1d",
-    "gated_conv_pieces",
-    "gated_conv_pieces_backward",
-    "gated_delta",
-    "gated_delta_piece",
-    "gated_delta_piece_backward",
-    "gated_dot",
-    "gated_rms_norm",
-    "gated_scale",
-    "gated_scale_gradients",
-    "gated_square_sum",
-    "geglu",
-    "gelu",
-    "head_gated_norm",
-    "index_keys",
-    "index_keys_backward",
-    "indexed_attention",
-    "indexed_attention_choice",
-    "indexed_attention_pieces",
-    "indexed_attention_pieces_backward",
-    "indexed_attention_pieces_choice",
-    "linear_cross_entropy",
-    "linear_slice_gradients",
-    "linear_slice_statistics",
-    "m2rnn",
-    "m2rnn_piece",
-    "m2rnn_piece_backward",
-    "mamba3",
-    "mamba3_ahead",
-    "mamba3_ahead_backward",
-    "mamba3_piece",
-    "mamba3_piece_backward",
-    "mla_kv",
-    "ngram_rows",
-    "relu2",
-    "rms_norm",
-    "rope",
-    "route",
-    "route_scored",
-    "routed_experts",
-    "router_losses",
-    "row_dot",
-    "row_gradients",
-    "row_scale",
-    "row_square_sum",
-    "scratch_bytes",
-    "selective_scan",
-    "selective_scan_piece",
-    "selective_scan_piece_backward",
-    "slice_gradient",
-    "slice_statistics",
-    "ssd",
-    "ssd_piece",
-    "ssd_piece_backward",
-    "swiglu",
-    "symmetric_product",
-    "use_kernels",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megakernels.api import *  # noqa: F403
+    from megakernels.api import __all__ as __all__
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module 'megakernels' has no attribute {name!r}")
+    return getattr(import_module("megakernels.api"), name)

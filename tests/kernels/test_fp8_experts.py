@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from megakernels import dispatch_plan, fp8_experts, fp8_experts_backward, scratch_bytes
 from megakernels._common import device
-from megakernels.ops import fp8_experts as module
+from megakernels.ops.fp8_experts import op as module
 from megakernels.ops.fp8_experts import products, run
 from megakernels.ops.fp8_linear import choice
 

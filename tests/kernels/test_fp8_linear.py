@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients, scratch_bytes
 from megakernels._common import device
-from megakernels.ops import fp8_linear
-from megakernels.ops.fp8_linear import choice, reference
+from megakernels.ops.fp8_linear import choice, facts, reference
+from megakernels.ops.fp8_linear import op as fp8_linear
 
 SCALED = pytest.mark.parametrize("scaling", ["tensor", "rows"])
 ROWS, K, WIDTHS = (2, 9), 20, (16, 24, 5)
@@ -71,7 +71,7 @@ def test_slices_give_the_same_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         return [tensor.float() for pair in (kept, *others) for tensor in pair]
 
     whole = copies()
-    monkeypatch.setattr(reference, "SLICE_ELEMENTS", 5 * 48)
+    monkeypatch.setattr(facts, "SLICE_ELEMENTS", 5 * 48)
     assert reference.slice_rows(37, 48) == 5
     assert all(torch.equal(first, second) for first, second in zip(whole, copies(), strict=True))
 

@@ -41,7 +41,7 @@ from megakernels import (
 )
 from megakernels.ops.attention import reference as attention_reference
 from megakernels.ops.cross_entropy import reference as cross_entropy_reference
-from megakernels.ops.linear_cross_entropy import slices as linear_cross_entropy_slices
+from megakernels.ops.linear_cross_entropy import facts as linear_facts
 from megakernels.ops.moe import grouped as grouped_products
 
 MEBIBYTE = 1 << 20
@@ -78,7 +78,7 @@ def test_cross_entropy_holds_no_fp32_copy_of_the_logits(monkeypatch: pytest.Monk
 
 
 def test_logits_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_cross_entropy_slices, "SLICE_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(linear_facts, "SLICE_ELEMENTS", 1 << 14)
     x, labels = torch.randn(256, 16, requires_grad=True), torch.zeros(256, dtype=torch.int64)
     weight = torch.randn(4096, 16)
     peak = peak_bytes(lambda: forward_and_backward(lambda x: linear_cross_entropy(x, weight, labels), x))

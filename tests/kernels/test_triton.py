@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from megaplan.cost.kernels import SELECTIVE_INSTRUCTIONS
+from megakernels.ops.selective_scan.facts import INSTRUCTIONS
 
 HERE = Path(__file__).parent
 SHARED_MEMORY_LIMIT_BYTES = 232_448  # a block on sm_90; the compiler does not check it without a GPU
@@ -109,7 +109,7 @@ def test_the_cost_of_the_selective_scan_is_what_it_issues(tmp_path: Path) -> Non
     done = run_python([str(HERE / "sm90" / "issue.py"), "selective_scan"], tmp_path)
     assert done.returncode == 0, done.stderr
     found = [float(line.split()[-3]) for line in done.stdout.splitlines() if line.endswith("an element")]
-    assert found == pytest.approx(SELECTIVE_INSTRUCTIONS, rel=0.05)
+    assert found == pytest.approx(INSTRUCTIONS, rel=0.05)
 
 
 def check_resources(every: dict[str, int], cache: Path) -> None:

@@ -10,23 +10,16 @@ import torch
 from torch import Tensor
 
 from megakernels import scratch_bytes, use_kernels
-from megakernels._common.blocks import SMALLEST_DOT
-from megakernels.ops.attention import sizes as attention_sizes
-from megakernels.ops.gated_delta import sizes as delta_sizes
-from megakernels.ops.indexed_attention import bits as indexed_bits
-from megakernels.ops.indexed_attention import sizes as indexed_sizes
-from megakernels.ops.m2rnn import sizes as recurrence_sizes
-from megakernels.ops.mamba3 import sizes as trapezoidal_sizes
-from megakernels.ops.selective_scan import sizes as selective_sizes
-from megakernels.ops.ssd import sizes as scan_sizes
+from megakernels.facts import Inside
+from megakernels.ops.gated_delta import facts as delta_facts
+from megakernels.ops.mamba3 import facts as trapezoidal_facts
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.relay import num_lanes
-from megaplan.blocks.scratch import Inside
 from megaplan.dtypes import DType
-from megaplan.families.attention import scratch as attention_scratch
-from megaplan.families.linear_attention import scratch as delta_scratch
-from megaplan.families.mamba import scratch as mamba_scratch
-from megaplan.families.recurrent import scratch as recurrent_scratch
+from megaplan.families.attention.composition import core_inside, indexed_inside
+from megaplan.families.linear_attention.composition import delta_inside
+from megaplan.families.mamba.composition import scan_inside, selective_inside
+from megaplan.families.recurrent.composition import recurrence_inside
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.inventory.build import build_inventory
@@ -126,11 +119,11 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
     if sinks is None and cap is None:
         section: Any = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
     else:
-        section = GroupedQueryAttention.model_construct(num_heads=heads, head_dim=width, score_cap=cap, sinks=sinks is not None)
+        section = GroupedQueryAttention.model_construct(
+            num_heads=heads, num_kv_heads=groups, head_dim=width, score_cap=cap, sinks=sinks is not None
+        )
     local = dims._replace(kernels=True, relations=num_relations)
-    assert (stated(name, (*operands, *settings, sinks, *bias, cap, *own)), behind) == expected(
-        attention_scratch.core_inside(local, section, dims.dtype)
-    )
+    assert (stated(name, (*operands, *settings, sinks, *bias, cap, *own)), behind) == expected(core_inside(local, section, dims.dtype))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -159,7 +152,7 @@ def test_the_ledger_of_indexed_attention_has_what_the_operation_states(seed: int
     section = LatentAttention.model_construct(
         num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width, indexer=indexer
     )
-    found = attention_scratch.indexed_inside(dims._replace(kernels=True), section, parameters)
+    found = indexed_inside(dims._replace(kernels=True), section, parameters)
     assert (forward, backward) == expected(found)
 
 
@@ -177,7 +170,7 @@ def test_the_ledger_of_a_scan_has_what_the_operation_states(seed: int) -> None:
     B, C = (empty(dims.dtype, *dims.wide(groups, state)) for _ in range(2))
     A_log, D, dt_bias = (empty(parameters, heads) for _ in range(3))
     inputs, chunk_size = [x, dt, A_log, B, C, D, dt_bias], mamba.chunk_size
-    wanted = expected(mamba_scratch.scan_inside(dims, mamba, heads, groups, parameters))
+    wanted = expected(scan_inside(dims, mamba, heads, groups, parameters))
     if dims.cp > 1:
         states = empty(dims.dtype, dims.batch, 2 * -(-dims.tokens // 2 // chunk_size), heads, width, state)
         assert of_lanes("ssd", dims, num_lanes(groups, dims.cp), _scan_part, inputs, (chunk_size, *NO_LIMITS), states, x) == {wanted}
@@ -198,7 +191,7 @@ def test_the_ledger_of_a_selective_scan_has_what_the_operation_states(seed: int)
     mamba = Mamba1(kind="mamba1", state_dim=width, save_every=every)
     x, B = empty(dims.dtype, *dims.wide(channels)), empty(dims.dtype, *dims.wide(width))
     inputs = [x, x, empty(parameters, channels, width), B, B, empty(parameters, channels), empty(parameters, channels)]
-    wanted = expected(mamba_scratch.selective_inside(dims, mamba, channels, parameters))
+    wanted = expected(selective_inside(dims, mamba, channels, parameters))
     if dims.cp > 1:
 
         def part(tensors: list[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
@@ -214,8 +207,7 @@ def test_the_ledger_of_a_selective_scan_has_what_the_operation_states(seed: int)
 
 @pytest.mark.parametrize("seed", range(120))
 def test_the_ledger_of_a_trapezoidal_scan_has_what_the_operation_states(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mamba_scratch, trapezoidal_sizes):  # also fewer segments at once than there are
-        monkeypatch.setattr(module, "STATES_BYTES", 2 ** (18 if seed % 2 else 30))
+    monkeypatch.setattr(trapezoidal_facts, "STATES_BYTES", 2 ** (18 if seed % 2 else 30))  # also fewer segments at once than there are
     draw, dims, parameters = sizes(seed)
     groups, rank = draw.choice([1, 2, 3, 8]), draw.choice([1, 2, 3, 4, 4, 5])
     heads, width, state = groups * draw.choice([1, 2, 10, 34]), draw.choice((1, 5, 16, 32, 64, 65)), draw.choice((1, 2, 7, 32, 128, 129))
@@ -237,7 +229,7 @@ def test_the_ledger_of_a_trapezoidal_scan_has_what_the_operation_states(seed: in
     bias, per_head = empty(parameters, heads, rank, state), empty(parameters, heads)
     inputs = [x, x, B, B, dt, dt, dt, angles, bias, bias, per_head, per_head, mimo, mimo, mimo]
     settings, starts = (mamba.chunk_positions, every, False), starts_of(dims)
-    wanted = expected(mamba_scratch.trapezoidal_inside(dims, mamba, heads, groups, parameters))
+    wanted = expected(scan_inside(dims, mamba, heads, groups, parameters))
     pieces = 2 if dims.cp > 1 else 1
     saved = (dims.batch, pieces * -(-dims.tokens // pieces // every), heads)
     states, phases = empty(dims.dtype, *saved, width, state), empty(DType.FP32, *saved, num_angles)
@@ -259,8 +251,7 @@ def test_the_ledger_of_a_trapezoidal_scan_has_what_the_operation_states(seed: in
 
 @pytest.mark.parametrize("seed", range(120))
 def test_the_ledger_of_a_delta_rule_has_what_the_operation_states(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (delta_scratch, delta_sizes):  # also fewer segments at once than there are
-        monkeypatch.setattr(module, "PART_BYTES", 2 ** (18 if seed % 2 else 29))
+    monkeypatch.setattr(delta_facts, "PART_BYTES", 2 ** (18 if seed % 2 else 29))  # also fewer segments at once than there are
     draw, dims, parameters = sizes(seed)
     per_row, key_heads, keys = draw.random() < 0.5, draw.choice([1, 2, 3, 8]), draw.choice(WIDTHS)
     heads, values = (key_heads, keys) if per_row else (key_heads * draw.choice([1, 2, 10]), draw.choice((*WIDTHS, 256, 257)))
@@ -275,7 +266,7 @@ def test_the_ledger_of_a_delta_rule_has_what_the_operation_states(seed: int, mon
     rows = (keys,) if per_row else ()
     v, decay, beta = (empty(dims.dtype, *dims.wide(heads, *rest)) for rest in ((values,), rows, ()))
     inputs = [q, k, v, decay, beta, empty(parameters, heads), empty(parameters, heads, *rows)]
-    wanted = expected(delta_scratch.delta_inside(dims, linear, heads, key_heads, parameters))
+    wanted = expected(delta_inside(dims, linear, heads, key_heads, parameters))
     settings = chunk_size, every, 1.0
     if dims.cp > 1:
         states = empty(DType.FP32, dims.batch, 2 * -(-dims.tokens // 2 // every), heads, keys, values)
@@ -296,7 +287,7 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
     q, k = (empty(dims.dtype, *dims.wide(keys)) for _ in range(2))
     v, f = (empty(dims.dtype, *dims.wide(heads, *rest)) for rest in ((values,), ()))
     inputs = [q, k, v, f, *(empty(parameters, *shape) for shape in ((heads, values, values), (heads, values), (heads,), (heads,)))]
-    wanted = expected(recurrent_scratch.recurrence_inside(dims, recurrent, heads, parameters))
+    wanted = expected(recurrence_inside(dims, recurrent, heads, parameters))
     if dims.cp > 1:
         states = empty(DType.FP32, dims.batch, 2 * (-(-dims.tokens // 2 // every) + 1), heads, keys, values)
         assert of_lanes("m2rnn", dims, num_lanes(heads, dims.cp), _recurrence_part, inputs, (every,), states, v) == {wanted}
@@ -304,35 +295,6 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
     states, starts = empty(DType.FP32, dims.batch, -(-dims.tokens // every) + 1, heads, keys, values), starts_of(dims)
     forward = stated("m2rnn", (*inputs, starts, every))
     assert (forward, stated("m2rnn_backward", (v, *inputs, starts, states, every, [True] * 8))) == wanted
-
-
-def test_limits_and_tiles_are_the_same_in_ledger_and_operation() -> None:
-    assert {TORCH_DTYPES[dtype]: width for dtype, width in attention_scratch.CORE_WIDTH.items()} == attention_sizes.LARGEST_WIDTH
-    assert attention_scratch.BENT_WIDTH == attention_sizes.BENT_WIDTH
-    widths = attention_scratch.INDEX_WIDTH, attention_scratch.CHUNK_ELEMENTS
-    assert widths == (indexed_sizes.LARGEST_INDEX_WIDTH, indexed_sizes.CHUNK_ELEMENTS)
-    assert (attention_scratch.COLUMN_BLOCK, attention_scratch.WORD_BITS) == (indexed_bits.COLUMN_BLOCK, indexed_bits.WORD_BITS)
-    assert (attention_scratch.KEY_ROWS, attention_scratch.KEY_PROGRAMS) == (indexed_sizes.ROWS, indexed_sizes.KEY_PROGRAMS)
-    assert attention_scratch.INDEX_TILE == indexed_sizes.INDEX_TILE
-    sides = {side for tiles in indexed_sizes.INDEX_TILES.values() for tile in tiles.values() for side in (tile.queries, tile.keys)}
-    assert {indexed_sizes.INDEX_TILE % side for side in sides} == {0}
-    selective = mamba_scratch.SELECTIVE_WIDTH, mamba_scratch.SELECTIVE_CHANNELS, mamba_scratch.SELECTIVE_GROUP
-    assert selective == (selective_sizes.LARGEST_STATE, selective_sizes.BACKWARD_CHANNELS, selective_sizes.GROUP)
-    assert {TORCH_DTYPES[dtype]: width for dtype, width in mamba_scratch.SCAN_WIDTH.items()} == scan_sizes.LARGEST_WIDTH
-    assert {TORCH_DTYPES[dtype]: tile for dtype, tile in mamba_scratch.SCAN_TILE.items()} == scan_sizes.LARGEST_TILE
-    assert mamba_scratch.SCAN_BLOCK == scan_sizes.LARGEST_BLOCK
-    assert mamba_scratch.SMALLEST_SIDE == SMALLEST_DOT
-    assert {TORCH_DTYPES[dtype]: widths for dtype, widths in mamba_scratch.TRAPEZOIDAL_WIDTHS.items()} == trapezoidal_sizes.LARGEST_WIDTH
-    assert {TORCH_DTYPES[dtype]: rows for dtype, rows in mamba_scratch.TRAPEZOIDAL_ROWS.items()} == trapezoidal_sizes.LARGEST_TILE
-    assert mamba_scratch.TRAPEZOIDAL_RANK == trapezoidal_sizes.LARGEST_RANK
-    assert trapezoidal_sizes.step_sides(1)["T"] == mamba_scratch.STEP_TILE
-    for name in ("TILES_PER_SHARE", "STATES_BYTES", "NUM_TABLES"):
-        assert getattr(mamba_scratch, name) == getattr(trapezoidal_sizes, name)
-    assert {TORCH_DTYPES[dtype]: widths for dtype, widths in delta_scratch.LARGEST_WIDTHS.items()} == delta_sizes.LARGEST_WIDTHS
-    assert {TORCH_DTYPES[dtype]: tile for dtype, tile in delta_scratch.LARGEST_TILE.items()} == delta_sizes.LARGEST_TILE
-    assert (delta_scratch.SMALLEST_SIDE, delta_scratch.PART_BYTES) == (SMALLEST_DOT, delta_sizes.PART_BYTES)
-    limits = recurrent_scratch.LARGEST_KEYS, recurrent_scratch.LARGEST_VALUES, recurrent_scratch.PARTS_BYTES
-    assert limits == (recurrence_sizes.LARGEST_KEYS, recurrence_sizes.LARGEST_VALUES, recurrence_sizes.PARTS_BYTES)
 
 
 SECTIONS: dict[str, Any] = {

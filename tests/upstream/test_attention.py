@@ -160,7 +160,7 @@ def test_scores_of_the_indexer() -> None:
     pytest.importorskip("fla")
     from fla.ops.dsa.naive import naive_dsa_indexer  # noqa: PLC0415
 
-    from megakernels.ops.indexed_attention import _indexed_attention  # noqa: PLC0415
+    from megakernels.ops.indexed_attention.op import _indexed_attention  # noqa: PLC0415
 
     q, k, weights = normal(0, 1, 23, 4, 8), normal(1, 1, 23, 8), normal(2, 1, 23, 4)
     heads, one, zero = normal(3, 1, 23, 2, 6), torch.ones(8), torch.zeros(8)

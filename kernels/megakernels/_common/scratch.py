@@ -5,29 +5,10 @@ it can be counted without a GPU.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
-
-SUMS_BYTES = 4
-"""Bytes of an accumulated value: fp32."""
-
-
-class KernelBytes(NamedTuple):
-    """Bytes of one run of a scan's `kernel.forward` or `kernel.backward`.
-
-    Attributes:
-        results: Bytes of its first results: y and the saved states, or the gradients of its inputs.
-        last: Bytes of its last result: the final state, or the gradient of the initial state.
-        scratch: Peak scratch bytes, in addition to all results.
-    """
-
-    results: int
-    last: int
-    scratch: int
-
 
 STATED: dict[str, Callable[..., int]] = {}
 """Scratch functions of operations, by name in `torch.ops`."""
@@ -53,8 +34,3 @@ def copies_bytes(dense: Iterable[Tensor] = (), rows: Iterable[Tensor] = ()) -> i
 def dropped_bytes(inputs: Iterable[Tensor], needs: Iterable[bool]) -> int:
     """Bytes of gradients that a kernel computes and that are not required."""
     return sum(each.nbytes for each, need in zip(inputs, needs, strict=True) if not need)
-
-
-def narrowed_bytes(result: Tensor, sum_bytes: int) -> int:
-    """Bytes of an fp32 sum in addition to the rounded result; 0 if the sum is the result."""
-    return 0 if result.dtype == torch.float32 else sum_bytes

@@ -40,10 +40,15 @@ def handed_storages(dims: Dims, num_heads: int, lanes: int, *widths: int) -> Sha
     }
 
 
-def piecewise(num_positions: int, per_state: int, *, handed: bool) -> int:
-    """States saved one every `per_state` positions, of each piece on its own where the sequence is shared."""
-    pieces = PIECES if handed else 1
-    return pieces * -(-num_positions // pieces // per_state)
+def piece_positions(dims: Dims) -> int:
+    """Positions of a sequence, or of a piece of it where it is shared, that a recurrence takes at once."""
+    return dims.tokens // PIECES if dims.cp > 1 else dims.tokens
+
+
+def of_pieces(dims: Dims, states: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the states [B, number, ...] of all pieces of a sequence, from those of one."""
+    batch, number, *widths = states
+    return batch, number * (PIECES if dims.cp > 1 else 1), *widths
 
 
 def convolution(name: str, reads: str, makes: str, params: tuple[str, ...], *, handed: bool) -> tuple[Op, ...]:

@@ -1,14 +1,15 @@
-"""What the scans' Triton kernels hold inside themselves, in bytes: beside operands and results, at the highest moment of each direction.
+"""Bytes that operations hold inside their Triton kernels, in addition to operands and results, at the highest moment of each direction.
 
-The operations state the same to whoever traces them (`megakernels.scratch_bytes`). Where a model's sizes stay with plain torch, nothing is
-counted, as of any plain torch. Under CP both directions are done a lane of heads and a piece of positions at a time, and what is made is
-copied to where the whole lies.
+The facts of each operation say them (`megakernels.ops.<operation>.facts`). Where a model's sizes stay with plain torch, nothing is counted,
+as of any plain torch. Under CP both directions are done a lane of heads and a piece of positions at a time, and what is made is copied to
+where the whole lies.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from megakernels.facts import Inside, KernelBytes
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.relay import PIECES, num_lanes
 from megaplan.blocks.storages import Shapes, storages
@@ -17,13 +18,6 @@ from megaplan.dtypes import DType
 
 INSIDE, INSIDE_BACKWARD = "inside", "inside_backward"
 """Names of the storages that stand for it."""
-
-
-class Inside(NamedTuple):
-    """Bytes inside one run of an operation, forward and backward."""
-
-    forward: int
-    backward: int
 
 
 class Lane(NamedTuple):
@@ -38,6 +32,21 @@ class Lane(NamedTuple):
     def copied_states(self, dims: Dims, num_states: int, nbytes: int) -> int:
         """Bytes of saved states that are copied, a piece's and lane's part of them, unless that part is one run of memory."""
         return nbytes if dims.batch > 1 or (self.lanes > 1 and num_states > 1) else 0
+
+    def inside(self, dims: Dims, forward: KernelBytes, backward: KernelBytes, num_states: int, state_bytes: int) -> Inside:
+        """Bytes inside a scan, which copies document starts and saved states that are views.
+
+        Args:
+            dims: Local sizes.
+            forward: Bytes of one run's forward.
+            backward: Bytes of one run's backward.
+            num_states: Saved states of the run.
+            state_bytes: Bytes of one of them.
+        """
+        if dims.cp == 1:
+            return Inside(forward.last + forward.scratch, backward.last + backward.scratch)
+        copied = self.copied_states(dims, num_states, num_states * state_bytes) + self.copied_starts
+        return Inside(forward.results + forward.scratch + self.copied_starts, backward.results + backward.scratch + copied)
 
 
 def lane_of(dims: Dims, heads: int, groups: int) -> Lane:
@@ -55,8 +64,3 @@ def inside_storages(dims: Dims, inside: Inside | None) -> Shapes:
         return {}
     counts = {INSIDE: (inside.forward // dims.dtype.bytes,), INSIDE_BACKWARD: (inside.backward // dims.dtype.bytes,)}
     return storages(dims.dtype, Column.WORKSPACE, counts)
-
-
-def narrowed(result: DType, sum_bytes: int) -> int:
-    """A sum in fp32 that is there beside the result it is rounded to; where it is the result, nothing."""
-    return 0 if result is DType.FP32 else sum_bytes

@@ -1,16 +1,19 @@
-"""The values of the cost model: an op with its work per token, a layer's cost, and the setting both are counted in.
+"""The values of the cost model: an operation with its work per token, a layer's cost, and the setting both are counted in.
 
 What is counted. FLOPs are the multiplications and additions of contractions (matrix products, convolutions, recurrences); norms,
-activations, softmax and rotations count in bytes only. Bytes are ideal: each operand of an op is read once and each result written once.
-Backward is split into the gradient of the inputs (I) and of the weights (W), because pipeline schedules place them apart. Costs (FLOPs and
-bytes) are for the unsharded model; times divide by the mesh's degrees, which a `Workload` then carries.
+activations, softmax and rotations count in bytes only. Bytes are ideal: each operand of an operation is read once and each result written
+once. Backward is split into the gradient of the inputs (I) and of the weights (W), because pipeline schedules place them apart. Costs
+(FLOPs and bytes) are for the unsharded model; times divide by the mesh's degrees, which a `Workload` then carries.
+
+An operation's work, and what its implementations take, are in its facts beside its kernel (`megakernels.ops.<operation>.facts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from megakernels.facts import Facts, Work
 
 
 class Workload(NamedTuple):
@@ -23,8 +26,11 @@ class Workload(NamedTuple):
         tp: Divides heads, groups and widths that tensor parallelism shards.
         ep: Ranks over which the experts are spread.
         etp: Divides the width of each expert; as many ranks then compute on each row.
-        gathers: Whether experts read rows where they are (`host.kernels: triton`), instead of sorted copies.
-        joins_loss: Whether head and loss are one operation (`Model.joins_loss`), which makes logits again in backward.
+        gathers: True if experts read rows where they are (`host.kernels: triton`), instead of sorted copies.
+        joins_loss: True if head and loss are one operation (`Model.joins_loss`), which makes logits again in backward.
+        cp: Ranks that share a sequence.
+        packed: True if rows hold several documents.
+        relations: True if attention adds a relation bias to scores.
     """
 
     seq_length: int
@@ -35,69 +41,29 @@ class Workload(NamedTuple):
     etp: int = 1
     gathers: bool = False
     joins_loss: bool = False
-
-    def per_token(self, total: int) -> int:
-        """A sequence's total as a whole number per token, rounded up: at most one FLOP or byte per token too many."""
-        return -(-total // self.seq_length)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """FLOPs and activation bytes of an op, per token; sums with `+`, repeats with `*`.
-
-    Attributes:
-        forward: FLOPs of the forward pass.
-        input_grad: FLOPs of the gradient with respect to activations, repeated forward work included.
-        weight_grad: FLOPs of the gradient with respect to parameters.
-        recomputed: The part of `input_grad` that repeats forward work which the op does not keep.
-        moved_forward: Activation bytes that the forward pass reads and writes.
-        moved_input: Those of the gradient with respect to activations.
-        moved_weight: Those of a weight gradient that is a product of its own.
-    """
-
-    forward: int = 0
-    input_grad: int = 0
-    weight_grad: int = 0
-    recomputed: int = 0
-    moved_forward: int = 0
-    moved_input: int = 0
-    moved_weight: int = 0
+    cp: int = 1
+    packed: bool = False
+    relations: bool = False
 
     @property
-    def moved(self) -> int:
-        """Activation bytes read and written, forward and backward."""
-        return self.moved_forward + self.moved_input + self.moved_weight
+    def positions(self) -> int:
+        """Positions of a sequence on this rank."""
+        return self.seq_length // self.cp
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            self.forward + other.forward,
-            self.input_grad + other.input_grad,
-            self.weight_grad + other.weight_grad,
-            self.recomputed + other.recomputed,
-            self.moved_forward + other.moved_forward,
-            self.moved_input + other.moved_input,
-            self.moved_weight + other.moved_weight,
-        )
-
-    def __mul__(self, times: int) -> Work:
-        return Work(
-            self.forward * times,
-            self.input_grad * times,
-            self.weight_grad * times,
-            self.recomputed * times,
-            self.moved_forward * times,
-            self.moved_input * times,
-            self.moved_weight * times,
-        )
+    @property
+    def sequences(self) -> int:
+        """Sequences of the microbatch."""
+        return max(1, self.num_tokens // self.positions)
 
 
-class Op(NamedTuple):
-    """One operation of a block, as a rank runs it.
+class OpWork(NamedTuple):
+    """The work of one operation of a block, as a rank runs it.
 
     Attributes:
         name: As in the saved-tensor ledger where that has it.
         part: Whose efficiency its contractions have: a letter's or `head`'s linears, or a kernel's.
         work: Per token that passes through it.
+        facts: What its implementations take; None for a library's product, or one kernel that is ideal.
         weights: Elements of the matrices it multiplies by, on this rank.
         is_linear: A matrix product with a parameter, whose weight gradient a split backward leaves to W.
         own_tokens: Under sequence parallelism it runs on the rank's own slice of the tokens, else on the gathered ones.
@@ -106,12 +72,12 @@ class Op(NamedTuple):
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
         counts: Operations of the block's program that it counts together; empty for the one of its name.
         in_width: Of a linear, the width of its input on this rank.
-        window: Of an op that attends, the positions that a query sees, before it chooses among them; None for all up to its own.
     """
 
     name: str
     part: str
     work: Work
+    facts: Facts | None = None
     weights: int = 0
     is_linear: bool = False
     own_tokens: bool = False
@@ -120,18 +86,17 @@ class Op(NamedTuple):
     num_steps: int = 0
     counts: tuple[str, ...] = ()
     in_width: int = 0
-    window: int | None = None
 
     def runs_in(self, operations: frozenset[str]) -> bool:
         """Whether it is among these operations of the block's program."""
         return operations.issuperset(self.counts or (self.name,))
 
 
-Ops = tuple[Op, ...]
+Ops = tuple[OpWork, ...]
 
 
-def total(ops: Iterable[Op]) -> Work:
-    """Work of several ops together."""
+def total(ops: Iterable[OpWork]) -> Work:
+    """Work of several operations together."""
     return sum((op.work for op in ops), start=Work())
 
 

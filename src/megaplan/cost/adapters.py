@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaplan.blocks.costs import linear
-from megaplan.blocks.work import Op, Ops, Workload
+from megakernels.ops.library import linear
+from megaplan.blocks.work import Ops, OpWork, Workload
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
 from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
 
@@ -27,12 +27,12 @@ def adapted_ops(load: Workload, ops: Ops, block: Block) -> Ops:
     return tuple(found)
 
 
-def frozen_op(op: Op, *, runs_again: bool = False) -> Op:
+def frozen_op(op: OpWork, *, runs_again: bool = False) -> OpWork:
     """An op whose parameters have no gradients; `runs_again`: an adapter keeps something behind it, so that recompute runs it too."""
     return op._replace(work=replace(op.work, weight_grad=0, moved_weight=0), closes=op.closes and not runs_again)
 
 
-def unreached_op(op: Op) -> Op:
+def unreached_op(op: OpWork) -> OpWork:
     """An op that no gradient reaches."""
     return op._replace(work=replace(op.work, input_grad=0, weight_grad=0, moved_input=0, moved_weight=0))
 
@@ -42,11 +42,11 @@ def trained_elements(block: Block) -> int:
     return sum(size for tensor, size in zip(block.tensors, block.sizes, strict=True) if tensor.group is not Group.FROZEN)
 
 
-def _adapter(load: Workload, name: str, part: str, weight: ParamTensor, a: ParamTensor) -> Op:
+def _adapter(load: Workload, name: str, part: str, weight: ParamTensor, a: ParamTensor) -> OpWork:
     """X Aᵀ and its product with Bᵀ, added to the linear's output, on this rank's widths."""
     rows, columns = weight.shape
     rank, cut = a.shape[0], weight.tp_dim if weight.owner is Owner.TENSOR_PARALLEL else None
     rows, columns = (rows // load.tp if cut == 0 else rows), (columns // load.tp if cut == 1 else columns)
-    work = linear(load, columns, rank) + linear(load, rank, rows)
+    work = linear(columns, rank, load.itemsize) + linear(rank, rows, load.itemsize)
     own_tokens = weight.owner is Owner.REPLICATED
-    return Op(f"{name}.{A_SUFFIX}, {B_SUFFIX}", part, work, weights=rank * (rows + columns), own_tokens=own_tokens)
+    return OpWork(f"{name}.{A_SUFFIX}, {B_SUFFIX}", part, work, weights=rank * (rows + columns), own_tokens=own_tokens)

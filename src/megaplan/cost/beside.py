@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from megaplan.cost.parts import MEMORY, SUM, Part
+from megakernels.facts import MEMORY, SUM, Part
+from megakernels.ops.newton_schulz.facts import num_tiles, tile_side
 from megaplan.spec.models import Spec
 
-SMALLEST_TILE, TRIANGLE_TILE, PRODUCT_ROWS, PRODUCT_COLUMNS = 16, 128, 256, 128
-"""Sides of the tiles of a symmetric product (`megakernels.ops.newton_schulz.sizes`), and of the GEMM library's."""
+PRODUCT_ROWS, PRODUCT_COLUMNS = 256, 128
+"""Sides of the tiles of the GEMM library's products."""
 CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
 """Limits of one launch over many tensors: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
 CLIP_OPERATIONS, ADAMW_OPERATIONS, MUON_OPERATIONS, STEP_OPERATIONS = 2, 2, 11, 3
@@ -128,8 +129,7 @@ def _orthogonalised(each: Matrices, size: int, steps: int, num_sms: int) -> Iter
     tall = each.rows > each.columns
     yield Part("muon.norm", elements * size, 0, 2 * number)
     yield Part("muon.divide", elements * 2 * size, 0, number)
-    side = min(TRIANGLE_TILE, max(SMALLEST_TILE, 1 << (short - 1).bit_length()))
-    triangle = _waves(count * _triangle(short, side), num_sms) * num_sms * 2 * side**2
+    triangle = _waves(count * num_tiles(short, size), num_sms) * num_sms * 2 * tile_side(short, size) ** 2
     yield Part("muon.symmetric", 0, number * steps * triangle * (long + short), 2 * number * steps)
     tiles = _waves(count * -(-short // PRODUCT_ROWS) * -(-long // PRODUCT_COLUMNS), num_sms) * num_sms
     moved = 3 * elements * size * steps
@@ -156,12 +156,6 @@ def muon_operations(spec: Spec, held: Held) -> int:
 def _num_matrices(held: Held) -> int:
     """Tensors that Muon updates."""
     return sum(each.num_tensors for each in held.matrices)
-
-
-def _triangle(rows: int, side: int) -> int:
-    """Tiles of one triangle of a square of `rows`."""
-    tiles = -(-rows // side)
-    return tiles * (tiles + 1) // 2
 
 
 def _waves(tiles: int, num_sms: int) -> int:

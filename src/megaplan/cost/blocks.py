@@ -35,18 +35,24 @@ class EndOps(NamedTuple):
 
 def whole_workload(spec: Spec, dtype: DType) -> Workload:
     """A data rank's microbatch on an unsharded model."""
-    num_tokens, kernels = spec.batch.micro_batch_size * spec.batch.seq_length, spec.host.uses_triton
+    batch, kernels = spec.batch, spec.host.uses_triton
     return Workload(
-        spec.batch.seq_length, num_tokens, dtype.of_products.bytes, gathers=kernels, joins_loss=spec.model.joins_loss(kernels=kernels)
+        batch.seq_length,
+        batch.micro_batch_size * batch.seq_length,
+        dtype.of_products.bytes,
+        gathers=kernels,
+        joins_loss=spec.model.joins_loss(kernels=kernels),
+        packed=spec.data.packing == "documents",
+        relations=spec.model.features.relation_bias is not None,
     )
 
 
 def rank_workload(spec: Spec, dtype: DType) -> Workload:
     """One rank's part of it: the tokens inside a tensor-parallel region, and the degrees that divide widths."""
-    mesh, batch = spec.mesh, spec.batch
-    num_tokens = batch.micro_batch_size * (batch.seq_length // mesh.cp)
-    kernels = spec.host.uses_triton
-    return Workload(batch.seq_length, num_tokens, dtype.of_products.bytes, mesh.tp, mesh.ep, mesh.etp, kernels, kernels)
+    mesh, whole = spec.mesh, whole_workload(spec, dtype)
+    return whole._replace(
+        num_tokens=whole.num_tokens // mesh.cp, tp=mesh.tp, ep=mesh.ep, etp=mesh.etp, cp=mesh.cp, joins_loss=spec.host.uses_triton
+    )
 
 
 def layer_ops(load: Workload, model: Model, block: Block) -> Ops:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from megakernels.facts import Part
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
     Held,
@@ -32,7 +33,6 @@ from megaplan.cost.beside import (
     reduce_parts,
     sum_parts,
 )
-from megaplan.cost.parts import Part
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import Group as Ranks
 from megaplan.cost.transfers import gather_ns

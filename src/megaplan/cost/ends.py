@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from megaplan.blocks.costs import cross_entropy, gather, linear_op, norm, residual_op
-from megaplan.blocks.work import Op, Ops, Work, Workload
+from megakernels.facts import Work
+from megakernels.ops.cross_entropy.facts import LOGITS_AGAIN, Loss, cross_entropy
+from megakernels.ops.library import gather
+from megakernels.ops.rms_norm.facts import FINAL_NORM
+from megaplan.blocks.costs import linear_op, norm_op, residual_op
+from megaplan.blocks.work import Ops, OpWork, Workload
 from megaplan.spec.depths import DepthBlock
 from megaplan.spec.models import Features
 
@@ -17,7 +21,7 @@ def embedding(load: Workload, hidden_size: int, grad_bytes: int, *, vocab_parall
 
     Source: counting operands.
     """
-    return (Op("embedding", PART, gather(load, hidden_size, grad_bytes), own_tokens=not vocab_parallel),)
+    return (OpWork("embedding", PART, gather(hidden_size, load.itemsize, grad_bytes), own_tokens=not vocab_parallel),)
 
 
 def side_embeddings(load: Workload, features: Features, hidden_size: int, grad_bytes: int) -> Ops:
@@ -33,7 +37,7 @@ def side_embeddings(load: Workload, features: Features, hidden_size: int, grad_b
             widths[name] = category.bottleneck
     ops: Ops = ()
     for name, width in widths.items():
-        ops += (Op(f"{name} rows", PART, gather(load, width, grad_bytes), own_tokens=True),)
+        ops += (OpWork(f"{name} rows", PART, gather(width, load.itemsize, grad_bytes), own_tokens=True),)
         ops += (linear_op(load, f"{name}.proj", PART, width, hidden_size, own_tokens=True),)
     return ops
 
@@ -48,11 +52,12 @@ def head(load: Workload, hidden_size: int, vocab_size: int, *, vocab_parallel: b
     vocab, own_tokens = vocab_size // load.tp if vocab_parallel else vocab_size, not vocab_parallel
     logits = linear_op(load, "head", PART, hidden_size, vocab, own_tokens=own_tokens)
     again = Work(input_grad=logits.work.forward, recomputed=logits.work.forward, moved_input=logits.work.moved_forward)
+    loss = Loss(vocab_size, hidden_size, load.num_tokens // load.tp, load.joins_loss)
     return (
-        residual_op(load, PART, hidden_size, "final_norm"),
+        residual_op(load, PART, hidden_size)._replace(name="final_norm", facts=FINAL_NORM),
         logits,
-        Op("cross_entropy", PART, cross_entropy(load, vocab), own_tokens=own_tokens),
-        *((Op("logits again", PART, again, own_tokens=own_tokens),) if load.joins_loss else ()),
+        OpWork("cross_entropy", PART, cross_entropy(vocab, load.itemsize), loss, own_tokens=own_tokens),
+        *((OpWork("logits again", PART, again, LOGITS_AGAIN, own_tokens=own_tokens),) if load.joins_loss else ()),
     )
 
 
@@ -75,7 +80,7 @@ def mtp_depth(
     return (
         *embedding(load, hidden_size, grad_bytes, vocab_parallel=vocab_parallel),
         *sides,
-        Op("hidden_norm, embedding_norm", PART, norm(load, hidden_size) * 2, own_tokens=True),
+        norm_op(load, "hidden_norm, embedding_norm", PART, hidden_size, times=2, own_tokens=True),
         linear_op(load, "proj", PART, 2 * hidden_size, hidden_size, own_tokens=True),
         *(op for block in blocks for op in block.family.work(load, block.section, hidden_size, block.variant)),
         *head(load, hidden_size, vocab_size, vocab_parallel=vocab_parallel),

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from math import isqrt
 
-from megaplan.blocks.work import Op, Workload
-from megaplan.cost.extra import Extra
-from megaplan.cost.kernels import Pass
-from megaplan.cost.parts import PRODUCT, ROUND, SCALED_PRODUCT, Part, Parts, parts_of
+from megakernels.facts import MEMORY, PRODUCT, Part, Pass
+from megakernels.ops.fp8_linear.facts import ROUND, SCALED_PRODUCT, ScaledPass
+from megaplan.blocks.work import OpWork
 from megaplan.cost.rates import Rates
-from megaplan.cost.scaled import ScaledPass
 from megaplan.dtypes import DType
-from megaplan.spec.models import Spec
 
 LIBRARY = "D"
 """Products of plain torch are those of the GEMM library, as dense linears' are."""
 FORWARD, INPUT, WEIGHT = "F", "I", "W"
+Parts = tuple[Part, ...]
 Note = tuple[str, Part, int]
 """The letter of a pass, a kind of kernels in it, and the nanoseconds that it takes."""
 
@@ -36,15 +34,13 @@ class Prices:
     """Times of one dtype's ops on one rank; counts launches as it goes.
 
     Args:
-        spec: A checked spec.
-        rates: Of its device.
-        dtype: Of the weights.
-        load: What a rank has to do.
+        rates: Rates of the device.
+        dtype: Dtype of the weights.
         seen: Notes what runs.
     """
 
-    def __init__(self, spec: Spec, rates: Rates, dtype: DType, load: Workload, seen: Seen) -> None:
-        self._model, self._rates, self._dtype, self._load = spec.model, rates, dtype, load
+    def __init__(self, rates: Rates, dtype: DType, seen: Seen) -> None:
+        self._rates, self._dtype = rates, dtype
         self._seen, self._counts, self._launches = seen, rates.measured is not None, 0
 
     def taken(self) -> int:
@@ -52,7 +48,7 @@ class Prices:
         found, self._launches = self._launches, 0
         return found
 
-    def scaled_ns(self, op: Op, done: ScaledPass, weight_bytes: int, letter: str) -> int:
+    def scaled_ns(self, op: OpWork, done: ScaledPass, weight_bytes: int, letter: str) -> int:
         """One pass of a linear or a bank in eight bits: its copies, then the products."""
         rates, (copies, product) = self._rates, done
         if self._counts and op.is_linear:
@@ -66,15 +62,15 @@ class Prices:
         compute, memory = rates.compute_ns(product.flops, op.part, DType.FP8), rates.memory_ns(product.num_bytes + weight_bytes)
         return rates.memory_ns(copies.num_bytes) + max(compute, memory) + (copies.launches + product.launches) * rates.launch_ns
 
-    def kernels_ns(self, op: Op, done: Pass, weight_bytes: int, num_steps: int, letter: str) -> int:
+    def kernels_ns(self, op: OpWork, done: Pass, weight_bytes: int, num_steps: int, letter: str) -> int:
         """One pass of an op by its kernels."""
         rates, dtype = self._rates, self._dtype if op.weights else self._dtype.of_products
         if self._counts:
             moved = done._replace(num_bytes=done.num_bytes + weight_bytes)
             if op.is_linear:
                 return self.parts_ns(op, (Part(PRODUCT, moved.num_bytes, moved.flops, moved.launches),), 0, letter)
-            parts = parts_of(self._model, self._load, op, moved, backward=letter == INPUT)
-            if parts is not None:
+            parts = moved.parts() if moved.kinds else () if moved.flops else (Part(MEMORY, moved.num_bytes, 0, moved.launches),)
+            if parts:
                 return self.parts_ns(op, parts, num_steps, letter)
             self._launches += done.launches
             self._seen.kinds.add(op.name)
@@ -82,7 +78,7 @@ class Prices:
         steps = num_steps * rates.step_ns * (1 + (letter == INPUT))
         return max(compute, memory, steps) + done.launches * rates.launch_ns
 
-    def parts_ns(self, op: Op, parts: Parts, num_steps: int, letter: str, dtype: DType | None = None) -> int:
+    def parts_ns(self, op: OpWork, parts: Parts, num_steps: int, letter: str, dtype: DType | None = None) -> int:
         """Kinds of kernels one after another."""
         rates, total = self._rates, 0
         used = dtype or (self._dtype if op.weights else self._dtype.of_products)
@@ -99,10 +95,8 @@ class Prices:
                 self._seen.notes.append((place, part._replace(steps=num_steps), took))
         return total
 
-    def run_ns(self, op: Op, fused_ns: int, plain: Extra | None) -> int:
+    def run_ns(self, op: OpWork, fused_ns: int, plain: Pass) -> int:
         """A pass by one kernel, or as plain torch; products that stay in the weights' dtype take as long there as in one kernel."""
-        if plain is None:
-            return fused_ns
         rates = self._rates
         memory, launched = rates.memory_ns(plain.num_bytes), plain.launches * rates.launch_ns
         if plain.is_fp32:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+from megakernels.facts import Part
 from megaplan.cost.beside import adamw_parts, clip_parts, gather_parts, muon_parts, reduce_parts, sum_parts
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.data import (
@@ -23,7 +24,6 @@ from megaplan.cost.data import (
     local_elements,
     part_ns,
 )
-from megaplan.cost.parts import Part
 from megaplan.cost.prices import Note, Seen
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time

@@ -8,8 +8,16 @@ Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent ste
   at most `capacity_factor` times.
 - dp axes divide nothing: a microbatch is a data rank's.
 
-An operation that megarun runs as plain torch takes what `megaplan.cost.plain` says instead, and one that several kernels of megakernels run
-what `megaplan.cost.kernels` says; linears and banks in eight bits take what `megaplan.cost.scaled` and `scaled_experts` say.
+An operation that megarun runs by kernels of megakernels, or as plain torch, takes what its facts say of these instead, and so do linears
+and banks in eight bits (`megakernels.ops.<operation>.facts`). Kernels of an operation hand intermediates to one another through memory,
+make products again, and are launched one by one:
+
+    max(FLOPs / reached peak, bytes / reached bandwidth, dependent steps · step) + launches · launch
+
+In plain torch every intermediate goes through memory, in fp32; some kernels are bound by their launch and others by their work, so a pass
+takes
+
+    √((launches · launch)² + (bytes / bandwidth + FLOPs / fp32 peak)²)
 
 W is what a split backward of megarun leaves for later: the weight gradients of linears, the head included. Those of expert banks, router,
 convolutions and the recurrence are made together with I. Recompute is part of I: `full` runs the block again without the product that ends
@@ -21,16 +29,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
-from megaplan.blocks.work import Op, Ops, Workload
+from megakernels.facts import ADD, Part, Pass, Passes
+from megakernels.ops.fp8_linear.facts import ScaledPasses
+from megaplan.blocks.work import Ops, OpWork, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
-from megaplan.cost.kernels import Kernels, Pass
-from megaplan.cost.parts import ADD, Part
-from megaplan.cost.plain import PlainTorch
+from megaplan.cost.low_precision import EightBits, sharing
 from megaplan.cost.prices import FORWARD, INPUT, WEIGHT, Prices, Seen
 from megaplan.cost.rates import Rates, rates_of
-from megaplan.cost.scaled import ScaledLinears, ScaledPass, in_eight_bits, sharing
-from megaplan.cost.scaled_experts import ScaledBank
 from megaplan.cost.transfers import (
     Transfers,
     block_transfers,
@@ -43,9 +50,6 @@ from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import Spec
-
-Passed = tuple[Op, tuple[ScaledPass, ScaledPass, ScaledPass] | None]
-"""An op, and F, I and W of a linear or a bank in eight bits; None for other ops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +223,24 @@ def _waiting(transfers: Transfers) -> LayerTime:
     return LayerTime(transfers.forward_ns, transfers.input_ns)
 
 
+class _Passes(NamedTuple):
+    """The passes of one operation.
+
+    Attributes:
+        op: The operation.
+        scaled: F, I and W of a linear or a bank in eight bits; None for other operations.
+        kernels: Forward and backward by Triton kernels; None for one kernel that is ideal.
+        plain: Forward and backward by plain torch, where that runs.
+    """
+
+    op: OpWork
+    scaled: ScaledPasses | None
+    kernels: Passes | None
+    plain: Passes | None
+
+
 class _Timer:
-    """Times ops of one dtype on one rank."""
+    """Times operations of one dtype on one rank."""
 
     def __init__(
         self,
@@ -235,49 +255,33 @@ class _Timer:
     ) -> None:
         load = rank_workload(spec, dtype)
         self.load: Workload = load._replace(gathers=True) if scaled else load
-        self._dtype, self._grad_bytes = dtype, spec.precision.grads.bytes
-        self._skew, self._plain = _skew(spec), None if fused else PlainTorch(spec, self.load)
-        self._kernels = Kernels(spec, self.load)
-        self._scaled = ScaledLinears(spec, dtype.of_products.bytes) if scaled else None
-        self._bank = ScaledBank(spec, self.load, self._grad_bytes, policy) if scaled else None
-        self._prices, self._counts = Prices(spec, rates, dtype, self.load, seen or Seen()), rates.measured is not None
+        self._dtype, self._grad_bytes, self._skew = dtype, spec.precision.grads.bytes, _skew(spec)
+        self._is_own = spec.host.name == "megarun"
+        self._runs_kernels, self._runs_plain = self._is_own and spec.host.uses_triton, self._is_own and not fused
+        self._scaled = EightBits(spec, dtype.of_products.bytes, policy) if scaled else None
+        self._prices, self._counts = Prices(rates, dtype, seen or Seen()), rates.measured is not None
 
     def time(self, ops: Ops) -> LayerTime:
-        """F, I and W of ops one after another."""
-        found = self._scaled_passes(ops)
-        forward, launched = self._forwards_ns(found), self._prices.taken()
-        inputs = sum(
-            self._input_ns(op) if passes is None else self._prices.scaled_ns(op, passes[1], 0, INPUT) for op, passes in found
-        ) + self._sums_ns(ops)
-        weights = sum(
-            self._weight_ns(op)
-            if passes is None
-            else self._prices.scaled_ns(op, passes[2], op.weights * 2 * self._grad_bytes * op.is_linear, WEIGHT)
-            for op, passes in found
-        )
-        return LayerTime(forward, inputs, weights, launched, self._prices.taken())
+        """F, I and W of operations one after another."""
+        found = self._passes(ops)
+        forward, launched = sum(map(self._forward_ns, found)), self._prices.taken()
+        inputs = sum(map(self._input_ns, found)) + self._sums_ns(ops)
+        return LayerTime(forward, inputs, sum(map(self._weight_ns, found)), launched, self._prices.taken())
 
     def again(self, ops: Ops) -> LayerTime:
-        """F of ops one after another, before their backward."""
-        return LayerTime(input_ns=self._forwards_ns(self._scaled_passes(ops)), backward_launches=self._prices.taken())
+        """F of operations one after another, before their backward."""
+        return LayerTime(input_ns=sum(map(self._forward_ns, self._passes(ops))), backward_launches=self._prices.taken())
 
-    def _forwards_ns(self, found: Sequence[Passed]) -> int:
-        return sum(self._forward_ns(op) if passes is None else self._prices.scaled_ns(op, passes[0], 0, FORWARD) for op, passes in found)
-
-    def _scaled_passes(self, ops: Ops) -> list[Passed]:
-        """Passes of linears and banks in eight bits; None for other ops."""
-        if self._scaled is None or self._bank is None:
-            return [(op, None) for op in ops]
-        shared = sharing(ops)
-        return [
-            (
-                op,
-                self._scaled.passes(op, self._tokens(op), shares=index in shared)
-                if in_eight_bits(op)
-                else self._bank.passes(op, self._tokens(op)),
-            )
-            for index, op in enumerate(ops)
-        ]
+    def _passes(self, ops: Ops) -> list[_Passes]:
+        shared = sharing(ops) if self._scaled is not None else frozenset[int]()
+        found = []
+        for index, op in enumerate(ops):
+            tokens, facts = self._tokens(op), op.facts
+            scaled = None if self._scaled is None else self._scaled.passes(op, tokens, shares=index in shared)
+            kernels = facts.kernels(op.work, tokens) if facts is not None and self._runs_kernels and scaled is None else None
+            plain = facts.plain(op.work, tokens) if facts is not None and self._runs_plain and kernels is None and scaled is None else None
+            found.append(_Passes(op, scaled, kernels, plain))
+        return found
 
     def _sums_ns(self, ops: Ops) -> int:
         """Gradients of one input that several linears read, added up; linears in eight bits have them among their copies."""
@@ -290,41 +294,45 @@ class _Timer:
             found += self._prices.parts_ns(op, (added,), 0, INPUT)
         return found
 
-    def _forward_ns(self, op: Op) -> int:
-        passes, weights = self._kernels.passes(op, self._tokens(op)), op.weights * self._dtype.bytes
-        if passes is not None:
-            fused = self._prices.kernels_ns(op, passes[0], weights, op.num_steps, FORWARD)
-        else:
-            fused = self._pass_ns(op, op.work.forward, op.work.moved_forward, weights, op.num_steps, FORWARD)
-        return fused if self._plain is None else self._prices.run_ns(op, fused, self._plain.forward(op, self._tokens(op)))
+    def _forward_ns(self, passes: _Passes) -> int:
+        op, scaled, kernels, plain = passes
+        if scaled is not None:
+            return self._prices.scaled_ns(op, scaled[0], 0, FORWARD)
+        done = kernels[0] if kernels is not None else self._ideal(op, op.work.forward, op.work.moved_forward)
+        fused = self._prices.kernels_ns(op, done, op.weights * self._dtype.bytes, op.num_steps, FORWARD)
+        return fused if plain is None else self._prices.run_ns(op, fused, plain[0])
 
-    def _input_ns(self, op: Op) -> int:
-        """I; for an op that is no linear, with its weight gradient, in one pass over memory."""
+    def _input_ns(self, passes: _Passes) -> int:
+        """I; for an operation that is no linear, with its weight gradient, in one pass over memory."""
+        op, scaled, kernels, plain = passes
+        if scaled is not None:
+            return self._prices.scaled_ns(op, scaled[1], 0, INPUT)
         flops, moved, weights = op.work.input_grad, op.work.moved_input, op.weights * self._dtype.bytes
         if op.is_linear and not flops:
             return 0
         if not op.is_linear:
             flops, moved = flops + op.work.weight_grad, moved + op.work.moved_weight
             weights += op.weights * 2 * self._grad_bytes if op.work.weight_grad else 0
-        passes = self._kernels.passes(op, self._tokens(op))
-        if passes is not None:
-            fused = self._prices.kernels_ns(op, passes[1], weights, op.num_steps, INPUT)
-        else:
-            fused = self._pass_ns(op, flops, moved, weights, op.num_steps, INPUT)
-        return fused if self._plain is None else self._prices.run_ns(op, fused, self._plain.backward(op, self._tokens(op)))
+        done = kernels[1] if kernels is not None else self._ideal(op, flops, moved)
+        fused = self._prices.kernels_ns(op, done, weights, op.num_steps, INPUT)
+        return fused if plain is None else self._prices.run_ns(op, fused, plain[1])
 
-    def _weight_ns(self, op: Op) -> int:
+    def _weight_ns(self, passes: _Passes) -> int:
         """W: a linear's product, added to the gradient that accumulates."""
+        op, scaled, _, _ = passes
+        summed = op.weights * 2 * self._grad_bytes * op.is_linear
+        if scaled is not None:
+            return self._prices.scaled_ns(op, scaled[2], summed, WEIGHT)
         if not op.is_linear or not op.work.weight_grad:
             return 0
-        return self._pass_ns(op, op.work.weight_grad, op.work.moved_weight, op.weights * 2 * self._grad_bytes, 0, WEIGHT)
+        return self._prices.kernels_ns(op, self._ideal(op, op.work.weight_grad, op.work.moved_weight), summed, 0, WEIGHT)
 
-    def _pass_ns(self, op: Op, flops: int, moved_bytes: int, weight_bytes: int, num_steps: int, letter: str) -> int:
-        """One pass of an op by one kernel; `flops` and `moved_bytes` are per token."""
+    def _ideal(self, op: OpWork, flops: int, moved_bytes: int) -> Pass:
+        """One pass of an operation by one kernel; `flops` and `moved_bytes` are per token."""
         tokens = self._tokens(op)
-        return self._prices.kernels_ns(op, Pass(moved_bytes * tokens, flops * tokens, 1), weight_bytes, num_steps, letter)
+        return Pass(moved_bytes * tokens, flops * tokens, 1)
 
-    def _tokens(self, op: Op) -> int:
+    def _tokens(self, op: OpWork) -> int:
         tokens = self.load.num_tokens // (self.load.tp if op.own_tokens else 1)
         return -(-tokens * self._skew.numerator // self._skew.denominator) if op.is_routed else tokens
 

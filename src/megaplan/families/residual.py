@@ -10,13 +10,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal, NamedTuple
 
-from megaplan.blocks.costs import FP32_BYTES
-from megaplan.blocks.costs import norm as norm_work
+from megakernels.facts import SUMS_BYTES, Work
+from megakernels.ops.rms_norm.facts import norm as norm_work
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import INPUT, SHARED, BlockProgram, Op, reshape
 from megaplan.blocks.storages import Shapes, storages
-from megaplan.blocks.work import Op as WorkOp
-from megaplan.blocks.work import Ops, Work, Workload
+from megaplan.blocks.work import Ops, OpWork, Workload
 from megaplan.columns import Column
 from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.tensors import Group, Init, ParamTensor
@@ -150,15 +149,15 @@ def work_of(path: ResidualPath, load: Workload, ops: Ops, hidden_size: int) -> O
         return ops
     more = norm_operations(path.norm, load, hidden_size) if path.placement == "both" else ()
     if path.norm == "layernorm":
-        statistic = Work(moved_forward=FP32_BYTES, moved_input=FP32_BYTES)
+        statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
         ops = (ops[0]._replace(work=ops[0].work + statistic), *ops[1:])
     return (*ops, *more)
 
 
 def norm_operations(kind: NormKind, load: Workload, hidden_size: int, name: str = "post_norm") -> Ops:
     """A norm of the rank's own tokens, by itself."""
-    statistic = Work(moved_forward=FP32_BYTES, moved_input=FP32_BYTES) if kind == "layernorm" else Work()
-    return (WorkOp(name, "head", norm_work(load, hidden_size) + statistic, own_tokens=True),)
+    statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES) if kind == "layernorm" else Work()
+    return (OpWork(name, "head", norm_work(hidden_size, load.itemsize) + statistic, own_tokens=True),)
 
 
 def norm_op(name: str, kind: NormKind, reads: str, makes: str, *, prefix: str = "", params: tuple[str, str] | None = None) -> Op:

@@ -16,8 +16,8 @@ from functools import partial
 from math import exp, fsum, log, sqrt
 from typing import Any, NamedTuple
 
+from megakernels.facts import MEMORY, PRODUCT
 from megaplan.cost.kinds import at_peak, kind_counts
-from megaplan.cost.parts import MEMORY, PRODUCT
 from megaplan.cost.rates import LINEARS, rates_with
 from megaplan.cost.replay import ReplayTimer
 from megaplan.devices import load_device

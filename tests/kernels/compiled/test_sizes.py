@@ -22,7 +22,7 @@ from torch import Tensor
 import megakernels
 import megakernels._common.tiles  # imported before a test has kernels chosen: they are compiled, not interpreted
 from megakernels._common import device
-from megakernels.ops.indexed_attention.sizes import difference_constants, select_constants
+from megakernels.ops.indexed_attention.facts import difference_constants, select_constants
 from megakernels.ops.moe import grouped
 
 BY_NAME = {case.name: case for case in CASES}

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from megakernels import attention, attention_pieces, attention_pieces_backward
-from megakernels.ops.attention import choice, reference, sizes
+from megakernels.ops.attention import choice, facts, reference
 from megakernels.ops.attention.inputs import Attention
 from megakernels.ops.attention.relations import relations_gradient
 
@@ -24,10 +24,10 @@ SMALL = 32
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for tiles in (sizes.TILES, sizes.BENT_TILES):
+    for tiles in (facts.TILES, facts.BENT_TILES):
         for name, each in tiles.items():
             monkeypatch.setitem(tiles, name, {key: tile._replace(queries=SMALL, keys=SMALL) for key, tile in each.items()})
-    monkeypatch.setattr(sizes, "RELATION_TILE", {"N": 16, "R": 4})
+    monkeypatch.setattr(facts, "RELATION_TILE", {"N": 16, "R": 4})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # flex_attention says that it is slow where it is not compiled
         yield
@@ -191,7 +191,7 @@ def test_no_positions() -> None:
 
 
 def test_what_stays_with_the_reference() -> None:
-    q, relations = torch.empty(1, 1, 1, sizes.BENT_WIDTH + 1, dtype=torch.bfloat16), torch.empty(1, 1)
+    q, relations = torch.empty(1, 1, 1, facts.BENT_WIDTH + 1, dtype=torch.bfloat16), torch.empty(1, 1)
     given = Attention(q, q, q, None, 1.0, None, cap=1.0)
     assert choice.runs_kernels(given)
     assert choice.runs_kernels(given._replace(relations=relations, cap=None))

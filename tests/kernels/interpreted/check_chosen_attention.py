@@ -17,14 +17,14 @@ from megakernels import (
     indexed_attention_choice,
     indexed_attention_pieces_choice,
 )
-from megakernels.ops import chosen_attention as chosen_op
-from megakernels.ops import indexed_attention as indexed_op
-from megakernels.ops.attention import sizes as attention_sizes
+from megakernels.ops.attention import facts as attention_sizes
+from megakernels.ops.chosen_attention import op as chosen_op
 from megakernels.ops.chosen_attention import pieces as chosen_pieces
 from megakernels.ops.chosen_attention import reference
+from megakernels.ops.indexed_attention import facts as indexed_sizes
+from megakernels.ops.indexed_attention import op as indexed_op
 from megakernels.ops.indexed_attention import pieces as indexed_pieces
 from megakernels.ops.indexed_attention import reference as indexed_reference
-from megakernels.ops.indexed_attention import sizes as indexed_sizes
 from megakernels.ops.indexed_attention.bits import choice_like
 from megakernels.ops.indexed_attention.pieces import Settings
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from megakernels import cross_entropy, linear_cross_entropy, slice_gradient, slice_statistics
 from megakernels.ops.cross_entropy import kernel, reference
-from megakernels.ops.linear_cross_entropy import slices
+from megakernels.ops.linear_cross_entropy import facts as linear_facts
 
 BY_NAME = {case.name: case for case in CASES}
 EACH = pytest.mark.parametrize("case", [BY_NAME[name] for name in ("cross_entropy", "linear_cross_entropy")], ids=lambda case: case.name)
@@ -45,7 +45,7 @@ def test_gradient_of_a_sum(case: Case) -> None:
 @pytest.mark.parametrize("rows_and_words", [7, 70])
 def test_slices_of_the_product(dtype: torch.dtype, rows_and_words: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of one word and of ten."""
-    monkeypatch.setattr(slices, "SLICE_ELEMENTS", rows_and_words)
+    monkeypatch.setattr(linear_facts, "SLICE_ELEMENTS", rows_and_words)
     check_values(BY_NAME["linear_cross_entropy"], 7, dtype, reference)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from megakernels import gated_delta, gated_delta_piece, gated_delta_piece_backward
-from megakernels.ops.gated_delta import kernel, reference, sizes
+from megakernels.ops.gated_delta import facts, kernel, reference
 from megakernels.ops.gated_delta.choice import chosen
 from megakernels.ops.gated_delta.inputs import GRADIENTS, DeltaRule
 from megakernels.ops.gated_delta.piece import DeltaSettings
@@ -122,8 +122,8 @@ def independent(given: dict[str, Any]) -> Tensor:
 def test_random_shapes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In fp32 also with the larger tile that other dtypes have, so that all of it is held to fp32's bound."""
     given, dtype, tile = drawn(seed)
-    monkeypatch.setitem(sizes.LARGEST_TILE, torch.float32, tile)
-    monkeypatch.setattr(sizes, "PART_BYTES", 1 if seed % 3 == 0 else sizes.PART_BYTES)
+    monkeypatch.setitem(facts.LARGEST_TILE, torch.float32.itemsize, tile)
+    monkeypatch.setattr(facts, "PART_BYTES", 1 if seed % 3 == 0 else facts.PART_BYTES)
     narrow = given | {name: given[name].to(dtype).requires_grad_() for name in GRADIENTS}
     wide = given | {name: narrow[name].detach().double().requires_grad_() for name in GRADIENTS}
     expected = independent(wide)
@@ -244,9 +244,12 @@ def test_positions_beyond_32_bit_offsets() -> None:
     assert torch.equal(gated_delta(**{**one, "v": far}, **settings), gated_delta(**one, **settings))
 
 
-@pytest.mark.parametrize("dtype", list(sizes.LARGEST_WIDTHS), ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
-    (keys, values), nothing = sizes.LARGEST_WIDTHS[dtype], DeltaRule._make([None] * len(DeltaRule._fields))
+    (keys, values), nothing = (
+        facts.LARGEST_WIDTHS[dtype.itemsize],
+        DeltaRule._make([None] * len(DeltaRule._fields))._replace(decay=torch.empty(1, 1, 1)),
+    )
     for key_width, value_width, expected in ((keys, values, kernel), (keys + 1, 8, reference), (8, values + 1, reference)):
         q, v = torch.empty(1, 1, 1, key_width, dtype=dtype), torch.empty(1, 1, 1, value_width, dtype=dtype)
         assert chosen(nothing._replace(q=q, k=q, v=v)) is expected

@@ -26,8 +26,8 @@ from megakernels import (
     indexed_attention_pieces,
     indexed_attention_pieces_backward,
 )
-from megakernels.ops.attention import sizes as attention_sizes
-from megakernels.ops.indexed_attention import choice, reference, sizes
+from megakernels.ops.attention import facts as attention_sizes
+from megakernels.ops.indexed_attention import choice, facts, reference
 from megakernels.ops.indexed_attention.inputs import Arguments
 from megakernels.ops.indexed_attention.pieces import Settings
 
@@ -47,13 +47,13 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for tables in (attention_sizes.TILES, attention_sizes.MASKED_TILES):
         for name, tiles in tables.items():
             monkeypatch.setitem(tables, name, {key: tile._replace(queries=SMALL, keys=SMALL) for key, tile in tiles.items()})
-    for name, tiles in sizes.INDEX_TILES.items():  # of their shipped proportions: a tile of gradients may be less than one of scores
+    for name, tiles in facts.INDEX_TILES.items():  # of their shipped proportions: a tile of gradients may be less than one of scores
         halves = {key: tile._replace(queries=tile.queries // 2, keys=tile.keys // 2) for key, tile in tiles.items()}
-        monkeypatch.setitem(sizes.INDEX_TILES, name, halves)
-    monkeypatch.setattr(sizes, "INDEX_TILE", SMALL)
-    for key, tile in sizes.MASS_TILES.items():
-        monkeypatch.setitem(sizes.MASS_TILES, key, tile._replace(queries=SMALL, keys=SMALL))
-    monkeypatch.setattr(sizes, "CHUNK_ELEMENTS", 1)
+        monkeypatch.setitem(facts.INDEX_TILES, name, halves)
+    monkeypatch.setattr(facts, "INDEX_TILE", SMALL)
+    for key, tile in facts.MASS_TILES.items():
+        monkeypatch.setitem(facts.MASS_TILES, key, tile._replace(queries=SMALL, keys=SMALL))
+    monkeypatch.setattr(facts, "CHUNK_ELEMENTS", 1)
 
 
 @EACH_PACKED
@@ -321,9 +321,9 @@ def test_rows_that_one_program_does_not_hold(monkeypatch: pytest.MonkeyPatch) ->
     numbers = {"scale": 0.3, "top_k": 60, "loss_factor": 1.0, "eps": 1e-5, "window": None}
     arguments = Drawn(tensors, *table, None, numbers).arguments()
     expected = choice.forward(arguments)
-    assert sizes.select_constants(arguments.k.shape[1])[0]["HELD"]
-    monkeypatch.setattr(sizes, "LARGEST_HELD", 128)
-    assert not sizes.select_constants(arguments.k.shape[1])[0]["HELD"]
+    assert facts.select_constants(arguments.k.shape[1])[0]["HELD"]
+    monkeypatch.setattr(facts, "LARGEST_HELD", 128)
+    assert not facts.select_constants(arguments.k.shape[1])[0]["HELD"]
     found = choice.forward(arguments)
     assert all(torch.equal(found[index], expected[index]) for index in range(3))
     assert rms_ratio(found[3], expected[3]) < TOLERANCE[torch.float32]

@@ -13,7 +13,7 @@ from op_makers import BATCH, Case, document_starts
 from torch import Tensor
 
 from megakernels import m2rnn, m2rnn_piece, m2rnn_piece_backward
-from megakernels.ops.m2rnn import kernel, reference, sizes
+from megakernels.ops.m2rnn import facts, kernel, reference
 from megakernels.ops.m2rnn.choice import chosen
 from megakernels.ops.m2rnn.inputs import Recurrence
 
@@ -66,7 +66,7 @@ def test_spans_and_segments_change_nothing_but_rounding(monkeypatch: pytest.Monk
     """One span, a span for each segment (bitwise the same), and segments of another length."""
     inputs = BY_NAME["m2rnn"].make(19, torch.float32)
     whole = run(in_segments_of(8), inputs)
-    monkeypatch.setattr(sizes, "PARTS_BYTES", 1)
+    monkeypatch.setattr(facts, "PARTS_BYTES", 1)
     assert all(torch.equal(a, b) for a, b in zip(run(in_segments_of(8), inputs), whole, strict=True))
     other = run(in_segments_of(50), inputs)
     assert max(rms_ratio(a, b) for a, b in zip(other, whole, strict=True)) < TOLERANCE[torch.float32]
@@ -136,7 +136,7 @@ def test_no_positions(shape: tuple[int, int]) -> None:
 
 
 def test_large_states_stay_with_the_reference() -> None:
-    keys, values, nothing = sizes.LARGEST_KEYS, sizes.LARGEST_VALUES, Recurrence._make([None] * len(Recurrence._fields))
+    keys, values, nothing = facts.LARGEST_KEYS, facts.LARGEST_VALUES, Recurrence._make([None] * len(Recurrence._fields))
     for key_width, value_width, expected in ((keys, values, kernel), (keys + 1, values, reference), (keys, values + 1, reference)):
         given = nothing._replace(q=torch.empty(1, 1, key_width), v=torch.empty(1, 1, 1, value_width))
         assert chosen(given) is expected

@@ -22,7 +22,7 @@ from op_makers import per_document
 from torch import Tensor
 
 from megakernels import mamba3, mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
-from megakernels.ops.mamba3 import kernel, reference, sizes
+from megakernels.ops.mamba3 import facts, kernel, reference
 from megakernels.ops.mamba3.choice import chosen
 from megakernels.ops.mamba3.chunk import GRADIENTS, Scan
 from megakernels.ops.mamba3.piece import Settings
@@ -214,7 +214,7 @@ def test_pieces_are_the_whole(rank: int, num_angles: int, packed: bool, counts: 
 
 def test_fewer_segments_at_once_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """State and its gradient pass from one part of the segments to the next."""
-    monkeypatch.setattr(sizes, "STATES_BYTES", 1)
+    monkeypatch.setattr(facts, "STATES_BYTES", 1)
     given, _ = drawn(6)
     given |= {"save_every": 5} | {name: given[name].float() for name in GRADIENTS if given[name] is not None}
     scan = Scan(**given)
@@ -252,15 +252,15 @@ def test_strided_operands_have_the_bits_of_dense_ones() -> None:
     assert all(a is None or torch.equal(a, b) for a, b in zip(*again, strict=True))
 
 
-@pytest.mark.parametrize("dtype", list(sizes.LARGEST_WIDTH), ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
-    widest, widest_state = sizes.LARGEST_WIDTH[dtype]
+    widest, widest_state = facts.LARGEST_WIDTH[dtype.itemsize]
 
     def given(width: int, state: int, rank: int = 1) -> Scan:
         x, keys = torch.empty(1, 1, 1, width, dtype=dtype), torch.empty(1, 1, rank, 1, state, dtype=dtype)
         return Scan(x, x, keys, keys, *(None,) * 12, 16, 16, False)
 
-    assert chosen(given(widest, widest_state, sizes.LARGEST_RANK)) is kernel
-    others = given(widest + 1, 8), given(8, widest_state + 1), given(8, 8, sizes.LARGEST_RANK + 1), given(8, 1), given(0, 8)
+    assert chosen(given(widest, widest_state, facts.LARGEST_RANK)) is kernel
+    others = given(widest + 1, 8), given(8, widest_state + 1), given(8, 8, facts.LARGEST_RANK + 1), given(8, 1), given(0, 8)
     assert all(chosen(each) is reference for each in others)
     assert chosen(given(8, 8)._replace(z=torch.empty(1, 1, 1, 8, dtype=torch.float64))) is reference

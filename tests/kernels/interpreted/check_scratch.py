@@ -9,18 +9,19 @@ from scratch_checks import BF16, DTYPES, FP32, PACKED, check, make_idle, starts_
 from torch import Tensor
 
 from megakernels import scratch_bytes, use_kernels
-from megakernels.ops import attention as attention_op
-from megakernels.ops import indexed_attention as indexed_op
-from megakernels.ops import m2rnn as m2rnn_op
-from megakernels.ops import mamba3 as mamba3_op
-from megakernels.ops import ssd as ssd_op
+from megakernels.ops.attention import facts as attention_facts
+from megakernels.ops.attention import op as attention_op
 from megakernels.ops.attention import pieces as attention_pieces
+from megakernels.ops.indexed_attention import facts as indexed_sizes
+from megakernels.ops.indexed_attention import op as indexed_op
 from megakernels.ops.indexed_attention import pieces as indexed_pieces
-from megakernels.ops.indexed_attention import sizes as indexed_sizes
+from megakernels.ops.m2rnn import facts as m2rnn_sizes
+from megakernels.ops.m2rnn import op as m2rnn_op
 from megakernels.ops.m2rnn import piece as m2rnn_piece
-from megakernels.ops.m2rnn import sizes as m2rnn_sizes
+from megakernels.ops.mamba3 import facts as mamba3_sizes
+from megakernels.ops.mamba3 import op as mamba3_op
 from megakernels.ops.mamba3 import piece as mamba3_piece
-from megakernels.ops.mamba3 import sizes as mamba3_sizes
+from megakernels.ops.ssd import op as ssd_op
 from megakernels.ops.ssd import piece as ssd_piece
 
 NO_LIMITS = 0.0, math.inf
@@ -79,7 +80,7 @@ def test_attention(shape: tuple[int, ...], packed: bool) -> None:
 def test_attention_with_relations(shape: tuple[int, ...], cap: float | None, packed: bool) -> None:
     """Backward also one number per key and head; sinks need no more than that."""
     batch, num_positions, heads, _, width, value_width = shape
-    if cap is not None and max(width, value_width) > attention_op.sizes.BENT_WIDTH:
+    if cap is not None and max(width, value_width) > attention_facts.BENT_WIDTH:
         return
     inputs, starts = attention_inputs(shape, BF16), starts_of(batch, num_positions, packed)
     bias = torch.empty(batch, 2 * num_positions, dtype=torch.int32)[:, ::2], torch.empty(heads, 3, dtype=BF16).T

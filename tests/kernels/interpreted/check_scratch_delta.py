@@ -7,9 +7,9 @@ import torch
 from scratch_checks import BF16, DTYPES, FP32, PACKED, check, make_idle, starts_of
 from torch import Tensor
 
-from megakernels.ops import gated_delta as delta_op
+from megakernels.ops.gated_delta import facts as delta_sizes
+from megakernels.ops.gated_delta import op as delta_op
 from megakernels.ops.gated_delta import piece as delta_piece
-from megakernels.ops.gated_delta import sizes as delta_sizes
 
 
 @pytest.fixture(autouse=True)

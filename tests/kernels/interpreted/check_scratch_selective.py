@@ -7,7 +7,7 @@ import torch
 from scratch_checks import BF16, DTYPES, FP32, PACKED, check, make_idle, starts_of
 from torch import Tensor
 
-from megakernels.ops import selective_scan as selective_op
+from megakernels.ops.selective_scan import op as selective_op
 from megakernels.ops.selective_scan import piece as selective_piece
 
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels import selective_scan, selective_scan_piece, selective_scan_piece_backward
-from megakernels.ops.selective_scan import reference, sizes
+from megakernels.ops.selective_scan import facts, reference
 from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScan
+from megakernels.ops.selective_scan.sizes import accepts
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("selective_scan")}
 EACH = pytest.mark.parametrize("name", BY_NAME)
@@ -177,6 +178,6 @@ def test_no_positions(shape: tuple[int, int]) -> None:
 
 def test_what_stays_with_the_reference() -> None:
     empty = torch.empty(1, 1, 2)
-    given = SelectiveScan(empty, empty, torch.empty(2, sizes.LARGEST_STATE), empty, empty, empty, empty, None, 1)
-    assert sizes.accepts(given)
-    assert not sizes.accepts(given._replace(A_log=torch.empty(2, sizes.LARGEST_STATE + 1)))
+    given = SelectiveScan(empty, empty, torch.empty(2, facts.LARGEST_STATE), empty, empty, empty, empty, None, 1)
+    assert accepts(given)
+    assert not accepts(given._replace(A_log=torch.empty(2, facts.LARGEST_STATE + 1)))

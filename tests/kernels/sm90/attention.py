@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
+from megakernels.ops.attention.facts import RELATION_TILE, constants, key_parts
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel, attention_relation_kernel
 from megakernels.ops.attention.kernel_forward import attention_forward_kernel
-from megakernels.ops.attention.sizes import RELATION_TILE, constants, key_parts
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 KERNELS = {"forward": attention_forward_kernel, "query": attention_query_kernel, "key": attention_key_kernel}
@@ -47,14 +47,14 @@ def configurations() -> dict[str, Any]:
         strides = [f"{name}_stride_{axis}" for name in ("grad", "q", "k", "v") for axis in "bth"]
         types |= dict.fromkeys((*ALIGNED, *strides), "i32:16")
         for key, function in KERNELS.items():
-            numbers, options = constants(key, width, value_width, DTYPES[dtype], bent=flags["CAPPED"] or flags["HAS_RELATIONS"])
+            numbers, options = constants(key, width, value_width, DTYPES[dtype].itemsize, bent=flags["CAPPED"] or flags["HAS_RELATIONS"])
             name = (
                 f"{width}/{value_width} {dtype}{' ' * any(flags.values())}{', '.join(word for flag, word in WORDS.items() if flags[flag])}"
             )
             if key != "key":
                 found[f"attention {key} {name}"] = (function, types, {**flags, **numbers}, options)
                 continue
-            for part in key_parts(width, value_width, DTYPES[dtype], relations=flags["HAS_RELATIONS"]):
+            for part in key_parts(width, value_width, DTYPES[dtype].itemsize, relations=flags["HAS_RELATIONS"]):
                 made = " and ".join(gradient for gradient, wanted in zip(("k", "v", "added"), part.values(), strict=True) if wanted)
                 pieces = {"NUM_PIECES": 2 if flags["ZIG_ZAG"] else 1, **part}
                 found[f"attention {key}, {made}, {name}"] = (function, types, {**flags, **numbers, **pieces}, options)

@@ -4,16 +4,16 @@ from typing import Any
 
 import torch
 
-from megakernels.ops.fp8_linear import kernel, sizes
+from megakernels.ops.fp8_linear import facts, kernel
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-SCALED = {"whole": sizes.WHOLE, "rows": sizes.BY_ROW, "columns": sizes.BY_COLUMN}
+SCALED = {"whole": facts.WHOLE, "rows": facts.BY_ROW, "columns": facts.BY_COLUMN}
 SIZES = ("num_rows", "num_columns", "stride", "copy_rows", "copy_columns", "num", "num_padded")
 
 
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    options, tile = {"num_warps": kernel.NUM_WARPS}, {"SIDE": sizes.TILE}
+    options, tile = {"num_warps": kernel.NUM_WARPS}, {"SIDE": facts.TILE}
     counts = dict.fromkeys(SIZES, "i32:16")
     for dtype in ("bf16", "fp32"):
         types = {"x": f"*{dtype}", "scales": "*fp32", "maxima": "*i32", "data": "*u8", "low": "*u8"} | counts

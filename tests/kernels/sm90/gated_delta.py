@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from megakernels._common.blocks import block_of
-from megakernels.ops.gated_delta import launch, sizes
+from megakernels.facts import block_of
+from megakernels.ops.gated_delta import facts, launch
 from megakernels.ops.gated_delta.kernel_gradients import delta_key_gradient_kernel, delta_value_gradient_kernel
 from megakernels.ops.gated_delta.kernel_pairs import delta_pair_gradient_kernel
 from megakernels.ops.gated_delta.kernel_row_pairs import delta_row_pair_gradient_kernel
@@ -16,7 +16,7 @@ from megakernels.ops.gated_delta.kernel_walk import delta_walk_gradient_kernel, 
 
 INPUTS = ("q", "k", "v", "decay", "beta", "A_log", "dt_bias", "grad_y", "y", "grad_q", "grad_k", "grad_v", "grad_decay", "grad_beta")
 BUFFERS = ("queries", "keys", "reads", "scores", "inverses", "between", "grad_between", "written", "solved", "of_queries", "of_keys")
-ACCUMULATED = ("initial", "states", "last", "grad_final", "grad_initial", "shares", *sizes.SUMMED)
+ACCUMULATED = ("initial", "states", "last", "grad_final", "grad_initial", "shares", *facts.SUMMED)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -69,9 +69,9 @@ def configurations() -> dict[str, Any]:
         strides = [f"{name}_stride_{axis}" for name in ("q", "k", "v", "grad") for axis in "bth"]
         strides += [f"decay_stride_{axis}" for axis in "bth"] if rows else []
         types |= dict.fromkeys((*strides, "key_width", "value_width", "save_every", "plane"), "i32:16")
-        tile = {"Q": sizes.LARGEST_TILE[wide], "K": block_of(key_width, 16), "V": block_of(value_width, 16)}
+        tile = {"Q": facts.LARGEST_TILE[wide.itemsize], "K": block_of(key_width, 16), "V": block_of(value_width, 16)}
         name = f"{key_width}x{value_width} {'rows ' if rows else ''}{dtype}{' packed, continued' if packed else ''}"
-        for key, options, function, constants in kernels(rows, packed, tile, sizes.planes(wide) > 1):
+        for key, options, function, constants in kernels(rows, packed, tile, wide == torch.float32):
             found[f"gated_delta {key} {name}"] = (function, types, constants, launch.OPTIONS[options])
     return found
 

@@ -5,9 +5,17 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from megakernels.ops.attention.facts import constants, key_parts
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel
 from megakernels.ops.attention.kernel_forward import attention_forward_kernel
-from megakernels.ops.attention.sizes import constants, key_parts
+from megakernels.ops.indexed_attention.facts import (
+    KEY_WARPS,
+    difference_constants,
+    index_constants,
+    mass_constants,
+    rows_constants,
+    select_constants,
+)
 from megakernels.ops.indexed_attention.kernel_gradients import (
     index_difference_kernel,
     index_key_kernel,
@@ -20,14 +28,6 @@ from megakernels.ops.indexed_attention.kernel_index import (
     index_score_kernel,
     index_select_kernel,
     index_turn_kernel,
-)
-from megakernels.ops.indexed_attention.sizes import (
-    KEY_WARPS,
-    difference_constants,
-    index_constants,
-    mass_constants,
-    rows_constants,
-    select_constants,
 )
 
 PLAIN = {"HAS_WINDOW": False, "HAS_STARTS": False}
@@ -95,7 +95,7 @@ def index_kernels(width: int, dtype: str, flags: dict[str, bool]) -> dict[str, A
     numbers, name = numbers_of(types), f"{width} {dtype}{' packed, window, pieces' if flags['HAS_STARTS'] else ''}"
     found: dict[str, Any] = {}
     for key, function in (("score", index_score_kernel), ("query", index_query_kernel), ("key", index_key_kernel)):
-        constants_of, options = index_constants(key, width, DTYPES[dtype])
+        constants_of, options = index_constants(key, width, DTYPES[dtype].itemsize)
         narrow = {} if key == "score" else {"DTYPE": {"bf16": tl.bfloat16, "fp32": tl.float32}[dtype]}
         found[f"index {key} {name}"] = (function, numbers, {**constants_of, **flags, **zig_zag, **narrow}, options)
     if flags is PLAIN:
@@ -110,12 +110,12 @@ def index_kernels(width: int, dtype: str, flags: dict[str, bool]) -> dict[str, A
 def attention_kernels(width: int, value_width: int, dtype: str, flags: dict[str, bool]) -> dict[str, Any]:
     types, masked = types_of(dtype), {**flags, "ZIG_ZAG": flags["HAS_STARTS"]}
     numbers, name = numbers_of(types), f"{width}/{value_width} {dtype}{' packed, window, pieces' if flags['HAS_STARTS'] else ''}"
-    constants_of, options = mass_constants(width, DTYPES[dtype])
+    constants_of, options = mass_constants(width, DTYPES[dtype].itemsize)
     found: dict[str, Any] = {f"index mass {name}": (index_mass_kernel, numbers, {**constants_of, **masked}, options)}
     kernels = {"forward": attention_forward_kernel, "query": attention_query_kernel, "key": attention_key_kernel}
     for key, function in kernels.items():
-        constants_of, options = constants(key, width, value_width, DTYPES[dtype], masked=True)
-        parts = [{"NUM_PIECES": 1 + masked["ZIG_ZAG"], **part} for part in key_parts(width, value_width, DTYPES[dtype])]
+        constants_of, options = constants(key, width, value_width, DTYPES[dtype].itemsize, masked=True)
+        parts = [{"NUM_PIECES": 1 + masked["ZIG_ZAG"], **part} for part in key_parts(width, value_width, DTYPES[dtype].itemsize)]
         for number, part in enumerate(parts if key == "key" else [{}]):
             of_part = f" {number}" if number else ""
             found[f"masked attention {key}{of_part} {name}"] = (

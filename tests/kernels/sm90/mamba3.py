@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from megakernels.ops.mamba3 import launch
+from megakernels.ops.mamba3.facts import CHAIN, TILES_PER_SHARE, halves_turned, phase_rows, step_sides, tile_sides
 from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_pairs import mamba3_pair_kernel
@@ -13,7 +14,6 @@ from megakernels.ops.mamba3.kernel_steps import mamba3_last_phase_kernel, mamba3
 from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel, mamba3_turn_kernel
 from megakernels.ops.mamba3.kernel_values import mamba3_value_kernel
 from megakernels.ops.mamba3.kernel_walk import mamba3_state_gradient_kernel
-from megakernels.ops.mamba3.sizes import CHAIN, TILES_PER_SHARE, halves_turned, phase_rows, step_sides, tile_sides
 
 INPUTS = ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles", "B_bias", "C_bias", "D", "dt_bias", "mimo_x", "mimo_z", "mimo_o")
 MADE = (
@@ -42,7 +42,7 @@ def configurations() -> dict[str, Any]:
         types |= dict.fromkeys(("cosines", "sines"), "*fp16" if dtype == "bf16" else "*fp32")
         strides = [f"{name}_stride_{axis}" for name in ("grad", "x", "B", "dt", "angle") for axis in "btrgh"]
         types |= dict.fromkeys((*strides, *ALIGNED), "i32:16")
-        sides = tile_sides(rank, 64 // rank, width, state_width, DTYPES[dtype])
+        sides = tile_sides(rank, 64 // rank, width, state_width, DTYPES[dtype].itemsize)
         flags = {"HAS_STARTS": whole, "HAS_MIMO": rank > 1, "TURNS": halves_turned(num_angles, state_width), "PRECISE": dtype == "fp32"}
         sizes = {"rank_count": rank, "head_width": width, "state_width": state_width, "num_angles": num_angles}
         tile, kind = {**sides, **sizes, **flags}, "packed, continued" if whole else "plain"

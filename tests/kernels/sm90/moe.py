@@ -3,7 +3,7 @@
 from typing import Any
 
 from megakernels.ops.activation.kernel import KINDS
-from megakernels.ops.moe import kernel, kernel_losses, kernel_plan, kernel_products, kernel_route, sizes
+from megakernels.ops.moe import facts, kernel, kernel_losses, kernel_plan, kernel_products, kernel_route
 
 LAUNCH = ("num_warps", "num_stages")
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 128, 2048, 768, 8
@@ -32,13 +32,13 @@ def configurations() -> dict[str, Any]:
             for activation, kind, biased in KINDS_OF:
                 flags = {"KIND": kind, "GATED": activation in GATED, **rows}
                 name = f"{activation}{' clamped' if kind == kernel_products.CLAMPED else ''}{', biases,' if biased else ''} {where}"
-                options, launch = split(sizes.product_options(WIDTH, size, kernel.UP_COLS[activation]))
+                options, launch = split(facts.product_options(WIDTH, size, kernel.UP_COLS[activation]))
                 added = {"HAS_UP_BIAS": biased, "HAS_GATE_BIAS": biased and activation in GATED}
                 found[f"up {name}"] = (kernel.up_kernel, types, {**flags, **added, **options}, launch)
-                options, launch = split(sizes.product_options(WIDTH, size, largest=sizes.PULL_COLS))
+                options, launch = split(facts.product_options(WIDTH, size, largest=facts.PULL_COLS))
                 if not biased or kind == kernel_products.CLAMPED:
                     found[f"pull {name}"] = (kernel.pull_kernel, types, {**flags, **options}, launch)
-            options, launch = split(sizes.product_options(HIDDEN, size))
+            options, launch = split(facts.product_options(HIDDEN, size))
             for name, pair, biased, dense in (
                 ("down", False, False, "b_inner_stride"),
                 ("down, bias,", False, True, "b_inner_stride"),
@@ -47,12 +47,12 @@ def configurations() -> dict[str, Any]:
             ):
                 constants = {"PAIR": pair, "HAS_BIAS": biased, dense: 1, **rows, **options}
                 found[f"{name} {where}"] = (kernel.down_kernel, types, constants, launch)
-        options, launch = split(sizes.bias_options())
+        options, launch = split(facts.bias_options())
         needs = {"NEEDS_BIAS": True, "NEEDS_WEIGHTS": True}
         found[f"bias gradient up {dtype}"] = (kernel.bias_kernel, types, options, launch)
         found[f"bias gradient down {dtype}"] = (kernel.down_bias_kernel, types, {**needs, **options}, launch)
         for gathers in (False, True):
-            options, launch = split(sizes.outer_options(WIDTH if gathers else HIDDEN, size))
+            options, launch = split(facts.outer_options(WIDTH if gathers else HIDDEN, size))
             constants = {"GATHERS_A": gathers, "TILE": kernel.outer_rows(HIDDEN, size), **options}
             found[f"matrix gradient {'down' if gathers else 'up'} {dtype}"] = (kernel.outer_kernel, types, constants, launch)
         for indirect in (False, True):
@@ -126,7 +126,7 @@ def launches() -> dict[str, Any]:
     """Programs, and the steps over an expert's rows, of the gradient of each kind of matrix."""
     found: dict[str, tuple[int, tuple[int, ...]]] = {}
     for name, across, cols in (("up", WIDTH, HIDDEN), ("down", HIDDEN, WIDTH)):
-        options = sizes.outer_options(cols, 2)
+        options = facts.outer_options(cols, 2)
         programs = NUM_EXPERTS * -(-across // kernel.outer_rows(across, 2)) * -(-cols // options["COLS"])
         found[f"matrix gradient {name} bf16"] = (programs, (-(-TOKENS * TOP_K // NUM_EXPERTS // options["STEP"]),))
     return found

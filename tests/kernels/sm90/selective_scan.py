@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from megakernels.ops.selective_scan import kernel, sizes
+from megakernels.ops.selective_scan import facts, kernel
 from megakernels.ops.selective_scan.inputs import SelectiveScan
 
 FP32 = ("states", "last", "first", "grad_last", "again", "parts", "sums", "grad_first")
@@ -41,9 +41,9 @@ BATCH, POSITIONS, CHANNELS, SEGMENT = 4, 4096, 8192, 256
 ELEMENTS = BATCH * POSITIONS * CHANNELS
 """Of x: an element is a position of a channel, with all its states."""
 LAUNCHES = {
-    "selective forward 8192x16 bf16": (BATCH * CHANNELS // sizes.FORWARD_CHANNELS, (POSITIONS // SEGMENT, SEGMENT)),
+    "selective forward 8192x16 bf16": (BATCH * CHANNELS // facts.FORWARD_CHANNELS, (POSITIONS // SEGMENT, SEGMENT)),
     "selective backward 8192x16 bf16": (
-        BATCH * CHANNELS // sizes.BACKWARD_CHANNELS,
-        (POSITIONS // SEGMENT, SEGMENT // sizes.GROUP, SEGMENT // sizes.GROUP),
+        BATCH * CHANNELS // facts.BACKWARD_CHANNELS,
+        (POSITIONS // SEGMENT, SEGMENT // facts.GROUP, SEGMENT // facts.GROUP),
     ),
 }

@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 
+from megakernels.ops.ssd.facts import HEADS_PER_PART, LARGEST_BLOCK, LARGEST_TILE, tile_sides
 from megakernels.ops.ssd.kernel_groups import ssd_edge_kernel, ssd_group_kernel
 from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
 from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel, ssd_value_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_state_kernel, ssd_table_kernel
 from megakernels.ops.ssd.kernel_steps import ssd_step_kernel
 from megakernels.ops.ssd.launch import HEADS_PER_TABLE, OPTIONS, PASS_COLUMNS
-from megakernels.ops.ssd.sizes import HEADS_PER_PART, LARGEST_BLOCK, LARGEST_TILE, tile_sides
 
 INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "grad_y", "y", "states", "grad_x", "grad_dt", "rows", "keys", "gradient")
 MADE = ("boundary", "tile_states", "tile_gradients")
@@ -49,14 +49,14 @@ def configurations() -> dict[str, Any]:
         sizes = {"num_heads": HEADS, "heads_per_group": HEADS, "head_width": head_width, "state_width": state_width}
         sizes |= {
             "chunk_size": CHUNK,
-            "tiles_per_chunk": CHUNK // LARGEST_TILE[DTYPES[dtype]],
+            "tiles_per_chunk": CHUNK // LARGEST_TILE[DTYPES[dtype].itemsize],
             "num_blocks": -(-head_width // LARGEST_BLOCK),
         }
         sizes |= {f"{name}_stride_{axis}": row if axis == "t" else head_width for name in ("x", "rows") for axis in "th"}
         sizes |= {f"{name}_stride_{axis}": row if axis == "t" else state_width for name in ("B", "C", "keys") for axis in "tg"}
         sizes |= {"grad_stride_t": HEADS * head_width, "grad_stride_h": head_width, "dt_stride_t": HEADS, "dt_stride_h": 1}
         sizes |= {"parts": -(-HEADS // HEADS_PER_PART)}
-        sides, precise = tile_sides(256, head_width, state_width, DTYPES[dtype]), {"PRECISE": dtype == "fp32"}
+        sides, precise = tile_sides(256, head_width, state_width, DTYPES[dtype].itemsize), {"PRECISE": dtype == "fp32"}
         tile = {**sides, **precise, "HAS_STARTS": whole}
         heads, columns, part = {"H": HEADS_PER_TABLE, "Q": sides["Q"]}, {"COLUMNS": PASS_COLUMNS}, {**tile, "SPAN": HEADS_PER_PART}
         shared = {"Q": sides["Q"], "S": sides["S"]}

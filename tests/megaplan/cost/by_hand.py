@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from megaplan.blocks.work import Op
+from megaplan.blocks.work import OpWork
 from megaplan.cost.times import LayerTime
 from megaplan.families.registry import Rated
 
@@ -48,5 +48,5 @@ def residual_norm() -> LayerTime:
     return elementwise(bf16(4 * H) + fp32(1), bf16(4 * H) + fp32(1))
 
 
-def executed_flops(op: Op) -> int:
+def executed_flops(op: OpWork) -> int:
     return op.work.forward + op.work.input_grad + op.work.weight_grad

@@ -9,14 +9,19 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from ideal_works import attention_core, m2rnn, ssd
 
-from megaplan.blocks import costs as ops
-from megaplan.blocks.work import LayerCost, Work, Workload, total
+from megakernels.facts import Work
+from megakernels.ops.activation.facts import activation
+from megakernels.ops.causal_conv1d.facts import causal_conv1d
+from megakernels.ops.cross_entropy.facts import cross_entropy
+from megakernels.ops.library import gather, linear
+from megakernels.ops.rms_norm.facts import gated_norm, norm, residual_norm
+from megakernels.ops.rope.facts import rope
+from megaplan.blocks.work import LayerCost, Workload, total
 from megaplan.cost.model import ModelCosts, model_costs
-from megaplan.families.attention.work import attention_core, attention_work
-from megaplan.families.mamba.work import ssd
-from megaplan.families.moe.work import routing
-from megaplan.families.recurrent.work import m2rnn
+from megaplan.families.attention.composition import attention_work
+from megaplan.families.moe.composition import routing
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import LatentAttention, MatrixRecurrence, MixtureOfExperts, Spec
 
@@ -35,13 +40,12 @@ def flagship(**sections: dict[str, object]) -> Spec:
 
 MLA = LatentAttention(kind="mla", num_heads=2, q_lora_rank=12, kv_lora_rank=10, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=32)
 ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by operand
-    "linear": (ops.linear(BF16, 64, 256).moved, 2 * ((64 + 256) + (256 + 64) + (64 + 256))),
-    "residual_norm": (ops.residual_norm(BF16, 64).moved, 2 * (4 * 64 + 4 * 64) + 8),
-    "swiglu": (ops.activation(BF16, 64, "swiglu").moved, 2 * (3 * 64 + 5 * 64)),
-    "relu2": (ops.activation(BF16, 64, "relu2").moved, 2 * (2 * 64 + 3 * 64)),
-    "gelu": (ops.activation(BF16, 64, "gelu").moved, 2 * (2 * 64 + 3 * 64)),
-    "conv": (ops.causal_conv1d(BF16, 64, 4).moved, 2 * (2 * 64 + 3 * 64)),
-    "rope": (ops.rope(BF16, 64).moved, 2 * (2 * 64 + 2 * 64)),
+    "linear": (linear(64, 256, 2).moved, 2 * ((64 + 256) + (256 + 64) + (64 + 256))),
+    "residual_norm": (residual_norm(64, 2).moved, 2 * (4 * 64 + 4 * 64) + 8),
+    "swiglu": (activation(64, 2, gated=True).moved, 2 * (3 * 64 + 5 * 64)),
+    "relu2": (activation(64, 2, gated=False).moved, 2 * (2 * 64 + 3 * 64)),
+    "conv": (causal_conv1d(64, 4, 2).moved, 2 * (2 * 64 + 3 * 64)),
+    "rope": (rope(64, 2).moved, 2 * (2 * 64 + 2 * 64)),
     "attention": (
         # q, k, v read and out, lse written; all of them and dout read, dq, dk, dv written
         attention_core(BF16, num_heads=8, num_kv_heads=2, head_dim=16, value_dim=16).moved,
@@ -52,10 +56,10 @@ ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by opera
         ssd(BF16, num_heads=4, head_dim=16, state_dim=32, num_groups=2, chunk_size=256).moved,
         2 * ((64 + 128 + 4 + 64) + (64 + 128 + 4 + 64) + (64 + 128 + 4)) + 2 * 5 * 16 * 2048 // 4096,
     ),
-    "norm": (ops.norm(BF16, 64).moved, 2 * (2 * 64 + 3 * 64) + 8),
-    "gated_norm": (ops.gated_norm(BF16, 64, 4).moved, 2 * (3 * 64 + 5 * 64) + 8 * 4),
-    "cross_entropy": (ops.cross_entropy(BF16, 1000).moved, 2 * 3 * 1000 + 8),
-    "gather": (ops.gather(BF16, 64, 4).moved, 2 * 3 * 64 + 2 * 64 * 4),
+    "norm": (norm(64, 2).moved, 2 * (2 * 64 + 3 * 64) + 8),
+    "gated_norm": (gated_norm(64, 4, 2).moved, 2 * (3 * 64 + 5 * 64) + 8 * 4),
+    "cross_entropy": (cross_entropy(1000, 2).moved, 2 * 3 * 1000 + 8),
+    "gather": (gather(64, 2, 4).moved, 2 * 3 * 64 + 2 * 64 * 4),
     "m2rnn": (
         # q, k, v, f read and y written; those and dy read, four gradients written; 33 fp32 states of 2 · 8 · 4 written and read
         m2rnn(BF16, MatrixRecurrence(kind="m2rnn", num_heads=2, key_dim=8, value_dim=4, save_every=128)).moved,
@@ -65,10 +69,10 @@ ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by opera
         total(attention_work(BF16, MLA, 64)).moved,
         sum(
             (
-                ops.residual_norm(BF16, 64).moved,
-                *(ops.linear(BF16, *io).moved for io in ((64, 12), (12, 2 * 24), (64, 10 + 8), (10, 2 * 48), (64, 64))),
-                ops.norm(BF16, 12).moved + ops.norm(BF16, 10).moved,
-                ops.rope(BF16, 2 * 24).moved,
+                residual_norm(64, 2).moved,
+                *(linear(*io, 2).moved for io in ((64, 12), (12, 2 * 24), (64, 10 + 8), (10, 2 * 48), (64, 64))),
+                norm(12, 2).moved + norm(10, 2).moved,
+                rope(2 * 24, 2).moved,
                 2 * 2 * ((2 * 48 + 8) + (2 * 24 + 2 * 32)),  # mla_kv: kv and the rotated key in, k and v out, both ways
                 attention_core(BF16, num_heads=2, num_kv_heads=2, head_dim=24, value_dim=32).moved,
             )

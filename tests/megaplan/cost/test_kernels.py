@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from megakernels.facts import Pass
 from megaplan.cost.blocks import layer_ops, rank_workload
-from megaplan.cost.kernels import Kernels, Pass
 from megaplan.cost.times import model_times
 from megaplan.inventory.build import build_inventory
 from megaplan.measured.constants import measured
@@ -20,7 +20,7 @@ def passes_of(spec: Spec, name: str) -> tuple[Pass, Pass] | None:
     block = build_inventory(spec).layers[0]
     load = rank_workload(spec, spec.precision.of(block.family))
     op = next(op for op in layer_ops(load, spec.model, block) if op.name == name)
-    return Kernels(spec, load).passes(op, load.num_tokens)
+    return None if op.facts is None else op.facts.kernels(op.work, load.num_tokens)
 
 
 def test_a_mimo_scan_by_hand(make_spec):
@@ -56,7 +56,7 @@ def test_products_with_keys_that_are_not_chosen_are_those_of_visible_pairs(make_
     attention = {"kind": "mla", "num_heads": 16, **sizes, "window_size": window, "indexer": indexer}
     spec = make_spec("AA", model={"attention": attention}, host=TRITON)
     load, block = rank_workload(spec, spec.precision.params), build_inventory(spec).layers[1]
-    passes = {op.name: Kernels(spec, load).passes(op, load.num_tokens) for op in layer_ops(load, spec.model, block)}
+    passes = {op.name: op.facts.kernels(op.work, load.num_tokens) for op in layer_ops(load, spec.model, block) if op.facts is not None}
     widest = window or load.seq_length
     unchosen = 2 * sum(min(at, widest) - min(at, widest, 100) for at in range(1, load.seq_length + 1))  # of two sequences
     assert passes["masked"][0].flops == 2 * unchosen * 16 * (96 + 64)
@@ -66,12 +66,6 @@ def test_products_with_keys_that_are_not_chosen_are_those_of_visible_pairs(make_
     assert core == pytest.approx(2 * visible * 16 * (96 + 64), rel=1e-6)
 
 
-@pytest.mark.parametrize(("letter", "name"), [("A", "attention"), ("M", "ssd"), ("R", "m2rnn"), ("E", "experts")])
-def test_only_megaruns_kernels_have_their_counts(make_spec, letter, name):
-    assert passes_of(make_spec(letter, host=TRITON), name) is not None
-    assert passes_of(make_spec(letter), name) is None
-
-
 @pytest.mark.parametrize("sizes", [{"mimo_rank": 128, "chunk_size": 1}, {"head_dim": 128}, {"state_dim": 256}])
 def test_a_scan_beyond_the_kernels_sizes_is_the_references(make_spec, sizes):
     model = {"mamba": MAMBA3["mamba"] | sizes}
@@ -79,7 +73,10 @@ def test_a_scan_beyond_the_kernels_sizes_is_the_references(make_spec, sizes):
 
 
 def test_an_activation_is_one_ideal_kernel(make_spec):
-    assert passes_of(make_spec("D", host=TRITON), "activation") is None
+    spec = make_spec("D", host=TRITON)
+    forward, backward = passes_of(spec, "activation")
+    assert (forward.num_bytes, backward.num_bytes) == (3 * 14336 * 2 * T, 5 * 14336 * 2 * T)
+    assert (forward.launches, backward.launches) == (1, 1)
 
 
 @pytest.mark.parametrize(("device", "gigabytes", "share"), [("h100-sxm", 3_350, 8_500), ("h200", 4_800, None)])

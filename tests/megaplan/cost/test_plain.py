@@ -9,8 +9,6 @@ import pytest
 import megaplan
 from megaplan.cost.blocks import layer_ops, rank_workload
 from megaplan.cost.data import data_times, local_elements, newton_schulz_flops
-from megaplan.cost.plain import OPERATIONS, PlainTorch
-from megaplan.cost.plain_attention import PASSES
 from megaplan.cost.rates import rates_of
 from megaplan.cost.replay import PLAIN, ReplayTimer
 from megaplan.cost.times import model_times
@@ -21,16 +19,17 @@ T, LAUNCH_NS = 8192, 3000
 
 
 def op_of(spec: Spec, name: str):
-    """An op of the first layer, and the passes of plain torch."""
+    """An operation of the first layer, and its passes in plain torch."""
     block = build_inventory(spec).layers[0]
     load = rank_workload(spec, spec.precision.of(block.family))
-    return next(op for op in layer_ops(load, spec.model, block) if op.name == name), PlainTorch(spec, load)
+    op = next(op for op in layer_ops(load, spec.model, block) if op.name == name)
+    return op, op.facts.plain(op.work, T)
 
 
 def test_an_attention_core_by_hand(make_spec):
     """32 heads of 128 that share 8 of keys, over two sequences of 4,096, 64 blocks of queries each."""
     op, plain = op_of(make_spec("A"), "attention")
-    found = plain.forward(op, T)
+    found = plain[0]
     keys = 2 * 64 * 64 * 65 // 2  # of all blocks
     pairs = 64 * keys
     elementwise = 8 + 4 + 8 + 8 + 4  # mask, largest, less it, exp, sum
@@ -48,8 +47,8 @@ def test_wider_keys_are_added_in_every_block(make_spec):
 
     def by_score(width: int) -> float:
         attention = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 16, "head_dim": width}
-        op, plain = op_of(make_spec("A", model={"attention": attention}), "attention")
-        return plain.backward(op, T).num_bytes / (16 * T * (4096 + 64) // 2)
+        _, plain = op_of(make_spec("A", model={"attention": attention}), "attention")
+        return plain[1].num_bytes / (16 * T * (4096 + 64) // 2)
 
     assert by_score(256) - by_score(128) == pytest.approx(128 * (2 * 12 + 3 * 8) / 64, rel=0.08)
 
@@ -59,8 +58,8 @@ def test_a_layer_of_plain_torch_takes_its_parts(make_spec):
     device = {"name": "h100-sxm"}
     specs = make_spec("A", device=device), make_spec("A", device=device, host={"kernels": "triton"})
     plain, fused = (model_times(spec, build_inventory(spec)).layers[0] for spec in specs)
-    op, passes = op_of(make_spec("A"), "attention")
-    core = passes.forward(op, T)
+    _, passes = op_of(make_spec("A"), "attention")
+    core = passes[0]
     work = -(-core.num_bytes * 10**11 // (3_350 * 10**9 * 85)) - (-core.flops * 10**11 // (67 * 10**12 * 65))
     least = isqrt((core.launches * LAUNCH_NS) ** 2 + work**2)
     assert least < plain.forward_ns < 1.2 * least
@@ -89,10 +88,12 @@ GQA = {"kind": "gqa", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
     ids=["wide heads", "cap and relation bias of wide heads"],
 )
 def test_attention_that_no_kernel_takes_is_plain_torch_under_triton_too(make_spec, model):
-    op, passes = op_of(make_spec("A", model=model, host={"kernels": "triton"}), "attention")
-    reference, own = op_of(make_spec("A", model=model), "attention")
-    assert passes.forward(op, T) == own.forward(reference, T) is not None
-    assert passes.backward(op, T) == own.backward(reference, T) is not None
+    triton, reference = make_spec("A", model=model, host={"kernels": "triton"}), make_spec("A", model=model)
+    op, passes = op_of(triton, "attention")
+    assert op.facts.kernels(op.work, T) is None
+    assert passes == op_of(reference, "attention")[1]
+    own, other = (model_times(spec, build_inventory(spec)).layers[0] for spec in (triton, reference))
+    assert own.forward_ns > 0.2 * other.forward_ns
 
 
 @pytest.mark.parametrize(
@@ -105,15 +106,15 @@ def test_attention_that_no_kernel_takes_is_plain_torch_under_triton_too(make_spe
     ids=["plain", "cap", "relation bias"],
 )
 def test_attention_that_kernels_take_is_not_plain_torch(make_spec, model):
-    op, passes = op_of(make_spec("A", model=model, host={"kernels": "triton"}), "attention")
-    assert passes.forward(op, T) is passes.backward(op, T) is None
+    op, _ = op_of(make_spec("A", model=model, host={"kernels": "triton"}), "attention")
+    assert op.facts.kernels(op.work, T) is not None
 
 
 def test_gated_and_other_activations_move_their_own_operands(make_spec):
-    gated, plain = op_of(make_spec("D"), "activation")
-    assert plain.forward(gated, 1).num_bytes == 830 * 3 * 14336 * 2 // 100
-    ungated, plain = op_of(make_spec("D", model={"mlp": {"ffn_hidden_size": 14336, "activation": "relu2"}}), "activation")
-    assert plain.forward(ungated, 1).num_bytes == 700 * 2 * 14336 * 2 // 100
+    _, gated = op_of(make_spec("D"), "activation")
+    assert gated[0].num_bytes == 830 * 3 * 14336 * 2 // 100 * T
+    _, ungated = op_of(make_spec("D", model={"mlp": {"ffn_hidden_size": 14336, "activation": "relu2"}}), "activation")
+    assert ungated[0].num_bytes == 700 * 2 * 14336 * 2 // 100 * T
 
 
 def test_megatron_runs_its_own_kernels():
@@ -124,15 +125,13 @@ def test_megatron_runs_its_own_kernels():
     assert model_times(other, inventory).layers[0].forward_ns < model_times(own, inventory).layers[0].forward_ns
 
 
-def test_every_op_of_a_block_that_is_no_product_is_in_the_table(make_spec):
-    """Beside the exchange of rows, which collectives time."""
-    names = set()
+def test_every_op_of_a_block_that_is_no_product_has_facts_of_plain_torch(make_spec):
     for letter in "AMERD":
         spec = make_spec(letter)
         for block in build_inventory(spec).layers:
             load = rank_workload(spec, spec.precision.of(block.family))
-            names |= {op.name.rpartition(".")[2] for op in layer_ops(load, spec.model, block) if not op.is_linear}
-    assert names <= {*OPERATIONS, *PASSES}
+            for op in layer_ops(load, spec.model, block):
+                assert op.is_linear or op.facts.plain(op.work, T) is not None, op.name
 
 
 def test_a_step_says_what_plain_torch_takes_more():

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 import megaplan
+from megakernels.ops.causal_conv1d.facts import CONVOLUTION
 from megaplan.api.profiled import measured_constants
 from megaplan.cli.main import run
-from megaplan.cost import kernels, kinds
+from megaplan.cost import kinds
 from megaplan.cost.replay import ReplayTimer
 from megaplan.errors import MegaplanError
+from megaplan.families.mamba import composition
 from megaplan.layout.profile import text_of
 from megaplan.layout.step_time import PlannedTime, planned_time
 from megaplan.measured.constants import FOLDER, measured, of_document
@@ -45,8 +47,8 @@ def test_an_operation_that_counts_something_else_is_modelled(counted_anew, monke
     """Half of a pass's bytes is half of its time by the share that was measured; the step says that it is no longer measured."""
     before = time_of()
     assert (str(before.basis), before.calibration) == ("measured", "h200, bf16, megarun, eager, one rank")
-    shares = kernels.SHARES["conv1d"]
-    monkeypatch.setitem(kernels.SHARES, "conv1d", (shares[0], shares[1]._replace(percent=2 * shares[1].percent)))
+    backward = CONVOLUTION.backward
+    monkeypatch.setattr(composition, "CONVOLUTION", CONVOLUTION._replace(backward=backward._replace(percent=2 * backward.percent)))
     kinds.changed_kinds.cache_clear()
     assert kinds.changed_kinds("h200") == {"convolution.backward"}
     after = time_of()

@@ -15,10 +15,11 @@ from rooflines.runs import count_ranks  # noqa: E402
 from rooflines.work import Work  # noqa: E402
 
 import megaplan  # noqa: E402
+from megakernels.facts import EXACT, Pass  # noqa: E402
+from megakernels.ops.fp8_linear.facts import summed  # noqa: E402
+from megakernels.ops.moe.facts import ExpertSizes  # noqa: E402
 from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
-from megaplan.cost.kernels import EXACT, Kernels, Pass  # noqa: E402
-from megaplan.cost.scaled import ScaledLinears, in_eight_bits, sharing, summed  # noqa: E402
-from megaplan.cost.scaled_experts import ScaledBank  # noqa: E402
+from megaplan.cost.low_precision import EightBits, in_eight_bits, sharing  # noqa: E402
 from megaplan.families.attention.tensors import place_of  # noqa: E402
 from megarun.job.job import Job  # noqa: E402
 
@@ -86,7 +87,7 @@ def stated(source: Any) -> dict[str, list[float]]:
     loaded, found = megaplan.load(source), dict[str, list[float]]()
     for index, block in enumerate(loaded.inventory.layers):
         load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
-        kernels, ops = Kernels(loaded.spec, load), layer_ops(load, loaded.spec.model, block)
+        ops = layer_ops(load, loaded.spec.model, block)
         core = next((NAMES[op.name] for op in ops if op.name in ("indexer", "masked")), "attention")
         if core == "indexed_attention" and place_of(loaded.spec.model.attention, index).role == "source":
             core = "indexed_attention_choice"
@@ -94,11 +95,11 @@ def stated(source: Any) -> dict[str, list[float]]:
             if op.name not in NAMES:
                 continue
             name = core if op.name in ("attention", "indexer", "masked") else NAMES[op.name]
-            passes = kernels.passes(op, load.num_tokens)
+            passes = op.facts.kernels(op.work, load.num_tokens)
             assert passes is not None, op.name
             for side, done in zip(("", "_backward"), passes, strict=True):
                 own = found.setdefault(f"{block.family} megakernels.{name}{side}", [0.0, 0.0, 0.0])
-                for place, value in enumerate(done):
+                for place, value in enumerate((done.num_bytes, done.flops, done.launches)):
                     own[place] += value
     return found
 
@@ -163,8 +164,9 @@ def test_banks_in_eight_bits(recipe: str, kernels: str, activation: str, bias: b
     loaded = megaplan.load(source)
     (block,) = loaded.inventory.layers
     load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))._replace(gathers=True)
-    bank = ScaledBank(loaded.spec, load, 0, "none")
-    (passes,) = [found for op in layer_ops(load, loaded.spec.model, block) if (found := bank.passes(op, load.num_tokens)) is not None]
+    bank = EightBits(loaded.spec, load.itemsize, "none")
+    (op,) = (op for op in layer_ops(load, loaded.spec.model, block) if isinstance(op.facts, ExpertSizes))
+    passes = bank.passes(op._replace(weights=0), load.num_tokens, shares=False)  # without the sums of gradients
     row = load.num_tokens * 1024
     sums = Pass(2 * (top_k + 1) * row, 0, 2) if kernels == "triton" else Pass((22 * top_k - 6) * row, 0, 3 * top_k + 2)
     names = {"megakernels.fp8_experts": passes[0], "megakernels.fp8_experts_backward": passes[1]}
@@ -190,12 +192,13 @@ def scaled_passes(source: Any) -> list[list[int]]:
     loaded, found = megaplan.load(source), [[0, 0, 0] for _ in range(3)]
     for block in loaded.inventory.layers:
         load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
-        ops, scaled = layer_ops(load, loaded.spec.model, block), ScaledLinears(loaded.spec, load.itemsize)
+        ops, scaled = layer_ops(load, loaded.spec.model, block), EightBits(loaded.spec, load.itemsize, "none")
         shared = sharing(ops)
         for index, op in enumerate(ops):
             passes = scaled.passes(op, load.num_tokens, shares=index in shared) if in_eight_bits(op) else ()
             for own, parts in zip(found, passes, strict=False):
-                own[:] = [total + sum(values) for total, values in zip(own, zip(*parts, strict=True), strict=True)]
+                counts = ((part.num_bytes, part.flops, part.launches) for part in parts)
+                own[:] = [total + sum(values) for total, values in zip(own, zip(*counts, strict=True), strict=True)]
     return found
 
 

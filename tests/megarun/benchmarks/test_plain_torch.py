@@ -15,8 +15,6 @@ from rooflines.work import Work  # noqa: E402
 
 import megaplan  # noqa: E402
 from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
-from megaplan.cost.plain import OPERATIONS, PlainTorch  # noqa: E402
-from megaplan.cost.plain_attention import PASSES  # noqa: E402
 from megaplan.families.attention.tensors import place_of  # noqa: E402
 from megarun.job.job import Job  # noqa: E402
 
@@ -100,21 +98,20 @@ def stated(spec: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     loaded, found = megaplan.load(spec), dict[str, tuple[int, ...]]()
     for index, block in enumerate(loaded.inventory.layers):
         load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
-        plain, ops = PlainTorch(loaded.spec, load), layer_ops(load, loaded.spec.model, block)
+        ops = layer_ops(load, loaded.spec.model, block)
         for op in ops:
             if op.name not in NAMES:
                 continue
             own = OF_HEADS if block.family == "G" else {}
             core = op.name
-            if op.name in PASSES:  # one operation of the runtime
+            if op.name in ("attention", "masked", "indexer"):  # one operation of the runtime
                 core = next((other.name for other in ops if other.name in ("indexer", "masked")), "attention")
             name = f"{block.family} megakernels.{own.get(core, NAMES[core])}"
             if core == "indexer" and place_of(loaded.spec.model.attention, index).role == "source":
                 name += "_choice"
-            for side, done in (("", plain.forward(op, load.num_tokens)), ("_backward", plain.backward(op, load.num_tokens))):
-                if done is not None:
-                    before = found.get(name + side, (0, 0, 0)) if op.name in PASSES and op.name != "attention" else (0, 0, 0)
-                    found[name + side] = tuple(map(sum, zip(before, done[:3], strict=True)))
+            for side, done in zip(("", "_backward"), op.facts.plain(op.work, load.num_tokens), strict=True):
+                before = found.get(name + side, (0, 0, 0)) if op.name in ("masked", "indexer") else (0, 0, 0)
+                found[name + side] = tuple(map(sum, zip(before, (done.num_bytes, done.launches, done.flops), strict=True)))
     return found
 
 
@@ -185,13 +182,3 @@ def test_an_indexer_follows_from_its_loop(sizes: dict[str, Any], sections: dict[
         assert num_bytes == pytest.approx(theirs[name][0], rel=0.05), name
         assert launches == pytest.approx(theirs[name][1], rel=0.12), name
         assert flops == theirs[name][2], name
-
-
-def test_what_triton_leaves_to_torch_is_what_runs_as_torch() -> None:
-    """An operation that gets a kernel loses its place in the table."""
-    from rooflines.ideal import listed  # noqa: PLC0415
-
-    runs_as = {name: entry.runs_as for name, entry in listed().items()}
-    for name in ("attention", "indexer", "ssd", "scan", "delta_rule", "m2rnn", "route", "gated_conv", "selective_scan"):
-        assert name in PASSES or name in OPERATIONS
-        assert runs_as.get(NAMES.get(name, name)) != "torch", name

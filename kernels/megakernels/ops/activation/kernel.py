@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, on_device_of, sigmoid, tanh, unit_stride
+from megakernels.facts import block_of
 from megakernels.ops.activation.reference import GELU_CUBIC, SQRT_2_OVER_PI
 
 KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2, "geglu": 3}

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
-from megakernels.ops.attention import reference, sinks, vendor
+from megakernels.ops.attention import reference, vendor
 from megakernels.ops.attention.inputs import Attention, Places
-from megakernels.ops.attention.reference import lse_like
 from megakernels.ops.attention.relations import relations_gradient
 from megakernels.ops.attention.sinks import add_sinks, delta_of, sinks_gradient
 from megakernels.ops.attention.sizes import accepts, backward_cost, backward_inside, forward_cost, forward_inside
@@ -75,19 +74,18 @@ def forward_scratch(given: Attention) -> int:
     """Bytes inside the Triton forward; a library needs no more copies of operands."""
     if not chooses_kernels(given):
         return 0
-    inside = forward_inside(given)
-    return inside if given.sinks is None else sinks.forward_inside(lse_like(given), inside)
+    return forward_inside(given)
 
 
 def backward_scratch(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> int:
     """Bytes inside the Triton backward, which always makes all gradients."""
     if not chooses_kernels(given):
         return 0
-    inside = backward_inside(grad_out, given, out, lse)
+    inside = backward_inside(grad_out, given, out, lse, sinks=needs[3])
     dropped = dropped_bytes(given[:3], needs[:3])
     if given.relations is not None:
         dropped += dropped_bytes((given.relations,), needs[4:])
-    return dropped + (inside if given.sinks is None else sinks.backward_inside(lse, inside, given.sinks if needs[3] else None))
+    return dropped + inside
 
 
 def cost_of_forward(given: Attention) -> Cost:

@@ -18,10 +18,10 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels.ops.attention.facts import RELATION_TILE, constants, key_parts
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel, attention_relation_kernel
 from megakernels.ops.attention.kernel_forward import attention_forward_kernel
-from megakernels.ops.attention.sizes import RELATION_TILE, constants, key_parts
 
 LOG2E = 1.4426950408889634
 
@@ -36,7 +36,7 @@ def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tup
     batch, num_queries, num_heads, width = q.shape
     out = torch.empty(batch, num_queries, num_heads, v.shape[3], dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, num_heads, num_queries, dtype=torch.float32, device=q.device)
-    numbers, options = constants("forward", width, v.shape[3], q.dtype, masked=bits is not None, bent=_is_bent(given))
+    numbers, options = constants("forward", width, v.shape[3], q.element_size(), masked=bits is not None, bent=_is_bent(given))
     if out.numel():
         with on_device_of(q):
             attention_forward_kernel[_query_grid(q, places, numbers["M"])](
@@ -76,7 +76,7 @@ def backward(
     """
     q, k, v = (unit_stride(each) for each in given[:3])
     grad_out, out, lse = unit_stride(grad_out.to(q.dtype)), out.contiguous(), lse.contiguous()
-    widths = q.shape[3], v.shape[3], q.dtype
+    widths = q.shape[3], v.shape[3], q.element_size()
     starts, extents, flags = _starts(given), _extents(q, k, given, places, bits), _flags(given, places, bits)
     words = q if bits is None else bits
     strides = (*grad_out.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])

@@ -23,7 +23,7 @@ from megakernels._common import (
     require_starts,
     types_of,
 )
-from megakernels.ops.attention import reference, sinks
+from megakernels.ops.attention import reference
 from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, of_relations, runs_kernels
 from megakernels.ops.attention.inputs import GRADIENTS, Attention, Places, places_of
 from megakernels.ops.attention.relations import require_relations
@@ -185,17 +185,11 @@ def _chooses_kernels(pieces: Pieces) -> bool:
 
 
 def _forward_scratch(pieces: Pieces) -> int:
-    if not _chooses_kernels(pieces):
-        return 0
-    inside = forward_inside(pieces.given)
-    return inside if pieces.given.sinks is None else sinks.forward_inside(reference.lse_like(pieces.given), inside)
+    return forward_inside(pieces.given) if _chooses_kernels(pieces) else 0
 
 
 def _backward_scratch(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> int:
-    if not _chooses_kernels(pieces):
-        return 0
-    inside = backward_inside(grad_out, pieces.given, out, lse)
-    return inside if pieces.given.sinks is None else sinks.backward_inside(lse, inside, pieces.given.sinks)
+    return backward_inside(grad_out, pieces.given, out, lse) if _chooses_kernels(pieces) else 0
 
 
 def _forward_cost(pieces: Pieces) -> Cost:

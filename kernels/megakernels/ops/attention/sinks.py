@@ -42,15 +42,5 @@ def sinks_gradient(delta: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     return (_per_head(sinks) - lse).exp_().mul_(delta).sum((0, 2)).neg_().to(sinks.dtype)
 
 
-def forward_inside(lse: Tensor, inside: int) -> int:
-    """Bytes of a forward of `inside` bytes with sinks: both sums of exponentials are there once."""
-    return max(inside, lse.numel() * lse.element_size())
-
-
-def backward_inside(lse: Tensor, inside: int, sinks: Tensor | None) -> int:
-    """Bytes of a backward that holds δ in `inside` bytes, with sinks: δ and an array like it, when the gradient of `sinks` is there too."""
-    return max(inside - (0 if sinks is None else sinks.nbytes), 2 * lse.numel() * lse.element_size())
-
-
 def _per_head(sinks: Tensor) -> Tensor:
     return upcast(sinks).view(1, -1, 1)

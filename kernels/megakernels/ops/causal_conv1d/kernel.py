@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.blocks import block_of
 from megakernels._common.tiles import exp2, narrow, on_device_of, reciprocal, unit_stride, widen
 from megakernels._common.walks import UNROLLED, only_if
+from megakernels.facts import block_of
 from megakernels.ops.causal_conv1d.kernel_steps import SCALE, inputs_at, offset_of, scaled_tap, step_back, with_shares
 from megakernels.ops.causal_conv1d.reference import Convolution
 

@@ -25,8 +25,9 @@ from megakernels._common import (
 from megakernels.ops.attention.choice import chooses_kernels, runs_kernels
 from megakernels.ops.attention.inputs import Places, places_of
 from megakernels.ops.attention.sizes import backward_cost, forward_cost
-from megakernels.ops.chosen_attention import reference, require_chosen, runs
+from megakernels.ops.chosen_attention import reference, runs
 from megakernels.ops.chosen_attention.inputs import Chosen
+from megakernels.ops.chosen_attention.op import require_chosen
 
 __all__ = ["chosen_attention_pieces", "chosen_attention_pieces_backward"]
 

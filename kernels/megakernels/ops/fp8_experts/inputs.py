@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from megakernels._common import require
+from megakernels.ops.fp8_linear.facts import MULTIPLE
 from megakernels.ops.fp8_linear.inputs import DTYPES, SCALINGS
-from megakernels.ops.fp8_linear.reference import MULTIPLE
 from megakernels.ops.moe.inputs import Experts, require_experts
 
 

@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, on_device_of, widen
+from megakernels.facts import block_of
 from megakernels.ops.fp8_experts.reference import FORMAT, Groups
+from megakernels.ops.fp8_linear.facts import WHOLE
 from megakernels.ops.fp8_linear.kernel import (
     FRACTION_BITS,
     LARGEST_EXPONENT,
@@ -26,12 +27,11 @@ from megakernels.ops.fp8_linear.kernel import (
     scales,
 )
 from megakernels.ops.fp8_linear.reference import Operand
-from megakernels.ops.fp8_linear.sizes import WHOLE
 from megakernels.ops.moe import kernel as moe
-from megakernels.ops.moe.inputs import GRADIENTS, Experts
+from megakernels.ops.moe.inputs import Experts
 from megakernels.ops.moe.kernel_plan import Tiles, sum_slots
 from megakernels.ops.moe.kernel_products import hidden_of, slopes_of
-from megakernels.ops.moe.sizes import bias_shares
+from megakernels.ops.moe.sizes import sizes_of as expert_sizes
 
 GROUP = {"ROWS": 64, "SIDE": 128, "num_warps": 8}
 """Rows and columns of a tile that is transposed."""
@@ -317,7 +317,7 @@ def bias_gradients(
         if bias is not None and grad is not None:
             found.append(moe.bias_gradient(tiles, bias, grad))
     if given.down_bias is not None:
-        shares = torch.empty(bias_shares(given, (True,) * len(GRADIENTS)), given.rows.shape[0], dtype=torch.float32, device=grad_y.device)
+        shares = torch.empty(expert_sizes(given).bias_shares(weights=True), given.rows.shape[0], dtype=torch.float32, device=grad_y.device)
         found.append(moe.down_bias_gradient(tiles, given, grad_y, shares, needed=True))
         grad_weights.add_(shares.sum(0).view(grad_weights.shape))
     return [each for each in found if each is not None]

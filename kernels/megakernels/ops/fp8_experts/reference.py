@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from megakernels._common import upcast
-from megakernels.ops.fp8_linear.reference import Operand, padded, power_of_two
+from megakernels.ops.fp8_experts.facts import turned_columns
+from megakernels.ops.fp8_linear.facts import padded
+from megakernels.ops.fp8_linear.reference import Operand, power_of_two
 from megakernels.ops.moe import grouped
 from megakernels.ops.moe.inputs import Experts
 from megakernels.ops.moe.reference import activate, activate_backward, gather_rows, row_weights_of, sum_rows
@@ -56,11 +58,6 @@ def groups_of(counts: Tensor, num_rows: int) -> Groups:
     ends = counts.cumsum(0, dtype=torch.int32)
     stops = ((counts + 15) // 16 * 16).clamp_(min=16).cumsum(0, dtype=torch.int32)
     return Groups(num_rows, counts, ends, stops, turned_columns(num_rows, counts.shape[0]))
-
-
-def turned_columns(num_rows: int, num_experts: int) -> int:
-    """Columns that hold the rows of all experts, however they are distributed."""
-    return padded(num_rows) + 16 * num_experts
 
 
 def matrices_of(stack: Tensor) -> Groups:

@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import INTERPRETED, on_device_of, widen
-from megakernels.ops.fp8_linear.reference import SMALLEST, Operand, padded
-from megakernels.ops.fp8_linear.sizes import BY_COLUMN, BY_ROW, TILE, WHOLE, num_maxima
+from megakernels.ops.fp8_linear.facts import BY_COLUMN, BY_ROW, TILE, WHOLE, num_maxima, padded
+from megakernels.ops.fp8_linear.reference import SMALLEST, Operand
 
 NUM_WARPS = 8
 ONE_SCALE, MANY_SCALES = {"NUM": 1, "COUNT": 4096}, {"NUM": 128, "COUNT": 32}

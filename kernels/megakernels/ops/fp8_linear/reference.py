@@ -15,9 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MULTIPLE = 16
-SLICE_ELEMENTS = 1 << 22
-"""Elements that are scaled at once before they are rounded to eight bits."""
+from megakernels.ops.fp8_linear.facts import padded, slice_rows
+
 SMALLEST = 1e-12
 """What a maximum counts as at least, as in torchao; a row of zeros has a scale too."""
 _EXPONENT = 0x7F800000
@@ -38,16 +37,6 @@ class Operand(NamedTuple):
 def has_tensor_cores(tensor: Tensor) -> bool:
     """Whether torch's scaled matmul multiplies tensors of this device."""
     return tensor.is_cuda
-
-
-def padded(size: int) -> int:
-    """The next multiple of 16."""
-    return -(-size // MULTIPLE) * MULTIPLE
-
-
-def slice_rows(rows: int, columns: int) -> int:
-    """Rows of a matrix that are scaled at once."""
-    return min(rows, max(1, SLICE_ELEMENTS // max(columns, 1)))
 
 
 def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = False, second: bool = False) -> Operand:

@@ -11,15 +11,16 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.blocks import block_of
 from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels.facts import block_of
+from megakernels.ops.gated_conv1d.facts import POSITIONS_PER_SHARE
 from megakernels.ops.gated_conv1d.kernel_backward import gated_conv_backward_kernel
 from megakernels.ops.gated_conv1d.kernel_forward import gated_conv_forward_kernel
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
 LARGEST_KERNEL = 4
 """Maximum number of taps; more use the reference."""
-FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, 128
+FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, POSITIONS_PER_SHARE
 FORWARD_CHANNELS, BACKWARD_CHANNELS = 256, 256
 
 

@@ -12,7 +12,7 @@ from torch.library import custom_op
 
 from megakernels._common import fake_like, require
 from megakernels.ops.causal_conv1d.pieces import wanted
-from megakernels.ops.gated_conv1d import check_shapes, implementation
+from megakernels.ops.gated_conv1d.op import check_shapes, implementation
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
 __all__ = ["gated_conv_pieces", "gated_conv_pieces_backward"]

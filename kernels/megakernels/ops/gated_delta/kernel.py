@@ -26,12 +26,12 @@ from torch import Tensor
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.ops.gated_delta.inputs import DeltaRule
 from megakernels.ops.gated_delta.launch import buffers_of, prepare, tile_gradients, walk, walk_gradient
-from megakernels.ops.gated_delta.sizes import extents, num_shares, rows
+from megakernels.ops.gated_delta.sizes import sizes_of
 
 
 def forward(state: Tensor | None, given: DeltaRule) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
-    given, sizes = _dense(given), extents(given, backward=False)
+    given, sizes = _dense(given), sizes_of(given).extents(backward=False)
     q, v = given.q, given.v
     batch, num_heads, widths = q.shape[0], v.shape[2], (q.shape[3], v.shape[3])
     y = torch.empty(v.shape, dtype=q.dtype, device=q.device)
@@ -53,12 +53,12 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: DeltaRule, states:
     """Same contract as `reference.backward`."""
     gradients = tuple(torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in given[:5])
     A_log, dt_bias = given.A_log, given.dt_bias
-    given, sizes = _dense(given), extents(given, backward=True)
+    given, sizes = _dense(given), sizes_of(given).extents(backward=True)
     q, v = given.q, given.v
     batch, num_heads, widths = q.shape[0], v.shape[2], (q.shape[3], v.shape[3])
     grad_y, states = unit_stride(grad_y.to(q.dtype)), states.contiguous()
     grad_first = torch.empty(batch, num_heads, *widths, dtype=torch.float32, device=q.device)
-    shape = batch, sizes.segments * sizes.tiles, num_heads, num_shares(given)
+    shape = batch, sizes.segments * sizes.tiles, num_heads, sizes_of(given).shares
     shares = torch.zeros(shape, dtype=torch.float32, device=q.device)  # those of tiles beyond the end stay zero
     if v.numel() and q.numel():
         _run_backward(None if grad_last is None else grad_last.contiguous(), grad_y, given, states, gradients, (grad_first, shares))
@@ -67,7 +67,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: DeltaRule, states:
             each.zero_()
         grad_first = grad_first.zero_() if grad_last is None else grad_first.copy_(grad_last)
     totals = shares.sum((0, 1))
-    of_bias = totals[:, 1:] if rows(given) else totals[:, 1]
+    of_bias = totals[:, 1:] if sizes_of(given).rows else totals[:, 1]
     return (*gradients, _as(totals[:, 0], A_log), _as(of_bias, dt_bias)), grad_first
 
 
@@ -79,7 +79,7 @@ def _run_backward(
     gradients: tuple[Tensor, ...],
     results: tuple[Tensor, Tensor],
 ) -> None:
-    sizes, (grad_first, shares) = extents(given, backward=True), results
+    sizes, (grad_first, shares) = sizes_of(given).extents(backward=True), results
     made = buffers_of(given, sizes)
     with on_device_of(given.q):
         for begin in reversed(range(0, sizes.segments, sizes.at_once)):
@@ -103,7 +103,7 @@ def _dense(given: DeltaRule) -> DeltaRule:
         q=unit_stride(given.q),
         k=unit_stride(given.k),
         v=unit_stride(given.v),
-        decay=unit_stride(given.decay) if rows(given) else given.decay,
+        decay=unit_stride(given.decay) if sizes_of(given).rows else given.decay,
         A_log=given.A_log.contiguous(),
         dt_bias=given.dt_bias.contiguous(),
         starts=starts,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from megakernels.ops.gated_delta.facts import SUMMED, Extents
 from megakernels.ops.gated_delta.inputs import DeltaRule
 from megakernels.ops.gated_delta.kernel_gradients import delta_key_gradient_kernel, delta_value_gradient_kernel
 from megakernels.ops.gated_delta.kernel_pairs import delta_pair_gradient_kernel
@@ -11,7 +12,7 @@ from megakernels.ops.gated_delta.kernel_rows import delta_row_decay_gradient_ker
 from megakernels.ops.gated_delta.kernel_scores import delta_row_decay_kernel, delta_row_scores_kernel, delta_scores_kernel
 from megakernels.ops.gated_delta.kernel_solve import delta_solve_kernel
 from megakernels.ops.gated_delta.kernel_walk import delta_walk_gradient_kernel, delta_walk_kernel
-from megakernels.ops.gated_delta.sizes import SUMMED, Extents, planes, rows
+from megakernels.ops.gated_delta.sizes import sizes_of
 
 OPTIONS = {
     "scores": {"num_warps": 8},
@@ -59,8 +60,8 @@ def prepare(given: DeltaRule, sizes: Extents, made: Buffers, first: int, count: 
     numbers = key_width**-0.5, given.beta_limit
     strides = *q.stride()[:3], *k.stride()[:3], *decay.stride()[:3], *beta.stride()
     inputs, at_starts = (q, k, decay, beta, A_log, dt_bias), q if starts is None else starts
-    if rows(given):
-        plane, precise = sizes.slots * Q * K, planes(q.dtype) > 1
+    if sizes_of(given).rows:
+        plane, precise = sizes.slots * Q * K, sizes_of(given).planes > 1
         outputs = (made[name] for name in ("queries", "keys", "reads", "sums", "strengths", "carries"))
         delta_row_decay_kernel[(num_tiles, num_heads, batch)](
             *(*inputs, at_starts, *outputs, *common, plane, *strides, *numbers),
@@ -171,9 +172,9 @@ def tile_gradients(
         W=part_of(V, "key"),
         **OPTIONS["key_gradient"],
     )
-    (_row_gradients if rows(given) else _pair_gradients)(given, sizes, made, part, gradients, shares)
+    (_row_gradients if sizes_of(given).rows else _pair_gradients)(given, sizes, made, part, gradients, shares)
     delta_unit_gradient_kernel[(num_tiles * (Q // BLOCK), num_groups, batch)](
-        *(q, k, made["queries"], made["reads" if rows(given) else "keys"], grad_q, grad_k),
+        *(q, k, made["queries"], made["reads" if sizes_of(given).rows else "keys"], grad_q, grad_k),
         *(num_positions, num_heads, num_heads // num_groups, key_width, given.save_every, first, tiles, num_tiles),
         *(*q.stride()[:3], *k.stride()[:3], key_width**-0.5),
         Q=Q,
@@ -219,7 +220,7 @@ def _row_gradients(
         Q=Q,
         K=K,
         HAS_STARTS=starts is not None,
-        PRECISE=planes(q.dtype) > 1,
+        PRECISE=sizes_of(given).planes > 1,
         **OPTIONS["row_pair_gradient"],
     )
     delta_row_decay_gradient_kernel[(count * tiles, num_heads, batch)](
@@ -229,6 +230,6 @@ def _row_gradients(
         Q=Q,
         K=K,
         W=part_of(K, "row_decay_gradient"),
-        PRECISE=planes(q.dtype) > 1,
+        PRECISE=sizes_of(given).planes > 1,
         **OPTIONS["row_decay_gradient"],
     )

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
+from megakernels.facts import block_of
 
 LARGEST_WIDTH = 1024
 """Maximum width of a head; wider ones use the reference."""

@@ -3,19 +3,7 @@
 import torch
 from torch import Tensor
 
-WORD_BITS = 32
-COLUMN_BLOCK = 128
-"""Columns of the scores, and bits of the chosen keys, are a multiple: the most keys of any tile."""
-
-
-def num_columns(num_keys: int) -> int:
-    """Columns of the scores, and bits of a query: one per key, in whole tiles."""
-    return -(-num_keys // COLUMN_BLOCK) * COLUMN_BLOCK
-
-
-def num_words(num_keys: int) -> int:
-    """Words of a query."""
-    return num_columns(num_keys) // WORD_BITS
+from megakernels.ops.indexed_attention.facts import WORD_BITS, num_words
 
 
 def choice_like(q: Tensor, num_keys: int) -> Tensor:

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
-from megakernels._common.scratch import SUMS_BYTES, narrowed_bytes
+from megakernels.facts import Inside
 from megakernels.ops.attention.inputs import Places
 from megakernels.ops.indexed_attention import reference, sizes
 from megakernels.ops.indexed_attention.bits import choice_like
+from megakernels.ops.indexed_attention.facts import key_parts_bytes
+from megakernels.ops.indexed_attention.facts import with_keys as with_keys_made
 from megakernels.ops.indexed_attention.inputs import Arguments
 from megakernels.ops.indexed_attention.reference import Indexed
 
@@ -114,7 +116,8 @@ def forward_scratch(arguments: Arguments, *, hands_on: bool = False) -> int:
     given = arguments.with_keys(arguments.index_k)
     if not chooses_kernels(given):
         return 0
-    return sizes.inside(given, Places()).keys + sizes.forward_inside(given, Places(), hands_on=hands_on)
+    own = sizes.sizes_of(given, Places())
+    return with_keys_made(own, Inside(sizes.forward_inside(given, Places(), hands_on=hands_on), 0), 0, 0).forward
 
 
 def backward_scratch(grad_out: Tensor, arguments: Arguments, *made: Tensor | Sequence[bool]) -> int:
@@ -124,20 +127,17 @@ def backward_scratch(grad_out: Tensor, arguments: Arguments, *made: Tensor | Seq
         return 0
     *saved, needs = made
     out, lse, thresholds, index_lse = (each for each in saved if isinstance(each, Tensor))
-    keys = sizes.inside(given, Places()).keys
-    last = (arguments.index_k, arguments.k_scale, arguments.k_bias)
-    inside = sizes.backward_inside(grad_out, given, (out, lse, thresholds, index_lse), Places())
-    before = 2 * keys + inside - sum(each.nbytes for each in last)
+    last = sum(each.nbytes for each in (arguments.index_k, arguments.k_scale, arguments.k_bias))
+    inside = Inside(0, sizes.backward_inside(grad_out, given, (out, lse, thresholds, index_lse), Places()))
+    found = with_keys_made(sizes.sizes_of(given, Places()), inside, last, arguments.k_scale.element_size())
     inputs = (*arguments[:6], arguments.k_scale, arguments.k_bias)
     dropped = dropped_bytes(inputs, [bool(each) for each in needs])
-    return dropped + max(before, keys + keys_backward_inside(arguments.index_k, arguments.k_scale))
+    return dropped + found.backward
 
 
 def keys_backward_inside(index_k: Tensor, k_scale: Tensor) -> int:
     """Bytes of `kernel.make_keys_backward` in addition to operands and results: parts of the gradients of scale and bias."""
-    width = index_k.shape[2]
-    parts = 2 * sizes.key_programs(index_k.shape[0] * index_k.shape[1]) * width
-    return SUMS_BYTES * parts + narrowed_bytes(k_scale, SUMS_BYTES * width)
+    return key_parts_bytes(index_k.shape[0] * index_k.shape[1], index_k.shape[2], k_scale.element_size())
 
 
 def cost_of_forward(arguments: Arguments) -> Cost:

@@ -19,7 +19,19 @@ from torch import Tensor
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.ops.attention import kernel as attention_kernel
 from megakernels.ops.attention.inputs import Places
-from megakernels.ops.indexed_attention.bits import choice_like, num_columns, num_words
+from megakernels.ops.indexed_attention.bits import choice_like
+from megakernels.ops.indexed_attention.facts import (
+    KEY_WARPS,
+    chunk_rows,
+    difference_constants,
+    index_constants,
+    key_programs,
+    mass_constants,
+    num_columns,
+    num_words,
+    rows_constants,
+    select_constants,
+)
 from megakernels.ops.indexed_attention.kernel_gradients import (
     index_difference_kernel,
     index_key_kernel,
@@ -34,19 +46,7 @@ from megakernels.ops.indexed_attention.kernel_index import (
     index_turn_kernel,
 )
 from megakernels.ops.indexed_attention.reference import Indexed, made_like
-from megakernels.ops.indexed_attention.sizes import (
-    KEY_WARPS,
-    Chunk,
-    attended,
-    chunk_rows,
-    chunks,
-    difference_constants,
-    index_constants,
-    key_programs,
-    mass_constants,
-    rows_constants,
-    select_constants,
-)
+from megakernels.ops.indexed_attention.sizes import Chunk, attended, chunks
 
 
 def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
@@ -178,7 +178,7 @@ class _Index:
 
     def score(self, chunk: Chunk, queries: Tensor, scores: Tensor) -> None:
         """Scores of a chunk."""
-        numbers, options = index_constants("score", self.width, self.given.index_q.dtype)
+        numbers, options = index_constants("score", self.width, self.given.index_q.element_size())
         index_score_kernel[self._tiles(chunk, numbers)](
             queries,
             self.given.keys,
@@ -224,7 +224,7 @@ class _Index:
     def difference(self, chunk: Chunk, scores: Tensor, masses: Tensor, lse: Tensor, index_lse: Tensor, bits: Tensor) -> None:
         """Gradients of the scores of a chunk, in `masses`."""
         given = self.given
-        numbers, options = mass_constants(given.q.shape[3], given.q.dtype)
+        numbers, options = mass_constants(given.q.shape[3], given.q.element_size())
         index_mass_kernel[self._tiles(chunk, numbers)](
             given.q,
             given.k,
@@ -266,7 +266,7 @@ class _Index:
         """Adds to the gradient of the keys, then writes that of the weights, and that of the rotated queries over them."""
         given = self.given
         for name, function, grad in (("key", index_key_kernel, grad_keys), ("query", index_query_kernel, grad_weights)):
-            numbers, options = index_constants(name, self.width, given.index_q.dtype)
+            numbers, options = index_constants(name, self.width, given.index_q.element_size())
             tiles = triton.cdiv(chunk.num_rows, numbers["M"])
             last = triton.cdiv(chunk.first + chunk.num_rows, numbers["N"])
             function[(last, self.batch) if name == "key" else (self.num_heads, tiles, self.batch)](

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
-
-SLICE_ELEMENTS = 1 << 27
-"""Maximum number of logits at a time: 256 MiB in bf16."""
+from megakernels.ops.linear_cross_entropy import facts
 
 
 class OnSlices(Protocol):
@@ -34,7 +32,7 @@ def statistics(x: Tensor, weight: Tensor, labels: Tensor, first: int, on_slices:
     num_rows = x.shape[0]
     lse = torch.full((num_rows,), -torch.inf, dtype=accumulator_dtype(x.dtype), device=x.device)
     chosen = torch.zeros_like(lse)
-    for words in row_blocks(weight.shape[0], num_rows, SLICE_ELEMENTS):
+    for words in row_blocks(weight.shape[0], num_rows, facts.SLICE_ELEMENTS):
         on_slices.join_slice(x @ weight[words].mT, labels, first + words.start, lse, chosen)
     return lse, chosen
 
@@ -62,7 +60,7 @@ def backward(
     slope = share * (1 + 2 * z_loss * lse)
     total = torch.zeros(x.shape, dtype=lse.dtype, device=x.device) if needs[0] else None
     grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device) if needs[1] else None
-    for words in row_blocks(weight.shape[0], x.shape[0], SLICE_ELEMENTS):
+    for words in row_blocks(weight.shape[0], x.shape[0], facts.SLICE_ELEMENTS):
         part = weight[words]
         logits = x @ part.mT
         grad = on_slices.slice_gradient(logits, labels, first + words.start, lse, slope, share, grad=logits)
@@ -76,8 +74,7 @@ def backward(
 
 def forward_scratch_bytes(x: Tensor, weight: Tensor) -> int:
     """Peak scratch bytes of `statistics`, without per-row values: a slice of logits."""
-    num_rows = x.shape[0]
-    return num_rows * min(weight.shape[0], max(1, SLICE_ELEMENTS // max(1, num_rows))) * x.element_size()
+    return x.shape[0] * facts.slice_columns(x.shape[0], weight.shape[0]) * x.element_size()
 
 
 def backward_scratch_bytes(x: Tensor, weight: Tensor, needs: Sequence[bool]) -> int:

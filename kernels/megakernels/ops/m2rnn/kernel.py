@@ -11,12 +11,12 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels.facts import SMALLEST_DOT, block_of
 from megakernels.ops.m2rnn.inputs import Recurrence
 from megakernels.ops.m2rnn.kernel_backward import m2rnn_backward_kernel
 from megakernels.ops.m2rnn.kernel_forward import m2rnn_forward_kernel
-from megakernels.ops.m2rnn.sizes import spans
+from megakernels.ops.m2rnn.sizes import sizes_of
 
 ROWS = 32
 """Rows of a segment's states in one product for the map's gradient."""
@@ -85,7 +85,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states
     grad_map = states.new_zeros(batch, num_heads, value_width, value_width)
     grad_D = states.new_zeros(batch, num_heads, value_width)
     grad_scalars = states.new_zeros(batch, num_heads, 2)
-    for first, stop, positions in spans(q, num_heads, save_every) if states.numel() else ():
+    for first, stop, positions in sizes_of(given).spans() if states.numel() else ():
         parts = states.new_empty(2, batch, positions.stop - positions.start, num_heads, key_width)
         with on_device_of(q):
             m2rnn_backward_kernel[(batch, num_heads)](

@@ -32,7 +32,7 @@ from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.ops.mamba3.chunk import Scan
 from megakernels.ops.mamba3.launch import make_tables, outputs, sizes_of
 from megakernels.ops.mamba3.launch_backward import phase_gradients, step_gradients, tile_gradients
-from megakernels.ops.mamba3.sizes import dense, extents, num_shares
+from megakernels.ops.mamba3.sizes import dense, facts_of
 
 
 def forward(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,7 +44,7 @@ def forward_from(
     scan: Scan, state: Tensor | None, phase: Tensor | None, ahead: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward_from`; None is zero."""
-    scan, sizes = dense(scan), extents(scan)
+    scan, sizes = dense(scan), facts_of(scan).extents()
     x = scan.x
     batch, num_heads, width, state_width, num_angles = sizes_of(scan)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -69,7 +69,7 @@ def backward_from(
     grad_state: Tensor | None, grad_phase: Tensor | None, grad_y: Tensor, scan: Scan, ahead: Tensor | None, states: Tensor, phases: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor, Tensor, Tensor]:
     """Same contract as `reference.backward_from`; None is zero."""
-    given, sizes = dense(scan), extents(scan)
+    given, sizes = dense(scan), facts_of(scan).extents()
     x, B, angles = given.x, given.B, given.angles
     batch, num_heads, width, state_width, num_angles = sizes_of(scan)
     num_positions = x.shape[1]
@@ -83,7 +83,7 @@ def backward_from(
     grad_first, grad_first_phase = sums(batch, num_heads, width, state_width), sums(batch, num_heads, num_angles)
     turned, steps = sums(batch, num_heads, num_positions, num_angles), sums(3, batch, num_heads, num_positions)
     ends = sums(batch, sizes.segments * sizes.tiles, num_heads, num_angles)
-    shares = sums(batch, sizes.segments, sizes.pieces, num_heads, num_shares(scan)).zero_()
+    shares = sums(batch, sizes.segments, sizes.pieces, num_heads, facts_of(scan).shares).zero_()
     if not (x.numel() and B.numel()):
         zeros = {name: each.zero_() for name, each in gradients.items()}
         last = (grad_first.zero_() if grad_state is None else grad_state, grad_first_phase.zero_() if grad_phase is None else grad_phase)

@@ -5,10 +5,11 @@ import triton
 from torch import Tensor
 
 from megakernels.ops.mamba3.chunk import Scan
+from megakernels.ops.mamba3.facts import CHAIN, NUM_TABLES, TILES_PER_SHARE, Extents, halves_turned, step_sides
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
 from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel, mamba3_turn_kernel
-from megakernels.ops.mamba3.sizes import CHAIN, NUM_TABLES, TILES_PER_SHARE, Extents, halves_turned, step_sides, trigonometric_dtype
+from megakernels.ops.mamba3.sizes import trigonometric_dtype
 
 OPTIONS = {
     "table": {"num_warps": 4},

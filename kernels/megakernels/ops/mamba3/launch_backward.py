@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from megakernels.ops.mamba3.chunk import Scan
+from megakernels.ops.mamba3.facts import TILES_PER_SHARE, Extents, phase_rows, step_sides
 from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_pairs import mamba3_pair_kernel
@@ -15,7 +16,6 @@ from megakernels.ops.mamba3.kernel_steps import mamba3_last_phase_kernel, mamba3
 from megakernels.ops.mamba3.kernel_values import mamba3_value_kernel
 from megakernels.ops.mamba3.kernel_walk import mamba3_state_gradient_kernel
 from megakernels.ops.mamba3.launch import OPTIONS, counts_of, flags_of, make_tables, sizes_of, strides_of
-from megakernels.ops.mamba3.sizes import TILES_PER_SHARE, Extents, phase_rows, step_sides
 
 
 class _Run(NamedTuple):

@@ -11,11 +11,3 @@ If experts are on several ranks, dispatched rows are sent to them; there `rows, 
 
 With router losses `route_scored` also returns their inputs, and `router_losses` adds their gradients to those of the weights.
 """
-
-from megakernels.ops.moe.grouped_mlp import experts
-from megakernels.ops.moe.losses import router_losses
-from megakernels.ops.moe.permutation import arrival_plan, combine, dispatch, dispatch_plan
-from megakernels.ops.moe.routed_mlp import routed_experts
-from megakernels.ops.moe.routing import route, route_scored
-
-__all__ = ["arrival_plan", "combine", "dispatch", "dispatch_plan", "experts", "route", "route_scored", "routed_experts", "router_losses"]

@@ -9,13 +9,14 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels.facts import SMALLEST_DOT, block_of
 from megakernels.ops.activation.kernel import KINDS
+from megakernels.ops.moe.facts import BIAS_COLS, PULL_COLS, bias_options, outer_options, product_options
 from megakernels.ops.moe.inputs import Experts, Made
 from megakernels.ops.moe.kernel_plan import Tiles, sum_slots, tiles_of
 from megakernels.ops.moe.kernel_products import CLAMPED, bias_kernel, down_bias_kernel, down_kernel, outer_kernel, pull_kernel, up_kernel
-from megakernels.ops.moe.sizes import BIAS_COLS, PULL_COLS, bias_options, bias_shares, outer_options, product_options
+from megakernels.ops.moe.sizes import sizes_of
 
 UP_COLS = {"swiglu": 64, "geglu": 64, "relu2": 128, "gelu": 64}
 """Columns of a bf16 tile of the forward's first product; with a gate there are two such tiles."""
@@ -79,7 +80,7 @@ def routed_experts_backward(
     num_shares = triton.cdiv(width, options["COLS"])
     grad_up_out, hidden = torch.empty_like(up_out), torch.empty_like(up_out)
     grad_gate_out = None if gate_out is None else torch.empty_like(gate_out)
-    shares = torch.empty(num_shares + bias_shares(given, needs), num_pairs, dtype=torch.float32, device=x.device)
+    shares = torch.empty(num_shares + sizes_of(given).bias_shares(weights=needs[1]), num_pairs, dtype=torch.float32, device=x.device)
     if num_pairs:
         with on_device_of(x):
             pull_kernel[(num_shares, tiles.most)](

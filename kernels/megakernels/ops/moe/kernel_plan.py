@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.blocks import SMALLEST_DOT, block_of
 from megakernels._common.tiles import narrow, on_device_of, unit_stride
+from megakernels.facts import SMALLEST_DOT, block_of
 
 PAIRS = 128
 """Pairs per program."""

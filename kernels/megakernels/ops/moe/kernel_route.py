@@ -14,10 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common import upcast
-from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, on_device_of, sigmoid
+from megakernels.facts import block_of
+from megakernels.ops.moe.facts import router_columns
 from megakernels.ops.moe.scores import Router
-from megakernels.ops.moe.sizes import columns_of, gradient_parts
+from megakernels.ops.moe.sizes import gradient_parts
 
 TILE_ELEMENTS = 2048
 LOWEST = tl.constexpr(-float("inf"))
@@ -316,7 +317,7 @@ def _joined(values: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
 
 def route_options(num_experts: int, num_groups: int, top_k: int) -> dict[str, Any]:
     """Tile and warps of the forward."""
-    groups, size = columns_of(num_experts, num_groups)
+    groups, size = router_columns(num_experts, num_groups)
     return {"GROUPS": groups, "SIZE": size, "SLOTS": block_of(top_k), "ROWS": max(1, TILE_ELEMENTS // (groups * size)), "num_warps": 4}
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import dot, narrow, on_device_of
-from megakernels.ops.newton_schulz.sizes import tile_side
+from megakernels.ops.newton_schulz.facts import tile_side
 
 DEPTH = {2: 64, 4: 32}
 """Columns of x per step."""

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
+from megakernels.facts import block_of
 
 LARGEST_WIDTH = 8192
 """Maximum group width of a tile; the backward of a wider one runs out of registers on sm_90, so wider groups use the reference."""

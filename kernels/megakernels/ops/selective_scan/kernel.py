@@ -10,21 +10,22 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels.ops.selective_scan.facts import BACKWARD_CHANNELS, FORWARD_CHANNELS
 from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScan
 from megakernels.ops.selective_scan.kernel_backward import selective_backward_kernel
 from megakernels.ops.selective_scan.kernel_forward import selective_forward_kernel
-from megakernels.ops.selective_scan.sizes import BACKWARD_CHANNELS, FORWARD_CHANNELS, num_blocks, num_groups, tile_of
+from megakernels.ops.selective_scan.sizes import sizes_of
 
 
 def forward_options(given: SelectiveScan) -> dict[str, int]:
     """Tile and warps of the forward: a thread for each channel."""
-    tile = tile_of(given, FORWARD_CHANNELS)
+    tile = sizes_of(given).tile(FORWARD_CHANNELS)
     return {**tile, "num_warps": tile["CHANNELS"] // 32}
 
 
 def backward_options(given: SelectiveScan) -> dict[str, int]:
     """Tile and warps of the backward: two threads for each channel, since one has too few registers."""
-    tile = tile_of(given, BACKWARD_CHANNELS)
+    tile = sizes_of(given).tile(BACKWARD_CHANNELS)
     return {**tile, "num_warps": tile["CHANNELS"] // 16}
 
 
@@ -73,7 +74,8 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScan, sta
     x, dt, B, C, grad_y = (unit_stride(each) for each in (given.x, given.dt, given.B, given.C, grad_y))
     batch, num_positions, num_channels = x.shape
     width, options = given.A_log.shape[1], backward_options(given)
-    blocks, groups, device = num_blocks(given), num_groups(given), x.device
+    sizes, device = sizes_of(given), x.device
+    blocks, groups = sizes.blocks, sizes.groups
     found = {name: torch.empty(like.shape, dtype=like.dtype, device=device) for name in GRADIENTS for like in (getattr(given, name),)}
     grad_first = torch.empty(batch, num_channels, width, dtype=torch.float32, device=device)
     parts = torch.empty(2, blocks, batch, num_positions, width, dtype=torch.float32, device=device)

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.blocks import block_of
 from megakernels._common.tiles import narrow, on_device_of, tanh
+from megakernels.facts import block_of
 from megakernels.ops.side_embedding.reference import MODULUS, SPREAD
 
 TILE = 2048

@@ -21,17 +21,18 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels.ops.ssd.facts import Extents
 from megakernels.ops.ssd.inputs import Scan
 from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_table_kernel
 from megakernels.ops.ssd.launch import OPTIONS, PASS_COLUMNS, counts_of, flags_of, heads_of_table
 from megakernels.ops.ssd.launch_backward import segment_gradients, step_gradients
-from megakernels.ops.ssd.sizes import Extents, extents
+from megakernels.ops.ssd.sizes import sizes_of
 
 
 def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
-    scan, sizes = _dense(scan), extents(scan)
+    scan, sizes = _dense(scan), sizes_of(scan).extents()
     x, starts = scan.x, scan.x if scan.starts is None else scan.starts
     batch, _, num_heads, width = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -54,7 +55,7 @@ def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
 
 def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
-    scan, sizes = _dense(scan), extents(scan)
+    scan, sizes = _dense(scan), sizes_of(scan).extents()
     x, dt, A_log, B, C, D, dt_bias = scan[:7]
     grad_y, states = unit_stride(grad_y.to(x.dtype)), states.contiguous()
     grad_x, grad_dt, grad_B, grad_C = (torch.empty(each.shape, dtype=each.dtype, device=x.device) for each in (x, dt, B, C))

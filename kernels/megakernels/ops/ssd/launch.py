@@ -2,7 +2,7 @@
 
 import torch
 
-from megakernels._common.blocks import block_of
+from megakernels.facts import block_of
 from megakernels.ops.ssd.inputs import Scan
 
 OPTIONS = {

@@ -4,13 +4,13 @@ import torch
 import triton
 from torch import Tensor
 
+from megakernels.ops.ssd.facts import HEADS_PER_PART, Extents
 from megakernels.ops.ssd.inputs import Scan
 from megakernels.ops.ssd.kernel_groups import ssd_edge_kernel, ssd_group_kernel
 from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel, ssd_value_kernel
 from megakernels.ops.ssd.kernel_states import ssd_state_kernel
 from megakernels.ops.ssd.kernel_steps import ssd_step_kernel
 from megakernels.ops.ssd.launch import OPTIONS, counts_of, flags_of, heads_of_table
-from megakernels.ops.ssd.sizes import HEADS_PER_PART, Extents
 
 
 def segment_gradients(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from megaplan.dtypes import DType
+from megaplan.families.attention.composition import attention_exchanges, attention_work
 from megaplan.families.attention.program import attention_program, attention_selective
 from megaplan.families.attention.rules import attention_rules
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.attention.tensors import AttentionVariant, attention_tensors, place_of, variant_of
-from megaplan.families.attention.work import attention_exchanges, attention_work
 from megaplan.families.family import Family, Served
 
 

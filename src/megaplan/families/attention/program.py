@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from megakernels.ops.indexed_attention.facts import num_words
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import (
     CHOICE,
@@ -34,7 +35,7 @@ from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.families.attention.scratch import choice_words, core_inside, head_widths, indexed_inside
+from megaplan.families.attention.composition import core_inside, head_widths, indexed_inside
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.attention.tensors import AttentionPlace, AttentionVariant, Role
 from megaplan.families.family import Selective
@@ -91,7 +92,7 @@ def attention_program(
     key = attention_key(attention)._replace(relations=dims.relations > 0)
     tensors = {**attention_storages(dims, attention), **inside_storages(dims, inside)}
     if role != "alone":
-        words = 0 if place.role == "later" else choice_words(dims)
+        words = 0 if place.role == "later" else num_words(dims.tokens * dims.cp)
         tensors |= storages(DType.INT32, Column.ACTIVATIONS, {CHOICE if role == "source" else GIVEN_CHOICE: dims.wide(words)})
     if key.relations:
         heads = attention.num_heads // dims.tp

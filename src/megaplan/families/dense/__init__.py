@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from megaplan.families.dense.composition import dense_work
 from megaplan.families.dense.program import dense_program, dense_selective
 from megaplan.families.dense.section import Mlp
 from megaplan.families.dense.tensors import dense_tensors
-from megaplan.families.dense.work import dense_work
 from megaplan.families.family import Family
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, Served
+from megaplan.families.linear_attention.composition import linear_attention_work
 from megaplan.families.linear_attention.program import linear_attention_program, linear_attention_selective
 from megaplan.families.linear_attention.rules import linear_attention_rules
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
 from megaplan.families.linear_attention.tensors import linear_attention_tensors
-from megaplan.families.linear_attention.work import linear_attention_work
 
 
 def _sharded(linear: GatedDeltaNet | KimiDeltaAttention, _hidden_size: int) -> dict[str, int]:

@@ -18,7 +18,8 @@ from megaplan.blocks.relay import (
     exchanged_storages,
     handed_storages,
     num_lanes,
-    piecewise,
+    of_pieces,
+    piece_positions,
     sums_apart,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
@@ -26,7 +27,7 @@ from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
-from megaplan.families.linear_attention.scratch import delta_inside
+from megaplan.families.linear_attention.composition import delta_inside, delta_sizes
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
 
 _MIXED = {"qk_proj", "v_proj", "beta_proj", exchange("conv_qk"), "conv_qk", "split qk", exchange("conv_v"), "conv_v"}
@@ -65,11 +66,11 @@ def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
         shapes |= {"latents": wide(2 * linear.head_dim), "decay": wide(heads * linear.key_dim)}
         shapes |= dict.fromkeys(("decay_latent", "gate_latent"), wide(linear.head_dim))
     shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
-    num_states = piecewise(dims.tokens, linear.save_every, handed=handed)
+    rule = delta_sizes(linear, dims.batch, piece_positions(dims), heads, key_heads, dims.dtype.bytes)
     statistics = {
         "rstd": dims.residual[:2],
         "gated_rstd": wide(heads),
-        "states": (dims.batch, num_states, heads, linear.key_dim, linear.value_dim),
+        "states": of_pieces(dims, rule.states),
     }
     carried: Shapes = {}
     if handed:

@@ -18,7 +18,8 @@ from megaplan.blocks.relay import (
     exchanged_storages,
     handed_storages,
     num_lanes,
-    piecewise,
+    of_pieces,
+    piece_positions,
     sums_apart,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
@@ -26,7 +27,7 @@ from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
-from megaplan.families.mamba.scratch import selective_inside
+from megaplan.families.mamba.composition import selective_inside, selective_sizes
 from megaplan.families.mamba.section import Mamba1
 
 _PARTS = ("dt_latent", "B", "C")
@@ -105,10 +106,10 @@ def _storages(dims: Dims, mamba: Mamba1) -> Shapes:
         **{f"{part}_normed": wide(width) for part, width in widths.items()},
         **dict.fromkeys(("normed", "o", "out"), dims.residual),
     }
-    num_states = piecewise(dims.tokens, mamba.save_every, handed=dims.cp > 1)
+    scan = selective_sizes(mamba, dims.batch, piece_positions(dims), channels, dims.dtype.bytes)
     statistics: dict[str, tuple[int, ...]] = {
         "rstd": dims.residual[:2],
-        "states": (dims.batch, num_states, channels, mamba.state_dim),
+        "states": of_pieces(dims, scan.states),
         **{f"{part}_rstd": wide() for part in _PARTS},
     }
     carried: Shapes = {}

@@ -20,7 +20,8 @@ from megaplan.blocks.relay import (
     exchanged_storages,
     handed_storages,
     num_lanes,
-    piecewise,
+    of_pieces,
+    piece_positions,
     sums_apart,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
@@ -28,8 +29,8 @@ from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
+from megaplan.families.mamba.composition import scan_inside, scan_sizes
 from megaplan.families.mamba.mamba1_program import MAMBA1, mamba1_program
-from megaplan.families.mamba.scratch import scan_inside, trapezoidal_inside
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.mamba.tensors import num_mamba_heads
 
@@ -62,7 +63,7 @@ def mamba_program(
         options = mamba.conv_bias, mamba.bias, mamba.gated_norm, mamba.part_multipliers is not None
         program = _mamba2_program(*options, sharded, handed, inside is not None, apart)
         return program, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside))
-    inside = trapezoidal_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
+    inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
     program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, inside is not None, apart)
     return program, residual(_mamba3_storages(dims, mamba) | inside_storages(dims, inside))
 
@@ -192,9 +193,9 @@ def _output_ops(reads: str, sharded: bool, bias: str | None = None) -> tuple[Op,
 
 
 def _states(dims: Dims, mamba: Mamba2 | Mamba3, heads: int) -> tuple[int, ...]:
-    """Kept states: [B, ceil(T / Q), H, P, S], Q the positions between two; under CP those of each piece."""
-    between = mamba.chunk_size if isinstance(mamba, Mamba2) else mamba.save_every
-    return (dims.batch, piecewise(dims.tokens, between, handed=dims.cp > 1), heads, mamba.head_dim, mamba.state_dim)
+    """Shape of the kept states; under CP those of each piece."""
+    groups = mamba.num_groups // dims.tp
+    return of_pieces(dims, scan_sizes(mamba, dims.batch, piece_positions(dims), heads, groups, dims.dtype.bytes).states)
 
 
 def _common(dims: Dims, shapes: dict[str, tuple[int, ...]]) -> Shapes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from megaplan.families.family import Exchanges, Family
+from megaplan.families.moe.composition import moe_work
 from megaplan.families.moe.program import moe_program, moe_selective
 from megaplan.families.moe.rules import moe_rules
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.moe.tensors import moe_tensors, parameters_per_expert
-from megaplan.families.moe.work import moe_work
 
 
 def _sharded(moe: MixtureOfExperts, _hidden_size: int) -> dict[str, int]:

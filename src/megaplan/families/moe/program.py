@@ -21,6 +21,7 @@ from functools import cache
 from math import ceil
 from typing import NamedTuple
 
+from megakernels.ops.moe.facts import RouterBytes, route_backward_bytes
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import BlockProgram, Op, add, linear, norm, reshape
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -28,6 +29,7 @@ from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.families.dense.program import mlp_ops, mlp_storages
 from megaplan.families.family import Selective
+from megaplan.families.moe.composition import expert_sizes
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.scalars import GATED
 
@@ -248,42 +250,24 @@ def _basis(moe: MixtureOfExperts, travels: bool) -> Basis:
 
 
 def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) -> Shapes:
-    """What `routed_experts` holds inside its kernels beside operands and results, at the highest moment of each direction.
-
-    Forward: the activated rows, and with several slots a token their products until they are summed. Backward: the gradients of what the
-    first products made, and the activated rows, each until the gradients of its matrix and bias are made of it. (Shares of the weights'
-    gradients, which are there before, are fewer as long as an expert is not 32 times wider than the model.)
-    """
+    """What `routed_experts` holds inside its kernels, in elements of activations."""
     tokens, size = dims.batch * dims.residual_tokens, dims.dtype.bytes
-    rows, local, width = received_rows(moe, tokens, mesh), moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
-    slots = 1 if travels else moe.top_k
-    hidden = moe.row_width(dims.hidden)
-    own = (rows if travels else tokens) * hidden
-    products, inner, matrix = rows * hidden, rows * width, 0 if dims.frozen else local * width * hidden
-    gates = 1 if moe.activation in GATED else 0
-    tiles = 2 * local * DType.INT32.bytes // size
-    forward = inner if slots == 1 else max(inner + products - own, products)
-    of_down, bias = (0, 0) if dims.frozen or not moe.bias else (local * hidden, local * width)
-    moments = [(2 + gates) * inner + of_down + own + (0 if slots == 1 else products)]
-    made = [of_down + (1 + done) * matrix + done * bias for done in range(2 + gates)]
-    moments += [(2 + gates - done) * inner + own + each for done, each in enumerate(made)]
-    backward = max(moments) - own - made[-1]
-    shapes = {INSIDE_FORWARD: (forward + tiles,), INSIDE_BACKWARD: (backward + tiles,)}
+    rows = received_rows(moe, tokens, mesh)
+    given, slots = (rows, 1) if travels else (tokens, moe.top_k)
+    bank = expert_sizes(moe, given, slots, dims.hidden, size, ep=mesh.ep, etp=mesh.etp)
+    inside = bank._replace(capacity=rows).inside(frozen=dims.frozen)
+    shapes = {INSIDE_FORWARD: (inside.forward // size,), INSIDE_BACKWARD: (inside.backward // size,)}
     return storages(dims.dtype, Column.WORKSPACE, shapes, _basis(moe, travels))
 
 
 def _router_inside(dims: Dims, moe: MixtureOfExperts) -> Shapes:
-    """What the router's backward holds beside operands and results at its highest moment.
-
-    The gradient of the logits, in fp32 or two bf16 parts. Of bf16 weights also the gradient of both parts in fp32, before those of the bias
-    and the correction, or where there is none two copies of the weight.
-    """
-    size = dims.dtype.bytes
-    gradient = dims.batch * dims.residual_tokens * moe.num_experts * DType.FP32.bytes
-    numbers = (moe.router_bias + moe.score_correction) * moe.num_experts * size
-    weight = moe.num_experts * dims.hidden * size
-    of_weight = 0 if dims.dtype is DType.FP32 else 2 * weight if dims.frozen else 4 * weight - numbers
-    return storages(dims.dtype, Column.WORKSPACE, {ROUTER_BACKWARD: ((gradient + of_weight) // size,)})
+    """What the router's backward holds inside itself, in elements of activations."""
+    size, rows = dims.dtype.bytes, dims.batch * dims.residual_tokens
+    sizes = RouterBytes(size, size, size * moe.router_bias, size * moe.score_correction)
+    wanted = (True, not dims.frozen, not dims.frozen, not dims.frozen)
+    parts = 1 if dims.dtype is DType.FP32 else 2
+    inside = route_backward_bytes(rows, dims.hidden, moe.num_experts, sizes, wanted, parts=parts)
+    return storages(dims.dtype, Column.WORKSPACE, {ROUTER_BACKWARD: (inside // size,)})
 
 
 def _loss_storages(dims: Dims, moe: MixtureOfExperts) -> Shapes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, Served
+from megaplan.families.recurrent.composition import recurrent_work
 from megaplan.families.recurrent.program import recurrent_program, recurrent_selective
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.recurrent.tensors import recurrent_tensors
-from megaplan.families.recurrent.work import recurrent_work
 
 
 def _sharded(recurrent: MatrixRecurrence, _hidden_size: int) -> dict[str, int]:

@@ -9,12 +9,12 @@ from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, 
 from megaplan.blocks.relay import (
     ARRIVING,
     HANDED,
-    PIECES,
     convolution,
     exchanged_storages,
     handed_storages,
     num_lanes,
-    piecewise,
+    of_pieces,
+    piece_positions,
     sums_apart,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
@@ -22,7 +22,7 @@ from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
-from megaplan.families.recurrent.scratch import recurrence_inside
+from megaplan.families.recurrent.composition import recurrence_inside, recurrence_sizes
 from megaplan.families.recurrent.section import MatrixRecurrence
 
 SELECTIVE = Selective("core", frozenset({"m2rnn", "gated_norm"}))
@@ -43,12 +43,12 @@ def recurrent_program(
     shapes |= {"qk_proj": wide(2 * keys), "qk": wide(2 * keys), "q": wide(keys), "k": wide(keys), "forget": wide(heads)}
     shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
     handed = dims.cp > 1
-    num_states = piecewise(dims.tokens, recurrent.save_every, handed=handed) + (PIECES if handed else 1)
+    recurrence = recurrence_sizes(recurrent, dims.batch, piece_positions(dims), heads, dims.dtype.bytes)
     statistics = {
         "rstd": dims.residual[:2],
         "gated_rstd": wide(1),
         "gated_dot": wide(1),
-        "states": (dims.batch, num_states, heads, keys, recurrent.value_dim),
+        "states": of_pieces(dims, recurrence.states),
     }
     carried: Shapes = {}
     if handed:

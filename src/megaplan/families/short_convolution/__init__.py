@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, Served
+from megaplan.families.short_convolution.composition import short_convolution_work
 from megaplan.families.short_convolution.program import short_convolution_program, short_convolution_selective
 from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.families.short_convolution.tensors import short_convolution_tensors
-from megaplan.families.short_convolution.work import short_convolution_work
 
 
 def _sharded(_short: ShortConvolution, hidden_size: int) -> dict[str, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from megakernels.ops.linear_cross_entropy.facts import slice_columns
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import OUTPUT, Op, Projection, partial_gradient, project
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -24,8 +25,6 @@ JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
 """fp32 numbers a row that join the slices of a cut vocabulary: a slice's log-sum-exp, its label's logit, the sums over slices, the loss."""
 
 JOINED_OP = "linear_cross_entropy"
-SLICE_ELEMENTS = 1 << 27
-"""Logits that head and loss in one operation hold at once."""
 
 
 def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False, scaled: bool = False) -> Part:
@@ -131,7 +130,7 @@ def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
     The part is a product as wide as the sum, made while the gradient in its own dtype is not there yet: what it takes beside that. Where
     the dtype is the sum's, the sum is the gradient, and products are added as they are made.
     """
-    words, wide = min(vocab, max(1, SLICE_ELEMENTS // rows)), dims.stat_dtype
+    words, wide = slice_columns(rows, vocab), dims.stat_dtype
     product = wide.bytes - dims.dtype.bytes
     width = dims.hidden if product else 0
     return {

@@ -13,13 +13,13 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from megakernels.ops.fp8_linear.facts import SCALE, ScaledLinears
 from megaplan.blocks.ops import BlockProgram, Op, partial_gradient
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.graph import roots_of
 from megaplan.hosts.megarun.scaled_experts import bank_in_eight_bits
-from megaplan.hosts.megarun.scaled_sizes import SCALE, Product
 from megaplan.low_precision import PER_TENSOR, RecipeName
 
 LOW, SCALES, WHOLE, GATHERED = ".low", ".low_scales", ".low_whole", ".low_gathered"
@@ -93,12 +93,12 @@ def in_eight_bits(
         multiplied = shapes[call.gathered or call.source]
         width, elements = parameters[call.weights[0]][1], prod(multiplied[2])
         outs = tuple(parameters[weight][0] for weight in call.weights)
-        product = Product(elements // width, width, outs, multiplied[0] // elements, by_row, fused)
+        product = ScaledLinears(elements // width, width, outs, multiplied[0] // elements, by_row, fused)
         found |= _storages(call, product, prod(shapes[call.source][2]) // width)
     return changed, found
 
 
-def _storages(call: Call, product: Product, own_rows: int) -> Shapes:
+def _storages(call: Call, product: ScaledLinears, own_rows: int) -> Shapes:
     """What a call makes besides its outputs; `own_rows` are the rank's own tokens."""
     given = call.keeps_low and not product.by_row
     found = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from megaplan.families.toy.composition import toy_work
 from megaplan.families.toy.program import SELECTIVE, toy_program
 from megaplan.families.toy.rules import toy_rules
 from megaplan.families.toy.tensors import toy_tensors
-from megaplan.families.toy.work import toy_work
 
 from megaplan.families.family import Family
 

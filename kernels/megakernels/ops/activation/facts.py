@@ -1,0 +1,21 @@
+"""Facts of activations: with a gate (swiglu, geglu) two operands, without one (relu2, gelu) one."""
+
+from __future__ import annotations
+
+from megakernels.facts import Multiple, Multiples, Plain, PlainPass, Share, Work
+
+KIND = (Share("activation"),)
+PLAIN_GATED = Plain(PlainPass(830, launches=6), PlainPass(1180, launches=13))
+GATED = Multiples(Multiple(kinds=KIND), Multiple(kinds=KIND), PLAIN_GATED)
+UNGATED = Multiples(Multiple(kinds=KIND), Multiple(kinds=KIND), Plain(PlainPass(700, launches=4), PlainPass(770, launches=6)))
+GATE = Multiples(torch=PLAIN_GATED)
+"""The gate of a block's output, whose kernels have no measured constants."""
+
+
+def activation(width: int, itemsize: int, *, gated: bool) -> Work:
+    """Elementwise: swiglu and geglu move 3 activations forward and 5 backward; relu2 and gelu 2 and 3.
+
+    Source: counting operands: (gate, up → y; gate, up, dy → dgate, dup), (x → y; x, dy → dx).
+    """
+    forward, backward = (3, 5) if gated else (2, 3)
+    return Work(moved_forward=forward * width * itemsize, moved_input=backward * width * itemsize)

@@ -1,0 +1,347 @@
+"""Facts of causal attention: heads of width D for queries and keys, Dv for values, an optional window, shared key heads.
+
+Source: FlashAttention-2, arXiv:2307.08691, section 3.1 (two products forward, five backward).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megakernels.facts import SMALLEST_DOT, SUMS_BYTES, Inside, Part, Pass, Passes, Work, block_of, ceil_div
+
+LARGEST_WIDTH = {2: 256, 4: 64}
+"""Largest head of keys or values, by bytes of an element; an fp32 product holds each operand as two TF32 numbers."""
+BENT_WIDTH = 192
+"""Largest head of capped scores with relations: both at once need more registers than wider heads leave."""
+KEY_WIDTH = {2: 128, 4: 32}
+"""Largest head whose gradients of k and v one launch makes, by bytes of an element."""
+RELATION_TILE = {"N": 128, "R": 16}
+"""Keys and classes of a tile of the sum over the keys of each class."""
+PLAIN_SCORES, PLAIN_QUERIES = 1 << 24, 64
+"""Scores over all sequences and heads, and queries, that a block of plain torch has at most."""
+NUMBER = 2 * SUMS_BYTES
+"""Bytes of an fp32 number that is read and written."""
+UPCAST = 6
+"""Bytes of a 16-bit element that is read, and written in fp32."""
+
+
+class Tile(NamedTuple):
+    """A launch: queries and keys per tile, warps, and stages of the load pipeline."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+TILES: dict[str, dict[tuple[bool, int], Tile]] = {
+    "forward": {
+        (False, 128): Tile(128, 64, 4, 3),
+        (False, 256): Tile(128, 64, 8, 3),
+        (False, 512): Tile(128, 32, 8, 2),
+        (True, 128): Tile(64, 32, 8, 2),
+    },
+    "query": {
+        (False, 256): Tile(128, 64, 8, 2),
+        (False, 512): Tile(64, 32, 8, 2),
+        (True, 128): Tile(64, 16, 4, 2),
+    },
+    "key": {
+        (False, 128): Tile(64, 128, 8, 2),
+        (False, 256): Tile(32, 128, 8, 2),
+        (False, 384): Tile(32, 64, 8, 2),
+        (False, 512): Tile(32, 64, 8, 2),
+        (True, 128): Tile(16, 64, 4, 2),
+    },
+}
+"""Tiles of each kernel, by whether operands are fp32, and the largest number of columns of a key's and a value's tiles together."""
+BENT_TILES = {
+    "forward": {(False, 128): Tile(64, 64, 4, 3)},
+    "query": {(False, 512): Tile(64, 16, 8, 2)},
+    "key": {
+        (False, 128): Tile(32, 128, 8, 2),
+        (False, 256): Tile(32, 64, 8, 2),
+        (False, 384): Tile(16, 64, 8, 2),
+        (False, 512): Tile(16, 64, 8, 2),
+    },
+}
+"""Tiles in place of these where scores are capped or have relations, which need more registers."""
+MASKED_TILES = {"key": {(False, 512): Tile(16, 64, 8, 2)}}
+"""Tiles in place of these where a mask of chosen keys needs more registers than there are."""
+
+
+class QueryTiles(NamedTuple):
+    """Blocks of a sequence's queries, each with the keys that any of them sees.
+
+    Attributes:
+        blocks: Number of blocks.
+        keys: Keys of all blocks.
+        pairs: Queries of each block times its keys.
+    """
+
+    blocks: int
+    keys: int
+    pairs: int
+
+
+class PlainLoop(NamedTuple):
+    """The loop of plain torch over blocks of queries, on one rank.
+
+    Attributes:
+        blocks: Turns.
+        pairs: Queries times keys of all blocks and sequences, of one head; those that a query may not see included.
+        keys: Keys of all blocks and sequences, of one head.
+        copies_keys: True if products copy their operands of keys, and with them those of queries: several sequences, several key heads.
+        shares: True if query heads share a key head.
+        upcast: Bytes that a 16-bit element takes to be made fp32; 0 for fp32.
+        hides_bytes: Bytes of flags of the keys that a query may not see, by their order, its window and documents.
+        hides_launches: Kernels that make these flags, of a block.
+    """
+
+    blocks: int
+    pairs: int
+    keys: int
+    copies_keys: bool
+    shares: bool
+    upcast: int
+    hides_bytes: int
+    hides_launches: int
+
+
+class AttentionSizes(NamedTuple):
+    """Sizes of a call on one rank.
+
+    Attributes:
+        batch: Sequences.
+        queries: Positions of the queries of a sequence on this rank.
+        keys: Positions of the keys: the whole sequence.
+        heads: Heads of queries.
+        groups: Heads of keys and values.
+        width: Width of a head of queries and keys.
+        value_width: Width of a head of values.
+        itemsize: Bytes of an element.
+        window: Positions that a query sees; None for all up to its own.
+        capped: True if scores are capped.
+        relations: True if each head adds a bias by the class of the key.
+        sinks: True if each head has a sink.
+        packed: True if rows hold several documents.
+        latent: True for multi-head latent attention, whose kernels have measured constants of their own.
+        most_keys: Keys that a query attends to, of those that it sees; None for all.
+        index_heads: Heads of the indexer that runs in the same operation; 0 without one.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    groups: int
+    width: int
+    value_width: int
+    itemsize: int
+    window: int | None = None
+    capped: bool = False
+    relations: bool = False
+    sinks: bool = False
+    packed: bool = False
+    latent: bool = False
+    most_keys: int | None = None
+    index_heads: int = 0
+
+    @property
+    def accepted(self) -> bool:
+        """True if the Triton kernels take these widths."""
+        narrowest, widest = sorted((self.width, self.value_width))
+        return narrowest > 0 and widest <= largest_width(self.itemsize, bent=self.capped and self.relations)
+
+    @property
+    def is_wide(self) -> bool:
+        """True if the gradients of keys and of values have a launch each."""
+        return max(self.width, self.value_width) > KEY_WIDTH[self.itemsize]
+
+    def visible(self, most_keys: int | None = None) -> int:
+        """Pairs of a query of this rank and a key that it sees, of one head and all sequences; at most `most_keys` of a query."""
+        window = min(most_keys or self.keys, self.window or self.keys)
+        return self.batch * self.queries * pairs_before(self.keys, window) // self.keys
+
+    def work(self) -> Work:
+        """Ideal work of softmax(q kᵀ) v over the visible pairs only.
+
+        Forward: q kᵀ and p v, 2·D + 2·Dv FLOPs a pair and head. Backward: dv, dp (Dv each), dq, dk (D each), and q kᵀ once more, since the
+        T × T scores are not kept. It has no parameters, and no weight gradient.
+
+        Source: FlashAttention-2, arXiv:2307.08691, section 3.1.
+        """
+        pairs = pairs_before(self.keys, min(self.most_keys or self.keys, self.window or self.keys)) * self.heads
+        forward = ceil_div(2 * pairs * (self.width + self.value_width), self.keys)
+        scores = ceil_div(2 * pairs * self.width, self.keys)
+        query, out = self.heads * self.width, self.heads * self.value_width
+        key_value = self.groups * (self.width + self.value_width)
+        return Work(
+            forward,
+            2 * forward + scores,
+            0,
+            scores,
+            moved_forward=(query + key_value + out) * self.itemsize + SUMS_BYTES * self.heads,
+            moved_input=(2 * query + 2 * key_value + 2 * out) * self.itemsize + SUMS_BYTES * self.heads,
+        )
+
+    def products(self) -> int:
+        """Widths of the backward's products of a pair.
+
+        The query kernel makes the scores, their gradients and the gradient of q. A launch of the key kernel makes the scores; those of k
+        and of relations make their gradients too.
+        """
+        found = 2 * self.width + self.value_width
+        for part in key_parts(self.width, self.value_width, self.itemsize, relations=self.relations):
+            found += self.width + (self.value_width + self.width) * part["KEYS"] + self.value_width * (part["VALUES"] + part["ADDED"])
+        return found
+
+    def kernels(self, work: Work, tokens: int) -> Passes | None:
+        """A vendor's kernel forward; backward one for queries and one for keys and values, or one for each where heads are wide.
+
+        With relations one more makes the gradients of scores for their sums, and one these sums for each relation.
+        """
+        if not self.accepted:
+            return None
+        pairs = work.forward * tokens // (self.width + self.value_width)  # twice the pairs
+        moved = work.moved_input * tokens * (217 if self.is_wide else 152) // 100
+        launches = 2 + self.is_wide + 2 * self.relations
+        if self.relations:
+            moved += work.moved_forward * tokens + 4 * tokens * self.heads * SUMS_BYTES
+        forward = Pass(work.moved_forward * tokens, work.forward * tokens, 1)
+        backward = Pass(moved, pairs * self.products(), launches)
+        return forward._replace(kinds=self.kinds(forward, backward=False)), backward._replace(kinds=self.kinds(backward, backward=True))
+
+    def kinds(self, done: Pass, *, backward: bool) -> tuple[Part, ...]:
+        """Kinds of the kernels of a pass: backward for queries, three products of a pair, and for keys and values, four."""
+        prefix = "wide_attention" if self.is_wide else "latent_attention" if self.latent else "attention"
+        if not backward:
+            return (Part(f"{prefix}.forward", done.num_bytes, done.flops, done.launches),)
+        width, value = self.width, self.value_width
+        query, half = done.flops * (2 * width + value) // (4 * width + 3 * value), done.num_bytes // 2
+        key = Part(f"{prefix}.key", done.num_bytes - half, done.flops - query, done.launches - 1)
+        return Part(f"{prefix}.query", half, query, 1), key
+
+    def loop(self) -> PlainLoop:
+        """The loop of plain torch."""
+        widest, ranks = max(self.heads, self.index_heads), self.keys // self.queries
+        rows = min(PLAIN_QUERIES, max(1, PLAIN_SCORES // (self.batch * widest * self.keys)))
+        tiles, windowed = query_tiles(self.keys, self.window, rows), self.window is not None
+        return PlainLoop(
+            ceil_div(tiles.blocks, ranks),
+            self.batch * tiles.pairs // ranks,
+            self.batch * tiles.keys // ranks,
+            self.batch > 1 and self.groups > 1,
+            self.heads > self.groups,
+            UPCAST if self.itemsize < SUMS_BYTES else 0,
+            (2 + 4 * windowed + 4 * self.batch * self.packed) * tiles.pairs // ranks,
+            3 + 3 * windowed + 2 * self.packed,
+        )
+
+    def plain(self, _work: Work, _tokens: int) -> Passes:
+        """A loop over blocks of queries, each with the keys that any of them sees.
+
+        A kernel of a block reads and writes scores of its queries and keys for all heads, or its keys of all heads; the rest moves rows of
+        queries and keys once. Products count with their FLOPs alone: what they read and write is not counted here. torch copies operands
+        whose batch dims do not have one stride. Forward: scores, their largest and their sum, weights, outputs; backward weights
+        again, then gradients of values, scores, queries and keys. Keys' and values' gradients of a block are added to those of all blocks
+        before it.
+        """
+        loop, item = self.loop(), self.itemsize
+        width, value, capped, added = self.width, self.value_width, self.capped, self.relations
+        both, scores, copied = width + value, loop.pairs * self.heads, loop.copies_keys or loop.shares
+        queries, keys = self.batch * self.queries * self.heads, loop.keys * self.groups
+        rows, scaled = self.batch * self.keys * self.groups, loop.upcast + NUMBER
+
+        moved = scores * (32 + 24 * capped + 8 * added) + loop.hides_bytes
+        moved += queries * (width * (scaled + NUMBER * copied) + value * (NUMBER + SUMS_BYTES + item) + 44) + rows * both * loop.upcast
+        moved += keys * both * NUMBER * loop.copies_keys
+        launches = loop.blocks * (loop.hides_launches + 12 + 3 * capped + added + copied + 2 * loop.copies_keys)
+        forward = Pass(moved, 2 * scores * both, launches + (4 if loop.upcast else 1), is_fp32=True)
+
+        moved = scores * (44 + 60 * capped + 12 * added) + loop.hides_bytes
+        moved += queries * (width * (scaled + NUMBER + SUMS_BYTES + item) + value * (2 * loop.upcast + 16) + NUMBER)
+        moved += queries * (2 * both + width * capped) * NUMBER * copied + rows * both * (2 * loop.upcast + SUMS_BYTES)
+        moved += keys * (12 * both + NUMBER * ((2 + capped) * width + value) * loop.copies_keys)
+        of_block = loop.hides_launches + 14 + 8 * capped + 3 * added + (4 + capped) * copied + (3 + capped) * loop.copies_keys
+        flops = 2 * scores * (3 * width + 2 * value + width * capped)
+        return forward, Pass(moved, flops, loop.blocks * of_block + (12 if loop.upcast else 5), is_fp32=True)
+
+    def inside(self, sink_bytes: int = 0, copies: tuple[int, int] = (0, 0)) -> Inside:
+        """Bytes that the kernels hold: δ, one number per query and head, and with relations one per key and head.
+
+        With sinks one number per query and head forward, and two backward, where their gradient is made last.
+
+        Args:
+            sink_bytes: Bytes of an element of the gradient of the sinks; 0 if there is none.
+            copies: Bytes of copies of operands, forward and backward.
+        """
+        sums = SUMS_BYTES * self.batch * self.heads * self.queries
+        forward, backward = copies[0], sums + SUMS_BYTES * self.batch * self.heads * self.keys * self.relations + copies[1]
+        return Inside(max(forward, sums), max(backward - sink_bytes * self.heads, 2 * sums)) if self.sinks else Inside(forward, backward)
+
+
+def largest_width(itemsize: int, *, bent: bool) -> int:
+    """Largest head of keys or values; `bent`: scores are capped and have relations."""
+    return min(LARGEST_WIDTH[itemsize], BENT_WIDTH) if bent else LARGEST_WIDTH[itemsize]
+
+
+def pairs_before(position: int, window: int | None) -> int:
+    """(query, key) pairs of the queries before a position of one sequence and head: query i sees min(i + 1, window) keys.
+
+    Source: counting; T(T+1)/2 without a window.
+    """
+    seen = position if window is None else min(window, position)
+    return seen * (seen + 1) // 2 + (position - seen) * seen
+
+
+def query_tiles(seq_length: int, window: int | None, rows: int) -> QueryTiles:
+    """Blocks of `rows` queries, the last of what is left: from the first key in the window of its first query to its last query.
+
+    With one row they are the visible pairs.
+    """
+    count, seen = ceil_div(seq_length, rows), seq_length if window is None else min(window, seq_length)
+    last = seq_length - (count - 1) * rows
+    hidden = min(count, ceil_div(seen - 1, rows))  # blocks whose window begins before the sequence
+    begins = rows * (hidden + count - 1) * (count - hidden) // 2 - (seen - 1) * (count - hidden)
+    keys = rows * (count - 1) * count // 2 + seq_length - begins
+    of_last = seq_length - max(0, seq_length - last - seen + 1)
+    return QueryTiles(count, keys, rows * keys - (rows - last) * of_last)
+
+
+def split_width(width: int) -> tuple[int, int]:
+    """Columns of a head's tile and of a second one for the rest, 0 if there is none: powers of two, of which little is empty."""
+    whole = block_of(width, SMALLEST_DOT)
+    rest = block_of(width - whole // 2, SMALLEST_DOT)
+    return (whole, 0) if width <= SMALLEST_DOT or rest == whole // 2 else (whole // 2, rest)
+
+
+def tile_of(kernel: str, columns: int, itemsize: int, masked: bool, bent: bool) -> Tile:
+    """The tile of one of `TILES`' kernels."""
+    wide, tiles = itemsize == SUMS_BYTES, TILES[kernel] | (MASKED_TILES.get(kernel, {}) if masked else {})
+    tiles |= BENT_TILES.get(kernel, {}) if bent else {}
+    return next(tile for (fp32, largest), tile in tiles.items() if fp32 == wide and columns <= largest)
+
+
+def constants(
+    kernel: str, width: int, value_width: int, itemsize: int, *, masked: bool = False, bent: bool = False
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Constants of a kernel, and its launch options, that follow from widths and dtype.
+
+    `masked`: whether queries choose keys; `bent`: whether scores are capped or have relations.
+    """
+    (head, rest), value = split_width(width), block_of(value_width, SMALLEST_DOT)
+    tile = tile_of(kernel, head + rest + value, itemsize, masked, bent)
+    sides = {"WIDTH": width, "VALUE": value_width, "D": head, "R": rest, "V": value}
+    return sides | {"M": tile.queries, "N": tile.keys}, {"num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def key_parts(width: int, value_width: int, itemsize: int, *, relations: bool = False) -> list[dict[str, bool]]:
+    """Launches of the key kernel. Both gradients of a wide head do not fit into registers: each has a launch that makes the weights.
+
+    With relations one more makes the gradient of what is added to the scores of keys, of each head.
+    """
+    none = {"KEYS": False, "VALUES": False, "ADDED": False}
+    together = max(width, value_width) <= KEY_WIDTH[itemsize]
+    parts = [none | {"KEYS": True, "VALUES": True}] if together else [none | {"KEYS": True}, none | {"VALUES": True}]
+    return [*parts, none | {"ADDED": True}] if relations else parts

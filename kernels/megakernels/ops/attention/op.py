@@ -1,0 +1,101 @@
+"""Causal attention with shared key heads and an optional window. Saved: q, k, v, starts, out, lse."""
+
+from torch import Tensor
+
+from megakernels._common import operation, require, require_starts, types_of
+from megakernels.ops.attention.choice import (
+    backward,
+    backward_scratch,
+    cost_of_backward,
+    cost_of_forward,
+    forward,
+    forward_scratch,
+)
+from megakernels.ops.attention.inputs import GRADIENTS, Attention
+from megakernels.ops.attention.reference import made_like
+from megakernels.ops.attention.relations import require_relations
+from megakernels.ops.attention.sinks import require_sinks
+
+__all__ = ["attention"]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None = None,
+    starts: Tensor | None = None,
+    sinks: Tensor | None = None,
+    classes: Tensor | None = None,
+    relations: Tensor | None = None,
+    cap: float | None = None,
+) -> Tensor:
+    """Causal softmax attention; query head i reads key head i // (Hq / Hkv).
+
+    Args:
+        q: [B, T, Hq, D].
+        k: [B, T, Hkv, D], Hkv divides Hq.
+        v: [B, T, Hkv, Dv].
+        scale: factor on the scores.
+        window: position i sees j with i − window < j ≤ i; None sees all j ≤ i.
+        starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
+            None is one document a row. Position i sees none before it. No gradient.
+        sinks: [Hq] or None: a score of each head in the denominator of its softmax.
+        classes: int32 [B, T] or None: the class of each position as a key, below R. No gradient.
+        relations: [R, Hq] or None, with classes: what each head adds to its scaled scores of keys of each class.
+        cap: scaled scores s become cap · tanh(s / cap), before relations are added; None leaves them.
+
+    Returns:
+        [B, T, Hq, Dv], contiguous, in q's dtype.
+
+    Saves:
+        out: what is returned.
+        lse: fp32 [B, Hq, T], of the sinks too.
+
+    Scratch:
+        Backward δ = Σ ∂L/∂out ⊙ out, fp32 [B, Hq, T], and with relations one such array of the keys; with sinks one forward and two
+        backward. Both ways copies of operands whose last dim is not dense.
+
+    Triton:
+        One kernel forward, two backward: gradient of q and δ, gradients of k and v; for heads wider than 128 (fp32: 32) k and v have a
+        launch each. On CUDA the forward is a library's where one accepts the inputs: cuDNN on Hopper and Blackwell for bf16 and fp16
+        heads up to 128, else torch's flash kernel. The Triton forward runs packed rows, fp32, capped scores, relations, and the windows and
+        unequal widths that neither accepts. The backward is always the Triton one and is bitwise reproducible; with relations one launch
+        more makes the gradient of what is added to each key's scores, and a kernel sums it for each class. Heads wider than 256 (fp32: 64;
+        with a cap and relations at once 192), and q, k and v of different dtypes, stay with plain torch. Sinks scale what a forward has
+        made, by plain torch.
+
+    Raises:
+        ValueError: shapes do not fit, window < 1, or cap ≤ 0.
+
+    Source: arXiv:2307.08691; arXiv:2305.13245 for shared key heads; arXiv:2508.10925, section 2.1, for sinks;
+        arXiv:2408.00118, section 2, for the cap.
+    """
+    fits = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3] and q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3]
+    require(fits, "attention", "q must be [B,T,Hq,D], k [B,T,Hkv,D], v [B,T,Hkv,Dv]", q=q.shape, k=k.shape, v=v.shape)
+    require(q.shape[2] % k.shape[2] == 0, "attention", "Hkv must divide Hq", Hq=q.shape[2], Hkv=k.shape[2])
+    require(window is None or window >= 1, "attention", "window must be at least 1", window=window)
+    require(cap is None or cap > 0, "attention", "cap must be above 0", cap=cap)
+    require_starts("attention", starts, q.shape[:2])
+    require_sinks("attention", sinks, q)
+    require_relations("attention", classes, relations, q, k)
+    out: Tensor = _attention(q, k, v, starts, scale, window, sinks, classes, relations, cap)[0]
+    return out
+
+
+_attention, _attention_backward = operation(
+    "attention",
+    types_of(Attention),
+    Attention,
+    outputs=("out", "lse"),
+    saved=("out", "lse"),
+    gradients=GRADIENTS,
+    forward=forward,
+    backward=backward,
+    fake=made_like,
+    forward_scratch=forward_scratch,
+    backward_scratch=backward_scratch,
+    forward_cost=cost_of_forward,
+    backward_cost=cost_of_backward,
+)

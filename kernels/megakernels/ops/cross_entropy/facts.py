@@ -1,0 +1,65 @@
+"""Facts of the loss over logits, and of head and loss as one operation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megakernels.facts import (
+    MEMORY,
+    PRODUCT,
+    SUM,
+    SUMS_BYTES,
+    Multiple,
+    Multiples,
+    Part,
+    Pass,
+    Passes,
+    Plain,
+    PlainPass,
+    Share,
+    Work,
+)
+from megakernels.ops.linear_cross_entropy.facts import num_slices
+
+LAUNCHES = 18, 12
+PLAIN = Plain(PlainPass(500, launches=94), PlainPass(900, launches=117))
+LOGITS_AGAIN = Multiples(Multiple(kinds=(Share(MEMORY),)), Multiple(kinds=(Share(PRODUCT),)))
+"""The logits that the backward of head and loss makes again."""
+
+
+class Loss(NamedTuple):
+    """Sizes of a call.
+
+    Attributes:
+        vocab: Columns of the whole vocabulary.
+        hidden: Width of the rows that the head multiplies.
+        rows: Rows of this rank.
+        joined: True if head and loss are one operation.
+    """
+
+    vocab: int
+    hidden: int
+    rows: int
+    joined: bool
+
+    def kernels(self, work: Work, tokens: int) -> Passes:
+        """Rows of the logits; the backward of head and loss in one operation also sums the gradient over slices of the vocabulary."""
+        moved, back = work.moved_forward * tokens, work.moved_input * tokens
+        kinds = [Part("loss.backward", back, 0, LAUNCHES[1])]
+        if self.joined:
+            slices = num_slices(self.rows, self.vocab)
+            kinds.append(Part(SUM, slices * 3 * SUMS_BYTES * self.rows * self.hidden, 0, slices))
+        forward = Pass(moved, 0, LAUNCHES[0], (Part("loss.forward", moved, 0, LAUNCHES[0]),))
+        return forward, Pass(back, 0, LAUNCHES[1], tuple(kinds))
+
+    def plain(self, work: Work, tokens: int) -> Passes:
+        """Every intermediate through memory."""
+        return PLAIN.passes(work, tokens)
+
+
+def cross_entropy(vocab: int, itemsize: int) -> Work:
+    """Logits are read forward, read again and overwritten by their gradient's write backward.
+
+    Source: counting operands.
+    """
+    return Work(moved_forward=vocab * itemsize + SUMS_BYTES, moved_input=2 * vocab * itemsize + SUMS_BYTES)

@@ -1,0 +1,236 @@
+"""Routed experts whose products multiply in eight bits, forward and backward.
+
+Two operations without an autograd formula, since the caller decides what is kept of the input. Copies are e4m3 with scales that are powers
+of two, as those of `fp8_linears`; each matrix of a product is quantised once, for all experts.
+"""
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from megakernels._common import fake_like, register_cost, register_scratch
+from megakernels.ops.fp8_experts import cost, inputs, run, sizes
+from megakernels.ops.fp8_experts.facts import turned_columns
+from megakernels.ops.fp8_experts.reference import FORMAT
+from megakernels.ops.moe.inputs import Experts
+
+__all__ = ["fp8_experts", "fp8_experts_backward"]
+
+
+def fp8_experts(
+    x: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    gate: Tensor | None,
+    up: Tensor,
+    down: Tensor,
+    activation: str,
+    scaling: str,
+    keeps: bool,
+    *,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    limit: float | None = None,
+) -> list[Tensor]:
+    """`routed_experts` with all products in eight bits.
+
+    Args:
+        x: [N, h], fp32 or bf16.
+        weights: fp32 [N, k].
+        rows: int32 [N·k], the pairs token·k + slot sorted by expert: a permutation.
+        counts: int32 [E], rows of each expert; they sum to N·k.
+        gate: [E, F, h] for swiglu and geglu, else None.
+        up: [E, F, h].
+        down: [E, h, F].
+        activation: swiglu, geglu, relu2 or gelu.
+        scaling: tensor, a scale for x, for the activated rows, and for each bank as a whole; or rows, one for each of their rows.
+            Backward scales columns, of an expert's rows or matrix, where it sums over rows.
+        keeps: whether to return what the weight gradients multiply of x.
+        gate_bias: [E, F] or None, as the next two.
+        up_bias: [E, F].
+        down_bias: [E, h].
+        limit: of the clamped swiglu, or None.
+
+    Returns:
+        y [N, h]; gate_out [N·k, F] with a gate; up_out [N·k, F], with their biases. If it keeps them, e4m3 [h, N·k and what fills each
+        expert's rows to a multiple of 16, at least 16], and scales fp32 [E·h].
+
+    Scratch:
+        Copies of the rows, and of one bank at a time; the activated rows, and their products until they are summed.
+
+    Triton:
+        Copies as of `fp8_quantize`, the rows' gathered; one kernel for the activation, one for the bias of down, sum of slots. The products
+        are torch's scaled product of groups in bf16 on Hopper; otherwise one for each expert.
+
+    Raises:
+        ValueError: shapes, dtypes or activation do not fit, or 16 does not divide F and h.
+
+    Source: arXiv:2211.15841 (dropless experts); pytorch, `aten/src/ATen/native/cuda/GroupMMCommon.cuh` (what groups are aligned to).
+    """
+    given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
+    inputs.check_forward(given, scaling)
+    found: list[Tensor] = _fp8_experts(*given[:7], activation, scaling, keeps, gate_bias, up_bias, down_bias, limit)
+    return found
+
+
+def fp8_experts_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    scales: Tensor | None,
+    weights: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    gate_out: Tensor | None,
+    up_out: Tensor,
+    gate: Tensor | None,
+    up: Tensor,
+    down: Tensor,
+    activation: str,
+    scaling: str,
+    *,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    limit: float | None = None,
+) -> list[Tensor]:
+    """The gradients of `fp8_experts`; outputs' gradients multiply as e4m3, the one format of torch's scaled product of groups.
+
+    Args:
+        grad_y: [N, h].
+        x: [N, h], or with its scales what `fp8_experts` kept of it.
+        scales: fp32 [E·h] if x is quantised; None otherwise.
+        weights: fp32 [N, k].
+        rows: int32 [N·k].
+        counts: int32 [E].
+        gate_out: [N·k, F] with a gate, else None.
+        up_out: [N·k, F].
+        gate: [E, F, h] or None.
+        up: [E, F, h].
+        down: [E, h, F].
+        activation: swiglu, geglu, relu2 or gelu.
+        scaling: tensor or rows.
+        gate_bias: [E, F] or None, as the next two.
+        up_bias: [E, F].
+        down_bias: [E, h].
+        limit: of the clamped swiglu, or None.
+
+    Returns:
+        Gradients of x, weights, gate if there is one, up, down, and of the biases that there are, in this order. An expert with no rows
+        gets zeros.
+
+    Scratch:
+        The gradients of the first products' outputs and the activated rows, copies of both operands of one product at a time, and the rows'
+        gradients until they are summed.
+
+    Triton:
+        Copies as of `fp8_quantize`, and one kernel for each that is transposed; one kernel for what is between the products, one for the
+        gradient of each bias, sum of slots.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+    """
+    given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
+    inputs.check_backward(grad_y, given, scales, scaling)
+    found: list[Tensor] = _fp8_experts_backward(
+        *(grad_y, x, scales, weights, rows, counts, gate_out, up_out, gate, up, down, activation, scaling),
+        *(gate_bias, up_bias, down_bias, limit),
+    )
+    return found
+
+
+@custom_op("megakernels::fp8_experts", mutates_args=())
+def _fp8_experts(
+    x: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    gate: Tensor | None,
+    up: Tensor,
+    down: Tensor,
+    activation: str,
+    scaling: str,
+    keeps: bool,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    limit: float | None,
+) -> list[Tensor]:
+    given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
+    return run.forward(given, by_row=scaling == "rows", keeps=keeps)
+
+
+@_fp8_experts.register_fake
+def _(
+    x: Tensor,
+    _weights: Tensor,
+    rows: Tensor,
+    _counts: Tensor,
+    gate: Tensor | None,
+    up: Tensor,
+    _down: Tensor,
+    _activation: str,
+    _scaling: str,
+    keeps: bool,
+    *_: object,
+) -> list[Tensor]:
+    num_experts, width, hidden = up.shape
+    made = [fake_like(x), *(x.new_empty((rows.shape[0], width)) for _ in range(1 if gate is None else 2))]
+    if keeps:
+        made.append(x.new_empty((hidden, turned_columns(rows.shape[0], num_experts)), dtype=FORMAT))
+        made.append(x.new_empty(num_experts * hidden, dtype=torch.float32))
+    return made
+
+
+@custom_op("megakernels::fp8_experts_backward", mutates_args=())
+def _fp8_experts_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    scales: Tensor | None,
+    weights: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    gate_out: Tensor | None,
+    up_out: Tensor,
+    gate: Tensor | None,
+    up: Tensor,
+    down: Tensor,
+    activation: str,
+    scaling: str,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    limit: float | None,
+) -> list[Tensor]:
+    given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
+    return run.backward(grad_y, given, scales, gate_out, up_out, by_row=scaling == "rows")
+
+
+@_fp8_experts_backward.register_fake
+def _(
+    grad_y: Tensor,
+    _x: Tensor,
+    _scales: Tensor | None,
+    weights: Tensor,
+    _rows: Tensor,
+    _counts: Tensor,
+    _gate_out: Tensor | None,
+    _up_out: Tensor,
+    gate: Tensor | None,
+    up: Tensor,
+    down: Tensor,
+    _activation: str,
+    _scaling: str,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    _limit: float | None,
+) -> list[Tensor]:
+    return [fake_like(each) for each in (grad_y, weights, gate, up, down, gate_bias, up_bias, down_bias) if each is not None]
+
+
+register_cost(_fp8_experts, cost.forward_cost)
+register_cost(_fp8_experts_backward, cost.backward_cost)
+register_scratch(_fp8_experts, sizes.forward_scratch)
+register_scratch(_fp8_experts_backward, sizes.backward_scratch)

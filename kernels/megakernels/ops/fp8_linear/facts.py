@@ -1,0 +1,190 @@
+"""Facts of linears in eight bits: copies of both operands that a pass makes for itself, and products of two copies.
+
+An operand has one scale for the whole matrix, or one for each row of the product (`by_row`). Triton kernels read a matrix twice, for the
+maxima and to be rounded, and write the copy; plain torch also writes and reads it scaled. torch's scaled product takes dims that 16
+divides.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megakernels.facts import Pass, ceil_div
+
+MULTIPLE = 16
+"""Divisor of the dims of torch's scaled product; operands are padded with zeros."""
+SLICE_ELEMENTS = 1 << 22
+"""Elements that plain torch scales at once before they are rounded to eight bits."""
+SCALE = 4
+"""Bytes of a scale."""
+TILE = 128
+"""Rows and columns of a tile of the Triton kernels."""
+WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
+"""What has a scale, of a matrix as it is given."""
+READS_FUSED, READS_PLAIN = 2, 4
+"""Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes."""
+LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
+NOTHING = Pass(0, 0, 0)
+ROUND, SCALED_PRODUCT = "fp8.round", "fp8.product"
+"""Kinds of the kernels: copies, and products of two copies."""
+
+
+class ScaledPass(NamedTuple):
+    """One pass of a linear or a bank.
+
+    Attributes:
+        copies: What copies take: bytes and launches.
+        product: The product of two copies, FLOPs in eight bits.
+    """
+
+    copies: Pass
+    product: Pass
+
+
+ScaledPasses = tuple[ScaledPass, ScaledPass, ScaledPass]
+"""Forward, gradient of the input, gradient of the weight."""
+
+
+class ScaledLinears(NamedTuple):
+    """Sizes of several linears of one input.
+
+    Attributes:
+        rows: Tokens that they multiply.
+        width: Width of the input.
+        outs: Widths of the outputs.
+        itemsize: Bytes of an element of activations, and of the weights.
+        by_row: True if rows and columns have scales, and not whole matrices.
+        fused: True if Triton kernels make the copies; plain torch scales a slice of the matrix at once.
+    """
+
+    rows: int
+    width: int
+    outs: tuple[int, ...]
+    itemsize: int
+    by_row: bool
+    fused: bool
+
+    def kept_shape(self, rows: int) -> tuple[int, int]:
+        """Shape of the kept copy of `rows` tokens."""
+        return rows, padded(self.width)
+
+    @property
+    def num_scales(self) -> int:
+        """Scales of the kept copy: of the columns that the weight gradient's product has, or one."""
+        return padded(self.width) if self.by_row else 1
+
+    def keeping_bytes(self, rows: int) -> int:
+        """Bytes inside the operation that makes the kept copy of `rows` tokens."""
+        return self._making(rows, self.width, BY_COLUMN)
+
+    def forward_bytes(self, *, given: bool) -> int:
+        """Bytes inside the products, where the input's copy is given or made inside; one weight's copy exists at a time."""
+        own = peak = 0
+        if not given:
+            own = self._copy(self.rows, padded(self.width))
+            peak = own + self._making(self.rows, self.width, BY_ROW)
+        for out in self.outs:
+            copy = own + self._copy(padded(out), padded(self.width))
+            result = self.rows * padded(out) * self.itemsize if padded(out) != out else 0
+            peak = max(peak, copy + max(self._making(out, self.width, BY_ROW), result))
+        return peak
+
+    @property
+    def input_gradient_bytes(self) -> int:
+        """Bytes inside the products that make the input's gradient: one gradient and weight at a time, later ones with their product."""
+        return max(self._input_gradient(index, out) for index, out in enumerate(self.outs))
+
+    def _input_gradient(self, index: int, out: int) -> int:
+        first = self._copy(self.rows, padded(out))
+        both = first + self._copy(padded(self.width), padded(out))
+        widths = (padded(self.width) if padded(self.width) != self.width else 0) + (self.width if index else 0)
+        scaled = self._making(out, self.width, BY_COLUMN)
+        return max(first + self._making(self.rows, out, BY_ROW), both + max(scaled, self.rows * widths * self.itemsize))
+
+    def weight_gradient_bytes(self, *, given: bool) -> int:
+        """Bytes inside the products that make the weights' gradients, where the input's kept copy is given or its copy made inside."""
+        own = padded(self.width) * padded(self.rows) if given else self._copy(padded(self.width), padded(self.rows))
+        peak = own if given else own + self._making(self.rows, self.width, BY_COLUMN)
+        for out in self.outs:
+            copy = own + self._copy(out, padded(self.rows))
+            result = out * padded(self.width) * self.itemsize if padded(self.width) != self.width else 0
+            peak = max(peak, copy + max(self._making(self.rows, out, BY_COLUMN), result))
+        return peak
+
+    def _copy(self, rows: int, columns: int) -> int:
+        return rows * columns + SCALE * (rows if self.by_row else 1)
+
+    def _making(self, rows: int, columns: int, scaled: int) -> int:
+        return making_bytes(rows, columns, scaled if self.by_row else WHOLE, self.itemsize, fused=self.fused)
+
+
+def linear_passes(
+    width: int, out: int, tokens: int, itemsize: int, *, by_row: bool, fused: bool, shares: bool, has_weight_gradient: bool = True
+) -> ScaledPasses:
+    """The passes of one linear.
+
+    Forward copies input and weight, and the input once more for the weight gradient where rows have scales; the input's gradient copies the
+    output's gradient and the weight, the weight's the gradient again, and turns the kept copy.
+
+    Args:
+        width: Width of the input.
+        out: Width of the output.
+        tokens: Tokens of the call.
+        itemsize: Bytes of an element.
+        by_row: True if rows and columns have scales.
+        fused: True if Triton kernels make the copies.
+        shares: True if the input is that of the linear before, whose copies it shares; the gradients of both are then added.
+        has_weight_gradient: False for a frozen weight.
+    """
+    weight, given, made = width * out, tokens * width, tokens * out
+    own = 0 if shares else given
+    of_input = copy_pass(own, width, itemsize, fused=fused), copy_pass(own if by_row else 0, width, itemsize, fused=fused)
+    of_weight, of_gradient = copy_pass(weight, width, itemsize, fused=fused), copy_pass(made, out, itemsize, fused=fused)
+    turned = Pass(2 * own, 0, 1 if own else 0)
+    added = Pass(3 * given * itemsize, 0, 1) if shares else NOTHING
+    flops = 2 * width * out * tokens
+    forward, back = Pass(given + weight + made * itemsize, flops, 1), Pass(made + weight + given * itemsize, flops, 1)
+    last = Pass(made + given + weight * itemsize, flops * has_weight_gradient, 1)
+    return (
+        ScaledPass(summed(*of_input, of_weight), forward),
+        ScaledPass(summed(of_gradient, of_weight, added), back),
+        ScaledPass(summed(of_gradient, turned), last),
+    )
+
+
+def copy_pass(elements: int, columns: int, itemsize: int, *, fused: bool) -> Pass:
+    """The making of one copy of a matrix with these columns."""
+    if not elements:
+        return NOTHING
+    if fused:
+        return Pass(elements * (READS_FUSED * itemsize + 1), 0, LAUNCHES_FUSED)
+    slices = ceil_div(elements, max(columns, SLICE_ELEMENTS))
+    return Pass(elements * (READS_PLAIN * itemsize + 1), 0, LAUNCHES_PLAIN + LAUNCHES_OF_SLICE * slices)
+
+
+def summed(*each: Pass) -> Pass:
+    """Bytes and launches of several passes together."""
+    return Pass(sum(one.num_bytes for one in each), 0, sum(one.launches for one in each))
+
+
+def making_bytes(rows: int, columns: int, scaled: int, itemsize: int, *, fused: bool) -> int:
+    """Bytes inside the making of a copy: the maxima of tiles, or in plain torch the slice that is scaled and the factors in its dtype."""
+    if fused:
+        return SCALE * num_maxima(rows, columns, scaled)
+    return (slice_rows(rows, columns) * columns + (1, rows, columns)[scaled]) * itemsize
+
+
+def num_maxima(rows: int, columns: int, scaled: int) -> int:
+    """Maxima that the Triton kernels hold between their passes: of each tile or, scaled by row or by column, its rows or columns."""
+    down, across = ceil_div(rows, TILE), ceil_div(columns, TILE)
+    return (down * across, rows * across, columns * down)[scaled]
+
+
+def slice_rows(rows: int, columns: int) -> int:
+    """Rows of a matrix that are scaled at once."""
+    return min(rows, max(1, SLICE_ELEMENTS // max(columns, 1)))
+
+
+def padded(size: int) -> int:
+    """The next multiple of what torch's scaled product takes."""
+    return ceil_div(size, MULTIPLE) * MULTIPLE

@@ -1,0 +1,234 @@
+"""Linears of one input that multiply in eight bits, forward and backward.
+
+Four operations without an autograd formula, which a caller with a process group puts collectives between. With `scaling` rows, each product
+scales the rows of its first and the columns of its second operand; with tensor, whole matrices. Inputs and weights are e4m3.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from megakernels._common import register_scratch
+from megakernels.ops.fp8_linear import choice, inputs, reference, sizes
+from megakernels.ops.fp8_linear.facts import padded
+
+__all__ = ["fp8_input_gradients", "fp8_linears", "fp8_quantize", "fp8_weight_gradients"]
+
+
+def fp8_quantize(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
+    """The copy of a linear's input that is kept for its weight gradient.
+
+    Args:
+        x: [..., K], fp32 or bf16.
+        scaling: tensor, or columns for a scale of each column, which is what a weight gradient scaled by rows multiplies.
+
+    Returns:
+        (float8_e4m3fn [..., K'], scale fp32 [1] or [K']), K' the next multiple of 16.
+
+    Scratch:
+        The maxima of x's tiles; in plain torch the slice of x that is being scaled.
+
+    Triton:
+        Three kernels: maxima of tiles, scales, and the rounded copy. The same bits as plain torch's where x is finite.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+
+    Source: torchao 0.18, `hp_tensor_to_float8_dynamic`.
+    """
+    inputs.check_quantize(x, scaling)
+    found: tuple[Tensor, Tensor] = _fp8_quantize(x, scaling)
+    return found
+
+
+def fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str) -> list[Tensor]:
+    """Products x · weightᵀ + bias of several weights, multiplied in eight bits.
+
+    Args:
+        x: [..., K] in the weights' dtype; with a scale, what `fp8_quantize` made of it.
+        scale: of x if it is quantised already, with scaling tensor; None otherwise.
+        weights: [N, K] each, fp32 or bf16.
+        biases: [N] each or None, added before rounding.
+        scaling: tensor or rows.
+
+    Returns:
+        [..., N] each, contiguous, in the weights' dtype.
+
+    Scratch:
+        x's copy unless it is given, and one weight's at a time.
+
+    Triton:
+        Copies as of `fp8_quantize`; the products are torch's scaled matmul.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+
+    Source: torchao 0.18, `Float8Linear.forward`; the tensor cores may sum in less than fp32 here, and not in the gradients.
+    """
+    inputs.check_linears(x, scale, weights, biases, scaling)
+    found: list[Tensor] = _fp8_linears(x, scale, weights, biases, scaling)
+    return found
+
+
+def fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str) -> Tensor:
+    """The gradient of the input of `fp8_linears`: the sum of gradient · weight.
+
+    Args:
+        gradients: [..., N] each.
+        weights: [N, K] each.
+        scaling: tensor or rows.
+        gradient_format: e4m3 or e5m2, in which the gradients multiply.
+
+    Returns:
+        [..., K], contiguous, in the weights' dtype.
+
+    Scratch:
+        Copies of one gradient and its weight at a time, and from the second on their product.
+
+    Triton:
+        Copies as of `fp8_quantize`, the weight's transposed; the products are torch's scaled matmul.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+    """
+    inputs.check_input_gradients(gradients, weights, scaling, gradient_format)
+    found: Tensor = _fp8_input_gradients(gradients, weights, scaling, gradient_format)
+    return found
+
+
+def fp8_weight_gradients(
+    gradients: Sequence[Tensor],
+    x: Tensor,
+    scale: Tensor | None,
+    width: int,
+    scaling: str,
+    gradient_format: str,
+    biases: Sequence[bool],
+) -> list[Tensor]:
+    """The gradients of the weights, and of the biases, of `fp8_linears`.
+
+    Args:
+        gradients: [..., N] each.
+        x: [..., K], or with its scale what `fp8_quantize` made of that, with scaling columns where this one is rows.
+        scale: of x if it is quantised; None otherwise.
+        width: K.
+        scaling: tensor or rows.
+        gradient_format: e4m3 or e5m2, in which the gradients multiply.
+        biases: which linears have one.
+
+    Returns:
+        [N, K] each, then [N] of each bias, contiguous, in the gradients' dtype.
+
+    Scratch:
+        x's transposed copy, and one gradient's at a time.
+
+    Triton:
+        Copies as of `fp8_quantize`, transposed; the products are torch's scaled matmul.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+    """
+    inputs.check_weight_gradients(gradients, x, scale, width, scaling)
+    found: list[Tensor] = _fp8_weight_gradients(gradients, x, scale, width, scaling, gradient_format, biases)
+    return found
+
+
+@custom_op("megakernels::fp8_quantize", mutates_args=())
+def _fp8_quantize(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
+    data, scale = choice.kept(x.reshape(-1, x.shape[-1]), by_column=scaling == "columns")
+    return data.view(*x.shape[:-1], -1), scale
+
+
+@_fp8_quantize.register_fake
+def _(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
+    columns = padded(x.shape[-1])
+    data = x.new_empty((*x.shape[:-1], columns), dtype=torch.float8_e4m3fn)
+    return data, x.new_empty(columns if scaling == "columns" else 1, dtype=torch.float32)
+
+
+@custom_op("megakernels::fp8_linears", mutates_args=())
+def _fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str) -> list[Tensor]:
+    by_row, rows = scaling == "rows", x.reshape(-1, x.shape[-1])
+    made = [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=weight.dtype) for weight in weights]
+    first = reference.Operand(rows, scale) if scale is not None else choice.operand(rows, dtype=torch.float8_e4m3fn, by_row=by_row)
+    for weight, bias, out in zip(weights, biases, made, strict=True):
+        second = choice.operand(weight, dtype=torch.float8_e4m3fn, by_row=by_row, second=True)
+        reference.multiply(first, second, out.view(-1, weight.shape[0]), bias, fast=True)
+        del second
+    return made
+
+
+@_fp8_linears.register_fake
+def _(x: Tensor, _scale: Tensor | None, weights: Sequence[Tensor], _biases: Sequence[Tensor | None], _scaling: str) -> list[Tensor]:
+    return [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=weight.dtype) for weight in weights]
+
+
+@custom_op("megakernels::fp8_input_gradients", mutates_args=())
+def _fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str) -> Tensor:
+    by_row, shape = scaling == "rows", (*gradients[0].shape[:-1], weights[0].shape[1])
+    total = weights[0].new_empty(shape)
+    rows = total.view(-1, shape[-1])
+    for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+        first = choice.operand(gradient.reshape(-1, weight.shape[0]), dtype=inputs.FORMATS[gradient_format], by_row=by_row)
+        second = choice.operand(weight, dtype=torch.float8_e4m3fn, by_row=by_row, transposed=True, second=True)
+        made = torch.empty_like(rows) if index else rows
+        reference.multiply(first, second, made)
+        if index:
+            rows.add_(made)
+        del first, second, made
+    return total
+
+
+@_fp8_input_gradients.register_fake
+def _(gradients: Sequence[Tensor], weights: Sequence[Tensor], _scaling: str, _gradient_format: str) -> Tensor:
+    return weights[0].new_empty((*gradients[0].shape[:-1], weights[0].shape[1]))
+
+
+@custom_op("megakernels::fp8_weight_gradients", mutates_args=())
+def _fp8_weight_gradients(
+    gradients: Sequence[Tensor],
+    x: Tensor,
+    scale: Tensor | None,
+    width: int,
+    scaling: str,
+    gradient_format: str,
+    biases: Sequence[bool],
+) -> list[Tensor]:
+    by_row, rows = scaling == "rows", x.reshape(-1, x.shape[-1])
+    made = [gradient.new_empty((gradient.shape[-1], width)) for gradient in gradients]
+    sums = [gradient.new_empty(gradient.shape[-1]) for gradient, given in zip(gradients, biases, strict=True) if given]
+    if scale is None:
+        second = choice.operand(rows, dtype=torch.float8_e4m3fn, by_row=by_row, transposed=True, second=True)
+    else:
+        second = choice.turned(rows, scale, gradients[0])
+    for gradient, out in zip(gradients, made, strict=True):
+        matrix = gradient.reshape(-1, gradient.shape[-1])
+        first = choice.operand(matrix, dtype=inputs.FORMATS[gradient_format], by_row=by_row, transposed=True)
+        reference.multiply(first, second, out)
+        del first
+    given = (gradient for gradient, has_bias in zip(gradients, biases, strict=True) if has_bias)
+    for gradient, total in zip(given, sums, strict=True):
+        torch.sum(gradient.reshape(-1, gradient.shape[-1]), 0, out=total)
+    return [*made, *sums]
+
+
+@_fp8_weight_gradients.register_fake
+def _(
+    gradients: Sequence[Tensor],
+    _x: Tensor,
+    _scale: Tensor | None,
+    width: int,
+    _scaling: str,
+    _gradient_format: str,
+    biases: Sequence[bool],
+) -> list[Tensor]:
+    made = [gradient.new_empty((gradient.shape[-1], width)) for gradient in gradients]
+    return [*made, *(gradient.new_empty(gradient.shape[-1]) for gradient, given in zip(gradients, biases, strict=True) if given)]
+
+
+register_scratch(_fp8_quantize, sizes.quantize_scratch)
+register_scratch(_fp8_linears, sizes.linears_scratch)
+register_scratch(_fp8_input_gradients, sizes.input_gradients_scratch)
+register_scratch(_fp8_weight_gradients, sizes.weight_gradients_scratch)

@@ -1,0 +1,138 @@
+"""Facts of the M²RNN recurrence: H heads with states of K rows and V columns; all heads share q and k (arXiv:2603.14360)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from megakernels.facts import (
+    SUMS_BYTES,
+    KernelBytes,
+    Multiple,
+    Multiples,
+    Passes,
+    Plain,
+    PlainPass,
+    Share,
+    Work,
+    ceil_div,
+)
+
+LARGEST_KEYS, LARGEST_VALUES = 128, 16
+"""Largest sides of a head's state; larger states do not fit the backward's registers and use the reference."""
+PARTS_BYTES = 64 << 20
+"""Scratch bytes for the partial gradients of q and k."""
+PLAIN_POSITIONS = 8
+"""Positions of a turn of plain torch's loop."""
+PASSES = Multiples(
+    Multiple(products=533, kinds=(Share("m2rnn.forward"),)),  # TF32, of three parts
+    Multiple(1150, 16, 544, (Share("m2rnn.backward", launches=16),)),
+    Plain(PlainPass(0, 41, 27), PlainPass(0, 162, 56), is_fp32=True),
+)
+
+
+class Span(NamedTuple):
+    """Segments [first, stop) of one launch of the backward, and their positions."""
+
+    first: int
+    stop: int
+    positions: slice
+
+
+class RecurrenceSizes(NamedTuple):
+    """Sizes of a call; `itemsize` is the bytes of an element of q."""
+
+    batch: int
+    positions: int
+    heads: int
+    keys: int
+    values: int
+    save_every: int
+    itemsize: int
+
+    @property
+    def accepted(self) -> bool:
+        """True if the Triton kernels take these sizes."""
+        return self.keys <= LARGEST_KEYS and self.values <= LARGEST_VALUES
+
+    @property
+    def segments(self) -> int:
+        """Segments of a sequence."""
+        return ceil_div(self.positions, self.save_every)
+
+    @property
+    def states(self) -> tuple[int, int, int, int, int]:
+        """Shape of the saved states: the state at each segment's start, and the last."""
+        return self.batch, self.segments + 1, self.heads, self.keys, self.values
+
+    def work(self, seq_length: int) -> Work:
+        """Ideal work of Z = tanh(H W + k vᵀ), H' = f H + (1 − f) Z, y = qᵀ H' + D ⊙ v.
+
+        Forward per token and head: H W 2·K·V², k vᵀ 2·K·V, qᵀ H' 2·K·V. Backward: dH 2·K·V², dk, dv, dq and dH' 2·K·V each, dW 2·K·V²; and
+        H W + k vᵀ once more, because only every `save_every`-th state is kept. Bytes: q, k, v, f, y, and the kept fp32 states.
+
+        Source: arXiv:2603.14360, its state update; counting multiply-adds.
+        """
+        heads, key, value = self.heads, self.keys, self.values
+        mapped, outer = 2 * key * value * value * heads, 2 * key * value * heads
+        inputs, width = 2 * key + heads * value + heads, heads * value
+        states = (ceil_div(seq_length, self.save_every) + 1) * heads * key * value * SUMS_BYTES
+        written, moved = ceil_div(states, seq_length), ceil_div(2 * states, seq_length)
+        return Work(
+            mapped + 2 * outer,
+            2 * mapped + 5 * outer,
+            mapped,
+            mapped + outer,
+            moved_forward=(inputs + width) * self.itemsize + written,
+            moved_input=(2 * inputs + width) * self.itemsize + moved - written,
+        )
+
+    def kernels(self, work: Work, tokens: int) -> Passes | None:
+        """One kernel forward; backward one for each span, whose parts are summed."""
+        return PASSES.kernels(work, tokens) if self.accepted else None
+
+    def plain(self, work: Work, tokens: int) -> Passes | None:
+        """The state, position by position."""
+        assert PASSES.torch is not None
+        return PASSES.torch.passes(work, tokens, self.heads * self.keys * self.values, ceil_div(self.positions, PLAIN_POSITIONS))
+
+    def state_flops(self) -> int:
+        """FLOPs of the products of states and maps."""
+        return 2 * self.batch * self.positions * self.heads * self.keys * self.values * self.values
+
+    def spans(self) -> Iterator[Span]:
+        """The spans of a sequence, from the last."""
+        segment_bytes = 2 * SUMS_BYTES * max(1, self.batch * self.save_every * self.heads * self.keys)
+        length = max(1, PARTS_BYTES // segment_bytes)
+        for stop in range(self.segments, 0, -length):
+            first = max(0, stop - length)
+            yield Span(first, stop, slice(first * self.save_every, min(stop * self.save_every, self.positions)))
+
+    def forward_bytes(self) -> KernelBytes:
+        """Bytes of the forward kernel, without copies of operands; its last state is one of the saved ones."""
+        state = SUMS_BYTES * self.batch * self.heads * self.keys * self.values
+        y = self.batch * self.positions * self.heads * self.values * self.itemsize
+        return KernelBytes(y + (self.segments + 1) * state, 0, 0)
+
+    def backward_bytes(self, parameters: tuple[int, int, int, int], copied: int = 0) -> KernelBytes:
+        """Bytes of the backward kernels, without copies of rows.
+
+        The peak is while a span's parts are written or summed, in addition to a segment's states; or while the gradients of the parameters
+        are summed over the sequences.
+
+        Args:
+            parameters: Bytes of an element of the gradients of the map, D, dt_bias and A_log.
+            copied: Bytes of dense copies of the parameters and starts, while a span runs.
+        """
+        heads, rows = self.heads, self.batch * self.positions
+        counts = heads * self.values * self.values, heads * self.values, heads, heads
+        gradients = [size * count for size, count in zip(parameters, counts, strict=True)]
+        state = SUMS_BYTES * self.batch * heads * self.keys * self.values
+        longest = max([span.positions.stop - span.positions.start for span in self.spans()], default=0) if state else 0
+        part = 2 * SUMS_BYTES * self.batch * longest * self.keys
+        peaks = [2 * self.save_every * state + heads * part + max(part, copied) - sum(gradients), 0]
+        for index, (size, count) in enumerate(zip(parameters, counts, strict=True)):
+            summed = 0 if size == SUMS_BYTES else SUMS_BYTES * count  # the sum is the gradient where that is fp32
+            peaks.append(summed - sum(gradients[index + 1 :]))
+        results = self.itemsize * rows * (2 * self.keys + heads * self.values + heads) + sum(gradients)
+        return KernelBytes(results, state, SUMS_BYTES * self.batch * sum(counts) + max(peaks))

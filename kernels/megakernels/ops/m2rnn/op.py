@@ -1,0 +1,100 @@
+"""The M²RNN recurrence. Saved: the inputs, starts, the state before every segment and the last state."""
+
+from torch import Tensor
+
+from megakernels._common import accumulator_dtype, dropped_bytes, operation, require, require_starts, types_of
+from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
+from megakernels.ops.m2rnn.inputs import GRADIENTS, Recurrence
+from megakernels.ops.m2rnn.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost, sizes_of
+
+__all__ = ["m2rnn"]
+
+
+def m2rnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state_map: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    save_every: int,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """Runs Z = tanh(S W + k vᵀ), S' = decay · S + (1 − decay) · Z, y = S'ᵀ q + D ⊙ v from S = 0, one state S [K, V] per head.
+
+    Args:
+        q: [B, T, K], shared by all heads.
+        k: [B, T, K], shared by all heads.
+        v: [B, T, H, V].
+        f: [B, T, H]; decay = exp(−exp(A_log) · softplus(f + dt_bias)).
+        state_map: W, [H, V, V].
+        D: [H, V].
+        dt_bias: [H].
+        A_log: [H].
+        save_every: positions of a segment; the state is saved before each. T need not be a multiple.
+        starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
+            None for one document per row. Each starts with S = 0. No gradient.
+
+    Returns:
+        [B, T, H, V], contiguous, in q's dtype.
+
+    Saves:
+        states: fp32 [B, ceil(T / save_every) + 1, H, K, V], the state before each segment, and the last.
+
+    Scratch:
+        Backward: a segment's states twice, and the partial gradients of q and k, 64 MiB or one segment's, with the buffers of their sum.
+
+    Triton:
+        One kernel forward; one backward for a span of segments. States of more than 128 keys or 16 values use plain torch.
+
+    Raises:
+        ValueError: shapes do not fit, or save_every < 1.
+
+    Source: arXiv:2603.14360.
+    """
+    sequences = {"q": q.shape, "k": k.shape, "v": v.shape, "f": f.shape}
+    parameters = {"state_map": state_map.shape, "D": D.shape, "dt_bias": dt_bias.shape, "A_log": A_log.shape}
+    fits = q.dim() == 3 and v.dim() == 4 and q.shape == k.shape and v.shape[:2] == q.shape[:2] and f.shape == v.shape[:3]
+    require(fits, "m2rnn", "q and k must be [B,T,K], v [B,T,H,V], f [B,T,H]", **sequences)
+    fits = state_map.shape == (*v.shape[2:], v.shape[3]) and D.shape == v.shape[2:] and dt_bias.shape == A_log.shape == v.shape[2:3]
+    require(fits, "m2rnn", "for v [B,T,H,V], state_map must be [H,V,V], D [H,V], dt_bias and A_log [H]", v=v.shape, **parameters)
+    require(save_every >= 1, "m2rnn", "save_every must be at least 1", save_every=save_every)
+    require_starts("m2rnn", starts, q.shape[:2])
+    y: Tensor = _m2rnn(q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every)[0]
+    return y
+
+
+def _fake(given: Recurrence) -> tuple[Tensor, Tensor]:
+    q, v = given.q, given.v
+    states = q.new_empty(sizes_of(given).states, dtype=accumulator_dtype(q.dtype))
+    return q.new_empty(v.shape), states
+
+
+def _forward_scratch(given: Recurrence) -> int:
+    return forward_bytes(None, given).scratch if chooses_kernel(given) else 0
+
+
+def _backward_scratch(grad_y: Tensor, given: Recurrence, states: Tensor, needs: list[bool]) -> int:
+    if not chooses_kernel(given):
+        return 0
+    inside = backward_bytes(grad_y, given, states)
+    return dropped_bytes((getattr(given, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
+
+
+_m2rnn, _m2rnn_backward = operation(
+    "m2rnn",
+    types_of(Recurrence),
+    Recurrence,
+    outputs=("y", "states"),
+    saved=("states",),
+    gradients=GRADIENTS,
+    forward=lambda given: forward(None, given)[:2],
+    backward=lambda grad_y, given, states, _needs: backward(None, grad_y, given, states)[0],
+    fake=_fake,
+    forward_scratch=_forward_scratch,
+    backward_scratch=_backward_scratch,
+    forward_cost=lambda given: forward_cost(None, given),
+    backward_cost=lambda grad_y, given, states, _needs: backward_cost(None, grad_y, given, states),
+)

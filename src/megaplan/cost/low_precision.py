@@ -1,0 +1,69 @@
+"""Linears and banks of megarun under a recipe in eight bits: which operations multiply so, and their passes.
+
+Linears that follow one another with inputs of one width are those of one input: they share its copies, and the gradients of the input that
+each makes are added.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from megakernels.ops.fp8_experts.facts import ScaledBankCost
+from megakernels.ops.fp8_linear.facts import ScaledPasses, linear_passes
+from megakernels.ops.moe.facts import ExpertSizes
+from megaplan.blocks.work import Ops, OpWork
+from megaplan.dtypes import DType
+from megaplan.low_precision import PER_TENSOR
+from megaplan.spec.device import device_of
+from megaplan.spec.models import Spec
+
+
+class EightBits:
+    """Passes of a spec's linears and banks in eight bits.
+
+    Args:
+        spec: A checked spec.
+        itemsize: Bytes of an element of activations.
+        policy: Recompute policy of the layer.
+    """
+
+    def __init__(self, spec: Spec, itemsize: int, policy: str) -> None:
+        recipe, moe, mesh = spec.precision.recipe, spec.model.moe, spec.mesh
+        self._by_row = recipe is not None and recipe.name not in PER_TENSOR
+        self._itemsize, self._fused, self._grad_bytes = itemsize, spec.host.uses_triton, spec.precision.grads.bytes
+        self._travels, self._etp = mesh.ep * mesh.etp > 1, mesh.etp
+        self._keeps = self._travels and policy != "selective"
+        grouped = spec.precision.params is DType.BF16 and device_of(spec.device).generation == "hopper"
+        self._products = 1 if moe is None or grouped else moe.num_experts // mesh.ep
+
+    def passes(self, op: OpWork, tokens: int, *, shares: bool) -> ScaledPasses | None:
+        """F, I and W of a linear, or of a bank, whose I has the gradients of the matrices; None for other operations.
+
+        Args:
+            op: The operation.
+            tokens: Tokens of the call.
+            shares: True if the input is that of the linear before.
+        """
+        if in_eight_bits(op):
+            setting = {"by_row": self._by_row, "fused": self._fused, "shares": shares, "has_weight_gradient": op.work.weight_grad > 0}
+            return linear_passes(op.in_width, op.weights // op.in_width, tokens, self._itemsize, **setting)
+        if not isinstance(op.facts, ExpertSizes):
+            return None
+        rows = tokens * op.facts.slots * self._etp
+        bank = op.facts._replace(tokens=rows if self._travels else tokens)
+        how = self._by_row, self._fused, self._travels, self._keeps, self._products
+        return ScaledBankCost(bank, rows, *how).passes(op.weights * 2 * self._grad_bytes)
+
+
+def in_eight_bits(op: OpWork) -> bool:
+    """True for the linears that multiply so: those whose input has a gradient."""
+    return op.is_linear and bool(op.in_width) and bool(op.work.input_grad)
+
+
+def sharing(ops: Ops) -> frozenset[int]:
+    """Indices of linears whose input is that of the linear before."""
+    return frozenset(
+        index
+        for index, (before, op) in enumerate(pairwise(ops), start=1)
+        if in_eight_bits(before) and in_eight_bits(op) and (before.in_width, before.own_tokens) == (op.in_width, op.own_tokens)
+    )

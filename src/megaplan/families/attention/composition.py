@@ -1,0 +1,178 @@
+"""A blocks as operations with facts: projections, the attention core, the indexer.
+
+Source: arXiv:2305.13245, section 2.2 (GQA); arXiv:2405.04434, equations 9 to 19 (MLA); arXiv:2512.02556, equation 1 (indexer).
+"""
+
+from __future__ import annotations
+
+from megakernels.facts import Inside, Work
+from megakernels.ops.attention.facts import AttentionSizes
+from megakernels.ops.chosen_attention.facts import MaskedSizes
+from megakernels.ops.indexed_attention.facts import IndexedSizes, with_keys
+from megakernels.ops.rms_norm.facts import NORM, norm
+from megakernels.ops.rope.facts import MLA_KV, ROPE, mla_kv, rope
+from megaplan.blocks.costs import detached_linear_op, gate_op, linear_op, norm_op, residual_op
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.relay import PIECES
+from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.dtypes import DType
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.tensors import PLAIN, AttentionVariant
+from megaplan.families.family import Exchanges
+
+PART = "A"
+
+
+def head_widths(attention: GroupedQueryAttention | LatentAttention) -> tuple[int, int]:
+    """Widths of a key and of a value."""
+    if isinstance(attention, GroupedQueryAttention):
+        return attention.head_dim, attention.head_dim
+    return attention.qk_nope_head_dim + attention.qk_rope_head_dim, attention.v_head_dim
+
+
+def core_sizes(
+    attention: GroupedQueryAttention | LatentAttention, batch: int, queries: int, keys: int, itemsize: int, *, tp: int, relations: bool
+) -> AttentionSizes:
+    """Sizes of the core over this rank's heads, without a window."""
+    heads, is_grouped = attention.num_heads // tp, isinstance(attention, GroupedQueryAttention)
+    groups = max(1, attention.num_kv_heads // tp) if isinstance(attention, GroupedQueryAttention) else heads
+    capped = isinstance(attention, GroupedQueryAttention) and attention.score_cap is not None
+    sinks = isinstance(attention, GroupedQueryAttention) and attention.sinks
+    shape = batch, queries, keys, heads, groups, *head_widths(attention), itemsize
+    return AttentionSizes(*shape, capped=capped, relations=relations, sinks=sinks, latent=not is_grouped)
+
+
+def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, parameters: DType) -> Inside | None:
+    """Bytes inside the core without an indexer; None where plain torch runs: `host.kernels: reference`, too wide heads.
+
+    Sinks are of `parameters`.
+    """
+    sizes = _of_rank(dims, attention)
+    return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
+
+
+def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, hands_on: bool = False) -> Inside | None:
+    """Bytes inside the core with an indexer; None where plain torch runs. `hands_on`: whether forward's bits are a result.
+
+    Without CP the index keys and their gradient are inside too; under CP other operations make them.
+    """
+    indexer = attention.indexer
+    if not dims.kernels or indexer is None:
+        return None
+    core = _of_rank(dims, attention)._replace(relations=False)
+    sizes = IndexedSizes(core, indexer.num_heads, indexer.head_dim, 1 if dims.cp == 1 else PIECES)
+    if not sizes.accepted:
+        return None
+    own = sizes.inside(hands_on=hands_on)
+    inputs = dims.dtype.bytes * dims.batch * dims.tokens * indexer.head_dim + 2 * parameters.bytes * indexer.head_dim
+    return with_keys(sizes, own, inputs, parameters.bytes) if dims.cp == 1 else own
+
+
+def _of_rank(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> AttentionSizes:
+    sequence = dims.batch, dims.tokens, dims.tokens * dims.cp
+    return core_sizes(attention, *sequence, dims.dtype.bytes, tp=dims.tp, relations=dims.relations > 0)
+
+
+def attention_work(
+    load: Workload, attention: GroupedQueryAttention | LatentAttention, hidden_size: int, variant: AttentionVariant = PLAIN
+) -> Ops:
+    """One A block, pre-norm and residual included; `tp` shards its heads.
+
+    Relation bias and NoPE change neither FLOPs nor, to first order, bytes of the ideal work: they are not counted there.
+    """
+    first, window = residual_op(load, PART, hidden_size), None if variant.full else attention.window_size
+    sequence = load.sequences, load.positions, load.seq_length
+    core = core_sizes(attention, *sequence, load.itemsize, tp=load.tp, relations=load.relations)
+    core = core._replace(window=window, packed=load.packed)
+    if isinstance(attention, GroupedQueryAttention):
+        return (first, *_grouped_query(load, attention, hidden_size, core))
+    indexer = attention.indexer
+    if indexer is not None and (variant.indexed or variant.shares):
+        core = core._replace(most_keys=indexer.top_k)
+    ops = (first, *_latent(load, attention, hidden_size, core))
+    if indexer is not None and variant.indexed:
+        rotated = core._replace(index_heads=indexer.num_heads), attention.qk_rope_head_dim
+        ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, *rotated)
+    if variant.shares:  # keys that are not chosen: no work of the model
+        ops += (OpWork("masked", "attention", Work(), MaskedSizes(core), counts=("attention",)),)
+    return ops
+
+
+def attention_exchanges(attention: GroupedQueryAttention | LatentAttention, hidden_size: int) -> Exchanges:
+    """MLA gathers its narrow latents over the tensor group; keys and values are gathered over the context group."""
+    if isinstance(attention, GroupedQueryAttention):
+        return Exchanges(context_width=2 * attention.num_kv_heads * attention.head_dim)
+    gathered = (attention.q_lora_rank or hidden_size) + attention.kv_lora_rank + attention.qk_rope_head_dim
+    widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
+    return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths)
+
+
+def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes) -> Ops:
+    heads, num_kv_heads, width = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, attention.head_dim
+    query, key = heads * width, num_kv_heads * width
+    gate: Ops = (linear_op(load, "gate_proj", PART, hidden_size, query),) if attention.gate else ()
+    gated: Ops = (gate_op(load, PART, query, counts=("gate sigmoid", "gate")),) if attention.gate else ()
+    rotated = attention.rotary_dim or width
+    return (
+        linear_op(load, "q_proj", PART, hidden_size, query),
+        linear_op(load, "k_proj", PART, hidden_size, key),
+        linear_op(load, "v_proj", PART, hidden_size, key),
+        *gate,
+        *_qk_norms(load, attention, heads, num_kv_heads),
+        OpWork("rope", PART, rope((heads + num_kv_heads) * rotated, load.itemsize), ROPE),
+        OpWork("attention", "attention", core._replace(groups=num_kv_heads).work(), core),
+        *gated,
+        linear_op(load, "o_proj", PART, query, hidden_size, closes=True),
+    )
+
+
+def _qk_norms(load: Workload, attention: GroupedQueryAttention, heads: int, num_kv_heads: int) -> Ops:
+    if not attention.qk_norm:
+        return ()
+    width = attention.head_dim
+    if attention.qk_norm_width != "all_heads":
+        return (norm_op(load, "qk_norm", PART, width, times=heads + num_kv_heads),)
+    return (OpWork("qk_norm", PART, norm(heads * width, load.itemsize) + norm(num_kv_heads * width, load.itemsize), NORM),)
+
+
+def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: AttentionSizes) -> Ops:
+    """The down projections are replicated: under sequence parallelism a rank makes the latents of its own tokens."""
+    heads, nope, rotated = attention.num_heads // load.tp, attention.qk_nope_head_dim, attention.qk_rope_head_dim
+    value, latent = attention.v_head_dim, attention.kv_lora_rank
+    query, rank = heads * (nope + rotated), attention.q_lora_rank
+    if rank is None:
+        queries: Ops = (linear_op(load, "q_proj", PART, hidden_size, query),)
+    else:
+        queries = (
+            linear_op(load, "q_down", PART, hidden_size, rank, own_tokens=True),
+            norm_op(load, "q_latent_norm", PART, rank, own_tokens=True),
+            linear_op(load, "q_up", PART, rank, query),
+        )
+    return (
+        *queries,
+        OpWork("rope", PART, rope(query, load.itemsize), ROPE),
+        linear_op(load, "kv_down", PART, hidden_size, latent + rotated, own_tokens=True),
+        norm_op(load, "kv_latent_norm", PART, latent, own_tokens=True),
+        linear_op(load, "kv_up", PART, latent, heads * (nope + value)),
+        OpWork("mla_kv", PART, mla_kv(heads, nope, rotated, value, load.itemsize), MLA_KV),
+        OpWork("attention", "attention", core.work(), core),
+        linear_op(load, "o_proj", PART, heads * value, hidden_size, closes=True),
+    )
+
+
+def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, core: AttentionSizes, rotated: int) -> Ops:
+    """Replicated under TP: a rank projects its own tokens, and makes the scores of all tokens from what it gathers.
+
+    Norm and scores are a part of the operation that attends, and run again with it. The index has a loss of its own, so that its
+    projections' inputs get no gradient.
+    """
+    heads, dim = indexer.num_heads, indexer.head_dim
+    sizes = IndexedSizes(core, heads, dim, rotated=rotated)
+    k_norm = norm_op(load, "indexer.k_norm", PART, dim)
+    return (
+        detached_linear_op(load, "indexer.q_up", PART, query_width, heads * dim, own_tokens=True),
+        detached_linear_op(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
+        detached_linear_op(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
+        k_norm._replace(counts=("attention",), facts=NORM._replace(torch=None)),
+        OpWork("indexer", "attention", sizes.work(), sizes, counts=("attention",)),
+    )

@@ -1,0 +1,80 @@
+"""G blocks as operations with facts: projections, two convolutions, the gated delta rule in chunks, a gated norm a head, output.
+
+Source: arXiv:2412.06464, figure 1; arXiv:2510.26692, section 4.
+"""
+
+from __future__ import annotations
+
+from megakernels.facts import Inside
+from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
+from megakernels.ops.gated_delta.facts import DeltaSizes
+from megakernels.ops.rms_norm.facts import GATED_NORM, gated_norm
+from megaplan.blocks.costs import linear_op, residual_op
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.scratch import lane_of
+from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.dtypes import DType
+from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
+
+PART = "G"
+
+
+def delta_sizes(
+    linear: GatedDeltaNet | KimiDeltaAttention, batch: int, positions: int, heads: int, key_heads: int, itemsize: int
+) -> DeltaSizes:
+    """Sizes of the delta rule over these heads."""
+    rows, settings = isinstance(linear, KimiDeltaAttention), (linear.chunk_size, linear.save_every, itemsize)
+    return DeltaSizes(batch, positions, heads, key_heads, linear.key_dim, linear.value_dim, rows, *settings)
+
+
+def delta_inside(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention, heads: int, key_heads: int, parameters: DType) -> Inside | None:
+    """Bytes inside the delta rule.
+
+    Args:
+        dims: Local sizes.
+        linear: The model's section.
+        heads: Heads of values, of this rank.
+        key_heads: Heads of keys, of this rank.
+        parameters: Dtype of the parameters' gradients.
+
+    Returns:
+        None where the kernels do not take these sizes.
+    """
+    run = lane_of(dims, heads, key_heads)
+    sizes = delta_sizes(linear, dims.batch, run.positions, run.heads, run.groups, dims.dtype.bytes)
+    if not sizes.accepted:
+        return None
+    forward, backward = sizes.forward_bytes(), sizes.backward_bytes(parameters.bytes * run.heads * sizes.shares)
+    return run.inside(dims, forward, backward, sizes.states[1], forward.last)
+
+
+def linear_attention_work(load: Workload, linear: GatedDeltaNet | KimiDeltaAttention, hidden_size: int, _variant: None = None) -> Ops:
+    """One G block, pre-norm and residual included; `tp` shards the heads; latents of Kimi delta attention are projected on every rank."""
+    heads, kernel, size = linear.num_value_heads // load.tp, linear.conv_kernel, load.itemsize
+    key_heads = linear.num_key_heads // load.tp
+    keys, values = key_heads * linear.key_dim, heads * linear.value_dim
+    if isinstance(linear, KimiDeltaAttention):
+        width = linear.head_dim
+        gates: Ops = (
+            linear_op(load, "latent_proj", PART, hidden_size, 2 * width),
+            linear_op(load, "decay_up", PART, width, heads * width),
+            linear_op(load, "gate_up", PART, width, heads * width),
+        )
+    else:
+        gates = (
+            linear_op(load, "decay_proj", PART, hidden_size, heads),
+            linear_op(load, "gate_proj", PART, hidden_size, values),
+        )
+    rule = delta_sizes(linear, load.sequences, load.positions, heads, key_heads, size)
+    return (
+        residual_op(load, PART, hidden_size),
+        linear_op(load, "qk_proj", PART, hidden_size, 2 * keys),
+        linear_op(load, "v_proj", PART, hidden_size, values),
+        linear_op(load, "beta_proj", PART, hidden_size, heads),
+        *gates,
+        OpWork("conv_qk", PART, causal_conv1d(2 * keys, kernel, size), CONVOLUTION),
+        OpWork("conv_v", PART, causal_conv1d(values, kernel, size), CONVOLUTION),
+        OpWork("delta_rule", "scan", rule.work(load.seq_length), rule),
+        OpWork("gated_norm", PART, gated_norm(values, heads, size), GATED_NORM),
+        linear_op(load, "out_proj", PART, values, hidden_size, closes=True),
+    )

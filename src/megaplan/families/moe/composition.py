@@ -1,0 +1,89 @@
+"""E blocks as operations with facts: router, dispatch, chosen experts, combine, shared expert.
+
+Source: arXiv:2401.04088, section 2.1; arXiv:2401.06066, equation 9 (shared expert).
+"""
+
+from __future__ import annotations
+
+from megakernels.facts import Work
+from megakernels.ops.activation.facts import activation
+from megakernels.ops.moe.facts import ROUTE, ExpertSizes, Permutation, routing_work
+from megaplan.blocks.costs import linear_op, mlp, residual_op
+from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.families.moe.tensors import parameters_per_expert
+from megaplan.scalars import GATED
+
+PART = "E"
+
+
+def expert_sizes(moe: MixtureOfExperts, tokens: int, slots: int, hidden_size: int, itemsize: int, *, ep: int, etp: int) -> ExpertSizes:
+    """Sizes of this rank's bank.
+
+    Args:
+        moe: The model's section.
+        tokens: Tokens, or rows that arrived.
+        slots: Rows of a token.
+        hidden_size: Width of the residual stream.
+        itemsize: Bytes of an element.
+        ep: Ranks over which the experts are spread.
+        etp: Ranks over which each expert is sharded.
+    """
+    widths = moe.ffn_hidden_size // etp, moe.row_width(hidden_size)
+    return ExpertSizes(tokens, slots, moe.num_experts // ep, *widths, moe.activation in GATED, moe.bias, itemsize)
+
+
+def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
+    """Router product, dispatch and combine, on the rank's own tokens.
+
+    A token's row is read and written k times by dispatch and summed from k rows by combine; backward takes the same ways back. Rows that
+    travel to other ranks are sorted there by expert, and back: one more reading and writing each. Experts that gather need neither sorted
+    rows nor, on one rank, dispatched ones: their products read k rows of a token as they would read copies, and write k rows that are
+    summed.
+    """
+    rows, row = moe.top_k, moe.row_width(hidden_size) * load.itemsize
+    sorting: Ops = ()
+    travels, rows_and_sum = load.ep * load.etp > 1, (rows + 1) * row
+    copies = travels or not load.gathers
+    if travels and not load.gathers:
+        sorted_rows = 2 * rows * load.etp * row
+        work = Work(moved_forward=sorted_rows, moved_input=sorted_rows)
+        sorting = tuple(OpWork(name, PART, work, own_tokens=True, is_routed=True) for name in ("sort", "unsort"))
+    permutation = Permutation(False, bool(moe.shared_ffn_hidden_size), hidden_size * load.itemsize)
+    dispatched = Work(moved_forward=2 * rows * row * copies, moved_input=rows_and_sum)
+    combined = Work(moved_forward=rows_and_sum, moved_input=rows_and_sum * copies)
+    route = routing_work(hidden_size, moe.num_experts, load.itemsize)
+    return (
+        OpWork("route", PART, route, ROUTE, weights=hidden_size * moe.num_experts, own_tokens=True),
+        OpWork("dispatch", PART, dispatched, permutation, own_tokens=True),
+        *sorting,
+        OpWork("combine", PART, combined, permutation._replace(combines=True), own_tokens=True),
+    )
+
+
+def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> Ops:
+    """One E block, pre-norm and residual included: `top_k` experts a token, and the shared expert.
+
+    Every routed row is counted, dropless or not: a capacity factor that drops tokens makes this an upper bound, and skew moves work between
+    ranks, not in total. A rank holds `1 / ep` of the experts and receives as many rows as it sends; with etp, all etp ranks of an expert
+    compute a slice of its width on each other's rows too. `tp` shards the shared expert alone.
+    """
+    rows = moe.row_width(hidden_size)
+    bank = expert_sizes(moe, load.num_tokens, moe.top_k, hidden_size, load.itemsize, ep=load.ep, etp=load.etp)
+    weights = parameters_per_expert(moe, hidden_size) // load.etp * (moe.num_experts // load.ep)
+    work = bank.row_work() * (moe.top_k * load.etp)
+    experts = OpWork("experts", "experts", work, bank, weights, own_tokens=True, is_routed=True)
+    ops = (residual_op(load, PART, hidden_size), *routing(load, moe, hidden_size), experts)
+    if moe.latent_size is not None:
+        ops += (
+            linear_op(load, "latent_down", PART, hidden_size, rows, own_tokens=True),
+            linear_op(load, "latent_up", PART, rows, hidden_size, own_tokens=True),
+        )
+    if moe.shared_gate:
+        ops += (
+            linear_op(load, "shared_gate", PART, hidden_size, 1, own_tokens=True),
+            OpWork("shared gating", PART, activation(hidden_size, load.itemsize, gated=True), own_tokens=True),
+        )
+    if moe.shared_ffn_hidden_size:
+        ops += mlp(load, PART, hidden_size, moe.shared_ffn_hidden_size, moe.activation, "shared.")
+    return ops

@@ -1,0 +1,26 @@
+"""C blocks as operations with facts: projections and a gated depthwise convolution.
+
+Source: arXiv:2511.23404, section 2.
+"""
+
+from __future__ import annotations
+
+from megakernels.ops.gated_conv1d.facts import GatedConvolution
+from megaplan.blocks.costs import linear_op, residual_op
+from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.families.short_convolution.section import ShortConvolution
+from megaplan.families.short_convolution.tensors import PROJECTIONS
+
+PART = "C"
+
+
+def short_convolution_work(load: Workload, short: ShortConvolution, hidden_size: int, _variant: None = None) -> Ops:
+    """One C block, pre-norm and residual included; `tp` shards its channels."""
+    channels = hidden_size // load.tp
+    convolution = GatedConvolution(load.sequences, load.positions, channels, short.conv_kernel, short.bias, load.itemsize)
+    return (
+        residual_op(load, PART, hidden_size),
+        *(linear_op(load, f"{name}_proj", PART, hidden_size, channels) for name in PROJECTIONS),
+        OpWork("gated_conv", PART, convolution.work(), convolution),
+        linear_op(load, "out_proj", PART, channels, hidden_size, closes=True),
+    )
