@@ -8,9 +8,11 @@ then the lexicographically smallest cuts. All three are searched for exactly, by
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, product
+from operator import or_
 
 from megaplan.partition.constraints import Constraints
-from megaplan.partition.cut_search import CutSearch, Pairs
+from megaplan.partition.cut_search import NO_FRONT, CutSearch, Pairs
 from megaplan.partition.limits import EdgeWeights, SpanSum
 from megaplan.partition.values import Balance, StackCosts
 
@@ -69,6 +71,7 @@ class _TieBreak:
 
     def __init__(self, search: CutSearch, value: int, baseline: Sequence[int] | None) -> None:
         self._search, self._value, self._most_moved = search, value, 0
+        self._levelled: list[Table] = []  # under the smallest limit of all parts but one that was found to hold
         self._kept: list[tuple[int, int]] | None = None  # of the baseline, before each part: start and stop; -1 where it is not allowed
         if baseline is not None:
             self._kept = self._pairs_of([search.position(cut) for cut in baseline])
@@ -85,7 +88,7 @@ class _TieBreak:
             found = search.smallest(low, self._value, self._levels_out)
             assert found is not None, "a solution exists"
             second = found
-        return self._in_order(self._tables(second), second)
+        return self._in_order(self._levelled or self._tables(second), second)
 
     def _pairs_of(self, cuts: list[int]) -> list[tuple[int, int]]:
         number, end = self._search.num_parts, self._search.end
@@ -94,39 +97,57 @@ class _TieBreak:
         return [(0, end), *zip(cuts[: number - 1], reversed(cuts[number:]), strict=True), (cuts[number - 1], cuts[number - 1])]
 
     def _fewest_moved(self) -> int:
-        """Found with few moves allowed at first: what takes more of them is then not looked at."""
-        while not (outermost := self._tables(self._value)[0]):
-            self._most_moved = 2 * self._most_moved + 1
-        return min(moved for moved, _ in outermost)
+        self._most_moved = self._search.num_slots - 1
+        return min([moved for moved, _ in self._tables(self._value, any_will_do=True)[0]])
 
     def _levels_out(self, second: int) -> bool:
-        """True if all parts but one can stay within a limit; later searches of a V look only at what can then be."""
+        """True if all parts but one can stay within a limit; later searches of a V then look only at pairs that can."""
         search, tables = self._search, self._tables(second)
-        if not tables[0] or not search.folded:
-            return bool(tables[0])
+        if not tables[0]:
+            return False
+        self._levelled = tables
+        if not search.folded:
+            return True
         within, level, large = [], {0: 1 << search.end}, Pairs()  # large: one part outside exceeds it
         for part, inner in enumerate(tables[1:]):
             within.append(_union((level, large)))
-            none, one = _within(inner, 0), _within(inner, 1)
+            none, one = (_union(pairs for (_, each), pairs in inner.items() if each <= exceeding) for exceeding in (0, 1))
             exceeds = search.after_part(part, level, self._value, none)
             large = _union((search.after_part(part, large, second, none), exceeds))
             level = search.after_part(part, level, second, one)
         search.keep_within([*within, _union((level, large))])
         return True
 
-    def _tables(self, second: int) -> list[Table]:
-        """Before each part, and at the centre: the pairs that the parts inside can fill when at most one of them exceeds `second`."""
-        search = self._search
-        tables = [self._counted(search.num_parts, {(0, 0): search.centre()})]
-        for part in reversed(range(search.num_parts)):
-            found: dict[Used, list[Pairs]] = {}
-            for (moved, exceeding), inside in tables[-1].items():
-                for exceeds, limit in self._choices(exceeding, second):
+    def _tables(self, second: int, *, any_will_do: bool = False) -> list[Table]:
+        """Before each part, and at the centre: the pairs that the parts inside can fill when at most one of them exceeds `second`.
+
+        Each pair stands where it uses the least. With `any_will_do` what uses more than a whole solution is left out.
+        """
+        search, number = self._search, self._search.num_parts
+        tables, found = ([Table() for _ in range(number + 1)] for _ in range(2))
+        seen = [(Pairs(), Pairs()) for _ in range(number + 1)]
+        choices = self._choices(0, second), self._choices(1, second)
+        self._count(found[number], number, search.centre(), (0, 0))
+        for moved, exceeding in product(range(self._most_moved + 1), (0, 1)):
+            used = moved, exceeding
+            for part in range(number, -1, -1):
+                fresh, known = found[part].get(used), seen[part][exceeding]
+                if fresh and known:
+                    fresh = {start: left for start, stops in fresh.items() if (left := stops & ~known.get(start, 0))}
+                if not fresh:
+                    continue
+                tables[part][used] = fresh
+                for each in seen[part][exceeding:]:
+                    _add(each, fresh)
+                # What is new of a V is little; of slots it is a set with holes that the known ones fill.
+                inside = fresh if search.folded else known
+                for exceeds, limit in choices[exceeding] if part else ():
                     # Outside, one part may be the large one if none is from here on.
-                    outside = part * second if exceeds or not part else (part - 1) * second + self._value
-                    found.setdefault((moved, exceeds), []).append(search.before_part(part, inside, limit, outside))
-            tables.append(self._counted(part, {used: _union(pairs) for used, pairs in found.items()}))
-        return tables[::-1]
+                    outside = (part - 1) * second if exceeds or part == 1 else (part - 2) * second + self._value
+                    self._count(found[part - 1], part - 1, search.before_part(part - 1, inside, limit, outside), (moved, exceeds))
+            if any_will_do and tables[0]:
+                break
+        return tables
 
     def _choices(self, exceeding: int, second: int) -> Sequence[tuple[int, int]]:
         """How many parts then exceed the second-largest limit, and the limit of the next one."""
@@ -134,30 +155,21 @@ class _TieBreak:
             return ((exceeding, second),)
         return (0, second), (1, self._value)
 
-    def _counted(self, part: int, table: Table) -> Table:
-        """The pairs before a part with their own cuts counted, where there are no more than may be; each where it uses the least."""
-        if self._kept is not None:
-            counted: dict[Used, list[Pairs]] = {}
-            for (moved, exceeding), pairs in table.items():
-                for start, stops in pairs.items():
-                    for moves, kept in self._moves(part, start, moved):
-                        if stops & kept:
-                            counted.setdefault((moves, exceeding), []).append({start: stops & kept})
-            table = {used: _union(pairs) for used, pairs in counted.items()}
-        found, seen = Table(), (Pairs(), Pairs())
-        for used in sorted(table):
-            known = seen[used[1]]
-            fresh = {start: new for start, stops in table[used].items() if (new := stops & ~known.get(start, 0))}
-            if fresh:
-                found[used] = fresh
-                for each in seen[used[1] :]:
-                    _add(each, fresh)
-        return found
+    def _count(self, table: Table, part: int, pairs: Pairs, used: Used) -> None:
+        """Add the pairs before a part, with their own cuts counted, where no more are moved than may be."""
+        if self._kept is None:
+            _add(table.setdefault(used, {}), pairs)
+            return
+        for start, stops in pairs.items():
+            for moved, kept in self._moves(part, start, used[0]):
+                if here := stops & kept:
+                    known = table.setdefault((moved, used[1]), {})
+                    known[start] = known.get(start, 0) | here
 
-    def _moves(self, part: int, start: int, moved: int) -> list[tuple[int, int]]:
+    def _moves(self, part: int, start: int, moved: int) -> Sequence[tuple[int, int]]:
         """For a start before a part: cuts moved with those of the pair, and the stops for which it is that many, if it may be."""
         if self._kept is None:
-            return [(moved, -1)]
+            return ((moved, -1),)
         own_start, own_stop = self._kept[part]
         moved += start != own_start
         if part == self._search.num_parts:  # start and stop are one position
@@ -184,24 +196,28 @@ class _TieBreak:
 
     def _next_start(self, part: int, start: int, reached: Stops, inner: Table, second: int) -> tuple[int, Stops]:
         """The smallest position that the part's front span may stop at, and the stops then reached."""
-        search, begins = self._search, [0]
-        if search.folded:
-            begins = sorted({begin for pairs in inner.values() for begin in pairs if begin > start})
-        for inner_start in begins:
-            found: Stops = {}
-            for (before, exceeding), all_stops in reached.items():
-                for moved, kept in self._moves(part, start, before):
-                    stops = all_stops & kept
-                    for exceeds, limit in self._choices(exceeding, second) if stops else ():
-                        wanted = 0
-                        for (rest, beside), pairs in inner.items():
-                            if moved + rest <= self._most_moved and exceeds + beside <= 1:
-                                wanted |= pairs.get(inner_start, 0)
-                        if wanted and (got := search.inward(part, (start, inner_start), stops, limit) & wanted):
-                            found[moved, exceeds] = found.get((moved, exceeds), 0) | got
-            if found:
+        if not self._search.folded:
+            return 0, self._stops(part, NO_FRONT, reached, None, second)
+        for inner_start in sorted({begin for pairs in inner.values() for begin in pairs if begin > start}):
+            wanted = [0] * (self._most_moved + 1), [0] * (self._most_moved + 1)
+            for (moved, exceeding), pairs in inner.items():
+                for by_moved in wanted[exceeding:]:
+                    by_moved[moved] |= pairs.get(inner_start, 0)
+            inside = [list(accumulate(by_moved, or_)) for by_moved in wanted]
+            if found := self._stops(part, (start, inner_start), reached, inside, second):
                 return inner_start, found
         raise AssertionError("a solution exists")
+
+    def _stops(self, part: int, front: tuple[int, int], reached: Stops, inside: list[list[int]] | None, second: int) -> Stops:
+        """The inner stops that a part with this front span gets to, among those from where the parts inside can be filled."""
+        found = Stops()
+        for (before, exceeding), stops in reached.items():
+            for moved, kept in self._moves(part, front[0], before):
+                for exceeds, limit in self._choices(exceeding, second) if stops & kept else ():
+                    targets = inside[1 - exceeds][self._most_moved - moved] if inside else -1
+                    if targets and (got := self._search.inward(part, front, stops & kept, limit) & targets):
+                        found[moved, exceeds] = found.get((moved, exceeds), 0) | got
+        return found
 
     def _next_stop(self, part: int, starts: tuple[int, int], stops: tuple[Stops, int], used: Used, second: int) -> tuple[int, Used]:
         """The smallest stop before a part from which it gets to an inner stop, and what is then used from there inward."""
@@ -214,11 +230,6 @@ class _TieBreak:
                         found.append(((here & -here).bit_length() - 1, exceeds, moved - outside))
         stop, exceeds, moved = min(found)
         return stop, (moved, exceeds)
-
-
-def _within(table: Table, exceeding: int) -> Pairs:
-    """All pairs for which no more parts exceed the second-largest limit."""
-    return _union(pairs for (_, each), pairs in table.items() if each <= exceeding)
 
 
 def _union(tables: Iterable[Pairs]) -> Pairs:

@@ -67,6 +67,7 @@ class CutSearch:
         found = ((),) * self.num_parts if limits is None else limits if self.folded else limits[::-1]
         edges, between, pins = self.edges, self._weights.of, self._pins
         self._sums = [[([between(weight, edges) for weight in each.weights], each.most) for each in (*own, *pins)] for own in found]
+        self._rooms_of: dict[int, list[_Rooms]] = {}
         self._alone = None if self.folded else [self._beside_nothing(part) for part in range(self.num_parts)]
 
     def position(self, cut: int) -> int:
@@ -130,7 +131,9 @@ class CutSearch:
         while runs:
             begin = runs.bit_length() - 1
             runs ^= 1 << begin
-            furthest = min([bisect_right(up, down[begin] + space) for up, down, space in spaces]) - 1
+            furthest = self.end
+            for up, down, space in spaces:
+                furthest = min(furthest, bisect_right(up, down[begin] + space) - 1)
             if furthest > begin:
                 found |= (2 << furthest) - (2 << begin)
         return found
@@ -145,7 +148,9 @@ class CutSearch:
         while runs:
             end = (runs & -runs).bit_length() - 1
             runs &= runs - 1
-            nearest = max([bisect_left(down, up[end] - space) for up, down, space in spaces])
+            nearest = 0
+            for up, down, space in spaces:
+                nearest = max(nearest, bisect_left(down, up[end] - space))
             if nearest < end:
                 found |= (1 << end) - (1 << nearest)
         return found
@@ -154,8 +159,11 @@ class CutSearch:
         """The room that a front span leaves to the back one; None if it is too much itself."""
         before, cost = self._before, self._cost
         if self._alone is not None:
-            atoms, spaces = self._alone[part]
-            return atoms & cost.atoms_within(limit), [(before, before, limit), *spaces]
+            of_limit = self._rooms_of.get(limit)
+            if of_limit is None:
+                within, own = cost.atoms_within(limit), (before, before, limit)
+                of_limit = self._rooms_of[limit] = [(within & atoms, [own, *spaces]) for atoms, spaces in self._alone]
+            return of_limit[part]
         start, inner_start = front
         room = limit - (before[inner_start] - before[start])
         if room < 0:
@@ -187,11 +195,10 @@ class CutSearch:
             limit: Limit of the part.
             outside: The most that the parts outside can take.
         """
-        mine = self._within[part]
         if not self.folded:
-            reached = self.outward(part, NO_FRONT, inside.get(0, 0), limit) & mine[0]
+            reached = self.outward(part, NO_FRONT, inside[0], limit) & (-1 if part else 1 << self.end)
             return {0: reached} if reached else {}
-        before, found, most_stop = self._before, Pairs(), self.end - part
+        mine, before, found, most_stop = self._within[part], self._before, Pairs(), self.end - part
         starts, sums = self._starts[part], self._sums[part]
         widest = bisect_right(before, outside - self.total + before[most_stop]) - 1
         for inner_start, targets in inside.items():
@@ -217,32 +224,35 @@ class CutSearch:
 
     def centre(self) -> Pairs:
         """The pairs inside the innermost part: nothing is left, in a V at any place."""
-        return self._within[self.num_parts]
+        return self._within[-1]
 
     def keep_within(self, within: list[Pairs]) -> None:
         """Look no further than these pairs, before each part and at the centre."""
         self._within, self._starts = within, [sorted(pairs) for pairs in within]
 
     def _everywhere(self) -> list[Pairs]:
-        """Before each part every pair that leaves each part outside and inside an atom in each slot."""
+        """Before each part of a V every pair that leaves each part outside and inside an atom in each slot; and the centre."""
         number, end = self.num_parts, self.end
-        stops = [(2 << (end - part)) - 1 for part in range(number)]
         if not self.folded:
-            return [{0: 1 << end}, *({0: bits} for bits in stops[1:]), {0: 1}]
-        inner = [dict.fromkeys(range(part, end - part), stops[part]) for part in range(1, number)]
+            return [{0: 1}]
+        inner = [dict.fromkeys(range(part, end - part), (2 << (end - part)) - 1) for part in range(1, number)]
         return [{0: 1 << end}, *inner, {position: 1 << position for position in range(number, end - number + 1)}]
 
     def feasible(self, limit: int) -> bool:
         """True if all parts can stay within the limit; later searches of a V then look only at pairs that can."""
+        if not self.folded:
+            reached = 1
+            for part in reversed(range(self.num_parts)):
+                reached = self.outward(part, NO_FRONT, reached, limit)
+            return bool(reached >> self.end)
         tables = [self.centre()]
         for part in reversed(range(self.num_parts)):
             tables.append(self.before_part(part, tables[-1], limit, part * limit))
             if not tables[-1]:
                 return False
-        if self.folded:
-            within, outside = [], tables[-1]
-            for part, inside in enumerate(reversed(tables[:-1])):
-                within.append(outside)
-                outside = self.after_part(part, outside, limit, inside)
-            self.keep_within([*within, outside])
+        within, outside = [], tables[-1]
+        for part, inside in enumerate(reversed(tables[:-1])):
+            within.append(outside)
+            outside = self.after_part(part, outside, limit, inside)
+        self.keep_within([*within, outside])
         return True
