@@ -28,7 +28,7 @@ from megaplan.partition.values import StackCosts
 
 Pairs = dict[int, int]
 """For each start the set of stops, as bits."""
-_Rooms = tuple[int, list[tuple[Sequence[int], Sequence[int], int]]]
+_Rooms = tuple[int, list[tuple[list[int], list[int], int]]]
 """Atoms that a back span may be, as bits; and (up, down, the most it may weigh)."""
 NO_FRONT = (0, 0)
 """The front span of a slot."""

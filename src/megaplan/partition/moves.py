@@ -31,7 +31,8 @@ def climb(
     """
     positions, pins = rules.allowed_cuts(num_layers), frozenset(rules.pin)
     index = {cut: position for position, cut in enumerate(positions)}
-    best, found = cuts, True
+    best = cuts
+    found: bool | None = True
     while found and not ended():
         found = False
         for moved in neighbours([index[cut] for cut in best], len(positions), pairs=pairs, places=places):
