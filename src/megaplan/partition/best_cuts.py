@@ -88,7 +88,7 @@ class _TieBreak:
             found = search.smallest(low, self._value, self._levels_out)
             assert found is not None, "a solution exists"
             second = found
-        return self._in_order(self._levelled or self._tables(second), second)
+        return self._in_order(self._levelled or (self._tables(second) if search.folded else []), second)
 
     def _pairs_of(self, cuts: list[int]) -> list[tuple[int, int]]:
         number, end = self._search.num_parts, self._search.end
@@ -102,12 +102,13 @@ class _TieBreak:
 
     def _levels_out(self, second: int) -> bool:
         """True if all parts but one can stay within a limit; later searches of a V then look only at pairs that can."""
-        search, tables = self._search, self._tables(second)
-        if not tables[0]:
-            return False
+        search = self._search
+        if not search.folded and self._kept is None:
+            return search.feasible(second, self._value)
+        tables = self._tables(second)
+        if not tables[0] or not search.folded:
+            return bool(tables[0])
         self._levelled = tables
-        if not search.folded:
-            return True
         within, level, large = [], {0: 1 << search.end}, Pairs()  # large: one part outside exceeds it
         for part, inner in enumerate(tables[1:]):
             within.append(_union((level, large)))
@@ -180,12 +181,12 @@ class _TieBreak:
         return [(moves, stops) for moves, stops in found if moves <= self._most_moved]
 
     def _in_order(self, tables: list[Table], second: int) -> tuple[int, ...]:
-        """Smallest cut first: the starts from outside in, the centre, then the stops from inside out."""
+        """Smallest cut first: the starts from outside in, the centre, then the stops from inside out; starts of slots need no tables."""
         search = self._search
         start, reached = 0, {(0, 0): 1 << search.end}
         starts, steps = [0], [reached]
         for part in range(search.num_parts):
-            start, reached = self._next_start(part, start, reached, tables[part + 1], second)
+            start, reached = self._next_start(part, start, reached, tables[part + 1] if tables else {}, second)
             starts.append(start)
             steps.append(reached)
         stops, used = [start], (self._moves(search.num_parts, start, 0)[0][0], 0)

@@ -133,7 +133,9 @@ class CutSearch:
             runs ^= 1 << begin
             furthest = self.end
             for up, down, space in spaces:
-                furthest = min(furthest, bisect_right(up, down[begin] + space) - 1)
+                reach = bisect_right(up, down[begin] + space) - 1
+                if reach < furthest:  # noqa: PLR1730  (a call of min takes longer, millions of times)
+                    furthest = reach
             if furthest > begin:
                 found |= (2 << furthest) - (2 << begin)
         return found
@@ -238,13 +240,20 @@ class CutSearch:
         inner = [dict.fromkeys(range(part, end - part), (2 << (end - part)) - 1) for part in range(1, number)]
         return [{0: 1 << end}, *inner, {position: 1 << position for position in range(number, end - number + 1)}]
 
-    def feasible(self, limit: int) -> bool:
-        """True if all parts can stay within the limit; later searches of a V then look only at pairs that can."""
+    def feasible(self, limit: int, largest: int | None = None) -> bool:
+        """True if all parts can stay within the limit; later searches of a V then look only at pairs that can.
+
+        Args:
+            limit: Limit of each part.
+            largest: A limit that one slot may reach; none may where it is None.
+        """
         if not self.folded:
-            reached = 1
+            reached, beyond = 1, 0  # beyond: with one slot above the limit
             for part in reversed(range(self.num_parts)):
+                if largest is not None:
+                    beyond = self.outward(part, NO_FRONT, beyond, limit) | self.outward(part, NO_FRONT, reached, largest)
                 reached = self.outward(part, NO_FRONT, reached, limit)
-            return bool(reached >> self.end)
+            return bool((reached | beyond) >> self.end)
         tables = [self.centre()]
         for part in reversed(range(self.num_parts)):
             tables.append(self.before_part(part, tables[-1], limit, part * limit))

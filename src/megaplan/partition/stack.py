@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from megaplan.layout.spans import Spans
@@ -122,7 +123,7 @@ class Stack:
         if self.where == "v":
             return self.sums or ((),) * self.pp
         known: dict[int, int] = {}  # of weights, which moments share
-        found: list[list[SpanSum]] = [[] for _ in range(self.num_slots)]
+        found: list[dict[int, SpanSum]] = [{} for _ in range(self.num_slots)]
         for rank, moments in enumerate(self.sums):
             for moment in moments:
                 for weight in moment.weights:
@@ -131,8 +132,9 @@ class Stack:
                 lightest = [known[id(weight)] for weight in moment.weights]
                 most = moment.most - sum(lightest)
                 for chunk, (weight, own) in enumerate(zip(moment.weights, lightest, strict=True)):
-                    found[rank + chunk * self.pp].append(SpanSum((weight,), most + own))
-        return found
+                    sums, each = found[rank + chunk * self.pp], SpanSum((weight,), most + own)
+                    sums[id(weight)] = min(each, sums.get(id(weight), each), key=attrgetter("most"))
+        return [tuple(sums.values()) for sums in found]
 
     def least_excess(self) -> int:
         """Lower bound on the largest excess over the sums, whatever cuts cost: from means of all of them."""
