@@ -173,12 +173,8 @@ class _TieBreak:
             return ((moved, -1),)
         own_start, own_stop = self._kept[part]
         moved += start != own_start
-        if part == self._search.num_parts:  # start and stop are one position
-            found = [(moved, -1)]
-        else:
-            kept = 1 << own_stop if own_stop >= 0 else 0
-            found = [(moved, kept), (moved + 1, ~kept)]
-        return [(moves, stops) for moves, stops in found if moves <= self._most_moved]
+        kept = -1 if part == self._search.num_parts else 1 << own_stop if own_stop >= 0 else 0  # inside, start and stop are one position
+        return ((moved, kept), (moved + 1, ~kept))[: max(0, self._most_moved - moved + 1)]
 
     def _in_order(self, tables: list[Table], second: int) -> tuple[int, ...]:
         """Smallest cut first: the starts from outside in, the centre, then the stops from inside out; starts of slots need no tables."""
