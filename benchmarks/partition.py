@@ -1,4 +1,4 @@
-"""Times of both partitioners, and of `scipy.optimize.milp` (HiGHS) on the same stacks.
+"""Times of the partitioner for slots and for ranks of a V, and of `scipy.optimize.milp` (HiGHS) on the same stacks.
 
 python benchmarks/partition.py [--seconds 60] [--output benchmarks/results/partition.md]
 
@@ -20,11 +20,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from megaplan.partition.best_cuts import balance
 from megaplan.partition.constraints import Constraints
-from megaplan.partition.folded_ties import balance_folded
-from megaplan.partition.limits import PairLimits, layer_weight, slot_caps
+from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.partition.values import Balance, StackCosts
-from megaplan.partition.weighted import balance
 
 SLOT_SIZES = ((64, 16), (128, 16), (256, 16), (512, 8), (1024, 8), (1024, 64))
 RANK_SIZES = ((64, 8), (128, 8), (128, 16), (256, 16), (1024, 32))
@@ -53,19 +52,22 @@ def caps(memory: Sequence[int], number: int) -> list[int]:
     return [sum(memory) // number + 16 + index % 7 for index in range(number)]
 
 
+def limited(weights: tuple[Weight, ...], caps_bytes: Sequence[int]) -> list[list[SpanSum]]:
+    """Limits of slots, or ranks, whose layers weigh the same on each."""
+    return [[SpanSum(weights, cap)] for cap in caps_bytes]
+
+
 def largest_slot(stack: Instance, num_slots: int, *, capped: bool) -> Balance | None:
-    """The partitioner of single and loop placement."""
-    limits = slot_caps(stack.memory, caps(stack.memory, num_slots)) if capped else None
+    """Single and loop placement."""
+    limits = limited((layer_weight(stack.memory),), caps(stack.memory, num_slots)) if capped else None
     return balance(stack.costs, num_slots, stack.rules, limits=limits)
 
 
 def largest_rank(stack: Instance, num_ranks: int, *, capped: bool) -> Balance | None:
-    """The partitioner of V placement; a rank's second slot keeps a third of what its first does."""
-    if not capped:
-        return balance_folded(stack.costs, num_ranks, stack.rules)
-    first, second = layer_weight([3 * size for size in stack.memory]), layer_weight(stack.memory)
-    limits = [PairLimits(((first, second, 2 * cap),)) for cap in caps(stack.memory, num_ranks)]
-    return balance_folded(stack.costs, num_ranks, stack.rules, limits=limits)
+    """V placement; a rank's second slot keeps a third of what its first does."""
+    weights = layer_weight([3 * size for size in stack.memory]), layer_weight(stack.memory)
+    limits = limited(weights, [2 * cap for cap in caps(stack.memory, num_ranks)]) if capped else None
+    return balance(stack.costs, 2 * num_ranks, stack.rules, folded=True, limits=limits)
 
 
 def seconds(run: Callable[[], Any], times: int = 3) -> tuple[float, Any]:

@@ -18,7 +18,7 @@ from megaplan.spec.models import Spec
 Terms = Mapping[str, int]
 StepOf = Callable[[Spec, Spans], int]
 CHANGES = (("-10 %", 90), ("+10 %", 110))
-"""By how much an efficiency is changed: in words, and to how many percent of what it was."""
+"""Changes of an efficiency: in words, and as percent of what it was."""
 SKEW = 1.5
 """Rows of the busiest expert rank over its even share, under uneven routing."""
 
@@ -35,7 +35,7 @@ class Clock(Protocol):
     knows_schedules: bool
 
     def bound_ns(self, spec: Spec) -> int:
-        """No cuts give this spec a shorter step."""
+        """Lower bound on this spec's step over all cuts."""
         ...
 
     def bound_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
@@ -47,7 +47,7 @@ class Clock(Protocol):
         ...
 
     def costs(self, spec: Spec) -> StackCosts:
-        """What is balanced: nanoseconds of each layer and of both ends."""
+        """Costs to balance: nanoseconds of each layer and of both ends."""
         ...
 
     def most_cost(self, spec: Spec, limit_ns: int) -> int | None:

@@ -29,7 +29,7 @@ ALONE = 200
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is searched; every process makes its own evaluator of it.
+    """A search to make; every process makes its own evaluator of it.
 
     Attributes:
         space: The space.
@@ -67,7 +67,7 @@ class Progress:
 
 @dataclass
 class Explored:
-    """What a search has seen.
+    """Everything that a search has seen.
 
     Attributes:
         task: What was searched.
@@ -114,13 +114,13 @@ class Explored:
 
     @property
     def bound_ns(self) -> int:
-        """No layout of the space has a shorter step, whatever its policy and cuts."""
+        """Lower bound on the step of every layout of the space, over all policies and cuts."""
         seen = [outcome.bound_ns for outcome in self.outcomes.values()]
         left = [bound for bound, _ in (*self.waiting[:1], *self.bounds[self.num_refined : self.num_refined + 1])]
         return min([*seen, *left], default=0)
 
     def next_waiting(self) -> list[tuple[int, Layout]]:
-        """Those of the smallest second bounds, at most a wave, that can be among the best."""
+        """The meshes of the smallest second bounds, at most a wave, that can be among the best."""
         limit = self.limit_ns
         return [item for item in nsmallest(WAVE, self.waiting) if item[0] <= limit]
 
@@ -169,7 +169,7 @@ def explore(task: Task, processes: int, report: Callable[[Progress], None] = lam
 
 
 def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Layout]:
-    """What the first limit is taken from.
+    """The layouts that the first limit is taken from.
 
     A layout of each number of tensor and pipeline ranks, the one of the smallest bound with few sequences of a microbatch; and of the
     meshes without a pipeline, whose bound is mostly their step, those of the smallest bounds that may fit, where bounds of memory say so.
@@ -189,7 +189,7 @@ def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Lay
 
 
 def _examples(found: Explored, own: Evaluator, seeds: set[Layout]) -> Iterator[Layout]:
-    """For each number of pipeline ranks of which the bounds left everything out, the mesh of the smallest bound that may fit.
+    """If pruning removes every mesh of a pp degree, the one with the smallest bound that may fit is still evaluated.
 
     None of them is among the best: they say by how much such layouts, and the schedules that run on them, are slower.
     """

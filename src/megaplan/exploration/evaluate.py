@@ -59,7 +59,7 @@ class Fitting:
 
 
 class Side:
-    """What specs with one inventory share: tensors of embedding and head depend on whether the vocabulary is sharded."""
+    """Values that specs with one inventory share: tensors of embedding and head depend on whether the vocabulary is sharded."""
 
     def __init__(self, spec: Spec) -> None:
         self.inventory: Inventory = build_inventory(spec)
@@ -88,7 +88,7 @@ class Evaluator:
             self._keep_chain()
 
     def side(self, spec: Spec) -> Side:
-        """What specs like this one share."""
+        """Values that specs like this one share."""
         key = spec.mesh.vocab_parallel
         if key not in self._sides:
             self._sides[key] = Side(spec)
@@ -109,7 +109,7 @@ class Evaluator:
         return known[policy]
 
     def _keep_chain(self) -> None:
-        """Of many recompute policies, those of `exploration.recompute`, by bytes and times of one sequence on one rank."""
+        """Leave of many recompute policies those of `exploration.recompute`, by bytes and times of one sequence on one rank."""
         options, space = self.space.recomputes, self.space
         plain = Layout(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
         own = space.policies(plain)[0]
@@ -129,15 +129,15 @@ class Evaluator:
 
     @property
     def knows_floors(self) -> bool:
-        """Whether memory has bounds for all cuts."""
+        """True if memory has bounds over all cuts."""
         return self.space.base.host.name != "torchtitan"
 
     def floor_bytes(self, spec: Spec) -> int:
-        """No cuts of the spec have a smaller largest peak."""
+        """Lower bound on the spec's peak memory over all cuts."""
         return self.side(spec).floors.peak_bytes(spec)
 
     def bound_ns(self, layout: Layout) -> int:
-        """No policy, no cuts and, of a mesh, no schedule give a shorter step."""
+        """Lower bound on the step over all policies and cuts, and for a mesh over all schedules."""
         if layout.kind != UNSCHEDULED[0] or self.side(self.space.base).clock.knows_schedules:
             return self._bound_of(layout, tight=False)
         slots = self.space.slots_of(layout) or [layout.vpp]
@@ -152,7 +152,7 @@ class Evaluator:
         return max(bound, clock.tight_bound_ns(self.spec(layout, policy))) if tight and clock.knows_schedules else bound
 
     def step_bound_ns(self, spec: Spec, *, tight: bool = True) -> int:
-        """No cuts give the spec a shorter step; without `tight`, nor does any schedule."""
+        """Lower bound on the spec's step over all cuts, and without `tight` over all schedules."""
         clock = self.side(spec).clock
         return max(clock.bound_ns(spec), clock.tight_bound_ns(spec)) if tight else clock.bound_ns(spec)
 
@@ -161,7 +161,7 @@ class Evaluator:
         return sorted([(self._bound_on(layout, policy, tight=True), policy) for policy in self.space.policies(layout)])
 
     def fits_nowhere(self, mesh: Layout) -> int:
-        """By how many bytes every policy and schedule of a mesh exceeds the memory at least; 0 or less where one may fit."""
+        """Bytes by which every policy and schedule of a mesh exceeds the memory at least; 0 or less where one may fit."""
         by_side: dict[bool, list[Policy]] = {}
         for policy in self.space.policies(mesh):
             by_side.setdefault(policy.vocab_parallel, []).append(policy)
@@ -244,7 +244,7 @@ class Evaluator:
         return least, outcomes if least == UNLIMITED else []
 
     def outcomes(self, mesh: Layout, limit_ns: int = UNLIMITED) -> list[Outcome]:
-        """Of every schedule of a mesh; see `outcome`."""
+        """Outcomes of every schedule of a mesh; see `outcome`."""
         return [self.outcome(layout, limit_ns) for layout in self.space.layouts_of(mesh)]
 
     def outcome(self, layout: Layout, limit_ns: int = UNLIMITED) -> Outcome:
@@ -275,7 +275,7 @@ class Evaluator:
         return self._best_policy(Outcome(layout, best, int(tries), 0, bound, proven, over), policies, thrifty, limit_ns)
 
     def _keeps_least(self, thrifty: Policy) -> bool:
-        """Whether no other policy fits where the sums of memory say of the thriftiest that it does not.
+        """True if no other policy fits where the sums of memory say of the thriftiest that it does not.
 
         Under Megatron-Core the sums have nothing that layers keep under full recompute; modules are not ordered so.
         """
@@ -324,7 +324,7 @@ class Evaluator:
         return Outcome(layout, best, evaluated, pruned, bound, proven, 0 if best is not None else tried.over_bytes)
 
     def _without_more(self, left: Policies, policy: Policy, found: Fitting) -> tuple[Policies, int]:
-        """What is tried once a policy did not fit, and the least bound of what is not, as far as that is not proven not to fit."""
+        """Policies to try once one did not fit, and the least bound of those left out, as far as they are not proven not to fit."""
         if not _hopeless(found, self.usable_bytes):
             return left, UNLIMITED
         kept = [(least, other) for least, other in left if not keeps_more(other, policy)]
@@ -332,7 +332,7 @@ class Evaluator:
         return kept, UNLIMITED if found.proven else min(dropped, default=UNLIMITED)
 
     def _may_be_better(self, layout: Layout, policy: Policy, best: Exact | None) -> bool:
-        """Whether a policy may leave as much memory free as the best so far, where that is what counts."""
+        """True if a policy may leave as much memory free as the best so far, where that is what counts."""
         if self.objective != "headroom" or best is None:
             return True
         return self.usable_bytes - self._floor_on(layout, policy) >= best.headroom_bytes
@@ -373,12 +373,12 @@ class Evaluator:
 
 
 def _hopeless(found: Fitting, usable_bytes: int) -> bool:
-    """Whether no policy that keeps more is tried."""
+    """True if no policy that keeps more is tried."""
     return (found.proven and found.by_sums) or found.over_bytes * HOPELESS > usable_bytes
 
 
 def _bound_after(found: Exact | Fitting | None, least: int, limit_ns: int) -> int:
-    """What the step of a policy is at least, once its cuts were looked for under a limit; `least` was known before."""
+    """Lower bound on the step of a policy, once its cuts were looked for under a limit; `least` was known before."""
     if isinstance(found, Exact):
         return least
     if found is None or not found.proven:

@@ -33,7 +33,7 @@ from megaplan.spec.models import Spec
 
 SECOND_NS = 1e9
 SLACK = 1 - 1e-9
-"""Of a bound, for the rounding of its sums."""
+"""Part that a bound keeps, for the rounding of its sums."""
 ROUNDED = 1
 """Nanoseconds that a layer's cost may be rounded up by."""
 NOTHING: Passes = ({}, {})
@@ -108,7 +108,7 @@ class FittedClock:
         return _plus(blocks.forward, each.forward, mesh.pp), _plus(blocks.backward, each.backward, mesh.pp)
 
     def _exchanged(self, work: StepWorkload, rates: Mapping[str, float]) -> tuple[Once, Exchanged]:
-        """What data ranks exchange, which no schedule and no micro-batch changes."""
+        """Exchanges of data ranks, which no schedule and no micro-batch changes."""
         key = work.mesh._replace(vpp=1), work.software
         found = self._once.get(key)
         if found is None:
@@ -174,7 +174,7 @@ class FittedClock:
         return round(self._timer(work).time(work.mesh, work.batch, work.stages).seconds * SECOND_NS)
 
     def variants(self, specs: Sequence[Spec]) -> Iterator[tuple[str, StepOf]]:
-        """Of each constant that their steps use; the model has no term for uneven routing."""
+        """Changes of each constant that their steps use; the model has no term for uneven routing."""
         known = values()
         works = [self._whole(spec)[0] for spec in specs]
         used = {name for work in works for factors in names_of(work).values() for name in factors}
@@ -183,7 +183,7 @@ class FittedClock:
                 yield f"{name} {text}", FittedClock(self._inventory, known | {name: known[name] * percent / 100}).step_ns
 
     def terms(self, spec: Spec, spans: Spans) -> Terms:
-        """Of the busiest stage's microbatches; then idle ranks, data ranks and the optimizer."""
+        """Terms of the busiest stage's microbatches; then idle ranks, data ranks and the optimizer."""
         work = self._cut(spec, spans)
         timer = self._timer(work)
         step = timer.time(work.mesh, work.batch, work.stages)

@@ -1,4 +1,4 @@
-"""What every rank of a layout holds at least, whatever its cuts: a bound of the largest peak from sums over the whole model.
+"""Lower bounds on the largest peak of a layout over all cuts, from sums over the whole model.
 
 At a forward of its own, rank r of a pipeline holds its parameters and moments S_r, what a_r microbatches at least keep on each of its
 chunks, a_r K_r, and where its chunks have all run backward, or forward, their whole gradients G_r and gathered parameters P_r:
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple, Protocol
 
 from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.families.registry import FAMILIES
@@ -21,38 +20,49 @@ from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Block, Inventory
+from megaplan.partition.layer_bytes import Needs, stored_needs
 from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, moments
 from megaplan.spec.models import Spec
 
 
-class Whole(NamedTuple):
-    """Bytes of the whole model, on one rank of each stage.
+class AnyFloors:
+    """Lower bounds on the largest peak of one model; nothing is known of a host whose bytes are not sums that are known without cuts."""
 
-    Attributes:
-        static: Resident parameters and moments.
-        gradients: Whole gradients.
-        gathered: Gathered parameters.
-    """
+    def peak_bytes(self, spec: Spec) -> int:  # noqa: ARG002
+        """Lower bound on peak memory over all cuts."""
+        return 0
 
-    static: int
-    gradients: int
-    gathered: int
+    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:  # noqa: ARG002
+        """The same of a layout with a policy, whose spec is made only where it is needed."""
+        return 0
+
+    def shared_bytes(self, spec: Spec) -> int:  # noqa: ARG002
+        """A smaller bound that takes less time."""
+        return 0
+
+    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:  # noqa: ARG002
+        """A smaller bound that takes less time, of the best of several policies, under any schedule."""
+        return 0
+
+    def kept_bytes(self, spec: Spec) -> int:  # noqa: ARG002
+        """The bytes to order policies by: the thriftiest has the least."""
+        return 0
 
 
-class Floors:
-    """Of one model under host megarun."""
+class Floors(AnyFloors):
+    """Floors of one model under host megarun."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
-        self._wholes: dict[tuple[object, ...], Whole] = {}
+        self._wholes: dict[tuple[object, ...], Needs] = {}
         self._kept: dict[tuple[object, ...], int] = {}
         self._kinds: list[tuple[int, int]] | None = None
 
     def peak_bytes(self, spec: Spec) -> int:
-        """No cuts have a smaller largest peak."""
+        """Lower bound on peak memory over all cuts."""
         whole, kept = self._whole(spec), self.kept_bytes(spec)
         if not spec.mesh.is_pipelined:
-            return whole.static + kept
+            return whole.static_bytes + kept
         mesh, schedule = spec.mesh, spec.schedule
         keeps = not spec.sharding.reshard_after_forward
         ranks = _held(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, keeps)
@@ -60,7 +70,7 @@ class Floors:
         for choice in range(len(ranks[0])):
             held = [found[choice] for found in ranks]
             graded, gathered = min(each[1] for each in held), min(each[2] for each in held)
-            rest = whole.static + graded * whole.gradients + gathered * whole.gathered
+            rest = whole.at(0, graded, gathered)
             counts = [each[0] for each in held]
             least = max(least, -(-(rest + min(counts) * kept) // mesh.pp))
             if min(counts):
@@ -69,7 +79,7 @@ class Floors:
 
     def shared_bytes(self, spec: Spec) -> int:
         """A smaller bound that looks at no schedule: what all ranks of a pipeline hold together has to be on one of them."""
-        return -(-(self._whole(spec).static + self.kept_bytes(spec)) // spec.mesh.pp)
+        return -(-(self._whole(spec).static_bytes + self.kept_bytes(spec)) // spec.mesh.pp)
 
     def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
         """See `peak_bytes`."""
@@ -92,25 +102,22 @@ class Floors:
             policies = {"none"} if last else letters[block.family]
             total += min([self._layer(spec, f"layers.{index}", block, policy, index) for policy in policies])
         kept = max(0, total - len(self._inventory.layers) * boundary_bytes(local_dims(spec)))
-        return -(-(self._whole(spec).static + kept) // spec.mesh.pp)
+        return -(-(self._whole(spec).static_bytes + kept) // spec.mesh.pp)
 
-    def _whole(self, spec: Spec) -> Whole:
-        """Of all blocks on one rank of each stage; of copies, one."""
+    def _whole(self, spec: Spec) -> Needs:
+        """Stored bytes of all blocks on one rank of each stage; of copies, one."""
         mesh = spec.mesh
         key = mesh.tp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.dp_replicate == 1, spec.precision.grads
         if key not in self._wholes:
             sizes = storage_sizes(spec)
             found = []
             for block, count in self._inventory.makes:
-                storage = block_storage(sizes, block)
-                static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
-                static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
-                found.append((count * static, count * storage.both.unsharded_bytes, count * storage.both.gathered_bytes))
-            self._wholes[key] = Whole(*map(sum, zip(*found, strict=True)))
+                found.append([count * size for size in stored_needs(block_storage(sizes, block))])
+            self._wholes[key] = Needs(*map(sum, zip(*found, strict=True)))
         return self._wholes[key]
 
     def kept_bytes(self, spec: Spec) -> int:
-        """What layers keep of one microbatch, without the inputs that a receive buffer may be."""
+        """Bytes that layers keep of one microbatch, without the inputs that a receive buffer may be."""
         layers, total = self._inventory.layers, 0
         for index, count in self._alike(spec):
             block = layers[index]
@@ -134,7 +141,7 @@ class Floors:
         return recipe is not None and recipe.covers(block.family, index, len(self._inventory.layers))
 
     def _layer(self, spec: Spec, name: str, block: Block, policy: str, index: int) -> int:
-        """What a layer keeps under a policy, whichever the spec has; the last one never runs again."""
+        """Bytes that a layer keeps under a policy, whichever the spec has; the last one never runs again."""
         mesh, family = spec.mesh, FAMILIES[block.family]
         policy = "none" if index == len(self._inventory.layers) - 1 else policy
         experts = (mesh.ep, mesh.etp) if family.banks else ()
@@ -155,63 +162,15 @@ def _plain(spec: Spec, letter: str, policy: str) -> Spec:
     return spec.model_copy(update={"recompute": recompute, "schedule": spec.schedule.model_copy(update={"kind": "1f1b"})})
 
 
-class AnyFloors(Protocol):
-    """Bounds of the largest peak, of one model."""
-
-    def peak_bytes(self, spec: Spec) -> int:
-        """No cuts have a smaller largest peak."""
-        ...
-
-    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
-        """The same of a layout with a policy, whose spec is made only where it is needed."""
-        ...
-
-    def shared_bytes(self, spec: Spec) -> int:
-        """A smaller bound that takes less time."""
-        ...
-
-    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:
-        """A smaller bound that takes less time, of the best of several policies, under any schedule."""
-        ...
-
-    def kept_bytes(self, spec: Spec) -> int:
-        """What to order policies by: the thriftiest has the least."""
-        ...
-
-
 def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
-    """Of the spec's host."""
+    """Floors of the spec's host."""
     if spec.host.name == "megarun":
         return Floors(inventory)
     if spec.host.name == "megatron":
         from megaplan.exploration.megatron_floors import MegatronFloors  # noqa: PLC0415  (another host needs none of it)
 
         return MegatronFloors(inventory, spec)
-    return NoFloors()
-
-
-class NoFloors:
-    """Of a host whose bytes are not sums that are known without cuts."""
-
-    def shared_bytes(self, spec: Spec) -> int:  # noqa: ARG002
-        """Nothing is known."""
-        return 0
-
-    def peak_bytes(self, spec: Spec) -> int:  # noqa: ARG002
-        """Nothing is known."""
-        return 0
-
-    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:  # noqa: ARG002
-        """Nothing is known."""
-        return 0
-
-    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:  # noqa: ARG002
-        """Nothing is known."""
-        return 0
-
-    def kept_bytes(self, spec: Spec) -> int:  # noqa: ARG002
-        """Nothing is known."""
-        return 0
+    return AnyFloors()
 
 
 @lru_cache(maxsize=512)

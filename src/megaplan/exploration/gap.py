@@ -9,7 +9,7 @@ from megaplan.wording import plural
 
 
 def loose_terms(found: Explored) -> str:
-    """What is loose, in words.
+    """The loose terms, in words.
 
     Memory: layouts none of whose tried cuts fit, which is not proven of all cuts, since the bound of memory leaves out what a running block
     needs for a moment. Time: layouts whose best cuts take longer than the bound of their schedule.

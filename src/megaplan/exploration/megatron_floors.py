@@ -1,4 +1,4 @@
-"""What every rank of a Megatron-Core layout holds at least, whatever its cuts: a bound of the largest peak from sums over the whole model.
+"""Lower bounds on the largest peak of a Megatron-Core layout over all cuts, from sums over the whole model.
 
 A layer l on chunk c of rank r needs s_l + a_rc k_l: parameters, gradients and state, and what the microbatches in flight keep. For any
 weights w_r the ranks' bytes, weighted and added up, are at least Σ_l min_rc w_r (s_l + a_rc k_l), and no rank exceeds the largest peak C:
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from megaplan.exploration.floors import AnyFloors
 from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.hosts.megatron.from_spec import common_job, operator_letter
 from megaplan.hosts.megatron.job import EMBEDDING, IN_SIXTEEN_BIT, LOSS, MTP, MegatronJob
@@ -22,7 +23,7 @@ from megaplan.partition.megatron_bytes import static_bytes
 from megaplan.spec.models import Spec
 
 SLACK = 1 - 1e-9
-"""Of a bound, for the rounding of its sums."""
+"""Part that a bound keeps, for the rounding of its sums."""
 EXPERTS = "E" + IN_SIXTEEN_BIT["E"]
 """Operators whose kept bytes depend on how experts are spread."""
 Counts = tuple[tuple[int, ...], ...]
@@ -50,17 +51,17 @@ class Needs(NamedTuple):
 
     @property
     def static(self) -> int:
-        """Of all operators."""
+        """Stored bytes of all operators."""
         return sum([need.static * number for need, number in self.operators])
 
     @property
     def kept(self) -> int:
-        """Of all operators."""
+        """Kept bytes of all operators."""
         return sum([need.kept * number for need, number in self.operators])
 
 
-class MegatronFloors:
-    """Of one model under host megatron; what does not depend on all degrees is worked out once for those that it depends on."""
+class MegatronFloors(AnyFloors):
+    """Floors of one model under host megatron; what does not depend on all degrees is worked out once for those that it depends on."""
 
     def __init__(self, inventory: Inventory, spec: Spec) -> None:
         """`spec`: any of those whose peaks are bounded; they differ in what a search varies."""
@@ -75,7 +76,7 @@ class MegatronFloors:
         self._fixed: dict[tuple[object, ...], int] = {}
 
     def peak_bytes(self, spec: Spec) -> int:
-        """No cuts have a smaller largest peak."""
+        """Lower bound on peak memory over all cuts."""
         return self._peak(*_asked(spec))
 
     def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
@@ -116,7 +117,7 @@ class MegatronFloors:
         return self._with_fragments(needs.fixed + max(int(even / layout.pp * SLACK), _least(needs, counts, weights)))
 
     def _needs(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> Needs:
-        """Of each kind of operator what is stored, by the degrees that shard it, and what a microbatch keeps, by its tokens."""
+        """Stored bytes of each kind of operator, by the degrees that shard it, and the bytes a microbatch keeps, by its tokens."""
         one_stage = layout.pp == 1
         shares = layout.tp, layout.ep, layout.etp, layout.dp_shard * layout.cp, one_stage, policy.distributed, policy.grads
         tokens = layout.tp, layout.cp, layout.micro_batch, policy

@@ -7,7 +7,7 @@ from megaplan.exploration.values import Policy
 
 
 def keeps_more(one: Policy, other: Policy) -> bool:
-    """Whether whatever cuts do not fit with `other` do not fit with `one` either; False where that is not known.
+    """True if cuts that do not fit with `other` do not fit with `one` either; False where that is not known.
 
     A family that runs less again keeps as much or more, and so do parameters that stay gathered. Under Megatron-Core full recompute keeps
     the inputs of layers alone, and of two sets of modules the one within the other keeps more.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,11 +9,11 @@ from functools import partial
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import ReplayTimer, Sums, kept
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
-from megaplan.exploration.paths import at_slot, least, mean_path
 from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
+from megaplan.partition.bounds import at_slot, filled, least_on_slots, mean_path, packed
 from megaplan.partition.constraints import constraints_of
 from megaplan.partition.limits import layer_weight
 from megaplan.partition.values import StackCosts
@@ -22,8 +21,6 @@ from megaplan.spec.models import Spec
 
 WHOLE = ("1f1b", "gpipe")
 """Schedules with one slot a rank whose backwards are whole."""
-PARTS = 1 << 12
-"""A bound that is searched for may be below the best one by this part of it."""
 
 
 class ReplayClock:
@@ -52,7 +49,7 @@ class ReplayClock:
         return self.bound_ns(spec_of(layout, policy))
 
     def tight_bound_ns(self, spec: Spec) -> int:
-        """From a mean of the paths through the schedule; of 1F1B and GPipe also from whole layers on its ranks."""
+        """A bound from a mean of the paths through the schedule; for 1F1B and GPipe also from whole layers on its ranks."""
         timer, mesh, schedule = self._timer, spec.mesh, spec.schedule
         sums: Sums = timer.sums(spec)
         if mesh.pp == 1:
@@ -71,14 +68,14 @@ class ReplayClock:
         found = (
             at_slot(numbers, 0, sums.first)
             + at_slot(numbers, -1, sums.last)
-            + least(numbers, timer.layer(spec, last, "none", scaled=timer.scaled[-1]))
+            + least_on_slots(numbers, timer.layer(spec, last, "none", scaled=timer.scaled[-1]))
         )
         for block, scaled, often in timer.makes:
-            found += often * least(numbers, timer.layer(spec, block, spec.recompute.of(block.family), scaled=scaled))
+            found += often * least_on_slots(numbers, timer.layer(spec, block, spec.recompute.of(block.family), scaled=scaled))
         return -(-found // turns)
 
     def _on_ranks(self, spec: Spec) -> int:
-        """Of a schedule with one slot a rank and whole backwards, see `packed`."""
+        """The bound of `packed`, for a schedule with one slot a rank and whole backwards."""
         if spec.schedule.kind not in WHOLE:
             return 0
         costs, constraints = self.costs(spec), constraints_of(spec)
@@ -108,7 +105,7 @@ class ReplayClock:
         return self._timer.step_ns(spec, spans)
 
     def variants(self, specs: Sequence[Spec]) -> Iterator[tuple[str, StepOf]]:
-        """Of each share of a peak, rounded to a percent, of launches, latencies and steps of recurrences; and routing with `SKEW`."""
+        """Changes of each share of a peak, rounded to a percent, of launches, latencies and recurrent steps; and routing with `SKEW`."""
         inventory, spec = self._timer.inventory, specs[0]
         rates, letters = rates_of(spec), {block.family for block in inventory.layers}
         parts = [part for part in rates.percent if part not in FAMILIES or part in letters]
@@ -136,43 +133,3 @@ def _with_share(part: str, percent: int, rates: Rates) -> Rates:
 def _with_field(field: str, percent: int, rates: Rates) -> Rates:
     """A percentage of a time."""
     return replace(rates, **{field: getattr(rates, field) * percent // 100})
-
-
-def filled(total: int, pp: int, count: int) -> int:
-    """A bound of 1F1B's and GPipe's step: T ≥ W / (1 − (1 − 1/m)^p), W the time of one microbatch on all p ranks.
-
-    A rank's m microbatches wait for the forwards of those before it, and the backwards of those follow: m · t_r + Σ_{s < r} t_s ≤ T. The
-    largest Σ t_r that this allows is T (1 − (1 − 1/m)^p).
-    """
-    whole, left = count**pp, (count - 1) ** pp
-    return int(-(-total * whole // (whole - left)))
-
-
-def packed(before: Sequence[int], pp: int, count: int, hop: int = 0) -> int:
-    """A bound of 1F1B's and GPipe's step for whole layers: each rank r has m · t_r + Σ_{s < r} (t_s + 2 · hop) ≤ T.
-
-    A rank whose layers begin at i takes them up to the furthest j with m · P_j − (m − 1) · P_i + 2 r · hop ≤ T. The further
-    one gets, the further the next one does, so T is long enough if ranks that each go as far as they can reach the end.
-
-    Args:
-        before: P, nanoseconds of F, I and W of one microbatch before each place where a cut may be, and of the whole model.
-        pp: Ranks.
-        count: Microbatches m.
-        hop: A boundary tensor between two ranks.
-    """
-    last = len(before) - 1
-
-    def reaches(limit: int) -> bool:
-        at = 0
-        for rank in range(pp):
-            at = max(0, bisect_right(before, (limit - 2 * rank * hop + (count - 1) * before[at]) // count) - 1)
-            if at == last:
-                return True
-        return False
-
-    low = count * -(-before[-1] // pp) - 1  # not long enough, or the bound of an even share
-    high = count * before[-1]
-    while high - low > 1 + low // PARTS:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return low + 1

@@ -1,4 +1,4 @@
-"""What a search found, for people and programs: rows with their figures, why the other classes lost, and the certificate."""
+"""The results of a search, for people and programs: rows with their figures, why the other classes lost, and the certificate."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def changes_of(spec: Spec) -> tuple[str, ...]:
 
 
 def why_not(found: Explored, evaluator: Evaluator, rows: tuple[Row, ...]) -> tuple[Lost, ...]:
-    """Of every value of every axis that the best row does not have, why no layout with it is better."""
+    """For every value of every axis that the best row does not have, the reason why no layout with it is better."""
     lost = [
         Lost(item.key, item.count, "illegal", f"{item.code}: {item.detail.splitlines()[0]}", {})
         for item in sorted(evaluator.space.illegal.values(), key=lambda item: (item.key, item.code))

@@ -24,7 +24,7 @@ class Case(NamedTuple):
 
 
 class Robustness(NamedTuple):
-    """Of the first row among the rows, each with its policy and cuts as they are.
+    """Robustness of the first row among the rows, each with its policy and cuts as they are.
 
     Attributes:
         cases: One for each change.

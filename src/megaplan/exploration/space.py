@@ -32,7 +32,7 @@ FIXABLE = {
 """Keys that `--fix` takes, and what they are called here."""
 MEGATRON_KINDS = ("1f1b", "interleaved_1f1b")
 UNSCHEDULED = ("zbv", 2)
-"""What a mesh has in place of a schedule until it gets one."""
+"""Schedule kind and slots a rank of a mesh until it gets its own."""
 
 
 class Space:
@@ -275,7 +275,7 @@ class Space:
         return all(name not in self.fixed or self.fixed[name] == value for name, value in values.items())
 
     def _group_is_legal(self, tp: int, cp: int, dp_shard: int, ep: int, etp: int) -> bool:
-        """Whether the rules of the mesh and the host allow these degrees; they look at no other."""
+        """True if the rules of the mesh and the host allow these degrees; they look at no other."""
         key = (tp, cp, dp_shard * cp * tp % (ep * etp), ep, etp)
         if key not in self._groups:
             policy = Policy(

@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What of a layout's memory is traded for time; of a layout's policies the result has the best.
+    """Choices that trade a layout's memory for time; of a layout's policies the result has the best.
 
     Attributes:
         recompute: Policy of each letter of the pattern.
@@ -90,14 +90,14 @@ class Exact(NamedTuple):
     headroom_bytes: int
 
     def order(self, objective: Objective) -> tuple[object, ...]:
-        """What rows are sorted by: the objective, the other quantity, and the layout itself, so that no two are equal."""
+        """The key that rows are sorted by: the objective, the other quantity, and the layout itself, so that no two are equal."""
         values = (-self.headroom_bytes, self.step_ns) if objective == "headroom" else (self.step_ns, -self.headroom_bytes)
         return (*values, self.layout, self.policy)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one layout.
+    """The result of evaluating one layout.
 
     Attributes:
         layout: The layout.

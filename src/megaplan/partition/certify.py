@@ -5,16 +5,16 @@ from __future__ import annotations
 from itertools import product
 
 from megaplan.layout.spans import Spans
+from megaplan.partition.best_cuts import balance
 from megaplan.partition.constraints import constraints_of
 from megaplan.partition.stack import Stack
 from megaplan.partition.values import Certificate, StackCosts, bottleneck
-from megaplan.partition.weighted import balance
 from megaplan.schedules import placement
 from megaplan.spec.models import Spec
 
 
 def stack_of(spec: Spec, costs: StackCosts, baseline: tuple[int, ...] | None = None) -> Stack:
-    """What a spec balances, memory aside."""
+    """Layer costs, placement and constraints of a spec, memory aside."""
     mesh = spec.mesh
     return Stack(costs, constraints_of(spec), placement(spec.schedule.kind), mesh.pp, mesh.vpp, baseline)
 
@@ -23,8 +23,8 @@ def certify(stack: Stack, spans: Spans, lower_bound: int | None = None) -> Certi
     """The bottleneck of cuts against the best one.
 
     Args:
-        stack: What is balanced.
-        spans: The cuts' slots.
+        stack: Layer costs, placement and constraints.
+        spans: Spans of the cuts.
         lower_bound: No cuts under the same constraints are below it; that of the best cuts, memory aside, if not given.
     """
     costs = stack.costs.of_slots(spans)

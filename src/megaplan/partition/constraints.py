@@ -11,7 +11,7 @@ from megaplan.spec.models import Spec
 
 
 class Constraints(NamedTuple):
-    """What every split must honour, in every mode.
+    """Constraints that every split must honour, in every mode.
 
     Attributes:
         forbid: Cuts that must not be.
@@ -37,7 +37,7 @@ class Constraints(NamedTuple):
         return tuple(cut for cut in range(1, num_layers) if cut not in barred)
 
     def broken_by(self, cuts: Sequence[int]) -> list[str]:
-        """What the cuts break, in words."""
+        """The constraints that the cuts break, in words."""
         broken = [f"cut {cut} is in split.forbid" for cut in cuts if cut in self.forbid]
         broken += [
             f"cut {c} parts layers [{start}, {stop}) of split.together" for start, stop in self.together for c in cuts if start < c < stop

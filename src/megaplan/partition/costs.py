@@ -1,4 +1,4 @@
-"""What a slot costs: forward and backward FLOPs per token from `megaplan.cost`, until a costs file says how long its layers take."""
+"""Costs of layers: forward and backward FLOPs per token from `megaplan.cost`, until a costs file says how long its layers take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> StackCosts:
-    """What each layer and both ends cost: F + I + W.
+    """Costs of each layer and of both ends: F + I + W.
 
     Args:
         spec: The spec.

@@ -14,31 +14,30 @@ budgets or the work allowed are spent, the best cuts found so far are returned w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
 from megaplan.layout.spans import Spans, cuts_of, spans_of
 from megaplan.partition.memory import Memory
-from megaplan.partition.moves import neighbours
+from megaplan.partition.moves import climb
 from megaplan.partition.stack import Exclusion, Shares, Stack
 from megaplan.partition.values import Balance
 
 MAX_BUDGETS = 400
-"""Budgets of one search."""
+"""Splits that one search may budget."""
 MAX_WORK = 600_000
-"""Of the partitions of one search, by `Stack.partition_work`: about half a second. It ends searches of 1,000 layers or dozens of chunks."""
+"""Work of one search's partitions, by `Stack.partition_work`: about half a second. It ends searches of 1,000 layers or dozens of chunks."""
 MAX_STAGE_WORK = 200_000
-"""Of the stages that one search evaluates, by `Memory.work`; a third of it for the search of the smallest excess."""
+"""Work of the stages that one search evaluates, by `Memory.work`; the search for the smallest overflow gets a third of it."""
 MAX_ROUNDS = 12
-"""Of tightening."""
+"""Rounds of tightening."""
 RATIOS = ((1, 4), (1, 2), (1, 1), (3, 2), (2, 1), (3, 1), (4, 1), (6, 1), (9, 1), (16, 1), (32, 1))
-"""In which a rank's memory is shared out among its chunks: each gets so much of what the one before it gets."""
+"""Ratios by which a rank's memory is shared out among its chunks: each gets so much of what the one before it gets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(NamedTuple):
     """Cuts that fit within an allowance.
 
     Attributes:
@@ -68,11 +67,11 @@ class Effort:
 
     @property
     def exhausted(self) -> bool:
-        """Whether it is spent."""
+        """True if it is spent."""
         return self.spent >= self.most or self.memory.work >= self.last
 
     def allows(self, work: int) -> bool:
-        """Whether so much more may be spent."""
+        """True if so much more may be spent."""
         return self.spent + work <= self.most
 
 
@@ -99,7 +98,7 @@ class _Search:
     order: count[int] = field(default_factory=count)
 
     def run(self) -> tuple[Fitted | None, bool]:
-        """What was found; and whether it is proven, be it that nothing fits."""
+        """The cuts found, and whether that is proven, be it that nothing fits."""
         last = self.memory.num_budgets + self.max_budgets
         self._push(())
         best: Fitted | None = None
@@ -115,7 +114,7 @@ class _Search:
                 if tightened.value == value or self.any_will_do:
                     return best, True
             if self.memory.num_budgets >= last or self.effort.exhausted:
-                return (replace(best, lower_bound=value) if best is not None else None), False
+                return (best._replace(lower_bound=value) if best is not None else None), False
             exclusion, excess = self._smallest(over[0], self._spans(found))
             self.least_excluded = min(self.least_excluded, excess)
             for each in (exclusion,) if self.stack.where != "loop" else ((part,) for part in exclusion):
@@ -164,21 +163,21 @@ class _Search:
     def _levelled(self, found: Balance) -> Balance:
         """Move a run of neighbouring cuts by one allowed place as long as the largest slots get smaller and the cuts still fit."""
         stack = self.stack
-        positions, pins = stack.rules.allowed_cuts(stack.num_layers), frozenset(stack.rules.pin)
-        index = {cut: position for position, cut in enumerate(positions)}
 
         def order(cuts: tuple[int, ...]) -> list[int]:
             return sorted(stack.costs.of_slots(spans_of(cuts, stack.num_layers)), reverse=True)
 
-        best, moved = found.cuts, True
-        while moved and not self.effort.exhausted:
-            moved, at = False, [index[cut] for cut in best]
-            for places in neighbours(at, len(positions), pairs=False):
-                cuts = tuple(positions[place] for place in places)
-                if pins.issubset(cuts) and order(cuts) < order(best) and not self._over(Balance(cuts, 0)):
-                    best, moved = cuts, True
-                    break
-        return Balance(best, order(best)[0])
+        best = order(found.cuts)
+
+        def gains(cuts: tuple[int, ...]) -> bool:
+            nonlocal best
+            if (found := order(cuts)) >= best or self._over(Balance(cuts, 0)):
+                return False
+            best = found
+            return True
+
+        cuts = climb(found.cuts, stack.rules, stack.num_layers, gains, lambda: self.effort.exhausted, pairs=False)
+        return Balance(cuts, best[0])
 
     def _apportioned(self, ratio: tuple[int, int]) -> Balance | None:
         """The best cuts that fit when a rank's memory is shared out among its chunks beforehand."""
@@ -248,7 +247,7 @@ def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -
 
 
 class Quick(NamedTuple):
-    """What `quick_fitting` found.
+    """The result of `quick_fitting`.
 
     Attributes:
         balance: Cuts that fit; None where none were found.
@@ -276,26 +275,25 @@ def quick_fitting(stack: Stack, memory: Memory, rounds: int, most: int | None = 
     return Quick(_Search(stack, memory, 0, 0, _effort(memory), most=most)._tightened(found, rounds))
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """How far the least excessive cuts are from fitting.
+class Overflow(NamedTuple):
+    """How far the closest cuts are from fitting.
 
     Attributes:
-        cuts: Their largest excess over all ranks is the smallest found.
-        excess_bytes: That excess.
-        lower_bound_bytes: No cuts need less.
+        cuts: Cuts whose largest overflow over all ranks is the smallest found.
+        overflow_bytes: That overflow.
+        lower_bound_bytes: No cuts overflow by less.
     """
 
     cuts: tuple[int, ...]
-    excess_bytes: int
+    overflow_bytes: int
     lower_bound_bytes: int
 
 
-def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_budgets: int = MAX_BUDGETS) -> Excess:
-    """By how many bytes the best attempt misses.
+def min_overflow_bytes(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_budgets: int = MAX_BUDGETS) -> Overflow:
+    """The bytes by which the best attempt misses.
 
     Args:
-        stack: Of which nothing fits.
+        stack: Layer costs and sums of which nothing fits.
         memory: Its budgets.
         cuts: Any cuts.
         max_budgets: Budgets that may be made.
@@ -316,7 +314,7 @@ def smallest_excess(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_bud
     if proven < high:
         best = _descend(stack, memory, best, memory.num_budgets + max_budgets, effort)
         high = max(memory.excesses(spans_of(best, stack.num_layers)))
-    return Excess(best, high, min(proven, high))
+    return Overflow(best, high, min(proven, high))
 
 
 def _effort(memory: Memory, parts: int = 1) -> Effort:
@@ -324,23 +322,19 @@ def _effort(memory: Memory, parts: int = 1) -> Effort:
 
 
 def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int, effort: Effort) -> tuple[int, ...]:
-    """Move a run of neighbouring cuts by one allowed place as long as the largest excess falls."""
-    positions, pins = stack.rules.allowed_cuts(stack.num_layers), frozenset(stack.rules.pin)
+    """Move a run of neighbouring cuts by one allowed place as long as the largest overflow falls."""
+    least = memory.excesses(spans_of(cuts, stack.num_layers))
 
-    moved = True
-    while moved and memory.num_budgets < last and not effort.exhausted:
-        moved, at = False, [positions.index(cut) for cut in cuts]
-        excesses = memory.excesses(spans_of(cuts, stack.num_layers))
-        most = max(excesses)
-        worst = excesses.index(most)
-        for places in neighbours(at, len(positions), pairs=False):
-            candidate = tuple(positions[place] for place in places)
-            spans = spans_of(candidate, stack.num_layers)
-            if effort.exhausted:
-                break
-            if not pins.issubset(candidate) or memory.excess(worst, spans) >= most:  # nothing is gained where the worst rank stays so
-                continue
-            if max(memory.excesses(spans)) < most:
-                cuts, moved = candidate, True
-                break
-    return cuts
+    def gains(tried: tuple[int, ...]) -> bool | None:
+        nonlocal least
+        if effort.exhausted:
+            return None
+        spans = spans_of(tried, stack.num_layers)
+        most = max(least)
+        # Nothing is gained where the worst rank stays so.
+        if memory.excess(least.index(most), spans) >= most or max(memory.excesses(spans)) >= most:
+            return False
+        least = memory.excesses(spans)
+        return True
+
+    return climb(cuts, stack.rules, stack.num_layers, gains, lambda: memory.num_budgets >= last or effort.exhausted, pairs=False)

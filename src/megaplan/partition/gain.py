@@ -1,4 +1,4 @@
-"""What the best cuts would gain over others that stand: the figures that a manual split is weighed against (R-25)."""
+"""The gain of the best cuts over others that stand: the figures that a manual split is weighed against (R-25)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a manual split was decided against, as digests by topic, so that a change shows it stale (R-25)."""
+"""The facts that a manual split was decided against, as digests by topic, so that a change shows it stale (R-25)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers are certain to need on a rank, as sums: limits that every split which fits must keep.
+"""Bytes that layers are certain to need on a rank, as sums: limits that every split which fits must keep.
 
 At a forward of a steady step, a rank holds its parameters and moments, what the microbatches in flight keep, the gradients of chunks that
 have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; what a running block
@@ -17,10 +17,10 @@ from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, makes_of
 from megaplan.hosts.megarun.sizes import storage_sizes
-from megaplan.hosts.megarun.storage import block_storage
+from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.layout.values import Layout
-from megaplan.partition.limits import Span, Weight, layer_weight
+from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.schedules.in_flight import receive_buffers
 from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, Moment, moments, non_dominated
 from megaplan.spec.models import Spec
@@ -49,20 +49,16 @@ class Needs(NamedTuple):
         return self.static_bytes + count * self.saved_bytes + graded * self.gradient_bytes + touched * self.gathered_bytes
 
 
-class RankSum(NamedTuple):
-    """A moment of a rank: the weight of each of its chunks' spans, and the most they may weigh together."""
-
-    weights: tuple[Weight, ...]
-    most: int
-
-    def excess(self, spans: Sequence[Span]) -> int:
-        """By how much the spans of the rank's chunks weigh more; negative where they weigh less."""
-        return sum(weight.of(span) for weight, span in zip(self.weights, spans, strict=True)) - self.most
+def stored_needs(storage: BlockStorage) -> Needs:
+    """Needs of a block's parameters, gradients and moments, rounding to segments aside."""
+    static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
+    static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
+    return Needs(static, 0, storage.both.unsharded_bytes, storage.both.gathered_bytes)
 
 
 def necessary_limits(
     spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int, measured: MeasuredCosts | None
-) -> tuple[tuple[RankSum, ...], ...]:
+) -> tuple[tuple[SpanSum, ...], ...]:
     """For each pp rank the sums that stay within what is usable in every split that fits.
 
     Args:
@@ -90,7 +86,7 @@ def necessary_limits(
         for moment in _at_forwards(of_rank, mesh.vpp, keeps=not spec.sharding.reshard_after_forward):
             # The input of a slot's first block is a receive buffer, already counted.
             inputs = sum(count for count, _, _ in moment) * boundary_bytes(dims)
-            found.append(RankSum(tuple(map(weight, moment)), usable_bytes - received + inputs))
+            found.append(SpanSum(tuple(map(weight, moment)), usable_bytes - received + inputs))
         limits.append(tuple(found))
     return tuple(limits)
 
@@ -108,7 +104,7 @@ def _at_forwards(found: Sequence[Moment], vpp: int, *, keeps: bool) -> tuple[tup
 
 
 def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None) -> tuple[list[Needs], Needs, Needs]:
-    """Of each layer, and of what stands on the first and on the last slot beside layers."""
+    """Needs of each layer, and of what stands on the first and on the last slot beside layers."""
     dims, sizes, makes = local_dims(spec), storage_sizes(spec), makes_of(spec, inventory)
     pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
     rounds = not spec.host.expands_segments
@@ -117,13 +113,12 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
 
     def needs(name: str, block: Block, *, runs: bool) -> Needs:
         storage = block_storage(sizes, block)
-        static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
-        static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
-        static += rounds * (storage.resident_slack_bytes + storage.state_slack_bytes)
+        stored = stored_needs(storage)
+        static = stored.static_bytes + rounds * (storage.resident_slack_bytes + storage.state_slack_bytes)
         ledger = block_bytes(spec, dims, name, block)
         kept_input = boundary if ledger.keeps_input and not reads_other_input(name, has_mtp=has_mtp, normed=normed) else 0
         saved = ledger.saved_bytes + rounds * ledger.saved_slack_bytes + kept_input if runs else 0
-        return Needs(static, saved, storage.both.unsharded_bytes if pipelined else 0, storage.both.gathered_bytes if pipelined else 0)
+        return Needs(static, saved, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
 
     made: dict[object, Needs] = {}
     layers = []
@@ -147,7 +142,7 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
 
 
 def _measured(need: Needs, stored: StoredBytes) -> Needs:
-    """What the costs file says, as far as it does: its static bytes are all that stays for the whole step."""
+    """Needs as the costs file says, as far as it does: its static bytes are all that stays for the whole step."""
     if stored.static_bytes is not None:
         need = need._replace(static_bytes=stored.static_bytes, gradient_bytes=0, gathered_bytes=0)
     return need if stored.activation_bytes is None else need._replace(saved_bytes=stored.activation_bytes)

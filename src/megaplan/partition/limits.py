@@ -1,13 +1,15 @@
-"""Limits on what slots may hold: sums over spans of layers, and spans that are known to be too much.
+"""Limits on what a slot, or the two slots of a V's rank, may hold: sums of what spans of layers weigh.
 
-Both are monotone: what is within them still is when layers are taken from either end. So the spans that a slot may have before a given
-cut are told by the longest of them, which is what both partitioners ask for.
+They are monotone: spans within them still are when layers are taken from either end. So the spans that a slot may have after a given cut
+are told by the longest of them, which is what the search for cuts asks for. That a span contains another, or parts pins from each other,
+are weights as well.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ Span = tuple[int, int]
 
 
 class Weight(NamedTuple):
-    """What a span weighs: `up[stop] − down[start]`, both rising with the layer. For a plain sum over layers the two are one sequence."""
+    """The weight of a span: `up[stop] − down[start]`, both rising with the layer. For a plain sum over layers the two are one sequence."""
 
     up: Sequence[int]
     down: Sequence[int]
@@ -26,28 +28,15 @@ class Weight(NamedTuple):
         return self.up[span[1]] - self.down[span[0]]
 
 
-class SlotLimits(NamedTuple):
-    """Limits of one slot.
+class SpanSum(NamedTuple):
+    """The weights of several slots' spans, and the most they may weigh together."""
 
-    Attributes:
-        sums: (weight, the most a span may weigh).
-        excluded: No span of the slot contains one of these.
-    """
+    weights: tuple[Weight, ...]
+    most: int
 
-    sums: tuple[tuple[Weight, int], ...] = ()
-    excluded: tuple[Span, ...] = ()
-
-
-class PairLimits(NamedTuple):
-    """Limits of the two slots of a rank together.
-
-    Attributes:
-        sums: (weight of the first slot's span, weight of the second's, the most they may weigh together).
-        excluded: The rank never has spans that contain both of one of these pairs.
-    """
-
-    sums: tuple[tuple[Weight, Weight, int], ...] = ()
-    excluded: tuple[tuple[Span, Span], ...] = ()
+    def excess(self, spans: Sequence[Span]) -> int:
+        """The weight of the spans beyond the most; negative where they weigh less."""
+        return sum([weight.of(span) for weight, span in zip(self.weights, spans, strict=True)]) - self.most
 
 
 def layer_weight(layers: Sequence[int], first: int = 0, last: int = 0) -> Weight:
@@ -57,45 +46,27 @@ def layer_weight(layers: Sequence[int], first: int = 0, last: int = 0) -> Weight
     return Weight(before, before)
 
 
-def slot_caps(layer_bytes: Sequence[int], cap_bytes: Sequence[int]) -> tuple[SlotLimits, ...]:
-    """Limits of layers that weigh the same on every slot.
-
-    Args:
-        layer_bytes: Bytes of each layer.
-        cap_bytes: The most a slot may hold, for each slot.
-    """
-    weight = layer_weight(layer_bytes)
-    return tuple(SlotLimits(((weight, cap),)) for cap in cap_bytes)
+@lru_cache(maxsize=4096)
+def containment(num_layers: int, span: Span) -> Weight:
+    """1 for a span of layers that contains this one, else 0 or less."""
+    start, stop = span
+    return Weight([int(layer >= stop) for layer in range(num_layers + 1)], [int(layer > start) for layer in range(num_layers + 1)])
 
 
-class SlotReach:
-    """A slot's limits between edges, the cuts that may be: which spans they leave."""
+def never_all(num_layers: int, spans: Sequence[Span]) -> SpanSum:
+    """The limit that slots do not contain these spans all at once."""
+    return SpanSum(tuple([containment(num_layers, span) for span in spans]), len(spans) - 1)
 
-    def __init__(self, edges: Sequence[int], sums: Sequence[tuple[EdgeWeight, int]], excluded: Sequence[Span]) -> None:
-        """`sums`: weights between these edges, and the most a span may weigh."""
-        self._sums = [(weight.up, weight.down, most) for weight, most in sums]
-        # Of an excluded span: a slot that stops at or after the one position starts at the other at the earliest.
-        self._excluded = [(bisect_left(edges, stop), bisect_right(edges, start)) for start, stop in excluded]
-        self.atoms = (1 << (len(edges) - 1)) - 1
-        for weight, most in sums:
-            self.atoms &= weight.atoms_within(most)
-        for since, start in self._excluded:
-            if since == start:
-                self.atoms &= ~(1 << (start - 1))
 
-    def start(self, stop: int) -> int:
-        """Smallest position from which the slot may reach `stop`; `stop` or more if none does."""
-        first = 0
-        for up, down, most in self._sums:
-            first = max(first, bisect_left(down, up[stop] - most))
-        for since, start in self._excluded:
-            if stop >= since:
-                first = max(first, start)
-        return first
+@lru_cache(maxsize=4096)
+def pins_inside(num_layers: int, pins: tuple[int, ...]) -> Weight:
+    """The number of pinned cuts inside a span."""
+    layers, at = range(num_layers + 1), sorted(set(pins))
+    return Weight([bisect_left(at, stop) for stop in layers], [bisect_right(at, start) for start in layers])
 
 
 class EdgeWeight:
-    """A weight between edges."""
+    """A weight between edges, the cuts that may be. An atom is a span between neighbouring edges."""
 
     def __init__(self, weight: Weight, edges: Sequence[int]) -> None:
         self.up, self.down = [weight.up[edge] for edge in edges], [weight.down[edge] for edge in edges]
@@ -103,25 +74,17 @@ class EdgeWeight:
             self.down = self.up
         self._atoms = [after - before for before, after in zip(self.down, self.up[1:], strict=False)]
         self._values = sorted(set(self._atoms))
+        self.smallest, self.largest = self._values[0], self._values[-1]  # of an atom
+        self.whole = self.up[-1] - self.down[0]  # no span weighs more
         self._masks: dict[int, int] = {}
 
     def atoms_within(self, most: int) -> int:
-        """Spans between neighbouring edges that weigh no more, as bits."""
+        """Atoms that weigh no more, as bits."""
         num_values = bisect_right(self._values, most)
         if num_values not in self._masks:
             bits = ["1" if weight <= most else "0" for weight in reversed(self._atoms)]
             self._masks[num_values] = int("".join(bits), 2)
         return self._masks[num_values]
-
-    @property
-    def smallest(self) -> int:
-        """Weight of the lightest of them."""
-        return self._values[0]
-
-    @property
-    def largest(self) -> int:
-        """Weight of the heaviest of them."""
-        return self._values[-1]
 
 
 class EdgeWeights:
@@ -137,9 +100,3 @@ class EdgeWeights:
         if known is None:
             known = self._made[key] = weight, EdgeWeight(weight, edges)  # kept with it, so that its id stays its own
         return known[1]
-
-
-def slot_reaches(edges: Sequence[int], limits: Sequence[SlotLimits], weights: EdgeWeights | None = None) -> list[SlotReach]:
-    """The limits of every slot between edges; `weights` are those of an earlier call with these edges."""
-    made = weights or EdgeWeights()
-    return [SlotReach(edges, [(made.of(weight, edges), most) for weight, most in limit.sums], limit.excluded) for limit in limits]

@@ -1,4 +1,4 @@
-"""What layers are certain to need on a rank under Megatron-Core, as sums: limits that every split which fits must keep.
+"""Bytes that layers are certain to need on a rank under Megatron-Core, as sums: limits that every split which fits must keep.
 
 Storage of each layer, and what the microbatches of one moment keep that every split of the schedule comes to. Phases and fixed buffers are
 left out, so a split beyond these sums is known not to fit, and one within them has yet to be measured by the budget.
@@ -15,12 +15,11 @@ from megaplan.hosts.megatron.saved import chunk
 from megaplan.hosts.megatron.storage import parameters, storage_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
-from megaplan.partition.layer_bytes import RankSum
-from megaplan.partition.limits import Weight, layer_weight
+from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.spec.models import Spec
 
 
-def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int) -> tuple[tuple[RankSum, ...], ...]:
+def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int) -> tuple[tuple[SpanSum, ...], ...]:
     """For each pp rank the sum that stays within what is usable in every split that fits; `layout` is of any split."""
     letters = "".join(block.family for block in inventory.layers)
     jobs = jobs_from_spec(spec, letters, layout)
@@ -41,7 +40,7 @@ def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_byt
     most = usable_bytes * 100 // (100 + spec.host.fragmentation_percent) + 1
     found = []
     for job in jobs:
-        found.append((RankSum(tuple(weight(count) for count in in_flight_counts(job)), most),))
+        found.append((SpanSum(tuple(weight(count) for count in in_flight_counts(job)), most),))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""Whether a split fits: by the budget of the whole job, rank by rank."""
+"""Excesses of splits over the memory, by the budget of the whole job, rank by rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megaplan.spec.models import Spec
 if TYPE_CHECKING:
     from megaplan.budget.evaluation import BlockMemo
     from megaplan.cost.times import MeasuredCosts
-    from megaplan.partition.layer_bytes import RankSum
+    from megaplan.partition.limits import SpanSum
 
 
 class Memory:
@@ -42,7 +42,7 @@ class Memory:
             memo: Blocks of other specs of a search.
         """
         self._spec, self._inventory, self._measured = spec, inventory, measured
-        self._measured_sums: tuple[tuple[RankSum, ...], ...] = ()
+        self._measured_sums: tuple[tuple[SpanSum, ...], ...] = ()
         self._excesses: dict[Spans, tuple[int, ...]] = {}
         self._asked: set[Spans] = set()
         self._usable_bytes = device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes - headroom_bytes
@@ -55,7 +55,7 @@ class Memory:
 
     @property
     def work(self) -> int:
-        """What they took, in steps of about a microsecond, counted."""
+        """Work that they took, in steps of about a microsecond, counted."""
         return self._peaks.work
 
     @property
@@ -64,17 +64,17 @@ class Memory:
         return self._peaks.num_stages
 
     def excesses(self, spans: Spans) -> tuple[int, ...]:
-        """By how many bytes each pp rank exceeds what is usable; negative is headroom."""
+        """Bytes by which each pp rank exceeds what is usable; negative is headroom."""
         if spans not in self._excesses:
             self._excesses[spans] = tuple(self._found(spans, range(self._spec.mesh.pp)))
         return self._excesses[spans]
 
     def excess(self, rank: int, spans: Spans) -> int:
-        """That of one pp rank alone."""
+        """The excess of one pp rank alone."""
         known = self._excesses.get(spans)
         return self._found(spans, (rank,))[0] if known is None else known[rank]
 
-    def sums(self, spans: Spans) -> tuple[tuple[RankSum, ...], ...]:
+    def sums(self, spans: Spans) -> tuple[tuple[SpanSum, ...], ...]:
         """For each pp rank the sums that every split which fits keeps; `spans` are any split's."""
         if self._spec.host.name == "megatron":
             from megaplan.partition.megatron_bytes import megatron_limits  # noqa: PLC0415

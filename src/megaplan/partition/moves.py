@@ -1,9 +1,46 @@
-"""Cuts one move away from others."""
+"""Moves of cuts, and the climb that repeats them as long as they gain."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise, product
+
+from megaplan.partition.constraints import Constraints
+
+
+def climb(
+    cuts: tuple[int, ...],
+    rules: Constraints,
+    num_layers: int,
+    gains: Callable[[tuple[int, ...]], bool | None],
+    ended: Callable[[], bool],
+    *,
+    pairs: bool = True,
+    places: Sequence[int] = (1,),
+) -> tuple[int, ...]:
+    """Move cuts from each that gain to the first of their neighbours that gains more.
+
+    Args:
+        cuts: Cuts that keep the constraints.
+        rules: Constraints.
+        num_layers: Layers of the model.
+        gains: Whether cuts are better than the best so far, which they then are; None ends the climb.
+        ended: Whether the climb ends; asked before the neighbours of each best cuts.
+        pairs: See `neighbours`.
+        places: See `neighbours`.
+    """
+    positions, pins = rules.allowed_cuts(num_layers), frozenset(rules.pin)
+    index = {cut: position for position, cut in enumerate(positions)}
+    best = cuts
+    found: bool | None = True
+    while found and not ended():
+        found = False
+        for moved in neighbours([index[cut] for cut in best], len(positions), pairs=pairs, places=places):
+            tried = tuple([positions[position] for position in moved])
+            if pins.issubset(tried) and (found := gains(tried)) is not False:
+                best = tried if found else best
+                break
+    return best
 
 
 def neighbours(cuts: Sequence[int], num_positions: int, *, pairs: bool = True, places: Sequence[int] = (1,)) -> Iterator[tuple[int, ...]]:

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import itemgetter
 
 from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.schedules import SPLIT_BACKWARD, actions, placement
 from megaplan.schedules.actions import Action, Kind, Orders, computations
 from megaplan.schedules.placement import Placement, slot_owner
 
@@ -42,9 +44,15 @@ class Path:
     transfers: int
 
     def length(self, forward: Sequence[int], backward_input: Sequence[int], weight: Sequence[int], p2p: int) -> int:
-        """Its time, from those of the slots."""
+        """Time of the path, from those of the slots."""
         times = zip(self.slots, forward, backward_input, weight, strict=True)
         return self.transfers * p2p + sum(f * nf + i * ni + w * nw for (nf, ni, nw), f, i, w in times)
+
+
+@lru_cache(maxsize=512)
+def schedule_paths(kind: str, pp: int, vpp: int, count: int) -> tuple[Path, ...]:
+    """The paths of a schedule; kept, for specs of one schedule share them."""
+    return paths_of(actions(kind, pp, vpp, count), placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
 
 
 def paths_of(orders: Orders, where: Placement, vpp: int, *, whole: bool) -> tuple[Path, ...]:

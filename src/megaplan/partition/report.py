@@ -52,7 +52,7 @@ def in_flight_lines(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
 
 
 def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Sequence[int]) -> Iterator[str]:
-    """What weighted cuts moved against equal ones, and why.
+    """Sentences that say what weighted cuts moved against equal ones, and why.
 
     Args:
         spec: A checked spec.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
@@ -12,17 +12,17 @@ from megaplan.cost.replay import linked_orders
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.partition.best_cuts import balance
+from megaplan.partition.bounds import StepBound
 from megaplan.partition.certify import stack_of
 from megaplan.partition.constraints import Constraints, constraints_of
 from megaplan.partition.equal import equal_cuts
 from megaplan.partition.memory import Memory
-from megaplan.partition.paths import Path, paths_of
-from megaplan.partition.step_bound import StepBound
-from megaplan.partition.step_time import StepTime, climb
+from megaplan.partition.paths import schedule_paths
+from megaplan.partition.step_time import StepTime, shorten
 from megaplan.partition.values import Certificate, StackCosts
 from megaplan.partition.weigh import Weighted, fitting_cuts, moved_by_memory
-from megaplan.partition.weighted import balance
-from megaplan.schedules import SPLIT_BACKWARD, actions, placement
+from megaplan.schedules import placement
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 FAR, MOST_FAR = (1, 2, 4), 8
-"""By how many places cuts move where no move by one is shorter, and up to how many slots: of more, by two at most."""
+"""Places by which cuts move where no move by one is shorter, and the slots up to which they do; with more slots, two places at most."""
 MAX_STAGE_WORK = 500_000
-"""Of budgets of one spec's cuts, in steps of about a microsecond; beyond it no further cuts are taken to fit."""
+"""Work of budgets of one spec's cuts, in steps of about a microsecond; beyond it no further cuts are taken to fit."""
 
 
 class Pipeline:
@@ -51,17 +51,17 @@ class Pipeline:
     @cached_property
     def step(self) -> StepTime:
         """Replays of the schedule."""
-        return StepTime(self.times, linked_orders(*self._orders), _paths(*self._orders))
+        return StepTime(self.times, linked_orders(*self._orders), schedule_paths(*self._orders))
 
     def certify(self, spans: Spans) -> Certificate:
         """The step time of cuts against a bound for all cuts under the same constraints."""
         value = self.step.of(cuts_of(spans))
-        bound = StepBound(self.times, self._rules, self._where, _paths(*self._orders)).lower_bound(value, self._orders[-1])
+        bound = StepBound(self.times, self._rules, self._where, schedule_paths(*self._orders)).lower_bound(value, self._orders[-1])
         return Certificate("step_time", value, bound, self.costs.of_slots(spans), "ns", "step")
 
 
 class Shortest(NamedTuple):
-    """What climbs came to.
+    """The result of several climbs.
 
     Attributes:
         cuts: The best.
@@ -102,11 +102,10 @@ def shortest(
         return pipeline.step.of(cuts), moved, cuts
 
     others = [cuts for cuts in _starts(costs, num_slots, rules, baseline) if not rules.broken_by(cuts) and fitting(cuts)]
-    positions, pins = rules.allowed_cuts(num_layers), frozenset(rules.pin)
-    reached = {climb(pipeline.step, start, positions, pins, fitting) for start in dict.fromkeys((bottleneck, *others))}
+    reached = {shorten(pipeline.step, start, rules, num_layers, fitting) for start in dict.fromkeys((bottleneck, *others))}
     best = min(reached, key=order)
     places = FAR if num_slots <= MOST_FAR else FAR[:-1]
-    return Shortest(climb(pipeline.step, best, positions, pins, fitting, places), refused)
+    return Shortest(shorten(pipeline.step, best, rules, num_layers, fitting, places), refused)
 
 
 def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None) -> Weighted:
@@ -129,12 +128,6 @@ def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | N
         return found
     note = moved_by_memory(stack, memory, free, "have the shortest step that was found", f"step: {there:,} ns there, {here:,} here")
     return replace(found, notes=(note,))
-
-
-@lru_cache(maxsize=512)
-def _paths(kind: str, pp: int, vpp: int, count: int) -> tuple[Path, ...]:
-    """Of a schedule; kept, for specs of one schedule share them."""
-    return paths_of(actions(kind, pp, vpp, count), placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
 
 
 def _starts(costs: StackCosts, num_slots: int, rules: Constraints, baseline: tuple[int, ...] | None) -> Sequence[tuple[int, ...]]:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from megaplan.cost.times import ModelTimes
-from megaplan.partition.moves import neighbours
+from megaplan.partition.constraints import Constraints
+from megaplan.partition.moves import climb
 from megaplan.partition.paths import PARTS, Path, before
 from megaplan.schedules.timeline import LinkedOrders, SlotTimes
 
 MAX_REPLAYS = 4000
-"""Of one climb."""
+"""Replays of one climb."""
 MAX_ACTIONS = 3_000_000
 """Actions that all climbs of a spec may replay: well under a second. A climb of a long schedule ends early, at the best cuts it has."""
 ACTIONS_A_STEP = 5
@@ -41,12 +42,12 @@ class StepTime:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no more cuts are to be replayed."""
+        """True if no more cuts are to be replayed."""
         return self.num_replays * len(self._linked.nodes) >= MAX_ACTIONS
 
     @property
     def work(self) -> int:
-        """What replays and paths took so far, in steps of about a microsecond, counted."""
+        """Work of replays and paths so far, in steps of about a microsecond, counted."""
         return self.num_replays * len(self._linked.nodes) // ACTIONS_A_STEP + self._checks
 
     def of(self, cuts: tuple[int, ...]) -> int:
@@ -60,7 +61,7 @@ class StepTime:
         return SlotTimes(forward, backward, weight)
 
     def is_at_least(self, cuts: Sequence[int], length_ns: int) -> bool:
-        """Whether some path alone takes that long, which is cheaper to see than a replay. The path that did last is tried first."""
+        """True if some path alone takes that long, which is cheaper to see than a replay. The path that did last is tried first."""
         parts, chains = self._slot_times(cuts), self._chains
         self._checks += len(cuts)
         for index, (transfers, terms) in enumerate(chains):
@@ -80,11 +81,11 @@ def _terms(path: Path) -> list[tuple[int, int, int]]:
     return [(part, slot, often) for slot, times in enumerate(path.slots) for part, often in enumerate(times) if often]
 
 
-def climb(
+def shorten(
     step: StepTime,
     start: tuple[int, ...],
-    positions: Sequence[int],
-    pins: frozenset[int],
+    rules: Constraints,
+    num_layers: int,
     fits: Callable[[tuple[int, ...]], bool],
     places: Sequence[int] = (1,),
 ) -> tuple[int, ...]:
@@ -93,24 +94,25 @@ def climb(
     Args:
         step: Step times.
         start: Cuts that keep the constraints and fit.
-        positions: Cuts that may be, ascending.
-        pins: Cuts that stay.
+        rules: Constraints on cuts.
+        num_layers: Layers of the model.
         fits: Whether cuts fit; asked only of those that are better.
         places: By how many allowed places a cut moves.
     """
-    index = {cut: position for position, cut in enumerate(positions)}
-    best, found = tuple(index[cut] for cut in start), step.of(start)
+    shortest = step.of(start)
     last = step.num_replays + MAX_REPLAYS
-    improved = True
-    while improved and step.num_replays < last and not step.exhausted:
-        improved = False
-        for moved in neighbours(best, len(positions), places=places):
-            cuts = tuple(positions[position] for position in moved)
-            if not pins.issubset(cuts) or step.is_at_least(cuts, found):
-                continue
-            if step.of(cuts) < found and fits(cuts):
-                best, found, improved = moved, step.of(cuts), True
-                break
-            if step.num_replays >= last or step.exhausted:
-                break
-    return tuple(positions[position] for position in best)
+
+    def ended() -> bool:
+        return step.num_replays >= last or step.exhausted
+
+    def gains(cuts: tuple[int, ...]) -> bool | None:
+        nonlocal shortest
+        if step.is_at_least(cuts, shortest):
+            return False
+        length = step.of(cuts)
+        if length < shortest and fits(cuts):
+            shortest = length
+            return True
+        return None if ended() else False
+
+    return climb(start, rules, num_layers, gains, ended, places=places)

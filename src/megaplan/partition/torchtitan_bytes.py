@@ -1,14 +1,13 @@
-"""What layers are certain to need on a rank under torchtitan: sharded parameters, gradients and moments, which no split avoids."""
+"""Bytes that layers are certain to need on a rank under torchtitan: sharded parameters, gradients and moments, which no split avoids."""
 
 from __future__ import annotations
 
 from megaplan.inventory.tensors import Inventory
-from megaplan.partition.layer_bytes import RankSum
-from megaplan.partition.limits import layer_weight
+from megaplan.partition.limits import SpanSum, layer_weight
 from megaplan.spec.models import Spec
 
 
-def torchtitan_limits(spec: Spec, inventory: Inventory, usable_bytes: int) -> tuple[tuple[RankSum, ...], ...]:
+def torchtitan_limits(spec: Spec, inventory: Inventory, usable_bytes: int) -> tuple[tuple[SpanSum, ...], ...]:
     """For each pp rank the sum that stays within what is usable in every split that fits; what tp replicates counts as if it were cut."""
     mesh, precision = spec.mesh, spec.precision
     ranks = mesh.tp * mesh.dp_shard * mesh.cp
@@ -20,4 +19,4 @@ def torchtitan_limits(spec: Spec, inventory: Inventory, usable_bytes: int) -> tu
     ends = {name: needs(block.elements) for name, block in inventory.outside}
     weight = layer_weight([needs(block.elements) for block in inventory.layers], ends["embedding"], ends.get("head", 0))
     most = usable_bytes * 100 // (100 + spec.host.reserved_percent) + 1
-    return ((RankSum((weight,) * mesh.vpp, most),),) * mesh.pp
+    return ((SpanSum((weight,) * mesh.vpp, most),),) * mesh.pp

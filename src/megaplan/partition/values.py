@@ -18,7 +18,7 @@ Measures = Literal["slot", "rank", "step"]
 
 
 class StackCosts(NamedTuple):
-    """What is balanced: integers of one unit.
+    """Costs of a model's layers and ends: integers of one unit.
 
     Attributes:
         layers: Cost of each layer, in model order.
@@ -78,7 +78,7 @@ class Certificate(NamedTuple):
 
     @property
     def optimal(self) -> bool:
-        """Whether no cuts under the same constraints are better."""
+        """True if no cuts under the same constraints are better."""
         return self.gap == 0
 
 
@@ -120,7 +120,7 @@ def amount(number: int, unit: str, *, named: bool = True) -> str:
 
 
 def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]:
-    """What paces a step, and its cost: the largest slot; in V placement the largest rank, i owning slots i and 2P − 1 − i."""
+    """The part that paces a step, and its cost: the largest slot; in V placement the largest rank, i owning slots i and 2P − 1 − i."""
     if where == "v":
         return "rank", max(costs[index] + costs[-1 - index] for index in range(len(costs) // 2))
     return "slot", max(costs)

@@ -22,7 +22,7 @@ from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
-    from megaplan.partition.fitting import Excess, Fitted
+    from megaplan.partition.fitting import Fitted, Overflow
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
     memory = Memory(spec, inventory, measured)
     if max(memory.excesses(spans_of(found.cuts, num_layers))) <= 0:
         return free
-    from megaplan.partition.fitting import Excess, Fitted, best_fitting, smallest_excess  # noqa: PLC0415
+    from megaplan.partition.fitting import Fitted, Overflow, best_fitting, min_overflow_bytes  # noqa: PLC0415
 
     if spec.mesh.pp * spec.mesh.vpp > 1:
         limited = replace(stack, sums=memory.sums(spans_of(found.cuts, num_layers)))
         fitted = best_fitting(limited, memory)
         if fitted is None:
-            excess = smallest_excess(limited, memory, found.cuts)
-            if excess.excess_bytes <= 0:  # the descent came to cuts that fit
-                fitted = Fitted(Balance(excess.cuts, 0), found.value)
+            overflow = min_overflow_bytes(limited, memory, found.cuts)
+            if overflow.overflow_bytes <= 0:  # the descent came to cuts that fit
+                fitted = Fitted(Balance(overflow.cuts, 0), found.value)
         if fitted is not None:
             certificate = certify(stack, spans_of(fitted.balance.cuts, num_layers), fitted.lower_bound)
             values = f"{free.certificate.value:,} {certificate.unit} there, {certificate.value:,} here"
@@ -70,17 +70,17 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
             return Weighted(fitted.balance.cuts, lambda: certificate, (note,))
     else:
         (most,) = memory.excesses(spans_of(found.cuts, num_layers))
-        excess = Excess(found.cuts, most, most)
-    closest = partial(certify, stack, spans_of(excess.cuts, num_layers), found.value)
-    return Weighted(excess.cuts, closest, (_nothing_fits(stack, memory, excess),))
+        overflow = Overflow(found.cuts, most, most)
+    closest = partial(certify, stack, spans_of(overflow.cuts, num_layers), found.value)
+    return Weighted(overflow.cuts, closest, (_nothing_fits(stack, memory, overflow),))
 
 
 def cuts_that_fit(stack: Stack, memory: Memory, found: Balance) -> Fitted | None:
-    """What `fitting_cuts` decides where it finds cuts that fit without descending to them from what does not; else None.
+    """The cuts of `fitting_cuts`, where it finds some that fit without descending to them from what does not; else None.
 
     Args:
-        stack: What is balanced.
-        memory: Its budgets.
+        stack: Layer costs, placement and constraints.
+        memory: Budgets of its splits.
         found: The best cuts, memory aside.
     """
     from megaplan.partition.fitting import best_fitting  # noqa: PLC0415
@@ -89,14 +89,14 @@ def cuts_that_fit(stack: Stack, memory: Memory, found: Balance) -> Fitted | None
 
 
 def moved_by_memory(stack: Stack, memory: Memory, free: tuple[int, ...], praise: str, values: str) -> Diagnostic:
-    """MP334.
+    """The note that memory moved the cuts (MP334).
 
     Args:
-        stack: What is balanced.
-        memory: Its budgets.
+        stack: Layer costs, placement and constraints.
+        memory: Budgets of its splits.
         free: The best cuts without limits, which do not fit.
-        praise: What they are the best for.
-        values: That of them, and of the cuts that were chosen.
+        praise: The reason why they are the best.
+        values: Values of them and of the cuts that were chosen.
     """
     excesses = memory.excesses(spans_of(free, stack.num_layers))
     worst = max(range(stack.pp), key=lambda rank: excesses[rank])
@@ -104,18 +104,18 @@ def moved_by_memory(stack: Stack, memory: Memory, free: tuple[int, ...], praise:
     return diagnostic("MP334", detail, Location(key="split"), (), Severity.NOTE)
 
 
-def _nothing_fits(stack: Stack, memory: Memory, excess: Excess) -> Diagnostic:
-    spans = spans_of(excess.cuts, stack.num_layers)
+def _nothing_fits(stack: Stack, memory: Memory, overflow: Overflow) -> Diagnostic:
+    spans = spans_of(overflow.cuts, stack.num_layers)
     excesses = memory.excesses(spans)
     worst = max(range(stack.pp), key=lambda rank: excesses[rank])
     owned = [
         f"slot {slot} with layers [{spans[slot][0]}, {spans[slot][1]})" for slot in slots_of_rank(stack.where, worst, stack.pp, stack.vpp)
     ]
-    detail = f"pp rank {worst}, {' and '.join(owned)}, is over by {format_bytes(excess.excess_bytes)}"
+    detail = f"pp rank {worst}, {' and '.join(owned)}, is over by {format_bytes(overflow.overflow_bytes)}"
     if stack.num_layers > 1 and len(spans) > 1:
         detail += (
             "; no split needs less"
-            if excess.lower_bound_bytes == excess.excess_bytes
-            else (f", the least that was found; no split is over by less than {format_bytes(excess.lower_bound_bytes)}")
+            if overflow.lower_bound_bytes == overflow.overflow_bytes
+            else (f", the least that was found; no split is over by less than {format_bytes(overflow.lower_bound_bytes)}")
         )
     return diagnostic(DOES_NOT_FIT, detail, Location(key="mesh.pp"), (), Severity.WARNING)

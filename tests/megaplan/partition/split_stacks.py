@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from random import Random
 
 from megaplan.partition.constraints import Constraints
-from megaplan.partition.limits import PairLimits, SlotLimits, Weight, layer_weight
+from megaplan.partition.limits import SpanSum, Weight, layer_weight, never_all
 from megaplan.partition.values import StackCosts
 
 Span = tuple[int, int]
@@ -22,8 +22,22 @@ class Instance:
     num_slots: int
     rules: Constraints
     baseline: tuple[int, ...] | None
-    slot_limits: tuple[SlotLimits, ...] | None = None
-    pair_limits: tuple[PairLimits, ...] | None = None
+    folded: bool
+    limits: tuple[tuple[SpanSum, ...], ...] | None = None
+    excluded: tuple[tuple[tuple[Span, ...], ...], ...] = ()
+
+    @property
+    def all_limits(self) -> list[tuple[SpanSum, ...]] | None:
+        """The sums, and that no part has spans which contain the excluded ones all at once."""
+        if self.limits is None:
+            return None
+        num_layers = len(self.costs.layers)
+        pairs = zip(self.limits, self.excluded, strict=True)
+        return [(*sums, *(never_all(num_layers, spans) for spans in excluded)) for sums, excluded in pairs]
+
+    def parts(self, spans: Sequence[Span]) -> list[tuple[Span, ...]]:
+        """Spans of each slot, or of each rank of a V."""
+        return list(zip(spans[: len(spans) // 2], reversed(spans), strict=False)) if self.folded else [(span,) for span in spans]
 
 
 def legal_cuts(instance: Instance) -> Iterator[tuple[int, ...]]:
@@ -35,7 +49,8 @@ def legal_cuts(instance: Instance) -> Iterator[tuple[int, ...]]:
         if any(start < cut < stop for start, stop in rules.together for cut in cuts):
             continue
         spans = tuple(pairwise((0, *cuts, num_layers)))
-        if _within_slots(instance.slot_limits, spans) and _within_pairs(instance.pair_limits, spans):
+        parts = zip(instance.limits or (), instance.excluded, instance.parts(spans), strict=False)
+        if all(_within(sums, excluded, own) for sums, excluded, own in parts):
             yield cuts
 
 
@@ -43,20 +58,8 @@ def _contains(outer: Span, inner: Span) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
-def _within_slots(limits: Sequence[SlotLimits] | None, spans: Sequence[Span]) -> bool:
-    for limit, span in zip(limits or (), spans, strict=False):
-        if any(weight.of(span) > most for weight, most in limit.sums) or any(_contains(span, excluded) for excluded in limit.excluded):
-            return False
-    return True
-
-
-def _within_pairs(limits: Sequence[PairLimits] | None, spans: Sequence[Span]) -> bool:
-    for limit, first, second in zip(limits or (), spans, reversed(spans), strict=False):
-        if any(left.of(first) + right.of(second) > most for left, right, most in limit.sums):
-            return False
-        if any(_contains(first, one) and _contains(second, other) for one, other in limit.excluded):
-            return False
-    return True
+def _within(sums: Sequence[SpanSum], excluded: Sequence[Sequence[Span]], own: Sequence[Span]) -> bool:
+    return all(each.excess(own) <= 0 for each in sums) and not any(all(map(_contains, own, spans)) for spans in excluded)
 
 
 def slot_costs(costs: StackCosts, cuts: Sequence[int]) -> list[int]:
@@ -72,12 +75,12 @@ def rank_sums(costs: StackCosts, cuts: Sequence[int]) -> list[int]:
     return [sums[rank] + sums[-1 - rank] for rank in range(len(sums) // 2)]
 
 
-def best_cuts(instance: Instance, *, folded: bool) -> tuple[tuple[int, ...] | None, int]:
+def best_cuts(instance: Instance) -> tuple[tuple[int, ...] | None, int]:
     """Smallest maximum, then fewest moved cuts, then smallest second-largest, then lexicographic; and how many have the smallest maximum.
 
     None if no split is legal.
     """
-    weigh, baseline = rank_sums if folded else slot_costs, instance.baseline
+    weigh, baseline = rank_sums if instance.folded else slot_costs, instance.baseline
 
     def order(cuts: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
         ordered = sorted(weigh(instance.costs, cuts), reverse=True)
@@ -113,12 +116,8 @@ def random_instance(random: Random, *, folded: bool) -> Instance:
         start = random.randrange(num_layers)
         together = ((start, random.randint(start + 1, num_layers)),)
     baseline = tuple(sorted(random.sample(cuts, num_slots - 1))) if random.random() < 0.6 else None
-    slots = pairs = None
-    if random.random() < 0.6:
-        slots, pairs = (
-            (None, _pair_limits(random, num_layers, num_slots)) if folded else (_slot_limits(random, num_layers, num_slots), None)
-        )
-    return Instance(costs, num_slots, Constraints(forbid, pin, together), baseline, slots, pairs)
+    limits, excluded = _limits(random, num_layers, num_slots, folded=folded) if random.random() < 0.6 else (None, ())
+    return Instance(costs, num_slots, Constraints(forbid, pin, together), baseline, folded, limits, excluded)
 
 
 def _weights(random: Random, num_layers: int) -> Weight:
@@ -134,28 +133,18 @@ def _span(random: Random, num_layers: int) -> Span:
     return start, random.randint(start + 1, num_layers)
 
 
-def _slot_limits(random: Random, num_layers: int, num_slots: int) -> tuple[SlotLimits, ...]:
-    weights = [_weights(random, num_layers) for _ in range(2)]
-    largest = max(weight.up[-1] for weight in weights)
-    return tuple(
-        SlotLimits(
-            tuple((weight, random.randint(largest // num_slots, 2 * largest)) for weight in weights[: random.randint(0, 2)]),
-            tuple(_span(random, num_layers) for _ in range(random.choice([0, 0, 1, 2]))),
-        )
-        for _ in range(num_slots)
-    )
+def _limits(
+    random: Random, num_layers: int, num_slots: int, *, folded: bool
+) -> tuple[tuple[tuple[SpanSum, ...], ...], tuple[tuple[tuple[Span, ...], ...], ...]]:
+    """Sums of each slot, or rank of a V, and spans that they do not contain."""
+    size, weights = 2 if folded else 1, [_weights(random, num_layers) for _ in range(3)]
+    largest, parts = max(weight.up[-1] for weight in weights), range(num_slots // size)
 
+    def one() -> SpanSum:
+        return SpanSum(tuple(random.choices(weights, k=size)), random.randint(largest // num_slots, 2 * largest))
 
-def _pair_limits(random: Random, num_layers: int, num_slots: int) -> tuple[PairLimits, ...]:
-    weights = [_weights(random, num_layers) for _ in range(3)]
-    largest = max(weight.up[-1] for weight in weights)
-    return tuple(
-        PairLimits(
-            tuple(
-                (random.choice(weights), random.choice(weights), random.randint(largest // num_slots, 2 * largest))
-                for _ in range(random.randint(0, 2))
-            ),
-            tuple((_span(random, num_layers), _span(random, num_layers)) for _ in range(random.choice([0, 0, 1, 2]))),
-        )
-        for _ in range(num_slots // 2)
-    )
+    def excluded() -> tuple[Span, ...]:
+        return tuple(_span(random, num_layers) for _ in range(size))
+
+    sums = tuple(tuple(one() for _ in range(random.randint(0, 2))) for _ in parts)
+    return sums, tuple(tuple(excluded() for _ in range(random.choice([0, 0, 1, 2]))) for _ in parts)

@@ -1,4 +1,4 @@
-"""Both partitioners against every split of small stacks."""
+"""The partitioner against every split of small stacks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import pytest
 from split_stacks import Instance, best_cuts, random_instance, rank_sums, slot_costs
 
 from megaplan.errors import MegaplanError
-from megaplan.partition.folded_ties import balance_folded
+from megaplan.partition.best_cuts import balance
 from megaplan.partition.values import Balance
-from megaplan.partition.weighted import balance
 
 
-def solve(instance: Instance, *, folded: bool) -> Balance | None:
+def solve(instance: Instance) -> Balance | None:
     """None if the constraints or the limits leave no split."""
-    costs, rules = instance.costs, instance.rules
+    how = {"folded": instance.folded, "limits": instance.all_limits, "baseline": instance.baseline}
     try:
-        if folded:
-            return balance_folded(costs, instance.num_slots // 2, rules, limits=instance.pair_limits, baseline=instance.baseline)
-        return balance(costs, instance.num_slots, rules, limits=instance.slot_limits, baseline=instance.baseline)
+        return balance(instance.costs, instance.num_slots, instance.rules, **how)
     except MegaplanError:
         return None
 
@@ -30,12 +27,12 @@ def compare(seed: int, instances: int, *, folded: bool) -> Counter[str]:
     random, counts, weigh = Random(seed), Counter[str](), rank_sums if folded else slot_costs
     for number in range(instances):
         instance = random_instance(random, folded=folded)
-        (expected, num_best), found = best_cuts(instance, folded=folded), solve(instance, folded=folded)
+        (expected, num_best), found = best_cuts(instance), solve(instance)
         assert (found and found.cuts) == expected, (seed, number, instance)
         counts["feasible" if expected is not None else "infeasible"] += 1
         if found is not None and expected is not None:
             assert found.value == max(weigh(instance.costs, expected)), (seed, number, instance)
-            counts["limited"] += instance.slot_limits is not None or instance.pair_limits is not None
+            counts["limited"] += instance.limits is not None
             counts["tied"] += num_best > 1
             counts["tied with a baseline"] += num_best > 1 and instance.baseline is not None
     return counts

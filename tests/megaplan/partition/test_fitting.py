@@ -235,5 +235,5 @@ def test_cuts_that_a_descent_brought_to_the_limit_fit(monkeypatch: pytest.Monkey
     cuts = cuts_of(chosen(spec).spans)
     for excess, code in ((-1, "MP334"), (0, "MP334"), (1, "MP501")):
         monkeypatch.setattr(fitting, "best_fitting", lambda *_: None)
-        monkeypatch.setattr(fitting, "smallest_excess", lambda *_, excess=excess: fitting.Excess(cuts, excess, min(excess, 0)))
+        monkeypatch.setattr(fitting, "min_overflow_bytes", lambda *_, excess=excess: fitting.Overflow(cuts, excess, min(excess, 0)))
         assert codes(chosen(spec)) == [code]

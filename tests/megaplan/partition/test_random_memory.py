@@ -10,9 +10,8 @@ import pytest
 
 from megaplan.layout.spans import Spans, spans_of
 from megaplan.partition.constraints import Constraints
-from megaplan.partition.fitting import _descend, _effort, best_fitting, smallest_excess
-from megaplan.partition.layer_bytes import RankSum
-from megaplan.partition.limits import layer_weight
+from megaplan.partition.fitting import _descend, _effort, best_fitting, min_overflow_bytes
+from megaplan.partition.limits import SpanSum, layer_weight
 from megaplan.partition.stack import Stack
 from megaplan.partition.values import StackCosts
 from megaplan.schedules.placement import Placement, slots_of_rank
@@ -57,7 +56,7 @@ def random_stack(random: Random, where: Placement) -> tuple[Stack, MadeUpMemory]
             weights = [
                 layer_weight([here + count * per for here, per in zip(static, kept, strict=True)], count, 2 * count) for count in counts
             ]
-            moments.append(RankSum(tuple(weights), 0))
+            moments.append(SpanSum(tuple(weights), 0))
         sums.append(moments)
     heaviest = max(weight.up[-1] for moments in sums for moment in moments for weight in moment.weights)
     most = random.randint(heaviest // (2 * pp), heaviest)
@@ -95,10 +94,10 @@ def test_what_fits_is_found_and_what_does_not_is_bounded(where: Placement) -> No
             continue
         assert where == "loop" or not fitting
         start = random.choice(every)
-        nearest = smallest_excess(stack, MadeUpMemory(stack, memory._moments_bytes), tuple(first for first, _ in start[1:]))
+        nearest = min_overflow_bytes(stack, MadeUpMemory(stack, memory._moments_bytes), tuple(first for first, _ in start[1:]))
         least = min(excess_of.values())
-        assert nearest.excess_bytes == excess_of[spans_of(nearest.cuts, stack.num_layers)] >= least >= nearest.lower_bound_bytes
-        assert where == "loop" or nearest.excess_bytes == least == nearest.lower_bound_bytes
+        assert nearest.overflow_bytes == excess_of[spans_of(nearest.cuts, stack.num_layers)] >= least >= nearest.lower_bound_bytes
+        assert where == "loop" or nearest.overflow_bytes == least == nearest.lower_bound_bytes
         seen["over"] += 1
     assert min(seen.values()) > 3, seen
 

@@ -15,6 +15,7 @@ from megaplan.cost.times import LayerTime, ModelTimes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.spans import cuts_of, spans_of
 from megaplan.partition import step_time
+from megaplan.partition.bounds import StepBound
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.equal import equal_cuts
@@ -22,7 +23,6 @@ from megaplan.partition.memory import Memory
 from megaplan.partition.moves import neighbours
 from megaplan.partition.paths import paths_of
 from megaplan.partition.step import FAR, Pipeline, step_time_cuts
-from megaplan.partition.step_bound import StepBound
 from megaplan.partition.step_time import StepTime
 from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, link, placement, replay
 from megaplan.spec.load import load_spec
@@ -188,7 +188,7 @@ class CountedStep:
 def test_a_climb_ends_with_its_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_time, "MAX_REPLAYS", 5)
     step = CountedStep()
-    found = step_time.climb(step, (3, 6, 9), range(1, 12), frozenset(), lambda _: True)  # type: ignore[arg-type]
+    found = step_time.shorten(step, (3, 6, 9), Constraints(), 12, lambda _: True)  # type: ignore[arg-type]
     assert found == (3, 6, 9)
     assert step.num_replays <= 1 + 5
 
@@ -203,9 +203,10 @@ def test_a_climb_goes_on_from_the_best_cuts() -> None:
             tried.append(cuts)
             return sum(abs(cut - aim) for cut, aim in zip(cuts, target, strict=True))
 
-    assert step_time.climb(Towards(), (3, 4, 5), range(12), frozenset(), lambda _: True) == target  # type: ignore[arg-type]
+    assert step_time.shorten(Towards(), (3, 4, 5), Constraints(), 13, lambda _: True) == target  # type: ignore[arg-type]
     best = (3, 4, 5)
     for cuts in tried:
-        assert cuts == best or cuts in set(neighbours(best, 12)), (best, cuts)
+        near = {tuple(place + 1 for place in moved) for moved in neighbours([cut - 1 for cut in best], 12)}
+        assert cuts == best or cuts in near, (best, cuts)
         if sum(abs(cut - aim) for cut, aim in zip(cuts, target, strict=True)) < sum(abs(c - a) for c, a in zip(best, target, strict=True)):
             best = cuts

@@ -1,7 +1,8 @@
-"""The partitioners by hand: constraints, ties, caps, speed. `test_brute_force.py` compares them with every split."""
+"""The partitioner by hand: constraints, ties, caps, speed. `test_brute_force.py` compares them with every split."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from random import Random
 
@@ -9,12 +10,17 @@ import pytest
 from split_stacks import slot_costs
 
 from megaplan.errors import MegaplanError
+from megaplan.partition.best_cuts import balance
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.equal import equal_cuts
-from megaplan.partition.folded_ties import balance_folded
-from megaplan.partition.limits import slot_caps
+from megaplan.partition.limits import SpanSum, layer_weight
 from megaplan.partition.values import Balance, StackCosts
-from megaplan.partition.weighted import balance
+
+
+def slot_caps(layer_bytes: Sequence[int], cap_bytes: Sequence[int]) -> list[list[SpanSum]]:
+    """Limits of layers that weigh the same on every slot, whose caps differ."""
+    weight = layer_weight(layer_bytes)
+    return [[SpanSum((weight,), cap)] for cap in cap_bytes]
 
 
 def cuts_of(found: Balance | None) -> tuple[int, ...] | None:
@@ -34,10 +40,10 @@ def test_constraints_hold() -> None:
 @pytest.mark.requirement("R-27")
 def test_constraints_hold_in_a_v() -> None:
     costs = StackCosts((1,) * 12)
-    assert cuts_of(balance_folded(costs, 2)) == (1, 2, 7)
-    assert cuts_of(balance_folded(costs, 2, Constraints(forbid=(1, 7)))) == (2, 3, 8)
-    assert cuts_of(balance_folded(costs, 2, Constraints(pin=(9,)))) == (3, 4, 9)
-    assert cuts_of(balance_folded(costs, 2, Constraints(together=((0, 5),)))) == (5, 6, 11)
+    assert cuts_of(balance(costs, 4, folded=True)) == (1, 2, 7)
+    assert cuts_of(balance(costs, 4, Constraints(forbid=(1, 7)), folded=True)) == (2, 3, 8)
+    assert cuts_of(balance(costs, 4, Constraints(pin=(9,)), folded=True)) == (3, 4, 9)
+    assert cuts_of(balance(costs, 4, Constraints(together=((0, 5),)), folded=True)) == (5, 6, 11)
 
 
 @pytest.mark.requirement("R-23")
@@ -49,7 +55,7 @@ def test_edge_stages_take_fewer_layers() -> None:
 @pytest.mark.requirement("R-27")
 def test_the_rank_with_both_ends_takes_fewer_layers() -> None:
     """Rank 0 owns the embedding's slot and the head's: 30 of its 70 are ends."""
-    found = balance_folded(StackCosts((10,) * 12, first=10, last=20), 2)
+    found = balance(StackCosts((10,) * 12, first=10, last=20), 4, folded=True)
     assert found is not None
     assert found.value == 80
     first, turn, last = found.cuts
@@ -85,7 +91,7 @@ def test_keeping_one_stop_a_start_misses_solutions() -> None:
     random = Random(7)
     for _ in range(4000):
         costs = StackCosts(tuple(random.randint(0, 9) for _ in range(random.randint(6, 9))))
-        found = balance_folded(costs, 3)
+        found = balance(costs, 6, folded=True)
         assert found is not None
         if not furthest_first(costs, 3, found.value):
             return
@@ -106,8 +112,8 @@ def test_ties_keep_the_baseline_before_they_level_the_rest() -> None:
 @pytest.mark.requirement("R-29")
 def test_ties_of_a_v_keep_the_baseline() -> None:
     costs = StackCosts((1,) * 12)
-    assert cuts_of(balance_folded(costs, 2, baseline=(3, 6, 9))) == (3, 6, 9)
-    assert cuts_of(balance_folded(costs, 2, baseline=(3, 6, 10))) == (3, 6, 9)
+    assert cuts_of(balance(costs, 4, folded=True, baseline=(3, 6, 9))) == (3, 6, 9)
+    assert cuts_of(balance(costs, 4, folded=True, baseline=(3, 6, 10))) == (3, 6, 9)
 
 
 def test_two_equal_largest_slots_are_their_own_second_largest() -> None:
@@ -132,7 +138,7 @@ def test_constraints_without_a_split_name_what_stands_in_the_way(rules: Constrai
     with pytest.raises(MegaplanError, match=f"{code}.*{words}"):
         balance(StackCosts((1, 1, 1, 1)), num_slots, rules)
     with pytest.raises(MegaplanError, match=f"{code}.*{words}"):
-        balance_folded(StackCosts((1, 1, 1, 1)), num_slots // 2, rules)
+        balance(StackCosts((1, 1, 1, 1)), num_slots, rules, folded=True)
 
 
 @pytest.mark.parametrize("caps", [[9, 9, 3], [9, 3, 9], [3, 9, 9]])
@@ -144,7 +150,7 @@ def test_a_baseline_of_another_size_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="2 cuts, and 2 slots have 1"):
         balance(StackCosts((1, 1, 1)), 2, baseline=(1, 2))
     with pytest.raises(ValueError, match="1 cuts, and 4 slots have 3"):
-        balance_folded(StackCosts((1, 1, 1, 1)), 2, baseline=(1,))
+        balance(StackCosts((1, 1, 1, 1)), 4, folded=True, baseline=(1,))
 
 
 @pytest.mark.parametrize(("num_layers", "num_slots"), [(128, 16), (1024, 64)])

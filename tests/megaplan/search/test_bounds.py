@@ -8,12 +8,11 @@ from small_problems import problem
 
 from megaplan.cost.times import LayerTime
 from megaplan.exploration.evaluate import Evaluator
-from megaplan.exploration.replayed import PARTS, packed
 from megaplan.layout.spans import spans_of
-from megaplan.partition.folded_ties import balance_folded
+from megaplan.partition.best_cuts import balance
+from megaplan.partition.bounds import PACKED_PARTS, packed
 from megaplan.partition.limits import layer_weight
 from megaplan.partition.values import StackCosts
-from megaplan.partition.weighted import balance
 from megaplan.schedules import SlotTimes, actions, replay
 
 
@@ -33,7 +32,7 @@ def test_a_packed_step_is_the_least_that_whole_layers_allow(kind, seed):
         times = SlotTimes(*(tuple(getattr(slot, part) for slot in slots) for part in ("forward_ns", "input_ns", "weight_ns")))
         shortest = min(shortest, replay(actions(kind, pp, 1, count), times, p2p=hop).makespan)
     assert bound <= least <= shortest
-    assert count * max(layer.total_ns for layer in layers) > least or bound > least - 2 - least // PARTS
+    assert count * max(layer.total_ns for layer in layers) > least or bound > least - 2 - least // PACKED_PARTS
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -56,9 +55,9 @@ def test_what_layers_keep_does_not_depend_on_what_was_asked_before(seed):
 def test_cuts_that_cost_more_than_is_of_use_are_none(seed):
     draw = random.Random(seed)
     costs = StackCosts(tuple(draw.randint(1, 30) for _ in range(draw.randint(8, 14))), draw.randint(0, 9), draw.randint(0, 9))
-    for search, size in ((balance, 4), (balance_folded, 2)):
-        best = search(costs, size)
+    for folded in (False, True):
+        best = balance(costs, 4, folded=folded)
         assert best is not None
-        assert search(costs, size, most=best.value) == best
-        assert search(costs, size, most=best.value + 1) == best
-        assert search(costs, size, most=best.value - 1) is None
+        assert balance(costs, 4, folded=folded, most=best.value) == best
+        assert balance(costs, 4, folded=folded, most=best.value + 1) == best
+        assert balance(costs, 4, folded=folded, most=best.value - 1) is None

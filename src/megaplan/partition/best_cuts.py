@@ -1,0 +1,241 @@
+"""`weighted`, objective bottleneck: cuts whose largest slot, or rank of a V, is the smallest possible, exactly. All costs are integers.
+
+Bisection over a limit (`cut_search`) gives the bottleneck and refutes every smaller value. Optima are many. Among them: fewest cuts moved
+against the baseline, then the smallest second-largest part (with multiplicity: two equal largest parts have it at the bottleneck itself),
+then the lexicographically smallest cuts. All three are searched for exactly, by the same sets of pairs with what they use beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, product
+from operator import or_
+
+from megaplan.partition.constraints import Constraints
+from megaplan.partition.cut_search import NO_FRONT, CutSearch, Pairs
+from megaplan.partition.limits import EdgeWeights, SpanSum
+from megaplan.partition.values import Balance, StackCosts
+
+Used = tuple[int, int]
+"""Cuts moved against the baseline, and parts above the second-largest limit: none or one."""
+Table = dict[Used, Pairs]
+"""Pairs before a part, by what is used from there inward, both cuts of the pair included."""
+Stops = dict[Used, int]
+"""Stops before a part whose start is known, as bits, by what is used outside of it, the pair's own cuts left out."""
+
+
+def balance(
+    costs: StackCosts,
+    num_slots: int,
+    constraints: Constraints | None = None,
+    *,
+    folded: bool = False,
+    limits: Sequence[Sequence[SpanSum]] | None = None,
+    baseline: Sequence[int] | None = None,
+    weights: EdgeWeights | None = None,
+    most: int | None = None,
+) -> Balance | None:
+    """The best cuts under the constraints; no slot is empty.
+
+    Args:
+        costs: Costs of layers and ends.
+        num_slots: pp · vpp.
+        constraints: Forbidden and pinned cuts, layers that stay together.
+        folded: True for V placement, where the two slots of a rank count together.
+        limits: For each slot, or each rank of a V, the sums that its spans keep.
+        baseline: num_slots − 1 cuts; ties go to the solution that keeps most of them in their place.
+        weights: Weights of earlier calls with the same layers and constraints.
+        most: The largest cost of a slot, or rank, that is of use; None for any.
+
+    Returns:
+        The cuts and the cost of their largest slot, or rank; None if the limits leave no split, or none of use.
+
+    Raises:
+        MegaplanError: MP327 … MP330 if the constraints leave no split, whatever the limits.
+        ValueError: If the baseline has another number of cuts.
+    """
+    rules = constraints or Constraints()
+    rules.check(len(costs.layers), num_slots)
+    if baseline is not None and len(baseline) != num_slots - 1:
+        raise ValueError(f"the baseline has {len(baseline)} cuts, and {num_slots} slots have {num_slots - 1}")
+    search = CutSearch(costs, num_slots, rules, limits, folded=folded, weights=weights)
+    low, high = search.lower_bound(), search.total if most is None else min(search.total, most)
+    if low > high or ((most is not None or not folded) and not search.feasible(high)):
+        return None
+    value = search.smallest(low, high, search.feasible)
+    return None if value is None else Balance(_TieBreak(search, value, baseline).cuts(), value)
+
+
+class _TieBreak:
+    """Chooses among the cuts that attain the bottleneck."""
+
+    def __init__(self, search: CutSearch, value: int, baseline: Sequence[int] | None) -> None:
+        self._search, self._value, self._most_moved = search, value, 0
+        self._levelled: list[Table] = []  # under the smallest limit of all parts but one that was found to hold
+        self._kept: list[tuple[int, int]] | None = None  # of the baseline, before each part: start and stop; -1 where it is not allowed
+        if baseline is not None:
+            self._kept = self._pairs_of([search.position(cut) for cut in baseline])
+            self._most_moved = self._fewest_moved()
+        if self._most_moved == search.num_slots - 1:  # every cut moves: the baseline decides nothing
+            self._kept, self._most_moved = None, 0
+
+    def cuts(self) -> tuple[int, ...]:
+        """The one solution that all rules leave."""
+        search, second = self._search, 0
+        if search.num_parts > 1:
+            # The parts beside the largest share what it leaves.
+            low = max(0, -(-(search.total - self._value) // (search.num_parts - 1)))
+            found = search.smallest(low, self._value, self._levels_out)
+            assert found is not None, "a solution exists"
+            second = found
+        return self._in_order(self._levelled or (self._tables(second) if search.folded else []), second)
+
+    def _pairs_of(self, cuts: list[int]) -> list[tuple[int, int]]:
+        number, end = self._search.num_parts, self._search.end
+        if not self._search.folded:
+            return [(0, end), *[(0, stop) for stop in reversed(cuts)], (0, 0)]
+        return [(0, end), *zip(cuts[: number - 1], reversed(cuts[number:]), strict=True), (cuts[number - 1], cuts[number - 1])]
+
+    def _fewest_moved(self) -> int:
+        self._most_moved = self._search.num_slots - 1
+        return min([moved for moved, _ in self._tables(self._value, any_will_do=True)[0]])
+
+    def _levels_out(self, second: int) -> bool:
+        """True if all parts but one can stay within a limit; later searches of a V then look only at pairs that can."""
+        search = self._search
+        if not search.folded and self._kept is None:
+            return search.feasible(second, self._value)
+        tables = self._tables(second)
+        if not tables[0] or not search.folded:
+            return bool(tables[0])
+        self._levelled = tables
+        within, level, large = [], {0: 1 << search.end}, Pairs()  # large: one part outside exceeds it
+        for part, inner in enumerate(tables[1:]):
+            within.append(_union((level, large)))
+            none, one = (_union(pairs for (_, each), pairs in inner.items() if each <= exceeding) for exceeding in (0, 1))
+            exceeds = search.after_part(part, level, self._value, none)
+            large = _union((search.after_part(part, large, second, none), exceeds))
+            level = search.after_part(part, level, second, one)
+        search.keep_within([*within, _union((level, large))])
+        return True
+
+    def _tables(self, second: int, *, any_will_do: bool = False) -> list[Table]:
+        """Before each part, and at the centre: the pairs that the parts inside can fill when at most one of them exceeds `second`.
+
+        Each pair stands where it uses the least. With `any_will_do` what uses more than a whole solution is left out.
+        """
+        search, number = self._search, self._search.num_parts
+        tables, found = ([Table() for _ in range(number + 1)] for _ in range(2))
+        seen = [(Pairs(), Pairs()) for _ in range(number + 1)]
+        choices = self._choices(0, second), self._choices(1, second)
+        self._count(found[number], number, search.centre(), (0, 0))
+        for moved, exceeding in product(range(self._most_moved + 1), (0, 1)):
+            used = moved, exceeding
+            for part in range(number, -1, -1):
+                fresh, known = found[part].get(used), seen[part][exceeding]
+                if fresh and known:
+                    fresh = {start: left for start, stops in fresh.items() if (left := stops & ~known.get(start, 0))}
+                if not fresh:
+                    continue
+                tables[part][used] = fresh
+                for each in seen[part][exceeding:]:
+                    _add(each, fresh)
+                # What is new of a V is little; of slots it is a set with holes that the known ones fill.
+                inside = fresh if search.folded else known
+                for exceeds, limit in choices[exceeding] if part else ():
+                    # Outside, one part may be the large one if none is from here on.
+                    outside = (part - 1) * second if exceeds or part == 1 else (part - 2) * second + self._value
+                    self._count(found[part - 1], part - 1, search.before_part(part - 1, inside, limit, outside), (moved, exceeds))
+            if any_will_do and tables[0]:
+                break
+        return tables
+
+    def _choices(self, exceeding: int, second: int) -> Sequence[tuple[int, int]]:
+        """How many parts then exceed the second-largest limit, and the limit of the next one."""
+        if exceeding or second == self._value:
+            return ((exceeding, second),)
+        return (0, second), (1, self._value)
+
+    def _count(self, table: Table, part: int, pairs: Pairs, used: Used) -> None:
+        """Add the pairs before a part, with their own cuts counted, where no more are moved than may be."""
+        if self._kept is None:
+            _add(table.setdefault(used, {}), pairs)
+            return
+        for start, stops in pairs.items():
+            for moved, kept in self._moves(part, start, used[0]):
+                if here := stops & kept:
+                    known = table.setdefault((moved, used[1]), {})
+                    known[start] = known.get(start, 0) | here
+
+    def _moves(self, part: int, start: int, moved: int) -> Sequence[tuple[int, int]]:
+        """For a start before a part: cuts moved with those of the pair, and the stops for which it is that many, if it may be."""
+        if self._kept is None:
+            return ((moved, -1),)
+        own_start, own_stop = self._kept[part]
+        moved += start != own_start
+        kept = -1 if part == self._search.num_parts else 1 << own_stop if own_stop >= 0 else 0  # inside, start and stop are one position
+        return ((moved, kept), (moved + 1, ~kept))[: max(0, self._most_moved - moved + 1)]
+
+    def _in_order(self, tables: list[Table], second: int) -> tuple[int, ...]:
+        """Smallest cut first: the starts from outside in, the centre, then the stops from inside out; starts of slots need no tables."""
+        search = self._search
+        start, reached = 0, {(0, 0): 1 << search.end}
+        starts, steps = [0], [reached]
+        for part in range(search.num_parts):
+            start, reached = self._next_start(part, start, reached, tables[part + 1] if tables else {}, second)
+            starts.append(start)
+            steps.append(reached)
+        stops, used = [start], (self._moves(search.num_parts, start, 0)[0][0], 0)
+        for part in reversed(range(1, search.num_parts)):
+            stop, used = self._next_stop(part, (starts[part], starts[part + 1]), (steps[part], stops[-1]), used, second)
+            stops.append(stop)
+        return tuple(search.edges[position] for position in (*(starts[1:] if search.folded else ()), *stops[1:]))
+
+    def _next_start(self, part: int, start: int, reached: Stops, inner: Table, second: int) -> tuple[int, Stops]:
+        """The smallest position that the part's front span may stop at, and the stops then reached."""
+        if not self._search.folded:
+            return 0, self._stops(part, NO_FRONT, reached, None, second)
+        for inner_start in sorted({begin for pairs in inner.values() for begin in pairs if begin > start}):
+            wanted = [0] * (self._most_moved + 1), [0] * (self._most_moved + 1)
+            for (moved, exceeding), pairs in inner.items():
+                for by_moved in wanted[exceeding:]:
+                    by_moved[moved] |= pairs.get(inner_start, 0)
+            inside = [list(accumulate(by_moved, or_)) for by_moved in wanted]
+            if found := self._stops(part, (start, inner_start), reached, inside, second):
+                return inner_start, found
+        raise AssertionError("a solution exists")
+
+    def _stops(self, part: int, front: tuple[int, int], reached: Stops, inside: list[list[int]] | None, second: int) -> Stops:
+        """The inner stops that a part with this front span gets to, among those from where the parts inside can be filled."""
+        found = Stops()
+        for (before, exceeding), stops in reached.items():
+            for moved, kept in self._moves(part, front[0], before):
+                for exceeds, limit in self._choices(exceeding, second) if stops & kept else ():
+                    targets = inside[1 - exceeds][self._most_moved - moved] if inside else -1
+                    if targets and (got := self._search.inward(part, front, stops & kept, limit) & targets):
+                        found[moved, exceeds] = found.get((moved, exceeds), 0) | got
+        return found
+
+    def _next_stop(self, part: int, starts: tuple[int, int], stops: tuple[Stops, int], used: Used, second: int) -> tuple[int, Used]:
+        """The smallest stop before a part from which it gets to an inner stop, and what is then used from there inward."""
+        (reached, inner_stop), (inside, exceeding), found = stops, used, []
+        for exceeds, limit in self._choices(exceeding, second):
+            got = self._search.outward(part, starts, 1 << inner_stop, limit)
+            for (outside, beside), bits in reached.items():
+                for moved, kept in self._moves(part, starts[0], inside + outside) if exceeds + beside <= 1 else ():
+                    if here := got & bits & kept:
+                        found.append(((here & -here).bit_length() - 1, exceeds, moved - outside))
+        stop, exceeds, moved = min(found)
+        return stop, (moved, exceeds)
+
+
+def _union(tables: Iterable[Pairs]) -> Pairs:
+    found = Pairs()
+    for pairs in tables:
+        _add(found, pairs)
+    return found
+
+
+def _add(found: Pairs, pairs: Pairs) -> None:
+    for start, stops in pairs.items():
+        found[start] = found.get(start, 0) | stops

@@ -1,0 +1,266 @@
+"""Lower bounds over all cuts, for a search of cuts and a search of layouts: of a step's time, and of sums of what chunks hold.
+
+A step is at least as long as each of its paths (`paths`), and so as any weighted mean of them.
+
+- With one slot or a V of two slots on a rank, the constraint that no path is longer than a limit is a limit on spans (`limits`), and
+  bisection over it is exact.
+- In loop placement it couples the chunks of a rank: the longest path is bounded by a weighted mean of all, and each slot by what the rank's
+  other slots take at least.
+- For a search of layouts a mean path depends on the schedule alone, and a layer adds at least the smallest of its terms over the slots.
+
+Weights of means are those of fictitious play. Any weights give a bound.
+
+Source: G. W. Brown, Iterative solution of games by fictitious play, 1951.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from operator import add
+from typing import NamedTuple
+
+from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.partition.constraints import Constraints
+from megaplan.partition.cut_search import CutSearch
+from megaplan.partition.limits import SpanSum, Weight
+from megaplan.partition.paths import PARTS, Path, Times, before, schedule_paths
+from megaplan.partition.values import StackCosts
+from megaplan.schedules.placement import Placement, slots_of_rank
+
+TURNS, FEWEST_TURNS = 96, 8
+MAX_WORK = 400_000
+"""Places of slots that all turns look at: deep stacks get fewer turns, and a bound that is as sound but smaller."""
+PATH_TURNS = 200
+PACKED_PARTS = 1 << 12
+"""`packed` may be below the best bound of its kind by this part of it."""
+SlotNumbers = tuple[Times, ...]
+_NEVER: Times = (0, 0, 0)
+
+
+class SlotSum(NamedTuple):
+    """A sum over slots.
+
+    Attributes:
+        before: For each slot that counts, the weight of all layers before each one.
+        rest: Added, whatever the cuts.
+    """
+
+    before: Mapping[int, Sequence[int]]
+    rest: int
+
+    def of(self, edges: Sequence[int]) -> int:
+        """Its value for cuts, given with both ends of the model."""
+        return self.rest + sum(at[edges[slot + 1]] - at[edges[slot]] for slot, at in self.before.items())
+
+
+def mean_bound(sums: Sequence[SlotSum], num_slots: int, num_layers: int, rules: Constraints) -> int:
+    """A lower bound on the largest of several sums, over all cuts under the constraints.
+
+    A weighted mean of the sums is a sum over slots, which is smallest for cuts that one walk over the slots finds. Each turn the sum that
+    is largest for the last cuts gains one. All integers, so that the bound is the same everywhere.
+    """
+    edges, pins = (0, *rules.allowed_cuts(num_layers), num_layers), frozenset(rules.pin)
+    mixed, rest, best = [[0] * (num_layers + 1)] * num_slots, 0, None
+    turns = min(TURNS, max(FEWEST_TURNS, MAX_WORK // (num_slots * len(edges))))
+    for turn in range(turns + len(sums)):
+        if turn < len(sums):
+            chosen = sums[turn]
+        else:
+            value, cuts = _shortest(mixed, edges, pins)
+            bound = -(-(value + rest) // turn)
+            best = bound if best is None else max(best, bound)
+            chosen = max(sums, key=lambda one: one.of(cuts))
+        rest += chosen.rest
+        for slot, at in chosen.before.items():
+            mixed[slot] = list(map(add, mixed[slot], at))
+    assert best is not None, "there is a turn"
+    return best
+
+
+def _shortest(weights: Sequence[Sequence[int]], edges: Sequence[int], pins: frozenset[int]) -> tuple[int, list[int]]:
+    """The smallest sum over all slots, and the cuts that have it, with both ends."""
+    reached: list[int | None] = [0, *[None] * (len(edges) - 1)]
+    table = []
+    for at in weights:
+        found: list[int | None] = []
+        came_from: list[int] = []
+        least: tuple[int, int] | None = None  # of the slots up to a position, less what lies before it; and the position
+        for position, edge in enumerate(edges):
+            found.append(None if least is None else least[0] + at[edge])
+            came_from.append(-1 if least is None else least[1])
+            if edge in pins:
+                least = None
+            value = reached[position]
+            if value is not None and (least is None or value - at[edge] < least[0]):
+                least = value - at[edge], position
+        table.append(came_from)
+        reached = found
+    position, cuts, total = len(edges) - 1, [edges[-1]], reached[-1]
+    assert total is not None, "the constraints leave a split"
+    for came_from in reversed(table):
+        position = came_from[position]
+        cuts.append(edges[position])
+    return total, cuts[::-1]
+
+
+class StepBound:
+    """Bounds of one model's step under one schedule."""
+
+    def __init__(self, times: ModelTimes, rules: Constraints, where: Placement, paths: Sequence[Path]) -> None:
+        self._rules, self._where, self._paths, self._p2p = rules, where, paths, times.boundary_ns
+        self._num_slots, self._num_layers = len(paths[0].slots), len(times.layers)
+        self._num_ranks = max(path.rank for path in paths) + 1
+        self._costs = StackCosts(tuple([layer.total_ns for layer in times.layers]), times.first.total_ns, times.last.total_ns, "ns")
+        self._before = [before(times, part) for part in PARTS]
+
+    def lower_bound(self, reached: int, num_microbatches: int) -> int:
+        """A lower bound on the step.
+
+        Args:
+            reached: Step time of some cuts.
+            num_microbatches: A rank's load, this many times, is on one of its paths.
+        """
+        low, high = self._mean() if self._where == "loop" else 0, reached
+        search = CutSearch(self._costs, self._num_slots, self._rules, folded=self._where == "v")
+        while low < high:
+            middle = (low + high) // 2
+            search.limit([[SpanSum(weights, middle - rest) for weights, rest in sums] for sums in self._sums])
+            low, high = (low, middle) if search.feasible(middle // num_microbatches) else (middle + 1, high)
+        return low
+
+    @cached_property
+    def _sums(self) -> list[list[tuple[tuple[Weight, ...], int]]]:
+        """For each rank, or slot of a loop, of each of its paths: what its spans weigh, and what the path takes beside them.
+
+        Exact for one slot a rank and a V; each slot of a loop is limited by what the others and the slots between them take at least.
+        """
+        chunks = self._num_slots // self._num_ranks
+        sums: list[list[tuple[tuple[Weight, ...], int]]] = [[] for _ in range(self._num_ranks if self._where == "v" else self._num_slots)]
+        for path in self._paths:
+            rest, own = path.transfers * self._p2p, slots_of_rank(self._where, path.rank, self._num_ranks, chunks)
+            if self._where != "loop":
+                sums[path.rank].append((self._weights(path, own), rest))
+                continue
+            everywhere = tuple(map(min, zip(*path.slots, strict=True)))  # what runs on every slot takes the same for all cuts
+            rest += self._scaled(everywhere)[-1]
+            weights = {slot: self._scaled(_less(path.slots[slot], everywhere)) for slot in own}
+            least = {slot: min(stop - start for start, stop in pairwise(weight)) for slot, weight in weights.items()}
+            for slot, weight in weights.items():
+                sums[slot].append(((Weight(weight, weight),), rest + sum(least.values()) - least[slot]))
+        return sums
+
+    def _weights(self, path: Path, own: Sequence[int]) -> tuple[Weight, ...]:
+        """A path as weights of its rank's spans, transfers left out.
+
+        The slots before, between and after the rank's own are alike on a path, so what they take follows from where the own ones end: those
+        before and between are counted with the span after them, those after all with the last span, whose weight is never negative.
+        """
+        found, outside = [], path.slots[own[0] - 1] if own[0] else _NEVER
+        for slot in own:
+            behind = path.slots[slot + 1] if slot + 1 < self._num_slots and slot + 1 not in own else _NEVER
+            down = self._scaled(_less(path.slots[slot], outside))
+            up = self._scaled(_less(path.slots[slot], behind))
+            if slot == own[-1]:
+                after = self._scaled(behind)[-1]
+                up = [size + after for size in up]
+            found.append(Weight(up, down))
+            outside = behind
+        return tuple(found)
+
+    def _scaled(self, often: Sequence[int]) -> list[int]:
+        """Time of all layers before each one, with F, I and W so often."""
+        forward, backward, weight = self._before
+        f, i, w = often
+        return [f * a + i * b + w * c for a, b, c in zip(forward, backward, weight, strict=True)]
+
+    def _mean(self) -> int:
+        sums = []
+        for path in self._paths:
+            at = {slot: self._scaled(times) for slot, times in enumerate(path.slots) if any(times)}
+            sums.append(SlotSum(at, path.transfers * self._p2p))
+        return mean_bound(sums, self._num_slots, self._num_layers, self._rules)
+
+
+def _less(one: Times, other: Sequence[int]) -> Times:
+    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
+
+
+@lru_cache(maxsize=4096)
+def mean_path(kind: str, pp: int, vpp: int, count: int) -> tuple[SlotNumbers, int]:
+    """For each slot, how often its F, I and W count on a mean path of a schedule, and the number to divide their sum by."""
+    paths = schedule_paths(kind, pp, vpp, count)
+    sizes = [[sum(numbers) for numbers in path.slots] for path in paths]
+    slots, mixed, often = range(pp * vpp), [0] * (pp * vpp), [0] * len(paths)
+    loads = [0] * len(paths)
+    best, chosen_often = -1.0, often
+    chosen = max(range(len(paths)), key=lambda index: sum(sizes[index]))
+    for turn in range(1, PATH_TURNS + 1):
+        often[chosen] += 1
+        mixed = list(map(add, mixed, sizes[chosen]))
+        slot = min(slots, key=mixed.__getitem__)
+        if mixed[slot] / turn > best:
+            best, chosen_often = mixed[slot] / turn, often.copy()
+        loads = [load + size[slot] for load, size in zip(loads, sizes, strict=True)]
+        chosen = max(range(len(paths)), key=loads.__getitem__)
+    numbers = [[0, 0, 0] for _ in slots]
+    for path, number in zip(paths, chosen_often, strict=True):
+        if number:
+            for found, slot_times in zip(numbers, path.slots, strict=True):
+                for part, times in enumerate(slot_times):
+                    found[part] += number * times
+    return tuple((f, i, w) for f, i, w in numbers), sum(chosen_often)
+
+
+def at_slot(numbers: SlotNumbers, slot: int, time: LayerTime) -> int:
+    """Time that an end of the model adds on its slot, to be divided by the mean's number."""
+    f, i, w = numbers[slot]
+    return f * time.forward_ns + i * time.input_ns + w * time.weight_ns
+
+
+def least_on_slots(numbers: SlotNumbers, time: LayerTime) -> int:
+    """The least that a layer adds, whatever slot it is on, to be divided by the mean's number."""
+    forward, backward, weight = time.forward_ns, time.input_ns, time.weight_ns
+    return min([f * forward + i * backward + w * weight for f, i, w in numbers])
+
+
+def filled(total: int, pp: int, count: int) -> int:
+    """A bound of 1F1B's and GPipe's step: T ≥ W / (1 − (1 − 1/m)^p), W the time of one microbatch on all p ranks.
+
+    A rank's m microbatches wait for the forwards of those before it, and the backwards of those follow: m · t_r + Σ_{s < r} t_s ≤ T. The
+    largest Σ t_r that this allows is T (1 − (1 − 1/m)^p).
+    """
+    whole, left = count**pp, (count - 1) ** pp
+    return int(-(-total * whole // (whole - left)))
+
+
+def packed(at: Sequence[int], pp: int, count: int, hop: int = 0) -> int:
+    """A bound of 1F1B's and GPipe's step for whole layers: each rank r has m · t_r + Σ_{s < r} (t_s + 2 · hop) ≤ T.
+
+    A rank whose layers begin at i takes them up to the furthest j with m · P_j − (m − 1) · P_i + 2 r · hop ≤ T. The further
+    one gets, the further the next one does, so T is long enough if ranks that each go as far as they can reach the end.
+
+    Args:
+        at: P, nanoseconds of F, I and W of one microbatch before each place where a cut may be, and of the whole model.
+        pp: Ranks.
+        count: Microbatches m.
+        hop: A boundary tensor between two ranks.
+    """
+    last = len(at) - 1
+
+    def reaches(limit: int) -> bool:
+        begin = 0
+        for rank in range(pp):
+            begin = max(0, bisect_right(at, (limit - 2 * rank * hop + (count - 1) * at[begin]) // count) - 1)
+            if begin == last:
+                return True
+        return False
+
+    low = count * -(-at[-1] // pp) - 1  # not long enough, or the bound of an even share
+    high = count * at[-1]
+    while high - low > 1 + low // PACKED_PARTS:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return low + 1

@@ -1,0 +1,267 @@
+"""Cuts within limits, for every placement: whether there are any, and from where each part of the pipeline can be filled.
+
+Costs and limits are compared by *part*: one slot, or in V placement the two slots of a rank, i and 2P − 1 − i. Parts take layers from
+outside in. Before a part, [start, stop) is left; a slot takes a span from its back, a rank of a V one from either end. So parts run from
+the last slot to the first, or from the outermost rank to the innermost; without a V the start is 0 throughout.
+
+Method. For a limit, the pairs (start, stop) that a part and all inside it can fill are computed from the innermost part outwards: for each
+start the set of stops, as the bits of one integer. Positions are indices of edges, the cuts that may be. For one front span and a set of
+inner stops, the stops that a part may have are told by the *furthest* one from every inner stop, because a part of an allowed span is
+allowed.
+
+All pairs are kept. Keeping for each start the stop that is furthest in would miss solutions: no slot may be empty and limits differ by
+part, so a part that has gone ahead can leave a layer behind that only another one had room for.
+
+The pairs of a V are few where they matter: the ranks outside cannot take more than i times the limit, nor those inside more than P − i
+times, so at a limit near the optimum the start nearly settles the stop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from math import gcd
+
+from megaplan.partition.constraints import Constraints
+from megaplan.partition.limits import EdgeWeight, EdgeWeights, Span, SpanSum, layer_weight, pins_inside
+from megaplan.partition.values import StackCosts
+
+Pairs = dict[int, int]
+"""For each start the set of stops, as bits."""
+_Rooms = tuple[int, list[tuple[list[int], list[int], int]]]
+"""Atoms that a back span may be, as bits; and (up, down, the most it may weigh)."""
+NO_FRONT = (0, 0)
+"""The front span of a slot."""
+
+
+class CutSearch:
+    """A stack between edges, with what each part may hold."""
+
+    def __init__(
+        self,
+        costs: StackCosts,
+        num_slots: int,
+        rules: Constraints,
+        limits: Sequence[Sequence[SpanSum]] | None = None,
+        *,
+        folded: bool = False,
+        weights: EdgeWeights | None = None,
+    ) -> None:
+        """Limits are those of slots, or of a V's ranks where it is folded; `weights` may be shared by searches with the same edges."""
+        num_layers = len(costs.layers)
+        self.folded, self.num_slots, self.num_parts = folded, num_slots, num_slots // 2 if folded else num_slots
+        self.edges = (0, *rules.allowed_cuts(num_layers), num_layers)
+        self.end = len(self.edges) - 1
+        self._weights = weights or EdgeWeights()
+        self._cost = EdgeWeight(layer_weight(costs.layers, costs.first, costs.last), self.edges)
+        self._before = self._cost.up
+        self.total = self._before[-1]
+        self._unit = gcd(*self._before) or 1 if folded else 1
+        slots = self.num_slots // self.num_parts
+        self._pins = [SpanSum((pins_inside(num_layers, rules.pin),) * slots, 0)] if rules.pin else []
+        self.keep_within(self._everywhere())
+        self.limit(limits)
+
+    def limit(self, limits: Sequence[Sequence[SpanSum]] | None) -> None:
+        """Put other limits in place of those there were; none may be wider, for what has been ruled out stays so."""
+        found = ((),) * self.num_parts if limits is None else limits if self.folded else limits[::-1]
+        edges, between, pins = self.edges, self._weights.of, self._pins
+        self._sums = [[([between(weight, edges) for weight in each.weights], each.most) for each in (*own, *pins)] for own in found]
+        self._rooms_of: dict[int, list[_Rooms]] = {}
+        self._alone = None if self.folded else [self._beside_nothing(part) for part in range(self.num_parts)]
+
+    def position(self, cut: int) -> int:
+        """Index of a cut among the edges; -1 if it is not allowed."""
+        index = bisect_left(self.edges, cut)
+        return index if index <= self.end and self.edges[index] == cut else -1
+
+    def lower_bound(self) -> int:
+        """No largest part is below it: an even share, and what a part cannot avoid."""
+        before, even = self._before, -(-self.total // self.num_parts)
+        if not self.folded:
+            return max(even, self._cost.largest)
+        ends = before[1] + before[-1] - before[-2]  # the outermost rank has both
+        least = max(even, ends, self._cost.largest + self._cost.smallest)
+        return -(-least // self._unit) * self._unit
+
+    def smallest(self, low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+        """The smallest cost of a part from `low` to `high` for which a monotone condition holds.
+
+        A limit decides as the largest cost within it does, and the smallest beyond it. Of slots it is known to hold at `high`. Of a V it is
+        not, and None is returned where it holds nowhere: its optimum lies near `low`, where a test is cheap, so steps that double come
+        before bisection.
+        """
+        if self.folded:
+            probe, step = low, max(1, low >> 12)
+            while not holds(probe):
+                if probe >= high:
+                    return None
+                low, probe, step = self._beyond(probe, high), min(probe + step, high), 4 * step
+            high = max(low, self._within_limit(probe))
+        while low < high:
+            middle = (low + high) // 2
+            if holds(middle):
+                high = max(low, self._within_limit(middle))
+            else:
+                low = self._beyond(middle, high)
+        return high
+
+    def _within_limit(self, limit: int) -> int:
+        """The largest cost that a part may have within a limit, or more."""
+        before = self._before
+        if self.folded:
+            return limit // self._unit * self._unit
+        return max([before[bisect_right(before, begin + limit) - 1] - begin for begin in before])
+
+    def _beyond(self, limit: int, high: int) -> int:
+        """The smallest cost beyond a limit that a part may have, or less, up to `high`."""
+        before = self._before
+        if self.folded:
+            return min(high, (limit // self._unit + 1) * self._unit)
+        above = (bisect_right(before, begin + limit) for begin in before)
+        return min([high, *[before[stop] - begin for begin, stop in zip(before, above, strict=True) if stop <= self.end]])
+
+    def outward(self, part: int, front: Span, targets: int, limit: int) -> int:
+        """The stops from which a part gets to one of the targets, its inner stops, when its front span is given."""
+        rooms = self._rooms(part, front, limit)
+        if rooms is None:
+            return 0
+        atoms, spaces = rooms
+        found, runs = (targets & atoms) << 1, targets & ~(targets >> 1)
+        while runs:
+            begin = runs.bit_length() - 1
+            runs ^= 1 << begin
+            furthest = self.end
+            for up, down, space in spaces:
+                reach = bisect_right(up, down[begin] + space) - 1
+                if reach < furthest:  # noqa: PLR1730  (a call of min takes longer, millions of times)
+                    furthest = reach
+            if furthest > begin:
+                found |= (2 << furthest) - (2 << begin)
+        return found
+
+    def inward(self, part: int, front: Span, stops: int, limit: int) -> int:
+        """The inner stops that a part gets to from one of the stops, when its front span is given: `outward` the other way."""
+        rooms = self._rooms(part, front, limit)
+        if rooms is None:
+            return 0
+        atoms, spaces = rooms
+        found, runs = (stops >> 1) & atoms, stops & ~(stops << 1)
+        while runs:
+            end = (runs & -runs).bit_length() - 1
+            runs &= runs - 1
+            nearest = 0
+            for up, down, space in spaces:
+                nearest = max(nearest, bisect_left(down, up[end] - space))
+            if nearest < end:
+                found |= (1 << end) - (1 << nearest)
+        return found
+
+    def _rooms(self, part: int, front: Span, limit: int) -> _Rooms | None:
+        """The room that a front span leaves to the back one; None if it is too much itself."""
+        before, cost = self._before, self._cost
+        if self._alone is not None:
+            of_limit = self._rooms_of.get(limit)
+            if of_limit is None:
+                within, own = cost.atoms_within(limit), (before, before, limit)
+                of_limit = self._rooms_of[limit] = [(within & atoms, [own, *spaces]) for atoms, spaces in self._alone]
+            return of_limit[part]
+        start, inner_start = front
+        room = limit - (before[inner_start] - before[start])
+        if room < 0:
+            return None
+        atoms, spaces = cost.atoms_within(room), [(before, before, room)]
+        for (first, second), most in self._sums[part]:
+            space = most - (first.up[inner_start] - first.down[start])
+            if space < 0:
+                return None
+            if space < second.whole:
+                atoms &= second.atoms_within(space)
+                spaces.append((second.up, second.down, space))
+        return atoms, spaces
+
+    def _beside_nothing(self, part: int) -> _Rooms:
+        """The rooms of a slot, its cost aside."""
+        atoms, spaces = -1, []
+        for (weight,), most in self._sums[part]:
+            atoms &= weight.atoms_within(most)
+            spaces.append((weight.up, weight.down, most))
+        return atoms, spaces
+
+    def before_part(self, part: int, inside: Pairs, limit: int, outside: int) -> Pairs:
+        """The pairs before a part, from those after it.
+
+        Args:
+            part: The part.
+            inside: Pairs that the parts inside can fill.
+            limit: Limit of the part.
+            outside: The most that the parts outside can take.
+        """
+        if not self.folded:
+            reached = self.outward(part, NO_FRONT, inside[0], limit) & (-1 if part else 1 << self.end)
+            return {0: reached} if reached else {}
+        mine, before, found, most_stop = self._within[part], self._before, Pairs(), self.end - part
+        starts, sums = self._starts[part], self._sums[part]
+        widest = bisect_right(before, outside - self.total + before[most_stop]) - 1
+        for inner_start, targets in inside.items():
+            first = bisect_left(before, before[inner_start] - limit + self._cost.smallest)
+            for (front, _), most in sums:
+                first = max(first, bisect_left(front.down, front.up[inner_start] - most))
+            for start in starts[bisect_left(starts, first) : bisect_right(starts, min(inner_start - 1, widest))]:
+                least = bisect_left(before, self.total - outside + before[start])
+                reached = (self.outward(part, (start, inner_start), targets, limit) & mine[start]) >> least << least
+                if reached:
+                    found[start] = found.get(start, 0) | reached
+        return found
+
+    def after_part(self, part: int, outside: Pairs, limit: int, wanted: Pairs) -> Pairs:
+        """The wanted pairs after a part of a V that it gets to from pairs before it."""
+        before, found, keys = self._before, Pairs(), sorted(wanted)
+        for start, stops in outside.items():
+            last = bisect_right(before, before[start] + limit - self._cost.smallest)
+            for inner_start in keys[bisect_right(keys, start) : bisect_left(keys, last)]:
+                if reached := self.inward(part, (start, inner_start), stops, limit) & wanted[inner_start]:
+                    found[inner_start] = found.get(inner_start, 0) | reached
+        return found
+
+    def centre(self) -> Pairs:
+        """The pairs inside the innermost part: nothing is left, in a V at any place."""
+        return self._within[-1]
+
+    def keep_within(self, within: list[Pairs]) -> None:
+        """Look no further than these pairs, before each part and at the centre."""
+        self._within, self._starts = within, [sorted(pairs) for pairs in within]
+
+    def _everywhere(self) -> list[Pairs]:
+        """Before each part of a V every pair that leaves each part outside and inside an atom in each slot; and the centre."""
+        number, end = self.num_parts, self.end
+        if not self.folded:
+            return [{0: 1}]
+        inner = [dict.fromkeys(range(part, end - part), (2 << (end - part)) - 1) for part in range(1, number)]
+        return [{0: 1 << end}, *inner, {position: 1 << position for position in range(number, end - number + 1)}]
+
+    def feasible(self, limit: int, largest: int | None = None) -> bool:
+        """True if all parts can stay within the limit; later searches of a V then look only at pairs that can.
+
+        Args:
+            limit: Limit of each part.
+            largest: A limit that one slot may reach; none may where it is None.
+        """
+        if not self.folded:
+            reached, beyond = 1, 0  # beyond: with one slot above the limit
+            for part in reversed(range(self.num_parts)):
+                if largest is not None:
+                    beyond = self.outward(part, NO_FRONT, beyond, limit) | self.outward(part, NO_FRONT, reached, largest)
+                reached = self.outward(part, NO_FRONT, reached, limit)
+            return bool((reached | beyond) >> self.end)
+        tables = [self.centre()]
+        for part in reversed(range(self.num_parts)):
+            tables.append(self.before_part(part, tables[-1], limit, part * limit))
+            if not tables[-1]:
+                return False
+        within, outside = [], tables[-1]
+        for part, inside in enumerate(reversed(tables[:-1])):
+            within.append(outside)
+            outside = self.after_part(part, outside, limit, inside)
+        self.keep_within([*within, outside])
+        return True
