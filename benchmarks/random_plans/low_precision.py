@@ -14,7 +14,7 @@ from megaplan.low_precision import GENERATIONS, TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host_rules import BLOCKS
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
-from megaplan.spec.megatron_limits import MEGATRON_RECIPES
+from megaplan.hosts.megatron.limits import MEGATRON_RECIPES
 from megaplan.spec.models import Spec
 from random_plans.choices import Draw, Scope
 

@@ -13,7 +13,7 @@ from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.reserved import reserving
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
-from megaplan.budget.values import Budget, RankBudget, StageBudget
+from megaplan.budget.values import Budget, KeptBytes, RankBudget, StageBudget
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.tensors import Inventory
@@ -50,6 +50,11 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         for slot in layout.slots
     )
     return Budget(device, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
+
+
+def unpadded_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
+    """The budget as if shards were not padded."""
+    return megarun_budget(spec, inventory, layout, padded=False)
 
 
 def evaluate(
@@ -113,6 +118,11 @@ def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk
     """The chunk that each slot is, in model order."""
     evaluation = Evaluation(spec, inventory, layout)
     return tuple(evaluation.parts(slot).chunk for slot in layout.slots)
+
+
+def megarun_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
+    """What one microbatch keeps on each slot, in model order."""
+    return tuple(KeptBytes(chunk.saved_bytes, chunk.waiting_bytes) for chunk in slot_chunks(spec, inventory, layout))
 
 
 def held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> HeldBySchedule:

@@ -31,6 +31,7 @@ from megaplan.budget.values import (
     WORKSPACE,
     Budget,
     Cells,
+    KeptBytes,
     RankBudget,
     StageBudget,
     checked,
@@ -179,10 +180,10 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout, *, liste
     return Budget(device, stages, ordered, inventory.parameters, inventory.active_parameters)
 
 
-def torchtitan_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int, ...]:
+def torchtitan_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
     """What one microbatch keeps on each slot, in model order."""
     evaluation = TitanEvaluation(spec, inventory, layout)
-    return tuple(evaluation.parts(slot).chunk.saved_bytes for slot in layout.slots)
+    return tuple(KeptBytes(evaluation.parts(slot).chunk.saved_bytes) for slot in layout.slots)
 
 
 def _ranks(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from click import Choice
 
 from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import Overrides, SpecOrPlan
+from megaplan.hosts.registry import HOSTS
 from megaplan.terminal import output
 
 if TYPE_CHECKING:
@@ -17,24 +18,22 @@ if TYPE_CHECKING:
 LOSES = 1
 
 
-class Target(StrEnum):
-    """Hosts that have an exporter, and the formats of viewers."""
-
-    MEGATRON = "megatron"
-    TORCHTITAN = "torchtitan"
-    FSDP2 = "fsdp2"
-    DEEPSPEED = "deepspeed"
-    NANOTRON = "nanotron"
-    MAXTEXT = "maxtext"
-    CHROME_TRACE = "chrome-trace"
-    MEMORY_SNAPSHOT = "memory-snapshot"
+CHROME_TRACE, MEMORY_SNAPSHOT = "chrome-trace", "memory-snapshot"
+OF_HOSTS = tuple(name for name, host in HOSTS.items() if host.export is not None)
+TARGETS = (*OF_HOSTS, "fsdp2", "deepspeed", "nanotron", "maxtext", CHROME_TRACE, MEMORY_SNAPSHOT)
+"""Hosts and other frameworks that have an exporter, and the formats of viewers."""
 
 
 def export(
     subject: SpecOrPlan,
     *,
     host: Annotated[
-        Target, typer.Option("--to", help="Target framework; or chrome-trace (Perfetto) or memory-snapshot (pytorch.org/memory_viz).")
+        str,
+        typer.Option(
+            "--to",
+            click_type=Choice(TARGETS),
+            help="Target framework; or chrome-trace (Perfetto) or memory-snapshot (pytorch.org/memory_viz).",
+        ),
     ],
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 without output if the host cannot express all of the plan.")] = False,
@@ -47,11 +46,11 @@ def export(
     from megaplan.errors import Location, Severity  # noqa: PLC0415
     from megaplan.exporters.values import Source  # noqa: PLC0415
 
-    if host is Target.MEMORY_SNAPSHOT and target == STDOUT:
+    if host == MEMORY_SNAPSHOT and target == STDOUT:
         raise refuse("MP480", "--to memory-snapshot writes a binary file", "-o snapshot.pickle")
     given = load(subject, *(overrides or ()))
     source = Source(given.spec, given.inventory, given.layout)
-    if host in (Target.CHROME_TRACE, Target.MEMORY_SNAPSHOT):
+    if host in (CHROME_TRACE, MEMORY_SNAPSHOT):
         _write_step(host, source, target, force=force)
         output.report(given.diagnostics)
         return 0
@@ -77,8 +76,8 @@ def export(
     return LOSES if refused else 0
 
 
-def _write_step(host: Target, source: Source, target: str, *, force: bool) -> None:
-    if host is Target.CHROME_TRACE:
+def _write_step(host: str, source: Source, target: str, *, force: bool) -> None:
+    if host == CHROME_TRACE:
         from megaplan.exporters.chrome_trace import chrome_trace  # noqa: PLC0415
 
         write_new(target, chrome_trace(source), force=force)

@@ -98,7 +98,7 @@ class Kernels:
         self._model, self._load = spec.model, load
         mamba = spec.model.mamba
         self._scans = mamba is None or kernels_accept(mamba, spec.precision.activations)
-        self._runs = spec.host.name == "megarun" and spec.host.uses_triton
+        self._runs = spec.host.uses_triton
 
     def passes(self, op: Op, tokens: int) -> Passes | None:
         """Both passes of an op; None for a linear, for one kernel that is ideal, and for a scan of sizes that its kernels do not take."""

@@ -90,7 +90,7 @@ class PlainTorch:
 
     def __init__(self, spec: Spec, load: Workload) -> None:
         self._spec, self._load = spec, load
-        self._is_own = spec.host.name == "megarun"
+        self._is_own = spec.host.has_kernels
         attention, relations = spec.model.attention, spec.model.features.relation_bias is not None
         self._without: frozenset[str] = frozenset()  # ops of this spec that no kernel takes
         if attention is not None and not core_has_kernels(attention, spec.precision.activations, relations=relations):

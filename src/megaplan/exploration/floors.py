@@ -42,7 +42,7 @@ class Whole(NamedTuple):
 class Floors:
     """Of one model under host megarun."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, _spec: Spec | None = None) -> None:
         self._inventory = inventory
         self._wholes: dict[tuple[object, ...], Whole] = {}
         self._kept: dict[tuple[object, ...], int] = {}
@@ -181,13 +181,10 @@ class AnyFloors(Protocol):
 
 def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
     """Of the spec's host."""
-    if spec.host.name == "megarun":
-        return Floors(inventory)
-    if spec.host.name == "megatron":
-        from megaplan.exploration.megatron_floors import MegatronFloors  # noqa: PLC0415  (another host needs none of it)
-
-        return MegatronFloors(inventory, spec)
-    return NoFloors()
+    if spec.host.kind.floors is None:
+        return NoFloors()
+    floors: AnyFloors = spec.host.kind.floors(inventory, spec)
+    return floors
 
 
 class NoFloors:

@@ -11,8 +11,9 @@ from typing import Any
 from megaplan.dtypes import DType
 from megaplan.exporters.modules import TORCH_DTYPES
 from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.hosts.torchtitan import HOST
+from megaplan.hosts.torchtitan.limits import RECIPES
 from megaplan.schedules.registry import SCHEDULES
-from megaplan.spec.torchtitan_limits import RECIPES
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
 
 CARRIED = frozenset({
@@ -74,7 +75,7 @@ def export_torchtitan(source: Source) -> Exported:
 
 
 def _is_host(source: Source) -> bool:
-    return source.spec.host.name == "torchtitan"
+    return source.is_of(HOST.name)
 
 
 def _checkpoint(source: Source) -> str:

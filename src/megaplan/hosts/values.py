@@ -1,4 +1,4 @@
-"""The values of a host's saved-activation ledger."""
+"""The values of a host: its saved-activation ledger, the blocks of a rank that an explanation lists, and what it cannot run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
+from megaplan.inventory.tensors import Block
 
 
 class LedgerTensor(NamedTuple):
@@ -64,3 +65,66 @@ class BlockLedger(NamedTuple):
         """What is alive at the backward peak and not kept: gradients of intermediates and parameters, recomputed storages."""
         kept = {tensor.name for tensor in self.saved}
         return tuple(tensor for tensor in self.backward_live if tensor.name not in kept)
+
+
+class Held(NamedTuple):
+    """Equal blocks of a pipeline rank: the name of the first, and their count."""
+
+    name: str
+    block: Block
+    count: int
+
+    @property
+    def title(self) -> str:
+        """Name, count and family."""
+        more = f" and {self.count - 1} more like it" if self.count > 1 else ""
+        return f"{self.name}{more}, {self.block.family}"
+
+
+class Kept(NamedTuple):
+    """What a block keeps for backward.
+
+    Attributes:
+        title: Names the block.
+        rows: Cells of each tensor, largest first.
+        num_bytes: Their sum.
+    """
+
+    title: str
+    rows: list[tuple[str, ...]]
+    num_bytes: int
+
+
+class Explained(NamedTuple):
+    """The blocks of a pipeline rank.
+
+    Attributes:
+        held: The distinct ones, in execution order.
+        heads: Headings of the rows of what blocks keep.
+        kept: What each of them keeps, per microbatch in flight.
+    """
+
+    held: list[Held]
+    heads: tuple[str, ...]
+    kept: list[Kept]
+
+
+class Limit(NamedTuple):
+    """One thing that a host cannot take from a spec.
+
+    Attributes:
+        key: Dotted key of the spec.
+        detail: The values, and why.
+        fix: A change after which it can, or empty.
+        tensors: Whether other tensors would be made; else only what is computed, or when, differs.
+    """
+
+    key: str
+    detail: str
+    fix: str = ""
+    tensors: bool = True
+
+    @property
+    def fixes(self) -> tuple[str, ...]:
+        """The fix, where there is one."""
+        return (self.fix,) if self.fix else ()

@@ -36,7 +36,7 @@ def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tupl
     found = Diagnostics(check_rules(spec, document.source.locate))
     found.raise_errors()
     if broken := span_problems(
-        plan.spans, spec.model.num_layers, spec.mesh.pp, spec.mesh.vpp, may_be_empty=spec.host.may_leave_slots_empty
+        plan.spans, spec.model.num_layers, spec.mesh.pp, spec.mesh.vpp, may_be_empty=spec.host.kind.empty_slots
     ):
         options = " ".join(f"--set {override}" for override in overrides)
         hint = f"megaplan split SPEC {options} -o plan.json"

@@ -13,7 +13,7 @@ from megaplan.importers.megatron.arguments import Arguments, typed
 from megaplan.importers.megatron.stack import Stack
 from megaplan.importers.megatron.tokenizers import tokenizer_size
 from megaplan.spec.host import LoadBalancing
-from megaplan.spec.megatron_limits import CHUNK_SIZE
+from megaplan.hosts.megatron.limits import CHUNK_SIZE
 
 ROTARY = ("rope", "yarn")
 SCALING = ("use_rope_scaling", "rope_scaling_factor", "rotary_seq_len_interpolation_factor")

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.dtypes import DType
+from megaplan.errors import Diagnostic
 from megaplan.families.registry import families_of
-from megaplan.spec.megatron_limits import Limit
+from megaplan.hosts.values import Limit
+from megaplan.spec.context import Checked
 from megaplan.spec.models import GroupedQueryAttention, Spec
 from megaplan.spec.options import VALUES_ALONE, given_options
 from megaplan.spec.pattern import parse_pattern
@@ -17,6 +19,13 @@ from megaplan.spec.pattern import parse_pattern
 BLOCK = "AD"
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's word for each recipe that is priced."""
+
+
+def torchtitan_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """MP902."""
+    if checked.pattern is not None:
+        for limit in torchtitan_limits(checked.spec, checked.pattern.layers):
+            yield checked.error("MP902", limit.detail, limit.key, *limit.fixes)
 
 
 def torchtitan_limits(spec: Spec, letters: str) -> Iterator[Limit]:
