@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from megaplan.advice.changes import Edit, changed, moves, texts, together
 from megaplan.advice.pricing import Price, Pricer
+from megaplan.exploration.space import KINDS, SLOTS
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES
@@ -25,9 +26,6 @@ USEFUL = 14
 """Edits that pairs are made of: those of the smallest bounds."""
 LEAST = 100
 """A change is shown if its step is shorter by this part of the spec's at least."""
-SLOTS = (1, 2, 3, 4, 6, 8)
-KINDS = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules, as `megaplan search` has them; what a host refuses is no change."""
 
 
 class Faster(NamedTuple):

@@ -10,7 +10,8 @@ from megaplan.budget.values import RankBudget
 from megaplan.cli.topics import column_lines
 from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
-from megaplan.hosts.values import Explained, Held
+from megaplan.hosts.values import Explained
+from megaplan.inventory.tensors import Block
 from megaplan.layout.runs import runs_label, runs_of
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes
@@ -37,29 +38,26 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[Line]:
     found: Explained = host.explain(given.spec, given.inventory, given.layout, rank.coordinate["pp"])
     yield "", ""
     yield "parameters of each block on this rank, before state sharding", "bold"
-    for item in found.held:
-        yield from _parameters(given, item)
+    for title, block in found.held:
+        yield f"  {title}", ""
+        yield from _parameters(given, block)
     yield "", ""
     yield "saved for backward by each block, per microbatch in flight", "bold"
     texts = [index for index, head in enumerate(found.heads) if head != "bytes"]
-    for kept in found.kept:
-        yield f"  {kept.title}: {format_bytes(kept.num_bytes)}", ""
-        if kept.rows:
-            yield from _plain(table([found.heads, *kept.rows], left=texts, indent="    "))
+    for title, num_bytes, tensors in found.kept:
+        yield f"  {title}: {format_bytes(num_bytes)}", ""
+        if tensors:
+            yield from _plain(table([found.heads, *tensors], left=texts, indent="    "))
 
 
-def _parameters(given: LoadedJob, item: Held) -> Iterator[Line]:
+def _parameters(given: LoadedJob, block: Block) -> Iterator[Line]:
     mesh = given.spec.mesh
     rows = [("tensor", "shape", "elements", "column", "group")]
-    for tensor in item.block.tensors:
+    for tensor in block.tensors:
         shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
-        rows.append((tensor.name, _shape(shape), f"{prod(shape):,}", str(OWNER_COLUMNS[tensor.owner]), str(tensor.group)))
-    yield f"  {item.title}", ""
+        sizes = f"[{', '.join(map(str, shape))}]", f"{prod(shape):,}"
+        rows.append((tensor.name, *sizes, str(OWNER_COLUMNS[tensor.owner]), str(tensor.group)))
     yield from _plain(table(rows, left=(0, 1, 3, 4), indent="    "))
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
 
 
 def _plain(lines: Iterator[str] | Sequence[str]) -> Iterator[Line]:

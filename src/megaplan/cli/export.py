@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from click import Choice
 
 from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import Overrides, SpecOrPlan
@@ -16,24 +16,20 @@ if TYPE_CHECKING:
     from megaplan.exporters.values import Source
 
 LOSES = 1
-
-
 CHROME_TRACE, MEMORY_SNAPSHOT = "chrome-trace", "memory-snapshot"
-OF_HOSTS = tuple(name for name, host in HOSTS.items() if host.export is not None)
-TARGETS = (*OF_HOSTS, "fsdp2", "deepspeed", "nanotron", "maxtext", CHROME_TRACE, MEMORY_SNAPSHOT)
-"""Hosts and other frameworks that have an exporter, and the formats of viewers."""
+OTHERS = ("fsdp2", "deepspeed", "nanotron", "maxtext", CHROME_TRACE, MEMORY_SNAPSHOT)
+"""Frameworks that are no host and have an exporter, and the formats of viewers."""
+if TYPE_CHECKING:
+    Target = str
+else:
+    Target = StrEnum("Target", [(name, name) for name in (*(name for name, host in HOSTS.items() if host.export), *OTHERS)])
 
 
 def export(
     subject: SpecOrPlan,
     *,
     host: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            click_type=Choice(TARGETS),
-            help="Target framework; or chrome-trace (Perfetto) or memory-snapshot (pytorch.org/memory_viz).",
-        ),
+        Target, typer.Option("--to", help="Target framework; or chrome-trace (Perfetto) or memory-snapshot (pytorch.org/memory_viz).")
     ],
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 without output if the host cannot express all of the plan.")] = False,
@@ -76,7 +72,7 @@ def export(
     return LOSES if refused else 0
 
 
-def _write_step(host: str, source: Source, target: str, *, force: bool) -> None:
+def _write_step(host: Target, source: Source, target: str, *, force: bool) -> None:
     if host == CHROME_TRACE:
         from megaplan.exporters.chrome_trace import chrome_trace  # noqa: PLC0415
 

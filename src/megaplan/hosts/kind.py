@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -15,20 +16,14 @@ class Later:
     A host's value is read from the rules of a spec up to the command line, and names functions of all these layers.
     """
 
-    __slots__ = ("_found", "place")
-
     def __init__(self, place: str) -> None:
         """`place`: `module:name`."""
-        self.place = place
-        self._found: Any = None
+        self._module, _, self._name = place.partition(":")
 
-    @property
+    @cached_property
     def value(self) -> Any:
         """The function itself."""
-        if self._found is None:
-            module, _, name = self.place.partition(":")
-            self._found = getattr(import_module(module), name)
-        return self._found
+        return getattr(import_module(self._module), self._name)
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function; the caller declares the type of the result."""
@@ -40,13 +35,13 @@ class HostKind(NamedTuple):
 
     Attributes:
         name: `host.name` of a spec.
-        keys: Keys of the section `host` that it reads, beside the name. What follows from a key, as its place in a search, asks for the key.
+        keys: Keys of the section `host` that it reads, beside the name. Code of a key, as its place in a search, asks for the key.
         holds: What it keeps in each column.
         describe: From the section `host`, the words of a report's header.
         budget: `(spec, inventory, layout) -> Budget`.
         kept: `(spec, inventory, layout) -> tuple[KeptBytes, ...]`, for each slot in model order.
         explain: `(spec, inventory, layout, pp_rank) -> Explained`: blocks of a pipeline rank, and the tensors that these keep.
-        sums: `(spec, inventory, layout, usable_bytes, measured)` -> for each pipeline rank, sums of bytes that every split which fits keeps.
+        sums: `(spec, inventory, layout, usable_bytes, measured)` -> for each pipeline rank, sums that every split which fits keeps.
         limits: `(checked)` -> diagnostics of what it cannot run, or is not priced with.
         peaks: `(spec, inventory, memo)` -> `(layout, stages) -> (peaks, work)`, of single pipeline ranks; else the budget's are taken.
         floors: `(inventory, spec) -> AnyFloors`, bounds of the peak over all cuts. A host without them is not searched.

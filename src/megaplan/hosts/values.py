@@ -67,46 +67,18 @@ class BlockLedger(NamedTuple):
         return tuple(tensor for tensor in self.backward_live if tensor.name not in kept)
 
 
-class Held(NamedTuple):
-    """Equal blocks of a pipeline rank: the name of the first, and their count."""
-
-    name: str
-    block: Block
-    count: int
-
-    @property
-    def title(self) -> str:
-        """Name, count and family."""
-        more = f" and {self.count - 1} more like it" if self.count > 1 else ""
-        return f"{self.name}{more}, {self.block.family}"
-
-
-class Kept(NamedTuple):
-    """What a block keeps for backward.
-
-    Attributes:
-        title: Names the block.
-        rows: Cells of each tensor, largest first.
-        num_bytes: Their sum.
-    """
-
-    title: str
-    rows: list[tuple[str, ...]]
-    num_bytes: int
-
-
 class Explained(NamedTuple):
-    """The blocks of a pipeline rank.
+    """What `estimate --explain` lists of a pipeline rank.
 
     Attributes:
-        held: The distinct ones, in execution order.
-        heads: Headings of the rows of what blocks keep.
-        kept: What each of them keeps, per microbatch in flight.
+        held: Title of each distinct block, in execution order, and the block.
+        heads: Headings of the rows of what is kept.
+        kept: Of each block or operator what it keeps per microbatch in flight: title, bytes, and a row of each tensor, largest first.
     """
 
-    held: list[Held]
+    held: list[tuple[str, Block]]
     heads: tuple[str, ...]
-    kept: list[Kept]
+    kept: list[tuple[str, int, list[tuple[str, ...]]]]
 
 
 class Limit(NamedTuple):

@@ -33,7 +33,10 @@ LINES: dict[str, list[tuple[str, str]]] = {
         ("(MEGARUN, MEGATRON, TORCHTITAN", ", TOY"),
     ],
     "src/megaplan/spec/host.py": [
-        ("        compile_model: torch.compile of every transformer block.\n", "        copies: Whole copies of a stage that a rank holds.\n"),
+        (
+            "        compile_model: torch.compile of every transformer block.\n",
+            "        copies: Whole copies of a stage that a rank holds.\n",
+        ),
         ("    compile_model: StrictBool = False\n", "    copies: PositiveInt = 2\n"),
     ],
 }

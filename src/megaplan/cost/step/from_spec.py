@@ -175,4 +175,5 @@ def _stages(spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int])
 
 @lru_cache(maxsize=64)
 def letters_of(pattern: str, num_layers: int) -> str:
+    """The expanded pattern."""
     return parse_pattern(pattern, num_layers).layers

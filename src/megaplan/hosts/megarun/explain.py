@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from megaplan.columns import Column
 from megaplan.hosts.megarun.ledger import block_ledger, makes_of
-from megaplan.hosts.values import BlockLedger, Explained, Held, Kept, LedgerTensor
+from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.values import Layout, Slot
 from megaplan.spec.models import Spec
@@ -27,17 +27,17 @@ def explained(
     ledger_of: Callable[[Spec, str, Block], BlockLedger],
 ) -> Explained:
     """Blocks of some slots; copies that only share a storage are among them. `makes`: by name, equal for blocks that are equal."""
-    found: dict[Hashable, Held] = {}
+    found: dict[Hashable, list[str]] = {}
     for name in (name for slot in slots for name in slot.blocks):
-        before = found.get(makes[name])
-        found[makes[name]] = before._replace(count=before.count + 1) if before else Held(name, inventory.block(name), 1)
-    held = list(found.values())
-    return Explained(held, HEADS, [_kept(each.title, ledger_of(spec, each.name, each.block)) for each in held])
-
-
-def _kept(title: str, ledger: BlockLedger) -> Kept:
-    tensors = sorted(ledger.saved, key=lambda tensor: (-tensor.bytes, tensor.name))
-    return Kept(title, list(map(_cells, tensors)), sum(tensor.bytes for tensor in tensors))
+        found.setdefault(makes[name], []).append(name)
+    held, kept = [], []
+    for name, *others in found.values():
+        block = inventory.block(name)
+        title = f"{name}{f' and {len(others)} more like it' if others else ''}, {block.family}"
+        tensors = sorted(ledger_of(spec, name, block).saved, key=lambda tensor: (-tensor.bytes, tensor.name))
+        held.append((title, block))
+        kept.append((title, sum(tensor.bytes for tensor in tensors), list(map(_cells, tensors))))
+    return Explained(held, HEADS, kept)
 
 
 def _cells(tensor: LedgerTensor) -> tuple[str, ...]:

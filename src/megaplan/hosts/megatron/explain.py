@@ -5,7 +5,7 @@ from __future__ import annotations
 from megaplan.hosts.megarun.explain import explain as of_families
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.saved import operator, operators
-from megaplan.hosts.values import Explained, Kept
+from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
@@ -18,5 +18,5 @@ def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> E
     for letter in dict.fromkeys(own):
         sizes = sorted(operator(job, letter).items(), key=lambda item: (-item[1], item[0]))
         rows: list[tuple[str, ...]] = [(name, f"{size:,}") for name, size in sizes]
-        kept.append(Kept(f"{letter}, {own.count(letter)} on this rank", rows, sum(size for _, size in sizes)))
+        kept.append((f"{letter}, {own.count(letter)} on this rank", sum(size for _, size in sizes), rows))
     return Explained(of_families(spec, inventory, layout, pp_rank).held, ("tensor", "bytes"), kept)

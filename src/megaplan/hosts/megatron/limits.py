@@ -13,6 +13,7 @@ from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megatron import HOST
 from megaplan.hosts.values import Limit
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.context import Checked
@@ -29,7 +30,6 @@ PRICED_OPTIONS = frozenset({
     "model.features.mtp.bias", "model.features.mtp.experts", "model.features.mtp.pattern",
 })  # fmt: skip
 """Options of blocks that the byte model of Megatron-Core has terms for."""
-LOOPS = ("1f1b", "interleaved_1f1b")
 MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_blockwise": "blockwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 """Megatron's word for each recipe that it has."""
 
@@ -258,8 +258,10 @@ def _features(spec: Spec) -> Iterator[Limit]:
 
 def _parallel(spec: Spec) -> Iterator[Limit]:
     mesh, schedule = spec.mesh, spec.schedule
-    if schedule.kind not in LOOPS:
-        yield Limit("schedule.kind", f"schedule.kind = {schedule.kind}, and Megatron runs {' and '.join(LOOPS)}", "schedule: {kind: 1f1b}")
+    if schedule.kind not in HOST.schedules:
+        yield Limit(
+            "schedule.kind", f"schedule.kind = {schedule.kind}, and Megatron runs {' and '.join(HOST.schedules)}", "schedule: {kind: 1f1b}"
+        )
     group = spec.host.microbatch_group_size or mesh.pp
     if schedule.kind == "interleaved_1f1b" and schedule.num_microbatches % group:
         detail = f"schedule.num_microbatches = {schedule.num_microbatches}, and Megatron interleaves whole groups of {group}"

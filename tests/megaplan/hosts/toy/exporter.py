@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from megaplan.exporters.values import Exported, Source, complete
 from megaplan.hosts.toy import HOST
+
+from megaplan.exporters.values import Exported, Source, complete
 
 
 def export_toy(source: Source) -> Exported:
