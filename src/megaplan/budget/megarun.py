@@ -55,11 +55,6 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
     return Budget(device, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
 
 
-def unpadded_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
-    """The budget as if shards were not padded."""
-    return megarun_budget(spec, inventory, layout, padded=False)
-
-
 def evaluate(
     spec: Spec,
     inventory: Inventory,

@@ -45,13 +45,12 @@ class HostKind(NamedTuple):
         limits: `(checked)` -> diagnostics of what it cannot run, or is not priced with.
         peaks: `(spec, inventory, memo)` -> `(layout, stages) -> (peaks, work)`, of single pipeline ranks; else the budget's are taken.
         floors: `(inventory, spec) -> AnyFloors`, bounds of the peak over all cuts. A host without them is not searched.
-        unpadded: `(spec, inventory, layout) -> Budget` as if shards were not padded.
         step: `(spec) -> (Software, Recomputed)`, for the step-time model of frameworks.
         import_: The command `megaplan import NAME`.
         export: `(source) -> Exported`.
         topic: Paragraphs of `megaplan explain NAME`.
         schedules: Those that searches and advice try; empty for all.
-        trained: megarun trains it: the formulas of columns are of its budget, a step is its replayed schedule, and adapters are priced.
+        trained: megarun trains it: formulas of columns and padding are of its budget, its step is a replayed schedule, adapters are priced.
         own_layers: Its layers are not the families' operations: positions, norms and prediction modules are its own.
         vocab_with_tp: Embedding and head are sharded over the vocabulary wherever mesh.tp is above 1.
         reshards: Searches and advice vary sharding.reshard_after_forward.
@@ -71,7 +70,6 @@ class HostKind(NamedTuple):
     limits: Later | None = None
     peaks: Later | None = None
     floors: Later | None = None
-    unpadded: Later | None = None
     step: Later | None = None
     import_: Later | None = None
     export: Later | None = None

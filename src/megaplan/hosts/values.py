@@ -54,18 +54,6 @@ class BlockLedger(NamedTuple):
     forward_live: tuple[LedgerTensor, ...] = ()
     backward_live: tuple[LedgerTensor, ...] = ()
 
-    @property
-    def forward_working(self) -> tuple[LedgerTensor, ...]:
-        """What is alive at the forward peak and not kept."""
-        kept = {tensor.name for tensor in self.saved}
-        return tuple(tensor for tensor in self.forward_live if tensor.name not in kept)
-
-    @property
-    def backward_working(self) -> tuple[LedgerTensor, ...]:
-        """What is alive at the backward peak and not kept: gradients of intermediates and parameters, recomputed storages."""
-        kept = {tensor.name for tensor in self.saved}
-        return tuple(tensor for tensor in self.backward_live if tensor.name not in kept)
-
 
 class Explained(NamedTuple):
     """What `estimate --explain` lists of a pipeline rank.

@@ -20,7 +20,7 @@ from megaplan.spec.host import Host
 PACKAGE = Path(megaplan.__file__).parent
 NAMES = "|".join(HOSTS)
 ASKS = re.compile(rf"host\.name ==|host\.name in|\.host\.name|name\s*(?:==|!=|in)\s*\(?[\"'](?:{NAMES})[\"']")
-CALLED = {"budget", "kept", "explain", "limits", "peaks", "sums", "floors", "unpadded", "step", "export"}
+CALLED = {"budget", "kept", "explain", "limits", "peaks", "sums", "floors", "step", "export"}
 """Fields that have a function; `import_` is a command, whose options are the host's own, and `topic` a text."""
 
 

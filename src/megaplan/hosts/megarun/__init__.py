@@ -34,6 +34,5 @@ HOST = HostKind(
     peaks=Later("megaplan.budget.megarun:MegarunPeaks"),
     sums=Later("megaplan.partition.layer_bytes:necessary_limits"),
     floors=Later("megaplan.exploration.floors:Floors"),
-    unpadded=Later("megaplan.budget.megarun:unpadded_budget"),
     trained=True,
 )
