@@ -28,7 +28,7 @@ from megaplan.tuples import new
 
 GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
 WORK_OF_LAYER = 6
-"""Of a layer on one rank of its stage, in steps of about a microsecond; on the ranks with other shards, twice."""
+"""Work of a layer on one rank of its stage, in steps of about a microsecond; on the ranks with other shards, twice."""
 SEQUENTIAL_FAMILIES = frozenset(family.letter for family in FAMILIES.values() if family.in_pieces)
 """Letters of which the ranks of a CP group differ in what they hold while state is relayed."""
 
@@ -145,7 +145,7 @@ def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk
 
 
 def megarun_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
-    """What one microbatch keeps on each slot, in model order."""
+    """Bytes that one microbatch keeps on each slot, in model order."""
     return tuple(KeptBytes(chunk.saved_bytes, chunk.waiting_bytes) for chunk in slot_chunks(spec, inventory, layout))
 
 

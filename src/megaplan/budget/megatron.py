@@ -100,7 +100,7 @@ def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
 
 
 def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
-    """What one microbatch keeps on each slot, in model order."""
+    """Bytes that one microbatch keeps on each slot, in model order."""
     kept = [0] * len(layout.slots)
     for job in jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout):
         for slot, own in zip(layout.of_rank(job.pp_rank or 0), job.chunks, strict=True):

@@ -1,4 +1,4 @@
-"""What one microbatch keeps on each slot, and what a rank so holds over a replayed step."""
+"""Bytes that one microbatch keeps on each slot, and that a rank therefore holds over a replayed step."""
 
 from __future__ import annotations
 

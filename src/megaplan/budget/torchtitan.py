@@ -180,7 +180,7 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budge
 
 
 def torchtitan_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
-    """What one microbatch keeps on each slot, in model order."""
+    """Bytes that one microbatch keeps on each slot, in model order."""
     evaluation = TitanEvaluation(spec, inventory, layout)
     return tuple(KeptBytes(evaluation.parts(slot).chunk.saved_bytes) for slot in layout.slots)
 

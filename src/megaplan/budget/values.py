@@ -125,7 +125,7 @@ class StageBudget(NamedTuple):
 
 
 class KeptBytes(NamedTuple):
-    """What one microbatch keeps on a slot, all columns, the stage's output included.
+    """Bytes that one microbatch keeps on a slot, all columns, the stage's output included.
 
     Attributes:
         full: From the start of F to the end of B, or of I where the backward is split.

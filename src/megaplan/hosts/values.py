@@ -38,7 +38,7 @@ class LedgerTensor(NamedTuple):
 
 
 class BlockLedger(NamedTuple):
-    """What one block keeps, and needs for a moment, per microbatch.
+    """The tensors that one block keeps, and needs temporarily, per microbatch.
 
     The block's input is never listed: it is the output of the block before, or a receive buffer.
 
@@ -56,7 +56,7 @@ class BlockLedger(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """What `estimate --explain` lists of a pipeline rank.
+    """The blocks of a pipeline rank, for `estimate --explain`.
 
     Attributes:
         held: Title of each distinct block, in execution order, and the block.

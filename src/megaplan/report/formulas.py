@@ -12,7 +12,7 @@ Fields = dict[str, str]
 
 
 def column_formulas(host: HostKind) -> dict[str, Fields]:
-    """Of every column, and of the memory outside torch's allocator; the formulas of columns are those of a host that megarun trains."""
+    """Texts of every column, and of the memory outside torch; formulas of columns are those of a host that megarun trains."""
     found = {"reserve": _column("reserve")}
     for column in Column:
         found[str(column)] = _column(column) if host.trained else {}
@@ -32,7 +32,7 @@ def _column(name: str) -> Fields:
 
 
 def term_formulas() -> dict[str, Fields]:
-    """Of the terms of the step-time model."""
+    """Texts of the terms of the step-time model."""
     return {
         name: {"is": term.summary, "formula": term.formula, "units": term.unit, "source": term.source, "example": term.example}
         for name, term in STEP_TERMS.items()

@@ -17,7 +17,7 @@ Unpriced = Literal["distillation", "fsdp", "layer_wise_param_layout", "optimizer
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
 Framework = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
 RESERVED_PERCENT = 10
-"""What torch reserves above the pools of torchtitan's streams: fitted, see docs/reference/accuracy-torchtitan.md."""
+"""Percent that torch reserves above the pools of torchtitan's streams: fitted, see docs/reference/accuracy-torchtitan.md."""
 EXPANDABLE_PERCENT = 2
 """Megatron's reserved above allocated with expandable segments; Megatron-Bridge's cards of a hybrid state 2 to 8."""
 RELEASED = ("megatron-bridge", "nemo")
@@ -153,7 +153,7 @@ class Host(Section):
 
     @property
     def kind(self) -> HostKind:
-        """What megaplan knows of the host."""
+        """The value of the host: its keys, facts and functions."""
         return HOSTS[self.name]
 
     @property

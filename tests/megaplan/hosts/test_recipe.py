@@ -40,7 +40,7 @@ LINES: dict[str, list[tuple[str, str]]] = {
         ("    compile_model: StrictBool = False\n", "    copies: PositiveInt = 2\n"),
     ],
 }
-"""What a copy of megaplan needs to plan the toy: (text of the file, what is put after it)."""
+"""Lines that a copy of megaplan needs to plan the toy: (text of the file, what is put after it)."""
 
 SPEC = """
 format: megaplan.spec/1

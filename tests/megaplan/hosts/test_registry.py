@@ -71,13 +71,13 @@ def test_a_value_is_whole(name: str) -> None:
     ],
 )
 def test_a_question_for_a_name_is_found(text: str, asks: bool) -> None:
-    """As code asks it."""
+    """The pattern finds the forms in which code compares a name."""
     assert bool(ASKS.search(text)) is asks
 
 
 @pytest.mark.skipif(not (Path(__file__).parents[3] / "src").is_dir(), reason="needs the sources")
 def test_no_file_outside_hosts_asks_for_a_hosts_name() -> None:
-    """But the exporters' common one, where a target is the spec's own host."""
+    """Only the exporters' common file does: a target may be the spec's own host."""
     files = [path for path in sorted(PACKAGE.rglob("*.py")) if PACKAGE / "hosts" not in path.parents]
     asking = [path.relative_to(PACKAGE).as_posix() for path in files if ASKS.search(path.read_text(encoding="utf-8"))]
     assert asking == ["exporters/values.py"], "a host is a value: ask a field of `spec.host.kind`"

@@ -1,4 +1,4 @@
-"""What megarun's ledger has no terms for."""
+"""Rules of host megarun: options and recipes that its ledger has no terms for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def megarun_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _recipe(checked: Checked) -> Iterator[Diagnostic]:
-    """What of a low-precision recipe megarun's ledger has no terms for."""
+    """Refuse keys of a low-precision recipe that megarun's ledger has no terms for."""
     recipe = checked.spec.precision.recipe
     if recipe is None:
         return
@@ -44,7 +44,7 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _options(checked: Checked) -> Iterator[Diagnostic]:
-    """Options of a model that Megatron's byte model has terms for and megarun's ledger has not."""
+    """Refuse options of a model that Megatron's byte model has terms for and megarun's ledger has not."""
     for option in given_options(checked.spec.model):
         of_grouped = option.key == "model.attention.output_bias" and isinstance(checked.spec.model.attention, GroupedQueryAttention)
         if option.key not in OF_MEGATRON or of_grouped:

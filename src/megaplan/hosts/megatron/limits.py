@@ -1,4 +1,4 @@
-"""What of a spec Megatron-Core cannot run as it is written, or runs otherwise without another tensor.
+"""Rules of host megatron: what Megatron-Core cannot run as it is written, or runs otherwise without another tensor.
 
 Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py`, `megatron/core/transformer/transformer_config.py` and
 `megatron/training/arguments.py` at d98e8a64.
@@ -22,7 +22,7 @@ from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, 
 from megaplan.spec.options import ROUTING, SCALES, VALUES_ALONE, given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
-"""Of Megatron's Mamba mixer; no launch argument changes them."""
+"""Constants of Megatron's Mamba mixer; no launch argument changes them."""
 PRICED_OPTIONS = frozenset({
     "model.norm", "model.learned_positions", "model.attention.output_bias", "model.attention.bias", "model.attention.rotary_dim",
     "model.attention.latent_norm", "model.attention.sinks", "model.attention.gate", "model.mlp.bias",
@@ -35,7 +35,7 @@ MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_
 
 
 MOST_EXPERTS = 4096
-"""Of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
+"""Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
 
 
 WHY_UNPRICED = {
@@ -99,7 +99,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """What GPTModel cannot take beside: its layers are an A and the D or E after it."""
+    """Limits of GPTModel in addition: its layers are an A and the D or E after it."""
     pairs = [letters[index : index + 2] for index in range(0, len(letters), 2)]
     odd = next((index for index, pair in enumerate(pairs) if pair not in ("AD", "AE", "GD", "GE")), None)
     if odd is not None:
@@ -355,7 +355,7 @@ def _state(spec: Spec) -> Iterator[Limit]:
 
 
 def _low_precision(spec: Spec) -> Iterator[Limit]:
-    """What Megatron-Core takes no recipe for."""
+    """Recipes, and keys of one, that Megatron-Core has no counterpart of."""
     recipe = spec.precision.recipe
     if recipe is None:
         return

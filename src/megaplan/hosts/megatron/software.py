@@ -43,7 +43,7 @@ def _software(spec: Spec) -> Software:
 
 
 def _graphs(host: Host) -> frozenset[str]:
-    """What runs from CUDA graphs, in the step model's words."""
+    """The parts that run from CUDA graphs, in the step model's words."""
     if host.cuda_graphs == "iteration":
         return frozenset({"full"})
     return frozenset(host.cuda_graph_modules or get_args(GraphModule)) if host.cuda_graphs == "layers" else frozenset()

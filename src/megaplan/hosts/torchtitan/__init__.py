@@ -9,7 +9,7 @@ from megaplan.hosts.kind import HostKind, Later
 
 
 def _compiled(host: Any) -> str:
-    """What torch.compile runs of the model and the loss."""
+    """The parts that torch.compile runs."""
     parts = [name for name, compiled in (("blocks", host.compile_model), ("loss", host.compile_loss)) if compiled]
     return f"{' and '.join(parts)} compiled" if parts else "eager"
 

@@ -1,4 +1,4 @@
-"""What of a spec torchtitan does not run, or runs with tensors that its ledger here does not list.
+"""Rules of host torchtitan: what it does not run, or runs with tensors that its ledger here does not list.
 
 Source: torchtitan/models/llama3, qwen3, distributed/fsdp.py and config/configs.py of pytorch/torchtitan at b5bcd76c.
 """

@@ -1,4 +1,4 @@
-"""What the toy host cannot run."""
+"""Rules of the toy host."""
 
 from __future__ import annotations
 
