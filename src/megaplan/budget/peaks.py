@@ -21,7 +21,7 @@ WORK_OF_STAGE, WORK_OF_JOB_LAYER = 300, 200
 
 
 class StagePeaks:
-    """Peaks of pp ranks, equal to those of `build_budget`. Blocks and schedule are evaluated once, a pp rank once for each set of its spans.
+    """Peaks of pp ranks, equal to those of `build_budget`. Blocks and schedule are evaluated once, a rank once for each set of its spans.
 
     A pp rank's budget depends on its own slots alone: on their layers, and on whether they are the first or the last of the model.
 
