@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from megaplan.devices import load_device
 from megaplan.dtypes import DType
+from megaplan.hosts.megarun.limits import BLOCKS
+from megaplan.hosts.megatron.limits import MEGATRON_RECIPES
 from megaplan.low_precision import GENERATIONS, TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
-from megaplan.spec.host_rules import BLOCKS
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
-from megaplan.spec.megatron_limits import MEGATRON_RECIPES
 from megaplan.spec.models import Spec
 from random_plans.choices import Draw, Scope
 

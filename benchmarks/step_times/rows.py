@@ -10,9 +10,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from megaplan.cost.step import from_spec
 from megaplan.cost.step.frameworks import framework
-from megaplan.cost.step.from_spec import workload_of
+from megaplan.cost.step.from_spec import step_of, workload_of
 from megaplan.cost.step.low_rank import adapters
 from megaplan.cost.step.workload import (
     AttentionShape,
@@ -50,7 +49,7 @@ def workload(row: Row) -> StepWorkload:
     spec = specs.spec_of(row)
     if isinstance(spec, str):
         return direct(row)
-    found = workload_of(spec, specs.spans(spec), specs.owners(spec), software_of(row), recomputed_of(row))
+    found = workload_of(spec, specs.spans(spec), specs.owners(spec), (software_of(row), recomputed_of(row)))
     return replace(found, batch=batch_of(row))
 
 
@@ -61,7 +60,7 @@ def launch_is_said(row: Row) -> bool:
         return False
     if not framework(alone.name).releases:
         alone = alone._replace(release=None)  # no constant depends on it
-    return (from_spec.software_of(spec), from_spec.recomputed_of(spec)) == (alone, recomputed_of(row))
+    return spec.host.kind.step is not None and step_of(spec) == (alone, recomputed_of(row))
 
 
 def spec_path(row: Row) -> str | None:

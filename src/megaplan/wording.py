@@ -38,6 +38,11 @@ def show(value: Any) -> str:
     return _scalar(value)
 
 
+def argument(value: Any) -> str:
+    """A value of the spec as `--set KEY=VALUE` takes it, whole."""
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else value if isinstance(value, str) else _scalar(value)
+
+
 def _inside(item: Any) -> str:
     """An item of a list: a short list of scalars is shown, anything deeper is not."""
     if isinstance(item, list | tuple):

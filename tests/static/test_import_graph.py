@@ -19,6 +19,10 @@ SOURCES = (ROOT / "src", ROOT / "kernels")
 MOST_MODULES_AT_ROOT = 12
 TWO_WAY = {
     ("megaplan.families", "megaplan.inventory"): "a family makes tensors (inventory.tensors); inventory.build asks every family for them",
+    (
+        "megaplan.hosts",
+        "megaplan.spec",
+    ): "hosts read a spec; its section host reads their values (hosts.registry)",
     ("megaplan.inventory", "megaplan.spec"): "inventory.build reads a spec; the rules of LoRA name the tensors that take adapters",
     ("megarun.data", "megarun.parallel"): "data cuts rows by parallel.groups; parallel.apply feeds batches to a schedule",
     ("megarun.model", "megarun.parallel"): "blocks call parallel.groups; parallel.apply wraps built stages",

@@ -13,6 +13,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.models import LatentAttention, Spec
 from megaplan.spec.pattern import parse_pattern
+from megaplan.wording import argument
 
 AXES = ("pp", "cp", "tp", "dp_shard", "dp_replicate")
 """Axes whose product is the number of GPUs."""
@@ -98,7 +99,7 @@ def changed(spec: Spec, edits: Sequence[Edit]) -> Spec | None:
     values.update({f"mesh.{axis}": int(degree) for axis, degree in degrees.items()})
     if values["mesh.pp"] == 1:
         values.update({"schedule.kind": "1f1b", "mesh.vpp": 1})
-    if spec.host.name == "megatron":
+    if spec.host.kind.vocab_with_tp:
         values["mesh.vocab_parallel"] = values["mesh.tp"] > 1
     elif values["mesh.tp"] == 1:
         values["mesh.vocab_parallel"] = False
@@ -117,7 +118,7 @@ def together(edits: Sequence[Edit], size: int) -> Iterator[tuple[Edit, ...]]:
 
 def texts(before: Spec, after: Spec) -> tuple[str, ...]:
     """`KEY=VALUE` of everything that differs."""
-    return tuple(f"{key}={_text(value_of(after, key))}" for key in KEYS if value_of(before, key) != value_of(after, key))
+    return tuple(f"{key}={argument(value_of(after, key))}" for key in KEYS if value_of(before, key) != value_of(after, key))
 
 
 def value_of(spec: Spec, key: str) -> Any:
@@ -146,14 +147,14 @@ def _divide_batch(spec: Spec, values: dict[str, Any]) -> bool:
 
 
 def _policies(spec: Spec) -> Iterator[Edit]:
-    megatron, mesh = spec.host.name == "megatron", spec.mesh
-    if not megatron and not spec.sharding.reshard_after_forward:
+    host, mesh = spec.host.kind, spec.mesh
+    if host.reshards and not spec.sharding.reshard_after_forward:
         yield Edit("reshard", (("sharding.reshard_after_forward", True),))
-    if not megatron and mesh.tp > 1 and not mesh.vocab_parallel:
+    if not host.vocab_with_tp and mesh.tp > 1 and not mesh.vocab_parallel:
         yield Edit("vocabulary", (("mesh.vocab_parallel", True),))
-    if megatron and not spec.host.distributed_optimizer:
+    if "distributed_optimizer" in host.keys and not spec.host.distributed_optimizer:
         yield Edit("optimizer", (("host.distributed_optimizer", True),))
-    yield from _megatron_recompute(spec) if megatron else _recompute(spec)
+    yield from _recompute_modules(spec) if "recompute_modules" in host.keys else _recompute(spec)
 
 
 def _recompute(spec: Spec) -> Iterator[Edit]:
@@ -170,8 +171,8 @@ def _recompute(spec: Spec) -> Iterator[Edit]:
             yield Edit("recompute", (("recompute.default", policy), *blocks))
 
 
-def _megatron_recompute(spec: Spec) -> Iterator[Edit]:
-    """Its modules, and full recompute, which takes none of them beside it."""
+def _recompute_modules(spec: Spec) -> Iterator[Edit]:
+    """Modules of selective recompute, and full recompute, which takes none of them beside it."""
     host, letters, attends = spec.host, _letters(spec), spec.recompute.of("A") == "selective"
     if host.recompute_num_layers is not None:
         return
@@ -195,7 +196,7 @@ def _batches(spec: Spec) -> Iterator[Edit]:
         yield Edit("batch", (("batch.micro_batch_size", size),))
     if size > 1:
         yield Edit("batch", (("batch.micro_batch_size", 1),))
-    if spec.host.name == "megarun" and spec.mesh.pp > 1:  # fewer receive buffers, and under gpipe fewer microbatches in flight
+    if spec.host.kind.trained and spec.mesh.pp > 1:  # fewer receive buffers, and under gpipe fewer microbatches in flight
         for parts in divisors(schedule.num_microbatches)[1:]:
             yield Edit("steps", (("schedule.steps_per_update", schedule.steps_per_update * parts),))
 
@@ -224,11 +225,3 @@ def _with(spec: Spec, values: dict[str, Any]) -> Spec:
         elif getattr(getattr(spec, section), name) != value:
             sections.setdefault(section, {})[name] = value
     return spec.model_copy(update={name: getattr(spec, name).model_copy(update=update) for name, update in sections.items()})
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)

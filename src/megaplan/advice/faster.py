@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from megaplan.advice.changes import Edit, changed, moves, texts, together
 from megaplan.advice.pricing import Price, Pricer
+from megaplan.exploration.space import KINDS, SLOTS
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES
@@ -25,10 +26,6 @@ USEFUL = 14
 """Edits that pairs are made of: those of the smallest bounds."""
 LEAST = 100
 """A change is shown if its step is shorter by this part of the spec's at least."""
-SLOTS = (1, 2, 3, 4, 6, 8)
-KINDS = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
-MEGATRON_KINDS = ("1f1b", "interleaved_1f1b")
-"""Schedules, and those of host megatron: as `megaplan search` has them; what a host refuses is no change."""
 
 
 class Faster(NamedTuple):
@@ -108,7 +105,7 @@ def _schedules(spec: Spec) -> Iterator[Edit]:
     if spec.mesh.pp == 1:
         return
     own = spec.schedule.kind, spec.mesh.vpp
-    for kind in MEGATRON_KINDS if spec.host.name == "megatron" else KINDS:
+    for kind in spec.host.kind.schedules or KINDS:
         schedule = SCHEDULES[kind]
         slots = {"single": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]
         for vpp in slots:
@@ -133,15 +130,13 @@ def _policies(spec: Spec) -> Iterator[Edit]:
     if len(again) > 1:
         yield Edit("recompute", tuple((f"recompute.blocks.{letter}", "none") for letter in again))
     host = spec.host
-    if host.name == "megatron":
-        if host.recompute_num_layers is not None:
-            yield Edit("recompute", (("host.recompute_num_layers", None),))
-        if host.recompute_modules:
-            yield Edit("modules", (("host.recompute_modules", ()),))
-        return
-    if spec.sharding.reshard_after_forward:
+    if host.recompute_num_layers is not None:
+        yield Edit("recompute", (("host.recompute_num_layers", None),))
+    if host.recompute_modules:
+        yield Edit("modules", (("host.recompute_modules", ()),))
+    if host.kind.reshards and spec.sharding.reshard_after_forward:
         yield Edit("reshard", (("sharding.reshard_after_forward", False),))
-    if host.name == "megarun" and host.kernels != "triton":
+    if host.has_kernels and not host.uses_triton:
         yield Edit("kernels", (("host.kernels", "triton"),))
-    if spec.mesh.tp > 1:
+    if spec.mesh.tp > 1 and not host.kind.vocab_with_tp:
         yield Edit("vocabulary", (("mesh.vocab_parallel", not spec.mesh.vocab_parallel),))

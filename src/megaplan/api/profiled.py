@@ -75,6 +75,7 @@ def _task(folder: Path, name: str) -> Task:
     from megaplan.layout.profile import Task  # noqa: PLC0415
 
     job = load(str(folder / f"{name}.yaml"))
-    if job.spec.host.name != "megarun" or not job.spec.host.uses_triton:
-        raise refuse("MP487", f"run {name} is of host {job.spec.host.name} with kernels {job.spec.host.kernels}", "host.kernels: triton")
+    host = job.spec.host
+    if not host.uses_triton:
+        raise refuse("MP487", f"run {name} is of host {host.kind.name} with kernels {host.kernels}", "host.kernels: triton")
     return Task(job.spec, job.inventory, job.spans)

@@ -161,8 +161,8 @@ def search(
     if unknown := [word for word in vary if word not in VARIED]:
         raise refuse("MP489", f"--vary {unknown[0]}, and its words are {', '.join(VARIED)}", f"--vary {','.join(DEFAULT_VARIED)}")
     job = load_to_split(source, [*changes, *override_texts(overrides)], None, device_file)
-    if job.spec.host.name == "torchtitan":
-        detail = "host.name = torchtitan: a search varies keys of other hosts; its estimates are of one layout at a time"
+    if job.spec.host.kind.floors is None:
+        detail = f"host.name = {job.spec.host.kind.name}: a search varies keys of other hosts; its estimates are of one layout at a time"
         raise refuse("MP489", detail, "megaplan estimate SPEC", "--set 'host={name: megarun}'")
     world = job.spec.mesh.world_size if devices is None else devices
     if world < 1 or top < 1:

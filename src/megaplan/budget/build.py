@@ -22,14 +22,5 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     Raises:
         MegaplanError: MP311 … MP313 if the schedule cannot run on these degrees; MP504 if the device is unknown.
     """
-    if spec.host.name == "megatron":
-        from megaplan.budget.megatron import megatron_budget  # noqa: PLC0415 (a job has one host)
-
-        return megatron_budget(spec, inventory, layout)
-    if spec.host.name == "torchtitan":
-        from megaplan.budget.torchtitan import torchtitan_budget  # noqa: PLC0415
-
-        return torchtitan_budget(spec, inventory, layout)
-    from megaplan.budget.megarun import megarun_budget  # noqa: PLC0415
-
-    return megarun_budget(spec, inventory, layout)
+    budget: Budget = spec.host.kind.budget(spec, inventory, layout)
+    return budget

@@ -9,11 +9,12 @@ from megaplan.budget.alike import alike_runs, all_offsets
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit, init_peak
+from megaplan.budget.peaks import WORK_OF_STAGE, Stage
 from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.reserved import reserving
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
-from megaplan.budget.values import Budget, RankBudget, StageBudget
+from megaplan.budget.values import Budget, KeptBytes, RankBudget, StageBudget
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.tensors import Inventory
@@ -26,6 +27,8 @@ from megaplan.spec.models import Spec
 from megaplan.tuples import new
 
 GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
+WORK_OF_LAYER = 6
+"""Work of a layer on one rank of its stage, in steps of about a microsecond; on the ranks with other shards, twice."""
 SEQUENTIAL_FAMILIES = frozenset(family.letter for family in FAMILIES.values() if family.in_pieces)
 """Letters of which the ranks of a CP group differ in what they hold while state is relayed."""
 
@@ -109,10 +112,41 @@ def stage_ranks(
     return ranks
 
 
+class MegarunPeaks:
+    """The peaks of some pipeline ranks of a layout, and the work that they took."""
+
+    def __init__(self, spec: Spec, inventory: Inventory, memo: BlockMemo | None) -> None:
+        """`memo`: blocks of other specs of a search."""
+        self._of_job = spec, inventory, memo
+        self._counts = schedule_counts(spec)
+        self._evaluated: list[tuple[Evaluation, Container[int]]] = []
+
+    def __call__(self, layout: Layout, stages: Sequence[Stage]) -> tuple[list[int], int]:
+        """`stages`: pipeline ranks with their spans in the layout."""
+        spec, inventory, memo = self._of_job
+        self._evaluated = self._evaluated or evaluate(spec, inventory, layout, memo=memo)
+        evaluations = [(evaluation.of_layout(layout), places) for evaluation, places in self._evaluated]
+        peaks, work = [], 0
+        for rank, spans in stages:
+            found = [
+                each
+                for evaluation, places in evaluations
+                for each in stage_ranks(evaluation, 0, places, self._counts, (rank,), listed=False)
+            ]
+            peaks.append(max([each.peak_bytes for each in found]))
+            work += WORK_OF_STAGE + WORK_OF_LAYER * (2 * len(found) - 1) * sum([stop - start for start, stop in spans])
+        return peaks, work
+
+
 def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk, ...]:
     """The chunk that each slot is, in model order."""
     evaluation = Evaluation(spec, inventory, layout)
     return tuple(evaluation.parts(slot).chunk for slot in layout.slots)
+
+
+def megarun_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
+    """Bytes that one microbatch keeps on each slot, in model order."""
+    return tuple(KeptBytes(chunk.saved_bytes, chunk.waiting_bytes) for chunk in slot_chunks(spec, inventory, layout))
 
 
 def held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> HeldBySchedule:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megaplan.budget.alike import Run, all_offsets, runs_between
+from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, Stage
 from megaplan.budget.reserve import device_budget
-from megaplan.budget.values import Budget, Cells, DeviceBudget, RankBudget, ReserveItem, StageBudget, checked
+from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked
 from megaplan.columns import Basis, Column, Phase
 from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.job import MTP, MegatronJob, count
@@ -66,10 +67,18 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     return Budget(device, stages, ranks, inventory.parameters, inventory.active_parameters)
 
 
-def megatron_peaks(spec: Spec, inventory: Inventory, layout: Layout, pp_ranks: Sequence[int]) -> list[int]:
-    """Bytes at the largest peak of some pp ranks; a rank's depends on its own slots alone."""
-    jobs = jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout, pp_ranks)
-    return [_peak_bytes(spec, job) for job in jobs]
+class MegatronPeaks:
+    """The peaks of some pipeline ranks of a layout, and the work that they took."""
+
+    def __init__(self, spec: Spec, inventory: Inventory, _memo: object) -> None:
+        """Blocks of other specs are no use: what layers share is kept by their sizes."""
+        self._spec, self._letters = spec, "".join(block.family for block in inventory.layers)
+
+    def __call__(self, layout: Layout, stages: Sequence[Stage]) -> tuple[list[int], int]:
+        """`stages`: pipeline ranks with their spans in the layout."""
+        jobs = jobs_from_spec(self._spec, self._letters, layout, [rank for rank, _ in stages])
+        num_layers = sum([stop - start for _, spans in stages for start, stop in spans])
+        return [_peak_bytes(self._spec, job) for job in jobs], len(stages) * WORK_OF_STAGE + WORK_OF_JOB_LAYER * num_layers
 
 
 def _peak_bytes(spec: Spec, job: MegatronJob) -> int:
@@ -90,13 +99,13 @@ def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
     return device._replace(reserve=(*device.reserve, item))
 
 
-def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int, ...]:
-    """What one microbatch keeps on each slot, in model order."""
+def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
+    """Bytes that one microbatch keeps on each slot, in model order."""
     kept = [0] * len(layout.slots)
     for job in jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout):
         for slot, own in zip(layout.of_rank(job.pp_rank or 0), job.chunks, strict=True):
             kept[slot.index] = chunk(job, own)
-    return tuple(kept)
+    return tuple(map(KeptBytes, kept))
 
 
 def _is_uneven(job: MegatronJob) -> bool:

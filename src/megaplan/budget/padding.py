@@ -55,7 +55,7 @@ def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget
         layout: Its slots.
         budget: Of the spec, where it is known.
     """
-    if spec.host.name != "megarun" or not any(_uneven(spec.mesh, inventory)):
+    if not spec.host.kind.trained or not any(_uneven(spec.mesh, inventory)):
         return []
     budget = budget or build_budget(spec, inventory, layout)
     worst, cost = budget.worst, _cost(spec, inventory, layout, budget)

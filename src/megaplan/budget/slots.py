@@ -1,11 +1,8 @@
-"""What one microbatch keeps on each slot, and what a rank so holds over a replayed step."""
+"""Bytes that one microbatch keeps on each slot, and that a rank therefore holds over a replayed step."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from megaplan.budget.megarun import slot_chunks
-from megaplan.budget.values import Budget
+from megaplan.budget.values import Budget, KeptBytes
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
@@ -16,18 +13,6 @@ Level = tuple[int, int]
 """(time, bytes): from that time on, until the next one's."""
 
 
-class KeptBytes(NamedTuple):
-    """What one microbatch keeps on a slot, all columns, the stage's output included.
-
-    Attributes:
-        full: From the start of F to the end of B, or of I where the backward is split.
-        pending: From the end of I to the end of W; 0 where no backward is split.
-    """
-
-    full: int
-    pending: int
-
-
 def kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
     """Bytes of one microbatch on each slot, in model order: what the counts of `megaplan.schedules.in_flight` multiply.
 
@@ -36,15 +21,8 @@ def kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBy
         inventory: Its parameter tensors.
         layout: Its slots.
     """
-    if spec.host.name == "megatron":
-        from megaplan.budget.megatron import megatron_kept_bytes  # noqa: PLC0415
-
-        return tuple(KeptBytes(size, 0) for size in megatron_kept_bytes(spec, inventory, layout))
-    if spec.host.name == "torchtitan":
-        from megaplan.budget.torchtitan import torchtitan_kept_bytes  # noqa: PLC0415
-
-        return tuple(KeptBytes(size, 0) for size in torchtitan_kept_bytes(spec, inventory, layout))
-    return tuple(KeptBytes(chunk.saved_bytes, chunk.waiting_bytes) for chunk in slot_chunks(spec, inventory, layout))
+    kept: tuple[KeptBytes, ...] = spec.host.kind.kept(spec, inventory, layout)
+    return kept
 
 
 def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget, step: Timeline) -> tuple[tuple[Level, ...], ...]:

@@ -31,6 +31,7 @@ from megaplan.budget.values import (
     WORKSPACE,
     Budget,
     Cells,
+    KeptBytes,
     RankBudget,
     StageBudget,
     checked,
@@ -153,14 +154,13 @@ def titan_sizes(spec: Spec) -> Sizes:
     return storage_sizes(spec)._replace(degrees=(ranks, ranks), low=low)
 
 
-def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout, *, listed: bool = True) -> Budget:
+def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     """Bytes of every rank by phase and column.
 
     Args:
         spec: A checked spec whose host is torchtitan.
         inventory: Its parameter tensors.
         layout: Its slots, which end between transformer blocks.
-        listed: Whether all ranks that are alike are listed; otherwise the first of each pipeline rank stands for them.
     """
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
     evaluation, counts = TitanEvaluation(spec, inventory, layout), schedule_counts(spec)
@@ -170,7 +170,7 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout, *, liste
         chunks = [part.chunk for part in parts]
         peak = step_peak(chunks, counts.moments[pp_rank], held_by_schedule(evaluation, slots, chunks))
         receives = sum(map(sum, counts.receives[pp_rank])) if counts.receives else 0
-        ranks += _ranks(evaluation, pp_rank, slots, peak, receives, device.usable_bytes, listed=listed)
+        ranks += _ranks(evaluation, pp_rank, slots, peak, receives, device.usable_bytes)
     stages = tuple(
         StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, evaluation.parts(slot).stored.whole_parameters)
         for slot in layout.slots
@@ -179,14 +179,14 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout, *, liste
     return Budget(device, stages, ordered, inventory.parameters, inventory.active_parameters)
 
 
-def torchtitan_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int, ...]:
-    """What one microbatch keeps on each slot, in model order."""
+def torchtitan_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
+    """Bytes that one microbatch keeps on each slot, in model order."""
     evaluation = TitanEvaluation(spec, inventory, layout)
-    return tuple(evaluation.parts(slot).chunk.saved_bytes for slot in layout.slots)
+    return tuple(KeptBytes(evaluation.parts(slot).chunk.saved_bytes) for slot in layout.slots)
 
 
 def _ranks(
-    evaluation: TitanEvaluation, pp_rank: int, slots: tuple[Slot, ...], peak: StepPeak, receives: int, usable_bytes: int, *, listed: bool
+    evaluation: TitanEvaluation, pp_rank: int, slots: tuple[Slot, ...], peak: StepPeak, receives: int, usable_bytes: int
 ) -> list[RankBudget]:
     """The budgets of a pipeline rank's other ranks: they differ in optimizer state where shards are uneven."""
     mesh, stored = evaluation.spec.mesh, evaluation.of_rank(slots)
@@ -196,7 +196,7 @@ def _ranks(
     for run in alike_runs(mesh, uneven, everywhere, shards=mesh.dp_shard * mesh.cp):
         updates = stored.updates(run.first // mesh.tp, 0)
         _, offsets = found.setdefault((updates.matrix_bytes, updates.other_bytes), (updates, []))
-        offsets += all_offsets(mesh, run, everywhere) if listed else [run.first]
+        offsets += all_offsets(mesh, run, everywhere)
     budgets = []
     for updates, offsets in found.values():
         ranks = tuple([first + offset for offset in sorted(offsets)])

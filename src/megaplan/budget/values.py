@@ -124,6 +124,18 @@ class StageBudget(NamedTuple):
     parameters: int
 
 
+class KeptBytes(NamedTuple):
+    """Bytes that one microbatch keeps on a slot, all columns, the stage's output included.
+
+    Attributes:
+        full: From the start of F to the end of B, or of I where the backward is split.
+        pending: From the end of I to the end of W; 0 where no backward is split.
+    """
+
+    full: int
+    pending: int = 0
+
+
 class Budget(NamedTuple):
     """Every rank of a job.
 

@@ -9,7 +9,7 @@ from megaplan.cli.header import counted
 from megaplan.cli.time_text import change_line
 from megaplan.columns import Column
 from megaplan.foreign import one_line
-from megaplan.hosts.columns import HOLDS
+from megaplan.hosts.registry import HOSTS
 from megaplan.layout.runs import joined, runs_label
 from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.diff import Change, CutMove, OwnerMove, Place, PlanDiff, RankChange
@@ -223,7 +223,7 @@ def host_lines(diff: PlanDiff) -> list[tuple[str, str, str]]:
         return []
 
     def contents(host: Any, column: Column) -> str:
-        return f"{host}: {HOLDS[host][column]}"
+        return f"{host}: {HOSTS[host].holds[column]}"
 
     before, after = hosts
     return [(str(growth.column), contents(before, growth.column), contents(after, growth.column)) for growth in diff.growth]

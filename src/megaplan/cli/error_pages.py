@@ -44,7 +44,7 @@ VALUES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "max_ranks": ("megaplan.spec.mesh_rules", "MAX_WORLD_SIZE", "{:,}".format),
     "max_spec_bytes": ("megaplan.spec.read", "MAX_BYTES", "{:,}".format),
     "max_values": ("megaplan.spec.document", "MAX_VALUES", "{:,}".format),
-    "megatron_chunk": ("megaplan.spec.megatron_limits", "CHUNK_SIZE", str),
+    "megatron_chunk": ("megaplan.hosts.megatron.limits", "CHUNK_SIZE", str),
     "model_types": ("megaplan.importers.registry", "ARCHITECTURES", ", ".join),
     "padding_percent": ("megaplan.budget.padding", "SHARE", lambda share: f"{100 / share:g}%"),
     "recipes": (

@@ -9,25 +9,20 @@ import typer
 
 from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import Overrides, SpecOrPlan
+from megaplan.hosts.registry import HOSTS
 from megaplan.terminal import output
 
 if TYPE_CHECKING:
     from megaplan.exporters.values import Source
 
 LOSES = 1
-
-
-class Target(StrEnum):
-    """Hosts that have an exporter, and the formats of viewers."""
-
-    MEGATRON = "megatron"
-    TORCHTITAN = "torchtitan"
-    FSDP2 = "fsdp2"
-    DEEPSPEED = "deepspeed"
-    NANOTRON = "nanotron"
-    MAXTEXT = "maxtext"
-    CHROME_TRACE = "chrome-trace"
-    MEMORY_SNAPSHOT = "memory-snapshot"
+CHROME_TRACE, MEMORY_SNAPSHOT = "chrome-trace", "memory-snapshot"
+OTHERS = ("fsdp2", "deepspeed", "nanotron", "maxtext", CHROME_TRACE, MEMORY_SNAPSHOT)
+"""Frameworks that are no host and have an exporter, and the formats of viewers."""
+if TYPE_CHECKING:
+    Target = str
+else:
+    Target = StrEnum("Target", [(name, name) for name in (*(name for name, host in HOSTS.items() if host.export), *OTHERS)])
 
 
 def export(
@@ -47,11 +42,11 @@ def export(
     from megaplan.errors import Location, Severity  # noqa: PLC0415
     from megaplan.exporters.values import Source  # noqa: PLC0415
 
-    if host is Target.MEMORY_SNAPSHOT and target == STDOUT:
+    if host == MEMORY_SNAPSHOT and target == STDOUT:
         raise refuse("MP480", "--to memory-snapshot writes a binary file", "-o snapshot.pickle")
     given = load(subject, *(overrides or ()))
     source = Source(given.spec, given.inventory, given.layout)
-    if host in (Target.CHROME_TRACE, Target.MEMORY_SNAPSHOT):
+    if host in (CHROME_TRACE, MEMORY_SNAPSHOT):
         _write_step(host, source, target, force=force)
         output.report(given.diagnostics)
         return 0
@@ -78,7 +73,7 @@ def export(
 
 
 def _write_step(host: Target, source: Source, target: str, *, force: bool) -> None:
-    if host is Target.CHROME_TRACE:
+    if host == CHROME_TRACE:
         from megaplan.exporters.chrome_trace import chrome_trace  # noqa: PLC0415
 
         write_new(target, chrome_trace(source), force=force)

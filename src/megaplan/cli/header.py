@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megaplan.cli.stages_text import family_counts
-from megaplan.spec.models import Host, Spec
+from megaplan.spec.models import Spec
 from megaplan.terminal.table import wrap
 
 _AXES = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
@@ -33,18 +33,11 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
 def _software(spec: Spec) -> str:
     """`host megarun, triton kernels; bf16, gradients fp32; muon and adamw`."""
     host, precision, optimizer = spec.host, spec.precision, spec.optimizer
-    kind = f"{host.kernels} kernels" if host.name == "megarun" else f"{host.model} model" if host.name == "megatron" else _compiled(host)
     others = {letter: dtype for letter, dtype in precision.families.items() if dtype != precision.params}
     dtypes = "".join(f", {letter} {dtype}" for letter, dtype in sorted(others.items()))
     one = optimizer.matrix == optimizer.other or spec.lora is not None
     both = optimizer.other if one else f"{optimizer.matrix} and {optimizer.other}"
-    return f"host {host.name}, {kind}; {precision.params}{dtypes}, gradients {precision.grads}; {both}"
-
-
-def _compiled(host: Host) -> str:
-    """What torch.compile runs of torchtitan's model and loss."""
-    parts = [name for name, compiled in (("blocks", host.compile_model), ("loss", host.compile_loss)) if compiled]
-    return f"{' and '.join(parts)} compiled" if parts else "eager"
+    return f"host {host.kind.name}, {host.kind.describe(host)}; {precision.params}{dtypes}, gradients {precision.grads}; {both}"
 
 
 def counted(number: int, noun: str) -> str:

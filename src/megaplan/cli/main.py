@@ -70,12 +70,13 @@ def _app(words: Sequence[str]) -> typer.Typer:
     for name in named or _COMMANDS:
         app.command()(getattr(import_module(f"megaplan.cli.{name}"), name))
     if named is None:
-        from megaplan.cli import import_hf, import_megatron, import_torchtitan  # noqa: PLC0415  (the daily command has a spec)
+        from megaplan.cli.import_hf import group  # noqa: PLC0415  (the daily command has a spec)
+        from megaplan.hosts.registry import HOSTS  # noqa: PLC0415
 
-        group = import_hf.group
-        if all(command.name != "megatron" for command in group.registered_commands):
-            group.command("megatron")(import_megatron.import_megatron)
-            group.command("torchtitan")(import_torchtitan.import_torchtitan)
+        known = {command.name for command in group.registered_commands}
+        for host in HOSTS.values():
+            if host.import_ is not None and host.name not in known:
+                group.command(host.name)(host.import_.value)
         app.add_typer(group)
     return app
 

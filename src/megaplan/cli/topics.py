@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from megaplan.budget.axes import AXES
 from megaplan.budget.formulas import FORMULAS
 from megaplan.cli.error_pages import Line, page_lines
-from megaplan.cli.host_topics import HOSTS
 from megaplan.cli.lora_topics import LORA
 from megaplan.cli.low_precision_topics import LOW_PRECISION
 from megaplan.cli.problems import unknown_name
@@ -15,10 +14,12 @@ from megaplan.columns import Column
 from megaplan.cost.formulas import FORMULAS as LAYER_COSTS
 from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
 from megaplan.diagnostics import codes
+from megaplan.hosts.registry import HOSTS
 from megaplan.terminal.table import wrap
 
 COSTS = LAYER_COSTS | STEP_TERMS
-TEXTS = LOW_PRECISION | LORA | HOSTS
+OF_HOSTS: dict[str, tuple[str, ...]] = {name: host.topic.value for name, host in HOSTS.items() if host.topic is not None}
+TEXTS = LOW_PRECISION | LORA | OF_HOSTS
 _SPELLINGS = {"sequence_parallel": "sp"}
 
 
@@ -64,7 +65,7 @@ def _list() -> Iterator[Line]:
         ("costs", COSTS),
         ("precision", LOW_PRECISION),
         ("adapters", LORA),
-        ("hosts", HOSTS),
+        ("hosts", OF_HOSTS),
         ("codes", codes()),
     ):
         yield title, "bold"

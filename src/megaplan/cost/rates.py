@@ -95,7 +95,7 @@ def rates_of(spec: Spec) -> Rates:
     section, device = spec.device, device_of(spec.device)
     percent = {part: figure.value for part, figure in device.efficiency.items()}
     plain = Rates(device, percent, device.launch.value, device.collective_latency.value, device.recurrence_step.value, own=percent)
-    found = measured(section.name) if spec.host.name == "megarun" and spec.host.uses_triton else None
+    found = measured(section.name) if spec.host.uses_triton else None
     rates = plain if found is None else rates_with(plain, found)
     return replace(
         rates,

@@ -256,8 +256,7 @@ class _Timer:
         load = rank_workload(spec, dtype)
         self.load: Workload = load._replace(gathers=True) if scaled else load
         self._dtype, self._grad_bytes, self._skew = dtype, spec.precision.grads.bytes, _skew(spec)
-        self._is_own = spec.host.name == "megarun"
-        self._runs_kernels, self._runs_plain = self._is_own and spec.host.uses_triton, self._is_own and not fused
+        self._runs_kernels, self._runs_plain = spec.host.uses_triton, spec.host.has_kernels and not fused
         self._scaled = EightBits(spec, dtype.of_products.bytes, policy) if scaled else None
         self._prices, self._counts = Prices(rates, dtype, seen or Seen()), rates.measured is not None
 

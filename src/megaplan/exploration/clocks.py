@@ -9,7 +9,7 @@ from megaplan.spec.models import Spec
 
 def clock_of(spec: Spec, inventory: Inventory) -> Clock:
     """The clock of a spec's host and model."""
-    if spec.host.name != "megarun":
+    if spec.host.kind.step is not None:
         from megaplan.cost.step.from_spec import unpriced  # noqa: PLC0415
 
         if unpriced(spec) is None:

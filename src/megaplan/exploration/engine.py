@@ -172,12 +172,11 @@ def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Lay
     """The layouts that the first limit is taken from.
 
     A layout of each number of tensor and pipeline ranks, the one of the smallest bound with few sequences of a microbatch; and of the
-    meshes without a pipeline, whose bound is mostly their step, those of the smallest bounds that may fit, where bounds of memory say so.
+    meshes without a pipeline, whose bound is mostly their step, those of the smallest bounds that may fit.
     """
     seen: set[tuple[int, int]] = set()
-    if own.knows_floors:
-        plain = [mesh for _, mesh in bounds if mesh.pp == 1]
-        yield from islice((mesh for mesh in plain[:PLAIN_TRIED] if own.fits_nowhere(mesh) <= 0), PLAIN_SEEDS)
+    plain = [mesh for _, mesh in bounds if mesh.pp == 1]
+    yield from islice((mesh for mesh in plain[:PLAIN_TRIED] if own.fits_nowhere(mesh) <= 0), PLAIN_SEEDS)
     least = min((mesh.micro_batch for _, mesh in bounds), default=1)
     for _, mesh in bounds:
         key = mesh.tp, mesh.pp

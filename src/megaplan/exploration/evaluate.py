@@ -84,7 +84,7 @@ class Evaluator:
         self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all exceed
         self._looked_at: tuple[Layout | None, dict[Policy, Spec]] = None, {}
         self.usable_bytes = device_budget(device_of(space.base.device), space.devices).usable_bytes
-        if space.base.host.name == "megarun":
+        if not space.by_modules:
             self._keep_chain()
 
     def side(self, spec: Spec) -> Side:
@@ -126,11 +126,6 @@ class Evaluator:
             return sum(self.side(plain_spec).clock.costs(spec_with(letter, policy)).layers)
 
         space.keep_recomputes(chain(options, saved, lost))
-
-    @property
-    def knows_floors(self) -> bool:
-        """True if memory has bounds over all cuts."""
-        return self.space.base.host.name != "torchtitan"
 
     def floor_bytes(self, spec: Spec) -> int:
         """Lower bound on the spec's peak memory over all cuts."""
@@ -232,7 +227,7 @@ class Evaluator:
             num = len(self.space.policies(mesh))
             layouts = self.space.layouts_of(mesh)
             return UNLIMITED, [Outcome(layout, None, 0, num, UNLIMITED, proven=True, over_bytes=over) for layout in layouts]
-        if self.space.base.host.name != "megatron":  # the others' bounds of a schedule take longer than is won
+        if not self.space.by_modules:  # bounds of a schedule, of policies by letter, take longer than is won
             return self.bound_ns(mesh), []
         least, outcomes = UNLIMITED, []
         for layout in self.space.layouts_of(mesh):
@@ -277,9 +272,9 @@ class Evaluator:
     def _keeps_least(self, thrifty: Policy) -> bool:
         """True if no other policy fits where the sums of memory say of the thriftiest that it does not.
 
-        Under Megatron-Core the sums have nothing that layers keep under full recompute; modules are not ordered so.
+        Of policies by modules the sums have nothing that layers keep under full recompute; modules are not ordered so.
         """
-        return self.space.base.host.name == "megarun" or thrifty.full_layers > 0
+        return not self.space.by_modules or thrifty.full_layers > 0
 
     def _limit(self, limit_ns: int, best: Exact | None = None) -> int:
         """No policy whose step is longer is of use."""
@@ -339,9 +334,9 @@ class Evaluator:
 
     def thriftiest(self, layout: Layout) -> Policy:
         """The policy that keeps the least: if no cuts fit with it, the layout does not."""
-        if self.space.base.host.name != "megatron":
+        if not self.space.by_modules:
             return self._thriftiest(layout)
-        if layout.tp not in self._thrifty:  # Megatron-Core's policies are ordered by what they run again, whatever the layout
+        if layout.tp not in self._thrifty:  # such policies are ordered by what they run again, whatever the layout
             self._thrifty[layout.tp] = self._thriftiest(layout)
         return self._thrifty[layout.tp]
 

@@ -18,7 +18,7 @@ from megaplan.cost.step.compose import (
     pass_seconds,
 )
 from megaplan.cost.step.constants import values
-from megaplan.cost.step.from_spec import recomputed_of, software_of, workload_of
+from megaplan.cost.step.from_spec import step_of, workload_of
 from megaplan.cost.step.names import names_of
 from megaplan.cost.step.pipeline import grown, pipeline_seconds
 from megaplan.cost.step.predict import Passes, StepTimer, links_crossed, once_a_stage, once_of, stage_terms
@@ -73,7 +73,7 @@ class FittedClock:
         how, first = self._hows.get(policy), self._first
         if how is None or first is None:
             spec = spec_of(layout, policy)
-            how = self._hows[policy] = software_of(spec), recomputed_of(spec)
+            how = self._hows[policy] = step_of(spec)
             first = self._whole(spec)[0]
         data, world = layout.dp_replicate * layout.dp_shard, layout.pp * layout.tp * layout.cp * layout.dp_replicate * layout.dp_shard
         mesh = MeshShape(world, layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.etp, data)
@@ -213,7 +213,7 @@ class FittedClock:
         return work, self._timer(work)
 
     def _workload(self, spec: Spec, spans: Spans, owners: Sequence[int]) -> StepWorkload:
-        found = workload_of(spec, spans, owners, software_of(spec), like=self._first)
+        found = workload_of(spec, spans, owners, step_of(spec), like=self._first)
         self._first = self._first or found
         return found
 

@@ -52,7 +52,7 @@ class AnyFloors:
 class Floors(AnyFloors):
     """Floors of one model under host megarun."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, _spec: Spec | None = None) -> None:
         self._inventory = inventory
         self._wholes: dict[tuple[object, ...], Needs] = {}
         self._kept: dict[tuple[object, ...], int] = {}
@@ -164,13 +164,10 @@ def _plain(spec: Spec, letter: str, policy: str) -> Spec:
 
 def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
     """Floors of the spec's host."""
-    if spec.host.name == "megarun":
-        return Floors(inventory)
-    if spec.host.name == "megatron":
-        from megaplan.exploration.megatron_floors import MegatronFloors  # noqa: PLC0415  (another host needs none of it)
-
-        return MegatronFloors(inventory, spec)
-    return AnyFloors()
+    if spec.host.kind.floors is None:
+        return AnyFloors()
+    floors: AnyFloors = spec.host.kind.floors(inventory, spec)
+    return floors
 
 
 @lru_cache(maxsize=512)

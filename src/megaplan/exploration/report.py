@@ -12,11 +12,13 @@ from megaplan.cost.model import flops_per_token
 from megaplan.cost.replay import BUBBLE, EXPOSED
 from megaplan.exploration.engine import Explored
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
+from megaplan.exploration.space import HOST_KEYS
 from megaplan.exploration.values import Exact, Layout
 from megaplan.layout.build import build_layout
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns
+from megaplan.wording import argument
 
 AXES = ("pp", "tp", "cp", "ep", "etp", "dp_shard", "micro_batch", "kind")
 NAMES = {"micro_batch": "batch.micro_batch_size", "kind": "schedule.kind"}
@@ -130,15 +132,7 @@ def changes_of(spec: Spec) -> tuple[str, ...]:
     found += [f"sharding.reshard_after_forward={str(spec.sharding.reshard_after_forward).lower()}"]
     blocks = ", ".join(f"{letter}: {policy}" for letter, policy in sorted(spec.recompute.blocks.items()))
     found += [f"recompute.default={spec.recompute.default}", f"recompute.blocks={{{blocks}}}"]
-    if spec.host.name == "megatron":
-        layers = spec.host.recompute_num_layers
-        found += [
-            f"host.distributed_optimizer={str(spec.host.distributed_optimizer).lower()}",
-            f"host.recompute_num_layers={'null' if layers is None else layers}",
-            f"host.recompute_modules=[{', '.join(spec.host.recompute_modules)}]",
-        ]
-    else:
-        found += [f"host.kernels={spec.host.kernels}"]
+    found += [f"host.{key}={argument(getattr(spec.host, key))}" for key in HOST_KEYS if key in spec.host.kind.keys]
     return tuple(found)
 
 

@@ -30,7 +30,8 @@ FIXABLE = {
     **{f"recompute.blocks.{letter}": f"recompute.{letter}" for letter in FAMILIES},
 }
 """Keys that `--fix` takes, and what they are called here."""
-MEGATRON_KINDS = ("1f1b", "interleaved_1f1b")
+HOST_KEYS = ("kernels", "distributed_optimizer", "recompute_num_layers", "recompute_modules")
+"""Keys of `host` that a search decides, as far as the host reads them."""
 UNSCHEDULED = ("zbv", 2)
 """Schedule kind and slots a rank of a mesh until it gets its own."""
 
@@ -42,6 +43,7 @@ class Space:
         base: The spec, without manual cuts.
         letters: One a layer.
         illegal: What was left out, by code and key; complete once `layouts` has been called.
+        by_modules: The host recomputes modules and groups of layers, as Megatron-Core does, in place of policies by letter.
     """
 
     def __init__(self, spec: Spec, devices: int, fixed: dict[str, Any], varied: Sequence[str]) -> None:
@@ -55,7 +57,8 @@ class Space:
         self._slots: dict[tuple[int, int], list[int]] = {}
         self._sections: dict[tuple[Hashable, ...], Section] = {}
         self._policies: dict[int, list[Policy]] = {}
-        self._megatron = spec.host.name == "megatron"
+        self._host = spec.host.kind
+        self.by_modules = "recompute_modules" in self._host.keys
         self._recomputed = list(self._recomputes())
 
     def keep_recomputes(self, kept: Sequence[tuple[tuple[str, str], ...]]) -> None:
@@ -99,13 +102,14 @@ class Space:
         return self._policies[layout.tp]
 
     def _policies_of(self, layout: Layout) -> list[Policy]:
-        megatron, spec = self._megatron, self.base
-        recomputes = self._recomputed
-        reshards = [False] if megatron else self._choice("reshard", (False, True))
-        vocabs = [layout.tp > 1] if megatron else self._choice("vocab_parallel", (False, True)) if layout.tp > 1 else [False]
-        kernels = [False] if megatron else [name == "triton" for name in self._kernels()]
-        sharded = self._choice("distributed", (False, True)) if megatron and "distributed" in self.fixed else [True]
-        grads = [str(spec.precision.grads)]
+        host, recomputes = self._host, self._recomputed
+        reshards = self._choice("reshard", (False, True)) if host.reshards else [False]
+        freely = layout.tp > 1 and not host.vocab_with_tp
+        vocabs = self._choice("vocab_parallel", (False, True)) if freely else [layout.tp > 1]
+        kernels = [name == "triton" for name in self._kernels()] if "kernels" in host.keys else [False]
+        may_copy = "distributed_optimizer" in host.keys and "distributed" in self.fixed
+        sharded = self._choice("distributed", (False, True)) if may_copy else [True]
+        grads = [str(self.base.precision.grads)]
         if "precision" in self.varied:
             grads = self._choice("grads", ("fp32", "bf16"))
         return [
@@ -131,12 +135,12 @@ class Space:
             "recompute": self._recompute(policy),
             "sharding": self._section("sharding", reshard_after_forward=policy.reshard),
         }
-        if self._megatron:
+        if self.by_modules:
             layers, modules = policy.full_layers or None, policy.modules
             changes["host"] = self._section(
                 "host", distributed_optimizer=policy.distributed, recompute_num_layers=layers, recompute_modules=modules
             )
-        else:
+        elif "kernels" in self._host.keys:
             changes["host"] = self._section("host", kernels="triton" if policy.triton else "reference")
         if policy.grads != str(base.precision.grads):
             dtype = DType[policy.grads.upper()]
@@ -181,11 +185,11 @@ class Space:
     def _shards(self, data: int) -> list[int]:
         """Data ranks over which state is sharded.
 
-        Under Megatron-Core all of them, unless one is asked for: copies of the optimizer's shards need more memory, and its step time has
-        no term that they shorten. The same holds for an optimizer that is not distributed.
+        Of a distributed optimizer's all of them, unless one is asked for: copies of its shards need more memory, and the time of a step
+        has no term that they shorten. The same holds for an optimizer that is not distributed.
         """
         asked = "dp_shard" in self.fixed or "dp_replicate" in self.fixed
-        return [data] if self._megatron and not asked else divisors(data)
+        return divisors(data) if asked or "distributed_optimizer" not in self._host.keys else [data]
 
     def _micro_batches(self, data: int) -> list[int]:
         """Sequences of a microbatch that give the same global batch."""
@@ -205,9 +209,7 @@ class Space:
     def _schedules(self, pp: int) -> Iterator[tuple[str, int]]:
         """Kinds and slots a rank."""
         own = self.base.schedule.kind
-        kinds = [
-            kind for kind in SCHEDULES if kind in (MEGATRON_KINDS if self._megatron else (*KINDS, own)) or kind == self.fixed.get("kind")
-        ]
+        kinds = [kind for kind in SCHEDULES if kind in (self._host.schedules or (*KINDS, own)) or kind == self.fixed.get("kind")]
         if "schedule" not in self.varied and "kind" not in self.fixed:
             kinds = [own]
         if pp == 1:  # nothing to schedule: microbatches accumulate
@@ -232,17 +234,17 @@ class Space:
         return [(ep, etp) for ep, etp in product(eps, etps) if self.devices % (ep * etp) == 0]
 
     def _recomputes(self) -> Iterator[tuple[tuple[tuple[str, str], ...], int, tuple[str, ...]]]:
-        """Policies by letter, and layers of a group and modules that Megatron-Core runs again."""
+        """Policies by letter, and layers of a group and modules that run again."""
         letters = [letter for letter in FAMILIES if letter in self.letters]
         base, host = self.base.recompute, self.base.host
         if "recompute" not in self.varied:
-            own = (host.recompute_num_layers or 0, tuple(host.recompute_modules)) if self._megatron else (0, ())
+            own = host.recompute_num_layers or 0, tuple(host.recompute_modules)
             yield tuple((letter, self.fixed.get(f"recompute.{letter}", base.of(letter))) for letter in letters), *own
             return
         options = []
         for letter in letters:
             allowed: tuple[str, ...] = ("none", "selective") if FAMILIES[letter].full_refused is not None else ("none", "selective", "full")
-            if self._megatron:
+            if self.by_modules:
                 allowed = ("none", "selective") if letter == "A" else ("none",)
             fixed = self.fixed.get(f"recompute.{letter}", self.fixed.get("recompute"))
             options.append([name for name in allowed if fixed is None or name == fixed])
@@ -250,12 +252,12 @@ class Space:
             for modules in self._modules():
                 yield tuple(zip(letters, names, strict=True)), 0, modules
         full = self.fixed.get("full_layers", 1)
-        if self._megatron and full:
+        if self.by_modules and full:
             yield tuple((letter, "none") for letter in letters), int(full), ()
 
     def _modules(self) -> list[tuple[str, ...]]:
         """Sets of modules of selective recompute: none, each alone, all that the model has."""
-        if not self._megatron:
+        if not self.by_modules:
             return [()]
         host, latent = self.base.host, isinstance(self.base.model.attention, LatentAttention)
         has = {"layernorm": True, "mla_up_proj": latent, "mlp": "D" in self.letters, "moe_act": "E" in self.letters}
@@ -281,7 +283,7 @@ class Space:
             policy = Policy(
                 (), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads=self._grads
             )
-            if self._megatron:
+            if self._host.vocab_with_tp:
                 policy = policy._replace(vocab_parallel=tp > 1)
             layout = Layout(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
             found = check_rules(self.spec_of(layout, policy))
@@ -312,8 +314,8 @@ class Space:
             return "mesh.pp", "MP212", detail
         for problem in schedule_problems(kind, pp, vpp, count, planned=True):
             return problem.key, problem.code, problem.detail
-        group = (self.base.host.microbatch_group_size if self._megatron else None) or pp
-        if self._megatron and kind == "interleaved_1f1b" and count % group:
+        group = self.base.host.microbatch_group_size or pp
+        if "microbatch_group_size" in self._host.keys and kind == "interleaved_1f1b" and count % group:
             detail = f"schedule.num_microbatches = {count}, and Megatron interleaves whole groups of {group}"
             return "schedule.num_microbatches", "MP902", detail
         return None
@@ -339,7 +341,7 @@ def _written(policy: Policy) -> dict[str, str]:
 def _without_manual_cuts(spec: Spec, letters: str) -> Spec:
     """The spec with weighted cuts; GPTModel's layers of two operators stay whole."""
     update: dict[str, Any] = {"mode": "weighted", "objective": "step_time", "spans": None, "reason": None, "protects": ()}
-    if spec.host.name == "megatron" and spec.host.model == "gpt":
+    if spec.host.model == "gpt":
         odd = set(range(1, len(letters), 2))
         update["forbid"] = tuple(sorted(odd | set(spec.split.forbid)))
     model = spec.model

@@ -30,12 +30,9 @@ def export_fsdp2(source: Source) -> Exported:
             f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: FSDP2 sums whole gradients in the reduced dtype"
         )
         losses.append(Loss("precision.reduce", detail, f"reduce: {precision.grads}"))
-    if spec.host.name == "megatron":
-        losses.append(
-            Loss(
-                "host", "host.name = megatron: its attention, cross-entropy and workspace settings are not torch's", "host: {name: megarun}"
-            )
-        )
+    if spec.host.kind.own_layers:
+        detail = f"host.name = {spec.host.kind.name}: its attention, cross-entropy and workspace settings are not torch's"
+        losses.append(Loss("host", detail, "host: {name: megarun}"))
     rank_of = [[slot.pp_rank, slot.chunk] for slot in source.slots()]
     document = {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""Exporters by the name of their host."""
+"""Exporters by the name of their framework: those of the hosts, and of frameworks that have none here."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Callable
 from megaplan.exporters.deepspeed import export_deepspeed
 from megaplan.exporters.fsdp2 import export_fsdp2
 from megaplan.exporters.maxtext import export_maxtext
-from megaplan.exporters.megatron import export_megatron
 from megaplan.exporters.nanotron import export_nanotron
-from megaplan.exporters.torchtitan import export_torchtitan
 from megaplan.exporters.values import Exported, Source
+from megaplan.hosts.registry import HOSTS
 
 EXPORTERS: dict[str, Callable[[Source], Exported]] = {
-    "megatron": export_megatron,
-    "torchtitan": export_torchtitan,
+    **{name: host.export for name, host in HOSTS.items() if host.export is not None},
     "fsdp2": export_fsdp2,
     "deepspeed": export_deepspeed,
     "nanotron": export_nanotron,

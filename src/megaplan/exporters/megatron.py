@@ -8,13 +8,14 @@ from math import nextafter
 
 from megaplan.dtypes import DType
 from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.argument import flag
+from megaplan.hosts.megatron.limits import MEGATRON_RECIPES, launch_limits
 from megaplan.hosts.megatron.pattern import LETTERS, format_hybrid
 from megaplan.hosts.megatron.stages import format_layout
 from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.low_precision import FORMATS
 from megaplan.spec.host import Host
-from megaplan.spec.megatron_limits import MEGATRON_RECIPES, gpt_limits, megatron_limits
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, LinearScaling, Llama3Scaling, Mamba1, Mamba2, Spec
 from megaplan.spec.training import ConstantRate, CosineRate, Training, warm_up_steps
 
@@ -28,16 +29,16 @@ CARRIED = frozenset({
     "training.weight_decay", "training.gradient_clip", "training.rate_schedule", "data",
 })  # fmt: skip
 AS_MEGARUN = Host(
-    name="megatron", attention_mask=False, hidden_dropout=0.0, attention_dropout=0.0, moe_grouped_gemm=True, moe_load_balancing="none"
+    name=HOST.name, attention_mask=False, hidden_dropout=0.0, attention_dropout=0.0, moe_grouped_gemm=True, moe_load_balancing="none"
 )
 """What comes nearest to a plan of megarun: no dropout, no mask, experts in one GEMM."""
 
 
 def export_megatron(source: Source) -> Exported:
     """A shell script. What Megatron cannot run is written as the nearest it can, and told."""
-    host = source.spec.host if source.spec.host.name == "megatron" else AS_MEGARUN
+    host = source.spec.host if source.is_of(HOST.name) else AS_MEGARUN
     spec = source.spec.model_copy(update={"host": host})
-    limits = [*megatron_limits(spec, source.letters), *(gpt_limits(spec, source.letters) if host.model == "gpt" else ())]
+    limits = [*launch_limits(spec, source.letters)]
     losses = [Loss(limit.key, limit.detail, limit.fix) for limit in limits]
     gpt = host.model == "gpt" and not any(limit.key in ("model.pattern", "split.spans") for limit in limits)
     if source.layout.placement == "v":
@@ -50,7 +51,7 @@ def export_megatron(source: Source) -> Exported:
             Loss("host.cross_entropy", "host.cross_entropy = te_fp32: the installed Transformer Engine decides; no argument does")
         )
     arguments = _arguments(spec, {**(_gpt(source) if gpt else _hybrid(source)), **_joint(spec, source)})
-    own = {f"host.{name}" for name in Host.model_fields if name != "kernels"} if source.spec.host.name == "megatron" else set()
+    own = {f"host.{key}" for key in HOST.keys} if source.is_of(HOST.name) else set()
     text = _script(spec, arguments, "pretrain_gpt.py" if gpt else "pretrain_hybrid.py")
     return complete(source, text, CARRIED | own, losses)
 

@@ -11,8 +11,9 @@ from typing import Any
 from megaplan.dtypes import DType
 from megaplan.exporters.modules import TORCH_DTYPES
 from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.hosts.torchtitan import HOST
+from megaplan.hosts.torchtitan.limits import RECIPES
 from megaplan.schedules.registry import SCHEDULES
-from megaplan.spec.torchtitan_limits import RECIPES
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
 
 CARRIED = frozenset({
@@ -67,19 +68,15 @@ def export_torchtitan(source: Source) -> Exported:
         "activation_checkpoint": _checkpoint(source),
         "debug": {"seed": training.seed},
     }
-    if not _is_host(source):
+    if not source.is_of(HOST.name):
         return complete(source, json.dumps(document, indent=1) + "\n", CARRIED, losses)
     _add_host(source, document)
     return complete(source, json.dumps(document, indent=1) + "\n", CARRIED | OF_ITS_HOST, losses)
 
 
-def _is_host(source: Source) -> bool:
-    return source.spec.host.name == "torchtitan"
-
-
 def _checkpoint(source: Source) -> str:
     """One policy of all blocks; per-operation checkpointing is what `selective` means under host torchtitan."""
-    if _is_host(source) and _all(source, "selective"):
+    if source.is_of(HOST.name) and _all(source, "selective"):
         return "selective"
     return "full" if _all(source, "full") else "none"
 

@@ -58,6 +58,10 @@ class Source:
     inventory: Inventory
     layout: Layout
 
+    def is_of(self, host: str) -> bool:
+        """True if the plan is of this host, whose own keys an exporter of it then writes."""
+        return self.spec.host.name == host
+
     @property
     def letters(self) -> str:
         """One a layer."""

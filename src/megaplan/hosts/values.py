@@ -1,4 +1,4 @@
-"""The values of a host's saved-activation ledger."""
+"""The values of a host: its saved-activation ledger, the blocks of a rank that an explanation lists, and what it cannot run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
+from megaplan.inventory.tensors import Block
 
 
 class LedgerTensor(NamedTuple):
@@ -37,7 +38,7 @@ class LedgerTensor(NamedTuple):
 
 
 class BlockLedger(NamedTuple):
-    """What one block keeps, and needs for a moment, per microbatch.
+    """The tensors that one block keeps, and needs temporarily, per microbatch.
 
     The block's input is never listed: it is the output of the block before, or a receive buffer.
 
@@ -53,14 +54,37 @@ class BlockLedger(NamedTuple):
     forward_live: tuple[LedgerTensor, ...] = ()
     backward_live: tuple[LedgerTensor, ...] = ()
 
-    @property
-    def forward_working(self) -> tuple[LedgerTensor, ...]:
-        """What is alive at the forward peak and not kept."""
-        kept = {tensor.name for tensor in self.saved}
-        return tuple(tensor for tensor in self.forward_live if tensor.name not in kept)
+
+class Explained(NamedTuple):
+    """The blocks of a pipeline rank, for `estimate --explain`.
+
+    Attributes:
+        held: Title of each distinct block, in execution order, and the block.
+        heads: Headings of the rows of what is kept.
+        kept: Of each block or operator what it keeps per microbatch in flight: title, bytes, and a row of each tensor, largest first.
+    """
+
+    held: list[tuple[str, Block]]
+    heads: tuple[str, ...]
+    kept: list[tuple[str, int, list[tuple[str, ...]]]]
+
+
+class Limit(NamedTuple):
+    """One thing that a host cannot take from a spec.
+
+    Attributes:
+        key: Dotted key of the spec.
+        detail: The values, and why.
+        fix: A change after which it can, or empty.
+        tensors: Whether other tensors would be made; else only what is computed, or when, differs.
+    """
+
+    key: str
+    detail: str
+    fix: str = ""
+    tensors: bool = True
 
     @property
-    def backward_working(self) -> tuple[LedgerTensor, ...]:
-        """What is alive at the backward peak and not kept: gradients of intermediates and parameters, recomputed storages."""
-        kept = {tensor.name for tensor in self.saved}
-        return tuple(tensor for tensor in self.backward_live if tensor.name not in kept)
+    def fixes(self) -> tuple[str, ...]:
+        """The fix, where there is one."""
+        return (self.fix,) if self.fix else ()

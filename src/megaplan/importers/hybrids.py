@@ -25,8 +25,6 @@ from megaplan.importers.rotary import rope
 
 _NEMOTRON = {"M": "M", "*": "A", "-": "D", "E": "E"}
 _NEMOTRON_NAMES = {"mamba": "M", "attention": "A", "mlp": "D", "moe": "E", LINEAR: "M", FULL: "A"}
-NEMOTRON_TIME_STEP_MIN = 0.001
-"""Below which the family's code takes no step, where the config does not say. Source: transformers, `NemotronHConfig.time_step_min`."""
 _NEMOTRON_MOE = (
     "n_routed_experts",
     "n_shared_experts",

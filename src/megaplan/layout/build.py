@@ -35,7 +35,7 @@ def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
         MegaplanError: MP324 … MP326 if the spans do not tile the layers or are not pp · vpp.
     """
     mesh, where = spec.mesh, placement(spec.schedule.kind)
-    if found := span_problems(spans, len(inventory.layers), mesh.pp, mesh.vpp, may_be_empty=spec.host.may_leave_slots_empty):
+    if found := span_problems(spans, len(inventory.layers), mesh.pp, mesh.vpp, may_be_empty=spec.host.kind.empty_slots):
         raise MegaplanError(found)
     relation_slots = _relation_slots(inventory, spans)
     slots = []

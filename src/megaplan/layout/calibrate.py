@@ -54,10 +54,10 @@ class MeasuredStep:
 
 def measured_step(name: str, spec: Spec, spans: Spans, seconds: float) -> MeasuredStep | str:
     """The step of a spec that was timed; or why its time cannot be modelled."""
-    if spec.host.name == "megarun":
+    if spec.host.kind.trained:
         return _replayed_step(name, spec, spans, seconds)
     work = planned_workload(spec, spans)
-    return work if isinstance(work, str) else _fitted_step(name, spec.host.name, work, seconds)
+    return work if isinstance(work, str) else _fitted_step(name, spec.host.kind.name, work, seconds)
 
 
 def _fitted_step(name: str, host: str, work: StepWorkload, seconds: float) -> MeasuredStep:
@@ -103,7 +103,7 @@ def _replayed_step(name: str, spec: Spec, spans: Spans, seconds: float) -> Measu
         return {} if isinstance(found, str) else found.terms
 
     share = exp(_least(lambda at: log(predict(exp(at)) / time.seconds) ** 2, log(0.05), 0.0))
-    return MeasuredStep(name, spec.host.name, spec.device.name, dtype, seconds, time.seconds, predict, terms, share, UNMEASURED)
+    return MeasuredStep(name, spec.host.kind.name, spec.device.name, dtype, seconds, time.seconds, predict, terms, share, UNMEASURED)
 
 
 class TermTime(NamedTuple):

@@ -74,7 +74,7 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
     num_slots, num_layers = spec.mesh.num_slots, spec.model.num_layers
     if (len(spans), spans[-1][1]) != (num_slots, num_layers):
         return f"the cuts are of {len(spans)} slots and {spans[-1][1]} layers, the inputs of {num_slots} slots and {num_layers} layers"
-    if spec.host.name == "megarun":
+    if spec.host.kind.trained:
         return _replayed(spec, spans, inventory)
     work = planned_workload(spec, spans)
     if isinstance(work, str):
@@ -122,15 +122,15 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
 
 def planned_workload(spec: Spec, spans: Spans) -> StepWorkload | str:
     """The step as a workload for the fitted constants, or the reason why they have no time for it."""
-    if spec.host.name == "megarun":
-        return "there are no fitted constants for steps of host megarun"
-    from megaplan.cost.step.from_spec import software_of, unpriced, workload_of  # noqa: PLC0415  (a host without times loads no model of them)
+    if spec.host.kind.step is None:
+        return f"there are no fitted constants for steps of host {spec.host.kind.name}"
+    from megaplan.cost.step.from_spec import step_of, unpriced, workload_of  # noqa: PLC0415  (a host without times loads no model of them)
 
     missing = unpriced(spec)
     if missing is not None:
         return f"there is no term for {missing}"
     layout, pp = placement(spec.schedule.kind), spec.mesh.pp
-    return workload_of(spec, spans, [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))], software_of(spec))
+    return workload_of(spec, spans, [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))], step_of(spec))
 
 
 def calibration_of(work: StepWorkload) -> str:

@@ -98,7 +98,7 @@ class Constraints(NamedTuple):
 def constraints_of(spec: Spec) -> Constraints:
     """The constraints of a spec: its `split` section's, those of layers that share an input or a choice, and of its host's blocks."""
     split = spec.split
-    joined = tuple(range(1, spec.model.num_layers, 2)) if spec.host.name == "torchtitan" else ()
+    joined = tuple(cut for cut in range(1, spec.model.num_layers) if cut % spec.host.kind.block_layers)
     return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers, joined, spec.model.choices)
 
 

@@ -91,6 +91,14 @@ def necessary_limits(
     return tuple(limits)
 
 
+def no_limits(
+    spec: Spec, inventory: Inventory, _layout: Layout, usable_bytes: int, _measured: MeasuredCosts | None
+) -> tuple[tuple[SpanSum, ...], ...]:
+    """The sums of a host whose bytes are not known before the budget: every split keeps them."""
+    weight = layer_weight([0] * len(inventory.layers))
+    return ((SpanSum((weight,) * spec.mesh.vpp, usable_bytes),),) * spec.mesh.pp
+
+
 def _at_forwards(found: Sequence[Moment], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     """At the forwards of a rank: for each chunk microbatches in flight, whether all gradients exist, whether parameters are gathered."""
     seen: set[tuple[int, ...]] = set()

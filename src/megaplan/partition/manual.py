@@ -26,7 +26,7 @@ def manual_problems(spec: Spec, pattern_spans: Spans | None) -> list[Diagnostic]
         found.append(_problem("MP322", f"model.pattern has '|' at {list(cuts_of(pattern_spans))}, and split.spans is given", "split.spans"))
     if not spans:
         return [*found, _problem("MP321", "split.mode = manual, without split.spans and without '|' in model.pattern", "split.spans")]
-    found += span_problems(spans, spec.model.num_layers, mesh.pp, mesh.vpp, may_be_empty=spec.host.may_leave_slots_empty)
+    found += span_problems(spans, spec.model.num_layers, mesh.pp, mesh.vpp, may_be_empty=spec.host.kind.empty_slots)
     return found + [_problem("MP331", broken, "split.spans") for broken in constraints_of(spec).broken_by(cuts_of(spans))]
 
 

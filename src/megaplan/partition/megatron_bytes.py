@@ -19,7 +19,9 @@ from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.spec.models import Spec
 
 
-def megatron_limits(spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int) -> tuple[tuple[SpanSum, ...], ...]:
+def megatron_limits(
+    spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int, _measured: object = None
+) -> tuple[tuple[SpanSum, ...], ...]:
     """For each pp rank the sum that stays within what is usable in every split that fits; `layout` is of any split."""
     letters = "".join(block.family for block in inventory.layers)
     jobs = jobs_from_spec(spec, letters, layout)

@@ -76,19 +76,9 @@ class Memory:
 
     def sums(self, spans: Spans) -> tuple[tuple[SpanSum, ...], ...]:
         """For each pp rank the sums that every split which fits keeps; `spans` are any split's."""
-        if self._spec.host.name == "megatron":
-            from megaplan.partition.megatron_bytes import megatron_limits  # noqa: PLC0415
-
-            layout = build_layout(self._spec, self._inventory, spans)
-            return megatron_limits(self._spec, self._inventory, layout, self._usable_bytes)
-        if self._spec.host.name == "torchtitan":
-            from megaplan.partition.torchtitan_bytes import torchtitan_limits  # noqa: PLC0415
-
-            return torchtitan_limits(self._spec, self._inventory, self._usable_bytes)
-        from megaplan.partition.layer_bytes import necessary_limits  # noqa: PLC0415  (where all fits, nothing else is paid for)
-
-        layout = build_layout(self._spec, self._inventory, spans)
-        return necessary_limits(self._spec, self._inventory, layout, self._usable_bytes, self._measured)
+        layout, of_host = build_layout(self._spec, self._inventory, spans), self._spec.host.kind.sums
+        sums: tuple[tuple[SpanSum, ...], ...] = of_host(self._spec, self._inventory, layout, self._usable_bytes, self._measured)
+        return sums
 
     def _found(self, spans: Spans, ranks: Sequence[int]) -> list[int]:
         self._asked.add(spans)

@@ -23,7 +23,7 @@ def asked_objective(spec: Spec) -> Objective:
     if spec.split.objective is not None:
         return spec.split.objective
     weighted = spec.split.mode == "weighted" and BOUNDARY not in spec.model.pattern
-    return "step_time" if weighted and spec.mesh.pp > 1 and spec.host.name == "megarun" else "bottleneck"
+    return "step_time" if weighted and spec.mesh.pp > 1 and spec.host.kind.trained else "bottleneck"
 
 
 def objective_notes(spec: Spec) -> list[Diagnostic]:

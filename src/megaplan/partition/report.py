@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from megaplan.budget.build import build_budget
-from megaplan.budget.slots import KeptBytes, kept_bytes
+from megaplan.budget.slots import kept_bytes
+from megaplan.budget.values import KeptBytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout, slot_parameters
 from megaplan.layout.spans import Spans, spans_of

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from megaplan.inventory.tensors import Inventory
+from megaplan.layout.values import Layout
 from megaplan.partition.limits import SpanSum, layer_weight
 from megaplan.spec.models import Spec
 
 
-def torchtitan_limits(spec: Spec, inventory: Inventory, usable_bytes: int) -> tuple[tuple[SpanSum, ...], ...]:
+def torchtitan_limits(
+    spec: Spec, inventory: Inventory, _layout: Layout, usable_bytes: int, _measured: object = None
+) -> tuple[tuple[SpanSum, ...], ...]:
     """For each pp rank the sum that stays within what is usable in every split that fits; what tp replicates counts as if it were cut."""
     mesh, precision = spec.mesh, spec.precision
     ranks = mesh.tp * mesh.dp_shard * mesh.cp

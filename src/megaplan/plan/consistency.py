@@ -79,9 +79,7 @@ def _inputs_normal(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 def _cuts(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     """The spans must tile the layers, in order, without an empty slot, one for each slot of the mesh."""
     mesh = plan.spec.mesh
-    for found in span_problems(
-        plan.spans, plan.spec.model.num_layers, mesh.pp, mesh.vpp, may_be_empty=plan.spec.host.may_leave_slots_empty
-    ):
+    for found in span_problems(plan.spans, plan.spec.model.num_layers, mesh.pp, mesh.vpp, may_be_empty=plan.spec.host.kind.empty_slots):
         yield problems.contradiction(found.detail, at(("decisions", "stages")))
 
 

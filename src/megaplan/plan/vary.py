@@ -35,9 +35,7 @@ def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tupl
     spec = validate_document(document.value, document.source)
     found = Diagnostics(check_rules(spec, document.source.locate))
     found.raise_errors()
-    if broken := span_problems(
-        plan.spans, spec.model.num_layers, spec.mesh.pp, spec.mesh.vpp, may_be_empty=spec.host.may_leave_slots_empty
-    ):
+    if broken := span_problems(plan.spans, spec.model.num_layers, spec.mesh.pp, spec.mesh.vpp, may_be_empty=spec.host.kind.empty_slots):
         options = " ".join(f"--set {override}" for override in overrides)
         hint = f"megaplan split SPEC {options} -o plan.json"
         raise MegaplanError([diagnostic("MP488", item.detail, Location(name), (hint,)) for item in broken])

@@ -40,7 +40,7 @@ def report_document(found: Estimate, estimate: Mapping[str, Any]) -> dict[str, A
         "name": job.spec.name,
         "source": job.name,
         "changes": list(job.changes),
-        "host": job.spec.host.name,
+        "host": job.spec.host.kind.name,
         "mesh": _mesh(job),
         "schedule": {"kind": job.spec.schedule.kind, "num_microbatches": job.spec.schedule.num_microbatches},
         "pattern": "".join(block.family for block in job.inventory.layers),
@@ -53,7 +53,7 @@ def report_document(found: Estimate, estimate: Mapping[str, Any]) -> dict[str, A
         "slots": _slots(job),
         "split": _split(job),
         "step": step_document(job, found.budget),
-        "formulas": column_formulas(job.spec.host.name),
+        "formulas": column_formulas(job.spec.host.kind),
         "terms": term_formulas(),
     }
 

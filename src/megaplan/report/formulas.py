@@ -5,18 +5,18 @@ from __future__ import annotations
 from megaplan.budget.formulas import FORMULAS
 from megaplan.columns import Column
 from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
-from megaplan.hosts.columns import HOLDS
+from megaplan.hosts.kind import HostKind
 
 Fields = dict[str, str]
 """Name of a field to its text, in the order in which they are shown."""
 
 
-def column_formulas(host: str) -> dict[str, Fields]:
-    """Of every column, and of the memory outside torch's allocator; the formulas of columns are those of host megarun."""
+def column_formulas(host: HostKind) -> dict[str, Fields]:
+    """Texts of every column, and of the memory outside torch; formulas of columns are those of a host that megarun trains."""
     found = {"reserve": _column("reserve")}
     for column in Column:
-        found[str(column)] = _column(column) if host == "megarun" else {}
-        found[str(column)][f"{host} keeps"] = HOLDS[host][column]
+        found[str(column)] = _column(column) if host.trained else {}
+        found[str(column)][f"{host.name} keeps"] = host.holds[column]
     return found
 
 
@@ -32,7 +32,7 @@ def _column(name: str) -> Fields:
 
 
 def term_formulas() -> dict[str, Fields]:
-    """Of the terms of the step-time model."""
+    """Texts of the terms of the step-time model."""
     return {
         name: {"is": term.summary, "formula": term.formula, "units": term.unit, "source": term.source, "example": term.example}
         for name, term in STEP_TERMS.items()

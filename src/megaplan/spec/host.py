@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from megaplan.hosts.kind import HostKind
+from megaplan.hosts.registry import HOSTS, HostName
 from megaplan.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section, StrictBool
 
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]
@@ -13,10 +15,9 @@ GraphModule = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preproce
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
 Unpriced = Literal["distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"]
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
-OfHost = Literal["megarun", "megatron", "torchtitan"]
 Framework = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
 RESERVED_PERCENT = 10
-"""What torch reserves above the pools of torchtitan's streams: fitted, see docs/reference/accuracy-torchtitan.md."""
+"""Percent that torch reserves above the pools of torchtitan's streams: fitted, see docs/reference/accuracy-torchtitan.md."""
 EXPANDABLE_PERCENT = 2
 """Megatron's reserved above allocated with expandable segments; Megatron-Bridge's cards of a hybrid state 2 to 8."""
 RELEASED = ("megatron-bridge", "nemo")
@@ -85,7 +86,7 @@ class Host(Section):
         reserved_percent: Reserved above allocated; fitted to six published runs of one model, see the accuracy page.
     """
 
-    name: OfHost = "megarun"
+    name: HostName = "megarun"
     kernels: Literal["reference", "triton"] = "triton"
     expandable_segments: StrictBool | None = None
     model: Literal["hybrid", "gpt"] = "hybrid"
@@ -144,33 +145,40 @@ class Host(Section):
     @classmethod
     def _of_growing_segments(cls, given: Any) -> Any:
         """The default of `fragmentation_percent` of an allocator whose segments grow: free pages serve any size."""
-        if isinstance(given, dict) and given.get("name") == "megatron" and given.get("expandable_segments") is True:
-            return {"fragmentation_percent": EXPANDABLE_PERCENT, **given}
+        if isinstance(given, dict) and given.get("expandable_segments") is True:
+            kind = HOSTS.get(str(given.get("name")))
+            if kind is not None and "fragmentation_percent" in kind.keys:
+                return {"fragmentation_percent": EXPANDABLE_PERCENT, **given}
         return given
 
     @property
-    def may_leave_slots_empty(self) -> bool:
-        """Whether a stage may have the embedding or the head alone, or nothing."""
-        return self.name == "megatron"
+    def kind(self) -> HostKind:
+        """The value of the host: its keys, facts and functions."""
+        return HOSTS[self.name]
 
     @property
     def expands_segments(self) -> bool:
-        """True if torch's allocator has expandable segments; null is the default of megarun and torchtitan, which set them."""
-        return self.name != "megatron" if self.expandable_segments is None else self.expandable_segments
+        """True if torch's allocator has expandable segments; null is the host's default."""
+        return self.kind.expandable if self.expandable_segments is None else self.expandable_segments
+
+    @property
+    def has_kernels(self) -> bool:
+        """True if the kernels of megakernels, or plain torch in their place, run the operations."""
+        return "kernels" in self.kind.keys
 
     @property
     def uses_triton(self) -> bool:
-        """Whether Triton's kernels run the operations of megarun; another host has its own kernels."""
-        return self.name == "megarun" and self.kernels == "triton"
+        """True if Triton's kernels of megakernels run the operations."""
+        return self.kernels == "triton" and self.has_kernels
 
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A host's document has its own keys only, and of later ones those that are given: a new key changes no plan's digest."""
-        own, fields = host_keys(self.name), type(self).model_fields
+        own, fields = self.kind.keys, type(self).model_fields
         return {
             key: value
             for key, value in handler(self).items()
-            if key in own and (key not in _LATER or getattr(self, key) != fields[key].default)
+            if (key == "name" or key in own) and (key not in _LATER or getattr(self, key) != fields[key].default)
         }
 
 
@@ -180,18 +188,3 @@ _LATER = frozenset({
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
     "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer",
 })  # fmt: skip
-
-
-TORCHTITAN_KEYS = frozenset({
-    "compile_model", "compile_loss", "checkpoint_every", "repeat_kv", "fsdp_ends", "async_tensor_parallel", "keep_pipeline_outputs",
-    "foreach_optimizer", "reserved_percent",
-})  # fmt: skip
-
-
-def host_keys(name: OfHost) -> frozenset[str]:
-    """The keys of `host` that a host reads."""
-    if name == "megarun":
-        return frozenset({"name", "kernels", "expandable_segments"})
-    if name == "torchtitan":
-        return frozenset({"name"}) | TORCHTITAN_KEYS
-    return frozenset(Host.model_fields) - {"kernels"} - TORCHTITAN_KEYS

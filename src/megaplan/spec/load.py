@@ -71,5 +71,5 @@ def check_document(document: Document) -> LoadedSpec:
         raise MegaplanError([*document.faults, *error.diagnostics]) from None
     found = Diagnostics([*document.faults, *check_rules(spec, document.source.locate)])
     found.raise_errors()
-    notes = megarun_refuses(spec, document.source.locate) if spec.host.name == "megarun" else ()
+    notes = megarun_refuses(spec, document.source.locate) if spec.host.kind.trained else ()
     return LoadedSpec(spec, document.source, (*found, *notes))

@@ -17,8 +17,8 @@ def lora_rules(checked: Checked) -> Iterator[Diagnostic]:
     lora = checked.spec.lora
     if lora is None:
         return
-    if checked.spec.host.name != "megarun":
-        detail = f"lora.rank = {lora.rank}, and host.name = {checked.spec.host.name} has no terms for adapters and frozen parameters"
+    if not checked.spec.host.kind.trained:
+        detail = f"lora.rank = {lora.rank}, and host.name = {checked.spec.host.kind.name} has no terms for adapters and frozen parameters"
         yield checked.error("MP902", detail, "lora", "host: {name: megarun}", "remove lora")
     if checked.letters is not None:
         yield from _named(checked, lora)

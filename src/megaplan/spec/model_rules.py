@@ -66,7 +66,7 @@ def _norms(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no tensor of its own", "model.head_bias")
     if model.zero_centered_norm:
         yield from _zero_centered(checked)
-    if checked.spec.host.name == "megatron":  # prediction modules have the model's norm, and positions are its own
+    if checked.spec.host.kind.own_layers:
         return
     rows, length = model.learned_positions, checked.spec.batch.seq_length
     if rows is not None and rows < length:

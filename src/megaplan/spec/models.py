@@ -281,7 +281,7 @@ class Spec(OptionsSection):
     def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:
         """Whether megarun multiplies the linears and banks of layer `layer` (global index), which has this letter, in eight bits."""
         recipe = self.precision.recipe
-        if self.host.name != "megarun" or recipe is None or recipe.name not in TRAINED:
+        if not self.host.kind.trained or recipe is None or recipe.name not in TRAINED:
             return False
         return recipe.covers(letter, layer, self.model.num_layers)
 

@@ -86,7 +86,7 @@ def _recipe_split(spec: Spec) -> object | None:
 
 
 def _other_host(spec: Spec) -> object | None:
-    return spec.host.name if spec.host.name != "megarun" else None
+    return None if spec.host.kind.trained else spec.host.kind.name
 
 
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.

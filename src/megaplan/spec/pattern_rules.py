@@ -15,7 +15,7 @@ def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
     """MP302, MP305, MP307, MP308, MP309."""
     if checked.pattern is None:
         return
-    if not checked.spec.host.may_leave_slots_empty:
+    if not checked.spec.host.kind.empty_slots:
         yield from empty_slots(checked.spec.model.pattern, checked.locate("model.pattern"))
     yield from _sections(checked, checked.pattern)
     yield from _unused_letters(checked, checked.pattern)

@@ -15,7 +15,7 @@ def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
     spec = checked.spec
     mesh, schedule, layers = spec.mesh, spec.schedule, spec.model.num_layers
     slots = mesh.num_slots
-    if slots > layers and not (spec.host.may_leave_slots_empty and (has_boundaries(spec.model.pattern) or spec.split.spans)):
+    if slots > layers and not (spec.host.kind.empty_slots and (has_boundaries(spec.model.pattern) or spec.split.spans)):
         detail = f"mesh.pp · mesh.vpp = {mesh.pp} · {mesh.vpp} = {slots} slots, model.num_layers = {layers}, and {slots} > {layers}"
         yield checked.error("MP212", detail, "mesh.pp", f"use at most {layers} slots")
     for problem in schedule_problems(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, planned=True):

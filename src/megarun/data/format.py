@@ -18,7 +18,6 @@ PREAMBLE = struct.Struct("<8sII")  # magic, version, length of the header's JSON
 PAYLOAD_START = 4096  # the header is padded to a page, so the offsets are aligned wherever the file is mapped
 OFFSET_BYTES = 8
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end of document
-MAX_VOCAB_SIZE = 2**32
 MAX_CATEGORIES = 256  # a class is one byte, and so is a platform
 STRUCTURE_FIELDS, PLATFORM_FIELDS = ("structure", "num_categories"), ("platform", "num_platforms")
 WITH_CLASSES, WITH_PLATFORMS = 2, 3

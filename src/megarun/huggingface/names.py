@@ -86,13 +86,6 @@ _EXPERTS: Modules = {"router": "mlp.gate", **{f"experts.{name}": f"mlp.experts.{
 _MATRICES = tuple(zip(_GATED, ("w1", "w3", "w2"), strict=True))
 _NUMBERED: Modules = {f"experts.{ours}": f"block_sparse_moe.experts.{{expert}}.{theirs}.weight" for ours, theirs in _MATRICES}
 _MIXTRAL: Modules = {**_NUMBERED, "router": "block_sparse_moe.gate", "expert_bias": "block_sparse_moe.e_score_correction_bias"}
-_GRANITE_EXPERTS: Modules = {
-    ("experts.gate_proj", "experts.up_proj"): "block_sparse_moe.input_linear.weight",
-    "experts.down_proj": "block_sparse_moe.output_linear.weight",
-    "router": "block_sparse_moe.router.layer",
-    ("shared.gate_proj", "shared.up_proj"): "shared_mlp.input_linear",
-    "shared.down_proj": "shared_mlp.output_linear",
-}
 _GATE_UP, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 _MIXER = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "out_proj")
 
@@ -116,7 +109,6 @@ _POST = _decoder(
 )
 _SIGMOID_EXPERTS: Modules = {**_EXPERTS, "expert_bias": "mlp.gate.e_score_correction_bias", **_shared("mlp.shared_experts")}
 _HUNYUAN: Modules = {**_in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", q_norm="query_layernorm", k_norm="key_layernorm")}
-_HUNYUAN_MOE = _decoder(_HUNYUAN, moe={**_EXPERTS, "router": "mlp.gate.wg", **_shared("mlp.shared_mlp")})
 _LATENT: Modules = {
     **_in("self_attn", "q_proj", "o_proj", q_down="q_a_proj", q_latent_norm="q_a_layernorm", q_up="q_b_proj"),
     **_in("self_attn", kv_down="kv_a_proj_with_mqa", kv_latent_norm="kv_a_layernorm", kv_up="kv_b_proj"),

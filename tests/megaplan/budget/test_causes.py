@@ -8,7 +8,7 @@ import pytest
 
 from megaplan.budget.all_gathers import backward_gathers
 from megaplan.budget.init import SlotInit, init_peak
-from megaplan.budget.slots import slot_chunks
+from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.values import Budget, checked
 from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType

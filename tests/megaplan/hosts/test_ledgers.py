@@ -154,7 +154,7 @@ def test_backward_working_set_of_an_mlp_is_derived_operation_by_operation() -> N
     # worst in gate_proj's backward, the last of the two: normed and rstd are kept; d.out waits for the residual, d.gate is read, up_proj's
     # gradient of the normed stream stands and gate_proj's is about to be added; all three weight gradients [16, 10] are made
     ledger = ledger_of(spec_of("D", {"mlp": {"ffn_hidden_size": 10}}))
-    working = {tensor.name: tensor.bytes for tensor in ledger.backward_working}
+    working = {tensor.name: tensor.bytes for tensor in ledger.backward_live if tensor.name not in {kept.name for kept in ledger.saved}}
     assert working == {"d.out": 512, "d.gate": 320, "d.normed": 512, "d.normed+": 512, **dict.fromkeys(GRADIENTS, 320)}
 
 

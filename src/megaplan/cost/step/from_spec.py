@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import get_args
 
 from megaplan.cost.step.low_rank import adapters
 from megaplan.cost.step.workload import (
@@ -18,7 +17,6 @@ from megaplan.cost.step.workload import (
     MeshShape,
     ModelShape,
     Recomputed,
-    Sharded,
     Software,
     StageShape,
     StepWorkload,
@@ -26,7 +24,6 @@ from megaplan.cost.step.workload import (
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.spec.device import device_of
-from megaplan.spec.host import GraphModule, Host
 from megaplan.spec.models import LatentAttention, Mamba2, Spec
 from megaplan.spec.pattern import parse_pattern
 
@@ -71,8 +68,7 @@ def workload_of(
     spec: Spec,
     spans: Sequence[tuple[int, int]],
     owners: Sequence[int],
-    software: Software,
-    recomputed: Recomputed | None = None,
+    how: tuple[Software, Recomputed],
     like: StepWorkload | None = None,
 ) -> StepWorkload:
     """One optimizer step of a spec.
@@ -81,62 +77,23 @@ def workload_of(
         spec: A checked spec that `unpriced` has nothing against.
         spans: Its cuts: one half-open span of layers for each slot.
         owners: The pipeline rank of each slot.
-        software: The framework, see `software_of`.
-        recomputed: What backward runs again, where not what the spec says.
+        how: The framework, and what backward runs again: see `step_of`.
         like: A step of the same model on the same device, whose description of both is taken.
     """
     mesh, schedule = spec.mesh, spec.schedule
     degrees = MeshShape(mesh.world_size, mesh.tp, mesh.pp, mesh.vpp, mesh.cp, mesh.ep, mesh.etp, mesh.data_ranks)
     batch = BatchShape(spec.batch.micro_batch_size, spec.batch.seq_length, schedule.microbatches_per_update)
     stages = _stages(spec, spans, owners)
-    again = recomputed_of(spec) if recomputed is None else recomputed
     model, machine = (model_shape(spec), machine_of(spec)) if like is None else (like.model, like.machine)
-    return StepWorkload(model, degrees, batch, software, machine, stages, again)
+    return StepWorkload(model, degrees, batch, how[0], machine, stages, how[1])
 
 
-def software_of(spec: Spec) -> Software:
-    """The software of a spec whose host is another framework than megarun."""
-    return _torchtitan(spec) if spec.host.name == "torchtitan" else _megatron(spec)
-
-
-def _torchtitan(spec: Spec) -> Software:
-    """Its kernels, and FSDP2's transfers: gathers of one byte an element where float8 weights are gathered."""
-    recipe, mesh = spec.precision.recipe, spec.mesh
-    gathered = 1 if recipe is not None and recipe.param_gather else 2
-    sharded = Sharded("fsdp2", spec.sharding.reshard_after_forward, spec.precision.reduce.bytes, gathered)
-    return Software(
-        name=spec.host.name,
-        dtype=low_dtype(spec),
-        tp_overlap=spec.host.async_tensor_parallel,
-        compiled=spec.host.compile_model,
-        sharded=sharded if mesh.dp_shard * mesh.cp > 1 else None,
-    )
-
-
-def _megatron(spec: Spec) -> Software:
-    """Megatron-Core and Transformer Engine by the keys of `host`.
-
-    Megatron-Core with Transformer Engine, as `host.framework` and `host.release` run it, with the overlap that the host's keys turn on; of
-    Megatron-LM itself the constants are those of MooreThreads/SimuMax's runs.
-    """
-    host = spec.host
-    flex = host.moe_dispatcher == "flex"
-    return Software(
-        name="megatron-lm-deterministic" if host.deterministic_mode else host.framework,
-        release=host.release,
-        dtype=low_dtype(spec),
-        dispatcher=host.moe_flex_backend if flex else "alltoall",
-        tp_overlap=host.tp_comm_overlap,
-        exchange_overlap=host.moe_overlap,
-        graphs=_graphs(host),
-        fp8_attention=spec.precision.recipe is not None and spec.precision.recipe.attention,
-        low_head=spec.precision.recipe is not None and spec.precision.recipe.head,
-        token_drop=spec.model.moe is not None and spec.model.moe.capacity_factor is not None,
-        zero=host.distributed_optimizer,
-        sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
-        data_overlap=host.dp_comm_overlap,
-        fused_accumulation=host.wgrad_fusion,
-    )
+def step_of(spec: Spec) -> tuple[Software, Recomputed]:
+    """The software of a spec whose host this model times, and what backward runs again under its policies."""
+    of_host = spec.host.kind.step
+    assert of_host is not None
+    found: tuple[Software, Recomputed] = of_host(spec)
+    return found
 
 
 def low_dtype(spec: Spec) -> str:
@@ -145,27 +102,6 @@ def low_dtype(spec: Spec) -> str:
     if recipe is None:
         return "fp8" if spec.precision.params is DType.FP8 else "bf16"
     return {"fp8_blockwise": "mxfp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}.get(recipe.name, "fp8")
-
-
-def _graphs(host: Host) -> frozenset[str]:
-    """What runs from CUDA graphs, in the step model's words."""
-    if host.cuda_graphs == "iteration":
-        return frozenset({"full"})
-    return frozenset(host.cuda_graph_modules or get_args(GraphModule)) if host.cuda_graphs == "layers" else frozenset()
-
-
-def recomputed_of(spec: Spec) -> Recomputed:
-    """What backward runs again under the host's policies."""
-    if spec.host.name == "torchtitan":
-        policy, share = spec.recompute.default, 1 / spec.host.checkpoint_every
-        return Recomputed(share if policy == "full" else 0.0, per_op=policy == "selective" and share == 1)
-    letters = _letters(spec.model.pattern, spec.model.num_layers)
-    modules, counts = set(spec.host.recompute_modules), Counter(letters)
-    if "A" in counts and spec.recompute.of("A") == "selective":
-        modules.add("core_attn")
-    again = sum(number for letter, number in counts.items() if spec.recompute.of(letter) == "full")
-    full = 1.0 if spec.host.recompute_num_layers is not None else again / len(letters)
-    return Recomputed(full, modules=frozenset(modules))
 
 
 def model_shape(spec: Spec) -> ModelShape:
@@ -224,7 +160,7 @@ def _attention(spec: Spec, layers: float) -> AttentionShape | None:
 
 def _stages(spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int]) -> tuple[StageShape, ...]:
     """Stages by what they hold, those that are alike together; the first slot has the embedding and the last the head."""
-    letters = _letters(spec.model.pattern, spec.model.num_layers)
+    letters = letters_of(spec.model.pattern, spec.model.num_layers)
     held: dict[int, Counter[str]] = {rank: Counter() for rank in owners}
     for (start, stop), rank in zip(spans, owners, strict=True):
         held[rank].update(letters[start:stop])
@@ -238,5 +174,6 @@ def _stages(spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int])
 
 
 @lru_cache(maxsize=64)
-def _letters(pattern: str, num_layers: int) -> str:
+def letters_of(pattern: str, num_layers: int) -> str:
+    """The expanded pattern."""
     return parse_pattern(pattern, num_layers).layers

@@ -4,3 +4,35 @@
 (`embedding.py`, `features.py`). Saved sets and working sets are replayed from those (`program.py`), never estimated. `storage.py`,
 `boundaries.py`, `optimizer.py` and `buffers.py` hold what lives outside the blocks.
 """
+
+from __future__ import annotations
+
+from megaplan.columns import Column
+from megaplan.hosts.kind import HostKind, Later
+
+HOST = HostKind(
+    name="megarun",
+    keys=frozenset({"kernels", "expandable_segments"}),
+    holds={
+        Column.REPLICATED_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
+        Column.TENSOR_PARALLEL_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
+        Column.EXPERT_PARALLEL_PARAMS: "the only copy, sharded over the ranks of the same experts, in precision.master",
+        Column.GRADIENTS: "whole while a pipeline accumulates, then shards; those of the block that runs",
+        Column.MATRIX_OPTIMIZER: "sharded moments; the parameters are the masters",
+        Column.OTHER_OPTIMIZER: "sharded moments; the parameters are the masters",
+        Column.ACTIVATIONS: "the saved tensors of megarun's operations, flash attention, no dropout",
+        Column.FEATURE_ACTIVATIONS: "side embeddings and relation bias",
+        Column.ROUTING: "sorted rows, sent and received by an all-to-all",
+        Column.COMMUNICATION: "a receive buffer for each microbatch and gathered parameters",
+        Column.WORKSPACE: "torch's cuBLAS workspaces, Newton-Schulz",
+        Column.OVERHEAD: "what torch's allocator reserves beyond: pools of FSDP2's streams, pages and pieces that nothing fits",
+    },
+    describe=lambda host: f"{host.kernels} kernels",
+    budget=Later("megaplan.budget.megarun:megarun_budget"),
+    kept=Later("megaplan.budget.megarun:megarun_kept_bytes"),
+    limits=Later("megaplan.hosts.megarun.limits:megarun_rules"),
+    peaks=Later("megaplan.budget.megarun:MegarunPeaks"),
+    sums=Later("megaplan.partition.layer_bytes:necessary_limits"),
+    floors=Later("megaplan.exploration.floors:Floors"),
+    trained=True,
+)

@@ -1,1 +1,52 @@
 """Megatron-Core: what its last pipeline rank allocates, tensor by tensor."""
+
+from __future__ import annotations
+
+from megaplan.columns import Column
+from megaplan.hosts.kind import HostKind, Later
+
+KEYS = frozenset({
+    "expandable_segments", "model", "attention_backend", "cross_entropy", "wgrad_fusion", "attention_mask", "hidden_dropout",
+    "attention_dropout", "cublas_workspace_kib", "distributed_optimizer", "precision_aware_optimizer", "recompute_modules",
+    "recompute_method", "recompute_num_layers", "moe_dispatcher", "moe_flex_backend", "moe_grouped_gemm", "moe_permute_fusion",
+    "moe_overlap", "fused_squared_relu", "tp_comm_overlap", "microbatch_group_size", "transformer_impl", "sequence_parallel",
+    "moe_router_dtype", "moe_load_balancing", "deterministic_mode", "mtp_repeated", "cuda_graphs", "cuda_graph_modules",
+    "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers",
+    "fsdp_unit_elements", "fsdp_double_buffer", "fragmentation_percent", "features", "framework", "release", "dp_comm_overlap",
+})  # fmt: skip
+
+HOST = HostKind(
+    name="megatron",
+    keys=KEYS,
+    holds={
+        Column.REPLICATED_PARAMS: "a whole 16-bit copy on every data rank",
+        Column.TENSOR_PARALLEL_PARAMS: "a whole 16-bit copy on every data rank; the vocabulary is cut too",
+        Column.EXPERT_PARALLEL_PARAMS: "a whole 16-bit copy on every rank of the same experts",
+        Column.GRADIENTS: "a whole buffer for the whole run; fp32 copies of 16-bit ones after the optimizer's step",
+        Column.MATRIX_OPTIMIZER: "masters and moments, sharded by the distributed optimizer alone; Muon's by whole matrices",
+        Column.OTHER_OPTIMIZER: "masters and moments, sharded by the distributed optimizer alone",
+        Column.ACTIVATIONS: "the saved tensors of Megatron-Core and Transformer Engine: by attention backend, dropout, mask, loss",
+        Column.FEATURE_ACTIVATIONS: "nothing: it has no side embeddings",
+        Column.ROUTING: "rows, maps and router scores, by the dispatcher",
+        Column.COMMUNICATION: "one buffer that all gathers share; what the last microbatch left; parameters are whole",
+        Column.WORKSPACE: "cuBLAS, Transformer Engine and grouped GEMM workspaces, gradients for hooks of fused weight gradients, angles",
+        Column.OVERHEAD: "host.fragmentation_percent of all else",
+    },
+    describe=lambda host: f"{host.model} model",
+    budget=Later("megaplan.budget.megatron:megatron_budget"),
+    kept=Later("megaplan.budget.megatron:megatron_kept_bytes"),
+    explain=Later("megaplan.hosts.megatron.explain:explain"),
+    limits=Later("megaplan.hosts.megatron.limits:megatron_rules"),
+    peaks=Later("megaplan.budget.megatron:MegatronPeaks"),
+    sums=Later("megaplan.partition.megatron_bytes:megatron_limits"),
+    floors=Later("megaplan.exploration.megatron_floors:MegatronFloors"),
+    step=Later("megaplan.hosts.megatron.software:step_of"),
+    import_=Later("megaplan.cli.import_megatron:import_megatron"),
+    export=Later("megaplan.exporters.megatron:export_megatron"),
+    schedules=("1f1b", "interleaved_1f1b"),
+    own_layers=True,
+    vocab_with_tp=True,
+    reshards=False,
+    expandable=False,
+    empty_slots=True,
+)

@@ -1,1 +1,48 @@
 """torchtitan: FSDP2 of transformer blocks, in the terms of the families and of megarun's replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.columns import Column
+from megaplan.hosts.kind import HostKind, Later
+
+
+def _compiled(host: Any) -> str:
+    """The parts that torch.compile runs."""
+    parts = [name for name, compiled in (("blocks", host.compile_model), ("loss", host.compile_loss)) if compiled]
+    return f"{' and '.join(parts)} compiled" if parts else "eager"
+
+
+HOST = HostKind(
+    name="torchtitan",
+    keys=frozenset({
+        "compile_model", "compile_loss", "checkpoint_every", "repeat_kv", "fsdp_ends", "async_tensor_parallel", "keep_pipeline_outputs",
+        "foreach_optimizer", "reserved_percent",
+    }),
+    holds={
+        Column.REPLICATED_PARAMS: "the only copy, sharded over dp_shard · cp, in precision.master",
+        Column.TENSOR_PARALLEL_PARAMS: "the only copy, sharded over dp_shard · cp, in precision.master; the vocabulary is cut too",
+        Column.EXPERT_PARALLEL_PARAMS: "nothing: experts are not priced",
+        Column.GRADIENTS: "shards, in the reduce-scatter stream's pool for the whole run; whole fp32 ones while a pipeline accumulates",
+        Column.MATRIX_OPTIMIZER: "AdamW's moments of block matrices, sharded; the parameters are the masters",
+        Column.OTHER_OPTIMIZER: "AdamW's moments of all else, sharded; the parameters are the masters",
+        Column.ACTIVATIONS: "what transformer blocks keep by activation checkpointing and torch.compile; logits, and the loss in fp32",
+        Column.FEATURE_ACTIVATIONS: "nothing: it has no side embeddings",
+        Column.ROUTING: "nothing: experts are not priced",
+        Column.COMMUNICATION: "gathered parameters, the pool of two all-gathers' outputs, receive buffers; inputs gathered over tp",
+        Column.WORKSPACE: "torch's cuBLAS workspaces, 8-bit copies of operands, roots of the second moments of a foreach AdamW",
+        Column.OVERHEAD: "host.reserved_percent of all else",
+    },
+    describe=_compiled,
+    budget=Later("megaplan.budget.torchtitan:torchtitan_budget"),
+    kept=Later("megaplan.budget.torchtitan:torchtitan_kept_bytes"),
+    explain=Later("megaplan.hosts.torchtitan.explain:explain"),
+    limits=Later("megaplan.hosts.torchtitan.limits:torchtitan_rules"),
+    sums=Later("megaplan.partition.torchtitan_bytes:torchtitan_limits"),
+    step=Later("megaplan.hosts.torchtitan.software:step_of"),
+    import_=Later("megaplan.cli.import_torchtitan:import_torchtitan"),
+    export=Later("megaplan.exporters.torchtitan:export_torchtitan"),
+    topic=Later("megaplan.hosts.torchtitan.topic:TOPIC"),
+    block_layers=2,
+)  # fmt: skip

@@ -6,6 +6,7 @@ import re
 from math import ceil
 from typing import Any, get_args
 
+from megaplan.hosts.megatron.limits import CHUNK_SIZE
 from megaplan.hosts.megatron.not_carried import ROTARY as ANGLES
 from megaplan.hosts.megatron.rows_model import MOE
 from megaplan.hosts.megatron.stages import flag_list
@@ -13,7 +14,6 @@ from megaplan.importers.megatron.arguments import Arguments, typed
 from megaplan.importers.megatron.stack import Stack
 from megaplan.importers.megatron.tokenizers import tokenizer_size
 from megaplan.spec.host import LoadBalancing
-from megaplan.spec.megatron_limits import CHUNK_SIZE
 
 ROTARY = ("rope", "yarn")
 SCALING = ("use_rope_scaling", "rope_scaling_factor", "rotary_seq_len_interpolation_factor")

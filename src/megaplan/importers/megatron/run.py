@@ -6,6 +6,7 @@ import re
 from typing import Any, get_args
 
 from megaplan.hosts.megatron.argument import ONLY
+from megaplan.hosts.megatron.limits import MEGATRON_RECIPES
 from megaplan.hosts.megatron.rows_refused import REFUSED
 from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp, section_rows
 from megaplan.hosts.megatron.workspaces import setting_bytes
@@ -15,7 +16,6 @@ from megaplan.importers.megatron.stack import Stack
 from megaplan.low_precision import FORMATS
 from megaplan.scalars import MAX_INT, MAX_MICROBATCHES
 from megaplan.spec.host import GraphModule, Host, OffloadModule
-from megaplan.spec.megatron_limits import MEGATRON_RECIPES
 
 RECIPE_FLAGS = ("fp8_output_proj", "fp8_dot_product_attention", "keep_mtp_spec_in_bf16")
 PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")

@@ -7,7 +7,7 @@ import pytest
 
 import megaplan
 from megaplan.cost.step.blocks import ledger_of
-from megaplan.cost.step.from_spec import software_of, workload_of
+from megaplan.cost.step.from_spec import step_of, workload_of
 from megaplan.cost.step.predict import StepTimer, bandwidths, block_terms, peak_of
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "step-time-examples.md"
@@ -24,7 +24,7 @@ def terms_and_symbols(name: str, block: str, run: int) -> tuple[dict[str, float]
     """Seconds of a block's pass by term, and the symbols of the page."""
     path, changes = SPECS[name]
     job = megaplan.load(path, *changes)
-    work = workload_of(job.spec, job.spans, list(range(len(job.spans))), software_of(job.spec))
+    work = workload_of(job.spec, job.spans, list(range(len(job.spans))), step_of(job.spec))
     rates = StepTimer(work.model, work.software, work.machine).rates(work)
     links, machine = bandwidths(work), work.machine
     terms = block_terms(ledger_of(work, block), machine, rates, links)[run]

@@ -1,4 +1,4 @@
-"""What of a spec Megatron-Core cannot run as it is written, or runs otherwise without another tensor.
+"""Rules of host megatron: what Megatron-Core cannot run as it is written, or runs otherwise without another tensor.
 
 Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py`, `megatron/core/transformer/transformer_config.py` and
 `megatron/training/arguments.py` at d98e8a64.
@@ -7,17 +7,22 @@ Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py`, `megatron/core
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
+from megaplan.errors import Diagnostic, Severity
 from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megatron import HOST
+from megaplan.hosts.values import Limit
 from megaplan.low_precision import PER_TENSOR
+from megaplan.spec.context import Checked
+from megaplan.spec.host import RELEASED
 from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, Llama3Scaling, Mamba1, Mamba2, Mamba3, Spec, YarnScaling
 from megaplan.spec.options import ROUTING, SCALES, VALUES_ALONE, given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
-"""Of Megatron's Mamba mixer; no launch argument changes them."""
+"""Constants of Megatron's Mamba mixer; no launch argument changes them."""
 PRICED_OPTIONS = frozenset({
     "model.norm", "model.learned_positions", "model.attention.output_bias", "model.attention.bias", "model.attention.rotary_dim",
     "model.attention.latent_norm", "model.attention.sinks", "model.attention.gate", "model.mlp.bias",
@@ -25,36 +30,56 @@ PRICED_OPTIONS = frozenset({
     "model.features.mtp.bias", "model.features.mtp.experts", "model.features.mtp.pattern",
 })  # fmt: skip
 """Options of blocks that the byte model of Megatron-Core has terms for."""
-LOOPS = ("1f1b", "interleaved_1f1b")
 MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_blockwise": "blockwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 """Megatron's word for each recipe that it has."""
 
 
-class Limit(NamedTuple):
-    """One thing that the host cannot take from a spec.
-
-    Attributes:
-        key: Dotted key of the spec.
-        detail: The values, and why.
-        fix: A change after which it can, or empty.
-        tensors: Whether other tensors would be made; else only what is computed, or when, differs.
-    """
-
-    key: str
-    detail: str
-    fix: str = ""
-    tensors: bool = True
-
-
 MOST_EXPERTS = 4096
-"""Of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
+"""Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
+
+
+WHY_UNPRICED = {
+    "distillation": "a teacher model stands beside the student",
+    "fsdp": "Megatron-FSDP has other buffers unless it shards all, in fp32, which is sharding.reshard_after_forward",
+    "layer_wise_param_layout": "its shards are padded by a layout that is not modelled",
+    "optimizer_cuda_graph": "the graph of the optimizer's step has a memory pool of its own",
+}
+"""Features whose tensors are not modelled, and what they add."""
+
+
+def megatron_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """MP902 … MP904."""
+    if checked.pattern is None:
+        return
+    spec, host = checked.spec, checked.spec.host
+    limits = [*launch_limits(spec, checked.pattern.layers)]
+    for limit in limits:
+        if limit.tensors:
+            yield checked.error("MP902", limit.detail, limit.key, *limit.fixes)
+    if host.release is not None and host.framework not in RELEASED:
+        detail = f"host.release = {host.release}, and no step time of host.framework = {host.framework} depends on it"
+        yield checked.error("MP902", detail, "host.release", "release: null", *(f"framework: {name}" for name in RELEASED))
+    for feature in host.features:
+        detail = f"host.features has {feature}: {WHY_UNPRICED[feature]}"
+        yield checked.error("MP903", detail, "host.features", "plan without it, and measure what it adds")
+    otherwise = [limit for limit in limits if not limit.tensors]
+    if otherwise:
+        said = "\n".join(limit.detail for limit in otherwise)
+        yield diagnostic("MP904", said, checked.locate(otherwise[0].key), [limit.fix for limit in otherwise], Severity.NOTE)
+
+
+def launch_limits(spec: Spec, letters: str) -> Iterator[Limit]:
+    """Everything that the model class of `host.model` cannot take; arguments as for `megatron_limits`."""
+    yield from megatron_limits(spec, letters)
+    if spec.host.model == "gpt":
+        yield from gpt_limits(spec, letters)
 
 
 def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     """Everything that Megatron-Core cannot take.
 
     Args:
-        spec: A typed spec, of any host.
+        spec: A typed spec whose host is megatron.
         letters: One a layer.
     """
     yield from _families(spec, letters)
@@ -67,15 +92,14 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     yield from _state(spec)
     yield from _low_precision(spec)
     yield from _recompute(spec, letters)
-    if spec.host.name == "megatron":
-        yield from _implementation(spec)
+    yield from _implementation(spec)
     if spec.data.packing != "none":
         detail = f"data.packing = {spec.data.packing}: Megatron keeps documents apart by position ids and cu_seqlens of its own data set"
         yield Limit("data.packing", detail, "data: {packing: none}", tensors=False)
 
 
 def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """What GPTModel cannot take beside: its layers are an A and the D or E after it."""
+    """Limits of GPTModel in addition: its layers are an A and the D or E after it."""
     pairs = [letters[index : index + 2] for index in range(0, len(letters), 2)]
     odd = next((index for index, pair in enumerate(pairs) if pair not in ("AD", "AE", "GD", "GE")), None)
     if odd is not None:
@@ -234,9 +258,11 @@ def _features(spec: Spec) -> Iterator[Limit]:
 
 def _parallel(spec: Spec) -> Iterator[Limit]:
     mesh, schedule = spec.mesh, spec.schedule
-    if schedule.kind not in LOOPS:
-        yield Limit("schedule.kind", f"schedule.kind = {schedule.kind}, and Megatron runs {' and '.join(LOOPS)}", "schedule: {kind: 1f1b}")
-    group = (spec.host.microbatch_group_size if spec.host.name == "megatron" else None) or mesh.pp
+    if schedule.kind not in HOST.schedules:
+        yield Limit(
+            "schedule.kind", f"schedule.kind = {schedule.kind}, and Megatron runs {' and '.join(HOST.schedules)}", "schedule: {kind: 1f1b}"
+        )
+    group = spec.host.microbatch_group_size or mesh.pp
     if schedule.kind == "interleaved_1f1b" and schedule.num_microbatches % group:
         detail = f"schedule.num_microbatches = {schedule.num_microbatches}, and Megatron interleaves whole groups of {group}"
         yield Limit("schedule.num_microbatches", detail, f"use a multiple of {group}")
@@ -274,7 +300,7 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
 
 def _fsdp(spec: Spec) -> Iterator[Limit]:
     """Megatron-FSDP is what frees gathered parameters; its buffers are known for dense GPT models on one stage, stepped by Adam."""
-    host = spec.host  # another host's has these keys at their defaults
+    host = spec.host
     beyond = {
         f"host.model = {host.model}": host.model != "gpt",
         "model.moe": spec.model.moe is not None,
@@ -320,17 +346,16 @@ def _state(spec: Spec) -> Iterator[Limit]:
         yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")
     if precision.master is not DType.FP32:
         yield Limit("precision.master", f"precision.master = {precision.master}, and Megatron's master is fp32", "master: fp32")
-    aware = host.name == "megatron" and host.precision_aware_optimizer
-    if precision.moments is not DType.FP32 and not aware:
+    if precision.moments is not DType.FP32 and not host.precision_aware_optimizer:
         detail = f"precision.moments = {precision.moments}: only the precision-aware optimizer keeps moments below fp32"
         yield Limit("precision.moments", detail, "moments: fp32, or host: {precision_aware_optimizer: true}")
-    if aware and spec.optimizer.matrix == "muon":
+    if host.precision_aware_optimizer and spec.optimizer.matrix == "muon":
         detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"
         yield Limit("host.precision_aware_optimizer", detail, "optimizer: {matrix: adamw}")
 
 
 def _low_precision(spec: Spec) -> Iterator[Limit]:
-    """What Megatron-Core takes no recipe for."""
+    """Recipes, and keys of one, that Megatron-Core has no counterpart of."""
     recipe = spec.precision.recipe
     if recipe is None:
         return
@@ -354,7 +379,7 @@ def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:
         detail = f"{key} = {policy}: of Megatron's modules only core_attn is what a policy of ours recomputes, for A: selective"
         yield Limit(key, detail, "recompute: {default: none}, and host.recompute_modules or host.recompute_num_layers")
     modules = spec.host.recompute_modules or spec.recompute.of("A") == "selective"
-    if spec.host.name == "megatron" and spec.host.recompute_num_layers is not None and modules:
+    if spec.host.recompute_num_layers is not None and modules:
         detail = "host.recompute_num_layers is full recompute, and modules are selective: Megatron does one of them"
         yield Limit("host.recompute_num_layers", detail, "recompute_num_layers: null")
     if "moe" in spec.host.recompute_modules and spec.host.moe_overlap:

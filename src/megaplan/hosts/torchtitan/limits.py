@@ -1,4 +1,4 @@
-"""What of a spec torchtitan does not run, or runs with tensors that its ledger here does not list.
+"""Rules of host torchtitan: what it does not run, or runs with tensors that its ledger here does not list.
 
 Source: torchtitan/models/llama3, qwen3, distributed/fsdp.py and config/configs.py of pytorch/torchtitan at b5bcd76c.
 """
@@ -8,15 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.dtypes import DType
+from megaplan.errors import Diagnostic
 from megaplan.families.registry import families_of
-from megaplan.spec.megatron_limits import Limit
+from megaplan.hosts.torchtitan.blocks import PAIR
+from megaplan.hosts.values import Limit
+from megaplan.spec.context import Checked
 from megaplan.spec.models import GroupedQueryAttention, Spec
 from megaplan.spec.options import VALUES_ALONE, given_options
 from megaplan.spec.pattern import parse_pattern
 
-BLOCK = "AD"
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's word for each recipe that is priced."""
+
+
+def torchtitan_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """MP902."""
+    if checked.pattern is not None:
+        for limit in torchtitan_limits(checked.spec, checked.pattern.layers):
+            yield checked.error("MP902", limit.detail, limit.key, *limit.fixes)
 
 
 def torchtitan_limits(spec: Spec, letters: str) -> Iterator[Limit]:
@@ -28,7 +37,7 @@ def torchtitan_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     """
     if "E" in letters:
         yield Limit("model.pattern", "E layers: the buffers of torchtitan's token dispatchers and grouped experts are not priced")
-    elif letters != BLOCK * (len(letters) // 2):
+    elif letters != PAIR * (len(letters) // 2):
         shown = letters if len(letters) <= 24 else f"{letters[:24]}…"
         detail = f"the layers are {shown}: a torchtitan block is an A layer and the D layer behind it"
         yield Limit("model.pattern", detail, "pattern: AD")
@@ -132,7 +141,7 @@ def _policies(spec: Spec) -> Iterator[Limit]:
 
 def _cuts(spec: Spec) -> Iterator[Limit]:
     spans = spec.split.spans or parse_pattern(spec.model.pattern, spec.model.num_layers).spans or ()
-    odd = [start for start, _ in spans if start % len(BLOCK)]
+    odd = [start for start, _ in spans if start % len(PAIR)]
     if odd:
         detail = f"stages begin at {', '.join(map(str, odd[:8]))}: a stage of torchtitan begins with a block, at an even layer"
         yield Limit("split.spans" if spec.split.spans else "model.pattern", detail, "cut at even layers")

@@ -1,0 +1,45 @@
+"""The blocks of a pipeline rank, and the tensors of their ledgers, for `estimate --explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+
+from megaplan.columns import Column
+from megaplan.hosts.megarun.ledger import block_ledger, makes_of
+from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
+from megaplan.inventory.tensors import Block, Inventory
+from megaplan.layout.values import Layout, Slot
+from megaplan.spec.models import Spec
+
+HEADS = ("tensor", "shape", "dtype", "bytes", "column")
+
+
+def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> Explained:
+    """The blocks of a pipeline rank of the layout."""
+    return explained(spec, inventory, layout.of_rank(pp_rank), makes_of(spec, inventory), block_ledger)
+
+
+def explained(
+    spec: Spec,
+    inventory: Inventory,
+    slots: Iterable[Slot],
+    makes: Mapping[str, Hashable],
+    ledger_of: Callable[[Spec, str, Block], BlockLedger],
+) -> Explained:
+    """Blocks of some slots; copies that only share a storage are among them. `makes`: by name, equal for blocks that are equal."""
+    found: dict[Hashable, list[str]] = {}
+    for name in (name for slot in slots for name in slot.blocks):
+        found.setdefault(makes[name], []).append(name)
+    held, kept = [], []
+    for name, *others in found.values():
+        block = inventory.block(name)
+        title = f"{name}{f' and {len(others)} more like it' if others else ''}, {block.family}"
+        tensors = sorted(ledger_of(spec, name, block).saved, key=lambda tensor: (-tensor.bytes, tensor.name))
+        held.append((title, block))
+        kept.append((title, sum(tensor.bytes for tensor in tensors), list(map(_cells, tensors))))
+    return Explained(held, HEADS, kept)
+
+
+def _cells(tensor: LedgerTensor) -> tuple[str, ...]:
+    column, shape = "" if tensor.column is Column.ACTIVATIONS else str(tensor.column), ", ".join(map(str, tensor.shape))
+    return tensor.name, f"[{shape}]", str(tensor.dtype), f"{tensor.bytes:,}", column

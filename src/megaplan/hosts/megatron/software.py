@@ -1,0 +1,59 @@
+"""Megatron-Core in the step-time model's words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import get_args
+
+from megaplan.cost.step.from_spec import letters_of, low_dtype
+from megaplan.cost.step.workload import Recomputed, Sharded, Software
+from megaplan.spec.host import GraphModule, Host
+from megaplan.spec.models import Spec
+
+
+def step_of(spec: Spec) -> tuple[Software, Recomputed]:
+    """Its software, and what backward runs again."""
+    return _software(spec), _recomputed(spec)
+
+
+def _software(spec: Spec) -> Software:
+    """Megatron-Core and Transformer Engine by the keys of `host`.
+
+    Megatron-Core with Transformer Engine, as `host.framework` and `host.release` run it, with the overlap that the host's keys turn on; of
+    Megatron-LM itself the constants are those of MooreThreads/SimuMax's runs.
+    """
+    host = spec.host
+    flex = host.moe_dispatcher == "flex"
+    return Software(
+        name="megatron-lm-deterministic" if host.deterministic_mode else host.framework,
+        release=host.release,
+        dtype=low_dtype(spec),
+        dispatcher=host.moe_flex_backend if flex else "alltoall",
+        tp_overlap=host.tp_comm_overlap,
+        exchange_overlap=host.moe_overlap,
+        graphs=_graphs(host),
+        fp8_attention=spec.precision.recipe is not None and spec.precision.recipe.attention,
+        low_head=spec.precision.recipe is not None and spec.precision.recipe.head,
+        token_drop=spec.model.moe is not None and spec.model.moe.capacity_factor is not None,
+        zero=host.distributed_optimizer,
+        sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
+        data_overlap=host.dp_comm_overlap,
+        fused_accumulation=host.wgrad_fusion,
+    )
+
+
+def _graphs(host: Host) -> frozenset[str]:
+    """The parts that run from CUDA graphs, in the step model's words."""
+    if host.cuda_graphs == "iteration":
+        return frozenset({"full"})
+    return frozenset(host.cuda_graph_modules or get_args(GraphModule)) if host.cuda_graphs == "layers" else frozenset()
+
+
+def _recomputed(spec: Spec) -> Recomputed:
+    letters = letters_of(spec.model.pattern, spec.model.num_layers)
+    modules, counts = set(spec.host.recompute_modules), Counter(letters)
+    if "A" in counts and spec.recompute.of("A") == "selective":
+        modules.add("core_attn")
+    again = sum(number for letter, number in counts.items() if spec.recompute.of(letter) == "full")
+    full = 1.0 if spec.host.recompute_num_layers is not None else again / len(letters)
+    return Recomputed(full, modules=frozenset(modules))

@@ -1,0 +1,16 @@
+"""The hosts by name. Another one is a folder, whose `__init__.py` has its value, and a line here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from megaplan.hosts.kind import HostKind
+from megaplan.hosts.megarun import HOST as MEGARUN
+from megaplan.hosts.megatron import HOST as MEGATRON
+from megaplan.hosts.torchtitan import HOST as TORCHTITAN
+
+HOSTS: dict[str, HostKind] = {host.name: host for host in (MEGARUN, MEGATRON, TORCHTITAN)}
+if TYPE_CHECKING:
+    HostName = str
+else:
+    HostName = Literal[tuple(HOSTS)]

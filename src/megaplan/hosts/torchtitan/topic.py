@@ -1,0 +1,22 @@
+"""`megaplan explain torchtitan`: the terms of torchtitan's memory."""
+
+from __future__ import annotations
+
+from megaplan.spec.host import RESERVED_PERCENT
+
+TOPIC = (
+    "State: 16 bytes a parameter over dp_shard · cp ranks: fp32 parameter, gradient and the two states of AdamW.",
+    "Gathered parameters: 2 bytes each, 1 with float8 gathers: of one transformer block while it runs, of norm and head throughout; "
+    "of all blocks without sharding.reshard_after_forward, as in pipelines by default. host.fsdp_ends: root keeps the embedding too, "
+    "and the last block while head and loss run.",
+    "Pools: FSDP2 allocates the outputs of reductions and of all-gathers on streams of their own, and torch's allocator gives a "
+    "stream's memory to no other. So gradient shards, which zero_grad frees, and two gathers' outputs count all through a step.",
+    "A pipeline accumulates whole gradients in fp32, 4 bytes a parameter of the stage, until its last microbatch.",
+    "Blocks keep, of each microbatch: recompute full, the input; selective, also attention and the first, third, fifth and seventh "
+    "product, eager even those that backward never reads; none, all that autograd saves, compiled without what is cheap to make again.",
+    "Loss, with L = tokens · vocab_size / tp: eager 2 L bytes of logits, 4 L each for their fp32 copy and the log-probabilities in "
+    "forward, 12 L in backward; over a cut vocabulary 16 L in backward; compiled 4 L.",
+    "host.keep_pipeline_outputs: 2 L of every microbatch on the last stage until the step has ended, 4 L while they are joined.",
+    f"host.reserved_percent: {RESERVED_PERCENT} of all that, fitted; docs/reference/accuracy-torchtitan.md has its spread.",
+)
+"""Its paragraphs."""
