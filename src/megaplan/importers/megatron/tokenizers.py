@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from megaplan.importers.megatron.shell.expand import readable
+from megaplan.importers.megatron.unset import readable
 
 DEFAULT = "GPT2BPETokenizer"
 """Of `pretrain_gpt.py`, by its `args_defaults`, where no tokenizer is named."""
