@@ -219,7 +219,9 @@ class Arguments:
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
         """One warning that lists what the launch says and a spec does not carry, and notes of what was taken or left out."""
-        left_out = [diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out]
+        left_out = [
+            diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
+        ]
         told = self._told and [
             diagnostic("MP915", "\n".join(self._told.values()), self.at(next(iter(self._told))), severity=Severity.WARNING)
         ]

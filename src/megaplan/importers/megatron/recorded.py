@@ -73,7 +73,7 @@ def _of_variables(recording: Recording, name: str) -> Given:
         MegaplanError: MP923, there are none either.
     """
     found = {row.words[0]: row.words[1:] for row in recording.of_kind("variable")}
-    if not found:
+    if recording.status != 0 or sum(map(_count, recording.of_kind("variable"))) < LAUNCH_ARGUMENTS:
         raise _nothing(recording, name, "no launch was recorded")
     given = read_words([Field(word, 0) for words in found.values() for word in words])
     note = f"no command is launched: the arguments are those of {', '.join(found)}"

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaplan.importers.megatron.recording import confine, mirror
-from megaplan.importers.megatron.recording.stand_in import FILE_TOOLS, STAND_INS, TOOLS
+from megaplan.importers.megatron.recording import confine
+from megaplan.importers.megatron.recording.stand_in import FILE_TOOLS, STAND_INS, TOOLS, copy_up
 
 SECONDS = 60
 MAX_WRITTEN_BYTES, MAX_PROCESSES, MAX_RECORD_BYTES, MAX_SAID_BYTES = 2**28, 400, 2**22, 2**14
@@ -36,7 +36,8 @@ class Row:
     """A line of the record.
 
     Attributes:
-        kind: `launch`, `variable` (of a file that launches nothing), `absent` (a file that is sourced, a folder), `failed` (a short program) or `other`.
+        kind: `launch`, `variable` (of a file that launches nothing), `unset` (variables), `absent` (a sourced file, a folder), `failed` (a
+            short program), `answered` (a question about the machine) or `other`.
         words: The command; of a variable its name and words.
         said: The end of its errors.
         file: The script that ran it.
@@ -82,18 +83,18 @@ def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def work_folders(command: Sequence[str]) -> list[Path]:
-    """The folders that are copied: of the current folder, and of each file that the command names."""
-    return [mirror.work_folder(path) for path in (Path.cwd(), *(Path(os.path.abspath(word)) for word in command if os.path.isfile(word)))]
+def work_folders(command: Sequence[str]) -> list[str]:
+    """The current folder, and that of each file that the command names."""
+    files = (os.path.abspath(word) for word in command if os.path.isfile(word))
+    return list(dict.fromkeys([str(Path.cwd()), *map(os.path.dirname, files)]))
 
 
 def announcement(command: Sequence[str], withheld: Sequence[str], *, confined: bool) -> list[str]:
     """What `record` will do, for a person to read before."""
-    folders = ", ".join(dict.fromkeys(map(str, work_folders(command))))
     guard = "the kernel refuses it writes outside, other programs, sockets and signals"
     return [
         f"recording: {shlex.join(command)}",
-        f"  in a temporary folder with copies of {folders}, deleted at the end",
+        f"  in a temporary folder with copies of {', '.join(work_folders(command))}, deleted at the end",
         f"  bash and {len(TOOLS | FILE_TOOLS)} tools of text and files run; every other program is written down and does nothing",
         f"  {guard if confined else 'not confined: the script itself can write wherever you can'}",
         f"  variables withheld: {', '.join(withheld) or 'none'}",
@@ -123,7 +124,8 @@ def record(
     folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="megaplan-record-")))
     try:
         tree = folder / "tree"
-        mirror.build_mirror(tree, work_folders(command), home)
+        for path in (*work_folders(command), str(home)):
+            copy_up(f"{tree}{path}/entry", str(tree), str(home), copies=path != str(home))
         executable = _programs(folder, bash)
         mirrored = [f"{tree}{word}" if word.startswith("/") and os.path.isfile(word) else word for word in command]
         variables = {
@@ -164,12 +166,13 @@ def _programs(folder: Path, bash: str) -> list[str]:
     """Fill the folders of programs; and the files that may be executed."""
     for name in ("bin", "tools", "records", "tmp"):
         (folder / name).mkdir(parents=True)
-    program = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("stand_in.py"))])
+    code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import stand_in; sys.exit(stand_in.main(sys.argv[1], sys.argv[2:]))"
+    program = shlex.join([sys.executable, "-I", "-S", "-c", code])  # imported, so that its compiled form is read
     body = f'#!/bin/sh\nexec {program} "$0" "$@"\n'
     stand_in = folder / "stand-in"
     stand_in.write_text(body, encoding="utf-8")
     stand_in.chmod(0o700)
-    for name in (*STAND_INS, "megaplan-stand-in", "megaplan-redirects"):
+    for name in (*STAND_INS, "megaplan-stand-in", "megaplan-redirects", "megaplan-target", "megaplan-folder"):
         (folder / "bin" / name).symlink_to(stand_in)
     found = {"bash": bash, **{name: path for name in (*TOOLS, *FILE_TOOLS) if (path := shutil.which(name)) is not None}}
     for name, path in found.items():

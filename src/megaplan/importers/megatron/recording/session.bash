@@ -1,45 +1,16 @@
 # Every bash of a recorded script reads this file first (BASH_ENV). Before each simple command a trap makes sure that PATH holds stand-ins
 # alone, makes a function of a command that is named by a path, and moves files that are written or sourced into the mirror.
 
-# The path in the mirror; one of the recording's own stays as it is.
-__megaplan_mirrored() {
-    local path=$1
-    [[ $path == /* ]] || path=$PWD/$path
-    case $path in
-        "$MEGAPLAN_FOLDER"/* | /dev/* | /proc/self/*) printf '%s' "$path" ;;
-        *) printf '%s' "$MEGAPLAN_FOLDER/tree$path" ;;
-    esac
-}
-
-# The path in the mirror of a file to write, whose folder is made; /dev/null for one that a link leads out of the mirror.
-__megaplan_target() {
-    local path
-    path=$(__megaplan_mirrored "$1")
-    case $path in
-        /dev/* | /proc/self/*) printf '%s' "$path" ;;
-        *)
-            "$MEGAPLAN_FOLDER/tools/mkdir" -p "${path%/*}" 2>/dev/null
-            path=$("$MEGAPLAN_BIN/realpath" -m "$path")
-            [[ $path == "$MEGAPLAN_FOLDER"/* ]] || path=/dev/null
-            printf '%s' "$path"
-            ;;
-    esac
-}
-
 __megaplan_call() { "$MEGAPLAN_BIN/megaplan-stand-in" "$@"; }
 
 command_not_found_handle() { __megaplan_call "$@"; }
 
-# A folder that is absent here, as of a cluster, is made in the mirror.
+# Into the mirror, where the folder becomes a real one; a folder that is absent here, as of a cluster, is made.
 cd() {
     local path=${*: -1}
     [[ $# -eq 0 || $path == -* ]] && { builtin cd "$@"; return; }
-    [[ $path == /* ]] && path=$(__megaplan_mirrored "$path")
-    if [[ ! -d $path ]]; then
-        __megaplan_call absent "${*: -1}"
-        "$MEGAPLAN_FOLDER/tools/mkdir" -p "$(__megaplan_target "$path")" 2>/dev/null
-    fi
-    builtin cd "${@:1:$#-1}" "$path"
+    [[ -d $path ]] || __megaplan_call absent "$path"
+    builtin cd "${@:1:$#-1}" "$("$MEGAPLAN_BIN/megaplan-folder" "$path")"
 }
 
 kill() { __megaplan_call kill "$@"; }
@@ -55,13 +26,10 @@ __megaplan_named() {
 
 # A sourced file, expanded: one that is absent is written down, one that the script wrote is read from the mirror.
 __megaplan_sourced() {
+    local path=$MEGAPLAN_FOLDER/tree${1-}
     [[ -e ${1-} ]] && return
     __megaplan_skip=true
-    if [[ -e $(__megaplan_mirrored "${1-}") ]]; then
-        printf -v __megaplan_do '. %q' "$(__megaplan_mirrored "$1")"
-    else
-        __megaplan_call absent "$@"
-    fi
+    if [[ ${1-} == /* && -e $path ]]; then printf -v __megaplan_do '. %q' "$path"; else __megaplan_call absent "$@"; fi
 }
 
 # What to do before a command: texts that the trap runs in the script's own scope, and whether they take the command's place.
@@ -96,15 +64,17 @@ __megaplan_ends() {
     trap - DEBUG
     [[ $BASHPID == "$$" ]] || return "$status"
     set +eu
-    for name in $(compgen -v); do
-        case $name in _* | BASH* | MEGAPLAN* | words | name | status) continue ;; esac
-        local -n held=$name
-        if [[ ${held[0]-} =~ ^[[:space:]]*--[a-z] ]]; then
-            set -f
-            __megaplan_call variable "$name" ${held[@]}
-        fi
-        unset -n held
-    done 2>/dev/null
+    if ! compgen -G "$MEGAPLAN_FOLDER/records/*-launch.json" >/dev/null; then
+        for name in $(compgen -v); do
+            case $name in _* | BASH* | MEGAPLAN* | words | name | status) continue ;; esac
+            local -n held=$name
+            if [[ ${held[0]-} =~ ^[[:space:]]*--[a-z] ]]; then
+                set -f
+                __megaplan_call variable "$name" ${held[@]}
+            fi
+            unset -n held
+        done 2>/dev/null
+    fi
     if [[ -f $0 && -r $0 ]]; then
         for name in $("$MEGAPLAN_BIN/grep" -IoE '[$][{]?[A-Za-z_][A-Za-z_0-9]*' "$0" | "$MEGAPLAN_BIN/tr" -d '${' | "$MEGAPLAN_BIN/sort" -u); do
             [[ -v $name ]] || words+=("$name")

@@ -1,6 +1,6 @@
-"""What stands in for a program while a launch script is recorded; it runs by itself, with the standard library alone.
+"""What stands in for a program while a launch script is recorded; it is run outside of the package, with the standard library alone.
 
-`stand_in.py NAME WORDS…`: a shell goes on under observation, a wrapper becomes the program behind it, tools of files work in the mirror,
+A shell goes on under observation, a wrapper becomes the program behind it, tools of files work in the mirror,
 a launch is written to the record, and every other program is written to the record and does nothing.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
+
+TYPE_CHECKING = False  # one starts for every program of a script: it imports no more than it needs
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
 
 _TOOLS = """
 awk basename bc cat cmp comm cut date df dirname expr egrep false fgrep find fold gawk getconf getopt grep head id jq ls mawk mktemp nl
@@ -49,7 +50,7 @@ STAND_INS = (
 )
 FOLDER = os.environ.get("MEGAPLAN_FOLDER", "")
 TREE = f"{FOLDER}/tree"
-MAX_RECORDS = 2_000
+MAX_RECORDS, MAX_COPY_BYTES = 2_000, 2**20
 MANY_ARGUMENTS = 8
 """Arguments that begin with `--` from which on a program that has no name here is taken for a launch."""
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -71,13 +72,13 @@ _JOB = {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_PROCID": "0", "SLURM_NOD
 
 def write(kind: str, words: Sequence[str], said: str = "") -> None:
     """Add a line to the record."""
-    folder = Path(FOLDER, "records")
-    if sum(1 for _ in folder.iterdir()) >= MAX_RECORDS:
+    if len(os.listdir(f"{FOLDER}/records")) >= MAX_RECORDS:
         return
     row = {"kind": kind, "words": list(words), "said": said, "at": os.environ.get("MEGAPLAN_AT", ""), "environment": dict(os.environ)}
-    path = folder / f"{time.time_ns()}-{os.getpid()}"
-    path.with_suffix(".part").write_text(json.dumps(row), encoding="utf-8")
-    path.with_suffix(".part").rename(path.with_suffix(".json"))
+    path = f"{FOLDER}/records/{time.time_ns()}-{os.getpid()}-{kind}"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(row))
+    os.rename(path, f"{path}.json")
 
 
 def say(text: str) -> None:
@@ -98,7 +99,7 @@ def run(words: Sequence[str]) -> int:
     ):
         if name in listed:
             return act(words)
-    path = mirrored(words[0])
+    path = placed(words[0])
     if words[0] == "absent":
         write("absent", words[1:])
     elif words[0] == "unset":
@@ -134,7 +135,7 @@ def shell(words: Sequence[str]) -> int:
     rest = list(words[1:])
     place = next((index for index, word in enumerate(rest) if not word.startswith(("-", "+"))), None)
     if place is not None and not any(re.fullmatch(r"-[a-z]*c", word) for word in rest[:place]):
-        rest[place] = mirrored(rest[place])
+        rest[place] = placed(rest[place]) if rest[place].startswith("/") else rest[place]
         directives(rest[place])
     return replace([os.environ["MEGAPLAN_BASH"], *rest])
 
@@ -152,11 +153,15 @@ def python(words: Sequence[str]) -> int:
         if os.environ.get("MEGAPLAN_CONFINED") != "1":
             write("other", words)
             return 1
-        with open(f"{FOLDER}/errors-{os.getpid()}", "w+b") as errors:  # no pipe: a process that it leaves behind would hold it open
-            status = subprocess.call([sys.executable, "-I", "-S", "-c", code, *rest[2:]], stdin=subprocess.DEVNULL, stderr=errors)
-            errors.seek(0)
-            if status:
-                write("failed", words, errors.read(1 << 16).decode(errors="replace").strip().rpartition("\n")[2][:200])
+        path, child = f"{FOLDER}/errors-{os.getpid()}", os.fork()
+        if not child:  # no pipe of its errors: a process that it leaves behind would hold it open
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            replace([sys.executable, "-I", "-S", "-c", code, *rest[2:]])
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status:
+            with open(path, encoding="utf-8", errors="replace") as errors:
+                write("failed", words, errors.read(1 << 16).strip().rpartition("\n")[2][:200])
         return status
     write("launch", words)
     return 0
@@ -173,14 +178,15 @@ def batch(words: Sequence[str]) -> int:
         slurm(words[1:])
         replace([os.environ["MEGAPLAN_BASH"], "-c", wrap])
     place = next(
-        (place for place, word in enumerate(words) if place and os.path.isfile(mirrored(word)) and not word.startswith("-")), len(words)
+        (place for place, word in enumerate(words) if place and os.path.isfile(placed(word)) and not word.startswith("-")), len(words)
     )
-    path = Path(mirrored(words[place]) if place < len(words) else f"{FOLDER}/batch-{os.getpid()}.sh")
+    path = placed(words[place]) if place < len(words) else f"{FOLDER}/batch-{os.getpid()}.sh"
     if place == len(words):
-        path.write_text(sys.stdin.read(1 << 20), encoding="utf-8")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(sys.stdin.read(1 << 20))
     slurm(words[1:place])
-    directives(str(path))
-    return replace([os.environ["MEGAPLAN_BASH"], str(path), *words[place + 1 :]])
+    directives(path)
+    return replace([os.environ["MEGAPLAN_BASH"], path, *words[place + 1 :]])
 
 
 def wrapped(words: Sequence[str]) -> int:
@@ -192,7 +198,7 @@ def wrapped(words: Sequence[str]) -> int:
             if key not in ("PATH", "BASH_ENV") and not key.startswith("MEGAPLAN_"):
                 os.environ[key] = value
             continue
-        is_file = os.path.isfile(mirrored(word))
+        is_file = os.path.isfile(placed(word))
         within = " " in word and any(is_program(part.rpartition("/")[2]) for part in word.split())
         if not (within or is_program(name) or (is_file and word.endswith((".sh", ".py")))):
             continue
@@ -253,20 +259,78 @@ def directives(path: str) -> None:
 
 
 def file_tool(words: Sequence[str]) -> int:
-    """mkdir, cp, tee and their like on paths inside the mirror; another path is left alone."""
+    """mkdir, cp, tee and their like on paths of the mirror; one that a link leads out of it is left alone."""
     name = words[0].rpartition("/")[2]
-    places = [mirrored(word) if not word.startswith("-") else word for word in words[1:]]
-    for place in places:
-        if not place.startswith("-") and name in ("mkdir", "touch", "tee", "cp", "mv", "ln"):
-            os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True) if inside(os.path.dirname(os.path.abspath(place))) else None
-    written = places[-1:] if name in ("cp", "ln") else places
-    if not all(place.startswith("-") or inside(place) for place in written):
-        write("other", words)
-        if name == "tee":
-            replace([f"{os.environ['MEGAPLAN_BIN']}/cat"])
-        return 0
-    done = subprocess.run([f"{FOLDER}/tools/{name}", *places], stderr=subprocess.DEVNULL, check=False)
-    return 0 if name != "rmdir" else done.returncode
+    options, given = [word for word in words[1:] if word.startswith("-")], [word for word in words[1:] if not word.startswith("-")]
+    places = [placed(word) if name != "ln" or word is given[-1] else word for word in given]
+    for path in places[-1:] if name in ("cp", "ln", "mv") else places:
+        copy_up(path, TREE)
+        if name in ("mkdir", "touch", "tee", "cp", "mv", "ln"):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+    status = os.spawnv(os.P_WAIT, f"{FOLDER}/tools/{name}", [name, *options, "--", *places])
+    return status if name == "rmdir" else 0
+
+
+def placed(path: str) -> str:
+    """The absolute path in the mirror; one of the recording's own, and a device, is itself."""
+    current = os.environ.get("PWD", "")
+    path = os.path.normpath(os.path.join(current if current.startswith("/") else os.getcwd(), path))
+    return path if path.startswith((f"{FOLDER}/", "/dev/", "/proc/self/")) else f"{TREE}{path}"
+
+
+def copy_up(path: str, tree: str, home: str = "", *, copies: bool = False) -> None:
+    """Make the folders above a path of the mirror real ones, whose entries are links, and a file to write a copy.
+
+    Args:
+        path: In the mirror; another is left alone.
+        tree: The mirror's root.
+        home: A folder in which, and above which, dotfiles are left out: keys, and profiles of shells.
+        copies: Small files of the last folder are copies, not links.
+    """
+    if not path.startswith(f"{tree}/"):
+        return
+    home = home or os.environ.get("HOME", "")[len(tree) :]
+    parts = path[len(tree) :].split("/")
+    for depth in range(1, len(parts)):
+        real = "/".join(parts[:depth]) or "/"
+        folder = f"{tree}{real}".rstrip("/")
+        if os.path.islink(folder):
+            os.unlink(folder)
+        elif os.path.isdir(folder):
+            continue
+        os.makedirs(folder, exist_ok=True)
+        for entry in os.scandir(real) if os.path.isdir(real) and os.access(real, os.R_OK | os.X_OK) else ():
+            target, hidden = f"{folder}/{entry.name}", entry.name.startswith(".") and f"{home}/".startswith(f"{real.rstrip('/')}/")
+            if (
+                copies
+                and depth == len(parts) - 1
+                and entry.is_file()
+                and entry.stat().st_size <= MAX_COPY_BYTES
+                and os.access(entry, os.R_OK)
+            ):
+                copied(entry.path, target)
+            elif not hidden and not os.path.lexists(target):
+                os.symlink(entry.path, target)
+    if os.path.islink(path) and os.path.isfile(path):
+        real = os.path.realpath(path)
+        os.unlink(path)
+        if os.path.getsize(real) <= MAX_COPY_BYTES:
+            copied(real, path)
+
+
+def copied(source: str, path: str) -> None:
+    """Copy the bytes of a small file."""
+    with open(source, "rb") as read, open(path, "wb") as written:
+        written.write(read.read(MAX_COPY_BYTES))
+
+
+def target(path: str) -> str:
+    """Where a redirection into a file goes: its place in the mirror, whose folder is made."""
+    path = placed(path) + ("/." if path.endswith("/.") else "")
+    copy_up(path, TREE)
+    if path.startswith(f"{TREE}/"):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    return path
 
 
 def answer(words: Sequence[str]) -> int:
@@ -294,19 +358,6 @@ def answer(words: Sequence[str]) -> int:
     return 0
 
 
-def mirrored(path: str) -> str:
-    """The path in the mirror."""
-    if not path.startswith("/"):
-        return path
-    return path if path.startswith((f"{FOLDER}/", "/dev/", "/proc/self/")) else f"{TREE}{path}"
-
-
-def inside(path: str) -> bool:
-    """Whether a path, its links followed, is one of the recording's own or a device."""
-    real = os.path.realpath(path)
-    return real.startswith((f"{FOLDER}/", "/dev/", "/proc/")) or real == FOLDER
-
-
 def is_script(path: str) -> bool:
     """Whether a file is a shell's."""
     try:
@@ -328,20 +379,24 @@ def replace(words: Sequence[str]) -> NoReturn:
 
 
 def redirected(command: str) -> str:
-    """A command whose redirections into files go through `__megaplan_target`; empty if it has none."""
+    """A command whose redirections into files go through `megaplan-target`; empty if it has none."""
     head, newline, rest = command.partition("\n") if re.search(r"<<[^<]", command.partition("\n")[0]) else (command, "", "")
     changed = _REDIRECT.sub(
         lambda found: (
-            f'{found["sign"]} "$(__megaplan_target {found["target"]})"' if found["sign"] and found["target"] != "/dev/null" else found[0]
+            f'{found["sign"]} "$("$MEGAPLAN_BIN/megaplan-target" {found["target"]})"'
+            if found["sign"] and found["target"] != "/dev/null"
+            else found[0]
         ),
         head,
     )
     return "" if changed == head else changed + newline + rest
 
 
-if __name__ == "__main__":
-    own = sys.argv[1].rpartition("/")[2]
-    if own == "megaplan-redirects":
-        say(redirected(sys.argv[2]))
-    else:
-        sys.exit(run(sys.argv[2:] if own == "megaplan-stand-in" else [own, *sys.argv[2:]]))
+def main(name: str, words: Sequence[str]) -> int:
+    """Stand in for the program of a path's last part."""
+    own = name.rpartition("/")[2]
+    helpers = {"megaplan-redirects": redirected, "megaplan-target": target, "megaplan-folder": lambda path: target(f"{path}/.")[:-2]}
+    if own not in helpers:
+        return run(words if own == "megaplan-stand-in" else [own, *words])
+    say(helpers[own](words[0]))
+    return 0
