@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from megaplan.importers.megatron.recording import confine
-from megaplan.importers.megatron.recording.stand_in import FILE_TOOLS, STAND_INS, TOOLS, copy_up
+from megaplan.importers.megatron.recording.mirror import copy_up
+from megaplan.importers.megatron.recording.names import FILE_TOOLS, STAND_INS, TOOLS
 
 SECONDS = 60
 MAX_WRITTEN_BYTES, MAX_PROCESSES, MAX_RECORD_BYTES, MAX_SAID_BYTES = 2**28, 400, 2**22, 2**14
@@ -149,8 +150,13 @@ def record(
         with (folder / "errors").open("wb") as errors:
             process = subprocess.Popen(
                 [str(folder / "bin" / "megaplan-stand-in"), *mirrored],
-                **{"cwd": f"{tree}{here}", "env": variables, "start_new_session": True, "preexec_fn": prepare},
-                **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": errors},
+                cwd=f"{tree}{here}",
+                env=variables,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 (a process that only this one can limit, started from one thread)
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
             )
         try:
             ended = _watched(process, folder, seconds)
@@ -166,8 +172,9 @@ def _programs(folder: Path, bash: str) -> list[str]:
     """Fill the folders of programs; and the files that may be executed."""
     for name in ("bin", "tools", "records", "tmp"):
         (folder / name).mkdir(parents=True)
-    code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import stand_in; sys.exit(stand_in.main(sys.argv[1], sys.argv[2:]))"
-    program = shlex.join([sys.executable, "-I", "-S", "-c", code])  # imported, so that its compiled form is read
+    root, module = str(Path(__file__).parents[4]), "megaplan.importers.megatron.recording.stand_in"
+    code = f"import sys; sys.path.insert(0, {root!r}); import {module} as own; sys.exit(own.main(sys.argv[1], sys.argv[2:]))"
+    program = shlex.join([sys.executable, "-I", "-S", "-c", code])
     body = f'#!/bin/sh\nexec {program} "$0" "$@"\n'
     stand_in = folder / "stand-in"
     stand_in.write_text(body, encoding="utf-8")

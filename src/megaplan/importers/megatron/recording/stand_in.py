@@ -1,4 +1,4 @@
-"""What stands in for a program while a launch script is recorded; it is run outside of the package, with the standard library alone.
+"""What stands in for a program while a launch script is recorded: run by itself, with the standard library alone.
 
 A shell goes on under observation, a wrapper becomes the program behind it, tools of files work in the mirror,
 a launch is written to the record, and every other program is written to the record and does nothing.
@@ -12,45 +12,16 @@ import re
 import sys
 import time
 
+from megaplan.importers.megatron.recording.jobs import JOB, directives, slurm, tasks
+from megaplan.importers.megatron.recording.mirror import FOLDER, TREE, copy_up, placed, target
+from megaplan.importers.megatron.recording.names import ANSWERING, BATCH, FILE_TOOLS, LAUNCHERS, PYTHONS, SHELLS, TOOLS, WRAPPERS
+
 TYPE_CHECKING = False  # one starts for every program of a script: it imports no more than it needs
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-_TOOLS = """
-awk basename bc cat cmp comm cut date df dirname expr egrep false fgrep find fold gawk getconf getopt grep head id jq ls mawk mktemp nl
-nproc numfmt od paste printenv printf pwd readlink realpath rev sed seq sort split stat sum tac tail test tr true tty uname uniq wc
-whoami xargs yes
-"""
-TOOLS = frozenset(_TOOLS.split())
-"""Programs of text, names and numbers: they run."""
-FILE_TOOLS = frozenset({"mkdir", "touch", "rm", "rmdir", "cp", "mv", "ln", "tee"})
-"""They run on paths of the mirror."""
-SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
-LAUNCHERS = frozenset({"torchrun", "deepspeed", "accelerate", "torchx"})
-"""They are recorded as a launch, with all of their words."""
-BATCH = frozenset({"sbatch", "srun", "salloc"})
-_WRAPPERS = """
-exec command env nohup time timeout nice ionice numactl taskset setsid stdbuf sudo chroot unshare mpirun mpiexec mpiexec.hydra orterun
-prun prterun horovodrun jsrun aprun flux bsub qsub ssh pdsh clush parallel docker podman nerdctl singularity apptainer enroot shifter
-conda mamba micromamba uv poetry pipenv pixi nsys ncu gdb strace perf ray kubectl tmux screen dlrover-run
-"""
-WRAPPERS = frozenset(_WRAPPERS.split())
-"""The program behind their options is run in their place."""
-ANSWERING = frozenset({"nvidia-smi", "scontrol", "hostname", "which"})
-PYTHONS = frozenset({"python", "python2", "python3", *(f"python3.{minor}" for minor in range(6, 20))})
-_OTHERS = """
-pip pip3 git curl wget rsync scp nvcc rocm-smi huggingface-cli hf wandb aws gsutil gcloud make cmake gcc g++ ninja apt apt-get sleep
-chmod chown kill pkill killall module sync tar unzip squeue scancel sinfo sacct ip ifconfig ibstat lscpu free ulimit ldconfig
-"""
-OTHERS = frozenset(_OTHERS.split())
-"""They do nothing, as every program that has no name here; those that scripts look for by `command -v` are found."""
-STAND_INS = (
-    FILE_TOOLS | {"sh", "zsh", "dash", "ksh"} | LAUNCHERS | BATCH | (WRAPPERS - {"exec", "command", "time"}) | ANSWERING | PYTHONS | OTHERS
-)
-FOLDER = os.environ.get("MEGAPLAN_FOLDER", "")
-TREE = f"{FOLDER}/tree"
-MAX_RECORDS, MAX_COPY_BYTES = 2_000, 2**20
+MAX_RECORDS = 2_000
 MANY_ARGUMENTS = 8
 """Arguments that begin with `--` from which on a program that has no name here is taken for a launch."""
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -58,16 +29,6 @@ _WORD = r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|\$\((?:[^()]|\([^()]*\))*\)|[^\s'"\
 _REDIRECT = re.compile(
     rf"""(?P<sign>(?:\b\d+|&)?(?<!<)>>?\|?)[ \t]*(?P<target>{_WORD})|'[^']*'|"(?:\\.|[^"\\])*"|\\.|\$\((?:[^()]|\([^()]*\))*\)""", re.DOTALL
 )
-_DIRECTIVE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
-_SLURM = {
-    **dict.fromkeys(("-N", "--nodes"), ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
-    **dict.fromkeys(("-n", "--ntasks"), ("SLURM_NTASKS", "SLURM_NPROCS")),
-    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "--gres": ("SLURM_GPUS_ON_NODE",),
-    **dict.fromkeys(("-c", "--cpus-per-task"), ("SLURM_CPUS_PER_TASK",)),
-}
-_JOB = {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NAME": "job"}
 
 
 def write(kind: str, words: Sequence[str], said: str = "") -> None:
@@ -171,7 +132,7 @@ def batch(words: Sequence[str]) -> int:
     """sbatch, srun and salloc: their options are a job's variables, the program behind them runs."""
     if words[0].rpartition("/")[2] != "sbatch":
         return wrapped(words)
-    for key, value in _JOB.items():
+    for key, value in JOB.items():
         os.environ.setdefault(key, value)
     wrap = next((word.partition("=")[2] or words[place + 1] for place, word in enumerate(words) if word.split("=")[0] == "--wrap"), None)
     if wrap is not None:
@@ -215,49 +176,6 @@ def is_program(name: str) -> bool:
     return name in SHELLS | PYTHONS | LAUNCHERS | BATCH | WRAPPERS
 
 
-def tasks(words: Sequence[str]) -> None:
-    """Processes that a launcher of MPI starts."""
-    if words[0].rpartition("/")[2] in ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "prterun", "horovodrun", "jsrun", "aprun"):
-        for place, word in enumerate(words[:-1]):
-            if word in ("-n", "-np", "--np", "-c", "--n") and words[place + 1].isdigit():
-                os.environ["MEGAPLAN_TASKS"] = words[place + 1]
-
-
-def slurm(words: Sequence[str]) -> None:
-    """Variables of a job with these options."""
-    for place, word in enumerate(words):
-        key, equals, value = word.partition("=")
-        if not equals and re.fullmatch(r"-[NncG]\d+", word):
-            key, value = word[:2], word[2:]
-        elif not equals:
-            value = words[place + 1] if place + 1 < len(words) else ""
-        number = re.search(r"(\d+)$", value)
-        if key in _SLURM and number is not None:
-            os.environ.update(dict.fromkeys(_SLURM[key], number[1]))
-        if key == "--export":
-            os.environ.update(part.split("=", 1) for part in value.split(",") if "=" in part)
-    nodes, each = os.environ.get("SLURM_NNODES"), os.environ.get("SLURM_NTASKS_PER_NODE")
-    if nodes is not None and nodes.isdigit():
-        os.environ["SLURM_NODELIST"] = os.environ["SLURM_JOB_NODELIST"] = f"node[1-{nodes}]" if int(nodes) > 1 else "node1"
-        if each is not None and each.isdigit():
-            os.environ.setdefault("SLURM_NTASKS", str(int(nodes) * int(each)))
-
-
-def directives(path: str) -> None:
-    """Variables of the job whose directives a script has."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            found = _DIRECTIVE.findall(file.read(1 << 20))
-    except OSError:
-        return
-    if found:
-        for key, value in _JOB.items():
-            os.environ.setdefault(key, value)
-        given = {key: value for key, value in os.environ.items() if key.startswith("SLURM_")}
-        slurm([word for line in found for word in line.partition(" #")[0].split()])
-        os.environ.update(given)
-
-
 def file_tool(words: Sequence[str]) -> int:
     """mkdir, cp, tee and their like on paths of the mirror; one that a link leads out of it is left alone."""
     name = words[0].rpartition("/")[2]
@@ -269,68 +187,6 @@ def file_tool(words: Sequence[str]) -> int:
             os.makedirs(os.path.dirname(path), exist_ok=True)
     status = os.spawnv(os.P_WAIT, f"{FOLDER}/tools/{name}", [name, *options, "--", *places])
     return status if name == "rmdir" else 0
-
-
-def placed(path: str) -> str:
-    """The absolute path in the mirror; one of the recording's own, and a device, is itself."""
-    current = os.environ.get("PWD", "")
-    path = os.path.normpath(os.path.join(current if current.startswith("/") else os.getcwd(), path))
-    return path if path.startswith((f"{FOLDER}/", "/dev/", "/proc/self/")) else f"{TREE}{path}"
-
-
-def copy_up(path: str, tree: str, home: str = "", *, copies: bool = False) -> None:
-    """Make the folders above a path of the mirror real ones, whose entries are links, and a file to write a copy.
-
-    Args:
-        path: In the mirror; another is left alone.
-        tree: The mirror's root.
-        home: A folder in which, and above which, dotfiles are left out: keys, and profiles of shells.
-        copies: Small files of the last folder are copies, not links.
-    """
-    if not path.startswith(f"{tree}/"):
-        return
-    home = home or os.environ.get("HOME", "")[len(tree) :]
-    parts = path[len(tree) :].split("/")
-    for depth in range(1, len(parts)):
-        real = "/".join(parts[:depth]) or "/"
-        folder = f"{tree}{real}".rstrip("/")
-        if os.path.islink(folder):
-            os.unlink(folder)
-        elif os.path.isdir(folder):
-            continue
-        os.makedirs(folder, exist_ok=True)
-        for entry in os.scandir(real) if os.path.isdir(real) and os.access(real, os.R_OK | os.X_OK) else ():
-            target, hidden = f"{folder}/{entry.name}", entry.name.startswith(".") and f"{home}/".startswith(f"{real.rstrip('/')}/")
-            if (
-                copies
-                and depth == len(parts) - 1
-                and entry.is_file()
-                and entry.stat().st_size <= MAX_COPY_BYTES
-                and os.access(entry, os.R_OK)
-            ):
-                copied(entry.path, target)
-            elif not hidden and not os.path.lexists(target):
-                os.symlink(entry.path, target)
-    if os.path.islink(path) and os.path.isfile(path):
-        real = os.path.realpath(path)
-        os.unlink(path)
-        if os.path.getsize(real) <= MAX_COPY_BYTES:
-            copied(real, path)
-
-
-def copied(source: str, path: str) -> None:
-    """Copy the bytes of a small file."""
-    with open(source, "rb") as read, open(path, "wb") as written:
-        written.write(read.read(MAX_COPY_BYTES))
-
-
-def target(path: str) -> str:
-    """Where a redirection into a file goes: its place in the mirror, whose folder is made."""
-    path = placed(path) + ("/." if path.endswith("/.") else "")
-    copy_up(path, TREE)
-    if path.startswith(f"{TREE}/"):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    return path
 
 
 def answer(words: Sequence[str]) -> int:
@@ -395,8 +251,12 @@ def redirected(command: str) -> str:
 def main(name: str, words: Sequence[str]) -> int:
     """Stand in for the program of a path's last part."""
     own = name.rpartition("/")[2]
-    helpers = {"megaplan-redirects": redirected, "megaplan-target": target, "megaplan-folder": lambda path: target(f"{path}/.")[:-2]}
-    if own not in helpers:
+    if own == "megaplan-redirects":
+        say(redirected(words[0]))
+    elif own == "megaplan-target":
+        say(target(words[0]))
+    elif own == "megaplan-folder":
+        say(target(f"{words[0]}/.")[:-2])
+    else:
         return run(words if own == "megaplan-stand-in" else [own, *words])
-    say(helpers[own](words[0]))
     return 0
