@@ -37,7 +37,7 @@ def import_megatron(
     ] = None,
     record: Annotated[
         bool,
-        typer.Option("--record", help="Run the command with stand-ins for every launcher, in a temporary folder, and read its launch."),
+        typer.Option("--record", help="Run the command with stubs for every launcher, in a temporary folder, and read its launch."),
     ] = False,
     number: Annotated[int | None, typer.Option("--launch", metavar="N", min=1, help="With --record: which of several launches.")] = None,
     unconfined: Annotated[

@@ -21,7 +21,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASKS_VERSION, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READS = 1 << 0, 1 << 1, 0b1100
 _BITS_BY_VERSION = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Number of access rights that a version of Landlock knows; versions after 5 have those of 5."""
+"""Number of access rights by version of Landlock; later versions have those of 5."""
 _CAPBSET_DROP, _SET_SECCOMP, _NO_NEW_PRIVS, _FILTER = 24, 22, 38, 2
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _REFUSE, _ALLOW = 0x00050001, 0x7FFF0000  # errno EPERM
@@ -77,7 +77,7 @@ def confine(writable: Iterable[str], executable: Iterable[str]) -> None:
         OSError: The kernel refuses a limit.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    for capability in range(64):  # of root: none is left after exec
+    for capability in range(64):  # root has none left after exec
         libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
     _checked(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
     version = _landlock_version()

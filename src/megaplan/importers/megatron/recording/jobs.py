@@ -22,7 +22,7 @@ JOB = {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_PROCID": "0", "SLURM_NODE
 
 
 def tasks(words: Sequence[str]) -> None:
-    """Processes that a launcher of MPI starts."""
+    """Note the number of processes that an MPI launcher starts."""
     if words[0].rpartition("/")[2] in ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "prterun", "horovodrun", "jsrun", "aprun"):
         for place, word in enumerate(words[:-1]):
             if word in ("-n", "-np", "--np", "-c", "--n") and words[place + 1].isdigit():
@@ -30,7 +30,7 @@ def tasks(words: Sequence[str]) -> None:
 
 
 def slurm(words: Sequence[str]) -> None:
-    """Variables of a job with these options."""
+    """Set the variables of a job with these options."""
     for place, word in enumerate(words):
         key, equals, value = word.partition("=")
         if not equals and re.fullmatch(r"-[NncG]\d+", word):
@@ -50,7 +50,7 @@ def slurm(words: Sequence[str]) -> None:
 
 
 def directives(path: str) -> None:
-    """Variables of the job whose directives a script has."""
+    """Set the variables of the job that the #SBATCH lines of a script describe; the environment's own values are kept."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             found = _DIRECTIVE.findall(file.read(1 << 20))

@@ -10,20 +10,20 @@ TREE = f"{FOLDER}/tree"
 
 
 def placed(path: str) -> str:
-    """The absolute path in the mirror; one of the recording's own, and a device, is itself."""
+    """The absolute path in the mirror; files of the recording itself, and devices, keep their path."""
     current = os.environ.get("PWD", "")
     path = os.path.normpath(os.path.join(current if current.startswith("/") else os.getcwd(), path))
     return path if path.startswith((f"{FOLDER}/", "/dev/", "/proc/self/")) else f"{TREE}{path}"
 
 
 def copy_up(path: str, tree: str, home: str = "", *, copies: bool = False) -> None:
-    """Make the folders above a path of the mirror real ones, whose entries are links, and a file to write a copy.
+    """Replace links above a path of the mirror by folders of links, and a linked file by a copy, so that the path can be written.
 
     Args:
-        path: In the mirror; another is left alone.
-        tree: The mirror's root.
-        home: A folder in which, and above which, dotfiles are left out: keys, and profiles of shells.
-        copies: Small files of the last folder are copies, not links.
+        path: A path in the mirror; any other is left alone.
+        tree: Root of the mirror.
+        home: Folder in which, and above which, dotfiles are left out: keys, and startup files of shells.
+        copies: Small files of the last folder are copied, too.
     """
     if not path.startswith(f"{tree}/"):
         return
@@ -37,23 +37,27 @@ def copy_up(path: str, tree: str, home: str = "", *, copies: bool = False) -> No
         elif os.path.isdir(folder):
             continue
         os.makedirs(folder, exist_ok=True)
-        for entry in os.scandir(real) if os.path.isdir(real) and os.access(real, os.R_OK | os.X_OK) else ():
-            target, hidden = f"{folder}/{entry.name}", entry.name.startswith(".") and f"{home}/".startswith(f"{real.rstrip('/')}/")
-            if (
-                copies
-                and depth == len(parts) - 1
-                and entry.is_file()
-                and entry.stat().st_size <= MAX_COPY_BYTES
-                and os.access(entry, os.R_OK)
-            ):
-                copied(entry.path, target)
-            elif not hidden and not os.path.lexists(target):
-                os.symlink(entry.path, target)
+        _fill(folder, real, home, copies=copies and depth == len(parts) - 1)
     if os.path.islink(path) and os.path.isfile(path):
         real = os.path.realpath(path)
         os.unlink(path)
         if os.path.getsize(real) <= MAX_COPY_BYTES:
             copied(real, path)
+
+
+def _fill(folder: str, real: str, home: str, *, copies: bool) -> None:
+    """Link the entries of a folder into its place in the mirror."""
+    if not os.path.isdir(real) or not os.access(real, os.R_OK | os.X_OK):
+        return
+    hides = f"{home}/".startswith(f"{real.rstrip('/')}/")
+    for entry in os.scandir(real):
+        target = f"{folder}/{entry.name}"
+        if (hides and entry.name.startswith(".")) or os.path.lexists(target):
+            continue
+        if copies and entry.is_file() and entry.stat().st_size <= MAX_COPY_BYTES and os.access(entry, os.R_OK):
+            copied(entry.path, target)
+        else:
+            os.symlink(entry.path, target)
 
 
 def copied(source: str, path: str) -> None:
@@ -63,7 +67,7 @@ def copied(source: str, path: str) -> None:
 
 
 def target(path: str) -> str:
-    """Where a redirection into a file goes: its place in the mirror, whose folder is made."""
+    """The file in the mirror that a redirection writes; its folder is created."""
     path = placed(path) + ("/." if path.endswith("/.") else "")
     copy_up(path, TREE)
     if path.startswith(f"{TREE}/"):

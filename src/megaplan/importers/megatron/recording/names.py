@@ -1,4 +1,4 @@
-"""Programs that a recorded script finds: those that run, and those that a stand-in takes the place of."""
+"""Names of programs in a recorded script: those that run, and those that a stub replaces."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ nproc numfmt od paste printenv printf pwd readlink realpath rev sed seq sort spl
 whoami xargs yes
 """
 TOOLS = frozenset(_TOOLS.split())
-"""Programs of text, names and numbers: they run."""
+"""Tools for text, paths and numbers; they run."""
 FILE_TOOLS = frozenset({"mkdir", "touch", "rm", "rmdir", "cp", "mv", "ln", "tee"})
-"""They run on paths of the mirror."""
+"""Tools that write files; they run on paths of the mirror."""
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "accelerate", "torchx"})
-"""They are recorded as a launch, with all of their words."""
+"""Programs that are recorded as a launch, with all arguments."""
 BATCH = frozenset({"sbatch", "srun", "salloc"})
 _WRAPPERS = """
 exec command env nohup time timeout nice ionice numactl taskset setsid stdbuf sudo chroot unshare mpirun mpiexec mpiexec.hydra orterun
@@ -21,7 +21,7 @@ prun prterun horovodrun jsrun aprun flux bsub qsub ssh pdsh clush parallel docke
 conda mamba micromamba uv poetry pipenv pixi nsys ncu gdb strace perf ray kubectl tmux screen dlrover-run
 """
 WRAPPERS = frozenset(_WRAPPERS.split())
-"""The program behind their options is run in their place."""
+"""Programs that start another one, which is run in their place."""
 ANSWERING = frozenset({"nvidia-smi", "scontrol", "hostname", "which"})
 PYTHONS = frozenset({"python", "python2", "python3", *(f"python3.{minor}" for minor in range(6, 20))})
 _OTHERS = """
@@ -29,7 +29,7 @@ pip pip3 git curl wget rsync scp nvcc rocm-smi huggingface-cli hf wandb aws gsut
 chmod chown kill pkill killall module sync tar unzip squeue scancel sinfo sacct ip ifconfig ibstat lscpu free ulimit ldconfig
 """
 OTHERS = frozenset(_OTHERS.split())
-"""They do nothing, as every program that has no name here; those that scripts look for by `command -v` are found."""
-STAND_INS = (
+"""Programs that do nothing, but that `command -v` finds. Programs of any other name do nothing, too."""
+STUBS = (
     FILE_TOOLS | {"sh", "zsh", "dash", "ksh"} | LAUNCHERS | BATCH | (WRAPPERS - {"exec", "command", "time"}) | ANSWERING | PYTHONS | OTHERS
 )

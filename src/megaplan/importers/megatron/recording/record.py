@@ -1,4 +1,4 @@
-"""`record`: runs a launch script where it can change nothing, and returns the launches that stand-ins wrote down."""
+"""`record`: runs a launch script where it can change nothing, and returns the launches that stubs wrote down."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from megaplan.importers.megatron.recording import confine
 from megaplan.importers.megatron.recording.mirror import copy_up
-from megaplan.importers.megatron.recording.names import FILE_TOOLS, STAND_INS, TOOLS
+from megaplan.importers.megatron.recording.names import FILE_TOOLS, STUBS, TOOLS
 
 SECONDS = 60
 MAX_WRITTEN_BYTES, MAX_PROCESSES, MAX_RECORD_BYTES, MAX_SAID_BYTES = 2**28, 400, 2**22, 2**14
@@ -106,13 +106,13 @@ def announcement(command: Sequence[str], withheld: Sequence[str], *, confined: b
 def record(
     command: Sequence[str], environment: Mapping[str, str], *, gpus_per_node: int = 8, confined: bool = True, seconds: int = SECONDS
 ) -> Recording:
-    """Run a command with stand-ins in the place of every program but the harmless ones.
+    """Run a command with stubs in the place of every program but the harmless ones.
 
     Args:
         command: Words, as `bash launch.sh ARGS`.
         environment: Variables that it finds beside those of the recording.
         gpus_per_node: The answer of `nvidia-smi`.
-        confined: The kernel refuses what `confine` lists; otherwise stand-ins alone keep the script from it.
+        confined: The kernel refuses what `confine` lists; otherwise stubs alone keep the script from it.
         seconds: Limit of time, of processor time too.
 
     Raises:
@@ -149,7 +149,7 @@ def record(
 
         with (folder / "errors").open("wb") as errors:
             process = subprocess.Popen(
-                [str(folder / "bin" / "megaplan-stand-in"), *mirrored],
+                [str(folder / "bin" / "megaplan-stub"), *mirrored],
                 cwd=f"{tree}{here}",
                 env=variables,
                 start_new_session=True,
@@ -172,20 +172,20 @@ def _programs(folder: Path, bash: str) -> list[str]:
     """Fill the folders of programs; and the files that may be executed."""
     for name in ("bin", "tools", "records", "tmp"):
         (folder / name).mkdir(parents=True)
-    root, module = str(Path(__file__).parents[4]), "megaplan.importers.megatron.recording.stand_in"
+    root, module = str(Path(__file__).parents[4]), "megaplan.importers.megatron.recording.stub"
     code = f"import sys; sys.path.insert(0, {root!r}); import {module} as own; sys.exit(own.main(sys.argv[1], sys.argv[2:]))"
     program = shlex.join([sys.executable, "-I", "-S", "-c", code])
     body = f'#!/bin/sh\nexec {program} "$0" "$@"\n'
-    stand_in = folder / "stand-in"
-    stand_in.write_text(body, encoding="utf-8")
-    stand_in.chmod(0o700)
-    for name in (*STAND_INS, "megaplan-stand-in", "megaplan-redirects", "megaplan-target", "megaplan-folder"):
-        (folder / "bin" / name).symlink_to(stand_in)
+    stub = folder / "stub"
+    stub.write_text(body, encoding="utf-8")
+    stub.chmod(0o700)
+    for name in (*STUBS, "megaplan-stub", "megaplan-redirects", "megaplan-target", "megaplan-folder"):
+        (folder / "bin" / name).symlink_to(stub)
     found = {"bash": bash, **{name: path for name in (*TOOLS, *FILE_TOOLS) if (path := shutil.which(name)) is not None}}
     for name, path in found.items():
         (folder / ("tools" if name in FILE_TOOLS else "bin") / name).symlink_to(os.path.realpath(path))
     loaders = [str(path) for pattern in ("lib*/ld-*.so*", "lib/*/ld-*.so*", "lib*/ld-*.so*") for path in Path("/").glob(pattern)]
-    return [*map(os.path.realpath, [*found.values(), sys.executable, "/bin/sh", *loaders]), str(stand_in)]
+    return [*map(os.path.realpath, [*found.values(), sys.executable, "/bin/sh", *loaders]), str(stub)]
 
 
 def _watched(process: subprocess.Popen[bytes], folder: Path, seconds: int) -> str:

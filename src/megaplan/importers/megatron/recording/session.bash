@@ -1,7 +1,7 @@
-# Every bash of a recorded script reads this file first (BASH_ENV). Before each simple command a trap makes sure that PATH holds stand-ins
+# Every bash of a recorded script reads this file first (BASH_ENV). Before each simple command a trap makes sure that PATH holds stubs
 # alone, makes a function of a command that is named by a path, and moves files that are written or sourced into the mirror.
 
-__megaplan_call() { "$MEGAPLAN_BIN/megaplan-stand-in" "$@"; }
+__megaplan_call() { "$MEGAPLAN_BIN/megaplan-stub" "$@"; }
 
 command_not_found_handle() { __megaplan_call "$@"; }
 
@@ -17,7 +17,7 @@ kill() { __megaplan_call kill "$@"; }
 
 ulimit() { builtin ulimit "$@" 2>/dev/null || :; }
 
-# A command's name, expanded: a path becomes a function that calls its stand-in.
+# A command's name, expanded: a path becomes a function that calls its stub.
 __megaplan_named() {
     if [[ ${1-} == */* && $1 != "$MEGAPLAN_BIN"/* && $1 =~ ^[A-Za-z0-9_./+-]+$ ]]; then
         eval "function $1 { __megaplan_call '$1' \"\$@\"; }"

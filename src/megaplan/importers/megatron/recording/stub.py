@@ -1,6 +1,6 @@
-"""What stands in for a program while a launch script is recorded: run by itself, with the standard library alone.
+"""The stub that a recorded launch script runs in place of a program; it uses the standard library alone.
 
-A shell goes on under observation, a wrapper becomes the program behind it, tools of files work in the mirror,
+A shell is run as bash under observation, a wrapper is replaced by the program that follows its options, file tools work in the mirror,
 a launch is written to the record, and every other program is written to the record and does nothing.
 """
 
@@ -16,14 +16,14 @@ from megaplan.importers.megatron.recording.jobs import JOB, directives, slurm, t
 from megaplan.importers.megatron.recording.mirror import FOLDER, TREE, copy_up, placed, target
 from megaplan.importers.megatron.recording.names import ANSWERING, BATCH, FILE_TOOLS, LAUNCHERS, PYTHONS, SHELLS, TOOLS, WRAPPERS
 
-TYPE_CHECKING = False  # one starts for every program of a script: it imports no more than it needs
+TYPE_CHECKING = False  # a stub starts for every program of a script, so it imports little
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
 MAX_RECORDS = 2_000
 MANY_ARGUMENTS = 8
-"""Arguments that begin with `--` from which on a program that has no name here is taken for a launch."""
+"""A program of unknown name with at least so many arguments that begin with `--` is recorded as a launch."""
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _WORD = r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|\$\((?:[^()]|\([^()]*\))*\)|[^\s'"\\;&|<>()])+"""
 _REDIRECT = re.compile(
@@ -48,7 +48,7 @@ def say(text: str) -> None:
 
 
 def run(words: Sequence[str]) -> int:
-    """What the words would start."""
+    """Act on a command by the name of its program."""
     name = words[0].rpartition("/")[2] or words[0]
     for listed, act in (
         (SHELLS, shell),
@@ -77,7 +77,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def unset(path: str, variables: Sequence[str]) -> list[str]:
-    """Of variables that are not set at the end of a script, those that it reads without a default and never sets."""
+    """The given variables that a script reads without a default and never sets."""
     with open(path, encoding="utf-8", errors="replace") as file:
         text = re.sub(r"^\s*#.*$|'[^'\n]*'", "", file.read(1 << 20), flags=re.MULTILINE)
     found = []
@@ -92,7 +92,7 @@ def unset(path: str, variables: Sequence[str]) -> list[str]:
 
 
 def shell(words: Sequence[str]) -> int:
-    """Bash with the same words; of a script with Slurm's directives it finds the variables that a job would."""
+    """Run bash with the same words; a script with #SBATCH lines gets the variables of the job that they describe."""
     rest = list(words[1:])
     place = next((index for index, word in enumerate(rest) if not word.startswith(("-", "+"))), None)
     if place is not None and not any(re.fullmatch(r"-[a-z]*c", word) for word in rest[:place]):
@@ -102,7 +102,7 @@ def shell(words: Sequence[str]) -> int:
 
 
 def python(words: Sequence[str]) -> int:
-    """A launch, or a short program in the script itself, which runs where the kernel confines it."""
+    """Record a launch; run a short program that is part of the script, if the kernel confines it."""
     rest = list(words[1:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-c", "-m", "-", "-V", "--version"):
         rest = rest[2 if rest[0] in ("-W", "-X") else 1 :]
@@ -115,7 +115,7 @@ def python(words: Sequence[str]) -> int:
             write("other", words)
             return 1
         path, child = f"{FOLDER}/errors-{os.getpid()}", os.fork()
-        if not child:  # no pipe of its errors: a process that it leaves behind would hold it open
+        if not child:  # errors go to a file: a process left behind would keep a pipe open
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             replace([sys.executable, "-I", "-S", "-c", code, *rest[2:]])
@@ -129,7 +129,7 @@ def python(words: Sequence[str]) -> int:
 
 
 def batch(words: Sequence[str]) -> int:
-    """sbatch, srun and salloc: their options are a job's variables, the program behind them runs."""
+    """Set the variables of the job that the options of sbatch, srun or salloc describe, and run its script or program."""
     if words[0].rpartition("/")[2] != "sbatch":
         return wrapped(words)
     for key, value in JOB.items():
@@ -151,7 +151,7 @@ def batch(words: Sequence[str]) -> int:
 
 
 def wrapped(words: Sequence[str]) -> int:
-    """The program behind a wrapper's options; of `ssh` and its like a single word that is a command."""
+    """Run the program that follows a wrapper's options; `ssh` and similar wrappers take a command line in one word."""
     for place, word in enumerate(words[1:], 1):
         name = word.rpartition("/")[2]
         if _VARIABLE.match(word):
@@ -172,17 +172,17 @@ def wrapped(words: Sequence[str]) -> int:
 
 
 def is_program(name: str) -> bool:
-    """Whether a word can only be what a wrapper starts."""
+    """True if a word names a program that a wrapper starts."""
     return name in SHELLS | PYTHONS | LAUNCHERS | BATCH | WRAPPERS
 
 
 def file_tool(words: Sequence[str]) -> int:
-    """mkdir, cp, tee and their like on paths of the mirror; one that a link leads out of it is left alone."""
+    """Run mkdir, cp, tee or a similar tool on the paths' places in the mirror."""
     name = words[0].rpartition("/")[2]
     options, given = [word for word in words[1:] if word.startswith("-")], [word for word in words[1:] if not word.startswith("-")]
     places = [placed(word) if name != "ln" or word is given[-1] else word for word in given]
     for path in places[-1:] if name in ("cp", "ln", "mv") else places:
-        copy_up(path, TREE)
+        copy_up(f"{path}/." if name != "rm" and os.path.isdir(path) else path, TREE)
         if name in ("mkdir", "touch", "tee", "cp", "mv", "ln"):
             os.makedirs(os.path.dirname(path), exist_ok=True)
     status = os.spawnv(os.P_WAIT, f"{FOLDER}/tools/{name}", [name, *options, "--", *places])
@@ -190,32 +190,39 @@ def file_tool(words: Sequence[str]) -> int:
 
 
 def answer(words: Sequence[str]) -> int:
-    """Answers about the machine: its GPUs, the job's nodes, its own name, and where a program is."""
-    name, gpus = words[0].rpartition("/")[2], int(os.environ.get("MEGAPLAN_GPUS", "8"))
-    query = next((word.partition("=")[2] for word in words if word.startswith("--query-gpu")), None)
+    """Answer questions about the machine: its GPUs, the job's nodes, its own name, and the path of a program."""
+    name, folder = words[0].rpartition("/")[2], os.environ["MEGAPLAN_BIN"]
     if name == "nvidia-smi":
-        write("answered", words, f"{gpus} GPUs")
-    if name == "nvidia-smi" and query is not None:
-        if not any("noheader" in word for word in words):
-            say(query)
-        for index in range(gpus):
-            say(", ".join({"index": str(index), "count": str(gpus)}.get(field.strip(), f"GPU {index}") for field in query.split(",")))
-    elif name == "nvidia-smi":
-        say("\n".join(f"GPU {index}: GPU {index} (UUID: GPU-{index})" for index in range(gpus)))
+        gpus(words)
     elif name == "scontrol" and "hostnames" in words:
-        for index in range(int(os.environ.get("SLURM_NNODES", "1"))):
+        nodes = os.environ.get("SLURM_NNODES", "1")
+        for index in range(int(nodes) if nodes.isdigit() else 1):
             say(f"node{index + 1}")
     elif name == "hostname":
         say("127.0.0.1" if any(word.lower() in ("-i", "--ip-address") for word in words) else "node1")
     elif name == "which":
-        found = [f"{os.environ['MEGAPLAN_BIN']}/{word}" for word in words[1:] if os.path.exists(f"{os.environ['MEGAPLAN_BIN']}/{word}")]
+        found = [f"{folder}/{word}" for word in words[1:] if os.path.exists(f"{folder}/{word}")]
         say("\n".join(found))
         return 0 if found else 1
     return 0
 
 
+def gpus(words: Sequence[str]) -> None:
+    """Print a line per GPU, as nvidia-smi does."""
+    number = int(os.environ.get("MEGAPLAN_GPUS", "8"))
+    write("answered", words, f"{number} GPUs")
+    query = next((word.partition("=")[2] for word in words if word.startswith("--query-gpu")), None)
+    if query is None:
+        say("\n".join(f"GPU {index}: GPU {index} (UUID: GPU-{index})" for index in range(number)))
+        return
+    if not any("noheader" in word for word in words):
+        say(query)
+    for index in range(number):
+        say(", ".join({"index": str(index), "count": str(number)}.get(field.strip(), f"GPU {index}") for field in query.split(",")))
+
+
 def is_script(path: str) -> bool:
-    """Whether a file is a shell's."""
+    """True if a file is a shell script."""
     try:
         with open(path, "rb") as file:
             head = file.read(128).split(b"\n", 1)[0]
@@ -235,7 +242,7 @@ def replace(words: Sequence[str]) -> NoReturn:
 
 
 def redirected(command: str) -> str:
-    """A command whose redirections into files go through `megaplan-target`; empty if it has none."""
+    """The command with its output redirections sent to the mirror; empty if it has none."""
     head, newline, rest = command.partition("\n") if re.search(r"<<[^<]", command.partition("\n")[0]) else (command, "", "")
     changed = _REDIRECT.sub(
         lambda found: (
@@ -249,7 +256,7 @@ def redirected(command: str) -> str:
 
 
 def main(name: str, words: Sequence[str]) -> int:
-    """Stand in for the program of a path's last part."""
+    """Act as the program whose name is the last part of a path."""
     own = name.rpartition("/")[2]
     if own == "megaplan-redirects":
         say(redirected(words[0]))
@@ -258,5 +265,5 @@ def main(name: str, words: Sequence[str]) -> int:
     elif own == "megaplan-folder":
         say(target(f"{words[0]}/.")[:-2])
     else:
-        return run(words if own == "megaplan-stand-in" else [own, *words])
+        return run(words if own == "megaplan-stub" else [own, *words])
     return 0
