@@ -41,7 +41,7 @@ def import_megatron(
     ] = False,
     number: Annotated[int | None, typer.Option("--launch", metavar="N", min=1, help="With --record: which of several launches.")] = None,
     unconfined: Annotated[
-        bool, typer.Option("--unconfined", help="With --record: run it where the kernel cannot keep it from writing elsewhere.")
+        bool, typer.Option("--unconfined", help="With --record: run it without the confinement by the kernel, which some systems lack.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
@@ -80,16 +80,18 @@ def _recorded(command: list[str], variables: dict[str, str], gpus: int | None, *
     from megaplan.importers.megatron.recording.record import announcement, kept_variables, record  # noqa: PLC0415
 
     lacks = missing()
+    again = shlex.join(["megaplan", "import", "megatron", "--record", "--unconfined", "--", *command])
     if lacks and not unconfined:
-        again = shlex.join(["megaplan", "import", "megatron", "--record", "--unconfined", "--", *command])
         raise refuse("MP924", "this system has no " + ", and no ".join(lacks), again)
     environment = {**kept_variables(os.environ), **variables}
     withheld = sorted(set(os.environ) - set(environment))
-    output.note(announcement(command, withheld, confined=not lacks))
+    output.note(announcement(command, withheld, confined=not (lacks or unconfined)))
     try:
-        return record(command, environment, gpus_per_node=min(gpus or 8, 8), confined=not lacks)
+        return record(command, environment, gpus_per_node=min(gpus or 8, 8), confined=not (lacks or unconfined))
+    except FileNotFoundError as error:
+        raise refuse("MP924", str(error), "install bash") from None
     except OSError as error:
-        raise refuse("MP924", f"{error.strerror or error}", "install bash") from None
+        raise refuse("MP924", error.strerror or str(error), again) from None
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -7,16 +7,18 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.hosts.megatron.argument import Kind, flag
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given
-from megaplan.importers.megatron.recording.record import Recording, Row
 from megaplan.importers.megatron.script import Field, read_command, read_words
 from megaplan.importers.megatron.unset import unset
+
+if TYPE_CHECKING:
+    from megaplan.importers.megatron.recording.record import Recording, Row
 
 LAUNCH_ARGUMENTS = 8
 """Arguments from which on a command is one of several launches."""

@@ -14,6 +14,7 @@ from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given, name_of, typed
 from megaplan.importers.megatron.unset import UNSET, readable, unset
+from megaplan.spec.read import STDIN_NAME
 
 OF_LAUNCHER = {"nnodes": "nnodes", "nproc_per_node": "nproc_per_node", "num_nodes": "nnodes", "num_gpus": "nproc_per_node"}
 """Arguments before the program's name that count its processes: of torchrun, and of deepspeed."""
@@ -55,7 +56,8 @@ def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequ
         words = _launched(text, variables)
     except _NeedsBashError as error:
         given = [word for pair in environment.items() for word in ("--env", "=".join(pair))]
-        command = shlex.join(["megaplan", "import", "megatron", "--record", *given, "--", "bash", name, *argv])
+        file = "launch.sh" if name == STDIN_NAME else name
+        command = shlex.join(["megaplan", "import", "megatron", "--record", *given, "--", "bash", file, *argv])
         detail = f"{name} has {error.what}, which bash alone can read"
         raise MegaplanError([diagnostic("MP922", detail, Location(name, error.line), (command,))]) from None
     if not words and not more:

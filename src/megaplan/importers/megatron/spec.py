@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
@@ -13,7 +13,6 @@ from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.launch import read_arguments
 from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.recorded import read_recording, unset_names
-from megaplan.importers.megatron.recording.record import Recording
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_state, read_training, wholly_sharded
 from megaplan.importers.megatron.stack import read_stack
 from megaplan.spec.document import Document
@@ -21,6 +20,9 @@ from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.models import MAX_LAYERS
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.source import SourceMap
+
+if TYPE_CHECKING:
+    from megaplan.importers.megatron.recording.record import Recording
 
 VOCABULARY = "model.vocab_size"
 REASON = "the stages of the Megatron launch"

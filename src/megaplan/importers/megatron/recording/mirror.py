@@ -54,7 +54,8 @@ def _fill(folder: str, real: str, home: str, *, copies: bool) -> None:
         target = f"{folder}/{entry.name}"
         if (hides and entry.name.startswith(".")) or os.path.lexists(target):
             continue
-        if copies and entry.is_file() and entry.stat().st_size <= MAX_COPY_BYTES and os.access(entry, os.R_OK):
+        small = copies and os.path.isfile(entry.path) and os.path.getsize(entry.path) <= MAX_COPY_BYTES
+        if small and os.access(entry.path, os.R_OK):
             copied(entry.path, target)
         else:
             os.symlink(entry.path, target)

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from megaplan.importers.megatron.recording import confine
 from megaplan.importers.megatron.recording.mirror import copy_up
@@ -148,16 +148,7 @@ def record(
                 confine.confine([str(folder), "/dev/null", "/dev/zero", "/dev/tty"], executable)
 
         with (folder / "errors").open("wb") as errors:
-            process = subprocess.Popen(
-                [str(folder / "bin" / "megaplan-stub"), *mirrored],
-                cwd=f"{tree}{here}",
-                env=variables,
-                start_new_session=True,
-                preexec_fn=prepare,  # noqa: PLW1509 (a process that only this one can limit, started from one thread)
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-            )
+            process = _started([str(folder / "bin" / "megaplan-stub"), *mirrored], f"{tree}{here}", variables, prepare, errors)
         try:
             ended = _watched(process, folder, seconds)
         finally:
@@ -166,6 +157,29 @@ def record(
         return Recording(tuple(_rows(folder)), None if ended else process.returncode, ended, said)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _started(
+    command: list[str], folder: str, variables: dict[str, str], prepare: Callable[[], None], errors: BinaryIO
+) -> subprocess.Popen[bytes]:
+    """Start the script in a session of its own, after `prepare`.
+
+    Raises:
+        OSError: The limits cannot be set.
+    """
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=variables,
+            start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509 (a process that only this one can limit, started from one thread)
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
+    except subprocess.SubprocessError:
+        raise OSError("the kernel refuses the limits of the script") from None
 
 
 def _programs(folder: Path, bash: str) -> list[str]:

