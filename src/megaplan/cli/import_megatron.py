@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import Overrides
+from megaplan.diagnostics import refuse
 from megaplan.terminal import output
+
+if TYPE_CHECKING:
+    from megaplan.importers.megatron.recording.record import Recording
 
 
 def import_megatron(
@@ -16,8 +23,8 @@ def import_megatron(
         list[str],
         typer.Argument(
             metavar="FILE [-- ARGS]",
-            help="Launch script, YAML of arguments, training log or Megatron-Bridge configuration, - for stdin; then the script's "
-            "own arguments. Without a file: arguments alone.",
+            help="Plain launch script, YAML of arguments, training log or Megatron-Bridge configuration, - for stdin; then arguments that "
+            "follow its own. Without a file: arguments alone. With --record: a command, as -- bash launch.sh ARGS.",
         ),
     ],
     *,
@@ -28,18 +35,31 @@ def import_megatron(
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable that the script finds; repeatable.")
     ] = None,
+    record: Annotated[
+        bool,
+        typer.Option("--record", help="Run the command with stubs for every launcher, in a temporary folder, and read its launch."),
+    ] = False,
+    number: Annotated[int | None, typer.Option("--launch", metavar="N", min=1, help="With --record: which of several launches.")] = None,
+    unconfined: Annotated[
+        bool, typer.Option("--unconfined", help="With --record: run it without the confinement by the kernel, which some systems lack.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
     """Convert a Megatron launch to a spec. Arguments that are unknown or that a spec cannot express are errors."""
     from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
     from megaplan.importers.megatron.spec import import_megatron as read_launch  # noqa: PLC0415
+    from megaplan.importers.megatron.spec import import_recording  # noqa: PLC0415
     from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
 
     alone = launch[0].startswith("--")
-    name, text = ("arguments", "") if alone else (display_name(launch[0]), read_text(launch[0]))
     variables = dict(_variable(each) for each in env or ())
-    imported = read_launch(text, name, overrides or (), gpus, environment=variables, argv=launch if alone else launch[1:])
+    if record:
+        name = next((word for word in launch if Path(word).is_file()), launch[0])
+        imported = import_recording(_recorded(launch, variables, gpus, unconfined=unconfined), name, overrides or (), gpus, number)
+    else:
+        name, text = ("arguments", "") if alone else (display_name(launch[0]), read_text(launch[0]))
+        imported = read_launch(text, name, overrides or (), gpus, environment=variables, argv=launch if alone else launch[1:])
     found = imported.loaded.diagnostics
     comments = [f"Imported from {name}, launch arguments of Megatron-LM."]
     comments += [f"Not imported: {line}" for item in found if item.code == "MP915" for line in item.detail.splitlines()]
@@ -48,6 +68,30 @@ def import_megatron(
         output.write(f"wrote {target}\n")
     output.report(found)
     return 0
+
+
+def _recorded(command: list[str], variables: dict[str, str], gpus: int | None, *, unconfined: bool) -> Recording:
+    """Say what is run and how, then run it.
+
+    Raises:
+        MegaplanError: MP924, this system cannot confine a script, or has no bash.
+    """
+    from megaplan.importers.megatron.recording.confine import missing  # noqa: PLC0415  (only to record)
+    from megaplan.importers.megatron.recording.record import announcement, kept_variables, record  # noqa: PLC0415
+
+    lacks = missing()
+    again = shlex.join(["megaplan", "import", "megatron", "--record", "--unconfined", "--", *command])
+    if lacks and not unconfined:
+        raise refuse("MP924", "this system has no " + ", and no ".join(lacks), again)
+    environment = {**kept_variables(os.environ), **variables}
+    withheld = sorted(set(os.environ) - set(environment))
+    output.note(announcement(command, withheld, confined=not (lacks or unconfined)))
+    try:
+        return record(command, environment, gpus_per_node=min(gpus or 8, 8), confined=not (lacks or unconfined))
+    except FileNotFoundError as error:
+        raise refuse("MP924", str(error), "install bash") from None
+    except OSError as error:
+        raise refuse("MP924", error.strerror or str(error), again) from None
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Launches in the forms that people have: scripts of bash, Megatron's own YAML, a log's table."""
+"""Launches in the forms that people have: scripts of bash that are recorded, plain scripts, Megatron's own YAML, a log's table."""
 
 import shlex
 from collections.abc import Sequence
@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 from accuracy_megatron.launches import jobs_of_spec, launch_text
 from megatron_goldens import ROWS
+from recorded_launches import SCRIPTS, recorded
 
 from megaplan.cli.main import run
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.exporters.megatron import export_megatron
 from megaplan.exporters.values import Source
 from megaplan.hosts.megatron.argument import value_at
-from megaplan.importers.megatron.spec import import_megatron
+from megaplan.importers.megatron.spec import ImportedLaunch, import_megatron, import_recording
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
 from megaplan.spec.models import Spec
-
-SCRIPTS = Path(__file__).parent / "launches"
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "dense_arrays": {
@@ -101,8 +100,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
 }
 
 
-def script(name: str) -> str:
-    return (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+def imported(name: str, **more: Any) -> ImportedLaunch:
+    return import_recording(recorded(name, **more), f"{name}.sh")
 
 
 def notes(text: str, name: str, **more: Any) -> list[str]:
@@ -125,34 +124,36 @@ def test_every_script_is_expected() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_launch_script_is_read_as_bash_would_run_it(name: str) -> None:
-    spec = import_megatron(script(name), f"{name}.sh").loaded.spec
+def test_a_launch_script_is_read_as_bash_runs_it(name: str) -> None:
+    spec = imported(name).loaded.spec
     assert {key: value_at(spec, key) for key in EXPECTED[name]} == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_imported_script_survives_export_and_import(name: str) -> None:
-    spec = import_megatron(script(name), f"{name}.sh").loaded.spec
+    spec = imported(name).loaded.spec
     exported = export_megatron(source_of(spec))
     assert exported.losses == ()
     again = import_megatron(exported.text, f"{name}.sh").loaded.spec
     assert again == spec.model_copy(update={"training": again.training})  # an export writes the warm-up that a spec leaves open
 
 
+def noted(name: str) -> list[str]:
+    return [found.detail for found in imported(name).loaded.diagnostics if found.code == "MP919"]
+
+
 def test_what_a_script_leaves_open_is_noted() -> None:
-    assert notes(script("functions"), "functions.sh")[-1] == "./cluster.env is sourced there, and is not read"
-    assert "no command is launched: the arguments are those of MODEL_ARGS" in notes(script("model_conf"), "conf.sh")
-    assert "50,257 tokens of GPT2BPETokenizer, Megatron's default" in notes(script("slurm"), "slurm.sh")
+    assert "./cluster.env does not exist" in noted("functions")
+    assert "no command is launched: the arguments are those of MODEL_ARGS" in noted("model_conf")
+    assert "50,257 tokens of GPT2BPETokenizer, Megatron's default" in noted("slurm")
+    assert "set nowhere, and empty: TENSORBOARD_DIR" in noted("dense_arrays")
 
 
 def test_the_environment_and_the_scripts_own_arguments_change_it() -> None:
-    eight = import_megatron(script("options_loop"), "launch.sh", argv=["--layers", "8"]).loaded.spec
-    assert eight.model.num_layers == 16
-    four = import_megatron(script("llama_fp8"), "launch.sh", environment={"TP": "4", "SLURM_NNODES": "2"}).loaded.spec
+    assert imported("options_loop", argv=("--layers", "8")).loaded.spec.model.num_layers == 16
+    four = imported("llama_fp8", environment=(("TP", "4"), ("SLURM_NNODES", "2"))).loaded.spec
     assert (four.mesh.tp, four.mesh.world_size) == (4, 16)
-    more = import_megatron(script("slurm"), "launch.sh", argv=["--micro-batch-size", "2"]).loaded.spec
-    assert more.batch.micro_batch_size == 2  # it refers to no arguments of its own
-    passed = import_megatron(script("functions"), "launch.sh", argv=["--swiglu"]).loaded.spec
+    passed = imported("functions", argv=("--swiglu",)).loaded.spec
     assert passed.model.mlp is not None
     assert passed.model.mlp.activation == "swiglu"
 
@@ -186,39 +187,50 @@ def test_a_known_argument_that_the_launch_gives_no_meaning_is_not_called_unknown
     assert alone.code == "MP916", "what is read behind an error is not judged"
 
 
-@pytest.mark.parametrize("head", ["run()", "run ()", "function run", "function run()", "run()\n"])
-def test_a_function_is_defined_in_each_form_of_bash(head: str) -> None:
-    text = f"{head} {{ torchrun pretrain_gpt.py {PLAIN} $*; }}\nrun --micro-batch-size 2\n"
-    assert import_megatron(text, "x.sh").loaded.spec.batch.micro_batch_size == 2
-
-
-@pytest.mark.parametrize("word", ["out$", "$", '"out$"', "$-x", "a$.b"])
-def test_a_dollar_that_names_nothing_is_itself(word: str) -> None:
-    spec = import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --save {word} --micro-batch-size 2", "x.sh").loaded.spec
-    assert spec.batch.micro_batch_size == 2
-
-
 def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
-    text = f"torchrun pretrain_gpt.py {PLAIN} $EXTRA_ARGS --micro-batch-size 2 ${{MORE[@]}}"
+    text = f"torchrun pretrain_gpt.py {PLAIN} $EXTRA_ARGS --micro-batch-size 2 ${{MORE}}"
     assert import_megatron(text, "x.sh").loaded.spec.batch.micro_batch_size == 2
     assert "$EXTRA_ARGS is set nowhere, and is read as empty" in notes(text, "x.sh")
     assert not any("$DATA" in note for note in notes(f"torchrun pretrain_gpt.py {PLAIN} --data-path $DATA", "x.sh"))  # not read at all
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("text", "line", "what"),
     [
-        ('torchrun pretrain_gpt.py "--num-layers 2', "a double quotation is never closed"),
-        ("ARGS=(--num-layers 2\n", "')' is missing"),
-        ("if [ 1 = 1 ]; then\n  torchrun x.py --num-layers 2\n", "'fi' is missing"),
-        ("torchrun ${NAME --num-layers", "'}' is missing"),
+        ("ARGS=(--num-layers 2)\ntorchrun x.py ${ARGS[@]}", 1, "'(--num-layers 2)'"),
+        ("if [ $A = 1 ]; then\n  B=1\nfi\ntorchrun x.py --num-layers 2", 1, "'[ $A = 1 ]; then'"),
+        ('torchrun x.py --num-layers 2 "$@"', 1, "'\"$@\"'"),
+        ("A=1\ntorchrun x.py --num-layers $((A * 2))", 2, "'$((A * 2))'"),
+        ("torchrun x.py --num-layers `nproc`", 1, "'`nproc`'"),
+        ("source model.sh\n\ntorchrun x.py --num-layers 2", 3, "a second command, torchrun"),
+        ("O='--num-layers 2'\ntorchrun x.py $O", 2, "$O, a variable of several words"),
+        ("torchrun x.py --num-layers 2 2>&1 | tee log", 1, "'>&1 | tee log'"),
+        ("#!/bin/bash\n#SBATCH --nodes=2\nsrun python x.py --num-layers 2", 2, "#SBATCH lines"),
+        ('torchrun pretrain_gpt.py "--num-layers 2', 1, "'\"--num-layers 2'"),
+        ("torchrun ${NAME --num-layers", 1, "'${NAME --num-layers'"),
     ],
 )
-def test_a_script_that_is_cut_off_is_refused_with_its_place(line: str, why: str) -> None:
-    (found,) = errors(line)
-    assert found.code == "MP916"
-    assert why in found.detail
-    assert found.location.line is not None
+def test_a_script_that_bash_alone_can_read_is_refused_with_the_command_that_records_it(text: str, line: int, what: str) -> None:
+    (found,) = errors(text, "my launch.sh", environment={"TP": "2"}, argv=["8b"])
+    assert (found.code, found.location.line) == ("MP922", line)
+    assert found.detail == f"my launch.sh has {what}, which bash alone can read"
+    assert found.hints[0] == "megaplan import megatron --record --env TP=2 -- bash 'my launch.sh' 8b"
+
+
+def test_a_plain_script_has_variables_defaults_and_quotations() -> None:
+    text = f"""#!/bin/bash
+set -euo pipefail
+export GPUS=8 NAME='a b'  # of a node
+SIZE="$GPUS"0
+torchrun --nproc_per_node ${{GPUS}} --nnodes "${{NODES:-2}}" pretrain_gpt.py {PLAIN} \\
+  --global-batch-size $SIZE --micro-batch-size=${{MBS:-5}} --save "out/$NAME" \\
+  --swiglu # the end
+"""
+    spec = import_megatron(text, "x.sh").loaded.spec
+    assert (spec.mesh.world_size, spec.batch.micro_batch_size, spec.schedule.num_microbatches) == (16, 5, 1)
+    assert spec.model.mlp is not None
+    assert spec.model.mlp.activation == "swiglu"
+    assert import_megatron(text, "x.sh", argv=["--micro-batch-size", "1"]).loaded.spec.schedule.num_microbatches == 5
 
 
 def test_a_yaml_key_that_stands_twice_is_taken_the_last_time_and_noted() -> None:
@@ -256,9 +268,9 @@ def as_script(row: dict[str, Any]) -> str:
     if row["padded_vocab_size"]:
         words.append(f"  --padded-vocab-size {row['padded_vocab_size']}")
     exports = "".join(f"export {key}={value}\n" for key, value in row["environment"].items())
-    arguments = "\n".join(words)
+    arguments = " \\\n".join(words)
     launcher = f"torchrun --nproc_per_node ${{GPUS:-{row['gpus']}}}" if row["gpus"] else "python"
-    return f"#!/bin/bash\n{exports}ARGS=(\n{arguments}\n)\n{launcher} pretrain_gpt.py ${{ARGS[@]}}\n"
+    return f"#!/bin/bash\n{exports}{launcher} pretrain_gpt.py \\\n{arguments}\n"
 
 
 def imported_row(row: dict[str, Any], text: str, name: str, gpus: int | None) -> dict[str, Any] | None:
@@ -356,7 +368,7 @@ def test_the_command_takes_variables_and_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "launch.sh").write_text(f'torchrun --nproc_per_node 8 pretrain_gpt.py {PLAIN} --micro-batch-size $MBS "$@"\n')
+    (tmp_path / "launch.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {PLAIN} --micro-batch-size $MBS\n")
     assert run(["import", "megatron", "launch.sh", "--env", "MBS=2", "-o", "a.yaml", "--", "--swiglu"]) == 0
     assert "activation: swiglu" in (tmp_path / "a.yaml").read_text(encoding="utf-8")
     assert run(["import", "megatron", "-o", "b.yaml", "--gpus", "8", "--", *PLAIN.split(), "--swiglu", "--micro-batch-size", "2"]) == 0

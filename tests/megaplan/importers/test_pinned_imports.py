@@ -1,4 +1,4 @@
-"""Imports of configs with a field left out, null or changed, and of launches with a line left out, are those that were committed.
+"""Imports of configs with a field left out, null or changed, and of launches with an argument left out, are those that were committed.
 
 Each row stands for one config or launch: the spec that it gives, and a digest of what every change of it gives (the spec and the codes of
 notes, or the codes of the refusal). `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/importers/test_pinned_imports.py` writes the rows anew.
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hf_samples import MODELS, config
 from pinned_rows import PinnedRows
+from recorded_launches import SCRIPTS, plain_script
 from test_architectures import SMALL
-from test_megatron_launches import SCRIPTS
 
 from megaplan.errors import MegaplanError
 from megaplan.importers.hf import import_hf, spec_text
@@ -98,6 +98,6 @@ def test_a_config_and_its_changes(name: str, table: PinnedRows) -> None:
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_launch_and_its_lines(name: str, table: PinnedRows) -> None:
-    text = (SCRIPTS / name).read_text(encoding="utf-8")
+    text = plain_script(name.removesuffix(".sh"))
     row = row_of(name, text, [*lines_left_out(text)], launch_outcome)
     assert row == table.committed(row)

@@ -14,9 +14,9 @@ from accuracy_megatron.launches import launch_text
 from megatron_goldens import STATED
 from pinned_estimates import ESTIMATED, codes_of, digest, estimated
 from pinned_rows import PinnedRows
+from recorded_launches import SCRIPTS, plain_script
 from small_launches import DELTA
 from test_megatron_bridge import BRIDGE
-from test_megatron_launches import SCRIPTS
 from torchtitan_jobs import NEW, OLD
 
 from megaplan.errors import MegaplanError
@@ -85,7 +85,7 @@ LAUNCHES: dict[str, Callable[[], Changed]] = {
     **{f"{row['name']} {row['platform']} {row['measured']}": lambda row=row: of_measured(row) for row in STATED},
     **{name: lambda name=name: of_measured(rare(name)) for name in RARE},
     **{
-        path.name: lambda path=path: of_lines(path.read_text(encoding="utf-8"), lambda text: import_megatron(text, path.name).document)
+        path.name: lambda path=path: of_lines(plain_script(path.stem), lambda text: import_megatron(text, path.name).document)
         for path in sorted(SCRIPTS.glob("*.sh"))
     },
     "run_config.yaml": lambda: of_lines(BRIDGE, lambda text: import_megatron(text, "run_config.yaml", gpus=8).document),

@@ -12,7 +12,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
-from megaplan.importers.megatron.shell.expand import readable, unknown_names
+from megaplan.importers.megatron.unset import readable, unset_names
 from megaplan.scalars import MAX_INT
 
 MOST_DIGITS = 40
@@ -74,15 +74,8 @@ class Arguments:
         return found if found is not None else None if default == REQUIRED else default
 
     def _unset(self, key: str, names: list[str]) -> None:
-        variables = [name for name in names if re.fullmatch(r"\w+", name)]
-        others = [name for name in names if name not in variables]
-        why = [f"{', '.join(variables)} {'is' if len(variables) == 1 else 'are'} set nowhere"] if variables else []
-        sums = [name for name in others if name.startswith("((")]
-        why += [f"the sum ${name} has no value" for name in sums]
-        why += [f"what ${name} gives is not known: no command is run" for name in others if name.startswith("(") and name not in sums]
-        why += [f"${{{name}}} is not followed" for name in others if not name.startswith("(")]
-        hints = [f"--env {name}=…" for name in variables] + (["write the value in a copy of the file"] if others else [])
-        self._refuse(key, diagnostic("MP918", f"{flag(key)} {_shown(self.values[key])}, and {'; '.join(why)}", self.at(key), hints))
+        said = f"{flag(key)} {_shown(self.values[key])}, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} set nowhere"
+        self._refuse(key, diagnostic("MP918", said, self.at(key), [f"--env {name}=…" for name in names]))
 
     def _refuse(self, key: str, found: Diagnostic) -> None:
         if key not in self._faulty:
@@ -226,7 +219,9 @@ class Arguments:
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
         """One warning that lists what the launch says and a spec does not carry, and notes of what was taken or left out."""
-        left_out = [diagnostic("MP919", why, Location(self._name, line), severity=Severity.NOTE) for line, why in self._given.left_out]
+        left_out = [
+            diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
+        ]
         told = self._told and [
             diagnostic("MP915", "\n".join(self._told.values()), self.at(next(iter(self._told))), severity=Severity.WARNING)
         ]
@@ -254,7 +249,7 @@ def typed(value: Any) -> Any:
 def _unresolved(value: Any) -> list[str]:
     """Names of variables that a value misses."""
     texts = value if isinstance(value, list) else [value]
-    return [name for text in texts if isinstance(text, str) for name in unknown_names(text)]
+    return [name for text in texts if isinstance(text, str) for name in unset_names(text)]
 
 
 def _shown(value: Any) -> str:

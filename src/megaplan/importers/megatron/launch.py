@@ -11,15 +11,13 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Arguments, Given, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge
 from megaplan.importers.megatron.log import has_table, read_table
-from megaplan.importers.megatron.script import read_script, read_words
-from megaplan.importers.megatron.shell.expand import Field, unknown
+from megaplan.importers.megatron.script import Field, read_script, read_words, substituted
 from megaplan.spec.document import parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
 TWICE = "MP110"
 """A key that occurs twice: YAML readers of launches take the last."""
 _SECTIONS = ("MODEL_ARGS", "ENV_VARS")
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
 
 
 def read_arguments(
@@ -82,11 +80,4 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
 
 def _value(value: Any, variables: Mapping[str, Any]) -> Any:
     """A value with the launch's variables in it."""
-    if not isinstance(value, str) or "$" not in value:
-        return typed(value)
-
-    def found(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        return str(variables[name]) if name in variables else match[2] if match[2] is not None else unknown(name)
-
-    return typed(_VARIABLE.sub(found, value))
+    return typed(substituted(value, variables) if isinstance(value, str) else value)

@@ -1,11 +1,11 @@
-"""Launch arguments from a bash script: those of the command that it would run."""
+"""Launch arguments from a text: arguments alone, or a plain script, whose variables are literal and whose only command is the launch."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
@@ -13,49 +13,185 @@ from megaplan.hosts.megatron.argument import Kind
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given, name_of, typed
-from megaplan.importers.megatron.shell.expand import UNKNOWN, Field, readable
-from megaplan.importers.megatron.shell.run import Shell, follow
-from megaplan.importers.megatron.shell.words import ScriptError
+from megaplan.importers.megatron.unset import UNSET, readable, unset
+from megaplan.spec.read import STDIN_NAME
 
-OF_LAUNCHER = frozenset({"nnodes", "nproc_per_node"})
-"""Arguments that are read before the program's name."""
-_SPLIT = re.compile(r"[ \t\n]+")
+OF_LAUNCHER = {"nnodes": "nnodes", "nproc_per_node": "nproc_per_node", "num_nodes": "nnodes", "num_gpus": "nproc_per_node"}
+"""Arguments before the program's name that count its processes: of torchrun, and of deepspeed."""
+VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}$`'\"]*))?\}|\$([A-Za-z_]\w*)")
+_PIECE = re.compile(
+    rf"""(?P<plain>[^\s'"\\$`(){{}}|&;<>*?\[\]]+)|'(?P<single>[^']*)'|"(?P<double>(?:[^"\\$`]|\\.|{VARIABLE.pattern})*)"|\\(?P<escaped>[^\n])"""
+    rf"|(?P<variable>{VARIABLE.pattern})",
+    re.DOTALL,
+)
+_BETWEEN = re.compile(r"(?:[ \t]|\\\n)+")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+
+
+class Field(NamedTuple):
+    """A word, and its line."""
+
+    text: str
+    line: int
 
 
 def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequence[str]) -> Given:
-    """The arguments of the command with the most of them.
+    """The arguments of a text.
 
     Args:
-        text: The script, or arguments alone.
+        text: A plain script, or arguments alone.
         name: What diagnostics call it.
         environment: Variables that it finds.
-        argv: Its own arguments; of a script that refers to none of its own they follow the command's.
+        argv: Arguments that follow its own.
 
     Raises:
-        MegaplanError: MP916, it cannot be read, or nothing in it has an argument.
+        MegaplanError: MP922, only bash can read it; MP916, it is cut off, or nothing in it has an argument.
     """
-    if _first(text).startswith("--"):
-        alone = read_words([*_plain_words(text, name), *(Field(word, 0) for word in argv)])
+    more = [Field(word, 0) for word in argv]
+    if _first(text).startswith("--") or not text:
+        alone = read_words([*_alone(text, name), *more])
         return Given(alone.values, alone.lines, dict(environment), alone.left_out)
+    variables = dict(environment)
     try:
-        shell = follow(text, environment, argv)
-    except ScriptError as error:
-        raise MegaplanError([diagnostic("MP916", f"{name}: {error}", Location(name, error.line))]) from None
-    except RecursionError:
-        raise MegaplanError([diagnostic("MP916", f"{name}: expansions or groups are nested too deeply", Location(name))]) from None
-    words, left_out = _launched(shell)
-    more = [] if shell.scope.read_positional else [Field(word, 0) for word in argv]
+        words = _launched(text, variables)
+    except _NeedsBashError as error:
+        given = [word for pair in environment.items() for word in ("--env", "=".join(pair))]
+        file = "launch.sh" if name == STDIN_NAME else name
+        command = shlex.join(["megaplan", "import", "megatron", "--record", *given, "--", "bash", file, *argv])
+        detail = f"{name} has {error.what}, which bash alone can read"
+        raise MegaplanError([diagnostic("MP922", detail, Location(name, error.line), (command,))]) from None
     if not words and not more:
         raise MegaplanError([diagnostic("MP916", f"{name} has no argument that begins with --", Location(name), ("--num-layers 32 …",))])
-    stop, start = _program(words)
-    launcher = read_words(words[:stop])
-    program = read_words([*words[start:], *more])
-    values = {key: value for key, value in launcher.values.items() if key in OF_LAUNCHER} | program.values
-    lines = {**launcher.lines, **program.lines}
-    values |= _slurm(shell, values)
-    variables = {key: found[0].text for key, found in shell.scope.values.items() if found}
-    variables |= dict(word.text.split("=", 1) for word in words[:stop] if re.match(r"[A-Za-z_]\w*=", word.text))
-    return Given(values, lines, variables, (*((line, readable(why)) for line, why in shell.left_out), *left_out, *program.left_out))
+    return read_command([*words, *more], variables)
+
+
+def read_command(words: Sequence[Field], environment: Mapping[str, str]) -> Given:
+    """The arguments of a launcher and its program."""
+    stop, start = _program([word.text for word in words])
+    launcher, program = read_words(words[:stop]), read_words(words[start:])
+    values = {OF_LAUNCHER[key]: value for key, value in launcher.values.items() if key in OF_LAUNCHER} | program.values
+    lines = {OF_LAUNCHER.get(key, key): line for key, line in launcher.lines.items()} | program.lines
+    assigned = dict(word.text.split("=", 1) for word in words[:stop] if _ASSIGNMENT.match(word.text))
+    return Given(values, lines, {**environment, **assigned}, program.left_out)
+
+
+def read_words(words: Sequence[Field]) -> Given:
+    """Arguments from words: a switch has no value, an argument with several words a list of them."""
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    left_out: list[tuple[int, str]] = []
+    key: str | None = None
+    for word, line in words:
+        empty = not UNSET.sub("", word)
+        if word.startswith("--") and len(word) > 2:
+            written, equals, value = word.partition("=")
+            key = name_of(readable(written))
+            values[key] = typed(value) if equals else True
+            lines[key] = line
+        elif empty and (key is None or _is_switch(key) or values[key] is not True):
+            if word:
+                left_out.append((line, f"{readable(word)} is set nowhere, and is read as empty"))  # as bash does
+        elif key is not None:
+            held = values[key]
+            values[key] = typed(word) if held is True else [*(held if isinstance(held, list) else [held]), typed(word)]
+    return Given(values, lines, left_out=tuple(left_out))
+
+
+def substituted(text: str, variables: Mapping[str, Any]) -> str:
+    """A text with the values of the variables in it; one that is set nowhere stays open."""
+
+    def found(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return str(variables[name]) if name in variables else match[2] if match[2] is not None else unset(name)
+
+    return VARIABLE.sub(found, text)
+
+
+class _NeedsBashError(Exception):
+    def __init__(self, line: int, what: str) -> None:
+        super().__init__(what)
+        self.line, self.what = line, what
+
+
+class _Piece(NamedTuple):
+    kind: str
+    text: str
+
+
+def _launched(text: str, variables: dict[str, str]) -> list[Field]:
+    """Words of the only command; assignments become variables.
+
+    Raises:
+        _NeedsBashError: There is more than one, or another construct of bash.
+    """
+    if "#SBATCH" in text:
+        raise _NeedsBashError(text.count("\n", 0, text.index("#SBATCH")) + 1, "#SBATCH lines")
+    launch: list[Field] = []
+    for line, command in _commands(text):
+        words = [(number, [*pieces]) for number, pieces in command]
+        is_export = _plain(words[0][1]) == "export"
+        while words and (is_export or _ASSIGNMENT.match(_plain(words[0][1]))):
+            assignment = "".join(_text(piece, variables) for piece in words.pop(0)[1])
+            key, equals, value = assignment.partition("=")
+            if equals:
+                variables[key] = value
+        if not words or _plain(words[0][1]) == "set":
+            continue
+        found = [field for number, pieces in words for field in _fields(pieces, number, variables)]
+        if launch:
+            raise _NeedsBashError(line, f"a second command, {readable(found[0].text) if found else 'empty'}")
+        launch = found
+    return launch
+
+
+def _commands(text: str) -> Iterator[tuple[int, list[tuple[int, list[_Piece]]]]]:
+    """Commands with their line; of each its words, as pieces, with theirs."""
+    at, words = 0, list[tuple[int, list[_Piece]]]()
+    while at < len(text):
+        line = text.count("\n", 0, at) + 1
+        if (between := _BETWEEN.match(text, at)) is not None:
+            at = between.end()
+        elif text[at] == "\n":
+            if words:
+                yield words[0][0], words
+            at, words = at + 1, []
+        elif text[at] == "#":
+            at = end if (end := text.find("\n", at)) >= 0 else len(text)
+        else:
+            pieces = list[_Piece]()
+            while (found := _PIECE.match(text, at)) is not None:
+                pieces.append(_Piece(str(found.lastgroup), str(found[str(found.lastgroup)])))
+                at = found.end()
+            words.append((line, pieces))
+            if at < len(text) and text[at] not in " \t\n" and not text.startswith("\\\n", at):
+                raise _NeedsBashError(text.count("\n", 0, at) + 1, repr(text[at:].partition("\n")[0].strip()[:60]))
+    if words:
+        yield words[0][0], words
+
+
+def _plain(pieces: Sequence[_Piece]) -> str:
+    """The unquoted beginning of a word."""
+    return pieces[0].text if pieces and pieces[0].kind == "plain" else ""
+
+
+def _text(piece: _Piece, variables: Mapping[str, str]) -> str:
+    if piece.kind == "double":
+        return substituted(re.sub(r"\\([\"\\$`\n])", lambda found: "" if found[1] == "\n" else found[1], piece.text), variables)
+    return substituted(piece.text, variables) if piece.kind == "variable" else piece.text
+
+
+def _fields(pieces: Sequence[_Piece], line: int, variables: Mapping[str, str]) -> Iterator[Field]:
+    """The word, or none where it is an empty variable.
+
+    Raises:
+        _NeedsBashError: A variable without quotation marks has several words.
+    """
+    texts = [_text(piece, variables) for piece in pieces]
+    for piece, text in zip(pieces, texts, strict=True):
+        if piece.kind == "variable" and re.search(r"[ \t\n*?\[]", text):
+            raise _NeedsBashError(line, f"{piece.text}, a variable of several words")
+    if "".join(texts) or any(piece.kind != "variable" for piece in pieces):
+        yield Field("".join(texts), line)
 
 
 def _first(text: str) -> str:
@@ -63,7 +199,7 @@ def _first(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
 
 
-def _plain_words(text: str, name: str) -> Iterator[Field]:
+def _alone(text: str, name: str) -> Iterator[Field]:
     """Words of arguments alone, on one line or several: no sign but a quotation means anything in them.
 
     Raises:
@@ -76,68 +212,17 @@ def _plain_words(text: str, name: str) -> Iterator[Field]:
             raise MegaplanError([diagnostic("MP916", f"{name}: {str(error).lower()}", Location(name, number))]) from None
 
 
-def _launched(shell: Shell) -> tuple[list[Field], tuple[tuple[int, str], ...]]:
-    """Words of the launch; of a file without a command those of its variables."""
-    best = max(shell.commands, key=lambda command: (_count(command), shell.commands.index(command)), default=[])
-    if _count(best) > len(OF_LAUNCHER):
-        return best, ()
-    held = {name: [Field(text, each.line) for each in found for text in _SPLIT.split(each.text) if text] for name, found in _held(shell)}
-    named = {name: words for name, words in held.items() if words and words[0].text.startswith("--")}
-    words = [word for found in named.values() for word in found]
-    return words, ((words[0].line, f"no command is launched: the arguments are those of {', '.join(named)}"),) if words else ()
-
-
-def _held(shell: Shell) -> list[tuple[str, list[Field]]]:
-    return list(shell.scope.values.items())
-
-
-def _count(command: Sequence[Field]) -> int:
-    return sum(word.text.startswith("--") for word in command)
-
-
-def _program(words: Sequence[Field]) -> tuple[int, int]:
+def _program(words: Sequence[str]) -> tuple[int, int]:
     """Where the launcher's arguments end and the program's begin: around its name, a file of Python or a module."""
-    texts = [word.text for word in words]
-    for place, text in enumerate(texts):
-        if text.endswith(".py"):
+    for place, word in enumerate(words):
+        if word.endswith(".py"):
             return place, place + 1
-        if text == "-m" and place + 1 < len(texts) and not texts[place + 1].startswith("torch.distributed"):
+        if word == "-m" and place + 1 < len(words) and not words[place + 1].startswith("torch.distributed"):
             return place, place + 2
     return 0, 0
-
-
-def read_words(words: Sequence[Field]) -> Given:
-    """Arguments from words: a switch has no value, an argument with several words a list of them."""
-    values: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    left_out: list[tuple[int, str]] = []
-    key: str | None = None
-    for word, line in words:
-        empty = UNKNOWN.fullmatch(word) is not None and not UNKNOWN.sub("", word)
-        if word.startswith("--") and len(word) > 2:
-            written, equals, value = word.partition("=")
-            key = name_of(readable(written))
-            values[key] = typed(value) if equals else True
-            lines[key] = line
-        elif empty and (key is None or _is_switch(key) or values[key] is not True):
-            left_out.append((line, f"{readable(word)} is set nowhere, and is read as empty"))  # as bash does
-        elif key is not None:
-            held = values[key]
-            values[key] = typed(word) if held is True else [*(held if isinstance(held, list) else [held]), typed(word)]
-    return Given(values, lines, left_out=tuple(left_out))
 
 
 def _is_switch(key: str) -> bool:
     if key in IGNORED or key.startswith(IGNORED_PREFIXES):
         return False  # paths and the like, which are not read
     return key not in ARGUMENTS or ARGUMENTS[key].kind is Kind.SWITCH
-
-
-def _slurm(shell: Shell, values: Mapping[str, Any]) -> dict[str, int]:
-    """Nodes and processes of a batch script's directives, where the launcher does not say them."""
-    held = {key: shell.scope.values[key][0].text for key in ("SLURM_NNODES", "SLURM_NTASKS_PER_NODE") if key in shell.scope.values}
-    if values.get("nproc_per_node") is not None or len(held) < 2 or not all(text.isdigit() for text in held.values()):
-        return {}
-    if "world_size" in values:
-        return {}
-    return {"nnodes": int(held["SLURM_NNODES"]), "nproc_per_node": int(held["SLURM_NTASKS_PER_NODE"])}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.launch import read_arguments
 from megaplan.importers.megatron.model import read_model
+from megaplan.importers.megatron.recorded import read_recording, unset_names
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_state, read_training, wholly_sharded
 from megaplan.importers.megatron.stack import read_stack
 from megaplan.spec.document import Document
@@ -19,6 +20,9 @@ from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.models import MAX_LAYERS
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.source import SourceMap
+
+if TYPE_CHECKING:
+    from megaplan.importers.megatron.recording.record import Recording
 
 VOCABULARY = "model.vocab_size"
 REASON = "the stages of the Megatron launch"
@@ -49,7 +53,7 @@ def import_megatron(
     """The spec of a launch.
 
     Args:
-        text: A launch script or words of one, YAML of arguments, a log with their table, or Megatron-Bridge's configuration.
+        text: A plain launch script or arguments, YAML of arguments, a log with their table, or Megatron-Bridge's configuration.
         name: What diagnostics call the file.
         overrides: `KEY=VALUE` texts, keys of the spec.
         gpus: GPUs of the job, in the place of what the text says.
@@ -57,9 +61,37 @@ def import_megatron(
         argv: Arguments of the script; beside other forms they stand in the place of the text's own.
 
     Raises:
-        MegaplanError: Every error found: MP910 … MP918, or those of the spec that results.
+        MegaplanError: Every error found: MP910 … MP922, or those of the spec that results.
     """
-    launch = read_arguments(text, name, environment, argv, _vocab_size(overrides))
+    return _imported(read_arguments(text, name, environment, argv, _vocab_size(overrides)), name, overrides, gpus)
+
+
+def import_recording(
+    recording: Recording, name: str, overrides: Sequence[str] = (), gpus: int | None = None, number: int | None = None
+) -> ImportedLaunch:
+    """The spec of a launch that was recorded.
+
+    Args:
+        recording: What the script started.
+        name: What diagnostics call the script.
+        overrides: `KEY=VALUE` texts, keys of the spec.
+        gpus: GPUs of the job, in the place of what the launch says.
+        number: Which of several launches, from 1.
+
+    Raises:
+        MegaplanError: MP923, there is no launch; or what `import_megatron` raises.
+    """
+    given = read_recording(recording, name, number)
+    try:
+        return _imported(Arguments(given, name, _vocab_size(overrides)), name, overrides, gpus)
+    except MegaplanError as error:
+        empty = unset_names(recording)
+        hints = [f"--env {each}=…" for each in empty[:6]]
+        note = diagnostic("MP919", f"set nowhere, and empty: {', '.join(empty)}", Location(name), hints, Severity.NOTE)
+        raise MegaplanError([*error.diagnostics, *([note] if empty else [])]) from None
+
+
+def _imported(launch: Arguments, name: str, overrides: Sequence[str], gpus: int | None) -> ImportedLaunch:
     plain, stated = _document(launch, _title(name), gpus)
     launch.finish()
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from megaplan.importers.megatron.shell.expand import readable
+from megaplan.importers.megatron.unset import readable
 
 DEFAULT = "GPT2BPETokenizer"
 """Of `pretrain_gpt.py`, by its `args_defaults`, where no tokenizer is named."""
@@ -28,7 +28,7 @@ def tokenizer_size(kind: Any, model: Any) -> tuple[int | None, str]:
         model: `--tokenizer-model`; None where it is absent.
     """
     name = str(kind or DEFAULT)
-    model = None if model is None else readable(str(model))
+    model = None if model in (None, True) else readable(str(model))  # True: the argument has no value
     shown = f"{name} {model}" if model else name if kind else f"{name}, Megatron's default"
     if model:
         of_model = next((size for part, size in OF_MODEL.items() if re.search(part, str(model).lower())), None)

@@ -1,0 +1,143 @@
+"""Launch arguments from a recording: those of the launch that has most of them, and notes of what else the script did."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError
+from megaplan.hosts.megatron.argument import Kind, flag
+from megaplan.hosts.megatron.vocabulary import ARGUMENTS
+from megaplan.importers.megatron.arguments import Given
+from megaplan.importers.megatron.script import Field, read_command, read_words
+from megaplan.importers.megatron.unset import unset
+
+if TYPE_CHECKING:
+    from megaplan.importers.megatron.recording.record import Recording, Row
+
+LAUNCH_ARGUMENTS = 8
+"""Arguments from which on a command is one of several launches."""
+
+
+def read_recording(recording: Recording, name: str, number: int | None = None) -> Given:
+    """The arguments of a recorded launch.
+
+    Args:
+        recording: What the script started.
+        name: What diagnostics call the script.
+        number: Which of several launches, from 1; None for the one with most arguments.
+
+    Raises:
+        MegaplanError: MP923, there is no launch, or not so many.
+    """
+    launches = _launches(recording)
+    if number is not None and not 1 <= number <= len(launches):
+        raise _nothing(recording, name, f"--launch {number}, and launches recorded: {len(launches)}")
+    if not launches:
+        return _of_variables(recording, name)
+    row = launches[number - 1] if number else max(launches, key=lambda each: (_count(each), launches.index(each)))
+    line = row.line or 0
+    given = read_command([Field(word, line) for word in row.words], row.environment)
+    values = {
+        key: value for key, value in given.values.items() if value is not True or key not in ("nnodes", "nproc_per_node", "world_size")
+    }
+    values |= _processes(row.environment, values)
+    lines = dict.fromkeys(values, line) if line and row.file == name else {}
+    return Given(_with_unset(values, row, recording), lines, dict(row.environment), (*_several(launches, row), *_notes(recording)))
+
+
+def unset_names(recording: Recording) -> list[str]:
+    """Variables that the scripts read and nothing had set."""
+    return sorted({name for row in recording.of_kind("unset") for name in row.words})
+
+
+def _launches(recording: Recording) -> list[Row]:
+    """Launches that differ, the first of each; commands with few arguments are none where another has more."""
+    rows = {row.words: row for row in reversed(recording.of_kind("launch")) if _count(row)}
+    found = sorted(rows.values(), key=recording.rows.index)
+    most = max(map(_count, found), default=0)
+    return [row for row in found if _count(row) >= min(most, LAUNCH_ARGUMENTS)]
+
+
+def _count(row: Row) -> int:
+    return sum(word.startswith("--") for word in row.words)
+
+
+def _of_variables(recording: Recording, name: str) -> Given:
+    """Arguments that variables hold, of a file that another script sources.
+
+    Raises:
+        MegaplanError: MP923, there are none either.
+    """
+    found = {row.words[0]: row.words[1:] for row in recording.of_kind("variable")}
+    if recording.status != 0 or sum(map(_count, recording.of_kind("variable"))) < LAUNCH_ARGUMENTS:
+        raise _nothing(recording, name, "no launch was recorded")
+    given = read_words([Field(word, 0) for words in found.values() for word in words])
+    note = f"no command is launched: the arguments are those of {', '.join(found)}"
+    return Given(given.values, environment={}, left_out=((0, note), *_notes(recording)))
+
+
+def _nothing(recording: Recording, name: str, why: str) -> MegaplanError:
+    last = [line for line in recording.said.splitlines() if line.strip()][-3:]
+    ended = recording.ended or f"it ended with status {recording.status}"
+    said = "\n".join([f"{name}: {why}; {ended}", *last, *(note for _, note in _notes(recording, ended=False))])
+    hints = [f"--env {each}=…" for each in unset_names(recording)[:6]]
+    return MegaplanError([diagnostic("MP923", said, Location(name), hints)])
+
+
+def _processes(environment: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, int]:
+    """Nodes and processes that MPI's launcher or Slurm's variables state, where no launcher of torch does."""
+    if values.get("nproc_per_node") is not None or "world_size" in values:
+        return {}
+    tasks, nodes, each = (environment.get(key, "") for key in ("MEGAPLAN_TASKS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE"))
+    if tasks.isdigit():
+        return {"world_size": int(tasks)}
+    if nodes.isdigit() and each.isdigit():
+        return {"nnodes": int(nodes), "nproc_per_node": int(each)}
+    total = environment.get("SLURM_NTASKS", "")
+    return {"world_size": int(total)} if total.isdigit() else {}
+
+
+def _with_unset(values: Mapping[str, Any], row: Row, recording: Recording) -> dict[str, Any]:
+    """The values; an argument that has none since its variable is set nowhere holds the variable's name."""
+    found, missing = dict(values), unset_names(recording)
+    try:
+        text = Path(row.file).read_text(encoding="utf-8", errors="replace") if missing and row.file else ""
+    except OSError:
+        text = ""
+    for key, value in values.items():
+        if value is True and key in ARGUMENTS and ARGUMENTS[key].kind is not Kind.SWITCH:
+            match = re.search(rf"{re.escape(flag(key))}[= ]+\"?\$\{{?(\w+)", text)
+            if match is not None and match[1] in missing:
+                found[key] = unset(match[1])
+    return found
+
+
+def _several(launches: Sequence[Row], row: Row) -> Iterator[tuple[int, str]]:
+    if len(launches) > 1:
+        at = launches.index(row) + 1
+        listed = "\n".join(f"--launch {number}: {shlex.join(each.words)[:100]}" for number, each in enumerate(launches[:8], 1))
+        yield row.line or 0, f"{len(launches)} launches were recorded, and number {at} is read\n{listed}"
+
+
+def _notes(recording: Recording, *, ended: bool = True) -> Iterator[tuple[int, str]]:
+    """What the script did beside its launch."""
+    for row in recording.of_kind("absent"):
+        yield row.line or 0, f"{row.words[0]} does not exist"
+    for row in recording.of_kind("failed"):
+        yield row.line or 0, f"{shlex.join(row.words)[:80]} failed: {row.said}"
+    for row in recording.of_kind("answered")[:1]:
+        yield row.line or 0, f"{row.words[0]} was answered with {row.said}"
+    tried = Counter(row.words[0].rpartition("/")[2] for row in recording.of_kind("other") if row.words)
+    if tried:
+        yield 0, "not run: " + ", ".join(f"{word} ({times} times)" if times > 1 else word for word, times in sorted(tried.items()))
+    if names := unset_names(recording):
+        yield 0, f"set nowhere, and empty: {', '.join(names)}"
+    if ended and (recording.ended or recording.status):
+        said = recording.said.strip().rpartition("\n")[2][:200]
+        yield 0, f"after the launch {recording.ended or f'the script ended with status {recording.status}'}" + (f": {said}" if said else "")

@@ -1,0 +1,40 @@
+"""The launch scripts of these tests, recorded once a process each, and as plain scripts."""
+
+import shlex
+import shutil
+import tempfile
+from contextlib import chdir
+from functools import cache
+from pathlib import Path
+
+from megaplan.importers.megatron.recorded import read_recording
+from megaplan.importers.megatron.recording.confine import missing
+from megaplan.importers.megatron.recording.record import Recording, record
+
+SCRIPTS = Path(__file__).parent / "launches"
+CONFINED = not missing()
+
+
+@cache
+def recorded(name: str, argv: tuple[str, ...] = (), environment: tuple[tuple[str, str], ...] = ()) -> Recording:
+    """What a script starts in an empty folder that has a file of the program's name."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        shutil.copy(SCRIPTS / f"{name}.sh", folder)
+        Path("pretrain_gpt.py").touch()
+        return record(["bash", f"{name}.sh", *argv], dict(environment), confined=CONFINED)
+
+
+def plain_script(name: str) -> str:
+    """The launch of a script as one command, an argument a line."""
+    given = read_recording(recorded(name), f"{name}.sh")
+    launcher = " ".join(f"--{key} {given.values[key]}" for key in ("nnodes", "nproc_per_node") if key in given.values)
+    words = [
+        f"  --{key.replace('_', '-')}" + ("" if value is True else "".join(f" {shlex.quote(str(each))}" for each in _list(value)))
+        for key, value in given.values.items()
+        if key not in ("nnodes", "nproc_per_node")
+    ]
+    return " \\\n".join([f"torchrun {launcher} pretrain_gpt.py", *words]) + "\n"
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
