@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
+from megaplan.exploration.any_floors import AnyFloors
 from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.boundaries import boundary_bytes
@@ -23,30 +24,6 @@ from megaplan.inventory.tensors import Block, Inventory
 from megaplan.partition.layer_bytes import Needs, stored_needs
 from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, moments
 from megaplan.spec.models import Spec
-
-
-class AnyFloors:
-    """Lower bounds on the largest peak of one model; nothing is known of a host whose bytes are not sums that are known without cuts."""
-
-    def peak_bytes(self, spec: Spec) -> int:  # noqa: ARG002
-        """Lower bound on peak memory over all cuts."""
-        return 0
-
-    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:  # noqa: ARG002
-        """The same of a layout with a policy, whose spec is made only where it is needed."""
-        return 0
-
-    def shared_bytes(self, spec: Spec) -> int:  # noqa: ARG002
-        """A smaller bound that takes less time."""
-        return 0
-
-    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:  # noqa: ARG002
-        """A smaller bound that takes less time, of the best of several policies, under any schedule."""
-        return 0
-
-    def kept_bytes(self, spec: Spec) -> int:  # noqa: ARG002
-        """The bytes to order policies by: the thriftiest has the least."""
-        return 0
 
 
 class Floors(AnyFloors):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from megaplan.exploration.floors import AnyFloors
+from megaplan.exploration.any_floors import AnyFloors
 from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.hosts.megatron.from_spec import common_job, operator_letter
 from megaplan.hosts.megatron.job import EMBEDDING, IN_SIXTEEN_BIT, LOSS, MTP, MegatronJob
