@@ -14,7 +14,7 @@ from random_plans.draw import draw
 
 FIELDS = ("size", "seed", "spec", *ESTIMATED)
 AT_ONCE = 40
-CI_TAKES_EVERY = 3
+CI_TAKES_EVERY = 5
 DRAWS = [(size, first) for size, count in ((SMALL, 720), (LARGE, 280)) for first in range(0, count, AT_ONCE)]
 
 

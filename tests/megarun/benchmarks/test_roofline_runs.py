@@ -86,10 +86,12 @@ def moved() -> dict[str, tuple[float, str]]:
     return ideal.moved(row for spec in ideal.SPECS for row in roofline.counted(str(spec), []).rows)
 
 
+@pytest.mark.slow
 def test_an_operation_beyond_its_ideal_bytes_has_a_reason(moved: dict[str, tuple[float, str]]) -> None:
     assert list(ideal.problems(moved, ideal.listed())) == []
 
 
+@pytest.mark.slow
 def test_every_operation_of_a_block_is_counted(moved: dict[str, tuple[float, str]]) -> None:
     blocks = ("attention", "indexed_attention", "mamba3", "ssd", "m2rnn", "gated_delta", "head_gated_norm", "routed_experts")
     blocks += ("routed_experts_gated", "linear_cross_entropy")

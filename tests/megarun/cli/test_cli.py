@@ -147,6 +147,7 @@ def test_two_stages_under_torchrun(
     assert one == two
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R-59")
 def test_the_first_failing_rank_speaks(tmp_path: Path, token_file: Path, plan_file: Any, torchrun: Any) -> None:
     """Rank 1 fails and rank 0's connection breaks: one error is read, rank 1's, with its coordinate."""

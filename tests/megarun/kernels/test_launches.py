@@ -74,7 +74,7 @@ QUICK = {name: ALONE[name] for name in ("hybrid", "linear")}
 
 
 @pytest.mark.parametrize(
-    ("cases", "num_processes"), [(QUICK, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((ALONE, 1), (TOGETHER, 2)))]
+    ("cases", "num_processes"), [pytest.param(*each, marks=pytest.mark.slow) for each in ((QUICK, 1), (ALONE, 1), (TOGETHER, 2))]
 )
 def test_what_is_found_is_what_a_step_launches(cases: dict[str, Any], num_processes: int, tmp_path: Path) -> None:
     found = differences(cases, num_processes, tmp_path)

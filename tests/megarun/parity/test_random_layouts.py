@@ -24,6 +24,7 @@ def test_a_random_layout_trains_as_one_process(seed: int, worlds: Worlds) -> Non
     assert found is None, f"{cell.name} ({cell.axes}): {found} > {cell.bound:.0e}"
 
 
+@pytest.mark.slow
 def test_a_planted_difference_is_found(worlds: Worlds) -> None:
     """In a late gradient, in the parameters after plain steps, in those after the optimizers' steps, and in a loss."""
     case = {**random_cell(0).reference, "run": "course"}

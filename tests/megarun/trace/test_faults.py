@@ -72,6 +72,7 @@ def test_an_extra_saved_tensor(differences: Any, monkeypatch: pytest.MonkeyPatch
     assert differences() == ["layers.3: working [2, 24, 32] bfloat16 by aten.mul.Tensor, saved by the block, is not in the ledger"]
 
 
+@pytest.mark.slow
 def test_a_tensor_held_by_a_context(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     patched_body(monkeypatch, lambda _, x: Holds.apply(x))
     assert differences() == [
@@ -79,6 +80,7 @@ def test_a_tensor_held_by_a_context(differences: Any, monkeypatch: pytest.Monkey
     ]
 
 
+@pytest.mark.slow
 def test_a_float32_copy_kept_alive(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known twice: as kept by its forward, and as alive when the step has ended."""
 
@@ -91,6 +93,7 @@ def test_a_float32_copy_kept_alive(differences: Any, monkeypatch: pytest.MonkeyP
     assert differences() == [f"{made}, alive, not saved by autograd, is not in the ledger", f"{made}, is still alive after the step"]
 
 
+@pytest.mark.slow
 def test_a_buffer_not_released(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clip, kept_alive = megarun.engine.trainer.clip_gradients, []
 
@@ -117,6 +120,7 @@ def test_a_ledger_entry_too_many(differences: Any, monkeypatch: pytest.MonkeyPat
     assert names == ["layers.1: phantom [2, 24, 64] bf16, kept by out_proj in the ledger, is not in the trace"]
 
 
+@pytest.mark.slow
 def test_a_ledger_entry_of_the_wrong_size(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides are reported: the entry without a storage, and the storage without an entry."""
     ledger = kept.block_ledger
