@@ -105,7 +105,7 @@ class _TieBreak:
         search = self._search
         if not search.folded and self._kept is None:
             return search.feasible(second, self._value)
-        tables = self._tables(second)
+        tables = self._tables(second, any_will_do=not search.folded)
         if not tables[0] or not search.folded:
             return bool(tables[0])
         self._levelled = tables
@@ -161,11 +161,15 @@ class _TieBreak:
         if self._kept is None:
             _add(table.setdefault(used, {}), pairs)
             return
+        exceeding = used[1]
         for start, stops in pairs.items():
             for moved, kept in self._moves(part, start, used[0]):
                 if here := stops & kept:
-                    known = table.setdefault((moved, used[1]), {})
-                    known[start] = known.get(start, 0) | here
+                    of_used = table.get((moved, exceeding))
+                    if of_used is None:
+                        table[moved, exceeding] = {start: here}
+                    else:
+                        of_used[start] = of_used.get(start, 0) | here
 
     def _moves(self, part: int, start: int, moved: int) -> Sequence[tuple[int, int]]:
         """For a start before a part: cuts moved with those of the pair, and the stops for which it is that many, if it may be."""
