@@ -98,16 +98,34 @@ class _TieBreak:
 
     def _fewest_moved(self) -> int:
         self._most_moved = self._search.num_slots - 1
+        if not self._search.folded:
+            return next(moved for moved, holds in enumerate(self._slots_level_out(self._value)) if holds)
         return min([moved for moved, _ in self._tables(self._value, any_will_do=True)[0]])
+
+    def _slots_level_out(self, second: int) -> list[bool]:
+        """By cuts that may move, whether all slots but one can stay within a limit."""
+        search, value = self._search, self._value
+        none = one = [1] * (self._most_moved + 1)  # stops that are reached, with no slot and with one slot above the limit
+        for part in reversed(range(search.num_parts)):
+            within = [search.outward(part, NO_FRONT, stops, second) for stops in none]
+            if second < value:
+                levels = zip(one, none, strict=True)
+                one = [search.outward(part, NO_FRONT, a, second) | search.outward(part, NO_FRONT, b, value) for a, b in levels]
+            none = within
+            if self._kept is not None:
+                ((_, kept), *_) = self._moves(part, 0, 0)
+                none, one = ([stops & kept | below for stops, below in zip(each, [0, *each], strict=False)] for each in (none, one))
+            one = none if second == value else one
+        return [bool(stops >> search.end) for stops in one]
 
     def _levels_out(self, second: int) -> bool:
         """True if all parts but one can stay within a limit; later searches of a V then look only at pairs that can."""
         search = self._search
-        if not search.folded and self._kept is None:
-            return search.feasible(second, self._value)
-        tables = self._tables(second, any_will_do=not search.folded)
-        if not tables[0] or not search.folded:
-            return bool(tables[0])
+        if not search.folded:
+            return self._slots_level_out(second)[-1]
+        tables = self._tables(second)
+        if not tables[0]:
+            return False
         self._levelled = tables
         within, level, large = [], {0: 1 << search.end}, Pairs()  # large: one part outside exceeds it
         for part, inner in enumerate(tables[1:]):
@@ -120,7 +138,7 @@ class _TieBreak:
         return True
 
     def _tables(self, second: int, *, any_will_do: bool = False) -> list[Table]:
-        """Before each part, and at the centre: the pairs that the parts inside can fill when at most one of them exceeds `second`.
+        """Before each rank of a V, and at the centre: the pairs that the ranks inside can fill when at most one of them exceeds `second`.
 
         Each pair stands where it uses the least. With `any_will_do` what uses more than a whole solution is left out.
         """
@@ -140,12 +158,10 @@ class _TieBreak:
                 tables[part][used] = fresh
                 for each in seen[part][exceeding:]:
                     _add(each, fresh)
-                # What is new of a V is little; of slots it is a set with holes that the known ones fill.
-                inside = fresh if search.folded else known
                 for exceeds, limit in choices[exceeding] if part else ():
                     # Outside, one part may be the large one if none is from here on.
                     outside = (part - 1) * second if exceeds or part == 1 else (part - 2) * second + self._value
-                    self._count(found[part - 1], part - 1, search.before_part(part - 1, inside, limit, outside), (moved, exceeds))
+                    self._count(found[part - 1], part - 1, search.before_part(part - 1, fresh, limit, outside), (moved, exceeds))
             if any_will_do and tables[0]:
                 break
         return tables
