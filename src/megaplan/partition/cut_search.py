@@ -142,7 +142,7 @@ class CutSearch:
 
     def inward(self, part: int, front: Span, stops: int, limit: int) -> int:
         """The inner stops that a part gets to from one of the stops, when its front span is given: `outward` the other way."""
-        rooms = self._rooms(part, front, limit)
+        rooms = self._rooms(part, front, limit) if stops else None
         if rooms is None:
             return 0
         atoms, spaces = rooms
@@ -152,7 +152,9 @@ class CutSearch:
             runs &= runs - 1
             nearest = 0
             for up, down, space in spaces:
-                nearest = max(nearest, bisect_left(down, up[end] - space))
+                reach = bisect_left(down, up[end] - space)
+                if reach > nearest:  # noqa: PLR1730
+                    nearest = reach
             if nearest < end:
                 found |= (1 << end) - (1 << nearest)
         return found
