@@ -88,7 +88,7 @@ class _TieBreak:
             found = search.smallest(low, self._value, self._levels_out)
             assert found is not None, "a solution exists"
             second = found
-        return self._in_order(self._levelled or (self._tables(second) if search.folded else []), second)
+        return self._in_order(self._levelled or self._tables(second), second) if search.folded else self._slots_in_order(second)
 
     def _pairs_of(self, cuts: list[int]) -> list[tuple[int, int]]:
         number, end = self._search.num_parts, self._search.end
@@ -97,17 +97,61 @@ class _TieBreak:
         return [(0, end), *zip(cuts[: number - 1], reversed(cuts[number:]), strict=True), (cuts[number - 1], cuts[number - 1])]
 
     def _fewest_moved(self) -> int:
-        self._most_moved = self._search.num_slots - 1
-        return min([moved for moved, _ in self._tables(self._value, any_will_do=True)[0]])
+        search, number = self._search, self._search.num_slots
+        self._most_moved = number - 1
+        if search.folded:
+            return min([moved for moved, _ in self._tables(self._value, any_will_do=True)[0]])
+        below, own = [0] * number, [self._moves(part + 1, 0, 0)[0][1] for part in range(number)]
+        for moved in range(number):  # a level of slots needs only the one below
+            stops, level = 1 << search.end, []
+            for part, kept in enumerate(own):
+                level.append(search.inward(part, NO_FRONT, stops, self._value))
+                stops = level[part] & kept | below[part]
+            if stops & 1:
+                return moved
+            below = level
+        raise AssertionError("a solution moves at most every cut")
+
+    def _slot_tables(self, second: int) -> list[tuple[list[int], list[int]]]:
+        """Before each slot, and at the centre: the stops reached from outside with no slot, and with one at most, above `second`.
+
+        Both by the cuts that may move, those of the stops included.
+        """
+        reach, value = self._search.inward, self._value
+        none = one = [1 << self._search.end] * (self._most_moved + 1)
+        tables = [(none, one)]
+        for part in range(self._search.num_parts):
+            large = [reach(part, NO_FRONT, stops, value) for stops in none] if second < value else []
+            none = [reach(part, NO_FRONT, stops, second) for stops in none]
+            one = [reach(part, NO_FRONT, stops, second) | more for stops, more in zip(one, large, strict=True)] if large else none
+            if self._kept is not None:
+                kept = self._moves(part + 1, 0, 0)[0][1]
+                none, one = ([stops & kept | below for stops, below in zip(each, [0, *each], strict=False)] for each in (none, one))
+            tables.append((none, one))
+        return tables
+
+    def _slots_in_order(self, second: int) -> tuple[int, ...]:
+        """Smallest cut first, as long as it is reached from outside with what is left to use."""
+        search, tables, cuts = self._search, self._slot_tables(second), []
+        at, moved, exceeding = 0, self._most_moved, 0
+        for part in reversed(range(1, search.num_parts)):
+            found = []
+            for exceeds, limit in self._choices(exceeding, second):
+                if got := search.outward(part, NO_FRONT, 1 << at, limit) & tables[part][1 - exceeds][moved]:
+                    found.append(((got & -got).bit_length() - 1, exceeds))
+            at, exceeding = min(found)
+            moved -= not self._moves(part, 0, 0)[0][1] >> at & 1
+            cuts.append(search.edges[at])
+        return tuple(cuts)
 
     def _levels_out(self, second: int) -> bool:
         """True if all parts but one can stay within a limit; later searches of a V then look only at pairs that can."""
         search = self._search
-        if not search.folded and self._kept is None:
-            return search.feasible(second, self._value)
+        if not search.folded:
+            return bool(self._slot_tables(second)[-1][1][-1] & 1)
         tables = self._tables(second)
-        if not tables[0] or not search.folded:
-            return bool(tables[0])
+        if not tables[0]:
+            return False
         self._levelled = tables
         within, level, large = [], {0: 1 << search.end}, Pairs()  # large: one part outside exceeds it
         for part, inner in enumerate(tables[1:]):
@@ -120,7 +164,7 @@ class _TieBreak:
         return True
 
     def _tables(self, second: int, *, any_will_do: bool = False) -> list[Table]:
-        """Before each part, and at the centre: the pairs that the parts inside can fill when at most one of them exceeds `second`.
+        """Before each rank of a V, and at the centre: the pairs that the ranks inside can fill when at most one of them exceeds `second`.
 
         Each pair stands where it uses the least. With `any_will_do` what uses more than a whole solution is left out.
         """
@@ -140,12 +184,10 @@ class _TieBreak:
                 tables[part][used] = fresh
                 for each in seen[part][exceeding:]:
                     _add(each, fresh)
-                # What is new of a V is little; of slots it is a set with holes that the known ones fill.
-                inside = fresh if search.folded else known
                 for exceeds, limit in choices[exceeding] if part else ():
                     # Outside, one part may be the large one if none is from here on.
                     outside = (part - 1) * second if exceeds or part == 1 else (part - 2) * second + self._value
-                    self._count(found[part - 1], part - 1, search.before_part(part - 1, inside, limit, outside), (moved, exceeds))
+                    self._count(found[part - 1], part - 1, search.before_part(part - 1, fresh, limit, outside), (moved, exceeds))
             if any_will_do and tables[0]:
                 break
         return tables
@@ -161,11 +203,15 @@ class _TieBreak:
         if self._kept is None:
             _add(table.setdefault(used, {}), pairs)
             return
+        exceeding = used[1]
         for start, stops in pairs.items():
             for moved, kept in self._moves(part, start, used[0]):
                 if here := stops & kept:
-                    known = table.setdefault((moved, used[1]), {})
-                    known[start] = known.get(start, 0) | here
+                    of_used = table.get((moved, exceeding))
+                    if of_used is None:
+                        table[moved, exceeding] = {start: here}
+                    else:
+                        of_used[start] = of_used.get(start, 0) | here
 
     def _moves(self, part: int, start: int, moved: int) -> Sequence[tuple[int, int]]:
         """For a start before a part: cuts moved with those of the pair, and the stops for which it is that many, if it may be."""
@@ -177,44 +223,37 @@ class _TieBreak:
         return ((moved, kept), (moved + 1, ~kept))[: max(0, self._most_moved - moved + 1)]
 
     def _in_order(self, tables: list[Table], second: int) -> tuple[int, ...]:
-        """Smallest cut first: the starts from outside in, the centre, then the stops from inside out; starts of slots need no tables."""
+        """Smallest cut of a V first: the starts from outside in, the centre, then the stops from inside out."""
         search = self._search
         start, reached = 0, {(0, 0): 1 << search.end}
         starts, steps = [0], [reached]
         for part in range(search.num_parts):
-            start, reached = self._next_start(part, start, reached, tables[part + 1] if tables else {}, second)
+            start, reached = self._next_start(part, start, reached, tables[part + 1], second)
             starts.append(start)
             steps.append(reached)
         stops, used = [start], (self._moves(search.num_parts, start, 0)[0][0], 0)
         for part in reversed(range(1, search.num_parts)):
             stop, used = self._next_stop(part, (starts[part], starts[part + 1]), (steps[part], stops[-1]), used, second)
             stops.append(stop)
-        return tuple(search.edges[position] for position in (*(starts[1:] if search.folded else ()), *stops[1:]))
+        return tuple(search.edges[position] for position in (*starts[1:], *stops[1:]))
 
     def _next_start(self, part: int, start: int, reached: Stops, inner: Table, second: int) -> tuple[int, Stops]:
-        """The smallest position that the part's front span may stop at, and the stops then reached."""
-        if not self._search.folded:
-            return 0, self._stops(part, NO_FRONT, reached, None, second)
+        """The smallest position that the rank's front span may stop at, and the stops then reached."""
         for inner_start in sorted({begin for pairs in inner.values() for begin in pairs if begin > start}):
-            wanted = [0] * (self._most_moved + 1), [0] * (self._most_moved + 1)
+            wanted, found = ([0] * (self._most_moved + 1), [0] * (self._most_moved + 1)), Stops()
             for (moved, exceeding), pairs in inner.items():
                 for by_moved in wanted[exceeding:]:
                     by_moved[moved] |= pairs.get(inner_start, 0)
             inside = [list(accumulate(by_moved, or_)) for by_moved in wanted]
-            if found := self._stops(part, (start, inner_start), reached, inside, second):
+            for (before, exceeding), stops in reached.items():
+                for moved, kept in self._moves(part, start, before):
+                    for exceeds, limit in self._choices(exceeding, second) if stops & kept else ():
+                        targets = inside[1 - exceeds][self._most_moved - moved]
+                        if targets and (got := self._search.inward(part, (start, inner_start), stops & kept, limit) & targets):
+                            found[moved, exceeds] = found.get((moved, exceeds), 0) | got
+            if found:
                 return inner_start, found
         raise AssertionError("a solution exists")
-
-    def _stops(self, part: int, front: tuple[int, int], reached: Stops, inside: list[list[int]] | None, second: int) -> Stops:
-        """The inner stops that a part with this front span gets to, among those from where the parts inside can be filled."""
-        found = Stops()
-        for (before, exceeding), stops in reached.items():
-            for moved, kept in self._moves(part, front[0], before):
-                for exceeds, limit in self._choices(exceeding, second) if stops & kept else ():
-                    targets = inside[1 - exceeds][self._most_moved - moved] if inside else -1
-                    if targets and (got := self._search.inward(part, front, stops & kept, limit) & targets):
-                        found[moved, exceeds] = found.get((moved, exceeds), 0) | got
-        return found
 
     def _next_stop(self, part: int, starts: tuple[int, int], stops: tuple[Stops, int], used: Used, second: int) -> tuple[int, Used]:
         """The smallest stop before a part from which it gets to an inner stop, and what is then used from there inward."""

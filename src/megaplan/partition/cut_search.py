@@ -59,7 +59,7 @@ class CutSearch:
         self._unit = gcd(*self._before) or 1 if folded else 1
         slots = self.num_slots // self.num_parts
         self._pins = [SpanSum((pins_inside(num_layers, rules.pin),) * slots, 0)] if rules.pin else []
-        self.keep_within(self._everywhere())
+        self.keep_within(self._everywhere() if folded else [])
         self.limit(limits)
 
     def limit(self, limits: Sequence[Sequence[SpanSum]] | None) -> None:
@@ -123,7 +123,7 @@ class CutSearch:
 
     def outward(self, part: int, front: Span, targets: int, limit: int) -> int:
         """The stops from which a part gets to one of the targets, its inner stops, when its front span is given."""
-        rooms = self._rooms(part, front, limit)
+        rooms = self._rooms(part, front, limit) if targets else None
         if rooms is None:
             return 0
         atoms, spaces = rooms
@@ -142,7 +142,7 @@ class CutSearch:
 
     def inward(self, part: int, front: Span, stops: int, limit: int) -> int:
         """The inner stops that a part gets to from one of the stops, when its front span is given: `outward` the other way."""
-        rooms = self._rooms(part, front, limit)
+        rooms = self._rooms(part, front, limit) if stops else None
         if rooms is None:
             return 0
         atoms, spaces = rooms
@@ -152,7 +152,9 @@ class CutSearch:
             runs &= runs - 1
             nearest = 0
             for up, down, space in spaces:
-                nearest = max(nearest, bisect_left(down, up[end] - space))
+                reach = bisect_left(down, up[end] - space)
+                if reach > nearest:  # noqa: PLR1730
+                    nearest = reach
             if nearest < end:
                 found |= (1 << end) - (1 << nearest)
         return found
@@ -189,17 +191,14 @@ class CutSearch:
         return atoms, spaces
 
     def before_part(self, part: int, inside: Pairs, limit: int, outside: int) -> Pairs:
-        """The pairs before a part, from those after it.
+        """The pairs before a rank of a V, from those after it.
 
         Args:
-            part: The part.
-            inside: Pairs that the parts inside can fill.
-            limit: Limit of the part.
-            outside: The most that the parts outside can take.
+            part: The rank.
+            inside: Pairs that the ranks inside can fill.
+            limit: Limit of the rank.
+            outside: The most that the ranks outside can take.
         """
-        if not self.folded:
-            reached = self.outward(part, NO_FRONT, inside[0], limit) & (-1 if part else 1 << self.end)
-            return {0: reached} if reached else {}
         mine, before, found, most_stop = self._within[part], self._before, Pairs(), self.end - part
         starts, sums = self._starts[part], self._sums[part]
         widest = bisect_right(before, outside - self.total + before[most_stop]) - 1
@@ -225,7 +224,7 @@ class CutSearch:
         return found
 
     def centre(self) -> Pairs:
-        """The pairs inside the innermost part: nothing is left, in a V at any place."""
+        """The pairs inside the innermost rank of a V: nothing is left, at any place."""
         return self._within[-1]
 
     def keep_within(self, within: list[Pairs]) -> None:
@@ -235,25 +234,16 @@ class CutSearch:
     def _everywhere(self) -> list[Pairs]:
         """Before each part of a V every pair that leaves each part outside and inside an atom in each slot; and the centre."""
         number, end = self.num_parts, self.end
-        if not self.folded:
-            return [{0: 1}]
         inner = [dict.fromkeys(range(part, end - part), (2 << (end - part)) - 1) for part in range(1, number)]
         return [{0: 1 << end}, *inner, {position: 1 << position for position in range(number, end - number + 1)}]
 
-    def feasible(self, limit: int, largest: int | None = None) -> bool:
-        """True if all parts can stay within the limit; later searches of a V then look only at pairs that can.
-
-        Args:
-            limit: Limit of each part.
-            largest: A limit that one slot may reach; none may where it is None.
-        """
+    def feasible(self, limit: int) -> bool:
+        """True if all parts can stay within the limit; later searches of a V then look only at pairs that can."""
         if not self.folded:
-            reached, beyond = 1, 0  # beyond: with one slot above the limit
+            reached = 1
             for part in reversed(range(self.num_parts)):
-                if largest is not None:
-                    beyond = self.outward(part, NO_FRONT, beyond, limit) | self.outward(part, NO_FRONT, reached, largest)
                 reached = self.outward(part, NO_FRONT, reached, limit)
-            return bool((reached | beyond) >> self.end)
+            return bool(reached >> self.end)
         tables = [self.centre()]
         for part in reversed(range(self.num_parts)):
             tables.append(self.before_part(part, tables[-1], limit, part * limit))
