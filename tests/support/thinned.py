@@ -22,6 +22,7 @@ ONE_IN = {
     "kernels/test_op_values.py": 2,
     "megaplan/importers/test_pinned_imports.py": 2,
     "megaplan/importers/test_pinned_launches.py": 2,
+    "megaplan/importers/test_recorded_forms.py": 2,
     "megaplan/partition/test_fitting.py": 2,
     "megaplan/search/test_exhaustive.py": 2,
     "megaplan/search/test_pinned_searches.py": 2,
