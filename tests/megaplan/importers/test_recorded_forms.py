@@ -34,6 +34,7 @@ FORMS = {
     "array": f"A=(--bf16 --micro-batch-size 4); {RUN.removesuffix(' --micro-batch-size')} ${{A[@]}}",
     "keyed arrays by name": "declare -A OF=([micro-batch-size]=4); A=(); for K in ${!OF[@]}; do A+=(--$K ${OF[$K]}); done\n"
     f'declare -n R=A; {RUN.removesuffix(" --micro-batch-size")} "${{R[@]}}"',
+    "function named by a sign": f":() {{ B=5; }}\nB=4\n{RUN} $B",
     "function": f"go() {{ local B=$1; shift; {RUN} $B $*; }}\ngo 4 --swiglu",
     "here-document into a variable": f"B=4; read -r -d '' A <<EOF || true\n--swiglu --micro-batch-size $B\nEOF\n{RUN} 1 $A",
     "printf into a variable": f"printf -v B '%d' 4; {RUN} $B",
