@@ -35,6 +35,7 @@ ONE_IN = {
     "kernels/test_op_values.py": 3,
     "megaplan/docs/test_commands.py": 2,
     "megaplan/importers/test_pinned_imports.py": 2,
+    "megaplan/importers/test_recorded_forms.py": 2,
     "megaplan/partition/test_fitting.py": 2,
     "megaplan/search/test_exhaustive.py": 3,
     "megaplan/search/test_pinned_searches.py": 2,

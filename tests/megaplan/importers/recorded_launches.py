@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import chdir
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,15 @@ from megaplan.importers.megatron.recording.record import Recording, record
 
 SCRIPTS = Path(__file__).parent / "launches"
 CONFINED = not missing()
+PLAIN = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --bf16 --mock-data"
+TRAIN = f"pretrain_gpt.py {PLAIN} --micro-batch-size"
+RUN = f"torchrun --nproc_per_node 8 {TRAIN}"
+Record = Callable[..., Recording]
+
+
+def batch(recording: Recording, number: int | None = None) -> object:
+    """The micro-batch size of a recorded launch."""
+    return read_recording(recording, "launch.sh", number).values["micro_batch_size"]
 
 
 @cache

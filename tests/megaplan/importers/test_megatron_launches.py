@@ -169,6 +169,23 @@ def test_a_variable_that_an_argument_needs_is_named() -> None:
     assert spec.loaded.spec.mesh.tp == 2
 
 
+def test_gpus_that_are_given_stand_for_nodes_and_processes_that_are_not_known() -> None:
+    text = f"torchrun --nnodes $NODES --nproc-per-node $GPUS pretrain_gpt.py {PLAIN}"
+    assert import_megatron(text, "x.sh", gpus=8).loaded.spec.mesh.world_size == 8
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "x.sh")
+    assert [item.code for item in caught.value.diagnostics] == ["MP918", "MP918"]
+
+
+def test_gpus_that_differ_from_what_the_launch_states_are_noted() -> None:
+    text = f"torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {PLAIN}"
+    found = import_megatron(text, "x.sh", gpus=4).loaded
+    assert found.spec.mesh.world_size == 4
+    assert "4 GPUs, as --gpus says; the launch states 16" in [item.detail for item in found.diagnostics]
+    same = import_megatron(text, "x.sh", gpus=16).loaded
+    assert not any("--gpus says" in item.detail for item in same.diagnostics)
+
+
 @pytest.mark.parametrize("said", ["", " --position-embedding-type rope", " --position-embedding-type learned_absolute"])
 def test_the_older_switch_of_rotary_positions_stands_beside_the_newer_argument(said: str) -> None:
     """Megatron's parser replaces the type of positions; scripts that give both are common."""

@@ -3,94 +3,16 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from recorded_launches import CONFINED
+from recorded_launches import CONFINED, RUN, TRAIN, Record, batch
 
 from megaplan.cli.main import run
 from megaplan.errors import MegaplanError
 from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.recording import record as recorder
-from megaplan.importers.megatron.recording.record import Recording, kept_variables, record
-
-PLAIN = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --bf16 --mock-data"
-TRAIN = f"pretrain_gpt.py {PLAIN} --micro-batch-size"
-RUN = f"torchrun --nproc_per_node 8 {TRAIN}"
-Record = Callable[..., Recording]
-
-
-@pytest.fixture
-def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
-    """Writes a script and records it in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(recorder.tempfile, "tempdir", str(tmp_path.parent))
-
-    def take(text: str, *argv: str, command: tuple[str, ...] = ("bash",), name: str = "launch.sh", **more: object) -> Recording:
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(text, encoding="utf-8")
-        environment = {key: str(value) for key, value in more.items() if key != "seconds"}
-        return record([*command, name, *argv], environment, confined=CONFINED, seconds=int(str(more.get("seconds", 20))))
-
-    return take
-
-
-def batch(recording: Recording, number: int | None = None) -> object:
-    return read_recording(recording, "launch.sh", number).values["micro_batch_size"]
-
-
-FORMS = {
-    "exec": f"exec {RUN} 4",
-    "exec of a path": f"exec /opt/conda/bin/{RUN} 4 > /logs/train.log 2>&1",
-    "absolute python": f"/usr/bin/python -u -m torch.distributed.run --nproc_per_node 8 {TRAIN} 4",
-    "python of a variable": f'PYTHON=/opt/env/bin/python3; "$PYTHON" -m torch.distributed.launch {TRAIN} 4',
-    "launcher of a variable": f'LAUNCHER="torchrun --nproc_per_node 8"; $LAUNCHER {TRAIN} 4',
-    "path that a script extends": f"export PATH=/opt/conda/bin:$PATH; hash -r; {RUN} 4",
-    "shell of a shell": f"bash -x -c '{RUN} 4'",
-    "sh": f"sh -c '{RUN} 4'",
-    "login shell": f'bash -lc "{RUN} 4"',
-    "eval": f"CMD='{RUN} 4'; eval $CMD",
-    "srun of a shell": f'srun -N 2 --ntasks-per-node=1 --container-image img:latest bash -c "cd /x; {RUN} 4"',
-    "srun of the program": f"srun -l --output=/logs/%j.log python -u {TRAIN} 4",
-    "mpirun": f"mpirun -np 8 --allow-run-as-root -x NCCL_DEBUG=INFO -hostfile hosts python {TRAIN} 4",
-    "deepspeed": f"deepspeed --num_nodes 2 --num_gpus 8 {TRAIN} 4",
-    "accelerate": f"accelerate launch --num_processes 8 {TRAIN} 4",
-    "nohup and timeout": f"nohup timeout 3600 env A=1 numactl -N 0 {RUN} 4 > logs/out.txt 2>&1 &",
-    "ssh": f"for HOST in a b; do ssh $HOST 'cd /w && {RUN} 4' & done; wait",
-    "docker": f"docker run --gpus all -v /data:/data image:tag bash -c '{RUN} 4'",
-    "nsys": f"nsys profile -o out --trace cuda,nvtx {RUN} 4",
-    "ray": f"ray job submit --address http://head:8265 -- {RUN.replace('torchrun --nproc_per_node 8', 'python')} 4",
-    "sbatch of a here-document": f"sbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nsrun {RUN} 4\nEOF",
-    "sbatch of a written file": f"cat > job.sub <<'EOF'\n#!/bin/bash\n#SBATCH -N 2\nsrun {RUN} $1\nEOF\nsbatch --export=ALL,A=1 job.sub 4",
-    "sbatch --wrap": f'sbatch -N 2 --wrap="srun {RUN} 4"',
-    "log of a missing folder": f"{RUN} 4 > logs/a/b.log 2>&1",
-    "log elsewhere": f"set -e; mkdir -p /lustre/ckpt; cd /lustre/ckpt; {RUN} 4 2>&1 | tee -a /lustre/ckpt/train.log",
-    "output of the whole script": f"exec > >(tee /logs/all.log) 2>&1\n{RUN} 4",
-    "group with a log": f"mkdir -p out; {{ echo start; {RUN} 4; }} > out/log",
-    "array": f"A=(--bf16 --micro-batch-size 4); {RUN.removesuffix(' --micro-batch-size')} ${{A[@]}}",
-    "keyed arrays by name": "declare -A OF=([micro-batch-size]=4); A=(); for K in ${!OF[@]}; do A+=(--$K ${OF[$K]}); done\n"
-    f'declare -n R=A; {RUN.removesuffix(" --micro-batch-size")} "${{R[@]}}"',
-    "function": f"go() {{ local B=$1; shift; {RUN} $B $*; }}\ngo 4 --swiglu",
-    "here-document into a variable": f"B=4; read -r -d '' A <<EOF || true\n--swiglu --micro-batch-size $B\nEOF\n{RUN} 1 $A",
-    "printf into a variable": f"printf -v B '%d' 4; {RUN} $B",
-    "conda and modules": f"set -e; source /opt/conda/etc/profile.d/conda.sh; conda activate x; module load cuda; ulimit -n 65536; {RUN} 4",
-    "options of set": f"set -euxo pipefail; trap 'echo bad' ERR; {RUN} 4",
-    "nodes of a job": f'mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST"); {RUN} ${{#HOSTS[@]}}',
-    "GPUs of the machine": f"N=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l); M=$(nvidia-smi -L|wc -l); {RUN} $((N+M-12))",
-    "sum of tools": f"B=$(echo '2 2' | awk '{{print $1*$2}}'); C=$(expr $B - 4 || true); {RUN} $((B + C))",
-    "file that is read back": f"echo 4 > /tmp/of_this_script; cd /tmp; {RUN} $(cat of_this_script)",
-    "machine's questions": f"[[ -x $(command -v git) ]] && git pull; pip install -e .; curl -s http://x/y | bash; {RUN} 4",
-    "standard input": f"read -r -p 'go? ' ANSWER; cat > /dev/null; python -; {RUN} ${{ANSWER:-4}}",
-    "rank variables": f'[ "${{RANK:-0}}" -eq 0 ] && B=4; torchrun --nnodes ${{WORLD_SIZE:-2}} --node_rank ${{RANK:-0}} {TRAIN} $B',
-}
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_a_launch_is_recorded(name: str, recorded: Record) -> None:
-    more = {"SLURM_NNODES": 4, "SLURM_JOB_NODELIST": "n[1-4]"} if name == "nodes of a job" else {}
-    found = recorded(FORMS[name], **more)
-    assert batch(found) == 4, found
+from megaplan.importers.megatron.recording.record import kept_variables
 
 
 @pytest.mark.skipif(not CONFINED, reason="a short program runs only where the kernel confines it")
@@ -307,11 +229,11 @@ def folders_of(tmp_path: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("while true; do :; done", "it ran for 2 seconds"),
-        ("trap '' TERM INT HUP EXIT; cat < <(while true; do :; done)", "it ran for 2 seconds"),
+        ("while true; do :; done", "it ran for 1 seconds"),
+        ("trap '' TERM INT HUP EXIT; cat < <(while true; do :; done)", "it ran for 1 seconds"),
         (f"{RUN} 4; for I in {{1..30}}; do (while true; do read -t 5 < /dev/zero; done) & done; wait", "processes"),
         ("for I in {1..90}; do yes > out$I & done; wait", "it wrote more than 4 MiB"),
-        ("while true; do yes; done", "it ran for 2 seconds"),
+        ("while true; do yes; done", "it ran for 1 seconds"),
     ],
     ids=["loop", "traps", "processes", "files", "output"],
 )
@@ -320,7 +242,7 @@ def test_a_script_without_an_end_is_ended_with_all_of_its_processes(
 ) -> None:
     monkeypatch.setattr(recorder, "MAX_WRITTEN_BYTES", 2**22)
     monkeypatch.setattr(recorder, "MAX_PROCESSES", 20)
-    found = recorded(text, seconds=2)
+    found = recorded(text, seconds=1)
     assert found.status is None
     assert why in found.ended
     assert bool(found.of_kind("launch")) is ("torchrun" in text)

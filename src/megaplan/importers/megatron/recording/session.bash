@@ -15,7 +15,7 @@ cd() {
 
 kill() { __megaplan_call kill "$@"; }
 
-ulimit() { builtin ulimit "$@" 2>/dev/null || :; }
+ulimit() { builtin ulimit "$@" 2>/dev/null || builtin :; }
 
 # A command's name, expanded: a path becomes a function that calls its stub.
 __megaplan_named() {
@@ -36,7 +36,7 @@ __megaplan_sourced() {
 __megaplan_before() {
     local command=$3 moved=''
     export MEGAPLAN_AT="$2:$1"
-    __megaplan_ask=: __megaplan_do=: __megaplan_skip=false
+    __megaplan_ask='builtin :' __megaplan_do='builtin :' __megaplan_skip=false
     shopt -q extdebug || shopt -s extdebug
     [[ $PATH == "$MEGAPLAN_BIN" ]] || PATH=$MEGAPLAN_BIN
     case $command in '[['* | '(('* | 'for '* | 'case '* | 'select '* | __megaplan*) return ;; esac
@@ -88,6 +88,6 @@ PATH=$MEGAPLAN_BIN
 set -o functrace
 trap __megaplan_ends EXIT
 # The last command: extdebug, by which a command can be skipped, may be set only after bash has read this file. `||` and `!` keep the
-# script's `set -e` out of the trap.
-trap '__megaplan_before "$LINENO" "${BASH_SOURCE-}" "$BASH_COMMAND" || :
-eval "$__megaplan_ask" || :; eval "$__megaplan_do" || :; ! $__megaplan_skip' DEBUG
+# script's `set -e` out of the trap, and `builtin` a function of the script that is named `:`.
+trap '__megaplan_before "$LINENO" "${BASH_SOURCE-}" "$BASH_COMMAND" || builtin :
+eval "$__megaplan_ask" || builtin :; eval "$__megaplan_do" || builtin :; ! $__megaplan_skip' DEBUG
