@@ -67,12 +67,12 @@ def of_measured(row: dict[str, Any]) -> Changed:
         yield change, lambda text=text: import_megatron(text, "launch.yaml", [], row["gpus"]).document
 
 
-def of_lines(text: str, take: Callable[[str], dict[str, Any]]) -> Changed:
-    """A text, and without some of the lines that hold an option or a value."""
+def of_lines(text: str, take: Callable[[str], dict[str, Any]], seed: str = "") -> Changed:
+    """A text, and without some of the lines that hold an option or a value; drawn by it, or by a seed where it has folders or dates."""
     yield "", lambda: take(text)
     lines = text.splitlines(keepends=True)
     holding = [index for index, line in enumerate(lines) if "--" in line or "=" in line or ": " in line]
-    for index in sorted(random.Random(text).sample(holding, min(CHANGES, len(holding)))):
+    for index in sorted(random.Random(seed or text).sample(holding, min(CHANGES, len(holding)))):
         left = "".join(lines[:index] + lines[index + 1 :])
         yield f"without line {index + 1}", lambda left=left: take(left)
 
@@ -85,7 +85,7 @@ LAUNCHES: dict[str, Callable[[], Changed]] = {
     **{f"{row['name']} {row['platform']} {row['measured']}": lambda row=row: of_measured(row) for row in STATED},
     **{name: lambda name=name: of_measured(rare(name)) for name in RARE},
     **{
-        path.name: lambda path=path: of_lines(plain_script(path.stem), lambda text: import_megatron(text, path.name).document)
+        path.name: lambda path=path: of_lines(plain_script(path.stem), lambda text: import_megatron(text, path.name).document, path.name)
         for path in sorted(SCRIPTS.glob("*.sh"))
     },
     "run_config.yaml": lambda: of_lines(BRIDGE, lambda text: import_megatron(text, "run_config.yaml", gpus=8).document),

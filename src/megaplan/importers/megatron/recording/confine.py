@@ -51,9 +51,12 @@ def _landlock_version() -> int:
 
 
 def limit(seconds: int) -> None:
-    """Resource limits of the calling process and its children: processor time, sizes of files and of memory, open files."""
+    """Resource limits of the calling process and its children: processor time, sizes of files and of memory, open files.
+
+    A process may take twice the processor time, so that what ends a script is the limit of the wall clock, which says so.
+    """
     wanted = {
-        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_CPU: 2 * seconds,
         resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
         resource.RLIMIT_AS: MAX_ADDRESS_BYTES,
         resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
