@@ -54,11 +54,7 @@ class SelectiveSizes(NamedTuple):
     @property
     def blocks(self) -> int:
         """Programs of the backward that share a sequence."""
-        return ceil_div(self.channels, self.tile(BACKWARD_CHANNELS)["CHANNELS"])
-
-    def tile(self, most: int) -> dict[str, int]:
-        """Sides of a tile of states, at most `most` channels."""
-        return {"CHANNELS": min(most, block_of(self.channels, WARP)), "STATES": block_of(self.state)}
+        return ceil_div(self.channels, tile_of(self.channels, self.state, BACKWARD_CHANNELS)["CHANNELS"])
 
     def work(self, seq_length: int) -> Work:
         """Ideal work of h' = a h + (Δ x) B, y = C h', elementwise in every channel's state.
@@ -103,7 +99,7 @@ class SelectiveSizes(NamedTuple):
 
     def again_bytes(self) -> int:
         """Bytes of the states of a segment that backward makes again and keeps."""
-        tile = self.tile(BACKWARD_CHANNELS)
+        tile = tile_of(self.channels, self.state, BACKWARD_CHANNELS)
         return SUMS_BYTES * self.batch * self.blocks * self.groups * tile["CHANNELS"] * tile["STATES"]
 
     def forward_bytes(self, copied: int = 0) -> KernelBytes:
@@ -123,3 +119,8 @@ class SelectiveSizes(NamedTuple):
         results = self.itemsize * 2 * rows * (self.channels + self.state) + parameter_bytes
         last = SUMS_BYTES * self.batch * self.channels * self.state
         return KernelBytes(results, last, held + max(copied, of_keys, of_parameters))
+
+
+def tile_of(channels: int, state: int, most: int) -> dict[str, int]:
+    """Sides of a tile of states, at most `most` channels."""
+    return {"CHANNELS": min(most, block_of(channels, WARP)), "STATES": block_of(state)}
