@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megakernels import use_kernels
-from megakernels.ops.mamba3 import sizes
+from megakernels.ops.mamba3 import facts
 from megaplan.devices import load_device
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))  # rooflines
@@ -66,7 +66,7 @@ def test_a_scan_in_parts_moves_what_it_moves_at_once(monkeypatch: pytest.MonkeyP
     given, saved = operands_of(2, 512, 8, 2)
     operands = (*given, 16, 64, False), (given[0].clone(), *given, *saved, 16, 64, False, [True] * 15)
     whole = work("mamba3", *operands[0]), work("mamba3_backward", *operands[1])
-    monkeypatch.setattr(sizes, "STATES_BYTES", 1)
+    monkeypatch.setattr(facts, "STATES_BYTES", 1)
     parts = work("mamba3", *operands[0]), work("mamba3_backward", *operands[1])
     again = 2 * 4 * 2 * 8 * 64 * 128 + 2 * sum(each.nbytes for each in given[8:15])
     for once, several in zip(whole, parts, strict=True):

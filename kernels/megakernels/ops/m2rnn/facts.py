@@ -100,10 +100,21 @@ class RecurrenceSizes(NamedTuple):
         """FLOPs of the products of states and maps."""
         return 2 * self.batch * self.positions * self.heads * self.keys * self.values * self.values
 
+    @property
+    def span_segments(self) -> int:
+        """Segments of a span, whose parts of the gradients of q and k fit in the scratch."""
+        segment_bytes = 2 * SUMS_BYTES * max(1, self.batch * self.save_every * self.heads * self.keys)
+        return max(1, PARTS_BYTES // segment_bytes)
+
+    @property
+    def longest_span(self) -> int:
+        """Positions of the longest span: the last one, or a whole one before it."""
+        before = max(0, self.segments - self.span_segments)
+        return max(self.positions - before * self.save_every, min(self.span_segments, before) * self.save_every)
+
     def spans(self) -> Iterator[Span]:
         """The spans of a sequence, from the last."""
-        segment_bytes = 2 * SUMS_BYTES * max(1, self.batch * self.save_every * self.heads * self.keys)
-        length = max(1, PARTS_BYTES // segment_bytes)
+        length = self.span_segments
         for stop in range(self.segments, 0, -length):
             first = max(0, stop - length)
             yield Span(first, stop, slice(first * self.save_every, min(stop * self.save_every, self.positions)))
@@ -128,8 +139,7 @@ class RecurrenceSizes(NamedTuple):
         counts = heads * self.values * self.values, heads * self.values, heads, heads
         gradients = [size * count for size, count in zip(parameters, counts, strict=True)]
         state = SUMS_BYTES * self.batch * heads * self.keys * self.values
-        longest = max([span.positions.stop - span.positions.start for span in self.spans()], default=0) if state else 0
-        part = 2 * SUMS_BYTES * self.batch * longest * self.keys
+        part = 2 * SUMS_BYTES * self.batch * (self.longest_span if state else 0) * self.keys
         peaks = [2 * self.save_every * state + heads * part + max(part, copied) - sum(gradients), 0]
         for index, (size, count) in enumerate(zip(parameters, counts, strict=True)):
             summed = 0 if size == SUMS_BYTES else SUMS_BYTES * count  # the sum is the gradient where that is fp32
