@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype, dropped_bytes, operation, require, require_starts, types_of
+from megakernels._common import accumulator_dtype, operation, require, require_starts, types_of
+from megakernels._common.scratch import scan_scratch
 from megakernels.ops.gated_delta.choice import backward, chooses_kernel, forward
 from megakernels.ops.gated_delta.inputs import GRADIENTS, DeltaRule
 from megakernels.ops.gated_delta.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost, sizes_of
@@ -83,20 +84,7 @@ def _fake(given: DeltaRule) -> tuple[Tensor, Tensor]:
     return q.new_empty(v.shape), states
 
 
-def _forward_scratch(given: DeltaRule) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = forward_bytes(None, given)
-    return inside.last + inside.scratch
-
-
-def _backward_scratch(grad_y: Tensor, given: DeltaRule, states: Tensor, needs: list[bool]) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = backward_bytes(None, grad_y, given, states)
-    return dropped_bytes((getattr(given, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
-
-
+_forward_scratch, _backward_scratch = scan_scratch(chooses_kernel, forward_bytes, backward_bytes, GRADIENTS)
 _gated_delta, _gated_delta_backward = operation(
     "gated_delta",
     types_of(DeltaRule),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from megakernels._common import piece, types_of
+from megakernels._common.scratch import piece_scratch
 from megakernels.ops.gated_delta.choice import backward, chooses_kernel, forward
 from megakernels.ops.gated_delta.inputs import GRADIENTS, SHARED, DeltaRule
 from megakernels.ops.gated_delta.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
@@ -81,20 +82,7 @@ def gated_delta_piece_backward(
     return grad_state
 
 
-def _forward_scratch(state: Tensor, given: DeltaRule) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = forward_bytes(state, given)
-    return inside.results + inside.scratch  # copied to the caller's tensors
-
-
-def _backward_scratch(grad_last: Tensor, grad_y: Tensor, given: DeltaRule, states: Tensor) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = backward_bytes(grad_last, grad_y, given, states)
-    return inside.results + inside.scratch
-
-
+_forward_scratch, _backward_scratch = piece_scratch(chooses_kernel, forward_bytes, backward_bytes)
 _piece, _piece_backward = piece(
     "gated_delta",
     types_of(DeltaRule),

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype, dropped_bytes, operation, require, require_starts, types_of
+from megakernels._common import accumulator_dtype, operation, require, require_starts, types_of
+from megakernels._common.scratch import scan_scratch
 from megakernels.ops.selective_scan.choice import backward, chooses_kernel, forward
 from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScan
 from megakernels.ops.selective_scan.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost, sizes_of
@@ -71,20 +72,7 @@ def _fake(given: SelectiveScan) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), states
 
 
-def _forward_scratch(given: SelectiveScan) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = forward_bytes(None, given)
-    return inside.last + inside.scratch
-
-
-def _backward_scratch(grad_y: Tensor, given: SelectiveScan, states: Tensor, needs: list[bool]) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = backward_bytes(None, grad_y, given, states)
-    return dropped_bytes((getattr(given, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
-
-
+_forward_scratch, _backward_scratch = scan_scratch(chooses_kernel, forward_bytes, backward_bytes, GRADIENTS)
 _selective_scan, _selective_scan_backward = operation(
     "selective_scan",
     types_of(SelectiveScan),

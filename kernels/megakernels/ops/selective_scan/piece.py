@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megakernels._common import piece, types_of
+from megakernels._common.scratch import piece_scratch
 from megakernels.ops.selective_scan.choice import backward, chooses_kernel, forward
 from megakernels.ops.selective_scan.inputs import GRADIENTS, SHARED, SelectiveScan
 from megakernels.ops.selective_scan.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
@@ -66,20 +67,7 @@ def selective_scan_piece_backward(
     return grad_state
 
 
-def _forward_scratch(state: Tensor, given: SelectiveScan) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = forward_bytes(state, given)
-    return inside.results + inside.scratch
-
-
-def _backward_scratch(grad_last: Tensor, grad_y: Tensor, given: SelectiveScan, states: Tensor) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = backward_bytes(grad_last, grad_y, given, states)
-    return inside.results + inside.scratch
-
-
+_forward_scratch, _backward_scratch = piece_scratch(chooses_kernel, forward_bytes, backward_bytes)
 _piece, _piece_backward = piece(
     "selective_scan",
     types_of(SelectiveScan),

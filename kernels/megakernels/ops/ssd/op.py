@@ -4,7 +4,8 @@ import math
 
 from torch import Tensor
 
-from megakernels._common import dropped_bytes, fake_like, operation, require, require_starts, types_of
+from megakernels._common import fake_like, operation, require, require_starts, types_of
+from megakernels._common.scratch import scan_scratch
 from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
 from megakernels.ops.ssd.inputs import GRADIENTS, Scan
 from megakernels.ops.ssd.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost, sizes_of
@@ -80,20 +81,7 @@ def _fake(scan: Scan) -> tuple[Tensor, Tensor]:
     return fake_like(scan.x), scan.x.new_empty(sizes_of(scan).states)
 
 
-def _forward_scratch(scan: Scan) -> int:
-    if not chooses_kernel(scan):
-        return 0
-    inside = forward_bytes(None, scan)
-    return inside.last + inside.scratch
-
-
-def _backward_scratch(grad_y: Tensor, scan: Scan, states: Tensor, needs: list[bool]) -> int:
-    if not chooses_kernel(scan):
-        return 0
-    inside = backward_bytes(None, grad_y, scan, states)
-    return dropped_bytes((getattr(scan, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
-
-
+_forward_scratch, _backward_scratch = scan_scratch(chooses_kernel, forward_bytes, backward_bytes, GRADIENTS)
 _ssd, _ssd_backward = operation(
     "ssd",
     types_of(Scan),

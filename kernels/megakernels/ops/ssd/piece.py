@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megakernels._common import piece, types_of
+from megakernels._common.scratch import piece_scratch
 from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
 from megakernels.ops.ssd.inputs import GRADIENTS, PARAMETERS, Scan
 from megakernels.ops.ssd.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
@@ -76,20 +77,7 @@ def ssd_piece_backward(
     return grad_state
 
 
-def _forward_scratch(state: Tensor, scan: Scan) -> int:
-    if not chooses_kernel(scan):
-        return 0
-    inside = forward_bytes(state, scan)
-    return inside.results + inside.scratch  # copied to the caller's tensors
-
-
-def _backward_scratch(grad_last: Tensor, grad_y: Tensor, scan: Scan, states: Tensor) -> int:
-    if not chooses_kernel(scan):
-        return 0
-    inside = backward_bytes(grad_last, grad_y, scan, states)
-    return inside.results + inside.scratch
-
-
+_forward_scratch, _backward_scratch = piece_scratch(chooses_kernel, forward_bytes, backward_bytes)
 _piece, _piece_backward = piece(
     "ssd",
     types_of(Scan),
