@@ -178,14 +178,17 @@ def repeats(rows: Iterable[Row], *, across_releases: bool) -> Array:
 
 def null_models(rows: Sequence[Row]) -> dict[str, Array]:
     """Predicted over measured of models without any term: 6·N·D at 40 % of peak, and one utilisation a device and dtype."""
-    from megaplan.cost.step.parameters import model_flops  # noqa: PLC0415
+    from megaplan.cost.model import model_costs  # noqa: PLC0415
     from megaplan.cost.step.predict import peak_of  # noqa: PLC0415
     from step_times.rows import workload  # noqa: PLC0415
 
     works = [workload(row) for row in rows]
     ideal = np.array(
         [
-            model_flops(work.model, work.batch.seq) * work.step_tokens / work.mesh.world / peak_of(work.machine, work.software.dtype)
+            model_costs(work.spec, work.inventory).model_flops
+            * work.step_tokens
+            / work.mesh.world
+            / peak_of(work.machine, work.software.dtype)
             for work in works
         ]
     )
@@ -223,12 +226,12 @@ def replayed(rows: Sequence[Row]) -> Array:
     from megaplan.cost.step.workload import Recomputed  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
     from step_times.rows import recomputed_of  # noqa: PLC0415
-    from step_times.specs import spans, spec_of  # noqa: PLC0415
+    from step_times.specs import is_guessed, spans, spec_of  # noqa: PLC0415
 
     found = []
     for row in rows:
         said = spec_of(row)
-        if isinstance(said, str) or said.lora is not None or row["precision"] != "bf16" or recomputed_of(row) != Recomputed():
+        if said.lora is not None or row["precision"] != "bf16" or recomputed_of(row) != Recomputed() or is_guessed(row):
             continue
         adam = said.optimizer.model_copy(update={"matrix": "adamw"})
         spec = said.model_copy(update={"host": type(said.host)(name="megarun", kernels="triton"), "optimizer": adam})

@@ -14,7 +14,7 @@ from step_times.folds import Array, Errors
 from step_times.hosts import framework_of, release_of
 from step_times.machine import Replayed, sections
 from step_times.markdown import markdown
-from step_times.rows import Row, launch_is_said, spec_path
+from step_times.rows import Row, launch_is_said
 from step_times.specs import device_name
 
 HERE = Path(__file__).parent
@@ -43,11 +43,7 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         "anomalies": "; ".join(f"{row['id']} ({row['anomaly']})" for row in anomalies),
         "num_folds": folds.NUM_FOLDS,
         "summary": _summary(rows, own, blind),
-        "num_all": len(rows) + len(anomalies),
-        "spec_share": 100 * sum(spec_path(row) is None for row in (*rows, *anomalies)) / (len(rows) + len(anomalies)),
-        "num_by_spec": sum(spec_path(row) is None for row in rows),
         "num_launches": sum(launch_is_said(row) for row in rows),
-        "paths": _paths(rows),
         "nulls": _nulls(rows, blind),
         "noise": _noise(rows),
         "foreign": _table("", {"all": folds.errors(foreign), **folds.by(rows, foreign, lambda row: row["family"])}),
@@ -97,15 +93,6 @@ def _summary(rows: Sequence[Row], own: Array, blind: Array) -> str:
         lines.append([name, *_cells(folds.errors(blind[here])), f"{100 * inside.median:.1f}", f"{100 * inside.p90:.1f}"])
     head = ["", "rows", "cross-validated: median %", "p90 %", "worst %", "bias %", "in sample: median %", "p90 %"]
     return markdown(head, lines)
-
-
-def _paths(rows: Sequence[Row]) -> str:
-    reasons: dict[str, int] = {}
-    for row in rows:
-        reason = spec_path(row)
-        if reason is not None:
-            reasons[reason] = reasons.get(reason, 0) + 1
-    return markdown(["reason", "rows"], sorted(reasons.items(), key=lambda pair: -pair[1]))
 
 
 def _nulls(rows: Sequence[Row], blind: Array) -> str:

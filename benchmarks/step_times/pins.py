@@ -23,8 +23,10 @@ from megaplan.cost.step.ledger import BACKWARD, FORWARD, GroupedProduct, Ledger
 from megaplan.cost.step.names import names_of, rates_of
 from megaplan.cost.step.predict import WAITS, bandwidths, block_terms
 from megaplan.cost.step.transfers import copies
-from megaplan.cost.step.workload import BatchShape, ExpertShape, Machine, MeshShape, ModelShape, Software, StageShape, StepWorkload
+from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, Software, StageShape, TimedStep
 from megaplan.devices import load_device
+from megaplan.inventory.build import build_inventory
+from megaplan.spec.models import Spec
 from step_times.priors import PINS, Prior, priors
 
 Array = NDArray[np.float64]
@@ -106,18 +108,25 @@ def _seconds(each: Measured, values: Mapping[str, float]) -> float:
     return work * values[f"load {each.load}"] + waits + terms["kernels"] * rates["gap"]
 
 
-def _work(device: str, dtype: str, experts: ExpertShape, hidden: int, mesh: MeshShape, tokens: int, dispatcher: str) -> StepWorkload:
-    """A model of one block of gated experts."""
-    model = ModelShape(hidden, 1, False, True, 0, {"E": 1.0}, experts=experts)
-    software = Software("megatron-lm", dtype=dtype, dispatcher=dispatcher)
-    return StepWorkload(model, mesh, BatchShape(1, tokens, 1), software, Machine.of(load_device(device)), (StageShape(1.0, {"E": 1.0}),))
+def _work(device: str, dtype: str, moe: dict[str, int], hidden: int, mesh: MeshShape, tokens: int, dispatcher: str) -> TimedStep:
+    """A model of one block of gated experts, `moe` its section."""
+    model = {"pattern": "E", "num_layers": 1, "hidden_size": hidden, "vocab_size": 1, "moe": moe}
+    batch = {"micro_batch_size": 1, "seq_length": tokens}
+    spec = Spec.model_validate({"format": "megaplan.spec/1", "name": "layer", "model": model, "batch": batch})
+    software, machine = Software("megatron-lm", dtype=dtype, dispatcher=dispatcher), Machine.of(load_device(device))
+    stages = (StageShape(1.0, {"E": 1.0}),)
+    return TimedStep(spec, build_inventory(spec), mesh, BatchShape(1, tokens, 1), software, machine, stages)
+
+
+def _moe(experts: int, top_k: int, width: int, shared: int = 0) -> dict[str, int]:
+    return {"num_experts": experts, "top_k": top_k, "ffn_hidden_size": width, "shared_ffn_hidden_size": shared}
 
 
 def _layers(folder: Path) -> Iterator[Measured]:
     """One MoE layer on eight H100, forward and backward (NVIDIA/Megatron-LM, moe_perf)."""
     for row in json.loads((folder / "moe_layer_h100_12.json").read_text(encoding="utf-8")):
         dtype = "bf16" if row["precision"] == "bf16" else "mxfp8"  # one scale a block of 128
-        shape = ExpertShape(row["experts"], row["topk"], row["moe_ffn"], row["shared"] or 0)
+        shape = _moe(row["experts"], row["topk"], row["moe_ffn"], row["shared"] or 0)
         mesh = MeshShape(8, tp=row["tp"], ep=row["ep"], dp=8 // row["tp"])
         work = _work("h100-sxm", dtype, shape, row["hidden"], mesh, row["seq"] * row["mbs"], row["dispatcher"])
         about = (ledger_of(work, "E"), names_of(work), work.machine, bandwidths(work))
@@ -140,7 +149,7 @@ def _grouped(folder: Path) -> Iterator[Measured]:
         ledger = Ledger()
         moved = 2.0 * groups * rows * (columns + depth)
         ledger.grouped.append(GroupedProduct(FORWARD, "bf16", flops, weights * groups * columns * depth, moved, rows, inner, 1.0))
-        work = _work("b200", "bf16", ExpertShape(groups, 1, columns), depth, MeshShape(1), rows * groups, "alltoall")
+        work = _work("b200", "bf16", _moe(groups, 1, columns), depth, MeshShape(1), rows * groups, "alltoall")
         seconds = flops / (row["peak_tflops"] * 1e12 * row["efficiency"])
         yield Measured(seconds, "group_matmul", ledger, FORWARD, names_of(work), work.machine, bandwidths(work))
 
@@ -167,7 +176,7 @@ def _exchange(seconds: float, source: str, moved: float, calls: float) -> Measur
     """A transfer inside a domain of H200, without what an exchange waits for beside its bytes."""
     ledger = Ledger()
     ledger.transfer(FORWARD, "exchange", moved, calls)
-    work = _work("h200", "bf16", ExpertShape(8, 1, 1), 1, MeshShape(8, ep=8, dp=8), 1, source)
+    work = _work("h200", "bf16", _moe(8, 1, 1), 1, MeshShape(8, ep=8, dp=8), 1, source)
     return Measured(seconds, source, ledger, FORWARD, names_of(work), work.machine, bandwidths(work))
 
 

@@ -43,7 +43,7 @@ _GEMM = {
 _FORMS = "MooreThreads/SimuMax@4dcaae51, configs/system: the form fitted to its operation tables"
 _SCRIPTS = "published step times; no single measurement"
 _ATTENTION = {"ampere": (0.86, 0.67), "hopper": (0.87, 0.74), "blackwell": (1.06, 0.80), "cdna": (0.80, 0.60)}
-_SCAN = {"ampere": 0.08, "hopper": 0.05, "blackwell": 0.02, "cdna": 0.03}
+_SCAN = {"ampere": 0.07, "hopper": 0.044, "blackwell": 0.0176, "cdna": 0.026}
 _MEMORY = {"llm-foundry": (1.75, 0.2), "torchtitan": (1.2, 0.2), "nanotron": (1.5, 0.2), "automodel": (1.3, 0.2)}
 _HOST = {"nanotron": 14e-6, "llm-foundry": 10e-6, "automodel": 10e-6}
 
@@ -93,9 +93,9 @@ def _forms() -> dict[str, Prior]:
         "memory.eager": Prior(1.6, 0.3, "factor", "elementwise operations that nothing fuses; " + _SCRIPTS),
         "memory.sinks.unfused": Prior(2.5, 0.4, "factor", "biases and clamped activations without fused kernels; " + _SCRIPTS),
         "memory.sinks.fused": Prior(1.3, 0.2, "factor", "the same, fused"),
-        "permute.alltoall": Prior(1.2, 0.3, "factor", "bytes beside four passes; " + _SCRIPTS),
-        "permute.fused": Prior(0.6, 0.3, "factor", "dispatchers that permute on the way"),
-        "permute.padded": Prior(2.0, 0.4, "factor", "unfused permutation into buffers of fixed capacity; " + _SCRIPTS),
+        "permute.alltoall": Prior(0.7, 0.3, "factor", "bytes beside those of dispatch, sorts and combine; " + _SCRIPTS),
+        "permute.fused": Prior(0.35, 0.3, "factor", "dispatchers that permute on the way"),
+        "permute.padded": Prior(1.15, 0.4, "factor", "unfused permutation into buffers of fixed capacity; " + _SCRIPTS),
         "cast.rows.fp8": Prior(2.0, 0.25, "factor", "of experts' rows, as cast.fp8"),
         "cast.rows.mxfp8": Prior(1.5, 0.25, "factor", "of experts' rows, as cast.mxfp8"),
         "cast.rows.nvfp4": Prior(1.5, 0.25, "factor", "of experts' rows, as cast.nvfp4"),

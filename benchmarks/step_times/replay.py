@@ -2,9 +2,8 @@
 
 python benchmarks/step_times/replay.py ROWS.json [--json OUT]
 
-Each row becomes a spec where specs can say it (else the same workload, read directly), is timed as users' specs are, and is printed with
-its error, worst first. A row that cannot be timed is named with its reason; what a row does not state is taken from `DEFAULTS`, which is
-said once. Needs neither numpy nor scipy.
+Each row becomes a spec, is timed as users' specs are, and is printed with its error, worst first. A row that cannot be timed is named with
+its reason; what a row does not state is taken from `DEFAULTS`, which is said once. Needs neither numpy nor scipy.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from megaplan.cost.step.predict import predict_step  # noqa: E402
 from megaplan.errors import MegaplanError  # noqa: E402
-from step_times.rows import Row, spec_path, workload  # noqa: E402
+from step_times.rows import Row, workload  # noqa: E402
 
 FORMAT = "megaplan.replay/1"
 LEAST = {"step_s": 1e-9, "gpus": 1, "seq": 1, "gbs": 1} | dict.fromkeys(("mbs", "tp", "pp", "cp", "vp", "ep", "etp", "dp", "nmb"), 0)
@@ -48,7 +47,7 @@ def main() -> None:
     timed = sorted((each for each in found if "error" in each), key=lambda each: -abs(each["error"]))
     for each in timed:
         times = f"{each['measured_s']:10.4f} s  predicted {each['predicted_s']:10.4f} s  {100 * each['error']:+6.1f} %"
-        print(f"{each['id']:12s} {times}  {each['path']}")
+        print(f"{each['id']:12s} {times}")
     for each in found:
         if "reason" in each:
             print(f"{each['id']:12s} not timed: {each['reason']}")
@@ -64,18 +63,18 @@ def replayed(row: Row) -> dict[str, Any]:
     try:
         if low := [f"{key} = {row[key]}" for key, least in LEAST.items() if row.get(key) is not None and row[key] < least]:
             return own | {"reason": f"too small: {', '.join(low)}"}
-        path, step, measured = spec_path(row), predict_step(workload(row)), float(row["step_s"])
+        step, measured = predict_step(workload(row)), float(row["step_s"])
     except KeyError as error:
         return own | {"reason": f"there is no {error} in the row, or in what the model of step times knows"}
     except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError, MegaplanError) as error:
         return own | {"reason": f"{type(error).__name__}: {error}"}
     figures = {"measured_s": measured, "predicted_s": step.seconds, "error": step.seconds / measured - 1}
-    return own | figures | {"path": "spec" if path is None else path, "mfu": step.mfu, "terms": step.terms}
+    return own | figures | {"terms": step.terms}
 
 
 def summary(timed: Sequence[dict[str, Any]], count: int) -> list[str]:
     """Median, ninth decile, worst and mean signed error of each family, anomalies left out."""
-    lines = [f"{len(timed)} of {count} rows timed, {sum(each['path'] == 'spec' for each in timed)} by a spec"]
+    lines = [f"{len(timed)} of {count} rows timed"]
     for family in ("dense", "moe", "hybrid", None):
         signed = [each["error"] for each in timed if not each["anomaly"] and family in (None, each["family"])]
         if signed:

@@ -15,7 +15,7 @@ Row = dict[str, Any]
 DEVICES = {"A100_40GB": "a100-40gb", "A100_80GB": "a100-80gb", "H100": "h100-sxm", "H100-500W": "h100-sxm-500w"}
 ADAPTERS = {("llm-foundry", "A100_80GB"): 12_500_000_000}
 """Bytes per second of an adapter where a cluster is not the data sheet's: llm-foundry's README, 800 Gb/s for eight A100 of 80 GB."""
-_FOUND: dict[str, Spec | str] = {}
+_FOUND: dict[str, Spec] = {}
 
 
 def device_name(row: Row) -> str:
@@ -28,13 +28,39 @@ def adapter(row: Row) -> int | None:
     return ADAPTERS.get((row["framework"], row["device"]))
 
 
-def spec_of(row: Row) -> Spec | str:
-    """The row's spec, or the first reason why specs cannot say it yet; the same answer for a row's id each time."""
+def spec_of(row: Row) -> Spec:
+    """The row's spec: with what ran the row where specs say it and no rule refuses it, else without; made once for a row's id.
+
+    Layouts that frameworks ran and a rule of specs refuses are taken unchecked.
+
+    Raises:
+        ValueError: The blocks of a hybrid do not divide into alike slots.
+    """
     known = row.get("id")
     if known not in _FOUND:
-        reason = _unsayable(row)
-        _FOUND[known] = reason or _checked(row)
+        _FOUND[known] = _made(row)
     return _FOUND[known]
+
+
+def _made(row: Row) -> Spec:
+    plain, launch = document(row), launch_of(row)
+    for whole in (plain | launch, plain) if launch is not None else (plain,):
+        try:
+            return spec_from_document(whole)
+        except MegaplanError:
+            continue
+    return Spec.model_validate(plain)
+
+
+def is_guessed(row: Row) -> bool:
+    """True if the cuts of a row are not known, or a rule of specs refuses its layout."""
+    if not row["arch"]["nM"] and _pairs(row) is None:
+        return True
+    try:
+        spec_from_document(document(row))
+    except MegaplanError:
+        return True
+    return False
 
 
 def spans(spec: Spec) -> tuple[tuple[int, int], ...]:
@@ -45,30 +71,6 @@ def spans(spec: Spec) -> tuple[tuple[int, int], ...]:
 def owners(spec: Spec) -> list[int]:
     """The pipeline rank of each slot, in loops."""
     return [slot % spec.mesh.pp for slot in range(spec.mesh.pp * spec.mesh.vpp)]
-
-
-def _unsayable(row: Row) -> str | None:
-    arch = row["arch"]
-    reasons = {
-        "blocks of a hybrid that do not divide into alike slots": arch["nM"] and any(arch[f"n{letter}"] % _slots(row) for letter in "MEAD"),
-        "layers that do not divide into whole chunks": not arch["nM"] and _pairs(row) is None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _checked(row: Row) -> Spec | str:
-    """With what ran the row where specs say it and no rule refuses it, else without."""
-    plain, launch = document(row), launch_of(row)
-    if launch is not None:
-        try:
-            return spec_from_document(plain | launch)
-        except MegaplanError:
-            pass
-    try:
-        return spec_from_document(plain)
-    except MegaplanError as error:
-        codes = sorted({found.code for found in error.diagnostics if found.severity == "error"})
-        return f"a rule of specs refuses the layout ({', '.join(codes)})"
 
 
 def document(row: Row) -> dict[str, Any]:
@@ -145,6 +147,8 @@ def _slots(row: Row) -> int:
 def _letters(arch: dict[str, Any], slots: int = 1) -> str:
     """The pattern: dense layers lead, or alternate with experts where there are as many; a hybrid's blocks in any order, slots alike."""
     if arch["nM"]:
+        if any(arch[f"n{letter}"] % slots for letter in "MEAD"):
+            raise ValueError(f"the blocks of a hybrid do not divide into {slots} alike slots")
         return "".join(letter * (int(arch[f"n{letter}"]) // slots) for letter in "MEAD") * slots
     dense, routed = int(arch["nD"]), int(arch["nE"])
     if routed and dense >= arch["L"] / 2:
@@ -175,8 +179,12 @@ def _pairs(row: Row) -> list[int] | None:
 
 
 def _spans(row: Row) -> list[list[int]]:
-    """Spans of letters: two a layer, or a hybrid's by slots that are alike."""
+    """Spans of letters: two a layer, or a hybrid's by slots that are alike.
+
+    Where the cuts are not known, the first slots have one layer more.
+    """
     arch, slots = row["arch"], _slots(row)
-    held = [len(_letters(arch, slots)) // slots] * slots if arch["nM"] else [2 * layers for layers in _pairs(row) or ()]
+    even = [arch["L"] // slots + (slot < arch["L"] % slots) for slot in range(slots)]
+    held = [len(_letters(arch, slots)) // slots] * slots if arch["nM"] else [2 * layers for layers in _pairs(row) or even]
     edges = [0, *accumulate(held)]
     return [list(span) for span in pairwise(edges)]

@@ -11,7 +11,7 @@ from itertools import islice, product
 from pathlib import Path
 
 from megaplan.budget.build import build_budget
-from megaplan.cost.step.from_spec import step_of, workload_of
+from megaplan.cost.step.from_spec import step_of, timed_step
 from megaplan.cost.step.predict import StepTimer
 from megaplan.cost.step.workload import BatchShape
 from megaplan.inventory.build import build_inventory
@@ -27,18 +27,18 @@ def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "plans" / "mixtral-8x7b.yaml"
     spec = load_spec(str(path), ["host={name: megatron}", "mesh.pp=1", "mesh.vpp=1", "schedule={kind: 1f1b, num_microbatches: 16}"]).spec
     spans = ((0, spec.model.num_layers),)
-    base = workload_of(spec, spans, [0], step_of(spec))
+    inventory = build_inventory(spec)
+    base = timed_step(spec, inventory, spans, [0], step_of(spec))
     sizes = product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2), (1, 2, 4), range(4, 16))
     meshes = [
         (base.mesh._replace(tp=tp, ep=ep, cp=cp, dp=8, world=8 * tp * cp), BatchShape(micro, base.batch.seq, count))
         for tp, ep, cp, micro, count in islice(sizes, NUM_STEPS)
     ]
     start = time.process_time()
-    timer = StepTimer(base.model, base.software, base.machine, base.recomputed)
+    timer = StepTimer(base)
     for mesh, batch in meshes:
         timer.time(mesh, batch, base.stages)
     steps = (time.process_time() - start) / len(meshes)
-    inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, spans)
     start = time.process_time()
     for _ in range(NUM_BUDGETS):

@@ -18,7 +18,7 @@ from megaplan.cost.step.names import names_of
 from megaplan.cost.step.predict import bandwidths, blocks_on, kinds_of, once_of, peak_of
 from megaplan.cost.step.scan import scan_seconds
 from megaplan.cost.step.transfers import transfer_seconds
-from megaplan.cost.step.workload import StepWorkload
+from megaplan.cost.step.workload import TimedStep
 
 Array = NDArray[np.float64]
 MAX_STAGES = 4
@@ -27,7 +27,7 @@ MAX_STAGES = 4
 class Table:
     """Workloads as flat arrays of work; `seconds(values)` prices all of them."""
 
-    def __init__(self, works: Sequence[StepWorkload], constants: Sequence[str]) -> None:
+    def __init__(self, works: Sequence[TimedStep], constants: Sequence[str]) -> None:
         """`constants` gives the order of the values that `seconds` takes."""
         self.num_rows = len(works)
         self._index = {name: number for number, name in enumerate(constants)}
@@ -58,7 +58,7 @@ class Table:
     def _factor(self, factors: tuple[str, ...]) -> int:
         return self._factors.setdefault(factors, len(self._factors))
 
-    def _add(self, row: int, work: StepWorkload, names: dict[str, tuple[str, ...]]) -> None:
+    def _add(self, row: int, work: TimedStep, names: dict[str, tuple[str, ...]]) -> None:
         machine, links = work.machine, bandwidths(work)
         ledgers = {kind: ledger_of(work, kind) for kind in kinds_of(work)}
         factor = {field: float(self._factor(factors)) for field, factors in names.items()}

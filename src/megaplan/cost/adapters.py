@@ -27,6 +27,11 @@ def adapted_ops(load: Workload, ops: Ops, block: Block) -> Ops:
     return tuple(found)
 
 
+def adapter_name(linear: str) -> str:
+    """The name of the operation that a linear's adapter is."""
+    return f"{linear}.{A_SUFFIX}, {B_SUFFIX}"
+
+
 def frozen_op(op: OpWork, *, runs_again: bool = False) -> OpWork:
     """An op whose parameters have no gradients; `runs_again`: an adapter keeps something behind it, so that recompute runs it too."""
     return op._replace(work=replace(op.work, weight_grad=0, moved_weight=0), closes=op.closes and not runs_again)
@@ -49,4 +54,4 @@ def _adapter(load: Workload, name: str, part: str, weight: ParamTensor, a: Param
     rows, columns = (rows // load.tp if cut == 0 else rows), (columns // load.tp if cut == 1 else columns)
     work = linear(columns, rank, load.itemsize) + linear(rank, rows, load.itemsize)
     own_tokens = weight.owner is Owner.REPLICATED
-    return OpWork(f"{name}.{A_SUFFIX}, {B_SUFFIX}", part, work, weights=rank * (rows + columns), own_tokens=own_tokens)
+    return OpWork(adapter_name(name), part, work, weights=rank * (rows + columns), own_tokens=own_tokens)

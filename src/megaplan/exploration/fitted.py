@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from megaplan.cost.replay import BUBBLE, EXPOSED
+from megaplan.cost.step.blocks import kinds_in
 from megaplan.cost.step.compose import (
     Exchanged,
     Once,
@@ -18,11 +20,11 @@ from megaplan.cost.step.compose import (
     pass_seconds,
 )
 from megaplan.cost.step.constants import values
-from megaplan.cost.step.from_spec import step_of, workload_of
+from megaplan.cost.step.from_spec import step_of, timed_step
 from megaplan.cost.step.names import names_of
 from megaplan.cost.step.pipeline import grown, pipeline_seconds
 from megaplan.cost.step.predict import Passes, StepTimer, links_crossed, once_a_stage, once_of, stage_terms
-from megaplan.cost.step.workload import BatchShape, MeshShape, Recomputed, Software, StageShape, StepWorkload
+from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, StageShape, TimedStep
 from megaplan.exploration.clock import CHANGES, StepOf, Terms
 from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.inventory.tensors import Inventory
@@ -49,16 +51,15 @@ class FittedClock:
     def __init__(self, inventory: Inventory, constants: Mapping[str, float] | None = None) -> None:
         """`constants` by name; the data file's if None."""
         self._inventory, self._constants = inventory, constants
-        self._letters = tuple([block.family for block in inventory.layers])
-        self._counts = {letter: float(count) for letter, count in Counter(self._letters).items()}
-        self._timers: dict[tuple[Software, Recomputed], StepTimer] = {}
+        self._kinds = kinds_in(inventory).layers
+        self._counts = {kind: float(count) for kind, count in Counter(self._kinds).items()}
+        self._timers: dict[tuple[object, ...], StepTimer] = {}
         self._blocks: dict[tuple[object, ...], StageTerms] = {}  # of all blocks and both ends
         self._each: dict[tuple[object, ...], StageTerms] = {}  # of what every stage has once
         self._once: dict[tuple[object, ...], tuple[Once, Exchanged]] = {}
         self._costs: dict[tuple[object, ...], StackCosts] = {}
-        self._all = (StageShape(1.0, self._counts, embedding=True, head=True),)
-        self._hows: dict[Policy, tuple[Software, Recomputed]] = {}  # what of a spec does not depend on its mesh and batch
-        self._first: StepWorkload | None = None  # of whose model and device all others are
+        self._steps: dict[Policy, TimedStep] = {}  # one of each policy: what does not depend on mesh and batch
+        self._machine: Machine | None = None  # of all specs
 
     def bound_ns(self, spec: Spec) -> int:
         """See `bound_on`."""
@@ -70,18 +71,15 @@ class FittedClock:
 
         A pass joins device and host by a norm, so the passes of all stages together take at least the pass of the whole model.
         """
-        how, first = self._hows.get(policy), self._first
-        if how is None or first is None:
-            spec = spec_of(layout, policy)
-            how = self._hows[policy] = step_of(spec)
-            first = self._whole(spec)[0]
+        like = self._steps.get(policy)
+        if like is None:
+            like = self._steps[policy] = self._whole(spec_of(layout, policy))[0]
         data, world = layout.dp_replicate * layout.dp_shard, layout.pp * layout.tp * layout.cp * layout.dp_replicate * layout.dp_shard
         mesh = MeshShape(world, layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.etp, data)
-        batch = BatchShape(layout.micro_batch, first.batch.seq, layout.num_microbatches)
-        work = StepWorkload(first.model, mesh, batch, how[0], first.machine, self._all, how[1])
+        work = replace(like, mesh=mesh, batch=BatchShape(layout.micro_batch, like.batch.seq, layout.num_microbatches))
         return self._bound_of(work, self._timer(work))
 
-    def _bound_of(self, work: StepWorkload, timer: StepTimer) -> int:
+    def _bound_of(self, work: TimedStep, timer: StepTimer) -> int:
         mesh, rates = work.mesh, timer.rates(work)
         forward, backward = (pass_seconds(terms, rates) for terms in self._passes(work, timer))
         once, exchanged = self._exchanged(work, rates)
@@ -91,7 +89,7 @@ class FittedClock:
         seconds = grown(busy + exposed, rates["growth"], once.log2_nodes) + optimizer_seconds(once, rates) + rates["fixed"]
         return int(seconds * SECOND_NS * SLACK)
 
-    def _passes(self, work: StepWorkload, timer: StepTimer) -> tuple[PassTerms, PassTerms]:
+    def _passes(self, work: TimedStep, timer: StepTimer) -> tuple[PassTerms, PassTerms]:
         """Both passes of all stages, added up: what every stage has once is there once a stage."""
         mesh, batch, once = work.mesh, work.batch, once_a_stage(work.software)
         shape = id(timer), batch.micro, mesh.cp, mesh.tp, links_crossed(work)
@@ -107,7 +105,7 @@ class FittedClock:
             each = self._each[key] = stage_terms(work, StageShape(1.0, {}), parts)
         return _plus(blocks.forward, each.forward, mesh.pp), _plus(blocks.backward, each.backward, mesh.pp)
 
-    def _exchanged(self, work: StepWorkload, rates: Mapping[str, float]) -> tuple[Once, Exchanged]:
+    def _exchanged(self, work: TimedStep, rates: Mapping[str, float]) -> tuple[Once, Exchanged]:
         """Exchanges of data ranks, which no schedule and no micro-batch changes."""
         key = work.mesh._replace(vpp=1), work.software
         found = self._once.get(key)
@@ -128,15 +126,15 @@ class FittedClock:
             self._costs[key] = self._costs_of(work, timer)
         return self._costs[key]
 
-    def _costs_of(self, work: StepWorkload, timer: StepTimer) -> StackCosts:
+    def _costs_of(self, work: TimedStep, timer: StepTimer) -> StackCosts:
         rates, parts = timer.rates(work), timer.parts(work)
 
         def cost(kind: str) -> int:
             both = [PassTerms(*_sums(parts[kind][run])) for run in (0, 1)]
             return round(sum(float(pass_seconds(terms, rates)) for terms in both) * SECOND_NS)
 
-        each = {letter: cost(letter) for letter in self._counts}
-        return StackCosts(tuple([each[letter] for letter in self._letters]), cost("embedding"), cost("head"), unit="ns")
+        each = {kind: cost(kind) for kind in self._counts}
+        return StackCosts(tuple([each[kind] for kind in self._kinds]), cost("embedding"), cost("head"), unit="ns")
 
     def most_cost(self, spec: Spec, limit_ns: int) -> int | None:
         """Costs do not add up to a step, but a rank's work on the device, or its host's launches, are a share of them.
@@ -154,9 +152,9 @@ class FittedClock:
         if times <= 0:
             return None
         longest = (left / float(grown(1.0, rates["growth"], once.log2_nodes)) - exposed - (forward + backward) / mesh.vpp) / times
-        return int(longest / self._share_of_costs(work, timer) * SECOND_NS / SLACK) + ROUNDED * len(self._letters)
+        return int(longest / self._share_of_costs(work, timer) * SECOND_NS / SLACK) + ROUNDED * len(self._kinds)
 
-    def _share_of_costs(self, work: StepWorkload, timer: StepTimer) -> float:
+    def _share_of_costs(self, work: TimedStep, timer: StepTimer) -> float:
         """The part of every block's cost that is the device's, or the host's if that is more: either adds up to a rank's."""
         rates, parts = timer.rates(work), timer.parts(work)
         device, host = [], []
@@ -197,24 +195,24 @@ class FittedClock:
         found[BUBBLE] = round((busy - count * total / work.mesh.pp) * SECOND_NS)
         return found
 
-    def _timer(self, work: StepWorkload) -> StepTimer:
-        key = work.software, work.recomputed
+    def _timer(self, work: TimedStep) -> StepTimer:
+        key = work.software, work.recomputed, work.spec.mesh.vocab_parallel, work.spec.precision.grads
         if key not in self._timers:
-            self._timers[key] = StepTimer(work.model, work.software, work.machine, work.recomputed, self._constants)
+            self._timers[key] = StepTimer(work, self._constants)
         return self._timers[key]
 
-    def _cut(self, spec: Spec, spans: Spans) -> StepWorkload:
+    def _cut(self, spec: Spec, spans: Spans) -> TimedStep:
         where, pp = placement(spec.schedule.kind), spec.mesh.pp
         return self._workload(spec, spans, [slot_owner(where, slot, pp)[0] for slot in range(len(spans))])
 
-    def _whole(self, spec: Spec) -> tuple[StepWorkload, StepTimer]:
+    def _whole(self, spec: Spec) -> tuple[TimedStep, StepTimer]:
         """The step with all blocks on one stage."""
-        work = self._workload(spec, ((0, len(self._letters)),), [0])
+        work = self._workload(spec, ((0, len(self._kinds)),), [0])
         return work, self._timer(work)
 
-    def _workload(self, spec: Spec, spans: Spans, owners: Sequence[int]) -> StepWorkload:
-        found = workload_of(spec, spans, owners, step_of(spec), like=self._first)
-        self._first = self._first or found
+    def _workload(self, spec: Spec, spans: Spans, owners: Sequence[int]) -> TimedStep:
+        found = timed_step(spec, self._inventory, spans, owners, step_of(spec), self._machine)
+        self._machine = found.machine
         return found
 
 

@@ -14,7 +14,7 @@ from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
     from megaplan.cost.step.predict import StepTime
-    from megaplan.cost.step.workload import StepWorkload
+    from megaplan.cost.step.workload import TimedStep
 
 SIGMA = 0.04
 """Spread of a measured step's logarithm: what `benchmarks/step_times/fitting.py` takes."""
@@ -60,7 +60,7 @@ def measured_step(name: str, spec: Spec, spans: Spans, seconds: float) -> Measur
     return work if isinstance(work, str) else _fitted_step(name, spec.host.kind.name, work, seconds)
 
 
-def _fitted_step(name: str, host: str, work: StepWorkload, seconds: float) -> MeasuredStep:
+def _fitted_step(name: str, host: str, work: TimedStep, seconds: float) -> MeasuredStep:
     from megaplan.cost.step.predict import predict_step, reached_share  # noqa: PLC0415  (a replayed step needs none of these)
 
     dtype = work.software.dtype

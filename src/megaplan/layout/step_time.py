@@ -11,7 +11,7 @@ from megaplan.schedules import MAX_REPLAYED, placement, slot_owner
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
-    from megaplan.cost.step.workload import StepWorkload
+    from megaplan.cost.step.workload import TimedStep
     from megaplan.inventory.tensors import Inventory
 
 NS = 1e-9
@@ -76,17 +76,20 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
         return f"the cuts are of {len(spans)} slots and {spans[-1][1]} layers, the inputs of {num_slots} slots and {num_layers} layers"
     if spec.host.kind.trained:
         return _replayed(spec, spans, inventory)
-    work = planned_workload(spec, spans)
+    work = planned_workload(spec, spans, inventory)
     if isinstance(work, str):
         return work
+    from megaplan.cost.model import model_costs  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
-    from megaplan.cost.step.predict import predict_step  # noqa: PLC0415
+    from megaplan.cost.step.predict import peak_of, predict_step  # noqa: PLC0415
 
     step = predict_step(work)
     calibration = calibration_of(work)
     low, high = intervals()[calibration]
+    tokens = step.tokens_per_second_per_device
+    mfu = model_costs(spec, work.inventory).model_flops * tokens / peak_of(work.machine, work.software.dtype)
     return PlannedTime(
-        *(step.seconds, step.seconds * low, step.seconds * high, step.tokens_per_second_per_device, step.mfu, step.terms),
+        *(step.seconds, step.seconds * low, step.seconds * high, tokens, mfu, step.terms),
         basis=Basis.MODELLED if calibration == "uncalibrated" else Basis.FITTED,
         calibration=calibration,
     )
@@ -120,27 +123,28 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     )
 
 
-def planned_workload(spec: Spec, spans: Spans) -> StepWorkload | str:
+def planned_workload(spec: Spec, spans: Spans, inventory: Inventory | None = None) -> TimedStep | str:
     """The step as a workload for the fitted constants, or the reason why they have no time for it."""
     if spec.host.kind.step is None:
         return f"there are no fitted constants for steps of host {spec.host.kind.name}"
-    from megaplan.cost.step.from_spec import step_of, unpriced, workload_of  # noqa: PLC0415  (a host without times loads no model of them)
+    from megaplan.cost.step.from_spec import step_of, timed_step, unpriced  # noqa: PLC0415  (a host without times loads no model of them)
+    from megaplan.inventory.build import build_inventory  # noqa: PLC0415
 
     missing = unpriced(spec)
     if missing is not None:
         return f"there is no term for {missing}"
     layout, pp = placement(spec.schedule.kind), spec.mesh.pp
-    return workload_of(spec, spans, [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))], step_of(spec))
+    owners = [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))]
+    return timed_step(spec, build_inventory(spec) if inventory is None else inventory, spans, owners, step_of(spec))
 
 
-def calibration_of(work: StepWorkload) -> str:
+def calibration_of(work: TimedStep) -> str:
     """The family, if steps on this device in this dtype are among the fitted rows, or its rate is given; else `uncalibrated`."""
     dtype = work.software.dtype
     if dtype not in work.machine.reached and f"gemm.{work.machine.name}.{dtype}" not in _fitted():
         return "uncalibrated"
-    if work.model.counts.get("M", 0):
-        return "hybrid"
-    return "moe" if work.model.counts.get("E", 0) else "dense"
+    letters = {block.family for block in work.inventory.layers}
+    return "hybrid" if "M" in letters else "moe" if "E" in letters else "dense"
 
 
 @cache

@@ -40,7 +40,7 @@ def test_a_case_has_its_degrees_and_the_model_its_layers(tmp_path):
     assert [moe[key] for key in degrees] == [1, 1, 2, 4, 4, 4096, 32, 128, 0]
     assert (dense["step_s"], dense["simumax_s"], dense["family"], moe["family"]) == (2.0, 1.9, "dense", "moe")
     assert (moe["arch"]["nD"], moe["arch"]["nE"], moe["dispatcher"], moe["model"]) == (1, 3, "alltoall", "deepseek-v2")
-    assert {replay.replayed(row)["path"] for row in (dense, moe)} == {"spec"}
+    assert all(replay.replayed(row)["predicted_s"] > 0 for row in (dense, moe))
 
 
 def test_a_case_that_contradicts_its_row_is_refused(tmp_path):
@@ -61,7 +61,7 @@ def test_the_page_has_every_run_once_and_its_counts():
 
 
 def test_a_summary_has_the_mean_signed_error():
-    timed = [{"error": error, "anomaly": None, "family": "dense", "path": "spec"} for error in (0.1, -0.3, 0.05)]
+    timed = [{"error": error, "anomaly": None, "family": "dense"} for error in (0.1, -0.3, 0.05)]
     assert replay.summary(timed, 3)[1:] == [
         f"{name:8s}    3 rows  median 10.0 %  p90 30.0 %  worst 30 %  mean signed -5.0 %" for name in ("dense", "all")
     ]

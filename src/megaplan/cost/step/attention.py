@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from megakernels.ops.attention.facts import AttentionSizes
+from megaplan.blocks.work import OpWork
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, AttentionCore, Ledger
-from megaplan.cost.step.workload import AttentionShape, StepWorkload
+from megaplan.cost.step.workload import TimedStep
 
 BLOCK_ROWS = 128
-BACKWARD_FLOPS = 2.5
-"""Backward makes q kᵀ again and has four more products: five where forward has two."""
 DOCUMENT_WASTE = BLOCK_ROWS
-"""Keys beside a document's own that whole blocks on its diagonal compute."""
+"""Keys that whole blocks on a document's diagonal compute in addition to its own."""
 WINDOW_WASTE = 1.5
-"""Of a window's pairs, what whole blocks compute beside them."""
-NARROW, WIDE_BACKWARD = 0.88, 0.8
+"""Pairs that whole blocks compute over the pairs of a window."""
+NARROW, WIDE_BACKWARD = 0.88, 0.83
 """Heads outside 100 to 200 wide; backward of keys wider than 160."""
 
 
@@ -34,20 +34,21 @@ def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: A
     return flops / (rate * width * blocks / (blocks + spread * num_sms))
 
 
-def core(ledger: Ledger, work: StepWorkload, shape: AttentionShape, again: float) -> None:
-    """Forward and backward of the core, on this rank's heads and queries; forward `again` times in backward."""
-    seq, cp, tp, micro = work.batch.seq, work.mesh.cp, work.mesh.tp, work.batch.micro
-    heads = shape.num_heads / tp
-    document = work.batch.document
-    pairs = seq * (min(seq, document + DOCUMENT_WASTE) if document else seq) / 2
-    windowed = seq * min(shape.window, seq / 2) * WINDOW_WASTE if shape.window else pairs
-    seen = pairs * (1 - shape.window_share) + windowed * shape.window_share
-    flops = 2.0 * micro * heads * (shape.key_dim + shape.value_dim) * seen / cp
-    blocks = micro * heads * seq / cp / BLOCK_ROWS
-    width = 1.0 if 100 <= shape.key_dim <= 200 else NARROW
-    forward = AttentionCore(FORWARD, 0, flops, blocks, width, work.machine.num_sms, 1.0)
+def core(ledger: Ledger, work: TimedStep, op: OpWork, sizes: AttentionSizes, again: float) -> None:
+    """Forward and backward of the core, on this rank's heads and queries; forward `again` times in backward.
+
+    Documents that are packed into a sequence see themselves alone; a window that is shorter than they are is what a query sees.
+    """
+    document, positions = work.batch.document, sizes.batch * sizes.queries
+    waste = WINDOW_WASTE if sizes.window is not None else 1.0
+    if document:
+        waste = min(waste, (document + DOCUMENT_WASTE) * positions / 2 / sizes.visible())
+    blocks = positions * sizes.heads / BLOCK_ROWS
+    width = 1.0 if 100 <= sizes.width <= 200 else NARROW
+    forward = AttentionCore(FORWARD, 0, op.work.forward * positions * waste, blocks, width, work.machine.num_sms, 1.0)
     ledger.attention.append(forward)
     if again:
         ledger.attention.append(forward._replace(run=BACKWARD, times=again))
-    width *= WIDE_BACKWARD if shape.key_dim > 160 else 1.0
-    ledger.attention.append(AttentionCore(BACKWARD, 1, BACKWARD_FLOPS * flops, blocks, width, work.machine.num_sms, 1.0))
+    width *= WIDE_BACKWARD if sizes.width > 160 else 1.0
+    flops = op.work.input_grad * positions * waste
+    ledger.attention.append(AttentionCore(BACKWARD, 1, flops, blocks, width, work.machine.num_sms, 1.0))

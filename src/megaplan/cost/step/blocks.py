@@ -1,182 +1,216 @@
-"""Work of each kind of block on one rank, and of the ends of the model."""
+"""Work of each kind of block on one rank, and of the ends of the model: the operations of `megaplan.cost.blocks`, by kernel class."""
 
 from __future__ import annotations
 
-from megaplan.cost.step import attention as attention_core
-from megaplan.cost.step import launch, low_rank, memory, transfers
-from megaplan.cost.step.gemm import linear
-from megaplan.cost.step.grouped import filled_up, grouped_linear
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+from megakernels.facts import ideal
+from megakernels.ops.attention.facts import AttentionSizes
+from megakernels.ops.cross_entropy.facts import Loss
+from megakernels.ops.moe.facts import ROUTE, ExpertSizes, Permutation
+from megakernels.ops.rms_norm.facts import FINAL_NORM, RESIDUAL_NORM
+from megakernels.ops.rope.facts import MLA_KV, ROPE
+from megakernels.ops.ssd.facts import Ssd
+from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.cost.adapters import adapter_name
+from megaplan.cost.blocks import end_ops, layer_ops
+from megaplan.cost.ends import PART
+from megaplan.cost.step import attention, launch, scan, transfers
+from megaplan.cost.step.gemm import adapter, linear
+from megaplan.cost.step.grouped import experts, filled_up
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
-from megaplan.cost.step.low_rank import adapter_elements, num_adapters
-from megaplan.cost.step.parameters import accumulate_bytes, held
-from megaplan.cost.step.scan import scan
-from megaplan.cost.step.workload import AttentionShape, StepWorkload
+from megaplan.cost.step.parameters import accumulate_bytes, trained
+from megaplan.cost.step.workload import Recomputed, TimedStep
+from megaplan.families.registry import FAMILIES
+from megaplan.inventory.tensors import Block, Inventory
 
-ROTARY_BYTES = 4.0
+ELEMENT_BYTES = 2
+"""Bytes of an element of activations: frameworks compute in bf16 whatever their products multiply in."""
+ROUTER_BYTES = 10
+"""Bytes of an expert, token and pass that frameworks' routers move more than ours: scores, choice and map in fp32."""
+SEPARATE_NORM = 10 / 8, 12 / 8, 5 / 8
+"""Bytes of a residual addition and a norm in kernels of their own over those of one kernel: forward, backward, and the norm run again."""
+FINAL_SHARES = 4 / 8, 6 / 8
+"""The same of the final norm alone: the addition before it is the last layer's."""
+LOSS_TIMES = 2
+"""Bytes of the loss over those of bf16 logits: frameworks make logits fp32."""
+MODULES = {
+    "core_attn": frozenset({("attention", "attention")}),
+    "layernorm": frozenset({("A", "norm")}),
+    "mla_up_proj": frozenset({("A", "q_up"), ("A", "kv_up")}),
+    "mlp": frozenset({("D", "gate_proj"), ("D", "up_proj")}),
+}
+"""Operations that Megatron's recomputed modules run again, by part and name; `moe` is the whole of an E block, `moe_act` see `grouped`."""
 
 
-def ledger_of(work: StepWorkload, kind: str) -> Ledger:
-    """The work of one block of a letter, or of `embedding`, `head` or `accumulate` (a stage's gradients)."""
+class Kinds(NamedTuple):
+    """Kinds of layers that differ: the kind of each layer, and the block of each kind.
+
+    A kind is a letter; a letter's second variant and those after it have a number behind it.
+    """
+
+    layers: tuple[str, ...]
+    blocks: Mapping[str, Block]
+
+
+@cache
+def kinds_in(inventory: Inventory) -> Kinds:
+    """The kinds of a model's layers."""
+    names: dict[int, str] = {}
+    found, variants = {}, Counter[str]()
+    for block in inventory.layers:
+        if id(block) not in names:
+            variants[block.family] += 1
+            number = variants[block.family]
+            names[id(block)] = name = f"{block.family}{number if number > 1 else ''}"
+            found[name] = block
+    return Kinds(tuple(names[id(block)] for block in inventory.layers), found)
+
+
+def ledger_of(work: TimedStep, kind: str) -> Ledger:
+    """The work of one block of a kind, or of `embedding`, `head`, `hop` or `accumulate` (a stage's gradients)."""
     found = Ledger()
-    _KINDS[kind](work, found)
+    match kind:
+        case "embedding":
+            _add(found, work, end_ops(_load(work), work.spec).embedding)
+        case "head":
+            _head(work, found)
+        case "hop":
+            _hop(work, found)
+        case "accumulate":
+            found.move(BACKWARD, sum(trained(work)) * accumulate_bytes(work.software), "accumulate")
+        case _:
+            _block(work, found, kinds_in(work.inventory).blocks[kind])
     return found
 
 
-def _repeats(work: StepWorkload) -> tuple[float, float]:
-    """How often backward runs products again, and how often everything cheap."""
-    again = work.recomputed
-    return (0.5, 1.0) if again.per_op else (again.full, again.full)
+def _load(work: TimedStep) -> Workload:
+    """The rank's part of a microbatch."""
+    mesh, batch = work.mesh, work.batch
+    tokens = batch.micro * batch.seq // mesh.cp
+    return Workload(batch.seq, tokens, ELEMENT_BYTES, tp=mesh.tp, ep=mesh.ep, etp=mesh.etp, cp=mesh.cp)
 
 
-def _attention(work: StepWorkload, found: Ledger) -> None:
-    shape, mesh, hidden, tokens = work.model.attention, work.mesh, work.model.hidden, work.tokens
-    if shape is None:
-        return
-    full, modules = work.recomputed.full, work.recomputed.modules
-    products, cheap = _repeats(work)
-    own, heads = tokens / mesh.tp, shape.num_heads / mesh.tp
-    if shape.kv_lora:
-        extra, key_bytes = _latent(work, found, shape, products)
-    else:
-        local_kv = max(shape.num_kv_heads / mesh.tp, 1.0)
-        linear(found, work, tokens, heads * shape.key_dim + 2 * local_kv * shape.key_dim, hidden, again=products, site="A.qkv")
-        linear(found, work, tokens, hidden, heads * shape.value_dim, again=products, site="A.out")
-        extra = (shape.num_heads + shape.num_kv_heads) * shape.key_dim / mesh.tp * ROTARY_BYTES
-        key_bytes = 4.0 * shape.num_kv_heads * shape.key_dim / mesh.tp
-    attention_core.core(found, work, shape, max(full, 1.0 if "core_attn" in modules else 0.0))
-    memory.norms(found, own, hidden, 1.0 if "layernorm" in modules else cheap)
-    found.move(FORWARD, tokens * extra)
-    found.move(BACKWARD, tokens * extra)
-    kernels = launch.KERNELS["A.mla" if shape.kv_lora else "A"]
-    _launch(work, found, kernels, "A", "attn")
-    transfers.tensor(found, work, full)
-    transfers.context(found, work, key_bytes, full)
+def _block(work: TimedStep, found: Ledger, block: Block) -> None:
+    model, letter = work.spec.model, block.family
+    ops, family = layer_ops(_load(work), model, block), FAMILIES[letter]
+    num_adapters = _add(found, work, ops)
+    exchanges = family.exchanges(family.section_of(model), model.hidden_size)
+    again = _products_again(work.recomputed, letter)
+    if exchanges.sharded:
+        transfers.tensor(found, work, 0.0 if exchanges.rows else work.recomputed.full)
+    if exchanges.context_width:
+        transfers.context(found, work, exchanges.context_width, work.recomputed.full)
+    if exchanges.rows:
+        transfers.exchange(found, work, exchanges, again)
+    latent = any(isinstance(op.facts, AttentionSizes) and op.facts.latent for op in ops)
+    local = next((op.facts.experts for op in ops if isinstance(op.facts, ExpertSizes)), 0)
+    launch.launch(found, work, "A.mla" if latent else letter, local, num_adapters)
 
 
-def _latent(work: StepWorkload, found: Ledger, shape: AttentionShape, products: float) -> tuple[float, float]:
-    """MLA's linears; bytes a token of its rotary and concatenation, and of its keys and values."""
-    mesh, hidden, tokens = work.mesh, work.model.hidden, work.tokens
-    own, heads = tokens / mesh.tp, shape.num_heads / mesh.tp
-    raised = 1.0 if "mla_up_proj" in work.recomputed.modules else products
-    latent = shape.kv_lora + shape.rope_dim
-    if shape.q_lora:
-        linear(found, work, own, shape.q_lora + latent, hidden, again=products, site="A.down")
-        linear(found, work, tokens, heads * shape.key_dim, shape.q_lora, again=raised, site="A.q_up")
-    else:
-        linear(found, work, tokens, heads * shape.key_dim + latent, hidden, again=products, site="A.down")
-    columns = heads * (shape.key_dim - shape.rope_dim + shape.value_dim)
-    linear(found, work, tokens, columns, shape.kv_lora, again=raised, site="A.kv_up")
-    linear(found, work, tokens, hidden, heads * shape.value_dim, again=products, site="A.out")
-    return heads * (2 * shape.key_dim + shape.value_dim) * ROTARY_BYTES, heads * (shape.key_dim + shape.value_dim) * 2.0
-
-
-def _dense(work: StepWorkload, found: Ledger) -> None:
-    model, mesh, tokens = work.model, work.mesh, work.tokens
-    full, (products, cheap) = work.recomputed.full, _repeats(work)
-    width, matrices = model.ffn / mesh.tp, 2 if model.gated else 1
-    linear(found, work, tokens, width * matrices, model.hidden, again=1.0 if "mlp" in work.recomputed.modules else products, site="D.up")
-    linear(found, work, tokens, model.hidden, width, again=products, site="D.down")
-    memory.norms(found, tokens / mesh.tp, model.hidden, cheap)
-    memory.activation(found, tokens, width, gated=model.gated, again=cheap)
-    _launch(work, found, launch.KERNELS["D"], "D", "mlp")
-    transfers.tensor(found, work, full)
-
-
-def _experts(work: StepWorkload, found: Ledger) -> None:
-    model, mesh, tokens, shape = work.model, work.mesh, work.tokens, work.model.experts
-    if shape is None:
-        return
-    modules, (products, cheap) = work.recomputed.modules, _repeats(work)
-    again = 1.0 if "moe" in modules else products
-    own, matrices, width = tokens / mesh.tp, 2 if model.gated else 1, shape.latent or model.hidden
-    filled = filled_up(work, shape)
-    rows, local, inner = own * mesh.etp * shape.top_k * filled, shape.num / mesh.ep, shape.width / mesh.etp
-    per_expert = rows * mesh.ep / shape.num
-    fused = launch.experts_fused(work.software)
-    grouped_linear(found, work, rows, per_expert, local, inner * matrices, width, again, (True, not fused))
-    grouped_linear(found, work, rows, per_expert, local, width, inner, again, (not fused, True))
-    memory.norms(found, own, model.hidden, 0.0)
-    memory.router(found, own, model.hidden, shape.num)
-    if fused:
-        found.move(BACKWARD, rows * inner * matrices * 2.0)  # products apply it; backward reads what went in
-    else:
-        repeated = 1.0 if "moe_act" in modules or again >= 1 else max(again, cheap * 0.5)
-        memory.activation(found, rows, inner, gated=model.gated, again=repeated)
-    memory.permutation(found, rows, width, again)
-    if shape.latent:
-        linear(found, work, own, width, model.hidden, again=again)
-        linear(found, work, own, model.hidden, width, again=again)
-    linear(found, work, own, shape.num, model.hidden, again=again, low=False)
-    if shape.shared:
-        linear(found, work, tokens, shape.shared * matrices / mesh.tp, model.hidden, again=again, site="E.up")
-        linear(found, work, tokens, model.hidden, shape.shared / mesh.tp, again=again, site="E.down")
-        memory.activation(found, tokens, shape.shared / mesh.tp, gated=model.gated, again=0.0)
-        transfers.tensor(found, work)
-    quantize = launch.QUANTIZE_KERNELS * local if launch.casts_apart(work.software) else 0.0
-    ratio, graphs = launch.BACKWARD_KERNELS["E"], work.software.graphs
-    found.launch(launch.KERNELS["router"], launch.KERNELS["router"] * ratio, graphed=bool({"full", "moe", "moe_router"} & graphs))
-    kernels = launch.KERNELS["experts"] + quantize
-    found.launch(kernels, kernels * ratio, graphed=bool({"full", "moe"} & graphs))
-    transfers.exchange(found, work, shape, again)
-
-
-def _mamba(work: StepWorkload, found: Ledger) -> None:
-    model, mesh, shape = work.model, work.mesh, work.model.mamba
-    if shape is None:
-        return
-    full, inner = work.recomputed.full, shape.num_heads * shape.head_dim
-    columns = (2 * inner + 2 * shape.num_groups * shape.state_dim + shape.num_heads) / mesh.tp
-    linear(found, work, work.tokens, columns, model.hidden, again=full, site="M.in")
-    linear(found, work, work.tokens, model.hidden, inner / mesh.tp, again=full, site="M.out")
-    scan(found, work, shape, full)
-    memory.norms(found, work.tokens / mesh.tp, model.hidden, 0.0)
-    _launch(work, found, launch.KERNELS["M"], "M", "mamba", recompute=False)
-    transfers.tensor(found, work)
-
-
-def _embedding(work: StepWorkload, found: Ledger) -> None:
-    found.move(FORWARD, work.tokens / work.mesh.tp * work.model.hidden * 6.0)
-    if work.model.adapters is None:
-        found.move(BACKWARD, work.tokens * work.model.hidden * 8.0)
-
-
-def _head(work: StepWorkload, found: Ledger) -> None:
+def _head(work: TimedStep, found: Ledger) -> None:
     """The head and loss; prediction depths have heads of their own, and a projection of two streams."""
-    model, mesh, tokens = work.model, work.mesh, work.tokens
-    heads, vocab = 1 + model.mtp, model.vocab / mesh.tp
-    linear(found, work, tokens, vocab, model.hidden, low=work.software.low_head, count=heads)
-    found.move(FORWARD, tokens * vocab * memory.LOGIT_BYTES * heads)
-    found.move(BACKWARD, tokens * vocab * memory.LOGIT_BYTES * heads)
-    if model.mtp:
-        linear(found, work, tokens / mesh.tp, model.hidden, 2 * model.hidden, count=model.mtp)
+    ends = end_ops(_load(work), work.spec)
+    _add(found, work, ends.head, low=work.software.low_head, times=1 + ends.mtp_depth)
+    _add(found, work, tuple(op for op in ends.mtp if op.name == "proj"), times=ends.mtp_depth)
     transfers.tensor_head(found, work)
     kernels = launch.KERNELS["head"]
     found.launch(kernels, kernels * launch.BACKWARD_KERNELS["head"], graphed="full" in work.software.graphs)
 
 
-def _hop(work: StepWorkload, found: Ledger) -> None:
+def _hop(work: TimedStep, found: Ledger) -> None:
     """What every stage of a pipeline sends on: the stream, once a chunk and pass."""
     if work.mesh.pp > 1:
-        moved = work.mesh.vpp * work.tokens / work.mesh.tp * work.model.hidden * 2.0
+        moved = work.mesh.vpp * work.tokens / work.mesh.tp * work.spec.model.hidden_size * ELEMENT_BYTES
         for run in (FORWARD, BACKWARD):
             found.transfer(run, "pipeline", moved, work.mesh.vpp)
 
 
-def _accumulate(work: StepWorkload, found: Ledger) -> None:
-    """Gradients added to fp32 sums by an operation of their own, a microbatch, where products do not add them."""
-    trained = sum(held(work)) if work.model.adapters is None else adapter_elements(work)
-    found.move(BACKWARD, trained * accumulate_bytes(work.software), "accumulate")
+def _add(found: Ledger, work: TimedStep, ops: Ops, *, low: bool = True, times: float = 1.0) -> int:
+    """Operations, each by the class of its kernels; the number of adapters.
+
+    Linears of the block's input are one product, with one adapter where any of them has one, as Transformer Engine runs them.
+    """
+    names, num_adapters = {op.name for op in ops}, 0
+    for together in _linears(ops, work.spec.model.hidden_size):
+        op, columns = together[0], sum(each.weights for each in together) // together[0].in_width
+        tokens, again = _tokens(work, op), _again(work.recomputed, op)
+        linear(found, work, tokens, columns, op.in_width, again=again, low=low, count=times, trained=op.work.weight_grad > 0)
+        if any(adapter_name(each.name) in names for each in together):
+            adapter(found, work, tokens, columns, op.in_width, again)
+            num_adapters += 1
+    for op in ops:
+        tokens, again = _tokens(work, op), _again(work.recomputed, op)
+        if op.is_linear:
+            continue
+        if isinstance(op.facts, ExpertSizes):
+            experts(found, work, op, op.facts, tokens, again)
+        elif isinstance(op.facts, AttentionSizes):
+            attention.core(found, work, op, op.facts, again)
+        elif isinstance(op.facts, Ssd):
+            scan.scan(found, op.facts, work.batch.seq, again)
+        elif op.facts is not None or not op.weights:  # adapters are priced with their linears
+            _move(found, work, op, tokens, again, times)
+    return num_adapters
 
 
-def _launch(work: StepWorkload, found: Ledger, kernels: float, kind: str, graph: str, *, recompute: bool = True) -> None:
-    again = 1 + launch.AGAIN * work.recomputed.full if recompute else 1.0
-    narrow = num_adapters(work.model, kind)
-    backward = kernels * launch.BACKWARD_KERNELS[kind] * again + narrow * low_rank.BACKWARD_KERNELS
-    graphed = bool({"full", graph} & work.software.graphs)
-    found.launch(kernels + narrow * low_rank.KERNELS, backward, graphed=graphed)
+def _linears(ops: Ops, hidden_size: int) -> Iterable[list[OpWork]]:
+    """Linears of a block's ops, those of its input together: all that are as wide as the stream but the last, which ends the block."""
+    found: dict[object, list[OpWork]] = {}
+    linears = [op for op in ops if op.is_linear]
+    for op in linears:
+        of_input = op.in_width == hidden_size and op is not linears[-1]
+        found.setdefault(op.own_tokens if of_input else op.name, []).append(op)
+    return found.values()
 
 
-_KINDS = {
-    **{"A": _attention, "D": _dense, "E": _experts, "M": _mamba},
-    **{"embedding": _embedding, "head": _head, "hop": _hop, "accumulate": _accumulate},
-}
+def _tokens(work: TimedStep, op: OpWork) -> int:
+    """Tokens of an operation's call."""
+    return int(work.tokens) // (work.mesh.tp if op.own_tokens else 1)
+
+
+def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float, times: float) -> None:
+    """A memory-bound operation by its ideal bytes, and what frameworks move more; the router's products too."""
+    (forward, _), (backward, _) = ideal(op.work, tokens)
+    kind, factor, repeated = "plain", times, forward
+    if op.facts is RESIDUAL_NORM:
+        forward, backward, repeated = (forward * share for share in SEPARATE_NORM)
+    elif op.facts in (ROPE, MLA_KV):
+        repeated = 0  # published steps show no time of rotations that run again
+    elif op.facts is FINAL_NORM:
+        forward, backward = (forward * share for share in FINAL_SHARES)
+    elif op.is_routed or isinstance(op.facts, Permutation):
+        kind, factor = "permute", times * filled_up(work)
+    elif isinstance(op.facts, Loss):
+        factor *= LOSS_TIMES
+    elif op.part == "M":
+        kind = "scanned"
+    elif op.facts is ROUTE:
+        hidden = work.spec.model.hidden_size
+        num_experts = op.weights // hidden
+        linear(found, work, tokens, num_experts, hidden, again=again, low=False, trained=op.work.weight_grad > 0)
+        for run in (FORWARD, BACKWARD):
+            found.move(run, ROUTER_BYTES * num_experts * tokens)
+    found.move(FORWARD, forward * factor, kind)
+    found.move(BACKWARD, (backward + again * repeated) * factor, kind)
+
+
+def _again(recomputed: Recomputed, op: OpWork) -> float:
+    """How often backward runs an operation again."""
+    if op.part == PART:
+        return 0.0
+    if any((op.part, op.name) in MODULES.get(module, ()) for module in recomputed.modules):
+        return 1.0
+    if op.is_routed or op.part == "E" or op.is_linear:
+        return _products_again(recomputed, op.part if op.part != "experts" else "E")
+    return recomputed.full if op.part in ("attention", "scan") else max(recomputed.full, float(recomputed.per_op))
+
+
+def _products_again(recomputed: Recomputed, letter: str) -> float:
+    """How often backward runs the products of a block again: half of them where a policy chooses by operation."""
+    if letter == "E" and "moe" in recomputed.modules:
+        return 1.0
+    return 0.5 if recomputed.per_op else recomputed.full

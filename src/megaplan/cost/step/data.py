@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from megaplan.cost.step.launch import HOST_JOIN
-from megaplan.cost.step.low_rank import adapter_elements
-from megaplan.cost.step.parameters import Held, held
+from megaplan.cost.step.parameters import held, trained
 from megaplan.cost.step.transfers import near
-from megaplan.cost.step.workload import StepWorkload
+from megaplan.cost.step.workload import TimedStep
 
 
 def smaller(a: Any, b: Any) -> Any:
@@ -62,23 +61,22 @@ class DataWork(NamedTuple):
 OPTIMIZER_BYTES = 30.0
 
 
-def data_work(work: StepWorkload, grad_bytes: float) -> DataWork:
+def data_work(work: TimedStep, grad_bytes: float) -> DataWork:
     """Bytes of every data group of a rank."""
-    mesh, software, elements = work.mesh, work.software, held(work)
-    trained = elements if work.model.adapters is None else Held(adapter_elements(work), 0.0)
+    mesh, software, elements, updated = work.mesh, work.software, held(work), trained(work)
     ranks, domain = float(mesh.dp * mesh.cp), work.machine.domain
     expert_ranks = max(1.0, mesh.dp * mesh.cp * mesh.tp / (mesh.ep * mesh.etp))
     inside, expert_inside = near(domain, ranks, mesh.tp), near(domain, expert_ranks, mesh.ep * mesh.etp)
     sharded = software.sharded
     none, no_experts = Group(ranks, inside, 0.0, 0.0), Group(expert_ranks, expert_inside, 0.0, 0.0)
     divided = bool(software.zero or sharded)
-    optimizer = trained.dense / (ranks if divided else 1) + trained.experts / (expert_ranks if divided else 1)
+    optimizer = updated.dense / (ranks if divided else 1) + updated.experts / (expert_ranks if divided else 1)
     if sharded is None:
-        dense = Group(ranks, inside, trained.dense * grad_bytes, trained.dense * 2)
-        experts = Group(expert_ranks, expert_inside, trained.experts * grad_bytes, trained.experts * 2)
+        dense = Group(ranks, inside, updated.dense * grad_bytes, updated.dense * 2)
+        experts = Group(expert_ranks, expert_inside, updated.experts * grad_bytes, updated.experts * 2)
         return DataWork(dense, experts, none, no_experts, False, 1, OPTIMIZER_BYTES * optimizer)
-    of_dense = (trained.dense * sharded.reduce_bytes, elements.dense * sharded.gather_bytes)
-    of_experts = (trained.experts * sharded.reduce_bytes, elements.experts * 2)
+    of_dense = (updated.dense * sharded.reduce_bytes, elements.dense * sharded.gather_bytes)
+    of_experts = (updated.experts * sharded.reduce_bytes, elements.experts * 2)
     once, gathers = sharded.kind == "fsdp2" and mesh.pp > 1, 2 if sharded.regather else 1
     dense, experts = Group(ranks, inside, *of_dense), Group(expert_ranks, expert_inside, *of_experts)
     if not sharded.inside:

@@ -30,7 +30,8 @@ FORMULAS: dict[str, Formula] = {
     ),
     "step_attention": Formula(
         "the attention core over visible pairs; a rate that falls where there are few query blocks",
-        "t = F / (R · w · b/(b + c · multiprocessors)); F = 2 · heads · (d_k + d_v) · S²/2, backward 2.5 F; b = batch · heads · S/128",
+        "t = F / (R · w · b/(b + c · multiprocessors)); F = 2 · heads · (d_k + d_v) · pairs, backward five products in place of two; "
+        "b = batch · heads · S/128",
         "seconds",
         "the form of MooreThreads/SimuMax's sdp tables" + _FITTED,
         "2 · 32 · 256 · 8192^2 / 2 / (6e14 · 1.0 · 2048/(2048 + 2 · 132)) = 0.0010343",
@@ -44,7 +45,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "step_scan": Formula(
         "Mamba-2's chunked scan",
-        "t = F / R + B / W; F = T · (2QGN + 2Q · d_i + 4 · d_i · N), Q = 128; backward 2.5 times both",
+        "t = F / R + B / W; F = T · (2QGN + 2Q · d_i + 4 · d_i · N), Q = 128; backward twice, and C Bᵀ once more",
         "seconds",
         "arXiv:2405.21060, section 6" + _FITTED,
         "8192 · (2 · 128 · 8 · 128 + 2 · 128 · 8192 + 4 · 8192 · 128) / 5e13 + 2e9 / 6e12 = 0.0014070",

@@ -7,22 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from megaplan.cost.step.low_rank import adapters
-from megaplan.cost.step.workload import (
-    AttentionShape,
-    BatchShape,
-    ExpertShape,
-    Machine,
-    MambaShape,
-    MeshShape,
-    ModelShape,
-    Recomputed,
-    Software,
-    StageShape,
-    StepWorkload,
-)
+from megaplan.cost.step.blocks import kinds_in
+from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, Recomputed, Software, StageShape, TimedStep
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
+from megaplan.inventory.tensors import Inventory
 from megaplan.spec.device import device_of
 from megaplan.spec.models import LatentAttention, Mamba2, Spec
 from megaplan.spec.pattern import parse_pattern
@@ -64,28 +53,29 @@ def _depths_are_layers(spec: Spec, letters: set[str]) -> bool:
     )
 
 
-def workload_of(
+def timed_step(
     spec: Spec,
+    inventory: Inventory,
     spans: Sequence[tuple[int, int]],
     owners: Sequence[int],
     how: tuple[Software, Recomputed],
-    like: StepWorkload | None = None,
-) -> StepWorkload:
+    machine: Machine | None = None,
+) -> TimedStep:
     """One optimizer step of a spec.
 
     Args:
         spec: A checked spec that `unpriced` has nothing against.
+        inventory: Its inventory.
         spans: Its cuts: one half-open span of layers for each slot.
         owners: The pipeline rank of each slot.
         how: The framework, and what backward runs again: see `step_of`.
-        like: A step of the same model on the same device, whose description of both is taken.
+        machine: Its device's figures; from the spec if None.
     """
     mesh, schedule = spec.mesh, spec.schedule
     degrees = MeshShape(mesh.world_size, mesh.tp, mesh.pp, mesh.vpp, mesh.cp, mesh.ep, mesh.etp, mesh.data_ranks)
     batch = BatchShape(spec.batch.micro_batch_size, spec.batch.seq_length, schedule.microbatches_per_update)
-    stages = _stages(spec, spans, owners)
-    model, machine = (model_shape(spec), machine_of(spec)) if like is None else (like.model, like.machine)
-    return StepWorkload(model, degrees, batch, how[0], machine, stages, how[1])
+    stages = _stages(kinds_in(inventory).layers, spans, owners)
+    return TimedStep(spec, inventory, degrees, batch, how[0], machine or machine_of(spec), stages, how[1])
 
 
 def step_of(spec: Spec) -> tuple[Software, Recomputed]:
@@ -104,36 +94,6 @@ def low_dtype(spec: Spec) -> str:
     return {"fp8_blockwise": "mxfp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}.get(recipe.name, "fp8")
 
 
-def model_shape(spec: Spec) -> ModelShape:
-    """The model's dimensions."""
-    model = spec.model
-    letters = parse_pattern(model.pattern, model.num_layers).layers
-    counts = {letter: float(count) for letter, count in Counter(letters).items()}
-    activation = model.moe.activation if model.moe is not None else model.mlp.activation if model.mlp is not None else "swiglu"
-    experts = None
-    if model.moe is not None:
-        moe = model.moe
-        sizes = (moe.num_experts, moe.top_k, moe.ffn_hidden_size, moe.shared_ffn_hidden_size)
-        experts = ExpertShape(*sizes, latent=moe.latent_size or 0, padding=moe.capacity_factor or 1.0)
-    mamba = None
-    if isinstance(model.mamba, Mamba2):
-        heads = model.mamba.num_heads or model.mamba.expand * model.hidden_size // model.mamba.head_dim
-        mamba = MambaShape(heads, model.mamba.head_dim, model.mamba.state_dim, model.mamba.num_groups)
-    return ModelShape(
-        hidden=model.hidden_size,
-        vocab=model.vocab_size,
-        tied=model.tie_embeddings,
-        gated=activation == "swiglu",
-        ffn=model.mlp.ffn_hidden_size if model.mlp is not None else 0,
-        counts=counts,
-        attention=_attention(spec, counts.get("A", 0.0)),
-        experts=experts,
-        mamba=mamba,
-        mtp=model.features.mtp.depth if model.features.mtp is not None else 0,
-        adapters=adapters(spec.lora.rank, spec.lora.adapts) if spec.lora is not None else None,
-    )
-
-
 def machine_of(spec: Spec) -> Machine:
     """The device's figures, with what the spec gives in their place."""
     device = device_of(spec.device)
@@ -144,31 +104,16 @@ def machine_of(spec: Spec) -> Machine:
     return replace(Machine.of(device), domain=domain, reached=reached)
 
 
-def _attention(spec: Spec, layers: float) -> AttentionShape | None:
-    shape = spec.model.attention
-    if shape is None:
-        return None
-    window = shape.window_size or 0
-    share = 1 - len(shape.full_layers) / layers if window and layers else 0.0
-    if isinstance(shape, LatentAttention):
-        width = shape.qk_nope_head_dim + shape.qk_rope_head_dim
-        latent = (shape.q_lora_rank or 0, shape.kv_lora_rank, shape.qk_rope_head_dim)
-        return AttentionShape(shape.num_heads, shape.num_heads, width, shape.v_head_dim, *latent, window, share)
-    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim)
-    return AttentionShape(*heads, window=window, window_share=share, sinks=shape.sinks)
-
-
-def _stages(spec: Spec, spans: Sequence[tuple[int, int]], owners: Sequence[int]) -> tuple[StageShape, ...]:
+def _stages(kinds: Sequence[str], spans: Sequence[tuple[int, int]], owners: Sequence[int]) -> tuple[StageShape, ...]:
     """Stages by what they hold, those that are alike together; the first slot has the embedding and the last the head."""
-    letters = letters_of(spec.model.pattern, spec.model.num_layers)
     held: dict[int, Counter[str]] = {rank: Counter() for rank in owners}
     for (start, stop), rank in zip(spans, owners, strict=True):
-        held[rank].update(letters[start:stop])
+        held[rank].update(kinds[start:stop])
     alike: Counter[tuple[tuple[tuple[str, int], ...], bool, bool]] = Counter()
     for rank, blocks in held.items():
         alike[tuple(sorted(blocks.items())), rank == owners[0], rank == owners[-1]] += 1
     return tuple(
-        StageShape(float(count), {letter: float(number) for letter, number in blocks}, first, last)
+        StageShape(float(count), {kind: float(number) for kind, number in blocks}, first, last)
         for (blocks, first, last), count in alike.items()
     )
 

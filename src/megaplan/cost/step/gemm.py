@@ -6,8 +6,7 @@ from math import ceil
 from typing import Any
 
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger, Product
-from megaplan.cost.step.low_rank import has_adapter
-from megaplan.cost.step.workload import StepWorkload
+from megaplan.cost.step.workload import TimedStep
 
 TILE_ROWS, TILE_COLUMNS = 256, 128
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}
@@ -48,7 +47,7 @@ def product_seconds(flops: Any, moved: Any, shape: Any, depth: Any, rate: Any, b
 
 def linear(
     ledger: Ledger,
-    work: StepWorkload,
+    work: TimedStep,
     rows: float,
     columns: float,
     depth: float,
@@ -56,8 +55,7 @@ def linear(
     again: float = 0.0,
     low: bool = True,
     count: float = 1.0,
-    site: str | None = None,
-    trained: bool = False,
+    trained: bool = True,
 ) -> None:
     """A linear [rows, depth] · [depth, columns]: forward, input gradient, weight gradient, and casts of its input and gradient.
 
@@ -70,10 +68,9 @@ def linear(
         columns: Width of the result.
         depth: Width of the input.
         again: Times that backward runs the forward product again.
-        low: It multiplies in the recipe's dtype; else in bf16.
+        low: True if it multiplies in the recipe's dtype, else in bf16.
         count: Linears like this.
-        site: Its name in `low_rank.LINEARS`, where it can have an adapter.
-        trained: It is trained although the model is frozen.
+        trained: True if its weight has a gradient.
     """
     dtype = (work.software.linear_dtype or work.software.dtype) if low else "bf16"
     size = ELEMENT_BYTES[dtype]
@@ -85,29 +82,26 @@ def linear(
         ledger.products.append(forward._replace(run=BACKWARD, times=count * again))
     moved = size * (results + weights) + 2 * inputs
     ledger.products.append(Product(BACKWARD, dtype, flops, moved, quality(rows, depth, num_sms), columns, count))
-    frozen = work.model.adapters is not None and not trained
-    if not frozen:
+    if trained:
         moved = size * (results + inputs) + 8.0 * weights
         ledger.products.append(Product(BACKWARD, dtype, flops, moved, quality(columns, depth, num_sms), rows, count))
     if dtype != "bf16":
-        cast = CAST_BYTES - 1.0 if frozen else CAST_BYTES
+        cast = CAST_BYTES if trained else CAST_BYTES - 1.0
         ledger.move(FORWARD, cast * inputs * count, f"cast.{dtype}")
         ledger.move(BACKWARD, cast * results * count, f"cast.{dtype}")
-    if has_adapter(work, site):
-        _adapter(ledger, work, rows, columns, depth, again)
 
 
-def _adapter(ledger: Ledger, work: StepWorkload, rows: float, columns: float, depth: float, again: float) -> None:
+def adapter(ledger: Ledger, work: TimedStep, rows: float, columns: float, depth: float, again: float) -> None:
     """X Aᵀ, its product with Bᵀ, and the sum with the linear's result; backward the sum with the input's gradient.
 
     Of a linear that tensor parallelism cuts, the narrow stream is gathered or summed over the group.
     """
-    shape, tp = work.model.adapters, work.mesh.tp
-    assert shape is not None
-    linear(ledger, work, rows, shape.rank, depth, again=again, low=False, trained=True)
-    linear(ledger, work, rows, columns, shape.rank, again=again, low=False, trained=True)
+    assert work.spec.lora is not None
+    rank, tp = work.spec.lora.rank, work.mesh.tp
+    linear(ledger, work, rows, rank, depth, again=again, low=False)
+    linear(ledger, work, rows, columns, rank, again=again, low=False)
     ledger.move(FORWARD, SUM_BYTES * rows * columns)
     ledger.move(BACKWARD, SUM_BYTES * rows * (depth + again * columns))
     if tp > 1:
         for run in (FORWARD, BACKWARD):
-            ledger.transfer(run, "tensor", 2.0 * rows * shape.rank * (tp - 1) / tp, 1)
+            ledger.transfer(run, "tensor", 2.0 * rows * rank * (tp - 1) / tp, 1)

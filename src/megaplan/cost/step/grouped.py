@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from megakernels.ops.activation.facts import activation
+from megakernels.ops.moe.facts import ExpertSizes
+from megaplan.blocks.work import OpWork
+from megaplan.cost.step import launch
 from megaplan.cost.step.gemm import ELEMENT_BYTES, JOIN
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, GroupedProduct, Ledger
-from megaplan.cost.step.workload import ExpertShape, StepWorkload
+from megaplan.cost.step.workload import TimedStep
 
 
 def grouped_seconds(
@@ -47,49 +51,76 @@ MULTIPLES = {"fp8": 16, "mxfp8": 32, "nvfp4": 32}
 """Rows that products of a dtype take together (`moe_router_padding_for_quantization` of Megatron-Core)."""
 
 
-def filled_up(work: StepWorkload, shape: ExpertShape) -> float:
+def filled_up(work: TimedStep) -> float:
     """Rows that experts compute over routed rows: of a fixed capacity, or filled up on every rank to whole multiples.
 
     They are filled up by half a multiple on average.
     """
+    moe = work.spec.model.moe
+    assert moe is not None
     multiple = MULTIPLES.get(work.software.dtype, 1) if work.software.padded_rows else 1
-    routed = work.tokens / work.mesh.tp * shape.top_k / shape.num
-    return shape.padding * (1 + (multiple - 1) / 2 / routed)
+    routed = work.tokens / work.mesh.tp * moe.top_k / moe.num_experts
+    return (moe.capacity_factor or 1.0) * (1 + (multiple - 1) / 2 / routed)
 
 
-def grouped_linear(
+def experts(ledger: Ledger, work: TimedStep, op: OpWork, bank: ExpertSizes, tokens: float, again: float) -> None:
+    """Both linears of every local expert, on routed rows, and the activation between them unless the products apply it.
+
+    Args:
+        ledger: Where to.
+        work: The step.
+        op: The operation.
+        bank: Its sizes.
+        tokens: Tokens of the rank.
+        again: Times that backward runs the forward products again.
+    """
+    rows, fused = tokens * bank.slots * work.mesh.etp * filled_up(work), launch.experts_fused(work.software)
+    activated = activation(bank.width, bank.itemsize, gated=bank.gated)
+    trained = op.work.weight_grad > 0
+    _linear(ledger, work, bank, rows, bank.width * (1 + bank.gated), bank.hidden, again, (True, not fused), trained=trained)
+    _linear(ledger, work, bank, rows, bank.hidden, bank.width, again, (not fused, True), trained=trained)
+    if fused:
+        ledger.move(BACKWARD, rows * bank.width * (1 + bank.gated) * bank.itemsize)  # products apply it; backward reads what went in
+    else:
+        ledger.move(FORWARD, rows * activated.moved_forward)
+        repeated = 1.0 if "moe_act" in work.recomputed.modules else again
+        ledger.move(BACKWARD, rows * (activated.moved_input + repeated * activated.moved_forward))
+
+
+def _linear(
     ledger: Ledger,
-    work: StepWorkload,
+    work: TimedStep,
+    bank: ExpertSizes,
     rows: float,
-    per_expert: float,
-    experts: float,
-    columns: float,
-    depth: float,
+    columns: int,
+    depth: int,
     again: float,
-    casts: tuple[bool, bool] = (True, True),
+    casts: tuple[bool, bool],
+    *,
+    trained: bool,
 ) -> None:
     """One linear of every local expert: forward, input and weight gradient, and casts.
 
     Args:
         ledger: Where to.
         work: The step.
+        bank: The experts.
         rows: Routed rows of this rank.
-        per_expert: Rows of one expert.
-        experts: Local experts.
         columns: Width of the result.
         depth: Width of the input.
         again: Times that backward runs the forward product again.
         casts: Whether its input, and its gradient, are cast by kernels of their own.
+        trained: True if the weights have gradients.
     """
-    dtype = work.software.dtype
-    flops, weights, moved = 2.0 * rows * columns * depth, experts * columns * depth, 2.0 * rows * (columns + depth)
+    dtype, per_expert = work.software.dtype, rows / bank.experts
+    flops, weights, moved = 2.0 * rows * columns * depth, float(bank.experts * columns * depth), 2.0 * rows * (columns + depth)
     size = ELEMENT_BYTES[dtype]
     forward = GroupedProduct(FORWARD, dtype, flops, size * weights, moved, per_expert, depth, 1.0)
     ledger.grouped.append(forward)
     if again:
         ledger.grouped.append(forward._replace(run=BACKWARD, times=again))
     ledger.grouped.append(forward._replace(run=BACKWARD, depth=columns))
-    if work.model.adapters is None:
+    if trained:
         ledger.grouped.append(forward._replace(run=BACKWARD, weight_bytes=8.0 * weights, depth=per_expert))
     if dtype != "bf16":
         ledger.move(FORWARD, 4.0 * rows * depth * casts[0], f"cast.rows.{dtype}")

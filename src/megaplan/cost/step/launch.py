@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.cost.step.workload import Software
+from megaplan.cost.step.ledger import Ledger
+from megaplan.cost.step.workload import Software, TimedStep
 
 KERNELS = {"A": 22.0, "A.mla": 34.0, "D": 10.0, "router": 30.0, "experts": 30.0, "M": 22.0, "head": 20.0}
+GRAPHS = {"A": "attn", "D": "mlp", "M": "mamba"}
+"""Graph modules by letter; an E block's router and experts have one each."""
+ADAPTER_KERNELS = (4.0, 8.0)
+"""Kernels of an adapter: two products, the scale and the sum; backward the gradients of both products, scale and sum."""
 """Of one block's forward, counted in published profiles of Megatron-Core with Transformer Engine."""
 QUANTIZE_KERNELS = 6.0
 """Of each local expert's operands that are cast one after another: maximum, scale and cast of each."""
@@ -45,3 +50,25 @@ def gap_seconds(kernels: Any, gap: Any) -> Any:
 def joined_seconds(device: Any, host: Any) -> Any:
     """Seconds of a pass whose kernels the host launches while they run: (D^6 + H^6)^(1/6)."""
     return (device**HOST_JOIN + host**HOST_JOIN) ** (1 / HOST_JOIN)
+
+
+def launch(ledger: Ledger, work: TimedStep, kernels_of: str, local_experts: int, num_adapters: int) -> None:
+    """The kernels of a block of the layers.
+
+    Args:
+        ledger: Where to.
+        work: The step.
+        kernels_of: Key of `KERNELS`, or E; its first character is the block's letter.
+        local_experts: Experts of the rank.
+        num_adapters: Adapters of the block.
+    """
+    letter, graphs = kernels_of[0], work.software.graphs
+    if letter == "E":
+        cast = QUANTIZE_KERNELS * local_experts if casts_apart(work.software) else 0.0
+        for kernels, modules in ((KERNELS["router"], {"full", "moe", "moe_router"}), (KERNELS["experts"] + cast, {"full", "moe"})):
+            ledger.launch(kernels, kernels * BACKWARD_KERNELS[letter], graphed=bool(modules & graphs))
+        return
+    kernels, again = KERNELS[kernels_of], 1.0 if letter == "M" else 1 + AGAIN * work.recomputed.full
+    forward, backward = (num_adapters * each for each in ADAPTER_KERNELS)
+    graphed = bool({"full", GRAPHS[letter]} & graphs)
+    ledger.launch(kernels + forward, kernels * BACKWARD_KERNELS[letter] * again + backward, graphed=graphed)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaplan.cost.step.frameworks import Framework, framework, known_release
-from megaplan.cost.step.workload import Software, StepWorkload
+from megaplan.cost.step.workload import Software, TimedStep
+from megaplan.spec.models import GroupedQueryAttention
 
 Factors = tuple[str, ...]
 """Constants whose product a rate is; a rate without any is 1."""
@@ -18,13 +19,13 @@ _WAITING = ("alltoall", "deepep")
 """Dispatchers for whose counts the host waits; HybridEP sizes its buffers beforehand."""
 
 
-def names_of(work: StepWorkload) -> dict[str, Factors]:
+def names_of(work: TimedStep) -> dict[str, Factors]:
     """Rate to the constants whose product it is."""
     software, host = work.software, framework(work.software.name)
     found = _kernels(work, host) | _transfers(work, host)
     graphed = "full" in software.graphs
     found["gap"] = _product("launch.gap", "launch.gap.graphed" if graphed else None)
-    is_moe = work.model.experts is not None and work.model.counts.get("E", 0) > 0
+    is_moe = work.spec.model.moe is not None
     release = _release(work, is_moe=is_moe)
     found["moe"] = _product(f"moe.{release}" if release else None)
     found["host"] = _product(f"host.{software.name}")
@@ -36,12 +37,12 @@ def names_of(work: StepWorkload) -> dict[str, Factors]:
     return found
 
 
-def _release(work: StepWorkload, *, is_moe: bool) -> str | None:
+def _release(work: TimedStep, *, is_moe: bool) -> str | None:
     release = known_release(work.software.name, work.software.release) if is_moe else None
     return f"{work.software.name}.{release}" if release else None
 
 
-def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
+def _kernels(work: TimedStep, host: Framework) -> dict[str, Factors]:
     software, machine = work.software, work.machine
     device, generation = machine.name, machine.generation
     library = f"library.{software.name}" if host.library else None
@@ -60,7 +61,7 @@ def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     found["memory"] = _product("memory.share")
     own = f"memory.{software.name}"
     found["plain"] = _product("memory.te" if host.kernels == "te" else None, own, None if software.compiled else "memory.eager", unfused)
-    found["accumulate"] = ()
+    found["accumulate"] = found["scanned"] = ()
     plain = "permute.padded" if software.token_drop else "permute.alltoall"
     found["permute"] = _product(plain if software.dispatcher == "alltoall" else "permute.fused")
     for dtype in dtypes - {"bf16"}:
@@ -71,11 +72,11 @@ def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     return found
 
 
-def _has_sinks(work: StepWorkload) -> bool:
-    return bool(work.model.attention and work.model.attention.sinks)
+def _has_sinks(work: TimedStep) -> bool:
+    return isinstance(work.spec.model.attention, GroupedQueryAttention) and work.spec.model.attention.sinks
 
 
-def _attention(work: StepWorkload, host: Framework) -> dict[str, Factors]:
+def _attention(work: TimedStep, host: Framework) -> dict[str, Factors]:
     machine, found = work.machine, {}
     generation = machine.generation
     product = (f"gemm.{machine.name}.bf16", f"clock.{machine.name}", f"gemm.{generation}.bf16")
@@ -88,7 +89,7 @@ def _attention(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     return found
 
 
-def _transfers(work: StepWorkload, host: Framework) -> dict[str, Factors]:
+def _transfers(work: TimedStep, host: Framework) -> dict[str, Factors]:
     software, mesh, domain = work.software, work.mesh, work.machine.domain
     fused = software.dispatcher != "alltoall"
     overlaps = host.data_overlap if software.data_overlap is None else software.data_overlap
@@ -122,7 +123,7 @@ def _exchange_exposed(software: Software) -> tuple[str, ...]:
     return ("exchange.exposed", "exchange.exposed.graphed") if "full" in software.graphs else ("exchange.exposed",)
 
 
-def exchange_leaves(work: StepWorkload) -> bool:
+def exchange_leaves(work: TimedStep) -> bool:
     """Whether experts' rows leave the domain."""
     return work.mesh.ep * work.mesh.etp > work.machine.domain
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import log2, prod
 from typing import NamedTuple
 
 from megaplan.columns import Basis
 from megaplan.cost.step.attention import attention_seconds
-from megaplan.cost.step.blocks import ledger_of
+from megaplan.cost.step.blocks import kinds_in, ledger_of
 from megaplan.cost.step.compose import Once, PassTerms, StageTerms, step_seconds
 from megaplan.cost.step.constants import constants as constants_by_name
 from megaplan.cost.step.constants import values
@@ -19,10 +20,10 @@ from megaplan.cost.step.grouped import grouped_seconds
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.memory import moved_seconds
 from megaplan.cost.step.names import exchange_leaves, names_of, rates_of
-from megaplan.cost.step.parameters import accumulate_bytes, model_flops
+from megaplan.cost.step.parameters import accumulate_bytes
 from megaplan.cost.step.scan import scan_seconds
 from megaplan.cost.step.transfers import transfer_seconds
-from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, ModelShape, Recomputed, Software, StageShape, StepWorkload
+from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, Software, StageShape, TimedStep
 
 NODE_DEVICES = 8
 """Devices of a node, of which growth is counted."""
@@ -40,44 +41,33 @@ class StepTime(NamedTuple):
         seconds: Of the step.
         terms: Seconds of the busiest stage's microbatches by term, then what the step adds; they sum to `seconds` before what overlaps.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
-        mfu: Model FLOPs over what the devices could multiply in the recipe's dtype.
     """
 
     seconds: float
     terms: dict[str, float]
     tokens_per_second_per_device: float
-    mfu: float
 
 
 class StepTimer:
     """Times steps of one model, software and machine on any mesh; what blocks take is kept by their local shape."""
 
-    def __init__(
-        self,
-        model: ModelShape,
-        software: Software,
-        machine: Machine,
-        recomputed: Recomputed | None = None,
-        constants: Mapping[str, float] | None = None,
-    ) -> None:
-        """`constants` are values by name; the data file's if None."""
-        self._parts = (model, software, machine, recomputed or Recomputed())
+    def __init__(self, like: TimedStep, constants: Mapping[str, float] | None = None) -> None:
+        """`like`: one of the steps; `constants` are values by name, the data file's if None."""
+        self._like = like
         self._values = values() if constants is None else constants
         self._rates: dict[tuple[bool, ...], dict[str, float]] = {}
         self._blocks: dict[tuple[object, ...], Passes] = {}
 
     def time(self, mesh: MeshShape, batch: BatchShape, stages: tuple[StageShape, ...]) -> StepTime:
         """The time of a step on a mesh."""
-        model, software, machine, recomputed = self._parts
-        work = StepWorkload(model, mesh, batch, software, machine, stages, recomputed)
+        work = replace(self._like, mesh=mesh, batch=batch, stages=stages)
         rates, parts = self.rates(work), self.parts(work)
         step = step_seconds([stage_terms(work, stage, parts) for stage in stages], once_of(work), rates)
         tokens = work.step_tokens / mesh.world
         terms = _terms(work, parts, rates) | {"exposed data": step.exposed, "optimizer": step.optimizer, "fixed": step.fixed}
-        flops = model_flops(model, batch.seq)
-        return StepTime(step.total, terms, tokens / step.total, flops * tokens / step.total / peak_of(machine, software.dtype))
+        return StepTime(step.total, terms, tokens / step.total)
 
-    def rates(self, work: StepWorkload) -> Mapping[str, float]:
+    def rates(self, work: TimedStep) -> Mapping[str, float]:
         """Constants by name on the links that a step's groups use."""
         crossing = links_crossed(work)
         rates = self._rates.get(crossing)
@@ -85,16 +75,16 @@ class StepTimer:
             rates = self._rates[crossing] = {"sync": 0.0} | rates_of(names_of(work), self._values) | given_rates(work.machine)
         return rates
 
-    def parts(self, work: StepWorkload, kinds: Iterable[str] | None = None) -> dict[str, Passes]:
+    def parts(self, work: TimedStep, kinds: Iterable[str] | None = None) -> dict[str, Passes]:
         """What each kind of block of a step takes, or those of `kinds` alone."""
         mesh, batch, rates = work.mesh, work.batch, self.rates(work)
         shape = (batch.micro, batch.seq, mesh.cp, mesh.tp, links_crossed(work))
         return {kind: self._block(work, kind, shape, rates) for kind in kinds or kinds_of(work)}
 
-    def _block(self, work: StepWorkload, kind: str, shape: tuple[object, ...], rates: Mapping[str, float]) -> Passes:
+    def _block(self, work: TimedStep, kind: str, shape: tuple[object, ...], rates: Mapping[str, float]) -> Passes:
         mesh = work.mesh
         key: tuple[object, ...] = (kind, shape)
-        if kind == "E":  # what experts do depends on their tokens alone, however many sequences and contexts those come from
+        if kind[0] == "E":  # what experts do depends on their tokens alone, however many sequences and contexts those come from
             key = (kind, work.tokens, mesh.tp, mesh.ep, mesh.etp, shape[-1])
         elif kind == "hop":
             key = (kind, shape, mesh.pp > 1, mesh.vpp)
@@ -106,14 +96,14 @@ class StepTimer:
         return found
 
 
-def predict_step(work: StepWorkload, constants: Mapping[str, float] | None = None) -> StepTime:
+def predict_step(work: TimedStep, constants: Mapping[str, float] | None = None) -> StepTime:
     """The time of one step; of many steps of one model by a `StepTimer`.
 
     Args:
         work: The step.
         constants: Values by name; the data file's if None.
     """
-    return StepTimer(work.model, work.software, work.machine, work.recomputed, constants).time(work.mesh, work.batch, work.stages)
+    return StepTimer(work, constants).time(work.mesh, work.batch, work.stages)
 
 
 def given_rates(machine: Machine) -> dict[str, float]:
@@ -128,17 +118,15 @@ def reached_share(machine: Machine, dtype: str) -> tuple[float, float, bool]:
     return prod(each.value for each in found), max(each.spread for each in found), found[0].basis is Basis.FITTED
 
 
-def links_crossed(work: StepWorkload) -> tuple[bool, ...]:
+def links_crossed(work: TimedStep) -> tuple[bool, ...]:
     """Which groups leave the domain: what rates depend on of a mesh."""
     mesh, domain = work.mesh, work.machine.domain
     return (mesh.tp > domain, mesh.tp * mesh.cp > domain, mesh.world > domain, exchange_leaves(work))
 
 
-def kinds_of(work: StepWorkload) -> tuple[str, ...]:
+def kinds_of(work: TimedStep) -> tuple[str, ...]:
     """The kinds of block that the step has, and the ends."""
-    blocks = {kind for stage in work.stages for kind, count in stage.blocks.items() if count}
-    if work.model.mtp:
-        blocks |= {"A", "E" if work.model.counts.get("E", 0) else "D"}
+    blocks = {kind for stage in work.stages for kind, count in stage.blocks.items() if count} | set(_depths(work))
     return (*sorted(blocks), "embedding", "head", *once_a_stage(work.software))
 
 
@@ -147,16 +135,24 @@ def once_a_stage(software: Software) -> tuple[str, ...]:
     return ("hop", "accumulate") if accumulate_bytes(software) else ("hop",)
 
 
-def blocks_on(work: StepWorkload, stage: StageShape) -> dict[str, float]:
+def blocks_on(work: TimedStep, stage: StageShape) -> dict[str, float]:
     """How many of each kind a stage has; prediction depths stand with the head."""
     found = {kind: float(count) for kind, count in stage.blocks.items() if count}
-    if stage.head and work.model.mtp:
-        for kind in ("A", "E" if work.model.counts.get("E", 0) else "D"):
-            found[kind] = found.get(kind, 0.0) + work.model.mtp
+    for kind, count in _depths(work).items() if stage.head else ():
+        found[kind] = found.get(kind, 0.0) + count
     found |= {"embedding": float(stage.embedding), "head": float(stage.head), "hop": 1.0}
     if accumulate_bytes(work.software):
         found["accumulate"] = 1.0
     return found
+
+
+def _depths(work: TimedStep) -> dict[str, int]:
+    """Blocks of all prediction depths, which are those of layers: the last of each letter."""
+    mtp = work.spec.model.features.mtp
+    if mtp is None:
+        return {}
+    last = {kind[0]: kind for kind in kinds_in(work.inventory).layers}
+    return {last[letter]: mtp.depth for letter in mtp.letters}
 
 
 def peak_of(machine: Machine, dtype: str) -> float:
@@ -167,7 +163,7 @@ def peak_of(machine: Machine, dtype: str) -> float:
     return machine.peaks["bf16"]
 
 
-def bandwidths(work: StepWorkload) -> dict[str, float]:
+def bandwidths(work: TimedStep) -> dict[str, float]:
     """Nominal bytes per second of the link that each group of ranks uses."""
     machine, mesh = work.machine, work.mesh
     return {
@@ -210,10 +206,10 @@ def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], li
     return found
 
 
-_MOVED = {"plain": "memory", "accumulate": "memory", "permute": "permutation"}
+_MOVED = {"plain": "memory", "accumulate": "memory", "scanned": "scan", "permute": "permutation"}
 
 
-def stage_terms(work: StepWorkload, stage: StageShape, parts: Mapping[str, Passes]) -> StageTerms:
+def stage_terms(work: TimedStep, stage: StageShape, parts: Mapping[str, Passes]) -> StageTerms:
     """Both passes of a stage, its blocks added up."""
     passes = []
     for run in (FORWARD, BACKWARD):
@@ -225,7 +221,7 @@ def stage_terms(work: StepWorkload, stage: StageShape, parts: Mapping[str, Passe
     return StageTerms(stage.count, *passes)
 
 
-def once_of(work: StepWorkload) -> Once:
+def once_of(work: TimedStep) -> Once:
     """What the step has beside its passes."""
     found, mesh, machine = data_work(work, framework(work.software.name).grad_bytes), work.mesh, work.machine
     sharded = work.software.sharded is not None
@@ -236,7 +232,7 @@ def once_of(work: StepWorkload) -> Once:
     )
 
 
-def _terms(work: StepWorkload, parts: Mapping[str, Passes], rates: Mapping[str, float]) -> dict[str, float]:
+def _terms(work: TimedStep, parts: Mapping[str, Passes], rates: Mapping[str, float]) -> dict[str, float]:
     """Seconds of the busiest stage's microbatches by term."""
     totals: list[dict[str, float]] = []
     for stage in work.stages:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from megakernels.ops.ssd.facts import Ssd
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger, Scan
-from megaplan.cost.step.workload import MambaShape, StepWorkload
 
 CHUNK = 128
-BACKWARD_WORK = 2.5
+"""Positions of a chunk (NVIDIA/Megatron-LM, megatron/core/ssm/mamba_mixer.py)."""
+STATE_BYTES = 8, 28
+"""Bytes of an element of the states at chunk starts that frameworks' kernels move more than ideal ones, forward and backward.
+
+Forward 12: written in fp32, read and written in bf16 as they pass from chunk to chunk, and read. Backward 34: made again in fp32, their
+gradients made in fp32, both read as gradients pass, written in bf16, and read by three kernels.
+
+Source: state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py.
+"""
 
 
 def scan_seconds(flops: Any, moved: Any, rate: Any, bandwidth: Any) -> Any:
@@ -25,12 +33,11 @@ def scan_seconds(flops: Any, moved: Any, rate: Any, bandwidth: Any) -> Any:
     return flops / rate + moved / bandwidth
 
 
-def scan(ledger: Ledger, work: StepWorkload, shape: MambaShape, again: float) -> None:
-    """The scan and its convolution, forward and backward."""
-    tokens, inner = work.tokens / work.mesh.tp, shape.num_heads * shape.head_dim
-    states = shape.num_groups * shape.state_dim
-    flops = tokens * (2.0 * CHUNK * states + 2.0 * CHUNK * inner + 4.0 * inner * shape.state_dim)
-    moved = tokens * (4.0 * (inner + 2 * states) + 18.0 * inner)
-    ledger.scans.append(Scan(FORWARD, flops, moved))
-    times = BACKWARD_WORK * (1 + again / BACKWARD_WORK)
-    ledger.scans.append(Scan(BACKWARD, flops * times, moved * times))
+def scan(ledger: Ledger, sizes: Ssd, seq_length: int, again: float) -> None:
+    """The scan in chunks of the framework's kernels, forward and backward."""
+    work, tokens = sizes._replace(chunk_size=CHUNK).work(seq_length), float(sizes.batch * sizes.positions)
+    states = tokens / CHUNK * sizes.heads * sizes.width * sizes.state
+    forward, moved = tokens * work.forward, tokens * work.moved_forward + STATE_BYTES[FORWARD] * states
+    back = tokens * work.moved_input + STATE_BYTES[BACKWARD] * states
+    ledger.scans.append(Scan(FORWARD, forward, moved))
+    ledger.scans.append(Scan(BACKWARD, tokens * work.input_grad + again * forward, back + again * moved))

@@ -1,108 +1,16 @@
-"""What a step-time prediction is made of: model, mesh, batch, software and machine. A spec and a published row both give one."""
+"""The values of a step-time prediction: a spec's model, the degrees and batch of one of its steps, what runs it, and the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.devices import Device
 
-
-class AttentionShape(NamedTuple):
-    """Attention of every A block.
-
-    Attributes:
-        num_heads: Query heads.
-        num_kv_heads: Key and value heads.
-        key_dim: Width of a query or key head, its rotary part included.
-        value_dim: Width of a value head.
-        q_lora: Rank of the query's latent under MLA; 0 for a full projection.
-        kv_lora: Rank of the key-value latent; 0 for grouped-query attention.
-        rope_dim: Width of MLA's shared rotary key.
-        window: Keys that a windowed layer sees; 0 for none.
-        window_share: Part of the layers that have the window.
-        sinks: Attention sinks, and experts with biases and a clamped activation: kernels of their own, unfused in older releases.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-    q_lora: int = 0
-    kv_lora: int = 0
-    rope_dim: int = 0
-    window: int = 0
-    window_share: float = 0.0
-    sinks: bool = False
-
-
-class ExpertShape(NamedTuple):
-    """Routed experts of every E block.
-
-    Attributes:
-        num: Experts.
-        top_k: Experts of a token.
-        width: Of one expert.
-        shared: Width of the shared expert; 0 for none.
-        latent: Width that tokens have on their way through the experts; 0 for the hidden width.
-        padding: Rows that experts compute over routed rows: a fixed capacity is filled up.
-    """
-
-    num: int
-    top_k: int
-    width: int
-    shared: int = 0
-    latent: int = 0
-    padding: float = 1.0
-
-
-class MambaShape(NamedTuple):
-    """Mamba-2 of every M block."""
-
-    num_heads: int
-    head_dim: int
-    state_dim: int
-    num_groups: int
-
-
-class AdapterShape(NamedTuple):
-    """Low-rank adapters beside linears of a model whose every other weight is frozen.
-
-    Attributes:
-        rank: Width between their two products.
-        linears: Which linears have one, by the names of `low_rank.LINEARS`.
-    """
-
-    rank: int
-    linears: frozenset[str]
-
-
-class ModelShape(NamedTuple):
-    """The model's dimensions.
-
-    Attributes:
-        hidden: Width of the residual stream.
-        vocab: Rows of embedding and head.
-        tied: One table for both.
-        gated: MLPs and experts multiply a gate: three matrices instead of two.
-        ffn: Width of a D block.
-        counts: Blocks by letter.
-        mtp: Multi-token prediction depths, each an A and a D or E block and a head.
-        adapters: Low-rank adapters, which alone are trained; None to train the model.
-    """
-
-    hidden: int
-    vocab: int
-    tied: bool
-    gated: bool
-    ffn: int
-    counts: Mapping[str, float]
-    attention: AttentionShape | None = None
-    experts: ExpertShape | None = None
-    mamba: MambaShape | None = None
-    mtp: int = 0
-    adapters: AdapterShape | None = None
+if TYPE_CHECKING:
+    from megaplan.inventory.tensors import Inventory
+    from megaplan.spec.models import Spec
 
 
 class MeshShape(NamedTuple):
@@ -253,10 +161,10 @@ class StageShape:
     """Pipeline stages that are alike.
 
     Attributes:
-        count: How many.
-        blocks: Blocks by letter on one of them, all of its chunks together.
-        embedding: It has the embedding.
-        head: It has the head, and the prediction depths.
+        count: Number of these stages.
+        blocks: Blocks by kind (`blocks.kinds_in`) on one of them, all of its chunks together.
+        embedding: True if it has the embedding.
+        head: True if it has the head and the prediction depths.
     """
 
     count: float
@@ -266,10 +174,23 @@ class StageShape:
 
 
 @dataclass(frozen=True, slots=True)
-class StepWorkload:
-    """One step of training, ready to be timed."""
+class TimedStep:
+    """One step of training, ready to be timed.
 
-    model: ModelShape
+    Attributes:
+        spec: The model, its precision and its adapters. Degrees and batch are those of `mesh` and `batch`: a search times many with one
+            spec of each policy.
+        inventory: The parameters of the spec's model.
+        mesh: Degrees.
+        batch: Rows of the step.
+        software: What runs it.
+        machine: The device and its links.
+        stages: Stages of the pipeline.
+        recomputed: What backward computes again.
+    """
+
+    spec: Spec
+    inventory: Inventory
     mesh: MeshShape
     batch: BatchShape
     software: Software

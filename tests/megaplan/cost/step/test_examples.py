@@ -7,8 +7,9 @@ import pytest
 
 import megaplan
 from megaplan.cost.step.blocks import ledger_of
-from megaplan.cost.step.from_spec import step_of, workload_of
+from megaplan.cost.step.from_spec import step_of, timed_step
 from megaplan.cost.step.predict import StepTimer, bandwidths, block_terms, peak_of
+from megaplan.inventory.build import build_inventory
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "step-time-examples.md"
 ROW = re.compile(r"^\| (\d+) \| (\w+) \| (\w+), (forward|backward) \| (\w+) \| `([^`]+)` \| ([\d.]+) \|$", re.MULTILINE)
@@ -24,8 +25,8 @@ def terms_and_symbols(name: str, block: str, run: int) -> tuple[dict[str, float]
     """Seconds of a block's pass by term, and the symbols of the page."""
     path, changes = SPECS[name]
     job = megaplan.load(path, *changes)
-    work = workload_of(job.spec, job.spans, list(range(len(job.spans))), step_of(job.spec))
-    rates = StepTimer(work.model, work.software, work.machine).rates(work)
+    work = timed_step(job.spec, build_inventory(job.spec), job.spans, list(range(len(job.spans))), step_of(job.spec))
+    rates = StepTimer(work).rates(work)
     links, machine = bandwidths(work), work.machine
     terms = block_terms(ledger_of(work, block), machine, rates, links)[run]
     terms["gaps"] = terms["kernels"] * rates["gap"]

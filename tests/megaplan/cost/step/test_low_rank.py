@@ -5,11 +5,11 @@ import pytest
 from megaplan.cost.adapters import trained_elements
 from megaplan.cost.step.blocks import ledger_of
 from megaplan.cost.step.data import OPTIMIZER_BYTES, data_work
-from megaplan.cost.step.from_spec import model_shape
 from megaplan.cost.step.gemm import CAST_BYTES, SUM_BYTES
-from megaplan.cost.step.low_rank import BACKWARD_KERNELS, KERNELS, adapter_elements
+from megaplan.cost.step.launch import ADAPTER_KERNELS
+from megaplan.cost.step.parameters import trained
 from megaplan.cost.step.predict import predict_step
-from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, Sharded, Software, StageShape, StepWorkload
+from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, Sharded, Software, StageShape, TimedStep
 from megaplan.devices import load_device
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
@@ -31,20 +31,18 @@ def spec_of(families, lora=True):
 
 
 def work_of(families=None, *, lora=True, dtype="bf16", sharded=None, **degrees):
-    model = model_shape(spec_of(families, lora))
-    software = Software("megatron-bridge", "26.04", dtype=dtype, sharded=sharded)
-    mesh = MeshShape(**{"world": 8, "dp": 8, **degrees})
-    stages = (StageShape(1.0, model.counts, True, True),)
-    return StepWorkload(model, mesh, BatchShape(1, 2048, 4), software, Machine.of(load_device("h100-sxm")), stages)
+    spec, software = spec_of(families, lora), Software("megatron-bridge", "26.04", dtype=dtype, sharded=sharded)
+    mesh, machine = MeshShape(**{"world": 8, "dp": 8, **degrees}), Machine.of(load_device("h100-sxm"))
+    stages = (StageShape(1.0, {"A": 4.0, "D": 4.0}, True, True),)
+    return TimedStep(spec, build_inventory(spec), mesh, BatchShape(1, 2048, 4), software, machine, stages)
 
 
-def test_elements_are_the_inventorys_where_a_linear_is_one_linear():
-    """Query, key and value, and gate and up, are one linear each here, so output and down projections are compared."""
+def test_trained_elements_are_those_of_the_inventorys_adapters():
     families = ["o_proj", "down_proj"]
-    trained = sum(trained_elements(block) for block in build_inventory(spec_of(families)).layers)
-    assert adapter_elements(work_of(families)) == trained
-    assert adapter_elements(work_of(families, tp=2, pp=2)) == trained / 4
-    assert adapter_elements(work_of(lora=False)) == 0
+    adapters = sum(trained_elements(block) for block in build_inventory(spec_of(families)).layers)
+    assert sum(trained(work_of(families))) == adapters
+    assert sum(trained(work_of(families, pp=2))) == adapters / 2
+    assert sum(trained(work_of(families, tp=2))) < adapters
 
 
 def test_a_frozen_linear_has_no_weight_gradient_and_an_adapter_two_narrow_products():
@@ -58,8 +56,7 @@ def test_a_frozen_linear_has_no_weight_gradient_and_an_adapter_two_narrow_produc
     plain = {run: sum(each.moved for each in frozen.moved if each.run == run) for run in (0, 1)}
     assert moved[0] - plain[0] == SUM_BYTES * 2048 * HIDDEN
     assert moved[1] - plain[1] == SUM_BYTES * 2048 * FFN
-    assert adapted.kernels[0] - frozen.kernels[0] == KERNELS
-    assert adapted.kernels[1] - frozen.kernels[1] == BACKWARD_KERNELS
+    assert tuple(more - plain for more, plain in zip(adapted.kernels, frozen.kernels, strict=True)) == ADAPTER_KERNELS
 
 
 def test_a_frozen_linear_is_cast_for_two_products_instead_of_three():
@@ -71,12 +68,13 @@ def test_a_frozen_linear_is_cast_for_two_products_instead_of_three():
 
 def test_adapters_alone_are_reduced_gathered_and_updated():
     work = work_of()
-    found, elements = data_work(work, 2), adapter_elements(work)
+    found, elements = data_work(work, 2), sum(trained(work))
     assert (found.dense.reduced, found.dense.gathered) == (2 * elements, 2 * elements)
     assert found.optimizer_bytes == OPTIMIZER_BYTES * elements / 8
     sharded = data_work(work_of(sharded=Sharded("fsdp2")), 2)
     assert sharded.sharded.reduced == 4 * elements
-    assert sharded.sharded.gathered == data_work(work_of(lora=False, sharded=Sharded("fsdp2")), 2).sharded.gathered
+    plain = data_work(work_of(lora=False, sharded=Sharded("fsdp2")), 2)
+    assert sharded.sharded.gathered == plain.sharded.gathered + 2 * elements
 
 
 def test_few_adapters_are_faster_than_many_and_multiply_less_than_training():
