@@ -174,7 +174,7 @@ def _tokens(work: TimedStep, op: OpWork) -> int:
 
 def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float, times: float) -> None:
     """A memory-bound operation by its ideal bytes, and what frameworks move more; the router's products too."""
-    (forward, _), (backward, _) = ideal(op.work, tokens)
+    forward, backward = (float(moved) for moved, _ in ideal(op.work, tokens))
     kind, factor, repeated = "plain", times, forward
     if op.facts is RESIDUAL_NORM:
         forward, backward, repeated = (forward * share for share in SEPARATE_NORM)
