@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megaplan.families.registry import FAMILIES
 from random_plans.choices import Draw, Scope, Size, divisors
 from random_plans.families import linear_attention, short_convolution
 from random_plans.layout import Degrees
 
-SECTIONS = {
-    "A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp", "G": "linear_attention", "C": "short_convolution",
-}  # fmt: skip
 PRIMES = (61, 251, 1009, 4093, 8191, 20011, 32003, 50021, 65537, 131071)
 VOCABULARIES = (*PRIMES, 64, 1024, 32000, 32768, 65536, 151936)
 STATES = (5, 8, 11, 16, 32, 64, 96, 128, 129)
@@ -91,9 +89,10 @@ def model_section(
     if draw.chance(tie):
         model["tie_embeddings"] = True
     activation = draw.choice(ACTIVATIONS)
-    for letter, section in SECTIONS.items():
+    for letter, draw_section in _FAMILIES.items():
+        section = FAMILIES[letter].section
         if letter in shape.letters:
-            model[section] = _FAMILIES[letter](draw, shape, sharded)
+            model[section] = draw_section(draw, shape, sharded)
             if shape.megatron and "activation" in model[section]:
                 model[section]["activation"] = activation
     features = _features(draw, shape)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from megaplan.errors import MegaplanError
+from megaplan.families.registry import FAMILIES
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import spec_from_document
-from random_plans.model import SECTIONS
 
 Spec = dict[str, Any]
 Fails = Callable[[Spec], bool]
@@ -100,9 +100,9 @@ def _fitting(spec: Spec) -> Spec:
     model = spec["model"]
     letters = model["pattern"].upper().replace("|", "")
     letters = (letters * model["num_layers"])[: model["num_layers"]]
-    for letter, section in SECTIONS.items():
+    for letter, family in FAMILIES.items():
         if letter not in letters:
-            model.pop(section, None)
+            model.pop(family.section, None)
     attention = model.get("attention", {})
     places = [index for index, letter in enumerate(letters) if letter == "A"]
     indexer = attention.get("indexer")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from megaplan.blocks.dims import Dims
+from megaplan.blocks.formula import Formula
 from megaplan.blocks.ops import BlockProgram
 from megaplan.blocks.storages import Shapes
 from megaplan.blocks.work import Ops, Workload
@@ -95,6 +96,7 @@ class Family:
         tensors: (section, hidden size, variant) to the parameters of a layer, its pre-norm included.
         program: Operations and storages, see `ProgramOf`.
         work: (workload, section, hidden size, variant) to the cost model's operations.
+        formulas: Names of its operations to their FLOPs as text, for `megaplan explain`.
         selective: (section, variant) to its selective recompute.
         full_refused: Why it may not be recomputed as a whole; None if it may.
         variant: (section, layer) to what of a layer's place decides its tensors and work; layers of one variant share a `Block`.
@@ -122,6 +124,7 @@ class Family:
     program: ProgramOf
     work: Callable[[Workload, Any, int, Any], Ops]
     selective: Callable[[Any, Any], Selective]
+    formulas: Mapping[str, Formula] = field(default_factory=dict, hash=False)
     full_refused: str | None = None
     variant: Callable[[Any, int], Hashable] = lambda _section, _layer: None
     operations: Callable[[Any, int], Hashable] = lambda _section, _layer: None

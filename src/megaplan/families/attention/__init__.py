@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import attention_exchanges, attention_work
+from megaplan.families.attention.formulas import FORMULAS
 from megaplan.families.attention.program import attention_program, attention_selective
 from megaplan.families.attention.rules import attention_rules
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
@@ -45,6 +46,7 @@ ATTENTION = Family(
     tensors=attention_tensors,
     program=attention_program,
     work=attention_work,
+    formulas=FORMULAS,
     selective=attention_selective,
     variant=variant_of,
     operations=place_of,

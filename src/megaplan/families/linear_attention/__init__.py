@@ -5,6 +5,7 @@ from __future__ import annotations
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, Served
 from megaplan.families.linear_attention.composition import linear_attention_work
+from megaplan.families.linear_attention.formulas import FORMULAS
 from megaplan.families.linear_attention.program import linear_attention_program, linear_attention_selective
 from megaplan.families.linear_attention.rules import linear_attention_rules
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
@@ -35,6 +36,7 @@ LINEAR_ATTENTION = Family(
     tensors=linear_attention_tensors,
     program=linear_attention_program,
     work=linear_attention_work,
+    formulas=FORMULAS,
     selective=linear_attention_selective,
     full_refused="its delta rule would run twice, and projections and convolutions are what selective recomputes",
     rules=linear_attention_rules,

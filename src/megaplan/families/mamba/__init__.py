@@ -5,6 +5,7 @@ from __future__ import annotations
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, Served
 from megaplan.families.mamba.composition import mamba_work
+from megaplan.families.mamba.formulas import FORMULAS
 from megaplan.families.mamba.program import mamba_program, mamba_selective
 from megaplan.families.mamba.rules import mamba_rules, mamba_width
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
@@ -45,6 +46,7 @@ MAMBA = Family(
     tensors=mamba_tensors,
     program=mamba_program,
     work=mamba_work,
+    formulas=FORMULAS,
     selective=mamba_selective,
     full_refused="its scan would run twice, and convolution and in-projection are what selective recomputes",
     rules=mamba_rules,

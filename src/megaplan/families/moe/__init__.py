@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megaplan.families.family import Exchanges, Family
 from megaplan.families.moe.composition import moe_work
+from megaplan.families.moe.formulas import FORMULAS
 from megaplan.families.moe.program import moe_program, moe_selective
 from megaplan.families.moe.rules import moe_rules
 from megaplan.families.moe.section import MixtureOfExperts
@@ -35,6 +36,7 @@ EXPERTS = Family(
     tensors=moe_tensors,
     program=moe_program,
     work=moe_work,
+    formulas=FORMULAS,
     selective=moe_selective,
     full_refused="its dispatch would run twice, and expert GEMMs and activation are what selective recomputes",
     rules=moe_rules,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, Served
 from megaplan.families.recurrent.composition import recurrent_work
+from megaplan.families.recurrent.formulas import FORMULAS
 from megaplan.families.recurrent.program import recurrent_program, recurrent_selective
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.recurrent.tensors import recurrent_tensors
@@ -32,6 +33,7 @@ RECURRENT = Family(
     tensors=recurrent_tensors,
     program=recurrent_program,
     work=recurrent_work,
+    formulas=FORMULAS,
     selective=recurrent_selective,
     sharded=_sharded,
     serving=_served,

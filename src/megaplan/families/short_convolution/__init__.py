@@ -5,6 +5,7 @@ from __future__ import annotations
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, Served
 from megaplan.families.short_convolution.composition import short_convolution_work
+from megaplan.families.short_convolution.formulas import FORMULAS
 from megaplan.families.short_convolution.program import short_convolution_program, short_convolution_selective
 from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.families.short_convolution.tensors import short_convolution_tensors
@@ -30,6 +31,7 @@ SHORT_CONVOLUTION = Family(
     tensors=short_convolution_tensors,
     program=short_convolution_program,
     work=short_convolution_work,
+    formulas=FORMULAS,
     selective=short_convolution_selective,
     sharded=_sharded,
     serving=_served,

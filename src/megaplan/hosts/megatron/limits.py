@@ -32,12 +32,11 @@ PRICED_OPTIONS = frozenset({
 """Options of blocks that the byte model of Megatron-Core has terms for."""
 MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_blockwise": "blockwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 """Megatron's word for each recipe that it has."""
-
-
+PRICED_LETTERS = "AMEDG"
+"""Families that Megatron-Core has; another one is refused."""
+NEAREST = {"R": "Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"}
 MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
-
-
 WHY_UNPRICED = {
     "distillation": "a teacher model stands beside the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, in fp32, which is sharding.reshard_after_forward",
@@ -113,14 +112,11 @@ def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
 def _families(spec: Spec, letters: str) -> Iterator[Limit]:
     """Families and kinds that Megatron is priced without."""
     model = spec.model
-    if "R" in letters:
-        count = letters.count("R")
-        yield Limit(
-            "model.recurrent", f"{count} layers are R, and Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"
-        )
-    if "C" in letters:
-        detail = f"{letters.count('C')} layers are C, and Megatron is priced without {FAMILIES['C'].title}"
-        yield Limit("model.short_convolution", detail)
+    for letter, family in FAMILIES.items():
+        if letter in PRICED_LETTERS or letter not in letters:
+            continue
+        why = NEAREST.get(letter, f"Megatron is priced without {family.title}")
+        yield Limit(f"model.{family.section}", f"{letters.count(letter)} layers are {letter}, and {why}")
     linear = model.linear_attention
     if "G" in letters and not isinstance(linear, GatedDeltaNet):
         yield Limit(
