@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -57,29 +58,54 @@ def test_a_recipe_is_short_and_names_files_of_the_tree(page: Path) -> None:
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-def test_a_schedule_is_one_file_and_one_entry(tmp_path: Path) -> None:
-    """It is known to rules, help, timelines, cuts and estimates from then on."""
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The folder of a copy of megaplan."""
     shutil.copytree(Path(megaplan.__file__).parent, tmp_path / "megaplan", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs/errors", tmp_path / "megaplan" / PACKAGED, dirs_exist_ok=True)
-    registry = tmp_path / "megaplan/schedules/registry.py"
+    return tmp_path
+
+
+def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of the copy."""
+    path = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "megaplan", *words]
+    return subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True, check=False)
+
+
+def test_a_schedule_is_one_file_and_one_entry(copy: Path) -> None:
+    """It is known to rules, help, timelines, cuts and estimates from then on."""
+    registry = copy / "megaplan/schedules/registry.py"
     text = registry.read_text(encoding="utf-8")
     for after, added in ENTRY:
         assert text.count(after) == 1
         text = text.replace(after, after + added)
     registry.write_text(text, encoding="utf-8")
-    (tmp_path / "megaplan/schedules/reversed_order.py").write_text(SCHEDULE, encoding="utf-8")
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        path = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "megaplan", *words]
-        return subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True, check=False)
-
-    drawn = run("schedule", "--kind", "reversed", "--pp", "2", "--microbatches", "3")
+    (copy / "megaplan/schedules/reversed_order.py").write_text(SCHEDULE, encoding="utf-8")
+    drawn = run(copy, "schedule", "--kind", "reversed", "--pp", "2", "--microbatches", "3")
     assert drawn.returncode == 0, drawn.stderr
-    assert "reversed" in run("schema", "spec").stdout
+    assert "reversed" in run(copy, "schema", "spec").stdout
     changed = ("--set", "schedule.kind=reversed", "--set", "mesh.vpp=1")
-    estimated = run("estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.pp=2", *changed)
+    estimated = run(copy, "estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.pp=2", *changed)
     assert "reversed, " in estimated.stdout, estimated.stderr
-    refused = run("estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.pp=2", "--set", "mesh.vpp=2", "--set", "schedule.kind=reversed")
+    refused = run(copy, "estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.pp=2", *changed[:2], "--set", "mesh.vpp=2")
     assert "one chunk" in refused.stderr + refused.stdout or "vpp" in refused.stderr
     assert refused.returncode == 2
+
+
+def test_a_device_is_one_entry_of_the_data_file(copy: Path) -> None:
+    """Capacity, reserve and rates are the entry's; a step time has the interval of a device without measured steps, and says so."""
+    path = copy / "megaplan/devices.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    toy = {key: value for key, value in data["devices"]["h200"].items() if key != "reserve_bytes"}
+    toy["capacity_bytes"] = {"value": 40 * 2**30, "basis": "modelled", "source": "a data sheet of 48 GB"}
+    toy["peak_flops"] = {name: figure | {"value": figure["value"] // 2} for name, figure in toy["peak_flops"].items()}
+    data["devices"]["toy-48gb"] = toy
+    path.write_text(json.dumps(data), encoding="utf-8")
+    found = {
+        name: json.loads(run(copy, "estimate", "plans/llama-3.1-8b.yaml", "--set", f"device.name={name}", "--json").stdout)
+        for name in ("h200", "toy-48gb")
+    }
+    assert found["toy-48gb"]["device"]["capacity_bytes"] == 40 * 2**30
+    assert found["toy-48gb"]["time"]["step_seconds"] > 1.5 * found["h200"]["time"]["step_seconds"]
+    assert found["toy-48gb"]["time"]["calibration"] == "uncalibrated"
