@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megaplan.budget.alike import Run, all_offsets, runs_between
-from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE
-from megaplan.budget.peaks import Stage as Spans
+from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, Stage
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked
 from megaplan.columns import Basis, Column, Phase
@@ -21,7 +20,7 @@ from megaplan.hosts.megatron.peak import (
     in_flight_counts,
     memory,
 )
-from megaplan.hosts.megatron.run import Run, Stage, stages_of
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.storage import (
     HISTORIES,
     LOW_WEIGHTS,
@@ -53,7 +52,7 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         inventory: Its parameter tensors, for the parameters of stages and of the model.
         layout: Its slots.
     """
-    run, found = Run(spec, inventory), list[RankBudget]()
+    run, found = MegatronRun(spec, inventory), list[RankBudget]()
     device = _device(run)
     for stage in stages_of(run, layout):
         found += _ranks(stage, device)
@@ -71,16 +70,16 @@ class MegatronPeaks:
 
     def __init__(self, spec: Spec, inventory: Inventory, _memo: object) -> None:
         """Blocks of other specs are no use: what layers share is kept by their sizes."""
-        self._run = Run(spec, inventory)
+        self._run = MegatronRun(spec, inventory)
 
-    def __call__(self, layout: Layout, stages: Sequence[Spans]) -> tuple[list[int], int]:
+    def __call__(self, layout: Layout, stages: Sequence[Stage]) -> tuple[list[int], int]:
         """`stages`: pipeline ranks with their spans in the layout."""
         found = stages_of(self._run, layout, [rank for rank, _ in stages])
         num_layers = sum([stop - start for _, spans in stages for start, stop in spans])
         return [_peak_bytes(stage) for stage in found], len(stages) * WORK_OF_STAGE + WORK_OF_JOB_LAYER * num_layers
 
 
-def _peak_bytes(stage: Stage) -> int:
+def _peak_bytes(stage: MegatronStage) -> int:
     """The largest peak of a pipeline rank's data ranks."""
     held = parameters(stage)
     found = [_placed(stage, *indices) for indices, _ in _places(stage, held)] if _is_uneven(stage.spec) else [stage]
@@ -88,11 +87,11 @@ def _peak_bytes(stage: Stage) -> int:
     return peak + peak * stage.spec.host.fragmentation_percent // 100
 
 
-def _placed(stage: Stage, data_index: int, expert_index: int) -> Stage:
+def _placed(stage: MegatronStage, data_index: int, expert_index: int) -> MegatronStage:
     return stage._replace(data_index=data_index, expert_index=expert_index)
 
 
-def _device(run: Run) -> DeviceBudget:
+def _device(run: MegatronRun) -> DeviceBudget:
     """The device, and of its reserve also what the dispatcher's library takes from the driver."""
     spec = run.spec
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
@@ -106,7 +105,7 @@ def _device(run: Run) -> DeviceBudget:
 def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
     """Bytes that one microbatch keeps on each slot, in model order."""
     kept = [0] * len(layout.slots)
-    run = Run(spec, inventory)
+    run = MegatronRun(spec, inventory)
     for stage in stages_of(run, layout):
         for slot, own in zip(layout.of_rank(stage.pp_rank), stage.chunks, strict=True):
             kept[slot.index] = chunk(run, own)
@@ -118,7 +117,7 @@ def _is_uneven(spec: Spec) -> bool:
     return uses_muon(spec) and spec.host.distributed_optimizer
 
 
-def _places(stage: Stage, held: Parameters) -> list[tuple[tuple[int, int], list[Run]]]:
+def _places(stage: MegatronStage, held: Parameters) -> list[tuple[tuple[int, int], list[Run]]]:
     """Of the data ranks of a pipeline rank those that are alike: places among dense and among experts' ranks, and the runs of ranks."""
     mesh = stage.spec.mesh
     kinds = [(mesh.tp, mesh.dp_shard * mesh.cp, False), (mesh.ep * mesh.etp, mesh.efsdp, True)]
@@ -132,7 +131,7 @@ def _places(stage: Stage, held: Parameters) -> list[tuple[tuple[int, int], list[
     return list(found.values())
 
 
-def _ranks(stage: Stage, device: DeviceBudget) -> list[RankBudget]:
+def _ranks(stage: MegatronStage, device: DeviceBudget) -> list[RankBudget]:
     """The budgets of a pipeline rank's data ranks."""
     mesh, held = stage.spec.mesh, parameters(stage)
     kept = memory(stage, held)
@@ -165,7 +164,7 @@ def _moments(kept: MegatronMemory) -> dict[Phase, str]:
     }
 
 
-def _cells(stage: Stage, held: Parameters, kept: MegatronMemory) -> Cells:
+def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cells:
     state, parts = optimizer_state(stage, held), storage_bytes(stage, held)
     fixed = fixed_bytes(stage.run, stage.chunks, held.shapes)
     base = dict.fromkeys(Column, 0)
@@ -213,7 +212,7 @@ def _owner(expert: bool, sharded: bool) -> Column:
     return Column.TENSOR_PARALLEL_PARAMS if sharded else Column.REPLICATED_PARAMS
 
 
-def _routing_bytes(stage: Stage) -> int:
+def _routing_bytes(stage: MegatronStage) -> int:
     """What the experts' routing keeps, of the microbatches in flight."""
     run = stage.run
     if run.spec.model.moe is None:

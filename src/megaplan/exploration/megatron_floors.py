@@ -17,7 +17,7 @@ from megaplan.exploration.values import Layout, Policy, SpecOf
 from megaplan.hosts.megatron.chunks import chunk
 from megaplan.hosts.megatron.pattern import EMBEDDING, IN_SIXTEEN_BIT, LOSS
 from megaplan.hosts.megatron.peak import fixed_bytes, fullest_counts
-from megaplan.hosts.megatron.run import Run
+from megaplan.hosts.megatron.run import MegatronRun
 from megaplan.inventory.tensors import Inventory
 from megaplan.partition.megatron_bytes import static_bytes
 from megaplan.spec.models import Spec
@@ -65,7 +65,7 @@ class MegatronFloors(AnyFloors):
 
     def __init__(self, inventory: Inventory, spec: Spec) -> None:
         """`spec`: any of those whose peaks are bounded; they differ in what a search varies."""
-        run = Run(spec, inventory)
+        run = MegatronRun(spec, inventory)
         own = Counter(map(run.operator_letter, range(len(run.letters))))
         self._inventory, self._last = inventory, run.end
         self._counts, self._tied = tuple(own.items()), spec.model.tie_embeddings
@@ -123,7 +123,7 @@ class MegatronFloors(AnyFloors):
         routed = *tokens, layout.ep, layout.etp
         stored, kept, of_experts = self._static.get(shares), self._kept.get(tokens), self._kept.get(routed)
         if stored is None or kept is None or of_experts is None:
-            run = Run(spec_of(layout, policy), self._inventory)
+            run = MegatronRun(spec_of(layout, policy), self._inventory)
             letters = [letter for letter, _ in self._counts]
             stored = stored or {name: static_bytes(run, name) for name in (*letters, EMBEDDING, self._last)}
             kept = kept or {name: _kept(run, name) for name in letters if name not in EXPERTS}
@@ -154,7 +154,7 @@ def _asked(spec: Spec) -> tuple[Layout, Policy, SpecOf]:
     return Layout(*degrees, batch.micro_batch_size, schedule.microbatches_per_update), policy, lambda *_: spec
 
 
-def _kept(run: Run, letters: str) -> int:
+def _kept(run: MegatronRun, letters: str) -> int:
     group = run.spec.host.recompute_num_layers
     if group and len(letters) == 1 and letters not in (EMBEDDING, LOSS):  # a group keeps one input
         return 0 if run.spec.host.recompute_method == "block" else run.boundary_bytes // (group * run.layer_operators)

@@ -11,7 +11,7 @@ from functools import cache
 from megaplan.hosts.megatron.chunks import chunk
 from megaplan.hosts.megatron.pattern import EMBEDDING
 from megaplan.hosts.megatron.peak import in_flight_counts
-from megaplan.hosts.megatron.run import Run, Stage, stages_of
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.storage import parameters, storage_bytes, uses_muon
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
@@ -23,7 +23,7 @@ def megatron_limits(
     spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int, _measured: object = None
 ) -> tuple[tuple[SpanSum, ...], ...]:
     """For each pp rank the sum that stays within what is usable in every split that fits; `layout` is of any split."""
-    run = Run(spec, inventory)
+    run = MegatronRun(spec, inventory)
 
     @cache
     def needs(own: str, count: int) -> int:
@@ -43,8 +43,8 @@ def megatron_limits(
     return tuple(found)
 
 
-def static_bytes(run: Run, own: str) -> int:
+def static_bytes(run: MegatronRun, own: str) -> int:
     """Parameters, gradients and state of some operators; Muon's whole matrices go to ranks that only the whole stage decides."""
-    alone = Stage(run, (own,), run.spec.mesh.pp - 1)
+    alone = MegatronStage(run, (own,), run.spec.mesh.pp - 1)
     parts = storage_bytes(alone, parameters(alone))
     return sum(parts.values()) - (parts["optimizer"] if uses_muon(run.spec) else 0)

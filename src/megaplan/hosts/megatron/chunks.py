@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP, OPERATORS, SIXTEEN_BIT, operators
-from megaplan.hosts.megatron.run import Run
+from megaplan.hosts.megatron.run import MegatronRun
 
 
-def recomputed_groups(run: Run, own: str) -> tuple[tuple[str, ...], str]:
+def recomputed_groups(run: MegatronRun, own: str) -> tuple[tuple[str, ...], str]:
     """Of a chunk's operators the groups that full recompute makes again, and those that stay.
 
     Under the block method each of the first layers of a chunk is a group, else all operators are, some layers together.
@@ -19,7 +19,7 @@ def recomputed_groups(run: Run, own: str) -> tuple[tuple[str, ...], str]:
     return tuple(whole[start : start + step] for start in range(0, len(whole), step)), own[len(whole) :]
 
 
-def chunk(run: Run, letters: str, *, recomputes: bool = True) -> int:
+def chunk(run: MegatronRun, letters: str, *, recomputes: bool = True) -> int:
     """Bytes that one model chunk keeps for one microbatch, logits and loss left out; `recomputes`: under full recompute, if there is."""
     host, total = run.spec.host, 0
     if host.offloaded_layers:
@@ -32,7 +32,7 @@ def chunk(run: Run, letters: str, *, recomputes: bool = True) -> int:
     return total + sum([kept for _, kept in _parts(run, letters)])
 
 
-def forward_excess(run: Run, letters: str) -> int:
+def forward_excess(run: MegatronRun, letters: str) -> int:
     """Most bytes of a chunk's forward over what the chunk keeps when it has ended; negative where the end is the most by far."""
     parts = list(_parts(run, letters))
     left = most = -sum([kept for _, kept in parts])
@@ -43,7 +43,7 @@ def forward_excess(run: Run, letters: str) -> int:
     return most
 
 
-def backward_excess(run: Run, letters: str) -> int:
+def backward_excess(run: MegatronRun, letters: str) -> int:
     """Most bytes of a chunk's backward over what the chunk keeps before it begins."""
     parts = list(_parts(run, letters))
     left, most = 0, -sum([kept for _, kept in parts])
@@ -55,18 +55,18 @@ def backward_excess(run: Run, letters: str) -> int:
     return most
 
 
-def graph_bytes(run: Run, chunks: tuple[str, ...]) -> int:
+def graph_bytes(run: MegatronRun, chunks: tuple[str, ...]) -> int:
     """Scratch of the pool that all graphs of layers share: one runs at a time."""
     letters = {letter for letters in chunks for letter in letters + run.ahead if _is_graphed(run, letter)}
     found = [run.operator(letter) for letter in letters]
     return max([max(each.forward, each.stream_gradient + each.backward) for each in found], default=0)
 
 
-def _is_graphed(run: Run, letter: str) -> bool:
+def _is_graphed(run: MegatronRun, letter: str) -> bool:
     return SIXTEEN_BIT.get(letter, letter) in run.graphed
 
 
-def _parts(run: Run, letters: str) -> Iterator[tuple[str | None, int]]:
+def _parts(run: MegatronRun, letters: str) -> Iterator[tuple[str | None, int]]:
     """Operators in the order of forward, and what stands between them, each with what it keeps."""
     stream = run.boundary_bytes
     for letter in letters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaplan.hosts.megarun.explain import explain as of_families
 from megaplan.hosts.megatron.pattern import operators
-from megaplan.hosts.megatron.run import Run
+from megaplan.hosts.megatron.run import MegatronRun
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
@@ -13,7 +13,7 @@ from megaplan.spec.models import Spec
 
 def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> Explained:
     """The blocks of a pipeline rank of the layout have the families' parameters; each operator keeps its own tensors."""
-    run = Run(spec, inventory)
+    run = MegatronRun(spec, inventory)
     own, kept = operators("".join(run.chunks(layout, pp_rank))), []
     for letter in dict.fromkeys(own):
         sizes = sorted(run.operator(letter).tensors.items(), key=lambda item: (-item[1], item[0]))

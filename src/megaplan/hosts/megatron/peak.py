@@ -10,7 +10,7 @@ from megaplan.hosts.megatron.chunks import backward_excess, chunk, forward_exces
 from megaplan.hosts.megatron.experts import dispatcher, dispatcher_bytes
 from megaplan.hosts.megatron.pattern import LOSS, MTP, count, operators
 from megaplan.hosts.megatron.programs import num_scores
-from megaplan.hosts.megatron.run import Run, Stage
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
 from megaplan.hosts.megatron.storage import Parameters, gathered_bytes, gradient_copies_bytes, is_fsdp, parameters, storage_bytes
 from megaplan.hosts.megatron.workspaces import engine_bytes
 from megaplan.spec.device import device_of
@@ -60,7 +60,7 @@ class MegatronMemory(NamedTuple):
         return max(self.phases, key=lambda name: self.phases[name])
 
 
-def memory(stage: Stage, held: Parameters | None = None) -> MegatronMemory:
+def memory(stage: MegatronStage, held: Parameters | None = None) -> MegatronMemory:
     """The bytes of a rank; `held` are its parameters, if they are known."""
     run, found = stage.run, parameters(stage) if held is None else held
     spec, dims, virtual = stage.spec, run.at.dims, len(stage.chunks)
@@ -80,32 +80,32 @@ def memory(stage: Stage, held: Parameters | None = None) -> MegatronMemory:
     return MegatronMemory(static, leftover, gradient_copies_bytes(stage, found), activations, phases, gathered, received)
 
 
-def _deferred_bytes(stage: Stage) -> int:
+def _deferred_bytes(stage: MegatronStage) -> int:
     """Logits' gradients and the head's inputs of the microbatches whose weight gradient waits for the end of the step."""
     waiting = min(stage.spec.host.deferred_head_microbatches or 0, _num_microbatches(stage))
     return waiting * (2 * _logits(stage.run) + stage.run.boundary_bytes) if LOSS in stage.chunks[-1] else 0
 
 
-def _logits(run: Run) -> int:
+def _logits(run: MegatronRun) -> int:
     """Elements of a microbatch's logits on a rank."""
     return run.at.tokens * run.spec.model.vocab_size // run.at.dims.tp
 
 
-def _num_microbatches(stage: Stage) -> int:
+def _num_microbatches(stage: MegatronStage) -> int:
     return stage.spec.schedule.microbatches_per_update
 
 
-def _at_an_end(stage: Stage) -> bool:
+def _at_an_end(stage: MegatronStage) -> bool:
     """True if the rank is the first or the last of its pipeline: those alone load batches."""
     return stage.pp_rank in (0, stage.spec.mesh.pp - 1)
 
 
-def _modules(stage: Stage) -> int:
+def _modules(stage: MegatronStage) -> int:
     depth = stage.letters.count(MTP)
     return min(depth, 1) if stage.spec.host.mtp_repeated else depth
 
 
-def received_bytes(stage: Stage, *, backward: bool) -> int:
+def received_bytes(stage: MegatronStage, *, backward: bool) -> int:
     """What the pipeline's schedule names of the previous microbatch while the rank is at its fullest.
 
     Of that microbatch it names the gradient it sent to the stage before, until its next backward; until its next forward has ended, also
@@ -119,7 +119,7 @@ def received_bytes(stage: Stage, *, backward: bool) -> int:
     return stage.run.boundary_bytes * (bool(rank) + (not backward))
 
 
-def offloaded_here_bytes(stage: Stage) -> int:
+def offloaded_here_bytes(stage: MegatronStage) -> int:
     """Inputs of offloaded modules that are on the device: the last of each module, which backward reads next, and one on its way.
 
     Source: `_offload_margin` and `last_group_with_same_name` of `megatron/core/pipeline_parallel/fine_grained_activation_offload.py`.
@@ -128,12 +128,12 @@ def offloaded_here_bytes(stage: Stage) -> int:
     return sum(inputs) + max(inputs, default=0)
 
 
-def in_flight(stage: Stage) -> int:
+def in_flight(stage: MegatronStage) -> int:
     """Bytes that the rank's microbatches keep at its fullest moment."""
     return sum(number * chunk(stage.run, letters) for number, letters in zip(in_flight_counts(stage), stage.chunks, strict=True))
 
 
-def in_flight_counts(stage: Stage) -> tuple[int, ...]:
+def in_flight_counts(stage: MegatronStage) -> tuple[int, ...]:
     """Microbatches of each chunk at the rank's fullest moment; on the rank of the loss, the fullest of its last chunk's.
 
     Under 1F1B rank r holds min(microbatches, pp − r). Under interleaving its forwards visit the chunks in rounds of a group, and the
@@ -179,7 +179,7 @@ def _visited(step: int, group: int, virtual: int, num_microbatches: int) -> int:
     return offset // min(group, num_microbatches - start * group)
 
 
-def fixed_bytes(run: Run, chunks: tuple[str, ...], shapes: set[tuple[int, int]]) -> dict[str, int]:
+def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int, int]]) -> dict[str, int]:
     """Workspaces and buffers that stay for the whole run, by part.
 
     Args:
@@ -217,14 +217,14 @@ def fixed_bytes(run: Run, chunks: tuple[str, ...], shapes: set[tuple[int, int]])
     return parts
 
 
-def _cublas_bytes(run: Run) -> int:
+def _cublas_bytes(run: MegatronRun) -> int:
     """What the launch sets, or torch's default on the device, whose record counts the two handles together."""
     if run.spec.host.cublas_workspace_kib is not None:
         return run.spec.host.cublas_workspace_kib * 1024
     return device_of(run.spec.device).gemm_workspace_bytes // 2
 
 
-def _phases(stage: Stage) -> dict[str, int]:
+def _phases(stage: MegatronStage) -> dict[str, int]:
     run, host = stage.run, stage.spec.host
     chunks = [letters for letters in stage.chunks if LOSS in letters] or stage.chunks
     phases: dict[str, int] = {}
@@ -249,7 +249,7 @@ def _phases(stage: Stage) -> dict[str, int]:
     return phases or {LAYER_BACKWARD: 0}
 
 
-def _group_bytes(run: Run, letters: str) -> int:
+def _group_bytes(run: MegatronRun, letters: str) -> int:
     """What full recompute makes again of one group of operators, and holds while it does and while its backward runs.
 
     Under the block method the layers behind have had their backward then; while they have theirs, they hold what they would without it.

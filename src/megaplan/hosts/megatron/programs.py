@@ -189,7 +189,7 @@ def mamba_shapes(at: Setting) -> Sized:
     states = -(-at.tokens // MAMBA_CHUNK) * heads * mamba.head_dim * mamba.state_dim // dims.tp
     kept = at.narrow({"zxbcdt": dims.wide(columns), "scan.output": dims.wide(inner), "gated.output": dims.wide(inner)})
     kept |= of_bytes({"gated.norm": at.input_bytes(at.tokens, inner)})
-    copied = {name: (states,) for name in ("states", "states.gradient")}
+    copied = dict.fromkeys(("states", "states.gradient"), (states,))
     convolved = dict.fromkeys(("conv", "conv.gradient"), dims.wide(inner + 2 * groups))
     held = {
         **at.wide({**copied, "products": dims.wide(MAMBA_CHUNK * max(1, mamba.num_groups // dims.tp))}),

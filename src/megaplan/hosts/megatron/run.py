@@ -1,4 +1,4 @@
-"""`Run`: a spec as Megatron-Core runs it, and `Stage`: one pipeline rank of it, as the operators of its model chunks."""
+"""`MegatronRun`: a spec as Megatron-Core runs it, and `MegatronStage`: one pipeline rank of it, as the operators of its model chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRAPHED = {"attn": "*", "mamba": "M", "mlp": "-", "moe": "E", "moe_router": "", 
 """Operators that a graph of each module holds whole; the router's scratch is not counted."""
 
 
-class Run:
+class MegatronRun:
     """What the pipeline ranks of a spec share: sizes, and what each operator keeps, holds and stores, evaluated once.
 
     Attributes:
@@ -99,7 +99,7 @@ class Run:
         return 2 * self.at.stream_tokens * self.at.dims.hidden
 
 
-class Stage(NamedTuple):
+class MegatronStage(NamedTuple):
     """One pipeline rank.
 
     Attributes:
@@ -110,7 +110,7 @@ class Stage(NamedTuple):
         expert_index: Its place among those that share experts' state; None for the last.
     """
 
-    run: Run
+    run: MegatronRun
     chunks: tuple[str, ...]
     pp_rank: int
     data_index: int | None = None
@@ -131,6 +131,6 @@ class Stage(NamedTuple):
         return count(self.letters, operator)
 
 
-def stages_of(run: Run, layout: Layout, pp_ranks: Sequence[int] | None = None) -> tuple[Stage, ...]:
+def stages_of(run: MegatronRun, layout: Layout, pp_ranks: Sequence[int] | None = None) -> tuple[MegatronStage, ...]:
     """The pipeline ranks of a layout, the last of their data ranks; `pp_ranks`: some of them, None for all."""
-    return tuple([Stage(run, run.chunks(layout, rank), rank) for rank in (range(layout.pp) if pp_ranks is None else pp_ranks)])
+    return tuple([MegatronStage(run, run.chunks(layout, rank), rank) for rank in (range(layout.pp) if pp_ranks is None else pp_ranks)])

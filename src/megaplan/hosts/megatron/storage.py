@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from megaplan.dtypes import DType
 from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP
-from megaplan.hosts.megatron.run import Run, Stage
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
 from megaplan.hosts.megatron.setting import num_statistics
 from megaplan.hosts.megatron.tensors import Parameters, Rule, Tensor
 from megaplan.low_precision import history_bytes
@@ -22,7 +22,7 @@ FSDP_UNIT_ELEMENTS = 1_000_000_000
 """The least size that Megatron-FSDP takes for its unit of communication; it gathers half of one ahead."""
 
 
-def parameters(stage: Stage) -> Parameters:
+def parameters(stage: MegatronStage) -> Parameters:
     """The parameters of the rank's chunks."""
     found, run, letters = Parameters(), stage.run, stage.letters
     spec, hidden = stage.spec, stage.run.at.dims.hidden
@@ -68,7 +68,7 @@ class State(NamedTuple):
         return self.matrix_master + self.other_master + self.moments
 
 
-def storage_bytes(stage: Stage, found: Parameters) -> dict[str, int]:
+def storage_bytes(stage: MegatronStage, found: Parameters) -> dict[str, int]:
     """Bytes by part: parameters as they are stored, main gradients, optimizer state, copies of weights in low precision."""
     run, precision, ranks = stage.run, stage.spec.precision, _data_ranks(stage) if is_fsdp(stage) else 1
     kept = (found.elements(experts=False) + found.elements(experts=True)) // ranks
@@ -85,12 +85,12 @@ def storage_bytes(stage: Stage, found: Parameters) -> dict[str, int]:
     return parts
 
 
-def is_fsdp(stage: Stage) -> bool:
+def is_fsdp(stage: MegatronStage) -> bool:
     """True if Megatron-FSDP shards parameters and gradients as well as optimizer state over data ranks."""
     return stage.spec.sharding.reshard_after_forward
 
 
-def stored_bytes(run: Run, tensor: Tensor) -> int:
+def stored_bytes(run: MegatronRun, tensor: Tensor) -> int:
     """Bytes of a parameter on its rank: 16 bits an element, or a weight's own copies in low precision where those are what is stored."""
     given, recipe = run.spec.precision.recipe, run.at.recipe
     if given is None or recipe is None or not given.param_gather or tensor.low is None:
@@ -106,7 +106,7 @@ class Gathered(NamedTuple):
     first_layer_backward: int
 
 
-def gathered_bytes(stage: Stage, found: Parameters) -> Gathered:
+def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
     """What Megatron-FSDP has whole: parameters at the loss; parameters and gradients when backward reaches the first layer.
 
     What lies outside layers stays gathered. The final norm's gather also fetches the layers from the first on, until they hold 500
@@ -135,7 +135,7 @@ def gathered_bytes(stage: Stage, found: Parameters) -> Gathered:
     return Gathered(2 * root + gathered, 2 * root + int(each * layer) + transposed + gradient_bytes * waiting)
 
 
-def gradient_copies_bytes(stage: Stage, found: Parameters) -> int:
+def gradient_copies_bytes(stage: MegatronStage, found: Parameters) -> int:
     """fp32 copies of 16-bit gradients that the optimizer's step makes; the next step drops them before its first forward.
 
     Source: `_copy_model_grads_to_main_grads` and `zero_grad` of `megatron/core/optimizer/optimizer.py`.
@@ -146,7 +146,7 @@ def gradient_copies_bytes(stage: Stage, found: Parameters) -> int:
     return 4 * found.elements(experts=False) // share + 4 * found.elements(experts=True) // expert_share
 
 
-def optimizer_state(stage: Stage, found: Parameters) -> State:
+def optimizer_state(stage: MegatronStage, found: Parameters) -> State:
     """Under Muon a master and one momentum of each of its matrices, under Adam a master and two moments.
 
     Adam's distributed optimizer shards evenly. Muon's gives whole tensors, sorted by size, to data ranks there and back. Of an fp32 master
@@ -198,10 +198,10 @@ def _dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tup
     return list(zip(matrices, others, strict=True))
 
 
-def _shares(stage: Stage) -> tuple[int, int]:
+def _shares(stage: MegatronStage) -> tuple[int, int]:
     return (_data_ranks(stage), stage.spec.mesh.efsdp) if stage.spec.host.distributed_optimizer else (1, 1)
 
 
-def _data_ranks(stage: Stage) -> int:
+def _data_ranks(stage: MegatronStage) -> int:
     """Ranks over which dense state is sharded, contexts included."""
     return stage.spec.mesh.dp_shard * stage.spec.mesh.cp

@@ -1,4 +1,4 @@
-"""Parameters of a rank as Megatron-Core stores them: the inventory's, with projections of one input joined and each expert's matrices alone.
+"""Parameters of a rank as Megatron-Core stores them: the inventory's, with projections of one input joined and each expert alone.
 
 Source: `megatron/core/distributed/param_and_grad_buffer.py` at d98e8a64, and the modules of `megatron/core` and Transformer Engine.
 """

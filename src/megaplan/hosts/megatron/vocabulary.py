@@ -1,4 +1,4 @@
-"""Megatron-LM's launch arguments: one row an argument, read by the importer, the exporter, the byte model and the reference page.
+"""Megatron-LM's launch arguments: one row an argument, read by the importer, the exporter and the reference page.
 
 Source: `megatron/training/arguments.py` and the config classes that its parser is made from, at d98e8a64.
 """
