@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from megaplan.errors import MegaplanError, Severity
-from megaplan.hosts.megatron.from_spec import jobs_from_spec
-from megaplan.hosts.megatron.job import MegatronJob
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.workspaces import BLACKWELL_LARGE, SMALL_KIB
 from megaplan.importers.megatron.spec import import_megatron
 from megaplan.inventory.build import build_inventory
@@ -61,18 +59,31 @@ def spec_of_launch(
     return import_megatron(launch_text(given, environment), "launch.yaml", overrides, gpus).loaded.spec
 
 
-def jobs_of_spec(spec: Spec) -> tuple[MegatronJob, ...]:
-    """What the estimate prices: one run a pipeline rank."""
+def stages_of_spec(spec: Spec) -> tuple[MegatronStage, ...]:
+    """What the estimate prices: the pipeline ranks."""
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, choose_cuts(spec, inventory).spans)
-    return jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout)
+    return stages_of(MegatronRun(spec, inventory), layout)
 
 
-def job_of_launch(
+def stage_of_launch(
     arguments: Mapping[str, Any], gpus: int | None, vocab_size: int | None, platform: str, *, pp_rank: int = -1, **more: Any
-) -> MegatronJob:
-    """A pipeline rank's run, of `spec_of_launch`; the last rank's by default."""
-    return jobs_of_spec(spec_of_launch(arguments, gpus, vocab_size, platform, **more))[pp_rank]
+) -> MegatronStage:
+    """A pipeline rank of `spec_of_launch`, by default the last."""
+    return stages_of_spec(spec_of_launch(arguments, gpus, vocab_size, platform, **more))[pp_rank]
+
+
+def changed(stage: MegatronStage, **values: Any) -> MegatronStage:
+    """The same rank and cuts with other values of keys of the spec, `__` for a dot: `model__moe__routing_skew=2.0`."""
+    spec = stage.spec
+    for key, value in values.items():
+        spec = _with(spec, key.split("__"), value)
+    return stage._replace(run=MegatronRun(spec, build_inventory(spec)))
+
+
+def _with(section: Any, path: list[str], value: Any) -> Any:
+    first, *rest = path
+    return section.model_copy(update={first: _with(getattr(section, first), rest, value) if rest else value})
 
 
 def refusals(arguments: Mapping[str, Any], gpus: int | None = None, vocab_size: int | None = 1024) -> tuple[str, ...]:
@@ -117,7 +128,6 @@ def unbalanced(arguments: Mapping[str, Any]) -> str | None:
     return f"moe_router_load_balancing_type = {kind} with moe_aux_loss_coeff = 0: nothing balances routing"
 
 
-def skewed(job: MegatronJob, skew: float) -> MegatronJob:
-    """The run with so many rows on its experts, over the even share."""
-    assert job.moe is not None
-    return replace(job, moe=replace(job.moe, routing_skew=skew))
+def skewed(stage: MegatronStage, skew: float) -> MegatronStage:
+    """The rank with so many rows on its experts, over the even share."""
+    return changed(stage, model__moe__routing_skew=skew)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launches import job_of_launch
+from launches import stage_of_launch
 
 from megaplan.hosts.megatron.peak import memory
 from megaplan.hosts.megatron.storage import optimizer_state, parameters
@@ -47,6 +47,6 @@ def _peak_gb(model: dict[str, Any], run: dict[str, Any]) -> float:
     arguments = dict(model["arguments"])
     if run["modules"]:
         arguments |= {"recompute_granularity": "selective", "recompute_modules": run["modules"]}
-    job = job_of_launch(arguments, model["gpus"], model["padded_vocab_size"], model["platform"])
-    moments = optimizer_state(job, parameters(job)).moments if run["first_step"] else 0
-    return (memory(job).peak - moments) / GB
+    stage = stage_of_launch(arguments, model["gpus"], model["padded_vocab_size"], model["platform"])
+    moments = optimizer_state(stage, parameters(stage)).moments if run["first_step"] else 0
+    return (memory(stage).peak - moments) / GB

@@ -12,14 +12,14 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from launches import graphed, job_of_launch, offloaded, refusals, skewed, stale, unbalanced
+from launches import graphed, offloaded, refusals, skewed, stage_of_launch, stale, unbalanced
 from published import published_bytes
 from recompute import recompute_lines
 from stages import stage_lines
 
 from megaplan.budget.skew import largest_skew
-from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, memory
+from megaplan.hosts.megatron.run import MegatronStage
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GOLDENS = ROOT / "tests/megaplan/hosts/megatron/goldens.json"
@@ -77,7 +77,7 @@ class Replay:
 
 def replay(row: dict[str, Any]) -> Replay:
     """Price one run."""
-    job = job_of_launch(
+    stage = stage_of_launch(
         row["arguments"],
         row["gpus"],
         row["padded_vocab_size"],
@@ -85,23 +85,23 @@ def replay(row: dict[str, Any]) -> Replay:
         environment=row["environment"],
         month=row["measured"][:7],
     )
-    found = memory(job)
+    found, spec, moe = memory(stage), stage.spec, stage.spec.model.moe
     ranged = unbalanced(row["arguments"])
     ends = [found.peak]
-    if job.moe is not None and job.ep > 1 and job.moe.capacity_factor is None:
+    if moe is not None and spec.mesh.ep > 1 and moe.capacity_factor is None:
         if ranged:
-            ends = [memory(skewed(job, 0)).peak]
-        ends.append(memory(skewed(job, largest_skew(job.ep, job.moe.num_experts, job.moe.top_k))).peak)
+            ends = [memory(skewed(stage, 0)).peak]
+        ends.append(memory(skewed(stage, largest_skew(spec.mesh.ep, moe.num_experts, moe.top_k))).peak)
 
     def outside(key: str) -> float:
         """Signed distance from the quote."""
         measured = row[key]
         return 100 * (max(ends[0] - measured, 0) + min(ends[-1] - measured, 0)) / measured
 
-    published = published_bytes(job, row["arguments"])
+    published = published_bytes(stage, row["arguments"])
     return Replay(
         name=row["name"].partition("/")[2],
-        family="MoE hybrid" if job.hybrid and job.moe else "hybrid" if job.hybrid else "MoE" if job.moe else "dense",
+        family=" ".join(["MoE"] * (moe is not None) + ["hybrid"] * (spec.host.model == "hybrid")) or "dense",
         platform=row["platform"].removeprefix("dgx_"),
         gpus=row["gpus"],
         phase=found.peak_phase,
@@ -110,9 +110,9 @@ def replay(row: dict[str, Any]) -> Replay:
         run_peak=_percent(found.peak, row["run_peak_bytes"]),
         outside=outside("peak_bytes"),
         run_outside=outside("run_peak_bytes"),
-        implied_skew=_implied_skew(row, job, found),
+        implied_skew=_implied_skew(row, stage, found),
         ranged=ranged,
-        experts=job.moe.num_experts // job.ep if job.moe else 0,
+        experts=moe.num_experts // spec.mesh.ep if moe else 0,
         published=None if published is None else _percent(published, row["peak_bytes"]),
         measured_mib=(row["after_step_bytes"] / MIB, row["peak_bytes"] / MIB, row["run_peak_bytes"] / MIB),
         quoted_mib=tuple(end / MIB for end in ends),
@@ -123,11 +123,11 @@ def _percent(estimate: float, measured: float) -> float:
     return 100 * (estimate / measured - 1)
 
 
-def _implied_skew(row: dict[str, Any], job: MegatronJob, balanced: MegatronMemory) -> float | None:
+def _implied_skew(row: dict[str, Any], stage: MegatronStage, balanced: MegatronMemory) -> float | None:
     """From what the second step's peak has over what stays after it."""
-    if job.moe is None:
+    if stage.spec.model.moe is None:
         return None
-    double = memory(skewed(job, 2.0))
+    double = memory(skewed(stage, 2.0))
     even_share = (double.peak - double.after_step) - (balanced.peak - balanced.after_step)
     missing = (row["peak_bytes"] - row["after_step_bytes"]) - (balanced.peak - balanced.after_step)
     return 1 + missing / even_share if even_share else None

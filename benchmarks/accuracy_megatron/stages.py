@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from statistics import mean
 
-from launches import job_of_launch
+from launches import stage_of_launch
 
 from megaplan.hosts.megatron.peak import memory
 
@@ -23,11 +23,13 @@ def stage_lines() -> list[str]:
     first: list[float] = []
     for row in rows:
         for rank, (measured, simumax) in enumerate(zip(row["peak_mib"], row["simumax_gib"], strict=True)):
-            job = job_of_launch(row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"])
-            found = memory(job)
+            stage = stage_of_launch(
+                row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"]
+            )
+            found = memory(stage)
             errors.append(100 * (found.peak / MIB / measured - 1))
             theirs.append(100 * (simumax * 1024 / measured - 1))
-            if rank == 0 and job.pp > 1:
+            if rank == 0 and stage.spec.mesh.pp > 1:
                 first.append(errors[-1])
             lines.append(f"| {row['name']} | {rank} | {measured:,.1f} | {errors[-1]:+.2f} | {theirs[-1]:+.2f} | {found.peak_phase} |")
     return [

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from megaplan.exploration.any_floors import AnyFloors
 from megaplan.exploration.values import Layout, Policy, SpecOf
-from megaplan.hosts.megatron.from_spec import common_job, operator_letter
-from megaplan.hosts.megatron.job import EMBEDDING, IN_SIXTEEN_BIT, LOSS, MTP, MegatronJob
+from megaplan.hosts.megatron.chunks import chunk
+from megaplan.hosts.megatron.pattern import EMBEDDING, IN_SIXTEEN_BIT, LOSS
 from megaplan.hosts.megatron.peak import fixed_bytes, fullest_counts
-from megaplan.hosts.megatron.saved import chunk
+from megaplan.hosts.megatron.run import MegatronRun
 from megaplan.inventory.tensors import Inventory
 from megaplan.partition.megatron_bytes import static_bytes
 from megaplan.spec.models import Spec
@@ -65,10 +65,9 @@ class MegatronFloors(AnyFloors):
 
     def __init__(self, inventory: Inventory, spec: Spec) -> None:
         """`spec`: any of those whose peaks are bounded; they differ in what a search varies."""
-        self._letters = "".join(block.family for block in inventory.layers)
-        own = Counter(operator_letter(spec, self._letters, layer) for layer in range(len(self._letters)))
-        mtp = spec.model.features.mtp
-        self._last = MTP * (mtp.depth if mtp is not None else 0) + LOSS
+        run = MegatronRun(spec, inventory)
+        own = Counter(map(run.operator_letter, range(len(run.letters))))
+        self._inventory, self._last = inventory, run.end
         self._counts, self._tied = tuple(own.items()), spec.model.tie_embeddings
         self._group, self._fragmentation = spec.host.microbatch_group_size, spec.host.fragmentation_percent
         self._static: dict[tuple[object, ...], dict[str, int]] = {}
@@ -124,14 +123,14 @@ class MegatronFloors(AnyFloors):
         routed = *tokens, layout.ep, layout.etp
         stored, kept, of_experts = self._static.get(shares), self._kept.get(tokens), self._kept.get(routed)
         if stored is None or kept is None or of_experts is None:
-            job = common_job(spec_of(layout, policy), self._letters)
+            run = MegatronRun(spec_of(layout, policy), self._inventory)
             letters = [letter for letter, _ in self._counts]
-            stored = stored or {name: static_bytes(job, name) for name in (*letters, EMBEDDING, self._last)}
-            kept = kept or {name: _kept(job, name) for name in letters if name not in EXPERTS}
+            stored = stored or {name: static_bytes(run, name) for name in (*letters, EMBEDDING, self._last)}
+            kept = kept or {name: _kept(run, name) for name in letters if name not in EXPERTS}
             own = [letter for letter in letters if letter in EXPERTS]
-            of_experts = of_experts or {name: _kept(job, name) for name in (*own, EMBEDDING, self._last)}
+            of_experts = of_experts or {name: _kept(run, name) for name in (*own, EMBEDDING, self._last)}
             self._static[shares], self._kept[tokens], self._kept[routed] = stored, kept, of_experts
-            self._fixed[routed] = sum(fixed_bytes(job, set()).values())
+            self._fixed[routed] = sum(fixed_bytes(run, (), set()).values())
         kept = kept | of_experts
         ends = [Need(stored[name], kept[name]) for name in (EMBEDDING, self._last)]
         if one_stage and self._tied:
@@ -155,10 +154,11 @@ def _asked(spec: Spec) -> tuple[Layout, Policy, SpecOf]:
     return Layout(*degrees, batch.micro_batch_size, schedule.microbatches_per_update), policy, lambda *_: spec
 
 
-def _kept(job: MegatronJob, letters: str) -> int:
-    if job.recompute_num_layers and len(letters) == 1 and letters not in (EMBEDDING, LOSS):  # a group keeps one input
-        return 0 if job.recompute_block else 2 * job.stream_tokens * job.hidden_size // job.recompute_num_layers
-    return chunk(job, letters)
+def _kept(run: MegatronRun, letters: str) -> int:
+    group = run.spec.host.recompute_num_layers
+    if group and len(letters) == 1 and letters not in (EMBEDDING, LOSS):  # a group keeps one input
+        return 0 if run.spec.host.recompute_method == "block" else run.boundary_bytes // (group * run.layer_operators)
+    return chunk(run, letters)
 
 
 @lru_cache(maxsize=4096)

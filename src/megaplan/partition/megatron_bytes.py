@@ -6,13 +6,13 @@ left out, so a split beyond these sums is known not to fit, and one within them 
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 
-from megaplan.hosts.megatron.from_spec import jobs_from_spec, operator_letter
-from megaplan.hosts.megatron.job import EMBEDDING, LOSS, MTP, MegatronJob
+from megaplan.hosts.megatron.chunks import chunk
+from megaplan.hosts.megatron.pattern import EMBEDDING
 from megaplan.hosts.megatron.peak import in_flight_counts
-from megaplan.hosts.megatron.saved import chunk
-from megaplan.hosts.megatron.storage import parameters, storage_bytes
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
+from megaplan.hosts.megatron.storage import parameters, storage_bytes, uses_muon
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
@@ -23,36 +23,28 @@ def megatron_limits(
     spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int, _measured: object = None
 ) -> tuple[tuple[SpanSum, ...], ...]:
     """For each pp rank the sum that stays within what is usable in every split that fits; `layout` is of any split."""
-    letters = "".join(block.family for block in inventory.layers)
-    jobs = jobs_from_spec(spec, letters, layout)
-    ends = EMBEDDING, jobs[-1].chunks[-1][-1 - jobs[-1].chunks[-1].count(MTP) :]
-    assert ends[1].endswith(LOSS)
+    run = MegatronRun(spec, inventory)
 
     @cache
     def needs(own: str, count: int) -> int:
-        return static_bytes(jobs[0], own) + (0 if jobs[0].recompute_num_layers else count * chunk(jobs[0], own))
+        return static_bytes(run, own) + (0 if spec.host.recompute_num_layers else count * chunk(run, own))
 
-    operators = [operator_letter(spec, letters, layer) for layer in range(len(letters))]
+    operators = [run.operator_letter(layer) for layer in range(len(run.letters))]
 
     @cache
     def weight(count: int) -> Weight:
         each = {own: needs(own, count) for own in set(operators)}
-        return layer_weight([each[own] for own in operators], needs(ends[0], count), needs(ends[1], count))
+        return layer_weight([each[own] for own in operators], needs(EMBEDDING, count), needs(run.end, count))
 
     most = usable_bytes * 100 // (100 + spec.host.fragmentation_percent) + 1
     found = []
-    for job in jobs:
-        found.append((SpanSum(tuple(weight(count) for count in in_flight_counts(job)), most),))
+    for stage in stages_of(run, layout):
+        found.append((SpanSum(tuple(weight(count) for count in in_flight_counts(stage)), most),))
     return tuple(found)
 
 
-def static_bytes(job: MegatronJob, own: str) -> int:
+def static_bytes(run: MegatronRun, own: str) -> int:
     """Parameters, gradients and state of some operators; Muon's whole matrices go to ranks that only the whole stage decides."""
-    return _static_bytes(job.of_operators, own)
-
-
-@lru_cache(maxsize=4096)
-def _static_bytes(job: MegatronJob, own: str) -> int:
-    alone = job.of_rank((own,), None)
+    alone = MegatronStage(run, (own,), run.spec.mesh.pp - 1)
     parts = storage_bytes(alone, parameters(alone))
-    return sum(parts.values()) - (parts["optimizer"] if job.optimizer == "muon" else 0)
+    return sum(parts.values()) - (parts["optimizer"] if uses_muon(run.spec) else 0)

@@ -11,7 +11,7 @@ REDUCE_SCATTER = "reduce_scatter"
 
 
 class Graph(NamedTuple):
-    """A program with what follows from it: view roots, who keeps what, and what a recompute region reads, drops and caches."""
+    """A program with what follows from it: view roots, who keeps what, what a recompute region reads, drops and caches, what is away."""
 
     ops: tuple[Op, ...]
     roots: dict[str, str]
@@ -22,6 +22,7 @@ class Graph(NamedTuple):
     entering: frozenset[str]
     dropped: frozenset[str]
     cached: frozenset[str]
+    away: frozenset[str] = frozenset()
 
     @property
     def reduced(self) -> frozenset[str]:

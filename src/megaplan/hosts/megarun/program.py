@@ -129,6 +129,7 @@ def replay(
     pinned: str | None = None,
     waiting: tuple[str, ...] = (),
     counts_input: bool = False,
+    away: frozenset[str] = frozenset(),
 ) -> Replay:
     """Replay a program.
 
@@ -145,17 +146,19 @@ def replay(
             blocks read too, and of parameters shared with them.
         counts_input: Whether the input, which the block does not keep, is gone when its last reader has run: else it is counted for the
             whole forward, outside.
+        away: Storages that are not there between forward and backward (moved to the host's memory, or made again one by one): each comes
+            back when backward reaches the last operation that keeps it.
     """
     roots = roots_of(ops)
     dropped = dropped_by(ops, roots, region, after)
     keepers = keepers_of(ops, roots)
-    why = {name: names for name, names in keepers.items() if name not in dropped}
+    why = {name: names for name, names in keepers.items() if name not in dropped and name not in away}
     entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
     for name in sorted((entering | cached) - set(why)):
         why[name] = [AGAIN]
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if not op.is_view for name in op.makes if name in why]
-    graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
+    graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset(), away)
     forward = _forward(ops, roots, graph.saved, held, arrived=(INPUT,) if counts_input else ())
     arriving = {arrives: arrives, **({CALLER: arrives} if starts else {}), **{name: name for name in waiting}}
     program = Program(graph, tuple(order), arriving, pinned)
@@ -281,6 +284,8 @@ class Backward:
             if waits and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
                 self._recompute()
                 waits = False
+            if graph.away:
+                self._live |= dict.fromkeys(graph.roots[name] for name in op.keeps if graph.roots[name] in graph.away)
             made, params = self._hand_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
             for name in op.makes:
                 self._gradients.pop(name, None)

@@ -75,8 +75,6 @@ class Argument(NamedTuple):
         default: Megatron's, `REQUIRED`, or None where it is absent.
         conversion: To the key's value and back.
         touches: What in memory or time it decides; empty for values of tensors alone.
-        field: Of `MegatronJob`, or of one of its parts as `moe.top_k`, priced from `key`.
-        price: The field's value, of the key's value.
         words: The words accepted, of a `WORD`.
         means: Of `ONLY` the value accepted; of `FEATURE` the feature that it turns on.
         block: The kind of block without which it is not written; empty for any.
@@ -90,8 +88,6 @@ class Argument(NamedTuple):
     default: Any = None
     conversion: Conversion = SAME
     touches: str = ""
-    field: str = ""
-    price: Callable[[Any], Any] = same
     words: tuple[str, ...] = ()
     means: Any = None
     block: str = ""

@@ -26,6 +26,23 @@ LETTERS = {ours: symbol for symbol, ours in reversed(OURS.items())}
 """The symbol of each of our letters; of A, that of attention which is not latent."""
 MODULE, SEGMENT = "/", "|"
 _OTHER_ATTENTION = "D+"
+EMBEDDING, LOSS, MTP = "e", "l", "m"
+"""What stands for embedding, loss and one prediction module among the letters of a rank's operators."""
+SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
+"""Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
+IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
+OPERATORS = "*-MGE" + "".join(SIXTEEN_BIT)
+"""Letters of operators, without embedding, prediction modules and loss."""
+
+
+def operators(letters: str) -> str:
+    """The operators of a chunk, without embedding, prediction modules and loss."""
+    return "".join([letter for letter in letters if letter in OPERATORS])
+
+
+def count(letters: str, operator: str) -> int:
+    """Operators of a kind, in low precision or not."""
+    return letters.count(operator) + letters.count(IN_SIXTEEN_BIT[operator])
 
 
 class HybridPattern(NamedTuple):

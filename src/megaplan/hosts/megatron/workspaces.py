@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from megaplan.hosts.megatron.job import MegatronJob
+from megaplan.hosts.megatron.experts import dispatcher
+from megaplan.hosts.megatron.setting import Setting
 
 KIB = 2**10
 LARGE_KIB, SMALL_KIB = 32_768, 8_320
@@ -41,7 +42,7 @@ def engine_bytes(device: str) -> int:
     return (32 if _major(device) >= _MAJOR["h100"] else 4) * KIB * KIB
 
 
-def hybrid_ep_bytes(job: MegatronJob, domain: int) -> int:
+def hybrid_ep_bytes(at: Setting, domain: int) -> int:
     """What HybridEP takes from the driver, outside torch's allocator, on each rank; 0 under another dispatcher.
 
     Rows of all tokens of the ranks that share the experts, with a score for each expert of the NVLink domain and a scale for 128 channels:
@@ -49,20 +50,21 @@ def hybrid_ep_bytes(job: MegatronJob, domain: int) -> int:
     other domain.
 
     Args:
-        job: The run.
+        at: Sizes of a rank.
         domain: Devices that NVLink joins.
 
     Source: `NVLCoordinator` in `csrc/hybrid_ep/buffer/intranode.cu` and `HybridEpBuffer` in `csrc/hybrid_ep/hybrid_ep.cu` of DeepEP.
     """
-    if job.moe is None or job.moe.dispatcher != "hybridep":
+    moe = at.spec.model.moe
+    if moe is None or dispatcher(at.spec) != "hybridep":
         return 0
-    ranks = job.ep * job.etp
+    ranks = at.dims.ep * at.dims.etp
     local = min(ranks, domain)
     nodes = -(-ranks // local)
-    width = job.moe.latent or job.hidden_size
-    row = 2 * width + 4 * (job.moe.num_experts // job.ep) * local
+    width = moe.row_width(at.dims.hidden)
+    row = 2 * width + 4 * (moe.num_experts // at.dims.ep) * local
     scales = 4 * (width // 128)
-    return job.stream_tokens * (ranks * (row * min(nodes, 2) + scales) + 3 * (nodes - 1) * row)
+    return at.stream_tokens * (ranks * (row * min(nodes, 2) + scales) + 3 * (nodes - 1) * row)
 
 
 def _major(device: str) -> int:
