@@ -73,22 +73,11 @@ def activation_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def activation_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    x,
-    up,
-    grad_x,
-    grad_up,
-    grad_stride,
-    x_stride,
-    up_stride,
-    num_rows,
-    width,
-    KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_UP: tl.constexpr,
-):
+    grad_y, x, up, grad_x, grad_up,
+    grad_stride, x_stride, up_stride,
+    num_rows, width,
+    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, NEEDS_X: tl.constexpr, NEEDS_UP: tl.constexpr,
+):  # fmt: skip
     """A tile of the gradients of x and up, with activations recomputed from x and up."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -28,24 +28,12 @@ SHARES = tl.constexpr(LARGEST_KERNEL + 1)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def conv_forward_kernel(  # type: ignore[no-untyped-def]
-    x,
-    weight,
-    bias,
-    starts,
-    initial,
-    y,
-    x_row,
+    x, weight, bias, starts, initial, y, x_row,
     x_stride,
-    num_positions,
-    num_channels,
-    POSITIONS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    SILU: tl.constexpr,
-):
+    num_positions, num_channels,
+    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
     """POSITIONS positions of CHANNELS channels of one row of y."""
     tiles = tl.cdiv(num_positions, POSITIONS)
     row = (tl.program_id(0) // tiles).to(tl.int64)
@@ -89,32 +77,12 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a step's values stay in registers
-    grad_y,
-    x,
-    weight,
-    bias,
-    starts,
-    initial,
-    grad_x,
-    grad_initial,
-    partial,
-    grad_row,
-    x_row,
-    num_positions,
-    grad_stride: tl.constexpr,
-    x_stride: tl.constexpr,
+    grad_y, x, weight, bias, starts, initial, grad_x, grad_initial, partial, grad_row, x_row, num_positions,
+    grad_stride: tl.constexpr, x_stride: tl.constexpr,
     num_channels: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    SILU: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_INITIAL: tl.constexpr,
-    NEEDS_WEIGHT: tl.constexpr,
-):
+    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, SILU: tl.constexpr, NEEDS_X: tl.constexpr, NEEDS_INITIAL: tl.constexpr, NEEDS_WEIGHT: tl.constexpr,
+):  # fmt: skip
     """The gradients of POSITIONS positions of CHANNELS channels of one row, and their share of the weight gradient.
 
     The first three positions and the three after the tile, whose gradients reach back, are outside the loop: inside, each position stores

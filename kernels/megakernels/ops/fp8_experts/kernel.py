@@ -51,24 +51,9 @@ def rows_at(x, rows, row, there, column, num_columns, stride, top_k, GATHERS: tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_group_kernel(  # type: ignore[no-untyped-def]
-    x,
-    rows,
-    ends,
-    stops,
-    one,
-    scales,
-    data,
-    num_columns,
-    stride,
-    top_k,
-    copy_columns,
-    GATHERS: tl.constexpr,
-    OWN: tl.constexpr,
-    EXPONENT: tl.constexpr,
-    FRACTION_BITS: tl.constexpr,
-    ROWS: tl.constexpr,
-    SIDE: tl.constexpr,
-):
+    x, rows, ends, stops, one, scales, data, num_columns, stride, top_k, copy_columns,
+    GATHERS: tl.constexpr, OWN: tl.constexpr, EXPONENT: tl.constexpr, FRACTION_BITS: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
     """Columns of an expert's rows, in the transpose [num_columns, copy_columns] from its column on; zeros up to the next expert's."""
     expert = tl.program_id(1)
     column, near = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.arange(0, ROWS)
@@ -118,26 +103,10 @@ def tile_of(num_rows, num_cols, ROWS: tl.constexpr, COLS: tl.constexpr):  # type
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_hidden_kernel(  # type: ignore[no-untyped-def]
-    gate_out,
-    up_out,
-    gate_bias,
-    up_bias,
-    weights,
-    rows,
-    ends,
-    hidden,
-    num_rows,
-    num_experts,
-    num_cols,
-    limit,
-    KIND: tl.constexpr,
-    GATED: tl.constexpr,
-    HAS_GATE_BIAS: tl.constexpr,
-    HAS_UP_BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    gate_out, up_out, gate_bias, up_bias, weights, rows, ends, hidden, num_rows, num_experts, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_GATE_BIAS: tl.constexpr, HAS_UP_BIAS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     EXPERTS: tl.constexpr,
-):
+):  # fmt: skip
     """A tile of the weighted activations; sums with biases are rounded and stored in the products' place."""
     row, col, there, mask, place = tile_of(num_rows, num_cols, ROWS, COLS)
     weight = tl.load(weights + tl.load(rows + row, mask=there, other=0), mask=there, other=0.0).to(tl.float32)
@@ -162,23 +131,9 @@ def fp8_hidden_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_pull_kernel(  # type: ignore[no-untyped-def]
-    pulled,
-    gate_out,
-    up_out,
-    weights,
-    rows,
-    grad_gate_out,
-    grad_up_out,
-    hidden,
-    grad_weights,
-    num_rows,
-    num_cols,
-    limit,
-    KIND: tl.constexpr,
-    GATED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    pulled, gate_out, up_out, weights, rows, grad_gate_out, grad_up_out, hidden, grad_weights, num_rows, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """Some rows' gradients of gate_out and up_out, weighted activations, and gradients of their weights, some columns at a time."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows

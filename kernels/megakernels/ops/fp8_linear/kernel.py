@@ -115,19 +115,9 @@ def store_tile(data, bits, row, column, num_rows, num_columns):  # type: ignore[
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_round_kernel(  # type: ignore[no-untyped-def]
-    x,
-    scales,
-    data,
-    num_rows,
-    num_columns,
-    stride,
-    copy_rows,
-    copy_columns,
-    SIDE: tl.constexpr,
-    SCALED: tl.constexpr,
-    TURNED: tl.constexpr,
-    FRACTION_BITS: tl.constexpr,
-):
+    x, scales, data, num_rows, num_columns, stride, copy_rows, copy_columns,
+    SIDE: tl.constexpr, SCALED: tl.constexpr, TURNED: tl.constexpr, FRACTION_BITS: tl.constexpr,
+):  # fmt: skip
     """A tile of x in the copy [copy_rows, copy_columns], at its place or, with `TURNED`, at that of its transpose."""
     row, column = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.program_id(1) * SIDE + tl.arange(0, SIDE)
     values = widen(tile_at(x, row, column, num_rows, num_columns, stride))

@@ -14,22 +14,9 @@ from megakernels.ops.gated_conv1d.kernel_taps import convolved, oldest, product_
 
 @triton.jit  # type: ignore[untyped-decorator]
 def store_finished(  # type: ignore[no-untyped-def]
-    grad_input,
-    grad_value,
-    grad_before,
-    place,
-    step,
-    ahead,
-    whole,
-    gate,
-    factor,
-    channel,
-    num_channels,
-    TAPS: tl.constexpr,
-    HAS_BEFORE: tl.constexpr,
-    NEEDS_INPUT: tl.constexpr,
-    NEEDS_VALUE: tl.constexpr,
-):
+    grad_input, grad_value, grad_before, place, step, ahead, whole, gate, factor, channel, num_channels,
+    TAPS: tl.constexpr, HAS_BEFORE: tl.constexpr, NEEDS_INPUT: tl.constexpr, NEEDS_VALUE: tl.constexpr,
+):  # fmt: skip
     """The gradient `whole` of the product TAPS − 1 steps ago: of its factors, or of one of `before` in the first `ahead` steps."""
     finished = only_if(step >= TAPS - 1, channel, num_channels)
     late = place - (TAPS - 1) * num_channels
@@ -44,19 +31,7 @@ def store_finished(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a step's values stay in registers
-    grad_y,
-    input_gate,
-    output_gate,
-    value,
-    before,
-    weight,
-    bias,
-    starts,
-    grad_input,
-    grad_output,
-    grad_value,
-    grad_before,
-    partial,
+    grad_y, input_gate, output_gate, value, before, weight, bias, starts, grad_input, grad_output, grad_value, grad_before, partial,
     grad_row,
     grad_stride,
     input_row,
@@ -65,20 +40,10 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     output_stride,
     value_row,
     value_stride,
-    num_pieces,
-    num_positions,
-    num_channels,
-    POSITIONS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_BEFORE: tl.constexpr,
-    NEEDS_INPUT: tl.constexpr,
-    NEEDS_OUTPUT: tl.constexpr,
-    NEEDS_VALUE: tl.constexpr,
-    NEEDS_WEIGHT: tl.constexpr,
-):
+    num_pieces, num_positions, num_channels,
+    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    HAS_BEFORE: tl.constexpr, NEEDS_INPUT: tl.constexpr, NEEDS_OUTPUT: tl.constexpr, NEEDS_VALUE: tl.constexpr, NEEDS_WEIGHT: tl.constexpr,
+):  # fmt: skip
     """The gradients of POSITIONS positions of CHANNELS channels of one piece, and their share [TAPS + 1, C] of the weight gradient."""
     tiles = tl.cdiv(num_positions, POSITIONS)
     row = (tl.program_id(0) // tiles).to(tl.int64)

@@ -10,30 +10,16 @@ from megakernels.ops.gated_conv1d.kernel_taps import convolved, product_before, 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gated_conv_forward_kernel(  # type: ignore[no-untyped-def]
-    input_gate,
-    output_gate,
-    value,
-    before,
-    weight,
-    bias,
-    starts,
-    y,
-    input_row,
+    input_gate, output_gate, value, before, weight, bias, starts, y, input_row,
     input_stride,
     output_row,
     output_stride,
     value_row,
     value_stride,
-    num_pieces,
-    num_positions,
-    num_channels,
-    POSITIONS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PACKED: tl.constexpr,
+    num_pieces, num_positions, num_channels,
+    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
     HAS_BEFORE: tl.constexpr,
-):
+):  # fmt: skip
     """POSITIONS positions of CHANNELS channels of one piece of y."""
     tiles = tl.cdiv(num_positions, POSITIONS)
     row = (tl.program_id(0) // tiles).to(tl.int64)

@@ -13,31 +13,11 @@ from megakernels.ops.gated_delta.kernel_tiles import row_places, tile_of
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_value_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    v,
-    strengths,
-    written,
-    solved,
-    systems,
-    scores,
-    unread,
-    grad_v,
-    num_positions,
-    num_heads,
-    value_width,
-    save_every,
-    first_segment,
-    tiles,
-    grad_stride_b,
-    grad_stride_t,
-    grad_stride_h,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    Q: tl.constexpr,
-    V: tl.constexpr,
-    W: tl.constexpr,
-):
+    grad_y, v, strengths, written, solved, systems, scores, unread, grad_v, num_positions, num_heads, value_width, save_every,
+    first_segment, tiles,
+    grad_stride_b, grad_stride_t, grad_stride_h, v_stride_b, v_stride_t, v_stride_h,
+    Q: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
     """One tile and head: the gradients of v, of systems and scores before their decays, and Σ G v of each row (`unread`)."""
     index, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
@@ -75,31 +55,11 @@ def delta_value_gradient_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_key_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    between,
-    grad_between,
-    written,
-    solved,
-    queries,
-    keys,
-    reads,
-    carries,
-    num_positions,
-    num_heads,
-    value_width,
-    save_every,
-    first_segment,
-    tiles,
-    num_tiles,
-    grad_stride_b,
-    grad_stride_t,
-    grad_stride_h,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    L: tl.constexpr,
-    W: tl.constexpr,
-):
+    grad_y, between, grad_between, written, solved, queries, keys, reads, carries, num_positions, num_heads, value_width, save_every,
+    first_segment, tiles, num_tiles,
+    grad_stride_b, grad_stride_t, grad_stride_h,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
     """One tile and head, L rows of its states.
 
     `queries` and `keys` become their gradients, `reads` G Sᵀ, and `carries` the gradient of the logarithm of each row's decay.

@@ -18,41 +18,12 @@ def pair_gradients(scores, systems, slot, row, there, first, seen, valid, Q: tl.
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_row_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one block's formulas, in order
-    q,
-    k,
-    starts,
-    sums,
-    strengths,
-    queries,
-    keys,
-    reads,
-    scores,
-    systems,
-    unread,
-    falls,
-    grad_beta,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    key_width,
-    save_every,
-    first_segment,
-    tiles,
-    num_tiles,
-    plane,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    scale,
-    beta_limit,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    q, k, starts, sums, strengths, queries, keys, reads, scores, systems, unread, falls, grad_beta, num_positions, num_heads,
+    heads_per_group, key_width, save_every, first_segment, tiles, num_tiles, plane,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    scale, beta_limit,
+    Q: tl.constexpr, K: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """16 rows of a tile and head: `queries` and `reads` become the gradients of the head's unit q / √K and unit k.
 
     `falls` and `keys` have what the log decays of earlier and of later positions scale, and the gradient of β is written. In `falls` pairs

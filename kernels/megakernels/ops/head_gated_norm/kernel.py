@@ -33,20 +33,11 @@ def activation_of(gate, SIGMOID: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def head_gated_norm_forward_kernel(  # type: ignore[no-untyped-def]
-    x,
-    gate,
-    weight,
-    y,
-    rstd,
-    x_stride,
-    gate_stride,
-    num_rows,
-    width,
-    eps,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SIGMOID: tl.constexpr,
-):
+    x, gate, weight, y, rstd,
+    x_stride, gate_stride,
+    num_rows, width, eps,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SIGMOID: tl.constexpr,
+):  # fmt: skip
     """ROWS rows of y = x · rstd · weight · activation(gate)."""
     row, column = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside, exists = column < width, row < num_rows
@@ -63,25 +54,11 @@ def head_gated_norm_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def head_gated_norm_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    x,
-    gate,
-    weight,
-    rstd,
-    grad_x,
-    grad_gate,
-    partial,
-    grad_stride,
-    x_stride,
-    gate_stride,
-    num_rows,
-    width,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_GATE: tl.constexpr,
-):
+    grad_y, x, gate, weight, rstd, grad_x, grad_gate, partial,
+    grad_stride, x_stride, gate_stride,
+    num_rows, width,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SIGMOID: tl.constexpr, NEEDS_X: tl.constexpr, NEEDS_GATE: tl.constexpr,
+):  # fmt: skip
     """Tiles program, program + num_programs, ... of the gradients of x and gate, and their share of the weight's."""
     column = tl.arange(0, BLOCK)
     inside = column < width

@@ -18,38 +18,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_mass_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    starts,
-    lse,
-    masses,
-    num_queries,
-    num_keys,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    num_heads,
-    key_length,
-    num_ranks,
-    window,
-    scale,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ZIG_ZAG: tl.constexpr,
-):
+    q, k, starts, lse, masses, num_queries, num_keys, offset, piece_first, first, num_rows, num_columns, num_heads, key_length, num_ranks,
+    window, scale,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr,
+):  # fmt: skip
     """Tiles of masses, fp32 [B, num_rows, num_columns]: Σ_h exp(scale · q_h · k_h − lse_h), of keys that are not chosen too.
 
     Tiles of which no query sees a key are not written.
@@ -88,26 +62,9 @@ def index_mass_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_difference_kernel(  # type: ignore[no-untyped-def]
-    scores,
-    masses,
-    starts,
-    index_lse,
-    bits,
-    num_queries,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    num_words,
-    window,
-    loss_factor,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    scores, masses, starts, index_lse, bits, num_queries, offset, piece_first, first, num_rows, num_columns, num_words, window, loss_factor,
+    M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """Gradient of the scores of one query, in place of the masses: loss_factor · (c · Σ mass / Σ c − mass), 0 where a key is not chosen.
 
     c is the softmax of the scores over the chosen keys. Σ mass is the number of heads and Σ c one but for the rounding of the log-sum-exps,
@@ -151,32 +108,11 @@ def index_difference_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_query_kernel(  # type: ignore[no-untyped-def]
-    queries,
-    keys,
-    weights,
-    starts,
-    differences,
-    grad_weights,
-    num_queries,
-    num_keys,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    key_length,
-    num_ranks,
-    window,
-    factor,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    DTYPE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ZIG_ZAG: tl.constexpr,
-):
+    queries, keys, weights, starts, differences, grad_weights, num_queries, num_keys, offset, piece_first, first, num_rows, num_columns,
+    key_length, num_ranks, window, factor,
+    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr,
+):  # fmt: skip
     """Gradients of a tile of rotated queries of one index head, in their place, and of their weights."""
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     num_heads = tl.num_programs(0)
@@ -212,33 +148,11 @@ def index_query_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_key_kernel(  # type: ignore[no-untyped-def]
-    queries,
-    keys,
-    weights,
-    starts,
-    differences,
-    grad_keys,
-    num_queries,
-    num_keys,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    num_heads,
-    key_length,
-    num_ranks,
-    window,
-    factor,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    DTYPE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ZIG_ZAG: tl.constexpr,
-):
+    queries, keys, weights, starts, differences, grad_keys, num_queries, num_keys, offset, piece_first, first, num_rows, num_columns,
+    num_heads, key_length, num_ranks, window, factor,
+    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr,
+):  # fmt: skip
     """Adds to a tile of the gradient of the keys what the queries of the chunk make of it, of all index heads."""
     batch = tl.program_id(1).to(tl.int64)
     first_key = tl.program_id(0) * N  # those that the most queries see are begun first

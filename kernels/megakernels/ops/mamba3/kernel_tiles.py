@@ -32,20 +32,9 @@ def steps_of(raw, bias, valid):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def decays_of(  # type: ignore[no-untyped-def]
-    tables,
-    starts,
-    batch,
-    head,
-    position,
-    valid,
-    first,
-    last,
-    num_positions,
-    num_heads,
-    num_rows,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    tables, starts, batch, head, position, valid, first, last, num_positions, num_heads, num_rows,
+    HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """Per row w and the decays from the tile's start and to its end; and the decay across the tile. Decays between documents are 0."""
     row = tables + (batch * num_heads + head) * num_positions
     arrived = tl.load(row + num_rows + position, mask=valid, other=0.0).to(tl.float32)
@@ -67,20 +56,9 @@ def decays_of(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pairs_of(  # type: ignore[no-untyped-def]
-    tables,
-    starts,
-    batch,
-    head,
-    first,
-    stop,
-    num_positions,
-    num_heads,
-    num_rows,
-    Q: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    tables, starts, batch, head, first, stop, num_positions, num_heads, num_rows,
+    Q: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """Of each pair of positions [Q, Q] the decay from the earlier to the later one, else 0, and the weight; and w of each position.
 
     Masked before it is exponentiated. Rows are queries, with `KEYS` keys. With `PRECISE` sums are two fp32 numbers: the difference of two
@@ -175,21 +153,9 @@ def mimo_rows(weight, head, rank_count, column, head_width, R: tl.constexpr):  #
 
 @triton.jit  # type: ignore[untyped-decorator]
 def value_rows(  # type: ignore[no-untyped-def]
-    x,
-    mimo_x,
-    batch,
-    head,
-    position,
-    valid,
-    column,
-    head_width,
-    rank_count,
-    stride_b,
-    stride_t,
-    stride_h,
-    R: tl.constexpr,
-    HAS_MIMO: tl.constexpr,
-):
+    x, mimo_x, batch, head, position, valid, column, head_width, rank_count, stride_b, stride_t, stride_h,
+    R: tl.constexpr, HAS_MIMO: tl.constexpr,
+):  # fmt: skip
     """Columns of the values of a tile's rows, [Q · R, columns], fp32: zero for rows that do not exist."""
     rows = head_rows(x, batch, head, position, valid, column, head_width, stride_b, stride_t, stride_h)
     if HAS_MIMO:

@@ -16,22 +16,9 @@ TILE_ELEMENTS = 4096
 
 @triton.jit  # type: ignore[untyped-decorator]
 def losses_kernel(  # type: ignore[no-untyped-def]
-    weights,
-    probs,
-    log_sums,
-    load,
-    weighted,
-    shares,
-    num_positions,
-    num_tiles,
-    num_experts,
-    top_k,
-    balance,
-    z,
-    COLUMNS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    weights, probs, log_sums, load, weighted, shares, num_positions, num_tiles, num_experts, top_k, balance, z,
+    COLUMNS: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """ROWS tokens of one sequence: their share of both losses, and a copy of their weights."""
     sequence = (tl.program_id(0) // num_tiles).to(tl.int64)
     position = (tl.program_id(0) % num_tiles) * ROWS + tl.arange(0, ROWS)
@@ -51,25 +38,10 @@ def losses_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def losses_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_weighted,
-    log_sums,
-    load,
-    grad_weights,
-    grad_probs,
-    grad_log_sums,
-    num_positions,
-    num_tiles,
-    num_experts,
-    top_k,
-    balance,
-    z,
-    NEEDS_WEIGHTS: tl.constexpr,
-    NEEDS_PROBS: tl.constexpr,
-    NEEDS_SUMS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    grad_weighted, log_sums, load, grad_weights, grad_probs, grad_log_sums, num_positions, num_tiles, num_experts, top_k, balance, z,
+    NEEDS_WEIGHTS: tl.constexpr, NEEDS_PROBS: tl.constexpr, NEEDS_SUMS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """ROWS tokens of one sequence: the gradients of their weights, distributions and log-sum-exps."""
     sequence = (tl.program_id(0) // num_tiles).to(tl.int64)
     position = (tl.program_id(0) % num_tiles) * ROWS + tl.arange(0, ROWS)

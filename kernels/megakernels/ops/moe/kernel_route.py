@@ -61,32 +61,11 @@ def in_chosen_groups(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def route_kernel(  # type: ignore[no-untyped-def]
-    logits,
-    bias,
-    correction,
-    weights,
-    indices,
-    probs,
-    log_sums,
-    counts,
-    num_positions,
-    num_tiles,
-    num_experts,
-    group_size,
-    num_groups,
-    top_groups,
-    top_k,
-    scale,
-    SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_CORRECTION: tl.constexpr,
-    SCORED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SIZE: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    logits, bias, correction, weights, indices, probs, log_sums, counts, num_positions, num_tiles, num_experts, group_size, num_groups,
+    top_groups, top_k, scale,
+    SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr, SCORED: tl.constexpr,
+    GROUPS: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """ROWS tokens of one sequence: their distributions, experts and weights, and if SCORED log-sum-exps and this tile's rows by expert.
 
     `probs` may be `logits`. With a bias of sigmoid scores it is added to `logits` in place.
@@ -143,23 +122,9 @@ def route_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def route_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_weights,
-    grad_probs,
-    grad_log_sums,
-    kept,
-    indices,
-    gradient,
-    num_rows,
-    num_experts,
-    top_k,
-    scale,
-    SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    SCORED: tl.constexpr,
-    PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad_weights, grad_probs, grad_log_sums, kept, indices, gradient, num_rows, num_experts, top_k, scale,
+    SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, SCORED: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """The gradient of the logits of ROWS tokens, in fp32 or in two parts; `kept` is what the softmax made, or the logits of sigmoids."""
     expert = tl.arange(0, COLUMNS)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

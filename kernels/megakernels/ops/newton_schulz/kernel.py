@@ -18,20 +18,11 @@ DEPTH = {2: 64, 4: 32}
 
 @triton.jit  # type: ignore[untyped-decorator]
 def symmetric_product_kernel(  # type: ignore[no-untyped-def]
-    x,
-    added,
-    y,
-    num_rows,
-    num_cols,
-    x_matrix_stride,
-    x_row_stride,
-    x_col_stride,
-    alpha,
-    beta,
-    TILE: tl.constexpr,
-    STEP: tl.constexpr,
-    ADDED: tl.constexpr,
-):
+    x, added, y, num_rows, num_cols,
+    x_matrix_stride, x_row_stride, x_col_stride,
+    alpha, beta,
+    TILE: tl.constexpr, STEP: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
     """One tile of the lower triangle of one matrix, and its mirror image."""
     down = tl.program_id(0)
     across = tl.program_id(1)

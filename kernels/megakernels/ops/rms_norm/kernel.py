@@ -57,27 +57,13 @@ def sum_of_rows(x, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
-    x,
-    gate,
-    weight,
-    total,
-    y,
-    rstd,
+    x, gate, weight, total, y, rstd,
     x_stride,
-    x_inner,
-    x_step,
+    x_inner, x_step,
     gate_stride,
-    num_rows,
-    width,
-    num_groups,
-    eps,
-    NESTED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GATED: tl.constexpr,
-    ADDS: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
+    num_rows, width, num_groups, eps,
+    NESTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, ADDS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
     """One group of ROWS rows of y = v · rstd · (OFFSET + weight); v is x, or x · silu(gate), or x + `gate`, stored in total."""
     row = rows_of_tile(tl.program_id(0), ROWS)
     group = tl.program_id(1)
@@ -102,31 +88,14 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    x,
-    gate,
-    weight,
-    rstd,
-    grad_x,
-    grad_gate,
-    partial,
-    grad_stride,
-    x_stride,
-    x_inner,
-    x_step,
+    grad_y, x, gate, weight, rstd, grad_x, grad_gate, partial,
+    grad_stride, x_stride,
+    x_inner, x_step,
     gate_stride,
-    num_rows,
-    width,
-    num_groups,
-    NESTED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GATED: tl.constexpr,
-    ADDS: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_GATE: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
+    num_rows, width, num_groups,
+    NESTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, ADDS: tl.constexpr, NEEDS_X: tl.constexpr,
+    NEEDS_GATE: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
     """Tiles program, program + num_programs, ... of one group of grad_x and grad_gate, and their share of the weight gradient.
 
     For the fused norm, `gate` is the additional gradient of the sum.

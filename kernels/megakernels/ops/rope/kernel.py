@@ -55,23 +55,11 @@ def copied(source, source_place, target, target_place, width, there, BLOCK: tl.c
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rope_kernel(  # type: ignore[no-untyped-def]
-    x,
-    cos,
-    sin,
-    y,
-    num_rows,
-    num_heads,
-    num_positions,
-    batch_stride,
-    position_stride,
-    head_stride,
-    straight,
-    half,
-    ROWS: tl.constexpr,
-    STRAIGHT: tl.constexpr,
-    HALF: tl.constexpr,
-    BACK: tl.constexpr,
-):
+    x, cos, sin, y, num_rows, num_heads, num_positions,
+    batch_stride, position_stride, head_stride,
+    straight, half,
+    ROWS: tl.constexpr, STRAIGHT: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
     """ROWS heads of y: their first `straight` elements copied, the rest rotated."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
@@ -87,28 +75,11 @@ def rope_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mla_kv_forward_kernel(  # type: ignore[no-untyped-def]
-    kv,
-    k_rope,
-    cos,
-    sin,
-    k,
-    v,
-    num_rows,
-    num_heads,
-    num_positions,
-    batch_stride,
-    position_stride,
-    head_stride,
-    rope_batch_stride,
-    rope_position_stride,
-    nope,
-    value,
-    half,
-    ROWS: tl.constexpr,
-    NOPE: tl.constexpr,
-    VALUE: tl.constexpr,
-    HALF: tl.constexpr,
-):
+    kv, k_rope, cos, sin, k, v, num_rows, num_heads, num_positions,
+    batch_stride, position_stride, head_stride, rope_batch_stride, rope_position_stride,
+    nope, value, half,
+    ROWS: tl.constexpr, NOPE: tl.constexpr, VALUE: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
     """ROWS heads of k and v; the rotary key of a position is rotated again for each of its heads."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
@@ -127,24 +98,11 @@ def mla_kv_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mla_kv_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_k,
-    grad_v,
-    grad_kv,
-    num_rows,
-    num_heads,
-    num_positions,
-    k_batch_stride,
-    k_position_stride,
-    k_head_stride,
-    v_batch_stride,
-    v_position_stride,
-    v_head_stride,
-    nope,
-    value,
-    ROWS: tl.constexpr,
-    NOPE: tl.constexpr,
-    VALUE: tl.constexpr,
-):
+    grad_k, grad_v, grad_kv, num_rows, num_heads, num_positions,
+    k_batch_stride, k_position_stride, k_head_stride, v_batch_stride, v_position_stride, v_head_stride,
+    nope, value,
+    ROWS: tl.constexpr, NOPE: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
     """ROWS heads of the gradient of kv."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
@@ -159,21 +117,11 @@ def mla_kv_backward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def k_rope_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_k,
-    cos,
-    sin,
-    grad_k_rope,
-    num_tokens,
-    num_heads,
-    num_positions,
-    batch_stride,
-    position_stride,
-    head_stride,
-    nope,
-    half,
-    ROWS: tl.constexpr,
-    HALF: tl.constexpr,
-):
+    grad_k, cos, sin, grad_k_rope, num_tokens, num_heads, num_positions,
+    batch_stride, position_stride, head_stride,
+    nope, half,
+    ROWS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
     """ROWS positions of the gradient of the shared key: each head's rotated back, summed in the order of heads."""
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, HALF)

@@ -17,24 +17,11 @@ GROUP = tl.constexpr(2)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def state_after(  # type: ignore[no-untyped-def]
-    before,
-    x,
-    dt,
-    B,
-    starts,
-    position,
-    stop,
-    x_stride,
-    dt_stride,
-    B_stride,
-    bias,
-    rate,
-    channel,
-    num_channels,
-    state,
-    state_width,
+    before, x, dt, B, starts, position, stop,
+    x_stride, dt_stride, B_stride,
+    bias, rate, channel, num_channels, state, state_width,
     PACKED: tl.constexpr,
-):
+):  # fmt: skip
     """The states after a position, from those before it."""
     _value, _raw, _step, _scaled, decay, written = position_inputs(
         x,
@@ -59,37 +46,13 @@ def state_after(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def step_back(  # type: ignore[no-untyped-def]
-    before,
-    x,
-    dt,
-    B,
-    starts,
-    position,
-    stop,
-    x_stride,
-    dt_stride,
-    B_stride,
-    bias,
-    rate,
-    channel,
-    num_channels,
-    state,
-    state_width,
-    grad_y,
-    C,
-    grad_x,
-    grad_dt,
-    part_B,
-    part_C,
-    grad_stride,
-    C_stride,
-    skip,
-    grads,
-    sum_A,
-    sum_D,
-    sum_bias,
+    before, x, dt, B, starts, position, stop,
+    x_stride, dt_stride, B_stride,
+    bias, rate, channel, num_channels, state, state_width, grad_y, C, grad_x, grad_dt, part_B, part_C,
+    grad_stride, C_stride,
+    skip, grads, sum_A, sum_D, sum_bias,
     PACKED: tl.constexpr,
-):
+):  # fmt: skip
     """The gradients of one position and of the states before it, from those of the states after it, and the sums with what it adds.
 
     `before` are the states [S, C] before it; `sum_A` is that of ∂L/∂log a · Δ.
@@ -136,30 +99,8 @@ def step_back(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["one"])  # type: ignore[untyped-decorator]
 def selective_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    x,
-    dt,
-    A_log,
-    B,
-    C,
-    D,
-    dt_bias,
-    starts,
-    states,
-    again,
-    grad_last,
-    grad_x,
-    grad_dt,
-    parts,
-    sums,
-    grad_first,
-    num_positions,
-    num_segments,
-    save_every,
-    num_groups,
-    num_channels,
-    state_width,
-    grad_row,
+    grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, again, grad_last, grad_x, grad_dt, parts, sums, grad_first, num_positions,
+    num_segments, save_every, num_groups, num_channels, state_width, grad_row,
     grad_stride,
     x_row,
     x_stride,
@@ -170,11 +111,8 @@ def selective_backward_kernel(  # type: ignore[no-untyped-def]
     C_row,
     C_stride,
     one,
-    CHANNELS: tl.constexpr,
-    STATES: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_LAST: tl.constexpr,
-):
+    CHANNELS: tl.constexpr, STATES: tl.constexpr, PACKED: tl.constexpr, HAS_LAST: tl.constexpr,
+):  # fmt: skip
     """Of one sequence and CHANNELS channels.
 
     grad_x and grad_dt [B, T, I]; parts [2, blocks of channels, B, T, S], what these channels add to the gradients of B and C; sums

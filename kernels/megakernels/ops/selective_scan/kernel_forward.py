@@ -9,23 +9,7 @@ from megakernels.ops.selective_scan.kernel_steps import position_inputs
 
 @triton.jit(do_not_specialize=["one"])  # type: ignore[untyped-decorator]
 def selective_forward_kernel(  # type: ignore[no-untyped-def]
-    x,
-    dt,
-    A_log,
-    B,
-    C,
-    D,
-    dt_bias,
-    starts,
-    first,
-    y,
-    states,
-    last,
-    num_positions,
-    num_segments,
-    save_every,
-    num_channels,
-    state_width,
+    x, dt, A_log, B, C, D, dt_bias, starts, first, y, states, last, num_positions, num_segments, save_every, num_channels, state_width,
     x_row,
     x_stride,
     dt_row,
@@ -35,11 +19,8 @@ def selective_forward_kernel(  # type: ignore[no-untyped-def]
     C_row,
     C_stride,
     one,
-    CHANNELS: tl.constexpr,
-    STATES: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
-):
+    CHANNELS: tl.constexpr, STATES: tl.constexpr, PACKED: tl.constexpr, HAS_FIRST: tl.constexpr,
+):  # fmt: skip
     """Y [B, T, I], the states before each segment [B, segments, I, S], and the last ones [B, I, S]."""
     batch = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

@@ -14,23 +14,11 @@ from megakernels._common.walks import only_if
 
 @triton.jit  # type: ignore[untyped-decorator]
 def position_inputs(  # type: ignore[no-untyped-def]
-    x,
-    dt,
-    B,
-    starts,
-    position,
-    stop,
-    x_stride,
-    dt_stride,
-    B_stride,
-    bias,
-    rate,
-    channel,
-    num_channels,
-    state,
-    state_width,
+    x, dt, B, starts, position, stop,
+    x_stride, dt_stride, B_stride,
+    bias, rate, channel, num_channels, state, state_width,
     PACKED: tl.constexpr,
-):
+):  # fmt: skip
     """X, dt with its bias, Δ and Δ x of a position's channels [C]; decays and what is written [S, C].
 
     `rate` [S, C] is −exp(A_log) · log2(e). A position that is not before `stop` has Δ = 0: it leaves states as they are.

@@ -33,19 +33,9 @@ def gated_add_kernel(x, side, gates, y, size, TILE: tl.constexpr):  # type: igno
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gated_add_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    side,
-    gates,
-    grad_x,
-    grad_side,
-    sums,
-    size,
-    tiles_each,
-    TILE: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_SIDE: tl.constexpr,
-    NEEDS_GATES: tl.constexpr,
-):
+    grad_y, side, gates, grad_x, grad_side, sums, size, tiles_each,
+    TILE: tl.constexpr, NEEDS_X: tl.constexpr, NEEDS_SIDE: tl.constexpr, NEEDS_GATES: tl.constexpr,
+):  # fmt: skip
     """Tiles of the gradients of x and side, and this program's sum of grad_y · side."""
     factor = tl.load(gates + 1).to(tl.float32) * tanh(tl.load(gates).to(tl.float32))
     start = tl.program_id(0).to(tl.int64) * tiles_each * TILE

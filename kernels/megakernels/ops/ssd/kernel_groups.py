@@ -9,36 +9,13 @@ from megakernels.ops.ssd.kernel_tiles import edges_of, rows_at, span_of, store_r
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_edge_kernel(  # type: ignore[no-untyped-def]
-    rows,
-    keys,
-    tables,
-    starts,
-    boundary,
-    edges,
-    reads,
-    num_positions,
-    chunk_size: tl.constexpr,
-    tiles_per_chunk: tl.constexpr,
-    num_heads: tl.constexpr,
-    heads_per_group: tl.constexpr,
-    num_rows,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    first_chunk,
-    rows_stride_b,
-    rows_stride_t: tl.constexpr,
-    rows_stride_h: tl.constexpr,
-    keys_stride_b,
-    keys_stride_t: tl.constexpr,
-    keys_stride_g: tl.constexpr,
-    Q: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    SPAN: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
+    rows, keys, tables, starts, boundary, edges, reads, num_positions, chunk_size: tl.constexpr, tiles_per_chunk: tl.constexpr,
+    num_heads: tl.constexpr, heads_per_group: tl.constexpr, num_rows, head_width: tl.constexpr, state_width: tl.constexpr, first_chunk,
+    rows_stride_b, rows_stride_t: tl.constexpr, rows_stride_h: tl.constexpr,
+    keys_stride_b, keys_stride_t: tl.constexpr, keys_stride_g: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
     QUERIES: tl.constexpr,
-):
+):  # fmt: skip
     """The gradient of C (QUERIES) through the state before one tile, or of B through the state after it, of up to SPAN heads of a group.
 
     `edges` [B, tiles of the segment, G, parts, Q, S] is the sum over these heads. `rows` is grad_y and `boundary` the states before the
@@ -89,23 +66,11 @@ def ssd_edge_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_group_kernel(  # type: ignore[no-untyped-def]
-    keys,
-    pairs,
-    edges,
-    gradient,
-    num_positions,
-    chunk_size: tl.constexpr,
-    tiles_per_chunk: tl.constexpr,
-    state_width: tl.constexpr,
-    parts: tl.constexpr,
-    first_chunk,
-    keys_stride_b,
-    keys_stride_t: tl.constexpr,
-    keys_stride_g: tl.constexpr,
-    Q: tl.constexpr,
-    S: tl.constexpr,
-    QUERIES: tl.constexpr,
-):
+    keys, pairs, edges, gradient, num_positions, chunk_size: tl.constexpr, tiles_per_chunk: tl.constexpr, state_width: tl.constexpr,
+    parts: tl.constexpr, first_chunk,
+    keys_stride_b, keys_stride_t: tl.constexpr, keys_stride_g: tl.constexpr,
+    Q: tl.constexpr, S: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
     """The gradient of C (QUERIES) or of B of one tile and group, from the parts of its heads."""
     local_tile, group, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     chunk, tile = first_chunk + local_tile // tiles_per_chunk, local_tile % tiles_per_chunk

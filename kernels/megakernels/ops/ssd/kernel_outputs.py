@@ -9,37 +9,12 @@ from megakernels.ops.ssd.kernel_tiles import decays_of, edges_of, rows_at, span_
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_output_kernel(  # type: ignore[no-untyped-def]
-    x,
-    B,
-    C,
-    D,
-    tables,
-    starts,
-    states,
-    y,
-    num_positions,
-    num_chunks,
-    chunk_size: tl.constexpr,
-    num_heads: tl.constexpr,
-    heads_per_group: tl.constexpr,
-    num_rows,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    x_stride_b,
-    x_stride_t: tl.constexpr,
-    x_stride_h: tl.constexpr,
-    B_stride_b,
-    B_stride_t: tl.constexpr,
-    B_stride_g: tl.constexpr,
-    C_stride_b,
-    C_stride_t: tl.constexpr,
-    C_stride_g: tl.constexpr,
-    Q: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    x, B, C, D, tables, starts, states, y, num_positions, num_chunks, chunk_size: tl.constexpr, num_heads: tl.constexpr,
+    heads_per_group: tl.constexpr, num_rows, head_width: tl.constexpr, state_width: tl.constexpr,
+    x_stride_b, x_stride_t: tl.constexpr, x_stride_h: tl.constexpr, B_stride_b, B_stride_t: tl.constexpr, B_stride_g: tl.constexpr,
+    C_stride_b, C_stride_t: tl.constexpr, C_stride_g: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """The outputs of one chunk and head, P of the head's columns, tile by tile from the state before the chunk."""
     chunk, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     num_blocks = tl.cdiv(head_width, P)

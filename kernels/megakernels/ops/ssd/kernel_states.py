@@ -9,24 +9,11 @@ from megakernels.ops.ssd.kernel_tiles import LOG2_E, edges_of, falls_of, rows_at
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_table_kernel(  # type: ignore[no-untyped-def]
-    dt,
-    A_log,
-    dt_bias,
-    tables,
-    num_positions,
-    chunk_size: tl.constexpr,
-    tiles_per_chunk: tl.constexpr,
-    num_heads: tl.constexpr,
-    num_rows,
-    dt_stride_b,
-    dt_stride_t: tl.constexpr,
-    dt_stride_h: tl.constexpr,
-    dt_min,
-    dt_max,
-    H: tl.constexpr,
-    Q: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    dt, A_log, dt_bias, tables, num_positions, chunk_size: tl.constexpr, tiles_per_chunk: tl.constexpr, num_heads: tl.constexpr, num_rows,
+    dt_stride_b, dt_stride_t: tl.constexpr, dt_stride_h: tl.constexpr,
+    dt_min, dt_max,
+    H: tl.constexpr, Q: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """Steps and running sums of one tile of positions and H heads. Sums are fp64 until they are stored."""
     tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     head = tl.program_id(1) * H + tl.arange(0, H)
@@ -49,34 +36,12 @@ def ssd_table_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
-    rows,
-    keys,
-    tables,
-    starts,
-    states,
-    last,
-    through,
-    num_positions,
-    num_chunks,
-    chunk_size: tl.constexpr,
-    num_heads: tl.constexpr,
-    heads_per_group: tl.constexpr,
-    num_rows,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    rows_stride_b,
-    rows_stride_t: tl.constexpr,
-    rows_stride_h: tl.constexpr,
-    keys_stride_b,
-    keys_stride_t: tl.constexpr,
-    keys_stride_g: tl.constexpr,
-    Q: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-):
+    rows, keys, tables, starts, states, last, through, num_positions, num_chunks, chunk_size: tl.constexpr, num_heads: tl.constexpr,
+    heads_per_group: tl.constexpr, num_rows, head_width: tl.constexpr, state_width: tl.constexpr,
+    rows_stride_b, rows_stride_t: tl.constexpr, rows_stride_h: tl.constexpr,
+    keys_stride_b, keys_stride_t: tl.constexpr, keys_stride_g: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, GRADIENTS: tl.constexpr,
+):  # fmt: skip
     """What one chunk adds to the state after it, from x and B; with `GRADIENTS` to the gradient of the state before it, from grad_y and C.
 
     It is stored where that state or gradient will be: for the next chunk, or with `GRADIENTS` the previous one, and for the outermost chunk
@@ -133,17 +98,9 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_pass_kernel(  # type: ignore[no-untyped-def]
-    outer,
-    states,
-    last,
-    through,
-    num_chunks,
-    num_heads: tl.constexpr,
-    size,
-    COLUMNS: tl.constexpr,
-    HAS_OUTER: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-):
+    outer, states, last, through, num_chunks, num_heads: tl.constexpr, size,
+    COLUMNS: tl.constexpr, HAS_OUTER: tl.constexpr, GRADIENTS: tl.constexpr,
+):  # fmt: skip
     """The states before all chunks of one sequence and head from what each chunk adds, in place; COLUMNS elements of a state.
 
     From `outer` to `last`: the initial state to the final one, with `GRADIENTS` backwards, the gradients of the states after all chunks.
@@ -169,37 +126,13 @@ def ssd_pass_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_state_kernel(  # type: ignore[no-untyped-def]
-    rows,
-    keys,
-    tables,
-    starts,
-    states,
-    tile_states,
-    tile_gradients,
-    passed,
-    num_positions,
-    num_chunks,
-    chunk_size: tl.constexpr,
-    tiles_per_chunk: tl.constexpr,
-    num_heads: tl.constexpr,
-    heads_per_group: tl.constexpr,
-    num_rows,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    first_chunk,
-    rows_stride_b,
-    rows_stride_t: tl.constexpr,
-    rows_stride_h: tl.constexpr,
-    keys_stride_b,
-    keys_stride_t: tl.constexpr,
-    keys_stride_g: tl.constexpr,
-    Q: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-):
+    rows, keys, tables, starts, states, tile_states, tile_gradients, passed, num_positions, num_chunks, chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr, num_heads: tl.constexpr, heads_per_group: tl.constexpr, num_rows, head_width: tl.constexpr,
+    state_width: tl.constexpr, first_chunk,
+    rows_stride_b, rows_stride_t: tl.constexpr, rows_stride_h: tl.constexpr,
+    keys_stride_b, keys_stride_t: tl.constexpr, keys_stride_g: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, GRADIENTS: tl.constexpr,
+):  # fmt: skip
     """The state before each tile of one chunk and head: `tile_states` [B, chunks of the segment, tiles, H, blocks, P, S].
 
     With `GRADIENTS` the gradients of the states after them, of the same shape, and from both `passed` [blocks, B, tiles, H]: the gradient

@@ -82,18 +82,9 @@ def edges_of(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def decays_of(  # type: ignore[no-untyped-def]
-    starts,
-    sums,
-    rests,
-    batch,
-    first,
-    stop,
-    num_positions,
-    Q: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    starts, sums, rests, batch, first, stop, num_positions,
+    Q: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """The decay of each pair of a tile's positions, from the earlier to the later one; 0 between documents, and where keys are later.
 
     Masked before it is exponentiated. Rows of the result are queries, with `KEYS` keys.
