@@ -12,6 +12,7 @@ from op_makers import Case
 
 from megakernels import causal_conv1d
 from megakernels.ops.causal_conv1d import kernel, reference
+from megakernels.ops.causal_conv1d.facts import LARGEST_KERNEL
 
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ("causal_conv1d", "causal_conv1d_plain", "causal_conv1d_packed", "causal_conv1d_initial")
@@ -85,5 +86,5 @@ def test_positions_beyond_32_bit_offsets() -> None:
 
 
 def test_more_taps_stay_with_the_reference() -> None:
-    x, weight = torch.randn(1, 9, 3), torch.randn(3, kernel.LARGEST_KERNEL + 1)
+    x, weight = torch.randn(1, 9, 3), torch.randn(3, LARGEST_KERNEL + 1)
     assert rms_ratio(causal_conv1d(x, weight), exact_conv(x.double(), weight.double(), None, silu=True)) < TOLERANCE[torch.float32]

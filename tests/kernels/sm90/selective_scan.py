@@ -5,15 +5,15 @@ from typing import Any
 import torch
 
 from megakernels.ops.selective_scan import facts, kernel
-from megakernels.ops.selective_scan.inputs import SelectiveScan
+from megakernels.ops.selective_scan.inputs import SelectiveScanInputs
 
 FP32 = ("states", "last", "first", "grad_last", "again", "parts", "sums", "grad_first")
 SIZES = (*(f"{each}_{step}" for each in ("grad", "x", "dt", "B", "C") for step in ("row", "stride")), "num_positions", "num_channels")
 
 
-def given(channels: int, width: int) -> SelectiveScan:
+def given(channels: int, width: int) -> SelectiveScanInputs:
     empty = torch.empty(0)
-    return SelectiveScan(empty, empty, torch.empty(channels, width, device="meta"), empty, empty, empty, empty, None, 1)
+    return SelectiveScanInputs(empty, empty, torch.empty(channels, width, device="meta"), empty, empty, empty, empty, None, 1)
 
 
 def configurations() -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from megakernels.facts import Multiple, Multiples, Plain, PlainPass, Share, Work
 
+LARGEST_KERNEL = 4
+"""Largest number of taps that the kernels of causal and gated convolutions take: three earlier positions stay in registers."""
 CONVOLUTION = Multiples(
     Multiple(kinds=(Share("convolution.forward"),)),
     Multiple(106, 4, kinds=(Share("convolution.backward", launches=4),)),

@@ -14,11 +14,9 @@ from torch import Tensor
 from megakernels._common.tiles import exp2, narrow, on_device_of, reciprocal, unit_stride, widen
 from megakernels._common.walks import UNROLLED, only_if
 from megakernels.facts import block_of
+from megakernels.ops.causal_conv1d.facts import LARGEST_KERNEL
 from megakernels.ops.causal_conv1d.kernel_steps import SCALE, inputs_at, offset_of, scaled_tap, step_back, with_shares
 from megakernels.ops.causal_conv1d.reference import Convolution
-
-LARGEST_KERNEL = 4
-"""Maximum number of taps; more use the reference."""
 
 FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, 256
 FORWARD_CHANNELS, BACKWARD_BYTES = 256, 512

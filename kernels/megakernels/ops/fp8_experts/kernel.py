@@ -28,8 +28,9 @@ from megakernels.ops.fp8_linear.kernel import (
 )
 from megakernels.ops.fp8_linear.reference import Operand
 from megakernels.ops.moe import kernel as moe
+from megakernels.ops.moe import kernel_plan
 from megakernels.ops.moe.inputs import Experts
-from megakernels.ops.moe.kernel_plan import Tiles, sum_slots
+from megakernels.ops.moe.kernel_plan import Tiles
 from megakernels.ops.moe.kernel_products import hidden_of, slopes_of
 from megakernels.ops.moe.sizes import sizes_of as expert_sizes
 
@@ -280,7 +281,7 @@ def bias_gradients(
 
 def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
     """Same contract as `reference.sum_rows`."""
-    return sum_slots(x, top_k, rows)
+    return kernel_plan.sum_rows(x, rows, top_k)
 
 
 def _tiles(rows: int, columns: int) -> tuple[int, int]:

@@ -18,15 +18,8 @@ from megakernels.ops.gated_conv1d.kernel_backward import gated_conv_backward_ker
 from megakernels.ops.gated_conv1d.kernel_forward import gated_conv_forward_kernel
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
-LARGEST_KERNEL = 4
-"""Maximum number of taps; more use the reference."""
 FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, POSITIONS_PER_SHARE
 FORWARD_CHANNELS, BACKWARD_CHANNELS = 256, 256
-
-
-def accepts(given: GatedConvolution) -> bool:
-    """Whether the kernels take these taps and dtypes: products are rounded to the one dtype of gates and value."""
-    return given.weight.shape[1] <= LARGEST_KERNEL and given.input_gate.dtype == given.output_gate.dtype == given.value.dtype
 
 
 def forward_options(num_channels: int) -> dict[str, int]:

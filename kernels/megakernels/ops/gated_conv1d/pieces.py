@@ -12,7 +12,7 @@ from torch.library import custom_op
 
 from megakernels._common import fake_like, require
 from megakernels.ops.causal_conv1d.pieces import wanted
-from megakernels.ops.gated_conv1d.op import check_shapes, implementation
+from megakernels.ops.gated_conv1d.op import IMPLEMENTATION, check_shapes
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
 __all__ = ["gated_conv_pieces", "gated_conv_pieces_backward"]
@@ -72,7 +72,7 @@ def _pieces(
     input_gate: Tensor, output_gate: Tensor, value: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None
 ) -> Tensor:
     given = GatedConvolution(input_gate, output_gate, value, weight, bias, starts)
-    y: Tensor = implementation(given).forward(given, before)
+    y: Tensor = IMPLEMENTATION.module(given).forward(given, before)
     return y
 
 
@@ -89,7 +89,7 @@ def _pieces_backward(
     needs: list[bool],
 ) -> list[Tensor]:
     given = GatedConvolution(input_gate, output_gate, value, weight, bias, starts)
-    (*of_tokens, of_weight, of_bias), of_before = implementation(given).backward(grad_y, given, (True, True, True, *needs), before)
+    (*of_tokens, of_weight, of_bias), of_before = IMPLEMENTATION.module(given).backward(grad_y, given, (True, True, True, *needs), before)
     return [gradient for gradient in (*of_tokens, of_before, *wanted((of_weight, of_bias), needs)) if gradient is not None]
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from megakernels.ops.gated_delta.facts import SUMMED, Extents
-from megakernels.ops.gated_delta.inputs import DeltaRule
+from megakernels.ops.gated_delta.inputs import GatedDeltaInputs
 from megakernels.ops.gated_delta.kernel_gradients import delta_key_gradient_kernel, delta_value_gradient_kernel
 from megakernels.ops.gated_delta.kernel_pairs import delta_pair_gradient_kernel
 from megakernels.ops.gated_delta.kernel_row_pairs import delta_row_pair_gradient_kernel
@@ -36,7 +36,7 @@ BLOCK = 16
 Buffers = dict[str, Tensor]
 
 
-def buffers_of(given: DeltaRule, sizes: Extents) -> Buffers:
+def buffers_of(given: GatedDeltaInputs, sizes: Extents) -> Buffers:
     """The slots of one part, uninitialised."""
     like = given.q
     return {
@@ -50,7 +50,7 @@ def part_of(wide: int, name: str) -> int:
     return min(wide, COLUMNS[name])
 
 
-def prepare(given: DeltaRule, sizes: Extents, made: Buffers, first: int, count: int) -> None:
+def prepare(given: GatedDeltaInputs, sizes: Extents, made: Buffers, first: int, count: int) -> None:
     """A part's decayed rows, scores, inverted systems, and what these make of keys and values."""
     q, k, v, decay, beta, A_log, dt_bias, starts = given[:8]
     (batch, num_positions, num_groups, key_width), num_heads = q.shape, v.shape[2]
@@ -99,7 +99,7 @@ def prepare(given: DeltaRule, sizes: Extents, made: Buffers, first: int, count: 
 
 
 def walk(
-    given: DeltaRule,
+    given: GatedDeltaInputs,
     sizes: Extents,
     made: Buffers,
     part: tuple[int, int],
@@ -127,7 +127,13 @@ def walk(
 
 
 def walk_gradient(
-    given: DeltaRule, sizes: Extents, made: Buffers, part: tuple[int, int], grad_y: Tensor, grad_state: Tensor | None, grad_first: Tensor
+    given: GatedDeltaInputs,
+    sizes: Extents,
+    made: Buffers,
+    part: tuple[int, int],
+    grad_y: Tensor,
+    grad_state: Tensor | None,
+    grad_first: Tensor,
 ) -> None:
     """The gradients of the states after a part's tiles, and of the state before the part."""
     q, v = given.q, given.v
@@ -145,7 +151,13 @@ def walk_gradient(
 
 
 def tile_gradients(
-    given: DeltaRule, sizes: Extents, made: Buffers, part: tuple[int, int], grad_y: Tensor, gradients: tuple[Tensor, ...], shares: Tensor
+    given: GatedDeltaInputs,
+    sizes: Extents,
+    made: Buffers,
+    part: tuple[int, int],
+    grad_y: Tensor,
+    gradients: tuple[Tensor, ...],
+    shares: Tensor,
 ) -> None:
     """A part's gradients of q, k, v, decay and beta; and sums for A_log and dt_bias."""
     q, k, v = given.q, given.k, given.v
@@ -184,7 +196,7 @@ def tile_gradients(
 
 
 def _pair_gradients(
-    given: DeltaRule, sizes: Extents, made: Buffers, part: tuple[int, int], gradients: tuple[Tensor, ...], shares: Tensor
+    given: GatedDeltaInputs, sizes: Extents, made: Buffers, part: tuple[int, int], gradients: tuple[Tensor, ...], shares: Tensor
 ) -> None:
     """One decay a head."""
     q, k, v, decay, beta, A_log, dt_bias, starts = given[:8]
@@ -205,7 +217,7 @@ def _pair_gradients(
 
 
 def _row_gradients(
-    given: DeltaRule, sizes: Extents, made: Buffers, part: tuple[int, int], gradients: tuple[Tensor, ...], shares: Tensor
+    given: GatedDeltaInputs, sizes: Extents, made: Buffers, part: tuple[int, int], gradients: tuple[Tensor, ...], shares: Tensor
 ) -> None:
     """One decay a row of the state."""
     q, k, v, decay, _, A_log, dt_bias, starts = given[:8]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.facts import SMALLEST_DOT, block_of
-from megakernels.ops.m2rnn.inputs import Recurrence
+from megakernels.ops.m2rnn.inputs import M2rnnInputs
 from megakernels.ops.m2rnn.kernel_backward import m2rnn_backward_kernel
 from megakernels.ops.m2rnn.kernel_forward import m2rnn_forward_kernel
 from megakernels.ops.m2rnn.sizes import sizes_of
@@ -28,7 +28,7 @@ def launch_options(key_width: int, value_width: int) -> dict[str, int]:
     return {"K": keys, "V": block_of(value_width, SMALLEST_DOT), "num_warps": 4 if keys <= 64 else 8}
 
 
-def forward(state: Tensor | None, given: Recurrence) -> tuple[Tensor, Tensor]:
+def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every = given
     batch, num_positions, key_width = q.shape
@@ -69,7 +69,7 @@ def forward(state: Tensor | None, given: Recurrence) -> tuple[Tensor, Tensor]:
     return y, states
 
 
-def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
     q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every = given
     batch, num_positions, key_width = q.shape

@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels.ops.mamba3.chunk import Scan
+from megakernels.ops.mamba3.chunk import Mamba3Inputs
 from megakernels.ops.mamba3.facts import CHAIN, NUM_TABLES, TILES_PER_SHARE, Extents, halves_turned, step_sides
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
@@ -30,7 +30,7 @@ HEADS_PER_TABLE = 16
 """Heads of a program of `mamba3_table_kernel`."""
 
 
-def outputs(scan: Scan, state: Tensor | None, tables: list[Tensor], sizes: Extents, made: tuple[Tensor, ...]) -> None:
+def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], sizes: Extents, made: tuple[Tensor, ...]) -> None:
     """Writes y, the states before segments and the last one, from the initial one: as many segments at once as the backward has."""
     x, z, B, C, _, _, _, _, B_bias, C_bias, D, _, mimo_x, mimo_z, mimo_o, _ = (scan.x if each is None else each for each in scan[:16])
     (batch, num_heads, _, _, _), (y, states, last) = sizes_of(scan), made
@@ -61,7 +61,9 @@ def outputs(scan: Scan, state: Tensor | None, tables: list[Tensor], sizes: Exten
         )
 
 
-def make_tables(scan: Scan, ahead: Tensor | None, phase: Tensor | None, sizes: Extents, made: tuple[Tensor, Tensor] | None) -> list[Tensor]:
+def make_tables(
+    scan: Mamba3Inputs, ahead: Tensor | None, phase: Tensor | None, sizes: Extents, made: tuple[Tensor, Tensor] | None
+) -> list[Tensor]:
     """Documents' starts and the tables; x for absent ones.
 
     With `made`, the phases before segments and after the last, which it writes, from the initial phase; without, `phase` has those before
@@ -106,13 +108,13 @@ def make_tables(scan: Scan, ahead: Tensor | None, phase: Tensor | None, sizes: E
     return [starts, tables, cosines, sines]
 
 
-def sizes_of(scan: Scan) -> tuple[int, int, int, int, int]:
+def sizes_of(scan: Mamba3Inputs) -> tuple[int, int, int, int, int]:
     """Sequences, heads, widths of a head and of a state, angles."""
     batch, _, num_heads, width = scan.x.shape
     return batch, num_heads, width, scan.B.shape[4], 0 if scan.angles is None else scan.angles.shape[2]
 
 
-def counts_of(scan: Scan) -> tuple[int, ...]:
+def counts_of(scan: Mamba3Inputs) -> tuple[int, ...]:
     """Positions, heads, heads of a group, ranks, widths, angles, positions of a segment, and positions of all sequences and heads."""
     _, num_heads, width, state_width, num_angles = sizes_of(scan)
     rank, num_groups = scan.B.shape[2:4]
@@ -120,13 +122,13 @@ def counts_of(scan: Scan) -> tuple[int, ...]:
     return scan.x.shape[1], num_heads, num_heads // num_groups, rank, width, state_width, num_angles, scan.save_every, num_rows
 
 
-def strides_of(scan: Scan) -> tuple[int, ...]:
+def strides_of(scan: Mamba3Inputs) -> tuple[int, ...]:
     """Of x and z, of B and C, of dt, A and trapezoid, and of the angles."""
     angles = (0, 0) if scan.angles is None else scan.angles.stride()[:2]
     return (*scan.x.stride()[:3], *scan.B.stride()[:4], *scan.dt.stride(), *angles)
 
 
-def flags_of(scan: Scan) -> dict[str, int]:
+def flags_of(scan: Mamba3Inputs) -> dict[str, int]:
     """Constants of the kernels over tiles."""
     return {
         "HAS_STARTS": scan.starts is not None,

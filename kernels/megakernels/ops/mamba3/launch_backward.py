@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels.ops.mamba3.chunk import Scan
+from megakernels.ops.mamba3.chunk import Mamba3Inputs
 from megakernels.ops.mamba3.facts import TILES_PER_SHARE, Extents, phase_rows, step_sides
 from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
@@ -22,7 +22,7 @@ class _Run(NamedTuple):
     """What the kernels over tiles of a backward share: inputs (x for absent ones), tables, and what they write."""
 
     grad_y: Tensor
-    scan: Scan
+    scan: Mamba3Inputs
     sizes: Extents
     tables: list[Tensor]
     states: Tensor
@@ -50,7 +50,7 @@ class _Run(NamedTuple):
 def tile_gradients(
     grad_state: Tensor | None,
     grad_y: Tensor,
-    scan: Scan,
+    scan: Mamba3Inputs,
     ahead: Tensor | None,
     states: Tensor,
     phases: Tensor,
@@ -137,7 +137,7 @@ def _pairs(run: _Run, first: int, count: int) -> None:
         )
 
 
-def step_gradients(scan: Scan, gradients: dict[str, Tensor], turned: Tensor, steps: Tensor) -> Tensor:
+def step_gradients(scan: Mamba3Inputs, gradients: dict[str, Tensor], turned: Tensor, steps: Tensor) -> Tensor:
     """Gradients of dt, A, trapezoid and the angles; returns the sums of those of dt over tiles of positions."""
     batch, num_heads, _, _, num_angles = sizes_of(scan)
     x, num_positions, sides = scan.x, scan.x.shape[1], step_sides(num_angles)
@@ -170,7 +170,9 @@ def step_gradients(scan: Scan, gradients: dict[str, Tensor], turned: Tensor, ste
     return shares
 
 
-def phase_gradients(scan: Scan, grad_phase: Tensor | None, sizes: Extents, turned: Tensor, ends: Tensor, grad_first_phase: Tensor) -> None:
+def phase_gradients(
+    scan: Mamba3Inputs, grad_phase: Tensor | None, sizes: Extents, turned: Tensor, ends: Tensor, grad_first_phase: Tensor
+) -> None:
     """Sums of the angles' gradients over later positions, in place, and the gradient of the angle before the first."""
     batch, num_heads, _, _, num_angles = sizes_of(scan)
     num_positions, tile = scan.x.shape[1], sizes.sides["Q"]

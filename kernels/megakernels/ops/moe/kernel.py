@@ -14,7 +14,7 @@ from megakernels.facts import SMALLEST_DOT, block_of
 from megakernels.ops.activation.kernel import KINDS
 from megakernels.ops.moe.facts import BIAS_COLS, PULL_COLS, bias_options, outer_options, product_options
 from megakernels.ops.moe.inputs import Experts, Made
-from megakernels.ops.moe.kernel_plan import Tiles, sum_slots, tiles_of
+from megakernels.ops.moe.kernel_plan import Tiles, sum_rows, tiles_of
 from megakernels.ops.moe.kernel_products import CLAMPED, bias_kernel, down_bias_kernel, down_kernel, outer_kernel, pull_kernel, up_kernel
 from megakernels.ops.moe.sizes import sizes_of
 
@@ -65,7 +65,7 @@ def routed_experts_forward(given: Experts) -> Made:
             )
         _times(tiles, given, hidden, down, None, None, out, transposed=True)
     del hidden
-    return out if top_k == 1 else sum_slots(out, top_k), gate_out, up_out
+    return out if top_k == 1 else sum_rows(out, None, top_k), gate_out, up_out
 
 
 def routed_experts_backward(
@@ -117,7 +117,7 @@ def routed_experts_backward(
         grad_x = torch.empty(num_pairs, num_hidden, dtype=x.dtype, device=x.device)
         other = None if gate is None else gate.contiguous()
         _times(tiles, given, grad_up_out, up, grad_gate_out, other, grad_x, transposed=False)
-        grad_x = grad_x if top_k == 1 else sum_slots(grad_x, top_k)
+        grad_x = grad_x if top_k == 1 else sum_rows(grad_x, None, top_k)
     if needs[4]:  # free each product's operand before the next result is allocated
         grad_down = _outer(tiles, rows, top_k, grad_y, hidden, gathers_a=True)
     del hidden

@@ -61,7 +61,9 @@ def losses_gradient_kernel(  # type: ignore[no-untyped-def]
         tl.store(grad_log_sums + row, tl.load(log_sums + row, mask=inside, other=0.0).to(tl.float32) * (2.0 * z), mask=inside)
 
 
-def losses_forward(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float) -> tuple[Tensor, Tensor]:
+def router_losses_forward(
+    weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float
+) -> tuple[Tensor, Tensor]:
     """Same contract as `reference.router_losses_forward`, for fp32."""
     (num_sequences, num_experts), top_k = load.shape, weights.shape[1]
     num_positions, options = probs.shape[0] // num_sequences, losses_options(num_experts, top_k)
@@ -88,7 +90,7 @@ def losses_forward(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tenso
     return weighted, shares.sum(0)
 
 
-def losses_backward(
+def router_losses_backward(
     grad_weighted: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Same contract as `reference.router_losses_backward`, for fp32."""

@@ -152,7 +152,7 @@ def sort_by_expert(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return rows, totals
 
 
-def sum_slots(x: Tensor, top_k: int, rows: Tensor | None = None) -> Tensor:
+def sum_rows(x: Tensor, rows: Tensor | None, top_k: int) -> Tensor:
     """Each token's k rows summed in slot order and in fp32: [N·k, h] → [N, h].
 
     Args:
@@ -172,7 +172,7 @@ def sum_slots(x: Tensor, top_k: int, rows: Tensor | None = None) -> Tensor:
     return y
 
 
-def spread_rows(x: Tensor, top_k: int, rows: Tensor) -> Tensor:
+def gather_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
     """Each token copied to its k rows: [N, h] → [N·k, h], row i is x[rows[i] // k].
 
     Args:

@@ -144,7 +144,7 @@ def tile(*widths: int) -> tuple[int, tuple[int, ...]]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    """Same contract as `reference.rotate_forward`, or `rotate_backward`, for fp32, bf16 and fp16; at least one pair is rotated."""
+    """Same contract as `reference.rotate`, for fp32, bf16 and fp16; at least one pair is rotated."""
     x = unit_stride(x)
     batch, num_positions, num_heads, width = x.shape
     half = cos.shape[-1]

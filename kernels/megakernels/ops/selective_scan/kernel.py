@@ -11,27 +11,27 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.ops.selective_scan.facts import BACKWARD_CHANNELS, FORWARD_CHANNELS, tile_of
-from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScan
+from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScanInputs
 from megakernels.ops.selective_scan.kernel_backward import selective_backward_kernel
 from megakernels.ops.selective_scan.kernel_forward import selective_forward_kernel
 from megakernels.ops.selective_scan.sizes import sizes_of
 
 
-def forward_options(given: SelectiveScan) -> dict[str, int]:
+def forward_options(given: SelectiveScanInputs) -> dict[str, int]:
     """Tile and warps of the forward: a thread for each channel."""
     channels, state = given.A_log.shape
     tile = tile_of(channels, state, FORWARD_CHANNELS)
     return {**tile, "num_warps": tile["CHANNELS"] // 32}
 
 
-def backward_options(given: SelectiveScan) -> dict[str, int]:
+def backward_options(given: SelectiveScanInputs) -> dict[str, int]:
     """Tile and warps of the backward: two threads for each channel, since one has too few registers."""
     channels, state = given.A_log.shape
     tile = tile_of(channels, state, BACKWARD_CHANNELS)
     return {**tile, "num_warps": tile["CHANNELS"] // 16}
 
 
-def forward(state: Tensor | None, given: SelectiveScan) -> tuple[Tensor, Tensor, Tensor]:
+def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     x, dt, B, C = (unit_stride(each) for each in (given.x, given.dt, given.B, given.C))
     batch, num_positions, num_channels = x.shape
@@ -71,7 +71,7 @@ def forward(state: Tensor | None, given: SelectiveScan) -> tuple[Tensor, Tensor,
     return y, states, last
 
 
-def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScanInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
     x, dt, B, C, grad_y = (unit_stride(each) for each in (given.x, given.dt, given.B, given.C, grad_y))
     batch, num_positions, num_channels = x.shape

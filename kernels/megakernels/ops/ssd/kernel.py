@@ -22,7 +22,7 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.ops.ssd.facts import Extents
-from megakernels.ops.ssd.inputs import Scan
+from megakernels.ops.ssd.inputs import SsdInputs
 from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_table_kernel
 from megakernels.ops.ssd.launch import OPTIONS, PASS_COLUMNS, counts_of, flags_of, heads_of_table
@@ -30,7 +30,7 @@ from megakernels.ops.ssd.launch_backward import segment_gradients, step_gradient
 from megakernels.ops.ssd.sizes import sizes_of
 
 
-def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
+def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     scan, sizes = _dense(scan), sizes_of(scan).extents()
     x, starts = scan.x, scan.x if scan.starts is None else scan.starts
@@ -53,7 +53,7 @@ def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     return y, states, last
 
 
-def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
     scan, sizes = _dense(scan), sizes_of(scan).extents()
     x, dt, A_log, B, C, D, dt_bias = scan[:7]
@@ -74,7 +74,7 @@ def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tens
     return (grad_x, grad_dt, parameters[0], grad_B, grad_C, *parameters[1:]), grad_first
 
 
-def make_tables(scan: Scan, sizes: Extents) -> Tensor:
+def make_tables(scan: SsdInputs, sizes: Extents) -> Tensor:
     """`kernel_tiles` says what is in them."""
     x, dt, num_positions = scan.x, scan.dt, scan.x.shape[1]
     batch, num_heads = x.shape[0], x.shape[2]
@@ -96,7 +96,7 @@ def chunk_states(
     keys: Tensor,
     tables: Tensor,
     outer: Tensor | None,
-    scan: Scan,
+    scan: SsdInputs,
     sizes: Extents,
     states: Tensor,
     last: Tensor,
@@ -125,7 +125,7 @@ def chunk_states(
     )
 
 
-def _dense(scan: Scan) -> Scan:
+def _dense(scan: SsdInputs) -> SsdInputs:
     """The inputs as the kernels take them: dense rows, contiguous parameters and starts."""
     found: dict[str, Any] = {name: unit_stride(getattr(scan, name)) for name in ("x", "B", "C")}
     found |= {name: getattr(scan, name).contiguous() for name in ("A_log", "D", "dt_bias")}
