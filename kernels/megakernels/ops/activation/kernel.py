@@ -124,20 +124,11 @@ def backward(kind: int, grad_y: Tensor, x: Tensor, up: Tensor | None = None, *, 
         options = launch_options(rows.shape[1])
         with on_device_of(x):
             activation_backward_kernel[_grid(rows, options)](
-                grad_rows,
-                rows,
-                others,
-                grad_rows if grad_x is None else grad_x,
-                grad_rows if grad_up is None else grad_up,
-                grad_rows.stride(0),
-                rows.stride(0),
-                others.stride(0),
+                grad_rows, rows, others, grad_rows if grad_x is None else grad_x, grad_rows if grad_up is None else grad_up,
+                grad_rows.stride(0), rows.stride(0), others.stride(0),
                 *rows.shape,
-                KIND=kind,
-                NEEDS_X=needs[0],
-                NEEDS_UP=grad_up is not None,
-                **options,
-            )
+                KIND=kind, NEEDS_X=needs[0], NEEDS_UP=grad_up is not None, **options,
+            )  # fmt: skip
     return made
 
 

@@ -224,23 +224,12 @@ def forward(given: Convolution) -> Tensor:
     if y.numel():
         with on_device_of(x):
             conv_forward_kernel[(batch * triton.cdiv(num_positions, options["POSITIONS"]), triton.cdiv(num_channels, options["CHANNELS"]))](
-                x,
-                weight.contiguous(),
-                _or(bias, x),
-                _or(starts, x),
-                _or(initial, x),
-                y,
-                x.stride(0),
-                x.stride(1),
-                num_positions,
-                num_channels,
-                TAPS=weight.shape[1],
-                HAS_BIAS=bias is not None,
-                PACKED=starts is not None,
-                HAS_INITIAL=initial is not None,
-                SILU=silu,
+                x, weight.contiguous(), _or(bias, x), _or(starts, x), _or(initial, x), y,
+                x.stride(0), x.stride(1),
+                num_positions, num_channels,
+                TAPS=weight.shape[1], HAS_BIAS=bias is not None, PACKED=starts is not None, HAS_INITIAL=initial is not None, SILU=silu,
                 **options,
-            )
+            )  # fmt: skip
     return y
 
 
@@ -259,31 +248,15 @@ def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Ten
     if x.numel():
         with on_device_of(x):
             conv_backward_kernel[(num_programs, triton.cdiv(num_channels, options["CHANNELS"]))](
-                grad_y,
-                x,
-                weight.contiguous(),
-                _or(bias, x),
-                _or(starts, x),
-                _or(initial, x),
-                _or(grad_x, x),
-                _or(grad_initial, x),
+                grad_y, x, weight.contiguous(), _or(bias, x), _or(starts, x), _or(initial, x), _or(grad_x, x), _or(grad_initial, x),
                 partial,
-                grad_y.stride(0),
-                x.stride(0),
+                grad_y.stride(0), x.stride(0),
                 num_positions,
-                grad_y.stride(1),
-                x.stride(1),
+                grad_y.stride(1), x.stride(1),
                 num_channels,
-                TAPS=weight.shape[1],
-                HAS_BIAS=bias is not None,
-                PACKED=starts is not None,
-                HAS_INITIAL=initial is not None,
-                SILU=silu,
-                NEEDS_X=needs[0],
-                NEEDS_INITIAL=grad_initial is not None,
-                NEEDS_WEIGHT=needs_weight,
-                **options,
-            )
+                TAPS=weight.shape[1], HAS_BIAS=bias is not None, PACKED=starts is not None, HAS_INITIAL=initial is not None, SILU=silu,
+                NEEDS_X=needs[0], NEEDS_INITIAL=grad_initial is not None, NEEDS_WEIGHT=needs_weight, **options,
+            )  # fmt: skip
     total = partial.sum(0)
     taps = slice(LARGEST_KERNEL - weight.shape[1], LARGEST_KERNEL)
     grad_weight = _dense(total[taps].mT, weight.dtype) if needs[1] else None

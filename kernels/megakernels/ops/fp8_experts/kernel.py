@@ -181,14 +181,11 @@ def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = Non
     one = found if by_row else scales(x, FORMAT, WHOLE, 1)
     with on_device_of(x):
         fp8_group_kernel[(triton.cdiv(num_columns, GROUP["SIDE"]), count)](
-            *(x, groups.ends if rows is None else rows, groups.ends, groups.stops, one, found, data.view(torch.uint8)),
-            *(num_columns, x.stride(0), top_k, groups.columns),
-            GATHERS=rows is not None,
-            OWN=by_row,
-            EXPONENT=LARGEST_EXPONENT[FORMAT],
-            FRACTION_BITS=FRACTION_BITS[FORMAT],
-            **GROUP,
-        )
+            x, groups.ends if rows is None else rows, groups.ends, groups.stops, one, found, data.view(torch.uint8), num_columns,
+            x.stride(0),
+            top_k, groups.columns,
+            GATHERS=rows is not None, OWN=by_row, EXPONENT=LARGEST_EXPONENT[FORMAT], FRACTION_BITS=FRACTION_BITS[FORMAT], **GROUP,
+        )  # fmt: skip
     return Operand(data, found)
 
 
@@ -200,25 +197,11 @@ def hidden_rows(gate_out: Tensor | None, up_out: Tensor, given: Experts, groups:
         weights = given.weights.contiguous()
         with on_device_of(up_out):
             fp8_hidden_kernel[_tiles(num_rows, width)](
-                up_out if gate_out is None else gate_out,
-                up_out,
-                _or(given.gate_bias, weights),
-                _or(given.up_bias, weights),
-                weights,
-                given.rows,
-                groups.ends,
-                hidden,
-                num_rows,
-                count,
-                width,
-                given.limit or 0.0,
-                KIND=moe.kind_of(given),
-                GATED=gate_out is not None,
-                HAS_GATE_BIAS=given.gate_bias is not None,
-                HAS_UP_BIAS=given.up_bias is not None,
-                EXPERTS=block_of(count),
-                **TILE,
-            )
+                up_out if gate_out is None else gate_out, up_out, _or(given.gate_bias, weights), _or(given.up_bias, weights), weights,
+                given.rows, groups.ends, hidden, num_rows, count, width, given.limit or 0.0,
+                KIND=moe.kind_of(given), GATED=gate_out is not None, HAS_GATE_BIAS=given.gate_bias is not None,
+                HAS_UP_BIAS=given.up_bias is not None, EXPERTS=block_of(count), **TILE,
+            )  # fmt: skip
     return hidden
 
 
@@ -245,22 +228,11 @@ def pull(
     if num_rows:
         with on_device_of(up_out):
             fp8_pull_kernel[(triton.cdiv(num_rows, TILE["ROWS"]),)](
-                pulled,
-                up_out if gate_out is None else gate_out,
-                up_out,
-                weights,
-                given.rows,
-                grad_up_out if grad_gate_out is None else grad_gate_out,
-                grad_up_out,
-                hidden,
-                grad_weights,
-                num_rows,
-                width,
+                pulled, up_out if gate_out is None else gate_out, up_out, weights, given.rows,
+                grad_up_out if grad_gate_out is None else grad_gate_out, grad_up_out, hidden, grad_weights, num_rows, width,
                 given.limit or 0.0,
-                KIND=moe.kind_of(given),
-                GATED=gate_out is not None,
-                **TILE,
-            )
+                KIND=moe.kind_of(given), GATED=gate_out is not None, **TILE,
+            )  # fmt: skip
     return grad_gate_out, grad_up_out, hidden, grad_weights
 
 

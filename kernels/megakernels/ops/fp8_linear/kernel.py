@@ -174,13 +174,11 @@ def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *,
     if data.numel():
         with on_device_of(x):
             fp8_round_kernel[_tiles(*covered)](
-                *(x, scale, data.view(torch.uint8), rows, columns, x.stride(0), *shape),
-                SIDE=TILE,
-                SCALED=scaled,
-                TURNED=turned,
-                FRACTION_BITS=FRACTION_BITS[dtype],
-                num_warps=NUM_WARPS,
-            )
+                x, scale, data.view(torch.uint8), rows, columns,
+                x.stride(0),
+                *shape,
+                SIDE=TILE, SCALED=scaled, TURNED=turned, FRACTION_BITS=FRACTION_BITS[dtype], num_warps=NUM_WARPS,
+            )  # fmt: skip
     return data, scale
 
 
@@ -196,11 +194,9 @@ def scales(x: Tensor, dtype: torch.dtype, scaled: int, num_padded: int) -> Tenso
             fp8_maxima_kernel[_tiles(rows, columns)](x, maxima, rows, columns, x.stride(0), SIDE=TILE, SCALED=scaled, num_warps=NUM_WARPS)
         if num_padded:
             fp8_scale_kernel[(triton.cdiv(num_padded, sides["NUM"]),)](
-                *(maxima, scale, maxima.numel() // max(1, num), num, num_padded),
-                EXPONENT=LARGEST_EXPONENT[dtype],
-                **sides,
-                num_warps=NUM_WARPS,
-            )
+                maxima, scale, maxima.numel() // max(1, num), num, num_padded,
+                EXPONENT=LARGEST_EXPONENT[dtype], **sides, num_warps=NUM_WARPS,
+            )  # fmt: skip
     return scale
 
 

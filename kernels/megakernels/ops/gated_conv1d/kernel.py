@@ -42,23 +42,12 @@ def forward(given: GatedConvolution, before: Tensor | None = None) -> Tensor:
     if y.numel():
         with on_device_of(value):
             gated_conv_forward_kernel[_grid(value, pieces, options)](
-                input_gate,
-                output_gate,
-                value,
-                _or(before, value),
-                given.weight.contiguous(),
-                _or(given.bias, value),
-                _or(given.starts, value),
-                y,
-                *input_gate.stride()[:2],
-                *output_gate.stride()[:2],
-                *value.stride()[:2],
-                pieces,
-                num_positions,
-                num_channels,
-                **_flags(given, before),
-                **options,
-            )
+                input_gate, output_gate, value, _or(before, value), given.weight.contiguous(), _or(given.bias, value),
+                _or(given.starts, value), y,
+                *input_gate.stride()[:2], *output_gate.stride()[:2], *value.stride()[:2],
+                pieces, num_positions, num_channels,
+                **_flags(given, before), **options,
+            )  # fmt: skip
     return y
 
 
@@ -81,31 +70,13 @@ def backward(
     if value.numel():
         with on_device_of(value):
             gated_conv_backward_kernel[grid](
-                grad_y,
-                input_gate,
-                output_gate,
-                value,
-                _or(before, value),
-                weight.contiguous(),
-                _or(bias, value),
-                _or(given.starts, value),
-                *(_or(each, value) for each in grads),
-                _or(grad_before, value),
-                partial,
-                *grad_y.stride()[:2],
-                *input_gate.stride()[:2],
-                *output_gate.stride()[:2],
-                *value.stride()[:2],
-                pieces,
-                num_positions,
-                num_channels,
-                **_flags(given, before),
-                NEEDS_INPUT=needs[0],
-                NEEDS_OUTPUT=needs[1],
-                NEEDS_VALUE=needs[2],
-                NEEDS_WEIGHT=needs_weight,
+                grad_y, input_gate, output_gate, value, _or(before, value), weight.contiguous(), _or(bias, value),
+                _or(given.starts, value), *(_or(each, value) for each in grads), _or(grad_before, value), partial,
+                *grad_y.stride()[:2], *input_gate.stride()[:2], *output_gate.stride()[:2], *value.stride()[:2],
+                pieces, num_positions, num_channels,
+                **_flags(given, before), NEEDS_INPUT=needs[0], NEEDS_OUTPUT=needs[1], NEEDS_VALUE=needs[2], NEEDS_WEIGHT=needs_weight,
                 **options,
-            )
+            )  # fmt: skip
     total = partial.sum(0)
     grad_weight = _dense(total[:num_taps].mT, weight.dtype) if needs[3] else None
     grad_bias = _dense(total[num_taps], bias.dtype) if bias is not None and needs[4] else None

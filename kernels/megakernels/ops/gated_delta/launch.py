@@ -64,33 +64,25 @@ def prepare(given: GatedDeltaInputs, sizes: Extents, made: Buffers, first: int, 
         plane, precise = sizes.slots * Q * K, sizes_of(given).planes > 1
         outputs = (made[name] for name in ("queries", "keys", "reads", "sums", "strengths", "carries"))
         delta_row_decay_kernel[(num_tiles, num_heads, batch)](
-            *(*inputs, at_starts, *outputs, *common, plane, *strides, *numbers),
-            Q=Q,
-            K=K,
-            W=part_of(K, "row_decay"),
-            HAS_STARTS=has_starts,
-            PRECISE=precise,
-            **OPTIONS["row_decay"],
-        )
+            *inputs, at_starts, *outputs, *common, plane,
+            *strides,
+            *numbers,
+            Q=Q, K=K, W=part_of(K, "row_decay"), HAS_STARTS=has_starts, PRECISE=precise, **OPTIONS["row_decay"],
+        )  # fmt: skip
         delta_row_scores_kernel[(num_tiles * (Q // BLOCK), num_heads, batch)](
-            *(q, k, at_starts, *(made[name] for name in ("sums", "strengths", "scores", "systems"))),
-            *(*common, num_tiles, plane, *strides[:6], numbers[0]),
-            Q=Q,
-            K=K,
-            HAS_STARTS=has_starts,
-            PRECISE=precise,
-            **OPTIONS["row_scores"],
-        )
+            q, k, at_starts, *(made[name] for name in ("sums", "strengths", "scores", "systems")), *common, num_tiles, plane,
+            *strides[:6],
+            numbers[0],
+            Q=Q, K=K, HAS_STARTS=has_starts, PRECISE=precise, **OPTIONS["row_scores"],
+        )  # fmt: skip
     else:
         outputs = (made[name] for name in ("queries", "keys", "reads", "scores", "systems", "strengths", "carries"))
         delta_scores_kernel[(num_tiles, num_heads, batch)](
-            *(*inputs, at_starts, *outputs, *common, *strides, *numbers),
-            Q=Q,
-            K=K,
-            W=part_of(K, "scores"),
-            HAS_STARTS=has_starts,
-            **OPTIONS["scores"],
-        )
+            *inputs, at_starts, *outputs, *common,
+            *strides,
+            *numbers,
+            Q=Q, K=K, W=part_of(K, "scores"), HAS_STARTS=has_starts, **OPTIONS["scores"],
+        )  # fmt: skip
     delta_solve_kernel[(num_tiles, num_heads, batch)](
         *(made["systems"], made["inverses"], num_positions, num_heads, given.save_every, first, sizes.tiles),
         Q=Q,
@@ -116,14 +108,11 @@ def walk(
     names = ("queries", "keys", "reads", "scores", "inverses", "strengths", "carries")
     outside = made.get("between", q), made.get("written", q)
     delta_walk_kernel[(batch, num_heads, blocks * (part[1] if results is None else 1))](
-        *(v, *(made[name] for name in names), q if state is None else state, states, *outside, y, last),
-        *(q.shape[1], num_heads, q.shape[3], value_width, given.save_every, sizes.segments, *part, sizes.tiles, *v.stride()[:3]),
-        **sizes.sides,
-        W=width,
-        HAS_INITIAL=state is not None,
-        WALKS=results is not None,
-        **OPTIONS["walk"],
-    )
+        v, *(made[name] for name in names), q if state is None else state, states, *outside, y, last, q.shape[1], num_heads, q.shape[3],
+        value_width, given.save_every, sizes.segments, *part, sizes.tiles,
+        *v.stride()[:3],
+        **sizes.sides, W=width, HAS_INITIAL=state is not None, WALKS=results is not None, **OPTIONS["walk"],
+    )  # fmt: skip
 
 
 def walk_gradient(
@@ -140,14 +129,11 @@ def walk_gradient(
     width = part_of(sizes.sides["V"], "walk")
     names = ("queries", "keys", "reads", "scores", "inverses", "carries")
     delta_walk_gradient_kernel[(q.shape[0], v.shape[2], sizes.sides["V"] // width)](
-        *(grad_y, *(made[name] for name in names), q if grad_state is None else grad_state),
-        *(made["grad_between"], made["solved"], grad_first),
-        *(q.shape[1], v.shape[2], q.shape[3], v.shape[3], given.save_every, *part, sizes.tiles, *grad_y.stride()[:3]),
-        **sizes.sides,
-        W=width,
-        HAS_FINAL=grad_state is not None,
-        **OPTIONS["walk_gradient"],
-    )
+        grad_y, *(made[name] for name in names), q if grad_state is None else grad_state, made["grad_between"], made["solved"], grad_first,
+        q.shape[1], v.shape[2], q.shape[3], v.shape[3], given.save_every, *part, sizes.tiles,
+        *grad_y.stride()[:3],
+        **sizes.sides, W=width, HAS_FINAL=grad_state is not None, **OPTIONS["walk_gradient"],
+    )  # fmt: skip
 
 
 def tile_gradients(
@@ -168,31 +154,25 @@ def tile_gradients(
     grad_q, grad_k, grad_v = gradients[:3]
     columns = num_positions, num_heads, v.shape[3], given.save_every, first, tiles
     delta_value_gradient_kernel[(num_tiles, num_heads, batch)](
-        *(grad_y, v, *(made[name] for name in ("strengths", "written", "solved", "systems", "scores", "unread")), grad_v),
-        *(*columns, *grad_y.stride()[:3], *v.stride()[:3]),
-        Q=Q,
-        V=V,
-        W=part_of(V, "value"),
-        **OPTIONS["value_gradient"],
-    )
+        grad_y, v, *(made[name] for name in ("strengths", "written", "solved", "systems", "scores", "unread")), grad_v, *columns,
+        *grad_y.stride()[:3], *v.stride()[:3],
+        Q=Q, V=V, W=part_of(V, "value"), **OPTIONS["value_gradient"],
+    )  # fmt: skip
     length = part_of(K, "key_rows")
     names = ("between", "grad_between", "written", "solved", "queries", "keys", "reads", "carries")
     delta_key_gradient_kernel[(num_tiles * (K // length), num_heads, batch)](
-        *(grad_y, *(made[name] for name in names), *columns, num_tiles, *grad_y.stride()[:3]),
-        **sizes.sides,
-        L=length,
-        W=part_of(V, "key"),
-        **OPTIONS["key_gradient"],
-    )
+        grad_y, *(made[name] for name in names), *columns, num_tiles,
+        *grad_y.stride()[:3],
+        **sizes.sides, L=length, W=part_of(V, "key"), **OPTIONS["key_gradient"],
+    )  # fmt: skip
     (_row_gradients if sizes_of(given).rows else _pair_gradients)(given, sizes, made, part, gradients, shares)
     delta_unit_gradient_kernel[(num_tiles * (Q // BLOCK), num_groups, batch)](
-        *(q, k, made["queries"], made["reads" if sizes_of(given).rows else "keys"], grad_q, grad_k),
-        *(num_positions, num_heads, num_heads // num_groups, key_width, given.save_every, first, tiles, num_tiles),
-        *(*q.stride()[:3], *k.stride()[:3], key_width**-0.5),
-        Q=Q,
-        K=K,
-        **OPTIONS["unit_gradient"],
-    )
+        q, k, made["queries"], made["reads" if sizes_of(given).rows else "keys"], grad_q, grad_k, num_positions, num_heads,
+        num_heads // num_groups, key_width, given.save_every, first, tiles, num_tiles,
+        *q.stride()[:3], *k.stride()[:3],
+        key_width**-0.5,
+        Q=Q, K=K, **OPTIONS["unit_gradient"],
+    )  # fmt: skip
 
 
 def _pair_gradients(
@@ -204,16 +184,12 @@ def _pair_gradients(
     Q, K, _ = sizes.sides.values()
     names = ("queries", "keys", "reads", "scores", "systems", "unread", "carries")
     delta_pair_gradient_kernel[(part[1] * sizes.tiles, num_heads, batch)](
-        *(q, k, decay, beta, A_log, dt_bias, q if starts is None else starts, *(made[name] for name in names), *gradients[3:], shares),
-        *(num_positions, num_heads, num_heads // num_groups, key_width, given.save_every, part[0], sizes.tiles),
-        *(sizes.segments * sizes.tiles, *q.stride()[:3], *k.stride()[:3], *decay.stride(), *beta.stride()),
-        *(key_width**-0.5, given.beta_limit),
-        Q=Q,
-        K=K,
-        W=part_of(K, "pair"),
-        HAS_STARTS=starts is not None,
-        **OPTIONS["pair_gradient"],
-    )
+        q, k, decay, beta, A_log, dt_bias, q if starts is None else starts, *(made[name] for name in names), *gradients[3:], shares,
+        num_positions, num_heads, num_heads // num_groups, key_width, given.save_every, part[0], sizes.tiles, sizes.segments * sizes.tiles,
+        *q.stride()[:3], *k.stride()[:3], *decay.stride(), *beta.stride(),
+        key_width**-0.5, given.beta_limit,
+        Q=Q, K=K, W=part_of(K, "pair"), HAS_STARTS=starts is not None, **OPTIONS["pair_gradient"],
+    )  # fmt: skip
 
 
 def _row_gradients(
@@ -226,22 +202,15 @@ def _row_gradients(
     (first, count), tiles = part, sizes.tiles
     names = ("sums", "strengths", "queries", "keys", "reads", "scores", "systems", "unread", "falls")
     delta_row_pair_gradient_kernel[(count * tiles * (Q // BLOCK), num_heads, batch)](
-        *(q, k, q if starts is None else starts, *(made[name] for name in names), gradients[4]),
-        *(num_positions, num_heads, num_heads // num_groups, key_width, given.save_every, first, tiles, count * tiles),
-        *(sizes.slots * Q * K, *q.stride()[:3], *k.stride()[:3], key_width**-0.5, given.beta_limit),
-        Q=Q,
-        K=K,
-        HAS_STARTS=starts is not None,
-        PRECISE=sizes_of(given).planes > 1,
-        **OPTIONS["row_pair_gradient"],
-    )
+        q, k, q if starts is None else starts, *(made[name] for name in names), gradients[4], num_positions, num_heads,
+        num_heads // num_groups, key_width, given.save_every, first, tiles, count * tiles, sizes.slots * Q * K,
+        *q.stride()[:3], *k.stride()[:3],
+        key_width**-0.5, given.beta_limit,
+        Q=Q, K=K, HAS_STARTS=starts is not None, PRECISE=sizes_of(given).planes > 1, **OPTIONS["row_pair_gradient"],
+    )  # fmt: skip
     delta_row_decay_gradient_kernel[(count * tiles, num_heads, batch)](
-        *(decay, A_log, dt_bias, made["falls"], made["keys"], made["carries"], gradients[3], shares),
-        *(num_positions, num_heads, key_width, given.save_every, first, tiles, sizes.segments * tiles),
-        *(sizes.slots * Q * K, *decay.stride()[:3]),
-        Q=Q,
-        K=K,
-        W=part_of(K, "row_decay_gradient"),
-        PRECISE=sizes_of(given).planes > 1,
-        **OPTIONS["row_decay_gradient"],
-    )
+        decay, A_log, dt_bias, made["falls"], made["keys"], made["carries"], gradients[3], shares, num_positions, num_heads, key_width,
+        given.save_every, first, tiles, sizes.segments * tiles, sizes.slots * Q * K,
+        *decay.stride()[:3],
+        Q=Q, K=K, W=part_of(K, "row_decay_gradient"), PRECISE=sizes_of(given).planes > 1, **OPTIONS["row_decay_gradient"],
+    )  # fmt: skip

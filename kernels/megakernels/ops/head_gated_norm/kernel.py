@@ -124,14 +124,12 @@ def backward(
     if rows.numel():
         with on_device_of(x):
             head_gated_norm_backward_kernel[(num_programs,)](
-                *(grads, rows, gates, weight.contiguous(), rstd.contiguous()),
-                *(partial if grad_x is None else grad_x, partial if grad_gate is None else grad_gate, partial),
-                *(grads.stride(0), rows.stride(0), gates.stride(0), *rows.shape),
-                SIGMOID=sigmoid,
-                NEEDS_X=needs[0],
-                NEEDS_GATE=needs[1],
-                **options,
-            )
+                grads, rows, gates, weight.contiguous(), rstd.contiguous(), partial if grad_x is None else grad_x,
+                partial if grad_gate is None else grad_gate, partial,
+                grads.stride(0), rows.stride(0), gates.stride(0),
+                *rows.shape,
+                SIGMOID=sigmoid, NEEDS_X=needs[0], NEEDS_GATE=needs[1], **options,
+            )  # fmt: skip
     return [grad_x, grad_gate, partial.sum(0).to(weight.dtype) if needs[2] else None]
 
 

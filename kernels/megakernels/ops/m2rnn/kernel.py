@@ -40,32 +40,12 @@ def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
     if states.numel():
         with on_device_of(q):
             m2rnn_forward_kernel[(batch, num_heads)](
-                q,
-                k,
-                v,
-                f,
-                state_map.contiguous(),
-                D.contiguous(),
-                dt_bias.contiguous(),
-                A_log.contiguous(),
-                q if starts is None else starts.contiguous(),
-                q if state is None else state.contiguous(),
-                y,
-                states,
-                num_positions,
-                num_segments,
-                save_every,
-                num_heads,
-                key_width,
-                value_width,
-                *q.stride()[:2],
-                *k.stride()[:2],
-                *v.stride()[:3],
-                *f.stride(),
-                HAS_STARTS=starts is not None,
-                HAS_INITIAL=state is not None,
-                **launch_options(key_width, value_width),
-            )
+                q, k, v, f, state_map.contiguous(), D.contiguous(), dt_bias.contiguous(), A_log.contiguous(),
+                q if starts is None else starts.contiguous(), q if state is None else state.contiguous(), y, states, num_positions,
+                num_segments, save_every, num_heads, key_width, value_width,
+                *q.stride()[:2], *k.stride()[:2], *v.stride()[:3], *f.stride(),
+                HAS_STARTS=starts is not None, HAS_INITIAL=state is not None, **launch_options(key_width, value_width),
+            )  # fmt: skip
     return y, states
 
 
@@ -89,43 +69,12 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, state
         parts = states.new_empty(2, batch, positions.stop - positions.start, num_heads, key_width)
         with on_device_of(q):
             m2rnn_backward_kernel[(batch, num_heads)](
-                grad_y,
-                q,
-                k,
-                v,
-                f,
-                state_map.contiguous(),
-                D.contiguous(),
-                dt_bias.contiguous(),
-                A_log.contiguous(),
-                q if starts is None else starts.contiguous(),
-                states,
-                again,
-                parts[0],
-                parts[1],
-                grad_v,
-                grad_f,
-                grad_state,
-                grad_map,
-                grad_D,
-                grad_scalars,
-                num_positions,
-                num_segments,
-                first,
-                stop,
-                save_every,
-                num_heads,
-                key_width,
-                value_width,
-                *grad_y.stride()[:3],
-                *q.stride()[:2],
-                *k.stride()[:2],
-                *v.stride()[:3],
-                *f.stride(),
-                HAS_STARTS=starts is not None,
-                ROWS=ROWS,
-                **launch_options(key_width, value_width),
-            )
+                grad_y, q, k, v, f, state_map.contiguous(), D.contiguous(), dt_bias.contiguous(), A_log.contiguous(),
+                q if starts is None else starts.contiguous(), states, again, parts[0], parts[1], grad_v, grad_f, grad_state, grad_map,
+                grad_D, grad_scalars, num_positions, num_segments, first, stop, save_every, num_heads, key_width, value_width,
+                *grad_y.stride()[:3], *q.stride()[:2], *k.stride()[:2], *v.stride()[:3], *f.stride(),
+                HAS_STARTS=starts is not None, ROWS=ROWS, **launch_options(key_width, value_width),
+            )  # fmt: skip
         grad_q[:, positions], grad_k[:, positions] = parts.sum(3)
         del parts  # free before the next span's are allocated
     del again

@@ -41,24 +41,18 @@ def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], size
     for first in range(0, sizes.segments, max(1, sizes.at_once)):
         count = min(sizes.at_once, sizes.segments - first)
         mamba3_state_kernel[(batch, num_heads, 1)](
-            *(x, B, B_bias, mimo_x, *tables, x if state is None else state, states, between, last),
-            *(*counts, sizes.segments, first, count, sizes.tiles, *strides),
-            **flags,
-            **sizes.sides,
-            HAS_INITIAL=state is not None,
-            WALKS=True,
-            **OPTIONS["state"],
-        )
+            x, B, B_bias, mimo_x, *tables, x if state is None else state, states, between, last, *counts, sizes.segments, first, count,
+            sizes.tiles,
+            *strides,
+            **flags, **sizes.sides, HAS_INITIAL=state is not None, WALKS=True, **OPTIONS["state"],
+        )  # fmt: skip
         state = last
         mamba3_output_kernel[(count * sizes.pieces, num_heads, batch)](
-            *(x, x, z, B, C, B_bias, C_bias, D, mimo_x, mimo_z, mimo_o, *tables, between, y, x, x, x, x),
-            *(*counts, 0, sizes.segments, first, count, sizes.tiles, sizes.pieces, 0, 0, 0, *strides),
-            **flags,
-            **sizes.sides,
-            SPAN=TILES_PER_SHARE,
-            GRADIENTS=False,
-            **OPTIONS["output"],
-        )
+            x, x, z, B, C, B_bias, C_bias, D, mimo_x, mimo_z, mimo_o, *tables, between, y, x, x, x, x, *counts, 0, sizes.segments, first,
+            count, sizes.tiles, sizes.pieces, 0, 0, 0,
+            *strides,
+            **flags, **sizes.sides, SPAN=TILES_PER_SHARE, GRADIENTS=False, **OPTIONS["output"],
+        )  # fmt: skip
 
 
 def make_tables(
@@ -76,16 +70,11 @@ def make_tables(
     tables = torch.empty(NUM_TABLES, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
     heads = min(HEADS_PER_TABLE, triton.next_power_of_2(num_heads))
     mamba3_table_kernel[(sizes.segments, triton.cdiv(num_heads, heads), batch)](
-        *(scan.dt, scan.A, scan.trapezoid, scan.dt_bias, starts, x if ahead is None else ahead, tables),
-        *(num_positions, num_heads, scan.save_every, tables[0].numel()),
+        scan.dt, scan.A, scan.trapezoid, scan.dt_bias, starts, x if ahead is None else ahead, tables, num_positions, num_heads,
+        scan.save_every, tables[0].numel(),
         *strides[:3],
-        H=heads,
-        Q=sizes.sides["Q"],
-        HAS_STARTS=has_starts,
-        HAS_AHEAD=ahead is not None,
-        HEAVY_TAIL=scan.heavy_tail,
-        **OPTIONS["table"],
-    )
+        H=heads, Q=sizes.sides["Q"], HAS_STARTS=has_starts, HAS_AHEAD=ahead is not None, HEAVY_TAIL=scan.heavy_tail, **OPTIONS["table"],
+    )  # fmt: skip
     if scan.angles is None:
         return [starts, tables, x, x]
     shape = batch, num_heads, num_positions, num_angles
@@ -96,15 +85,11 @@ def make_tables(
         *(scan.angles, turns, num_positions, num_angles, *strides[3:]), **sides, **OPTIONS["turn"]
     )
     mamba3_angle_kernel[(batch, num_heads, 1 if made else sizes.segments)](
-        *(scan.dt, scan.dt_bias, turns, starts, x if phase is None else phase, cosines, sines, *(made or (x, x))),
-        *(num_positions, num_heads, num_angles, scan.save_every, sizes.segments),
+        scan.dt, scan.dt_bias, turns, starts, x if phase is None else phase, cosines, sines, *(made or (x, x)), num_positions, num_heads,
+        num_angles, scan.save_every, sizes.segments,
         *strides[:3],
-        **sides,
-        HAS_STARTS=has_starts,
-        HAS_INITIAL=phase is not None,
-        FORWARD=made is not None,
-        **OPTIONS["angle"],
-    )
+        **sides, HAS_STARTS=has_starts, HAS_INITIAL=phase is not None, FORWARD=made is not None, **OPTIONS["angle"],
+    )  # fmt: skip
     return [starts, tables, cosines, sines]
 
 

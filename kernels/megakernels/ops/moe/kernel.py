@@ -37,32 +37,13 @@ def routed_experts_forward(given: Experts) -> Made:
         with on_device_of(x):
             options = product_options(width, x.element_size(), UP_COLS[given.activation])
             up_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](
-                x,
-                up if gate is None else gate.contiguous(),
-                up,
-                _or(given.gate_bias, weights),
-                _or(given.up_bias, weights),
-                weights,
-                rows,
-                tiles.ends,
-                tiles.tile_ends,
-                up_out if gate_out is None else gate_out,
-                up_out,
-                hidden,
+                x, up if gate is None else gate.contiguous(), up, _or(given.gate_bias, weights), _or(given.up_bias, weights), weights,
+                rows, tiles.ends, tiles.tile_ends, up_out if gate_out is None else gate_out, up_out, hidden,
                 x.stride(0),
-                top_k,
-                num_experts,
-                num_hidden,
-                width,
-                given.limit or 0.0,
-                KIND=kind_of(given),
-                GATED=gate is not None,
-                HAS_GATE_BIAS=given.gate_bias is not None,
-                HAS_UP_BIAS=given.up_bias is not None,
-                TILE=tiles.rows,
-                EXPERTS=experts,
-                **options,
-            )
+                top_k, num_experts, num_hidden, width, given.limit or 0.0,
+                KIND=kind_of(given), GATED=gate is not None, HAS_GATE_BIAS=given.gate_bias is not None,
+                HAS_UP_BIAS=given.up_bias is not None, TILE=tiles.rows, EXPERTS=experts, **options,
+            )  # fmt: skip
         _times(tiles, given, hidden, down, None, None, out, transposed=True)
     del hidden
     return out if top_k == 1 else sum_rows(out, None, top_k), gate_out, up_out
@@ -84,31 +65,12 @@ def routed_experts_backward(
     if num_pairs:
         with on_device_of(x):
             pull_kernel[(num_shares, tiles.most)](
-                grad_y,
-                down,
-                weights,
-                rows,
-                tiles.ends,
-                tiles.tile_ends,
-                up_out if gate_out is None else gate_out,
-                up_out,
-                grad_up_out if grad_gate_out is None else grad_gate_out,
-                grad_up_out,
-                hidden,
-                shares,
+                grad_y, down, weights, rows, tiles.ends, tiles.tile_ends, up_out if gate_out is None else gate_out, up_out,
+                grad_up_out if grad_gate_out is None else grad_gate_out, grad_up_out, hidden, shares,
                 grad_y.stride(0),
-                top_k,
-                num_experts,
-                num_pairs,
-                num_hidden,
-                width,
-                given.limit or 0.0,
-                KIND=kind_of(given),
-                GATED=gate is not None,
-                TILE=tiles.rows,
-                EXPERTS=block_of(num_experts),
-                **options,
-            )
+                top_k, num_experts, num_pairs, num_hidden, width, given.limit or 0.0,
+                KIND=kind_of(given), GATED=gate is not None, TILE=tiles.rows, EXPERTS=block_of(num_experts), **options,
+            )  # fmt: skip
     grad_down_bias = down_bias_gradient(tiles, given, grad_y, shares[num_shares:], needs[7])
     grad_weights = shares.sum(0).view(weights.shape) if needs[1] else None
     del shares
@@ -146,27 +108,11 @@ def _times(
     if a.shape[0]:
         with on_device_of(a):
             down_kernel[(triton.cdiv(num_cols, options["COLS"]), tiles.most)](
-                a,
-                b,
-                a if other_a is None else other_a,
-                b if other_b is None else other_b,
-                _or(bias, given.weights),
-                given.weights.contiguous(),
-                given.rows,
-                tiles.ends,
-                tiles.tile_ends,
-                out,
-                b.shape[0],
-                inner,
-                num_cols,
-                1 if transposed else num_cols,
-                inner if transposed else 1,
-                PAIR=other_a is not None,
-                HAS_BIAS=bias is not None,
-                TILE=tiles.rows,
-                EXPERTS=block_of(b.shape[0]),
-                **options,
-            )
+                a, b, a if other_a is None else other_a, b if other_b is None else other_b, _or(bias, given.weights),
+                given.weights.contiguous(), given.rows, tiles.ends, tiles.tile_ends, out, b.shape[0], inner, num_cols,
+                1 if transposed else num_cols, inner if transposed else 1,
+                PAIR=other_a is not None, HAS_BIAS=bias is not None, TILE=tiles.rows, EXPERTS=block_of(b.shape[0]), **options,
+            )  # fmt: skip
 
 
 def _outer(tiles: Tiles, rows: Tensor, top_k: int, a: Tensor, b: Tensor, *, gathers_a: bool) -> Tensor:
@@ -206,21 +152,12 @@ def down_bias_gradient(tiles: Tiles, given: Experts, grad_y: Tensor, shares: Ten
     out = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if needed else None
     with on_device_of(grad_y):
         down_bias_kernel[(triton.cdiv(num_cols, BIAS_COLS), num_experts)](
-            grad_y,
-            bias.contiguous(),
-            weights,
-            given.rows,
-            tiles.ends,
-            bias if out is None else out,
+            grad_y, bias.contiguous(), weights, given.rows, tiles.ends, bias if out is None else out,
             shares if shares.shape[0] else weights,
             grad_y.stride(0),
-            weights.shape[1],
-            given.rows.shape[0],
-            num_cols,
-            NEEDS_BIAS=needed,
-            NEEDS_WEIGHTS=shares.shape[0] > 0,
-            **bias_options(),
-        )
+            weights.shape[1], given.rows.shape[0], num_cols,
+            NEEDS_BIAS=needed, NEEDS_WEIGHTS=shares.shape[0] > 0, **bias_options(),
+        )  # fmt: skip
     return out
 
 

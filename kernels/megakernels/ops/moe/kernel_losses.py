@@ -73,20 +73,10 @@ def router_losses_forward(
     if probs.numel():
         with on_device_of(probs):
             losses_kernel[(num_sequences * num_tiles,)](
-                weights.contiguous(),
-                probs.contiguous(),
-                log_sums.contiguous(),
-                load.contiguous(),
-                weighted,
-                shares,
-                num_positions,
-                num_tiles,
-                num_experts,
-                top_k,
-                balance,
-                z,
+                weights.contiguous(), probs.contiguous(), log_sums.contiguous(), load.contiguous(), weighted, shares, num_positions,
+                num_tiles, num_experts, top_k, balance, z,
                 **options,
-            )
+            )  # fmt: skip
     return weighted, shares.sum(0)
 
 
@@ -105,21 +95,10 @@ def router_losses_backward(
         unused = next(each for each in made if each is not None)
         with on_device_of(load):
             losses_gradient_kernel[(num_sequences * num_tiles,)](
-                grad_weighted.contiguous(),
-                log_sums.contiguous(),
-                load.contiguous(),
-                *(unused if each is None else each for each in made),
-                num_positions,
-                num_tiles,
-                num_experts,
-                top_k,
-                balance,
-                z,
-                NEEDS_WEIGHTS=needs[0],
-                NEEDS_PROBS=needs[1],
-                NEEDS_SUMS=needs[2],
-                **options,
-            )
+                grad_weighted.contiguous(), log_sums.contiguous(), load.contiguous(), *(unused if each is None else each for each in made),
+                num_positions, num_tiles, num_experts, top_k, balance, z,
+                NEEDS_WEIGHTS=needs[0], NEEDS_PROBS=needs[1], NEEDS_SUMS=needs[2], **options,
+            )  # fmt: skip
     return tuple(made)
 
 

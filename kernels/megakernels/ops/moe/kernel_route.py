@@ -197,29 +197,13 @@ def route_forward(given: Router, num_sequences: int | None, *, is_sigmoid: bool)
     if num_rows:
         with on_device_of(logits):
             route_kernel[(sequences * num_tiles,)](
-                logits,
-                logits if given.bias is None else given.bias.contiguous(),
-                logits if given.correction is None else given.correction.contiguous(),
-                weights,
-                indices,
-                probs,
-                log_sums,
-                counts,
-                num_positions,
-                num_tiles,
-                num_experts,
-                num_experts // given.num_groups,
-                given.num_groups,
-                given.top_groups,
-                top_k,
+                logits, logits if given.bias is None else given.bias.contiguous(),
+                logits if given.correction is None else given.correction.contiguous(), weights, indices, probs, log_sums, counts,
+                num_positions, num_tiles, num_experts, num_experts // given.num_groups, given.num_groups, given.top_groups, top_k,
                 given.scale,
-                SIGMOID=is_sigmoid,
-                NORMALIZE=given.normalize,
-                HAS_BIAS=given.bias is not None,
-                HAS_CORRECTION=given.correction is not None,
-                SCORED=num_sequences is not None,
-                **options,
-            )
+                SIGMOID=is_sigmoid, NORMALIZE=given.normalize, HAS_BIAS=given.bias is not None,
+                HAS_CORRECTION=given.correction is not None, SCORED=num_sequences is not None, **options,
+            )  # fmt: skip
     if num_sequences is None:
         return weights, indices, probs, logits
     return weights, indices, probs, logits, log_sums, counts.sum(1, dtype=torch.int32)
@@ -239,22 +223,10 @@ def route_backward(
     if num_rows:
         with on_device_of(x):
             route_gradient_kernel[(triton.cdiv(num_rows, options["ROWS"]),)](
-                grad_weights,
-                kept if grad_probs is None else grad_probs,
-                kept if grad_log_sums is None else grad_log_sums,
-                kept,
-                indices,
-                gradient,
-                num_rows,
-                num_experts,
-                given.top_k,
-                given.scale,
-                SIGMOID=is_sigmoid,
-                NORMALIZE=given.normalize,
-                SCORED=grad_probs is not None,
-                PARTS=parts,
-                **options,
-            )
+                grad_weights, kept if grad_probs is None else grad_probs, kept if grad_log_sums is None else grad_log_sums, kept, indices,
+                gradient, num_rows, num_experts, given.top_k, given.scale,
+                SIGMOID=is_sigmoid, NORMALIZE=given.normalize, SCORED=grad_probs is not None, PARTS=parts, **options,
+            )  # fmt: skip
     grad_x = None
     if needs[0] and parts == 1:
         grad_x = (gradient @ upcast(weight)).to(x.dtype)

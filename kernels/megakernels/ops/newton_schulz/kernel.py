@@ -75,15 +75,9 @@ def forward(x: Tensor, added: Tensor | None, alpha: float, beta: float) -> Tenso
     if y.numel():
         with on_device_of(x):
             symmetric_product_kernel[(tiles, tiles, num_matrices)](
-                x,
-                y if added is None else added.contiguous(),
-                y,
-                num_rows,
-                num_cols,
+                x, y if added is None else added.contiguous(), y, num_rows, num_cols,
                 *x.stride(),
-                alpha,
-                beta,
-                ADDED=added is not None,
-                **options,
-            )
+                alpha, beta,
+                ADDED=added is not None, **options,
+            )  # fmt: skip
     return y

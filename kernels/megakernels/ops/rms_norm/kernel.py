@@ -179,24 +179,11 @@ def _forward(
     if num_rows:
         with on_device_of(x):
             rms_norm_forward_kernel[(triton.cdiv(num_rows, options["ROWS"]), num_groups)](
-                given.base,
-                others,
-                weight.contiguous(),
-                y if total is None else total,
-                y,
-                rstd,
-                *given[1:4],
+                given.base, others, weight.contiguous(), y if total is None else total, y, rstd, *given[1:4],
                 others.stride(0),
-                num_rows,
-                num_cols // num_groups,
-                num_groups,
-                eps,
-                NESTED=given.inner > 1,
-                GATED=other is not None and total is None,
-                ADDS=total is not None,
-                OFFSET=offset,
-                **options,
-            )
+                num_rows, num_cols // num_groups, num_groups, eps,
+                NESTED=given.inner > 1, GATED=other is not None and total is None, ADDS=total is not None, OFFSET=offset, **options,
+            )  # fmt: skip
     return rstd
 
 
@@ -247,28 +234,15 @@ def _backward(
     if num_rows:
         with on_device_of(x):
             rms_norm_backward_kernel[(num_programs, num_groups)](
-                grad_rows,
-                given.base,
-                others,
-                weight.contiguous(),
-                rstd,
-                partial if grad_x is None else grad_x,
-                partial if grad_gate is None else grad_gate,
-                partial,
+                grad_rows, given.base, others, weight.contiguous(), rstd, partial if grad_x is None else grad_x,
+                partial if grad_gate is None else grad_gate, partial,
                 grad_rows.stride(0),
                 *given[1:4],
                 others.stride(0),
-                num_rows,
-                num_cols // num_groups,
-                num_groups,
-                NESTED=given.inner > 1,
-                GATED=other is not None and not adds,
-                ADDS=adds,
-                NEEDS_X=needs[0],
-                NEEDS_GATE=needs[1],
-                OFFSET=offset,
-                **options,
-            )
+                num_rows, num_cols // num_groups, num_groups,
+                NESTED=given.inner > 1, GATED=other is not None and not adds, ADDS=adds, NEEDS_X=needs[0], NEEDS_GATE=needs[1],
+                OFFSET=offset, **options,
+            )  # fmt: skip
     return grad_x, grad_gate, partial.sum(0).to(weight.dtype) if needs[2] else None
 
 

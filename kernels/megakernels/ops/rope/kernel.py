@@ -154,22 +154,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     if num_rows:
         with on_device_of(x):
             rope_kernel[(triton.cdiv(num_rows, rows),)](
-                x,
-                cos.contiguous(),
-                sin.contiguous(),
-                y,
-                num_rows,
-                num_heads,
-                num_positions,
+                x, cos.contiguous(), sin.contiguous(), y, num_rows, num_heads, num_positions,
                 *x.stride()[:3],
-                width - 2 * half,
-                half,
-                ROWS=rows,
-                STRAIGHT=straight_block,
-                HALF=half_block,
-                BACK=back,
-                num_warps=NUM_WARPS,
-            )
+                width - 2 * half, half,
+                ROWS=rows, STRAIGHT=straight_block, HALF=half_block, BACK=back, num_warps=NUM_WARPS,
+            )  # fmt: skip
     return y
 
 
@@ -185,26 +174,11 @@ def mla_kv_forward(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_di
     if num_rows:
         with on_device_of(kv):
             mla_kv_forward_kernel[(triton.cdiv(num_rows, rows),)](
-                kv,
-                k_rope,
-                cos.contiguous(),
-                sin.contiguous(),
-                k,
-                v,
-                num_rows,
-                num_heads,
-                num_positions,
-                *kv.stride()[:3],
-                *k_rope.stride()[:2],
-                nope_dim,
-                value,
-                half,
-                ROWS=rows,
-                NOPE=nope_block,
-                VALUE=value_block,
-                HALF=half_block,
-                num_warps=NUM_WARPS,
-            )
+                kv, k_rope, cos.contiguous(), sin.contiguous(), k, v, num_rows, num_heads, num_positions,
+                *kv.stride()[:3], *k_rope.stride()[:2],
+                nope_dim, value, half,
+                ROWS=rows, NOPE=nope_block, VALUE=value_block, HALF=half_block, num_warps=NUM_WARPS,
+            )  # fmt: skip
     return k, v
 
 
@@ -223,39 +197,20 @@ def mla_kv_backward(
         if grad_kv.numel():
             with on_device_of(grad_k):
                 mla_kv_backward_kernel[(triton.cdiv(num_tokens * num_heads, rows),)](
-                    grad_k,
-                    grad_v,
-                    grad_kv,
-                    num_tokens * num_heads,
-                    num_heads,
-                    num_positions,
-                    *grad_k.stride()[:3],
-                    *grad_v.stride()[:3],
-                    nope_dim,
-                    value,
-                    ROWS=rows,
-                    NOPE=nope_block,
-                    VALUE=value_block,
-                    num_warps=NUM_WARPS,
-                )
+                    grad_k, grad_v, grad_kv, num_tokens * num_heads, num_heads, num_positions,
+                    *grad_k.stride()[:3], *grad_v.stride()[:3],
+                    nope_dim, value,
+                    ROWS=rows, NOPE=nope_block, VALUE=value_block, num_warps=NUM_WARPS,
+                )  # fmt: skip
     if needs[1]:
         grad_k_rope = torch.empty(batch, num_positions, width - nope_dim, dtype=grad_k.dtype, device=grad_k.device)
         rows, (half_block,) = tile(half)
         if grad_k_rope.numel():
             with on_device_of(grad_k):
                 k_rope_backward_kernel[(triton.cdiv(num_tokens, rows),)](
-                    grad_k,
-                    cos.contiguous(),
-                    sin.contiguous(),
-                    grad_k_rope,
-                    num_tokens,
-                    num_heads,
-                    num_positions,
+                    grad_k, cos.contiguous(), sin.contiguous(), grad_k_rope, num_tokens, num_heads, num_positions,
                     *grad_k.stride()[:3],
-                    nope_dim,
-                    half,
-                    ROWS=rows,
-                    HALF=half_block,
-                    num_warps=NUM_WARPS,
-                )
+                    nope_dim, half,
+                    ROWS=rows, HALF=half_block, num_warps=NUM_WARPS,
+                )  # fmt: skip
     return grad_kv, grad_k_rope

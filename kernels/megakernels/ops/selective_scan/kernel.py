@@ -43,31 +43,13 @@ def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, T
         return y, states, last.zero_() if state is None else last.copy_(state)
     with on_device_of(x):
         selective_forward_kernel[(batch, triton.cdiv(num_channels, options["CHANNELS"]))](
-            x,
-            dt,
-            given.A_log.contiguous(),
-            B,
-            C,
-            given.D.contiguous(),
-            given.dt_bias.contiguous(),
-            x if given.starts is None else given.starts.contiguous(),
-            x if state is None else state.contiguous(),
-            y,
-            states,
-            last,
-            num_positions,
-            segments,
-            given.save_every,
-            *given.A_log.shape,
-            *x.stride()[:2],
-            *dt.stride()[:2],
-            *B.stride()[:2],
-            *C.stride()[:2],
+            x, dt, given.A_log.contiguous(), B, C, given.D.contiguous(), given.dt_bias.contiguous(),
+            x if given.starts is None else given.starts.contiguous(), x if state is None else state.contiguous(), y, states, last,
+            num_positions, segments, given.save_every, *given.A_log.shape,
+            *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2],
             1,
-            PACKED=given.starts is not None,
-            HAS_FIRST=state is not None,
-            **options,
-        )
+            PACKED=given.starts is not None, HAS_FIRST=state is not None, **options,
+        )  # fmt: skip
     return y, states, last
 
 
@@ -86,39 +68,14 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScanInput
     if x.numel():
         with on_device_of(x):
             selective_backward_kernel[(batch, blocks)](
-                grad_y,
-                x,
-                dt,
-                given.A_log.contiguous(),
-                B,
-                C,
-                given.D.contiguous(),
-                given.dt_bias.contiguous(),
-                x if given.starts is None else given.starts.contiguous(),
-                states.contiguous(),
-                again,
-                x if grad_last is None else grad_last.contiguous(),
-                found["x"],
-                found["dt"],
-                parts,
-                sums,
-                grad_first,
-                num_positions,
-                states.shape[1],
-                given.save_every,
-                groups,
-                num_channels,
-                width,
-                *grad_y.stride()[:2],
-                *x.stride()[:2],
-                *dt.stride()[:2],
-                *B.stride()[:2],
-                *C.stride()[:2],
+                grad_y, x, dt, given.A_log.contiguous(), B, C, given.D.contiguous(), given.dt_bias.contiguous(),
+                x if given.starts is None else given.starts.contiguous(), states.contiguous(), again,
+                x if grad_last is None else grad_last.contiguous(), found["x"], found["dt"], parts, sums, grad_first, num_positions,
+                states.shape[1], given.save_every, groups, num_channels, width,
+                *grad_y.stride()[:2], *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2],
                 1,
-                PACKED=given.starts is not None,
-                HAS_LAST=grad_last is not None,
-                **options,
-            )
+                PACKED=given.starts is not None, HAS_LAST=grad_last is not None, **options,
+            )  # fmt: skip
     else:
         sums.zero_()
         grad_first = grad_first.zero_() if grad_last is None else grad_first.copy_(grad_last)

@@ -121,20 +121,10 @@ def gated_add_backward(grad_y: Tensor, side: Tensor, gates: Tensor, needs: list[
     sums = torch.empty(num_sums, dtype=torch.float32, device=grad_y.device)
     with on_device_of(grad_y):
         gated_add_backward_kernel[(num_sums,)](
-            grad_rows,
-            side.contiguous(),
-            gates,
-            grad_rows if grad_x is None else grad_x,
-            grad_rows if grad_side is None else grad_side,
-            sums,
-            size,
-            tiles_each,
-            TILE=TILE,
-            NEEDS_X=needs[0],
-            NEEDS_SIDE=needs[1],
-            NEEDS_GATES=needs[2],
-            num_warps=4,
-        )
+            grad_rows, side.contiguous(), gates, grad_rows if grad_x is None else grad_x, grad_rows if grad_side is None else grad_side,
+            sums, size, tiles_each,
+            TILE=TILE, NEEDS_X=needs[0], NEEDS_SIDE=needs[1], NEEDS_GATES=needs[2], num_warps=4,
+        )  # fmt: skip
         if grad_gates is not None:
             gate_gradients_kernel[(1,)](sums, gates, grad_gates, num_sums, BLOCK=block_of(num_sums), num_warps=4)
     return grad_x, grad_side, grad_gates
@@ -147,16 +137,9 @@ def ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -
     if tokens.numel():
         with on_device_of(tokens):
             ngram_rows_kernel[(triton.cdiv(tokens.numel(), options["TILE"]),)](
-                tokens.contiguous(),
-                before.contiguous(),
-                rows,
-                tokens.numel(),
-                tokens.shape[1],
-                num_tables,
-                num_rows,
-                LEAD=before.shape[1],
-                **options,
-            )
+                tokens.contiguous(), before.contiguous(), rows, tokens.numel(), tokens.shape[1], num_tables, num_rows,
+                LEAD=before.shape[1], **options,
+            )  # fmt: skip
     return rows
 
 

@@ -43,13 +43,10 @@ def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tens
             tables = make_tables(scan, sizes)
             chunk_states(x, scan.B, tables, state, scan, sizes, states, last, gradients=False)
             ssd_output_kernel[(sizes.chunks, num_heads * sizes.blocks, batch)](
-                *(x, scan.B, scan.C, scan.D, tables, starts, states, y),
-                *(x.shape[1], sizes.chunks, scan.chunk_size, *counts_of(scan)),
-                *(*x.stride()[:3], *scan.B.stride()[:3], *scan.C.stride()[:3]),
-                **sizes.sides,
-                **flags_of(scan),
-                **OPTIONS["output"],
-            )
+                x, scan.B, scan.C, scan.D, tables, starts, states, y, x.shape[1], sizes.chunks, scan.chunk_size, *counts_of(scan),
+                *x.stride()[:3], *scan.B.stride()[:3], *scan.C.stride()[:3],
+                **sizes.sides, **flags_of(scan), **OPTIONS["output"],
+            )  # fmt: skip
     return y, states, last
 
 
@@ -81,13 +78,11 @@ def make_tables(scan: SsdInputs, sizes: Extents) -> Tensor:
     tables = torch.empty(sizes.tables, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
     heads = heads_of_table(num_heads)
     ssd_table_kernel[(sizes.chunks * sizes.tiles, triton.cdiv(num_heads, heads), batch)](
-        *(dt, scan.A_log, scan.dt_bias, tables),
-        *(num_positions, scan.chunk_size, sizes.tiles, num_heads, tables[0].numel(), *dt.stride(), scan.dt_min, scan.dt_max),
-        H=heads,
-        Q=sizes.sides["Q"],
-        PRECISE=flags_of(scan)["PRECISE"],
-        **OPTIONS["table"],
-    )
+        dt, scan.A_log, scan.dt_bias, tables, num_positions, scan.chunk_size, sizes.tiles, num_heads, tables[0].numel(),
+        *dt.stride(),
+        scan.dt_min, scan.dt_max,
+        H=heads, Q=sizes.sides["Q"], PRECISE=flags_of(scan)["PRECISE"], **OPTIONS["table"],
+    )  # fmt: skip
     return tables
 
 
@@ -108,21 +103,16 @@ def chunk_states(
     batch, num_positions, num_heads, width = x.shape
     through = torch.empty(batch, sizes.chunks, num_heads, dtype=torch.float32, device=x.device)
     ssd_chunk_kernel[(sizes.chunks, num_heads * sizes.blocks, batch)](
-        *(rows, keys, tables, rows if scan.starts is None else scan.starts, states, last, through),
-        *(num_positions, sizes.chunks, scan.chunk_size, *counts_of(scan), *rows.stride()[:3], *keys.stride()[:3]),
-        **sizes.sides,
-        **flags_of(scan),
-        GRADIENTS=gradients,
-        **OPTIONS["chunk"],
-    )
+        rows, keys, tables, rows if scan.starts is None else scan.starts, states, last, through, num_positions, sizes.chunks,
+        scan.chunk_size, *counts_of(scan),
+        *rows.stride()[:3], *keys.stride()[:3],
+        **sizes.sides, **flags_of(scan), GRADIENTS=gradients, **OPTIONS["chunk"],
+    )  # fmt: skip
     size = width * keys.shape[3]
     ssd_pass_kernel[(batch * num_heads, triton.cdiv(size, PASS_COLUMNS))](
-        *(states if outer is None else outer.contiguous(), states, last, through, sizes.chunks, num_heads, size),
-        COLUMNS=PASS_COLUMNS,
-        HAS_OUTER=outer is not None,
-        GRADIENTS=gradients,
-        **OPTIONS["pass"],
-    )
+        states if outer is None else outer.contiguous(), states, last, through, sizes.chunks, num_heads, size,
+        COLUMNS=PASS_COLUMNS, HAS_OUTER=outer is not None, GRADIENTS=gradients, **OPTIONS["pass"],
+    )  # fmt: skip
 
 
 def _dense(scan: SsdInputs) -> SsdInputs:
