@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import narrow, sigmoid, softplus
-from megakernels.ops.gated_delta.kernel_tiles import SIDE, inverse_lengths, row_places, tile_of, unit_rows
+from megakernels.ops.gated_delta.kernel_tiles import SIDE, inverse_lengths, row_places, tile_of, tile_place, unit_rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -15,14 +15,10 @@ def delta_row_decay_gradient_kernel(  # type: ignore[no-untyped-def]
     Q: tl.constexpr, K: tl.constexpr, W: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """One tile and head: the gradient of decay, and in `shares` [B, tiles, H, 1 + key_width] sums for A_log and dt_bias."""
-    index, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
+    tile = tile_place(first_segment, tiles, tl.num_programs(0), save_every, num_positions, num_heads, Q=Q, ROWS=Q)
+    batch, head, index, slot, first, stop, row, position, valid = tile
     if first >= stop:
         return
-    row = tl.arange(0, Q)
-    position = first + row
-    valid = position < stop
-    slot = (batch * tl.num_programs(0) + index) * num_heads + head
     decay += batch * decay_stride_b + head * decay_stride_h
     rate = -tl.exp(tl.load(A_log + head).to(tl.float32))
     share = shares + ((batch * all_tiles + first_segment * tiles + index) * num_heads + head) * (1 + key_width)

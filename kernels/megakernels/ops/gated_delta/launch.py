@@ -91,14 +91,10 @@ def prepare(given: GatedDeltaInputs, sizes: Extents, made: Buffers, first: int, 
 
 
 def walk(
-    given: GatedDeltaInputs,
-    sizes: Extents,
-    made: Buffers,
-    part: tuple[int, int],
-    state: Tensor | None,
-    states: Tensor,
+    given: GatedDeltaInputs, sizes: Extents, made: Buffers, part: tuple[int, int],
+    state: Tensor | None, states: Tensor,
     results: tuple[Tensor, Tensor] | None,
-) -> None:
+) -> None:  # fmt: skip
     """With `results` y and the last state, from the initial one over all of the part's segments; without, the states before its tiles."""
     q, v = given.q, given.v
     batch, num_heads, value_width = q.shape[0], *v.shape[2:]
@@ -116,14 +112,9 @@ def walk(
 
 
 def walk_gradient(
-    given: GatedDeltaInputs,
-    sizes: Extents,
-    made: Buffers,
-    part: tuple[int, int],
-    grad_y: Tensor,
-    grad_state: Tensor | None,
-    grad_first: Tensor,
-) -> None:
+    given: GatedDeltaInputs, sizes: Extents, made: Buffers, part: tuple[int, int],
+    grad_y: Tensor, grad_state: Tensor | None, grad_first: Tensor,
+) -> None:  # fmt: skip
     """The gradients of the states after a part's tiles, and of the state before the part."""
     q, v = given.q, given.v
     width = part_of(sizes.sides["V"], "walk")

@@ -11,19 +11,11 @@ __all__ = ["gated_delta"]
 
 
 def gated_delta(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    chunk_size: int,
-    save_every: int,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
+    chunk_size: int, save_every: int,
     starts: Tensor | None = None,
-    *,
-    beta_limit: float = 1.0,
-) -> Tensor:
+    *, beta_limit: float = 1.0,
+) -> Tensor:  # fmt: skip
     """Runs S = α ⊙ S, S' = S + β k (v − Sᵀ k)ᵀ, y = S'ᵀ q from S = 0, one state S [K, V] per value head.
 
     α = exp(−exp(A_log) · softplus(decay + dt_bias)), β = beta_limit · sigmoid(beta), k is k over its length, and q is q over its length and

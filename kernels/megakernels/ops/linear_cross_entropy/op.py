@@ -125,15 +125,9 @@ def _linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignore_inde
 
 @custom_op("megakernels::linear_cross_entropy_backward", mutates_args=())
 def _linear_cross_entropy_backward(
-    grad_loss: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    lse: Tensor,
-    ignore_index: int,
-    z_loss: float,
-    needs: list[bool],
-) -> list[Tensor]:
+    grad_loss: Tensor, x: Tensor, weight: Tensor, labels: Tensor, lse: Tensor,
+    ignore_index: int, z_loss: float, needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
     return only_needed(slices.backward(grad_loss, x, weight, labels, lse, 0, ignore_index, z_loss, needs, _on_slices(x)))
 
 

@@ -44,17 +44,9 @@ def forward(x: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, z_loss
 
 
 def backward(
-    grad_loss: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    lse: Tensor,
-    first: int,
-    ignore_index: int,
-    z_loss: float,
-    needs: Sequence[bool],
-    on_slices: OnSlices,
-) -> tuple[Tensor | None, Tensor | None]:
+    grad_loss: Tensor, x: Tensor, weight: Tensor, labels: Tensor, lse: Tensor,
+    first: int, ignore_index: int, z_loss: float, needs: Sequence[bool], on_slices: OnSlices,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Returns the gradients of x and weight, None where not needed. ∂L/∂logit = (1 + 2 z lse) softmax − onehot(label)."""
     share = torch.where(labels != ignore_index, grad_loss.to(lse.dtype), 0)
     slope = share * (1 + 2 * z_loss * lse)

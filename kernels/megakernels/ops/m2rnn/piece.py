@@ -41,14 +41,10 @@ def m2rnn_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, 
 
 
 def m2rnn_piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    inputs: Sequence[Tensor],
-    starts: Tensor | None,
-    states: Tensor,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor,
     save_every: int,
     gradients: Sequence[Tensor | None],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The gradient of the state before the piece.
 
     Args:

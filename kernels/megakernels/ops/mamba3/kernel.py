@@ -66,14 +66,10 @@ def backward(grad_y: Tensor, scan: Mamba3Inputs, states: Tensor, phases: Tensor)
 
 
 def backward_from(
-    grad_state: Tensor | None,
-    grad_phase: Tensor | None,
-    grad_y: Tensor,
+    grad_state: Tensor | None, grad_phase: Tensor | None, grad_y: Tensor,
     scan: Mamba3Inputs,
-    ahead: Tensor | None,
-    states: Tensor,
-    phases: Tensor,
-) -> tuple[tuple[Tensor | None, ...], Tensor, Tensor, Tensor]:
+    ahead: Tensor | None, states: Tensor, phases: Tensor,
+) -> tuple[tuple[Tensor | None, ...], Tensor, Tensor, Tensor]:  # fmt: skip
     """Same contract as `reference.backward_from`; None is zero."""
     given, sizes = dense(scan), facts_of(scan).extents()
     x, B, angles = given.x, given.B, given.angles

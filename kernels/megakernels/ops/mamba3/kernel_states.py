@@ -53,45 +53,20 @@ def mamba3_state_kernel(  # type: ignore[no-untyped-def]
             store_part(at_state, one, in_p, S=S, HALF=0)
             store_part(at_state, other, in_p, S=S, HALF=1)
             position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
-            last = tl.minimum(first + Q, stop) - 1
-            arrived, _from_start, to_end, across = decays_of(
-                tables,
-                starts,
-                batch,
-                head,
-                position,
-                valid,
-                first,
-                last,
-                num_positions,
-                num_heads,
-                num_rows,
-                HAS_STARTS=HAS_STARTS,
-                PRECISE=PRECISE,
-            )
             angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
             row_places = batch, head, group, position, rank, valid
             sizes = num_positions, num_heads, rank_count, state_width, num_angles
+            last = tl.minimum(first + Q, stop) - 1
+            arrived, _from_start, to_end, across = decays_of(
+                tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
+            )
             key_rows, more_key_rows = turned_rows(
                 B, B_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS
             )
             keys_one = narrow(key_rows, dtype)
             keys_other = narrow(more_key_rows, dtype)
             values = value_rows(
-                x,
-                mimo_x,
-                batch,
-                head,
-                position,
-                valid,
-                column,
-                head_width,
-                rank_count,
-                x_stride_b,
-                x_stride_t,
-                x_stride_h,
-                R=R,
-                HAS_MIMO=HAS_MIMO,
+                x, mimo_x, row_places, column, head_width, rank_count, (x_stride_b, x_stride_t, x_stride_h), R=R, HAS_MIMO=HAS_MIMO
             )
             kept = tl.trans(narrow(values * (to_end * arrived)[:, None], dtype))
             one = across * one + dot(kept, keys_one)

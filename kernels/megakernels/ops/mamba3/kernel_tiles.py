@@ -32,10 +32,14 @@ def steps_of(raw, bias, valid):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def decays_of(  # type: ignore[no-untyped-def]
-    tables, starts, batch, head, position, valid, first, last, num_positions, num_heads, num_rows,
-    HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
-):  # fmt: skip
-    """Per row w and the decays from the tile's start and to its end; and the decay across the tile. Decays between documents are 0."""
+    tables, starts, places, first, last, sizes, num_rows, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr
+):
+    """Per row w and the decays from the tile's start and to its end; and the decay across the tile. Decays between documents are 0.
+
+    `places` has sequence, head, group, and each row's position, rank and mask; `sizes` begins with numbers of positions and heads.
+    """
+    batch, head, _group, position, _rank, valid = places
+    num_positions, num_heads = sizes[0], sizes[1]
     row = tables + (batch * num_heads + head) * num_positions
     arrived = tl.load(row + num_rows + position, mask=valid, other=0.0).to(tl.float32)
     sums = tl.load(row + 2 * num_rows + position, mask=valid, other=0.0).to(tl.float32)
@@ -56,14 +60,16 @@ def decays_of(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pairs_of(  # type: ignore[no-untyped-def]
-    tables, starts, batch, head, first, stop, num_positions, num_heads, num_rows,
+    tables, starts, places, first, stop, sizes, num_rows,
     Q: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Of each pair of positions [Q, Q] the decay from the earlier to the later one, else 0, and the weight; and w of each position.
+    """For each pair of positions [Q, Q] the decay from the earlier to the later one, else 0, and the weight; and w of each position.
 
     Masked before it is exponentiated. Rows are queries, with `KEYS` keys. With `PRECISE` sums are two fp32 numbers: the difference of two
-    has no more rounding than a sum over the span.
+    has no more rounding than a sum over the span. `places` and `sizes` as for `decays_of`.
     """
+    batch, head = places[0], places[1]
+    num_positions, num_heads = sizes[0], sizes[1]
     position = first + tl.arange(0, Q)
     valid = position < stop
     row = tables + (batch * num_heads + head) * num_positions + position
@@ -153,11 +159,11 @@ def mimo_rows(weight, head, rank_count, column, head_width, R: tl.constexpr):  #
 
 @triton.jit  # type: ignore[untyped-decorator]
 def value_rows(  # type: ignore[no-untyped-def]
-    x, mimo_x, batch, head, position, valid, column, head_width, rank_count, stride_b, stride_t, stride_h,
-    R: tl.constexpr, HAS_MIMO: tl.constexpr,
-):  # fmt: skip
-    """Columns of the values of a tile's rows, [Q · R, columns], fp32: zero for rows that do not exist."""
-    rows = head_rows(x, batch, head, position, valid, column, head_width, stride_b, stride_t, stride_h)
+    x, mimo_x, places, column, head_width, rank_count, strides, R: tl.constexpr, HAS_MIMO: tl.constexpr
+):
+    """Columns of the values of a tile's rows, [Q · R, columns], fp32: zero for rows that do not exist; `places` as for `decays_of`."""
+    batch, head, _group, position, _rank, valid = places
+    rows = head_rows(x, batch, head, position, valid, column, head_width, strides[0], strides[1], strides[2])
     if HAS_MIMO:
         M: tl.constexpr = position.shape[0]
         W: tl.constexpr = column.shape[0]

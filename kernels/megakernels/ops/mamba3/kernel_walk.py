@@ -50,25 +50,13 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
             passed_on += tl.sum(other * widen(load_part(at_before, in_p, S=S, HALF=1)), 1)
             first = begin + tile * Q
             position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
-            last = tl.minimum(first + Q, stop) - 1
-            _arrived, from_start, _to_end, across = decays_of(
-                tables,
-                starts,
-                batch,
-                head,
-                position,
-                valid,
-                first,
-                last,
-                num_positions,
-                num_heads,
-                num_rows,
-                HAS_STARTS=HAS_STARTS,
-                PRECISE=PRECISE,
-            )
             angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
             row_places = batch, head, group, position, rank, valid
             sizes = num_positions, num_heads, rank_count, state_width, num_angles
+            last = tl.minimum(first + Q, stop) - 1
+            _arrived, from_start, _to_end, across = decays_of(
+                tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
+            )
             query_rows, more_query_rows = turned_rows(
                 C, C_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS
             )

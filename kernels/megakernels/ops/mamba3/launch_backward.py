@@ -48,15 +48,11 @@ class _Run(NamedTuple):
 
 
 def tile_gradients(
-    grad_state: Tensor | None,
-    grad_y: Tensor,
+    grad_state: Tensor | None, grad_y: Tensor,
     scan: Mamba3Inputs,
-    ahead: Tensor | None,
-    states: Tensor,
-    phases: Tensor,
-    sizes: Extents,
-    made: tuple[Any, ...],
-) -> None:
+    ahead: Tensor | None, states: Tensor, phases: Tensor,
+    sizes: Extents, made: tuple[Any, ...],
+) -> None:  # fmt: skip
     """The kernels over tiles: states, their gradients, and all gradients but those that are sums over positions."""
     tables = make_tables(scan, ahead, phases, sizes, None)
     between, grad_between, grad_queries, grad_keys, grad_outputs = (

@@ -14,27 +14,12 @@ IMPLEMENTATION = Implementation(reference, accepts)
 
 
 def mamba3(
-    x: Tensor,
-    z: Tensor,
-    B: Tensor,
-    C: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    trapezoid: Tensor,
-    angles: Tensor | None,
-    B_bias: Tensor,
-    C_bias: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    mimo_x: Tensor | None,
-    mimo_z: Tensor | None,
-    mimo_o: Tensor | None,
+    x: Tensor, z: Tensor, B: Tensor, C: Tensor, dt: Tensor, A: Tensor, trapezoid: Tensor, angles: Tensor | None, B_bias: Tensor,
+    C_bias: Tensor, D: Tensor, dt_bias: Tensor, mimo_x: Tensor | None, mimo_z: Tensor | None, mimo_o: Tensor | None,
     chunk_size: int,
     starts: Tensor | None = None,
-    *,
-    save_every: int | None = None,
-    heavy_tail: bool = False,
-) -> Tensor:
+    *, save_every: int | None = None, heavy_tail: bool = False,
+) -> Tensor:  # fmt: skip
     """Runs a head's R-input, R-output state with trapezoidal steps and rotating keys, gates each output and adds them.
 
     With Δ = softplus(dt + dt_bias), a = max(f(A), 1e−4), f being softplus or, with `heavy_tail`, 1 + A from 0 on and 1 / (1 − A) below,
@@ -96,16 +81,9 @@ def mamba3(
 
 
 def _check(
-    x: Tensor,
-    z: Tensor,
-    B: Tensor,
-    C: Tensor,
-    angles: Tensor | None,
-    steps: tuple[Tensor, ...],
-    biases: tuple[Tensor, ...],
-    per_head: tuple[Tensor, ...],
-    mimo: tuple[Tensor | None, ...],
-) -> None:
+    x: Tensor, z: Tensor, B: Tensor, C: Tensor, angles: Tensor | None,
+    steps: tuple[Tensor, ...], biases: tuple[Tensor, ...], per_head: tuple[Tensor, ...], mimo: tuple[Tensor | None, ...],
+) -> None:  # fmt: skip
     fits = x.dim() == 4 and x.shape == z.shape and B.dim() == 5 and B.shape == C.shape and B.shape[:2] == x.shape[:2]
     require(fits, "mamba3", "x and z must be [B,T,H,P], B and C [B,T,R,G,S]", x=x.shape, z=z.shape, B=B.shape, C=C.shape)
     num_heads, width = x.shape[2:]

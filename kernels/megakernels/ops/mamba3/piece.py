@@ -64,15 +64,10 @@ def mamba3_ahead_backward(
 
 
 def mamba3_piece(
-    carried: Tensor,
-    inputs: Sequence[Tensor | None],
-    starts: Tensor | None,
-    ahead: Tensor,
+    carried: Tensor, inputs: Sequence[Tensor | None], starts: Tensor | None, ahead: Tensor,
     settings: Settings,
-    y: Tensor,
-    states: Tensor,
-    phases: Tensor,
-) -> Tensor:
+    y: Tensor, states: Tensor, phases: Tensor,
+) -> Tensor:  # fmt: skip
     """See `megakernels.mamba3`.
 
     Args:
@@ -99,17 +94,11 @@ def mamba3_piece(
 
 
 def mamba3_piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    inputs: Sequence[Tensor | None],
-    starts: Tensor | None,
-    ahead: Tensor,
-    states: Tensor,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor | None], starts: Tensor | None, ahead: Tensor, states: Tensor,
     phases: Tensor,
     settings: Settings,
-    gradients: Sequence[Tensor | None],
-    grad_ahead: Tensor,
-) -> Tensor:
+    gradients: Sequence[Tensor | None], grad_ahead: Tensor,
+) -> Tensor:  # fmt: skip
     """The gradient of state and phase before the piece.
 
     Args:

@@ -66,14 +66,10 @@ def forward_bytes(scan: Mamba3Inputs, *initial: Tensor | None) -> KernelBytes:
 
 
 def backward_bytes(
-    grad_state: Tensor | None,
-    grad_phase: Tensor | None,
-    grad_y: Tensor,
+    grad_state: Tensor | None, grad_phase: Tensor | None, grad_y: Tensor,
     scan: Mamba3Inputs,
-    ahead: Tensor | None,
-    states: Tensor,
-    phases: Tensor,
-) -> KernelBytes:
+    ahead: Tensor | None, states: Tensor, phases: Tensor,
+) -> KernelBytes:  # fmt: skip
     """Bytes of `kernel.backward_from` with the same operands."""
     phase = 0 if grad_phase is None or scan.angles is None else copies_bytes((grad_phase,)) + SUMS_BYTES * grad_phase.numel()
     found = facts_of(scan).backward_bytes(0, copies_bytes(() if grad_state is None else (grad_state,)), phase)

@@ -12,20 +12,11 @@ from megakernels.ops.moe.sizes import backward_cost, backward_scratch_bytes, for
 
 
 def routed_experts(
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
+    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
     activation: str,
-    *,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    *, gate_bias: Tensor | None = None, up_bias: Tensor | None = None, down_bias: Tensor | None = None,
     limit: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`combine(experts(dispatch(x, rows, k), weights, rows, counts, ...), rows, k)`, without intermediate rows.
 
     Args:

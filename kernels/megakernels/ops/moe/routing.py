@@ -28,18 +28,11 @@ GRADIENTS = ("x", "weight", "bias", "correction")
 
 
 def route(
-    x: Tensor,
-    weight: Tensor,
-    top_k: int,
-    normalize: bool,
-    *,
-    bias: Tensor | None = None,
-    correction: Tensor | None = None,
-    sigmoid: bool = False,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor,
+    top_k: int, normalize: bool,
+    *, bias: Tensor | None = None, correction: Tensor | None = None,
+    sigmoid: bool = False, num_groups: int = 1, top_groups: int = 1, scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Chooses each token's experts: fp32 logits, softmax over all experts or sigmoid of each, the k largest.
 
     Args:
@@ -83,19 +76,11 @@ def route(
 
 
 def route_scored(
-    x: Tensor,
-    weight: Tensor,
-    top_k: int,
-    normalize: bool,
-    num_sequences: int,
-    *,
-    bias: Tensor | None = None,
-    correction: Tensor | None = None,
-    sigmoid: bool = False,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor,
+    top_k: int, normalize: bool, num_sequences: int,
+    *, bias: Tensor | None = None, correction: Tensor | None = None,
+    sigmoid: bool = False, num_groups: int = 1, top_groups: int = 1, scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`route`, with the inputs of the router losses.
 
     Args:

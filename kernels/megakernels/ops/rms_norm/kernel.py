@@ -188,15 +188,9 @@ def _forward(
 
 
 def backward(
-    grad_y: Tensor,
-    x: Tensor,
-    gate: Tensor | None,
-    weight: Tensor,
-    rstd: Tensor,
-    num_groups: int,
-    needs: list[bool],
-    offset: float = 0.0,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad_y: Tensor, x: Tensor, gate: Tensor | None, weight: Tensor, rstd: Tensor,
+    num_groups: int, needs: list[bool], offset: float = 0.0,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Same contract as the reference's backwards: the gradients of x, gate and weight."""
     return _backward(grad_y, x, gate, weight, rstd, num_groups, needs, adds=False, offset=offset)
 
@@ -210,17 +204,10 @@ def add_backward(
 
 
 def _backward(
-    grad_y: Tensor,
-    x: Tensor,
-    other: Tensor | None,
-    weight: Tensor,
-    rstd: Tensor,
-    num_groups: int,
-    needs: list[bool],
-    *,
-    adds: bool,
-    offset: float = 0.0,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad_y: Tensor, x: Tensor, other: Tensor | None, weight: Tensor, rstd: Tensor,
+    num_groups: int, needs: list[bool],
+    *, adds: bool, offset: float = 0.0,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """The gradients of x, gate and weight; `other` is the gate or, for the fused norm, the additional gradient of the sum."""
     given, grad_rows = _runs(x), _rows(grad_y)
     others = given.base if other is None else _rows(other)

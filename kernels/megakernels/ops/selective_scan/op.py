@@ -11,16 +11,10 @@ __all__ = ["selective_scan"]
 
 
 def selective_scan(
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
+    x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor,
     save_every: int,
     starts: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Runs h' = exp(−Δ · exp(A_log)) ⊙ h + Δ x B, y = Cᵀ h' + D x from h = 0, one state h [S] per channel; Δ = softplus(dt + dt_bias).
 
     Args:

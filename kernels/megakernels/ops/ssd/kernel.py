@@ -87,17 +87,11 @@ def make_tables(scan: SsdInputs, sizes: Extents) -> Tensor:
 
 
 def chunk_states(
-    rows: Tensor,
-    keys: Tensor,
-    tables: Tensor,
-    outer: Tensor | None,
-    scan: SsdInputs,
-    sizes: Extents,
-    states: Tensor,
-    last: Tensor,
-    *,
-    gradients: bool,
-) -> None:
+    rows: Tensor, keys: Tensor, tables: Tensor, outer: Tensor | None,
+    scan: SsdInputs, sizes: Extents,
+    states: Tensor, last: Tensor,
+    *, gradients: bool,
+) -> None:  # fmt: skip
     """Fills the states before all chunks and after the last; with `gradients` those of the states after all chunks and before the first."""
     x = scan.x
     batch, num_positions, num_heads, width = x.shape

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import decays_of, edges_of, rows_at, span_of, store_rows, sums_of
+from megakernels.ops.ssd.kernel_tiles import decays_of, edges_of, load_rows, span_of, store_rows, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -31,19 +31,14 @@ def ssd_output_kernel(  # type: ignore[no-untyped-def]
     for tile in tl.range(tl.cdiv(end - begin, Q), disable_licm=True):
         first = begin + tile * Q
         stop = tl.minimum(first + Q, end)
-        steps, sums, rests, total, rest = sums_of(
-            tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
-        )
-        from_start, to_end, across = edges_of(
-            starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
-        )
-        decay = decays_of(starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False)
-        at, mask = rows_at(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
-        values = tl.load(at, mask=mask, other=0.0)
-        at, mask = rows_at(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
-        keys = tl.load(at, mask=mask, other=0.0)
-        at, mask = rows_at(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
-        queries = tl.load(at, mask=mask, other=0.0)
+        here = batch, head, first, stop
+        tile_sums = sums_of(tables, here, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE)
+        steps = tile_sums[0]
+        from_start, to_end, across = edges_of(starts, tile_sums, here, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE)
+        decay = decays_of(starts, tile_sums, here, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False)
+        values = load_rows(x, here, (x_stride_b, x_stride_t, x_stride_h), ps, head_width, Q=Q)
+        keys = load_rows(B, (batch, group, first, stop), (B_stride_b, B_stride_t, B_stride_g), ss, state_width, Q=Q)
+        queries = load_rows(C, (batch, group, first, stop), (C_stride_b, C_stride_t, C_stride_g), ss, state_width, Q=Q)
         found = from_start[:, None] * dot(queries, tl.trans(narrow(state, dtype)))
         mixing = dot(queries, tl.trans(keys)) * (decay * steps[None, :])
         found += dot(narrow(mixing, dtype), values)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import LOG2_E, edges_of, falls_of, rows_at, span_of, steps_of, sums_of
+from megakernels.ops.ssd.kernel_tiles import LOG2_E, edges_of, falls_of, load_rows, span_of, steps_of, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -65,9 +65,8 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
         tile = index if GRADIENTS else num_tiles - 1 - index
         first = begin + tile * Q
         stop = tl.minimum(first + Q, end)
-        steps, sums, rests, total, rest = sums_of(
-            tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
-        )
+        here = batch, head, first, stop
+        steps, sums, rests, total, rest = sums_of(tables, here, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE)
         if GRADIENTS:
             scale = tl.exp2(sums + beyond)
             if HAS_STARTS:
@@ -78,10 +77,8 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
             if HAS_STARTS:
                 scale = tl.where(first + local >= document, scale, 0.0)
         beyond += total
-        at, mask = rows_at(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
-        values = tl.load(at, mask=mask, other=0.0)
-        at, mask = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
-        of_group = tl.load(at, mask=mask, other=0.0)
+        values = load_rows(rows, here, (rows_stride_b, rows_stride_t, rows_stride_h), ps, head_width, Q=Q)
+        of_group = load_rows(keys, (batch, group, first, stop), (keys_stride_b, keys_stride_t, keys_stride_g), ss, state_width, Q=Q)
         found += dot(tl.trans(narrow(values.to(tl.float32) * scale[:, None], rows.dtype.element_ty)), of_group)
     within = ps[:, None] * state_width + ss[None, :]
     in_state = (ps < head_width)[:, None] & (ss < state_width)[None, :]
@@ -155,16 +152,12 @@ def ssd_state_kernel(  # type: ignore[no-untyped-def]
         tile = num_tiles - 1 - turn if GRADIENTS else turn
         first = begin + tile * Q
         stop = tl.minimum(first + Q, end)
-        steps, sums, rests, total, rest = sums_of(
-            tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
-        )
-        from_start, to_end, across = edges_of(
-            starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
-        )
-        at, mask = rows_at(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
-        values = tl.load(at, mask=mask, other=0.0)
-        at, mask = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
-        of_group = tl.load(at, mask=mask, other=0.0)
+        here = batch, head, first, stop
+        tile_sums = sums_of(tables, here, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE)
+        steps = tile_sums[0]
+        from_start, to_end, across = edges_of(starts, tile_sums, here, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE)
+        values = load_rows(rows, here, (rows_stride_b, rows_stride_t, rows_stride_h), ps, head_width, Q=Q)
+        of_group = load_rows(keys, (batch, group, first, stop), (keys_stride_b, keys_stride_t, keys_stride_g), ss, state_width, Q=Q)
         at = ((((batch * count + index) * tiles_per_chunk + tile) * num_heads + head) * num_blocks + block) * P * S + whole
         state_there = narrow(state, rows.dtype.element_ty)
         state *= across

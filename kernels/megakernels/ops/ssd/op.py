@@ -13,18 +13,11 @@ __all__ = ["ssd"]
 
 
 def ssd(
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
+    x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor,
     chunk_size: int,
     starts: Tensor | None = None,
-    *,
-    dt_limits: tuple[float, float] = (0.0, math.inf),
-) -> Tensor:
+    *, dt_limits: tuple[float, float] = (0.0, math.inf),
+) -> Tensor:  # fmt: skip
     """Runs h_t = exp(Δ_t a) h_{t−1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D x_t from h = 0, with Δ = softplus(dt + dt_bias) and a = −exp(A_log).
 
     Args:
