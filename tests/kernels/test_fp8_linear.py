@@ -71,7 +71,7 @@ def test_slices_give_the_same_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         return [tensor.float() for pair in (kept, *others) for tensor in pair]
 
     whole = copies()
-    monkeypatch.setattr(facts, "SLICE_ELEMENTS", 5 * 48)
+    monkeypatch.setattr(facts, "SCALED_SLICE_ELEMENTS", 5 * 48)
     assert reference.slice_rows(37, 48) == 5
     assert all(torch.equal(first, second) for first, second in zip(whole, copies(), strict=True))
 

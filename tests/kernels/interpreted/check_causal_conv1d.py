@@ -11,8 +11,8 @@ from op_exact import exact_conv
 from op_makers import Case
 
 from megakernels import causal_conv1d
-from megakernels.ops.causal_conv1d import kernel, reference
-from megakernels.ops.causal_conv1d.facts import LARGEST_KERNEL
+from megakernels.ops.causal_conv1d import reference
+from megakernels.ops.causal_conv1d.facts import CONV_BACKWARD_POSITIONS, LARGEST_KERNEL
 
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ("causal_conv1d", "causal_conv1d_plain", "causal_conv1d_packed", "causal_conv1d_initial")
@@ -47,7 +47,7 @@ def test_gradient_of_a_sum(case: Case) -> None:
 
 
 def test_more_positions_than_a_backward_program_takes() -> None:
-    check_values(BY_NAME["causal_conv1d_packed"], kernel.BACKWARD_POSITIONS + 2, torch.float32, reference)
+    check_values(BY_NAME["causal_conv1d_packed"], CONV_BACKWARD_POSITIONS + 2, torch.float32, reference)
 
 
 def test_a_document_that_began_before_the_row() -> None:

@@ -247,7 +247,7 @@ def test_positions_beyond_32_bit_offsets() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
     (keys, values), nothing = (
-        facts.LARGEST_WIDTHS[dtype.itemsize],
+        facts.DELTA_LARGEST_WIDTHS[dtype.itemsize],
         GatedDeltaInputs._make([None] * len(GatedDeltaInputs._fields))._replace(decay=torch.empty(1, 1, 1)),
     )
     for key_width, value_width, expected in ((keys, values, kernel), (keys + 1, 8, reference), (8, values + 1, reference)):

@@ -254,7 +254,7 @@ def test_strided_operands_have_the_bits_of_dense_ones() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
-    widest, widest_state = facts.LARGEST_WIDTH[dtype.itemsize]
+    widest, widest_state = facts.MAMBA3_LARGEST_WIDTHS[dtype.itemsize]
 
     def given(width: int, state: int, rank: int = 1) -> Mamba3Inputs:
         x, keys = torch.empty(1, 1, 1, width, dtype=dtype), torch.empty(1, 1, rank, 1, state, dtype=dtype)

@@ -190,7 +190,7 @@ def test_positions_beyond_32_bit_offsets() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
-    largest, nothing = facts.LARGEST_WIDTH[dtype.itemsize], SsdInputs._make([None] * len(SsdInputs._fields))
+    largest, nothing = facts.SSD_LARGEST_WIDTH[dtype.itemsize], SsdInputs._make([None] * len(SsdInputs._fields))
     for head_width, state_width, expected in ((largest, largest, kernel), (largest + 1, 8, reference), (8, largest + 1, reference)):
         x, B = torch.empty(1, 1, 1, head_width, dtype=dtype), torch.empty(1, 1, 1, state_width, dtype=dtype)
         assert SCAN.module(nothing._replace(x=x, B=B, C=B)) is expected

@@ -41,9 +41,9 @@ BATCH, POSITIONS, CHANNELS, SEGMENT = 4, 4096, 8192, 256
 ELEMENTS = BATCH * POSITIONS * CHANNELS
 """Of x: an element is a position of a channel, with all its states."""
 LAUNCHES = {
-    "selective forward 8192x16 bf16": (BATCH * CHANNELS // facts.FORWARD_CHANNELS, (POSITIONS // SEGMENT, SEGMENT)),
+    "selective forward 8192x16 bf16": (BATCH * CHANNELS // facts.SELECTIVE_FORWARD_CHANNELS, (POSITIONS // SEGMENT, SEGMENT)),
     "selective backward 8192x16 bf16": (
-        BATCH * CHANNELS // facts.BACKWARD_CHANNELS,
-        (POSITIONS // SEGMENT, SEGMENT // facts.GROUP, SEGMENT // facts.GROUP),
+        BATCH * CHANNELS // facts.SELECTIVE_BACKWARD_CHANNELS,
+        (POSITIONS // SEGMENT, SEGMENT // facts.GROUP_POSITIONS, SEGMENT // facts.GROUP_POSITIONS),
     ),
 }

@@ -9,13 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, sigmoid, tanh, unit_stride
-from megakernels.facts import block_of
+from megakernels.facts import LARGEST_TILE_WIDTH, TILE_ELEMENTS, block_of
 from megakernels.ops.activation.reference import GELU_CUBIC, SQRT_2_OVER_PI
 
 KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2, "geglu": 3}
 """Kinds of compiled kernels; swiglu and geglu read two tensors."""
-TILE_ELEMENTS = 2048
-LARGEST_TILE_WIDTH = 1024
 CUBIC = tl.constexpr(GELU_CUBIC)
 ROOT = tl.constexpr(SQRT_2_OVER_PI)
 

@@ -17,13 +17,11 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels._common.tiles import LOG2_E, on_device_of, unit_stride
 from megakernels.ops.attention.facts import RELATION_TILE, constants, key_parts
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel, attention_relation_kernel
 from megakernels.ops.attention.kernel_forward import attention_forward_kernel
-
-LOG2E = 1.4426950408889634
 
 
 def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -41,7 +39,7 @@ def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tup
         with on_device_of(q):
             attention_forward_kernel[_query_grid(q, places, numbers["M"])](
                 q, k, v, _starts(given), q if bits is None else bits, *_relations(given), out, lse, *_extents(q, k, given, places, bits),
-                given.scale * LOG2E, (given.cap or 0.0) * LOG2E,
+                given.scale * LOG2_E.value, (given.cap or 0.0) * LOG2_E.value,
                 *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
                 **_flags(given, places, bits), **numbers, **options,
             )  # fmt: skip

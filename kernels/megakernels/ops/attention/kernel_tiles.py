@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import LOG2_E, exp2, reciprocal, tanh
+from megakernels.ops.attention.facts import START_SAMPLES
 
-SAMPLES = tl.constexpr(128)
+SAMPLES = tl.constexpr(START_SAMPLES)
 """Document starts that a step of the search reads at once."""
 
 

@@ -14,7 +14,13 @@ from torch import Tensor
 from megakernels._common.tiles import exp2, narrow, on_device_of, reciprocal, unit_stride, widen
 from megakernels._common.walks import UNROLLED, of_document, only_if, walk_of
 from megakernels.facts import block_of
-from megakernels.ops.causal_conv1d.facts import LARGEST_KERNEL
+from megakernels.ops.causal_conv1d.facts import (
+    CONV_BACKWARD_BYTES,
+    CONV_BACKWARD_POSITIONS,
+    CONV_FORWARD_CHANNELS,
+    CONV_FORWARD_POSITIONS,
+    LARGEST_KERNEL,
+)
 from megakernels.ops.causal_conv1d.kernel_steps import (
     SCALE,
     inputs_before,
@@ -25,8 +31,6 @@ from megakernels.ops.causal_conv1d.kernel_steps import (
 )
 from megakernels.ops.causal_conv1d.reference import Convolution
 
-FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, 256
-FORWARD_CHANNELS, BACKWARD_BYTES = 256, 512
 SHARES = tl.constexpr(LARGEST_KERNEL + 1)
 """Rows of a program's share of the weight gradient: the taps, right-aligned, and the bias."""
 
@@ -188,13 +192,13 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
 
 def forward_options(num_channels: int) -> dict[str, int]:
     """Tile and warps of the forward: eight channels per thread."""
-    return {"POSITIONS": FORWARD_POSITIONS, "CHANNELS": min(FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
+    return {"POSITIONS": CONV_FORWARD_POSITIONS, "CHANNELS": min(CONV_FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
 
 
 def backward_options(num_channels: int, dtype: torch.dtype) -> dict[str, int]:
     """Tile and warps of the backward: a thread loads 16 bytes, eight channels or, of fp32, four."""
-    channels = BACKWARD_BYTES // dtype.itemsize
-    return {"POSITIONS": BACKWARD_POSITIONS, "CHANNELS": min(channels, block_of(num_channels, 32)), "num_warps": 1}
+    channels = CONV_BACKWARD_BYTES // dtype.itemsize
+    return {"POSITIONS": CONV_BACKWARD_POSITIONS, "CHANNELS": min(channels, block_of(num_channels, 32)), "num_warps": 1}
 
 
 def forward(given: Convolution) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, widen
 from megakernels.facts import block_of
+from megakernels.ops.fp8_experts.facts import BETWEEN_TILE, TURNED_TILE
 from megakernels.ops.fp8_experts.reference import FORMAT, Groups
 from megakernels.ops.fp8_linear.facts import WHOLE
 from megakernels.ops.fp8_linear.kernel import (
@@ -33,11 +34,6 @@ from megakernels.ops.moe.inputs import Experts
 from megakernels.ops.moe.kernel_plan import Tiles
 from megakernels.ops.moe.kernel_products import hidden_of, slopes_of
 from megakernels.ops.moe.sizes import sizes_of as expert_sizes
-
-GROUP = {"ROWS": 64, "SIDE": 128, "num_warps": 8}
-"""Rows and columns of a tile that is transposed."""
-TILE = {"ROWS": 16, "COLS": 128, "num_warps": 4}
-"""Of a tile between products."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -180,11 +176,11 @@ def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = Non
     found = torch.empty(count * num_columns, dtype=torch.float32, device=x.device)
     one = found if by_row else scales(x, FORMAT, WHOLE, 1)
     with on_device_of(x):
-        fp8_group_kernel[(triton.cdiv(num_columns, GROUP["SIDE"]), count)](
+        fp8_group_kernel[(triton.cdiv(num_columns, TURNED_TILE["SIDE"]), count)](
             x, groups.ends if rows is None else rows, groups.ends, groups.stops, one, found, data.view(torch.uint8), num_columns,
             x.stride(0),
             top_k, groups.columns,
-            GATHERS=rows is not None, OWN=by_row, EXPONENT=LARGEST_EXPONENT[FORMAT], FRACTION_BITS=FRACTION_BITS[FORMAT], **GROUP,
+            GATHERS=rows is not None, OWN=by_row, EXPONENT=LARGEST_EXPONENT[FORMAT], FRACTION_BITS=FRACTION_BITS[FORMAT], **TURNED_TILE,
         )  # fmt: skip
     return Operand(data, found)
 
@@ -200,7 +196,7 @@ def hidden_rows(gate_out: Tensor | None, up_out: Tensor, given: Experts, groups:
                 up_out if gate_out is None else gate_out, up_out, _or(given.gate_bias, weights), _or(given.up_bias, weights), weights,
                 given.rows, groups.ends, hidden, num_rows, count, width, given.limit or 0.0,
                 KIND=moe.kind_of(given), GATED=gate_out is not None, HAS_GATE_BIAS=given.gate_bias is not None,
-                HAS_UP_BIAS=given.up_bias is not None, EXPERTS=block_of(count), **TILE,
+                HAS_UP_BIAS=given.up_bias is not None, EXPERTS=block_of(count), **BETWEEN_TILE,
             )  # fmt: skip
     return hidden
 
@@ -213,7 +209,7 @@ def add_down_bias(products: Tensor, given: Experts, groups: Groups) -> None:
             fp8_down_bias_kernel[_tiles(num_rows, width)](
                 *(products, given.down_bias.contiguous(), given.weights.contiguous(), given.rows, groups.ends, num_rows, count, width),
                 EXPERTS=block_of(count),
-                **TILE,
+                **BETWEEN_TILE,
             )
 
 
@@ -227,11 +223,11 @@ def pull(
     grad_weights = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
     if num_rows:
         with on_device_of(up_out):
-            fp8_pull_kernel[(triton.cdiv(num_rows, TILE["ROWS"]),)](
+            fp8_pull_kernel[(triton.cdiv(num_rows, BETWEEN_TILE["ROWS"]),)](
                 pulled, up_out if gate_out is None else gate_out, up_out, weights, given.rows,
                 grad_up_out if grad_gate_out is None else grad_gate_out, grad_up_out, hidden, grad_weights, num_rows, width,
                 given.limit or 0.0,
-                KIND=moe.kind_of(given), GATED=gate_out is not None, **TILE,
+                KIND=moe.kind_of(given), GATED=gate_out is not None, **BETWEEN_TILE,
             )  # fmt: skip
     return grad_gate_out, grad_up_out, hidden, grad_weights
 
@@ -257,7 +253,7 @@ def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 
 
 def _tiles(rows: int, columns: int) -> tuple[int, int]:
-    return triton.cdiv(rows, TILE["ROWS"]), triton.cdiv(columns, TILE["COLS"])
+    return triton.cdiv(rows, BETWEEN_TILE["ROWS"]), triton.cdiv(columns, BETWEEN_TILE["COLS"])
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

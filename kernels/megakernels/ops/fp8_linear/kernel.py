@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import INTERPRETED, on_device_of, widen
-from megakernels.ops.fp8_linear.facts import BY_COLUMN, BY_ROW, TILE, WHOLE, num_maxima, padded
+from megakernels.ops.fp8_linear.facts import BY_COLUMN, BY_ROW, SCALED_TILE, WHOLE, num_maxima, padded
 from megakernels.ops.fp8_linear.reference import SMALLEST, Operand
 
 NUM_WARPS = 8
@@ -160,7 +160,9 @@ def turned(low: Tensor, scale: Tensor) -> Operand:
     if data.numel():
         with on_device_of(low):
             fp8_turn_kernel[_tiles(data.shape[1], columns)](
-                *(low.view(torch.uint8), data.view(torch.uint8), rows, columns, low.stride(0), *data.shape), SIDE=TILE, num_warps=NUM_WARPS
+                *(low.view(torch.uint8), data.view(torch.uint8), rows, columns, low.stride(0), *data.shape),
+                SIDE=SCALED_TILE,
+                num_warps=NUM_WARPS,
             )
     return Operand(data, scale)
 
@@ -177,7 +179,7 @@ def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *,
                 x, scale, data.view(torch.uint8), rows, columns,
                 x.stride(0),
                 *shape,
-                SIDE=TILE, SCALED=scaled, TURNED=turned, FRACTION_BITS=FRACTION_BITS[dtype], num_warps=NUM_WARPS,
+                SIDE=SCALED_TILE, SCALED=scaled, TURNED=turned, FRACTION_BITS=FRACTION_BITS[dtype], num_warps=NUM_WARPS,
             )  # fmt: skip
     return data, scale
 
@@ -191,7 +193,9 @@ def scales(x: Tensor, dtype: torch.dtype, scaled: int, num_padded: int) -> Tenso
     sides = ONE_SCALE if scaled == WHOLE else MANY_SCALES
     with on_device_of(x):
         if maxima.numel():
-            fp8_maxima_kernel[_tiles(rows, columns)](x, maxima, rows, columns, x.stride(0), SIDE=TILE, SCALED=scaled, num_warps=NUM_WARPS)
+            fp8_maxima_kernel[_tiles(rows, columns)](
+                x, maxima, rows, columns, x.stride(0), SIDE=SCALED_TILE, SCALED=scaled, num_warps=NUM_WARPS
+            )
         if num_padded:
             fp8_scale_kernel[(triton.cdiv(num_padded, sides["NUM"]),)](
                 maxima, scale, maxima.numel() // max(1, num), num, num_padded,
@@ -201,4 +205,4 @@ def scales(x: Tensor, dtype: torch.dtype, scaled: int, num_padded: int) -> Tenso
 
 
 def _tiles(rows: int, columns: int) -> tuple[int, int]:
-    return triton.cdiv(rows, TILE), triton.cdiv(columns, TILE)
+    return triton.cdiv(rows, SCALED_TILE), triton.cdiv(columns, SCALED_TILE)

@@ -13,24 +13,21 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.facts import block_of
-from megakernels.ops.gated_conv1d.facts import POSITIONS_PER_SHARE
+from megakernels.ops.gated_conv1d.facts import GATED_CHANNELS, GATED_FORWARD_POSITIONS, POSITIONS_PER_SHARE
 from megakernels.ops.gated_conv1d.kernel_backward import gated_conv_backward_kernel
 from megakernels.ops.gated_conv1d.kernel_forward import gated_conv_forward_kernel
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
-FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, POSITIONS_PER_SHARE
-FORWARD_CHANNELS, BACKWARD_CHANNELS = 256, 256
-
 
 def forward_options(num_channels: int) -> dict[str, int]:
     """Tile and warps of the forward: eight channels per thread."""
-    return {"POSITIONS": FORWARD_POSITIONS, "CHANNELS": min(FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
+    return {"POSITIONS": GATED_FORWARD_POSITIONS, "CHANNELS": min(GATED_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
 
 
 def backward_options(num_channels: int) -> dict[str, int]:
     """Tile and warps of the backward: four channels per thread."""
-    channels = min(BACKWARD_CHANNELS, block_of(num_channels, 32))
-    return {"POSITIONS": BACKWARD_POSITIONS, "CHANNELS": channels, "num_warps": max(1, channels // 128)}
+    channels = min(GATED_CHANNELS, block_of(num_channels, 32))
+    return {"POSITIONS": POSITIONS_PER_SHARE, "CHANNELS": channels, "num_warps": max(1, channels // 128)}
 
 
 def forward(given: GatedConvolution, before: Tensor | None = None) -> Tensor:

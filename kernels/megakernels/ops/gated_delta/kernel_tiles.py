@@ -8,10 +8,12 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import sigmoid, softplus
+from megakernels.facts import SMALLEST_DOT
+from megakernels.ops.gated_delta import reference
 
-EPS = tl.constexpr(1e-6)
+EPS = tl.constexpr(reference.EPS)
 """Added to the squared length of a query or key, as in the reference."""
-SIDE = tl.constexpr(16)
+SIDE = tl.constexpr(SMALLEST_DOT)
 """Rows of a block of a tile: the smallest side of a matrix product."""
 
 

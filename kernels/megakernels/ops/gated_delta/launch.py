@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from megakernels.ops.gated_delta.facts import SUMMED, Extents
+from megakernels.facts import SMALLEST_DOT
+from megakernels.ops.gated_delta.facts import DELTA_COLUMNS, SUMMED, Extents
 from megakernels.ops.gated_delta.inputs import GatedDeltaInputs
 from megakernels.ops.gated_delta.kernel_gradients import delta_key_gradient_kernel, delta_value_gradient_kernel
 from megakernels.ops.gated_delta.kernel_pairs import delta_pair_gradient_kernel
@@ -29,10 +30,6 @@ OPTIONS = {
     "unit_gradient": {"num_warps": 4},
 }
 """Launch options of each kernel, for all shapes."""
-COLUMNS = {"scores": 32, "row_decay": 32, "walk": 32, "value": 64, "key": 64, "key_rows": 64, "pair": 32, "row_decay_gradient": 32}
-"""Columns, or rows of a state, that a kernel processes at once."""
-BLOCK = 16
-"""Rows of a tile of the kernels over blocks of rows."""
 Buffers = dict[str, Tensor]
 
 
@@ -47,7 +44,7 @@ def buffers_of(given: GatedDeltaInputs, sizes: Extents) -> Buffers:
 
 def part_of(wide: int, name: str) -> int:
     """Columns at once of a width."""
-    return min(wide, COLUMNS[name])
+    return min(wide, DELTA_COLUMNS[name])
 
 
 def prepare(given: GatedDeltaInputs, sizes: Extents, made: Buffers, first: int, count: int) -> None:
@@ -69,7 +66,7 @@ def prepare(given: GatedDeltaInputs, sizes: Extents, made: Buffers, first: int, 
             *numbers,
             Q=Q, K=K, W=part_of(K, "row_decay"), HAS_STARTS=has_starts, PRECISE=precise, **OPTIONS["row_decay"],
         )  # fmt: skip
-        delta_row_scores_kernel[(num_tiles * (Q // BLOCK), num_heads, batch)](
+        delta_row_scores_kernel[(num_tiles * (Q // SMALLEST_DOT), num_heads, batch)](
             q, k, at_starts, *(made[name] for name in ("sums", "strengths", "scores", "systems")), *common, num_tiles, plane,
             *strides[:6],
             numbers[0],
@@ -157,7 +154,7 @@ def tile_gradients(
         **sizes.sides, L=length, W=part_of(V, "key"), **OPTIONS["key_gradient"],
     )  # fmt: skip
     (_row_gradients if sizes_of(given).rows else _pair_gradients)(given, sizes, made, part, gradients, shares)
-    delta_unit_gradient_kernel[(num_tiles * (Q // BLOCK), num_groups, batch)](
+    delta_unit_gradient_kernel[(num_tiles * (Q // SMALLEST_DOT), num_groups, batch)](
         q, k, made["queries"], made["reads" if sizes_of(given).rows else "keys"], grad_q, grad_k, num_positions, num_heads,
         num_heads // num_groups, key_width, given.save_every, first, tiles, num_tiles,
         *q.stride()[:3], *k.stride()[:3],
@@ -192,7 +189,7 @@ def _row_gradients(
     Q, K, _ = sizes.sides.values()
     (first, count), tiles = part, sizes.tiles
     names = ("sums", "strengths", "queries", "keys", "reads", "scores", "systems", "unread", "falls")
-    delta_row_pair_gradient_kernel[(count * tiles * (Q // BLOCK), num_heads, batch)](
+    delta_row_pair_gradient_kernel[(count * tiles * (Q // SMALLEST_DOT), num_heads, batch)](
         q, k, q if starts is None else starts, *(made[name] for name in names), gradients[4], num_positions, num_heads,
         num_heads // num_groups, key_width, given.save_every, first, tiles, count * tiles, sizes.slots * Q * K,
         *q.stride()[:3], *k.stride()[:3],

@@ -12,13 +12,7 @@ from torch import Tensor
 
 from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
 from megakernels.facts import block_of
-
-LARGEST_WIDTH = 1024
-"""Maximum width of a head; wider ones use the reference."""
-TILE_ELEMENTS, UNALIGNED_ELEMENTS = 1024, 512
-"""Elements of a tile; fewer of rows that are no multiple of 16 elements, which are read one at a time: their addresses take registers."""
-PROGRAMS_PER_MULTIPROCESSOR = 4
-"""Of the backward."""
+from megakernels.ops.head_gated_norm.facts import HEAD_LARGEST_WIDTH, HEAD_TILE_ELEMENTS, PROGRAMS_PER_MULTIPROCESSOR, UNALIGNED_ELEMENTS
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -86,13 +80,13 @@ def head_gated_norm_backward_kernel(  # type: ignore[no-untyped-def]
 
 def accepts(x: Tensor) -> bool:
     """Whether the kernels support heads of this width."""
-    return x.shape[-1] <= LARGEST_WIDTH
+    return x.shape[-1] <= HEAD_LARGEST_WIDTH
 
 
 def launch_options(width: int) -> dict[str, int]:
     """Tile and warps for a head's width."""
     block = block_of(width)
-    return {"ROWS": max(1, (UNALIGNED_ELEMENTS if width % 16 else TILE_ELEMENTS) // block), "BLOCK": block, "num_warps": 4}
+    return {"ROWS": max(1, (UNALIGNED_ELEMENTS if width % 16 else HEAD_TILE_ELEMENTS) // block), "BLOCK": block, "num_warps": 4}
 
 
 def forward(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool) -> tuple[Tensor, Tensor]:

@@ -9,11 +9,9 @@ Source: arXiv:2512.02556, section 2.1: the gradient of Σ_h KL(p_h ‖ c) is H c
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
+from megakernels._common.tiles import LOG2_E, dot, narrow
 from megakernels.ops.attention.kernel_tiles import starts_up_to, stored
 from megakernels.ops.indexed_attention.kernel_index import first_seen
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -55,7 +53,7 @@ def index_mass_kernel(  # type: ignore[no-untyped-def]
                 keys_rest = tl.load(of_keys + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
                 logits += dot(queries_rest, tl.trans(keys_rest))
             sums = tl.load(lse + (batch * num_heads + head) * num_queries + own, mask=there, other=float("inf")).to(tl.float32)
-            total += tl.exp2(logits * (scale * LOG2E) - (sums * LOG2E)[:, None])
+            total += tl.exp2(logits * (scale * LOG2_E) - (sums * LOG2_E)[:, None])
         target = masses + (batch * num_rows + within)[:, None] * num_columns + at[None, :]
         tl.store(target, total, mask=there[:, None])
 

@@ -32,7 +32,7 @@ def statistics(x: Tensor, weight: Tensor, labels: Tensor, first: int, on_slices:
     num_rows = x.shape[0]
     lse = torch.full((num_rows,), -torch.inf, dtype=accumulator_dtype(x.dtype), device=x.device)
     chosen = torch.zeros_like(lse)
-    for words in row_blocks(weight.shape[0], num_rows, facts.SLICE_ELEMENTS):
+    for words in row_blocks(weight.shape[0], num_rows, facts.LOGITS_SLICE_ELEMENTS):
         on_slices.join_slice(x @ weight[words].mT, labels, first + words.start, lse, chosen)
     return lse, chosen
 
@@ -52,7 +52,7 @@ def backward(
     slope = share * (1 + 2 * z_loss * lse)
     total = torch.zeros(x.shape, dtype=lse.dtype, device=x.device) if needs[0] else None
     grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device) if needs[1] else None
-    for words in row_blocks(weight.shape[0], x.shape[0], facts.SLICE_ELEMENTS):
+    for words in row_blocks(weight.shape[0], x.shape[0], facts.LOGITS_SLICE_ELEMENTS):
         part = weight[words]
         logits = x @ part.mT
         grad = on_slices.slice_gradient(logits, labels, first + words.start, lse, slope, share, grad=logits)

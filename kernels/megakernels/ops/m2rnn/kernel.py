@@ -13,13 +13,11 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.facts import SMALLEST_DOT, block_of
+from megakernels.ops.m2rnn.facts import MAP_ROWS
 from megakernels.ops.m2rnn.inputs import M2rnnInputs
 from megakernels.ops.m2rnn.kernel_backward import m2rnn_backward_kernel
 from megakernels.ops.m2rnn.kernel_forward import m2rnn_forward_kernel
 from megakernels.ops.m2rnn.sizes import sizes_of
-
-ROWS = 32
-"""Rows of a segment's states in one product for the map's gradient."""
 
 
 def launch_options(key_width: int, value_width: int) -> dict[str, int]:
@@ -73,7 +71,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, state
                 q if starts is None else starts.contiguous(), states, again, parts[0], parts[1], grad_v, grad_f, grad_state, grad_map,
                 grad_D, grad_scalars, num_positions, num_segments, first, stop, save_every, num_heads, key_width, value_width,
                 *grad_y.stride()[:3], *q.stride()[:2], *k.stride()[:2], *v.stride()[:3], *f.stride(),
-                HAS_STARTS=starts is not None, ROWS=ROWS, **launch_options(key_width, value_width),
+                HAS_STARTS=starts is not None, ROWS=MAP_ROWS, **launch_options(key_width, value_width),
             )  # fmt: skip
         grad_q[:, positions], grad_k[:, positions] = parts.sum(3)
         del parts  # free before the next span's are allocated

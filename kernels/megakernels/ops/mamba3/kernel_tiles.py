@@ -8,12 +8,13 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import exp, softplus, widen
+from megakernels.ops.mamba3 import chunk
 
 PI = tl.constexpr(3.141592653589793)
 TURN_HIGH, TURN_LOW = tl.constexpr(6.28125), tl.constexpr(0.0019353071795864769)
 """2π in two parts; the first has so few bits that its multiples are exact."""
 PER_TURN = tl.constexpr(0.15915494309189535)
-SLOWEST_RATE = tl.constexpr(1e-4)
+SLOWEST_RATE = tl.constexpr(chunk.SLOWEST_RATE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

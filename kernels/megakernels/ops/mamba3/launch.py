@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from megakernels.ops.mamba3.chunk import Mamba3Inputs
-from megakernels.ops.mamba3.facts import CHAIN, NUM_TABLES, TILES_PER_SHARE, Extents, halves_turned, step_sides
+from megakernels.ops.mamba3.facts import CHAIN, MAMBA3_HEADS_PER_TABLE, NUM_TABLES, TILES_PER_SHARE, Extents, halves_turned, step_sides
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
 from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel, mamba3_turn_kernel
@@ -26,8 +26,6 @@ OPTIONS = {
     "step_gradient": {"num_warps": 4},
 }
 """Launch options of each kernel, for all shapes. Loads of a later tile are not started early: the registers are those of one tile."""
-HEADS_PER_TABLE = 16
-"""Heads of a program of `mamba3_table_kernel`."""
 
 
 def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], sizes: Extents, made: tuple[Tensor, ...]) -> None:
@@ -68,7 +66,7 @@ def make_tables(
     num_positions, starts = x.shape[1], x if scan.starts is None else scan.starts
     strides, has_starts = strides_of(scan)[7:], scan.starts is not None
     tables = torch.empty(NUM_TABLES, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
-    heads = min(HEADS_PER_TABLE, triton.next_power_of_2(num_heads))
+    heads = min(MAMBA3_HEADS_PER_TABLE, triton.next_power_of_2(num_heads))
     mamba3_table_kernel[(sizes.segments, triton.cdiv(num_heads, heads), batch)](
         scan.dt, scan.A, scan.trapezoid, scan.dt_bias, starts, x if ahead is None else ahead, tables, num_positions, num_heads,
         scan.save_every, tables[0].numel(),

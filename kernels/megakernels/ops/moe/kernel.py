@@ -12,14 +12,11 @@ from torch import Tensor
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.facts import SMALLEST_DOT, block_of
 from megakernels.ops.activation.kernel import KINDS
-from megakernels.ops.moe.facts import BIAS_COLS, PULL_COLS, bias_options, outer_options, product_options
+from megakernels.ops.moe.facts import BIAS_COLS, PULL_COLS, UP_COLS, bias_options, outer_options, product_options
 from megakernels.ops.moe.inputs import Experts, Made
 from megakernels.ops.moe.kernel_plan import Tiles, sum_rows, tiles_of
 from megakernels.ops.moe.kernel_products import CLAMPED, bias_kernel, down_bias_kernel, down_kernel, outer_kernel, pull_kernel, up_kernel
 from megakernels.ops.moe.sizes import sizes_of
-
-UP_COLS = {"swiglu": 64, "geglu": 64, "relu2": 128, "gelu": 64}
-"""Columns of a bf16 tile of the forward's first product; with a gate there are two such tiles."""
 
 
 def routed_experts_forward(given: Experts) -> Made:

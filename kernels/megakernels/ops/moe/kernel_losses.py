@@ -10,8 +10,7 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of
 from megakernels.facts import block_of
-
-TILE_ELEMENTS = 4096
+from megakernels.ops.moe.facts import LOSSES_TILE_ELEMENTS
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -105,4 +104,4 @@ def router_losses_backward(
 def losses_options(num_experts: int, top_k: int) -> dict[str, Any]:
     """Tile and warps of both kernels."""
     columns = block_of(num_experts)
-    return {"COLUMNS": columns, "SLOTS": block_of(top_k), "ROWS": max(1, TILE_ELEMENTS // columns), "num_warps": 4}
+    return {"COLUMNS": columns, "SLOTS": block_of(top_k), "ROWS": max(1, LOSSES_TILE_ELEMENTS // columns), "num_warps": 4}

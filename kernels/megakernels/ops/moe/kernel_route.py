@@ -15,12 +15,11 @@ from torch import Tensor
 
 from megakernels._common import upcast
 from megakernels._common.tiles import narrow, on_device_of, sigmoid
-from megakernels.facts import block_of
+from megakernels.facts import TILE_ELEMENTS, block_of
 from megakernels.ops.moe.facts import router_columns
 from megakernels.ops.moe.scores import Router
 from megakernels.ops.moe.sizes import gradient_parts
 
-TILE_ELEMENTS = 2048
 LOWEST = tl.constexpr(-float("inf"))
 
 

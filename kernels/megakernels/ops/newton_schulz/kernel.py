@@ -10,10 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import dot, narrow, on_device_of
-from megakernels.ops.newton_schulz.facts import tile_side
-
-DEPTH = {2: 64, 4: 32}
-"""Columns of x per step."""
+from megakernels.ops.newton_schulz.facts import SYMMETRIC_DEPTH, tile_side
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,7 +60,7 @@ def symmetric_product_kernel(  # type: ignore[no-untyped-def]
 def launch_options(num_rows: int, element_bytes: int) -> dict[str, int]:
     """Tile and warps for matrices of `num_rows` rows."""
     tile = tile_side(num_rows, element_bytes)
-    return {"TILE": tile, "STEP": DEPTH[element_bytes], "num_warps": 8 if tile == 128 else 4, "num_stages": 3}
+    return {"TILE": tile, "STEP": SYMMETRIC_DEPTH[element_bytes], "num_warps": 8 if tile == 128 else 4, "num_stages": 3}
 
 
 def forward(x: Tensor, added: Tensor | None, alpha: float, beta: float) -> Tensor:

@@ -13,17 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
-from megakernels.facts import block_of
-
-LARGEST_WIDTH = 8192
-"""Maximum group width of a tile; the backward of a wider one runs out of registers on sm_90, so wider groups use the reference."""
-LARGEST_GATED_FP32_WIDTH = 4096
-"""Maximum group width in fp32 of the gated and the fused norm, which need one more tile."""
-
-LARGEST_NESTED = 2**31 - 1
-"""Rows of runs, at most: their numbers are divided in 32 bits. More are copied where they are not evenly spaced."""
-TILE_ELEMENTS = 2048
-"""Narrow rows share a tile up to this size."""
+from megakernels.facts import TILE_ELEMENTS, block_of
+from megakernels.ops.rms_norm.facts import LARGEST_GATED_FP32_WIDTH, LARGEST_NESTED, NORM_LARGEST_WIDTH
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -142,7 +133,7 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
 
 def accepts(x: Tensor, num_groups: int, *, gated: bool) -> bool:
     """Whether the kernels support groups of this width."""
-    return x.shape[-1] // num_groups <= (LARGEST_GATED_FP32_WIDTH if gated and x.dtype == torch.float32 else LARGEST_WIDTH)
+    return x.shape[-1] // num_groups <= (LARGEST_GATED_FP32_WIDTH if gated and x.dtype == torch.float32 else NORM_LARGEST_WIDTH)
 
 
 def launch_options(width: int, *, adds: bool = False) -> dict[str, int]:

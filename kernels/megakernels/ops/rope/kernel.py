@@ -9,9 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, unit_stride
-from megakernels.facts import block_of
+from megakernels.facts import TILE_ELEMENTS, block_of
 
-TILE_ELEMENTS = 2048
 NUM_WARPS = 8
 
 

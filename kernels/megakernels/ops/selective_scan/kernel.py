@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.ops.selective_scan.facts import BACKWARD_CHANNELS, FORWARD_CHANNELS, tile_of
+from megakernels.ops.selective_scan.facts import SELECTIVE_BACKWARD_CHANNELS, SELECTIVE_FORWARD_CHANNELS, tile_of
 from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScanInputs
 from megakernels.ops.selective_scan.kernel_backward import selective_backward_kernel
 from megakernels.ops.selective_scan.kernel_forward import selective_forward_kernel
@@ -20,14 +20,14 @@ from megakernels.ops.selective_scan.sizes import sizes_of
 def forward_options(given: SelectiveScanInputs) -> dict[str, int]:
     """Tile and warps of the forward: a thread for each channel."""
     channels, state = given.A_log.shape
-    tile = tile_of(channels, state, FORWARD_CHANNELS)
+    tile = tile_of(channels, state, SELECTIVE_FORWARD_CHANNELS)
     return {**tile, "num_warps": tile["CHANNELS"] // 32}
 
 
 def backward_options(given: SelectiveScanInputs) -> dict[str, int]:
     """Tile and warps of the backward: two threads for each channel, since one has too few registers."""
     channels, state = given.A_log.shape
-    tile = tile_of(channels, state, BACKWARD_CHANNELS)
+    tile = tile_of(channels, state, SELECTIVE_BACKWARD_CHANNELS)
     return {**tile, "num_warps": tile["CHANNELS"] // 16}
 
 

@@ -9,9 +9,10 @@ import triton.language as tl
 
 from megakernels._common.tiles import LOG2_E, narrow, sigmoid
 from megakernels._common.walks import only_if
+from megakernels.ops.selective_scan.facts import GROUP_POSITIONS
 from megakernels.ops.selective_scan.kernel_steps import channel_constants, position_inputs
 
-GROUP = tl.constexpr(2)
+GROUP = tl.constexpr(GROUP_POSITIONS)
 """Positions whose states are in registers at once."""
 
 

@@ -19,10 +19,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
+from megakernels.ops.selective_scan.facts import SELECTIVE_PLAIN_POSITIONS
 from megakernels.ops.selective_scan.inputs import SelectiveScanInputs
-
-SPAN = 32
-"""Positions whose states are in memory at once."""
 
 
 def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +123,7 @@ def _span(given: SelectiveScanInputs, positions: slice) -> _Span:
 
 def _spans(segment: slice) -> list[slice]:
     """The spans of a segment."""
-    parts = row_blocks(segment.stop - segment.start, 1, SPAN)
+    parts = row_blocks(segment.stop - segment.start, 1, SELECTIVE_PLAIN_POSITIONS)
     return [slice(segment.start + part.start, segment.start + part.stop) for part in parts]
 
 

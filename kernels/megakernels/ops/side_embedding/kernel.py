@@ -10,13 +10,9 @@ from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, tanh
 from megakernels.facts import block_of
+from megakernels.ops.side_embedding.facts import ADD_TILE, HASH_TILE, NUM_SUMS
 from megakernels.ops.side_embedding.reference import MODULUS, SPREAD
 
-TILE = 2048
-NUM_SUMS = 512
-"""Most programs that sum: their number does not depend on the device, so the result does not either."""
-HASHES = 1024
-"""Of a tile of tokens, all tables together."""
 PRIME = tl.constexpr(MODULUS)
 GOLDEN_HIGH, GOLDEN_LOW = tl.constexpr(SPREAD >> 32), tl.constexpr(SPREAD & 0xFFFFFFFF)
 
@@ -99,8 +95,8 @@ def gated_add_forward(x: Tensor, side: Tensor, gates: Tensor) -> Tensor:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         with on_device_of(x):
-            gated_add_kernel[(triton.cdiv(x.numel(), TILE),)](
-                x.contiguous(), side.contiguous(), gates.contiguous(), y, x.numel(), TILE=TILE, num_warps=4
+            gated_add_kernel[(triton.cdiv(x.numel(), ADD_TILE),)](
+                x.contiguous(), side.contiguous(), gates.contiguous(), y, x.numel(), TILE=ADD_TILE, num_warps=4
             )
     return y
 
@@ -115,7 +111,7 @@ def gated_add_backward(grad_y: Tensor, side: Tensor, gates: Tensor, needs: list[
         torch.empty(like.shape, dtype=like.dtype, device=like.device) if need else None
         for like, need in zip((grad_y, side, gates), needs, strict=True)
     )
-    tiles = triton.cdiv(size, TILE)
+    tiles = triton.cdiv(size, ADD_TILE)
     tiles_each = triton.cdiv(tiles, NUM_SUMS)
     num_sums = triton.cdiv(tiles, tiles_each)
     sums = torch.empty(num_sums, dtype=torch.float32, device=grad_y.device)
@@ -123,7 +119,7 @@ def gated_add_backward(grad_y: Tensor, side: Tensor, gates: Tensor, needs: list[
         gated_add_backward_kernel[(num_sums,)](
             grad_rows, side.contiguous(), gates, grad_rows if grad_x is None else grad_x, grad_rows if grad_side is None else grad_side,
             sums, size, tiles_each,
-            TILE=TILE, NEEDS_X=needs[0], NEEDS_SIDE=needs[1], NEEDS_GATES=needs[2], num_warps=4,
+            TILE=ADD_TILE, NEEDS_X=needs[0], NEEDS_SIDE=needs[1], NEEDS_GATES=needs[2], num_warps=4,
         )  # fmt: skip
         if grad_gates is not None:
             gate_gradients_kernel[(1,)](sums, gates, grad_gates, num_sums, BLOCK=block_of(num_sums), num_warps=4)
@@ -146,4 +142,4 @@ def ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -
 def hash_options(num_tables: int) -> dict[str, int]:
     """Tile and warps: eight hashes in each thread."""
     tables = block_of(num_tables)
-    return {"TABLES": tables, "TILE": max(1, HASHES // tables), "num_warps": 4}
+    return {"TABLES": tables, "TILE": max(1, HASH_TILE // tables), "num_warps": 4}

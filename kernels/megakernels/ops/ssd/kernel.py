@@ -21,11 +21,11 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.ops.ssd.facts import Extents
+from megakernels.ops.ssd.facts import PASS_COLUMNS, Extents
 from megakernels.ops.ssd.inputs import SsdInputs
 from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_table_kernel
-from megakernels.ops.ssd.launch import OPTIONS, PASS_COLUMNS, counts_of, flags_of, heads_of_table
+from megakernels.ops.ssd.launch import OPTIONS, counts_of, flags_of, heads_of_table
 from megakernels.ops.ssd.launch_backward import segment_gradients, step_gradients
 from megakernels.ops.ssd.sizes import sizes_of
 

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import LOG2_E, edges_of, falls_of, load_rows, span_of, steps_of, sums_of
+from megakernels._common.tiles import LOG2_E, dot, narrow
+from megakernels.ops.ssd.kernel_tiles import edges_of, falls_of, load_rows, span_of, steps_of, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]

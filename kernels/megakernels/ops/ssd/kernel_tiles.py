@@ -9,8 +9,6 @@ import triton.language as tl
 
 from megakernels._common.tiles import narrow, sigmoid, softplus
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def part_place(  # type: ignore[no-untyped-def]

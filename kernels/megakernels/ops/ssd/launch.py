@@ -3,6 +3,7 @@
 import torch
 
 from megakernels.facts import block_of
+from megakernels.ops.ssd.facts import SSD_HEADS_PER_TABLE
 from megakernels.ops.ssd.inputs import SsdInputs
 
 OPTIONS = {
@@ -22,15 +23,11 @@ OPTIONS = {
 
 The docstring of `ssd_edge_kernel` says why its two forms differ.
 """
-PASS_COLUMNS = 1024
-"""Elements of a state per program of the walk over chunks."""
-HEADS_PER_TABLE = 8
-"""Heads of a program of the kernels over steps."""
 
 
 def heads_of_table(num_heads: int) -> int:
     """A power of two."""
-    return min(HEADS_PER_TABLE, block_of(num_heads))
+    return min(SSD_HEADS_PER_TABLE, block_of(num_heads))
 
 
 def counts_of(scan: SsdInputs) -> tuple[int, ...]:
