@@ -14,6 +14,12 @@ from typing import NamedTuple, Protocol
 
 SMALLEST_DOT = 16
 """Smallest side of a matrix product's tile, in elements."""
+LARGEST_TILE = {2: 64, 4: 16}
+"""Largest number of positions of a scan's tile, by bytes of an element: a warp group's rows of a product, and fewer in fp32."""
+TILE_ELEMENTS = 2048
+"""Elements of a tile of narrow rows, which share it."""
+LARGEST_TILE_WIDTH = 1024
+"""Columns of a tile of rows that several programs share."""
 SUMS_BYTES = 4
 """Bytes of an accumulated value: fp32."""
 TF32 = 2
@@ -91,7 +97,7 @@ class Work:
         )
 
 
-class Part(NamedTuple):
+class KindWork(NamedTuple):
     """The kernels of one kind in a pass: those that reach the same share of their counted floor.
 
     Attributes:
@@ -109,7 +115,7 @@ class Part(NamedTuple):
     steps: int = 0
 
 
-class Share(NamedTuple):
+class KindShare(NamedTuple):
     """The kernels of one kind as parts of `of` of a pass's bytes and products."""
 
     kind: str
@@ -134,16 +140,16 @@ class Pass(NamedTuple):
     num_bytes: int
     flops: int
     launches: int
-    kinds: tuple[Part | Share, ...] = ()
+    kinds: tuple[KindWork | KindShare, ...] = ()
     is_fp32: bool = False
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[KindWork, ...]:
         """The kinds with their bytes and products."""
         rest = self.launches - sum(kind.launches for kind in self.kinds[1:])
         return tuple(
             kind
-            if isinstance(kind, Part)
-            else Part(
+            if isinstance(kind, KindWork)
+            else KindWork(
                 kind.kind,
                 self.num_bytes * kind.num_bytes // kind.of,
                 self.flops * kind.flops // kind.of,
@@ -157,7 +163,7 @@ Passes = tuple[Pass, Pass]
 """Forward, and backward with the gradients of weights."""
 
 
-class Inside(NamedTuple):
+class KernelScratch(NamedTuple):
     """Peak bytes that an operation holds inside itself, in addition to operands and results, forward and backward."""
 
     forward: int
@@ -195,7 +201,7 @@ class Facts(Protocol):
         ...
 
 
-class Multiple(NamedTuple):
+class KernelPass(NamedTuple):
     """A pass by Triton kernels whose bytes and products are percentages of the ideal ones.
 
     Attributes:
@@ -208,7 +214,7 @@ class Multiple(NamedTuple):
     percent: int = 100
     launches: int = 1
     products: int = 100
-    kinds: tuple[Share, ...] = ()
+    kinds: tuple[KindShare, ...] = ()
 
 
 class PlainPass(NamedTuple):
@@ -225,7 +231,7 @@ class PlainPass(NamedTuple):
     launches: int = 1
 
 
-class Plain(NamedTuple):
+class PlainPasses(NamedTuple):
     """An operation by plain torch.
 
     Attributes:
@@ -271,7 +277,7 @@ def ideal(work: Work, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
     )
 
 
-class Multiples(NamedTuple):
+class FixedRatios(NamedTuple):
     """Facts of an operation whose implementations move multiples of its ideal bytes, whatever its sizes.
 
     Attributes:
@@ -280,9 +286,9 @@ class Multiples(NamedTuple):
         torch: The operation by plain torch; None for one kernel that is ideal.
     """
 
-    forward: Multiple | None = None
-    backward: Multiple | None = None
-    torch: Plain | None = None
+    forward: KernelPass | None = None
+    backward: KernelPass | None = None
+    torch: PlainPasses | None = None
 
     def kernels(self, work: Work, tokens: int) -> Passes | None:
         """See `Facts`."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from megakernels.facts import Part
+from megakernels.facts import KindWork
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
     Held,
@@ -161,7 +161,7 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
         return DataTimes(gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + muon)
     held, pp = held_of(spec, local), mesh.pp
 
-    def taken(parts: Iterable[Part]) -> int:
+    def taken(parts: Iterable[KindWork]) -> int:
         return sum(part_ns(spec, rates, part) for part in parts)
 
     clip, adamw = taken(clip_parts(spec, held)), taken(adamw_parts(spec, held))
@@ -226,7 +226,7 @@ def held_of(spec: Spec, local: LocalElements) -> Held:
     )
 
 
-def part_ns(spec: Spec, rates: Rates, part: Part) -> int:
+def part_ns(spec: Spec, rates: Rates, part: KindWork) -> int:
     """Time of a kind of kernels outside the layers."""
     dtype = spec.newton_schulz_dtype if part.flops else spec.precision.params
     return rates.kind_ns(part.kind, part.num_bytes, part.flops, "D", dtype.of_products) + part.launches * rates.launch_ns

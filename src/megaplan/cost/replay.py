@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from megakernels.facts import Part
+from megakernels.facts import KindWork
 from megaplan.cost.beside import adamw_parts, clip_parts, gather_parts, muon_parts, reduce_parts, sum_parts
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.data import (
@@ -183,7 +183,7 @@ class ReplayTimer:
         """Names of the kinds of kernels of what was timed, and of what a step runs beside its layers."""
         return self.seen.kinds | {part.kind for part in self._parts_beside(spec)}
 
-    def _parts_beside(self, spec: Spec) -> list[Part]:
+    def _parts_beside(self, spec: Spec) -> list[KindWork]:
         held = held_of(spec, local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp))
         gathers, reductions = exchanges(spec)
         return [

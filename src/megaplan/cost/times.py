@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from megakernels.facts import ADD, Part, Pass, Passes
+from megakernels.facts import ADD, KindWork, Pass, Passes
 from megakernels.ops.fp8_linear.facts import ScaledPasses
 from megaplan.blocks.work import Ops, OpWork, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
@@ -289,7 +289,7 @@ class _Timer:
         size, found = self._dtype.of_products.bytes, 0
         for index in sharing(ops):
             op = ops[index]
-            added = Part(ADD, 3 * op.in_width * size * self._tokens(op), 0, 1)
+            added = KindWork(ADD, 3 * op.in_width * size * self._tokens(op), 0, 1)
             found += self._prices.parts_ns(op, (added,), 0, INPUT)
         return found
 

@@ -158,11 +158,11 @@ def test_scratch(shape: tuple[int, ...], packed: bool, monkeypatch: pytest.Monke
 
 @PACKED
 @DTYPES
-@pytest.mark.parametrize("elements", [indexed_sizes.CHUNK_ELEMENTS, 1])
+@pytest.mark.parametrize("elements", [indexed_sizes.INDEX_CHUNK_ELEMENTS, 1])
 def test_scratch_of_a_choice(dtypes: Any, packed: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than without one by the bits, which are a result."""
     make_idle(monkeypatch)
-    monkeypatch.setattr(indexed_sizes, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(indexed_sizes, "INDEX_CHUNK_ELEMENTS", elements)
     inputs, cos, sin = indexed(50, 0)
     given = [each.to(dtypes[1] if name.startswith("k_") else dtypes[0]) for name, each in inputs.items()]
     numbers = starts_of(2, 50, packed), 0.3, 4, 1.0, 1e-5, None

@@ -24,7 +24,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from megakernels import gated_conv1d, gated_conv_pieces, gated_conv_pieces_backward
+from megakernels.ops.causal_conv1d.facts import LARGEST_KERNEL
 from megakernels.ops.gated_conv1d import kernel, reference
+from megakernels.ops.gated_conv1d.op import accepts
 
 SEQUENCES = ("input_gate", "output_gate", "value")
 BY_NAME = {case.name: case for case in CASES}
@@ -191,7 +193,7 @@ def test_positions_beyond_32_bit_offsets() -> None:
 
 def test_what_stays_with_the_reference() -> None:
     narrow = [torch.empty(1, 2, 3, dtype=torch.bfloat16) for _ in SEQUENCES]
-    given = reference.GatedConvolution(*narrow, torch.empty(3, kernel.LARGEST_KERNEL), None, None)
-    assert kernel.accepts(given)
-    assert not kernel.accepts(given._replace(weight=torch.empty(3, kernel.LARGEST_KERNEL + 1)))
-    assert not kernel.accepts(given._replace(input_gate=narrow[0].float()))
+    given = reference.GatedConvolution(*narrow, torch.empty(3, LARGEST_KERNEL), None, None)
+    assert accepts(given)
+    assert not accepts(given._replace(weight=torch.empty(3, LARGEST_KERNEL + 1)))
+    assert not accepts(given._replace(input_gate=narrow[0].float()))

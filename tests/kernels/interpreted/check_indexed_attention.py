@@ -53,7 +53,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "INDEX_TILE", SMALL)
     for key, tile in facts.MASS_TILES.items():
         monkeypatch.setitem(facts.MASS_TILES, key, tile._replace(queries=SMALL, keys=SMALL))
-    monkeypatch.setattr(facts, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(facts, "INDEX_CHUNK_ELEMENTS", 1)
 
 
 @EACH_PACKED

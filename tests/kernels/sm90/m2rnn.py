@@ -3,6 +3,7 @@
 from typing import Any
 
 from megakernels.ops.m2rnn import kernel
+from megakernels.ops.m2rnn.facts import MAP_ROWS
 from megakernels.ops.m2rnn.kernel_backward import m2rnn_backward_kernel
 from megakernels.ops.m2rnn.kernel_forward import m2rnn_forward_kernel
 
@@ -28,7 +29,7 @@ def configurations() -> dict[str, Any]:
         tile["HAS_STARTS"] = whole
         name = f"{key_width}x{value_width} {dtype}{' packed, continued' if whole else ''}"
         found[f"m2rnn forward {name}"] = (m2rnn_forward_kernel, types, {**tile, "HAS_INITIAL": whole}, launch)
-        found[f"m2rnn backward {name}"] = (m2rnn_backward_kernel, types, {**tile, "ROWS": kernel.ROWS}, launch)
+        found[f"m2rnn backward {name}"] = (m2rnn_backward_kernel, types, {**tile, "ROWS": MAP_ROWS}, launch)
     return found
 
 

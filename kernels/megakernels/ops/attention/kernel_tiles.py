@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import LOG2_E, exp2, reciprocal, tanh
+from megakernels.ops.attention.facts import START_SAMPLES
 
-SAMPLES = tl.constexpr(128)
+SAMPLES = tl.constexpr(START_SAMPLES)
 """Document starts that a step of the search reads at once."""
 
 
@@ -71,17 +72,9 @@ def chosen(words, there, first_key, N: tl.constexpr, KEYS_FIRST: tl.constexpr = 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def query_tile(  # type: ignore[no-untyped-def]
-    starts,
-    piece_length,
-    first_a,
-    first_b,
-    num_keys,
-    window,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    starts, piece_length, first_a, first_b, num_keys, window,
+    M: tl.constexpr, N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """The tile of queries of a program, and its range of keys. Tiles with the most keys start first.
 
     Args:
@@ -145,16 +138,9 @@ def starts_up_to(starts, limit, num_queries):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def queries_of(  # type: ignore[no-untyped-def]
-    first_key,
-    last_key,
-    first,
-    piece_length,
-    starts,
-    window,
-    M: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    first_key, last_key, first, piece_length, starts, window,
+    M: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """Range of a piece's queries that see the keys `first_key` to `last_key`: begin, begin and end of its unmasked part, end; in its rows.
 
     Args:

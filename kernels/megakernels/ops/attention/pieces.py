@@ -34,19 +34,11 @@ __all__ = ["attention_pieces", "attention_pieces_backward"]
 
 
 def attention_pieces(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor | None,
-    scale: float,
-    window: int | None,
-    query_pieces: Sequence[int],
-    key_pieces: Sequence[int],
-    sinks: Tensor | None = None,
-    classes: Tensor | None = None,
-    relations: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None,
+    scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+    sinks: Tensor | None = None, classes: Tensor | None = None, relations: Tensor | None = None,
     cap: float | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `megakernels.attention`, for the queries of some pieces.
 
     Args:
@@ -89,22 +81,11 @@ def attention_pieces(
 
 
 def attention_pieces_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    window: int | None,
-    query_pieces: Sequence[int],
-    key_pieces: Sequence[int],
-    sinks: Tensor | None = None,
-    classes: Tensor | None = None,
-    relations: Tensor | None = None,
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, out: Tensor, lse: Tensor,
+    scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+    sinks: Tensor | None = None, classes: Tensor | None = None, relations: Tensor | None = None,
     cap: float | None = None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, v and, if given, of sinks and relations, of all but q the part that these queries make.
 
     Arguments are those of `attention_pieces`.

@@ -11,14 +11,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from megakernels.ops.attention.facts import CUDNN_WIDTH, FLASH_WIDTH
 from megakernels.ops.attention.inputs import Attention
 
 Library = Literal["cudnn", "flash"]
 HALF = (torch.bfloat16, torch.float16)
 ALIGNED = 8
 """Both need head widths and row offsets that are multiples of this many elements, 16 bytes."""
-CUDNN_WIDTH, FLASH_WIDTH = 128, 256
-"""The widest head."""
 CUDNN_GENERATIONS = (9, 10)
 """Major compute capabilities for which cuDNN has kernels of their own: Hopper and data-centre Blackwell."""
 FLASH_GENERATION = 8

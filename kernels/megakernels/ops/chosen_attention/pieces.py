@@ -33,16 +33,9 @@ __all__ = ["chosen_attention_pieces", "chosen_attention_pieces_backward"]
 
 
 def chosen_attention_pieces(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    choice: Tensor,
-    starts: Tensor | None,
-    scale: float,
-    window: int | None,
-    query_pieces: Sequence[int],
-    key_pieces: Sequence[int],
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, choice: Tensor, starts: Tensor | None,
+    scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `megakernels.chosen_attention`, for the queries of some pieces.
 
     Args:
@@ -78,19 +71,9 @@ def chosen_attention_pieces(
 
 
 def chosen_attention_pieces_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    choice: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    window: int | None,
-    query_pieces: Sequence[int],
-    key_pieces: Sequence[int],
-) -> tuple[Tensor, ...]:
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, choice: Tensor, starts: Tensor | None, out: Tensor, lse: Tensor,
+    scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k and v, of the last two the part that these queries make. Arguments are those of `chosen_attention_pieces`."""
     pieces = list(query_pieces), list(key_pieces)
     return tuple(_pieces_backward(grad_out, q, k, v, choice, starts, out, lse, scale, window, *pieces))

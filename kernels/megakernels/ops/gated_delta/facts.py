@@ -5,27 +5,28 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megakernels.facts import (
+    LARGEST_TILE,
     SMALLEST_DOT,
     SUMS_BYTES,
     KernelBytes,
     Passes,
-    Plain,
     PlainPass,
+    PlainPasses,
     Work,
     block_of,
     ceil_div,
     ideal_passes,
 )
 
-LARGEST_WIDTHS = {2: (128, 256), 4: (64, 64)}
+DELTA_LARGEST_WIDTHS = {2: (128, 256), 4: (64, 64)}
 """Largest widths of a key and of a value, by bytes of an element; an fp32 product stores each operand as two TF32 values."""
-LARGEST_TILE = {2: 64, 4: 16}
-"""Positions of a tile, by bytes of an element."""
 PART_BYTES = 1 << 29
 """Scratch bytes for the slots of as many segments as fit; at least one segment."""
 SUMMED = ("systems", "strengths", "carries", "sums", "unread", "falls")
 """Buffers in fp32; all others have the dtype of q."""
-PLAIN = Plain(PlainPass(0, 50, 54), PlainPass(0, 210, 209), is_fp32=True)
+PLAIN = PlainPasses(PlainPass(0, 50, 54), PlainPass(0, 210, 209), is_fp32=True)
+DELTA_COLUMNS = {"scores": 32, "row_decay": 32, "walk": 32, "value": 64, "key": 64, "key_rows": 64, "pair": 32, "row_decay_gradient": 32}
+"""Columns, or rows of a state, that a kernel processes at once."""
 
 
 class Extents(NamedTuple):
@@ -80,7 +81,7 @@ class DeltaSizes(NamedTuple):
     @property
     def accepted(self) -> bool:
         """True if the Triton kernels take these sizes."""
-        widest, widest_value = LARGEST_WIDTHS[self.itemsize]
+        widest, widest_value = DELTA_LARGEST_WIDTHS[self.itemsize]
         return self.keys <= widest and self.values <= widest_value
 
     @property

@@ -46,15 +46,9 @@ def merge_blocks(system, Q: tl.constexpr, N: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_solve_kernel(  # type: ignore[no-untyped-def]
-    systems,
-    inverses,
-    num_positions,
-    num_heads,
-    save_every,
-    first_segment,
-    tiles,
+    systems, inverses, num_positions, num_heads, save_every, first_segment, tiles,
     Q: tl.constexpr,
-):
+):  # fmt: skip
     """One tile and head: (I + L)⁻¹ of its system L, in fp32 in its place, and rounded.
 
     By forward substitution: powers of L, of which a series would be made, may be far larger than the inverse.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
-from megakernels.facts import Inside
+from megakernels.facts import KernelScratch
 from megakernels.ops.attention.inputs import Places
 from megakernels.ops.indexed_attention import reference, sizes
 from megakernels.ops.indexed_attention.bits import choice_like
@@ -117,7 +117,7 @@ def forward_scratch(arguments: Arguments, *, hands_on: bool = False) -> int:
     if not chooses_kernels(given):
         return 0
     own = sizes.sizes_of(given, Places())
-    return with_keys_made(own, Inside(sizes.forward_inside(given, Places(), hands_on=hands_on), 0), 0, 0).forward
+    return with_keys_made(own, KernelScratch(sizes.forward_inside(given, Places(), hands_on=hands_on), 0), 0, 0).forward
 
 
 def backward_scratch(grad_out: Tensor, arguments: Arguments, *made: Tensor | Sequence[bool]) -> int:
@@ -128,7 +128,7 @@ def backward_scratch(grad_out: Tensor, arguments: Arguments, *made: Tensor | Seq
     *saved, needs = made
     out, lse, thresholds, index_lse = (each for each in saved if isinstance(each, Tensor))
     last = sum(each.nbytes for each in (arguments.index_k, arguments.k_scale, arguments.k_bias))
-    inside = Inside(0, sizes.backward_inside(grad_out, given, (out, lse, thresholds, index_lse), Places()))
+    inside = KernelScratch(0, sizes.backward_inside(grad_out, given, (out, lse, thresholds, index_lse), Places()))
     found = with_keys_made(sizes.sizes_of(given, Places()), inside, last, arguments.k_scale.element_size())
     inputs = (*arguments[:6], arguments.k_scale, arguments.k_bias)
     dropped = dropped_bytes(inputs, [bool(each) for each in needs])

@@ -180,24 +180,10 @@ class _Index:
         """Scores of a chunk."""
         numbers, options = index_constants("score", self.width, self.given.index_q.element_size())
         index_score_kernel[self._tiles(chunk, numbers)](
-            queries,
-            self.given.keys,
-            self.given.index_weights,
-            self.starts,
-            scores,
-            self.num_queries,
-            self.num_keys,
-            *chunk,
-            self.num_columns,
-            self.num_heads,
-            *self.keys_order,
-            self.window,
-            self.factor,
-            **numbers,
-            **self.flags,
-            **self.order,
-            **options,
-        )
+            queries, self.given.keys, self.given.index_weights, self.starts, scores, self.num_queries, self.num_keys, *chunk,
+            self.num_columns, self.num_heads, *self.keys_order, self.window, self.factor,
+            **numbers, **self.flags, **self.order, **options,
+        )  # fmt: skip
 
     def select(self, chunk: Chunk, scores: Tensor, thresholds: Tensor, index_lse: Tensor, bits: Tensor, *, search: bool) -> None:
         """Bits of a chunk, and with `search` its thresholds and log-sum-exps."""
@@ -205,62 +191,25 @@ class _Index:
         grid = triton.cdiv(chunk.num_rows, numbers["R"]), self.batch
         words = self.num_columns, bits.shape[2]
         index_select_kernel[grid](
-            scores,
-            self.starts,
-            thresholds,
-            index_lse,
-            bits,
-            self.num_queries,
-            *chunk,
-            *words,
-            self.window,
-            self.given.top_k,
-            SEARCH=search,
-            **numbers,
-            **self.flags,
-            **options,
-        )
+            scores, self.starts, thresholds, index_lse, bits, self.num_queries, *chunk, *words, self.window, self.given.top_k,
+            SEARCH=search, **numbers, **self.flags, **options,
+        )  # fmt: skip
 
     def difference(self, chunk: Chunk, scores: Tensor, masses: Tensor, lse: Tensor, index_lse: Tensor, bits: Tensor) -> None:
         """Gradients of the scores of a chunk, in `masses`."""
         given = self.given
         numbers, options = mass_constants(given.q.shape[3], given.q.element_size())
         index_mass_kernel[self._tiles(chunk, numbers)](
-            given.q,
-            given.k,
-            self.starts,
-            lse,
-            masses,
-            self.num_queries,
-            self.num_keys,
-            *chunk,
-            self.num_columns,
-            given.q.shape[2],
-            *self.keys_order,
-            self.window,
-            given.scale,
-            *given.q.stride()[:3],
-            *given.k.stride()[:3],
-            **numbers,
-            **self.flags,
-            **self.order,
-            **options,
-        )
+            given.q, given.k, self.starts, lse, masses, self.num_queries, self.num_keys, *chunk, self.num_columns, given.q.shape[2],
+            *self.keys_order, self.window, given.scale,
+            *given.q.stride()[:3], *given.k.stride()[:3],
+            **numbers, **self.flags, **self.order, **options,
+        )  # fmt: skip
         index_difference_kernel[(chunk.num_rows, self.batch)](
-            scores,
-            masses,
-            self.starts,
-            index_lse,
-            bits,
-            self.num_queries,
-            *chunk,
-            self.num_columns,
-            bits.shape[2],
-            self.window,
+            scores, masses, self.starts, index_lse, bits, self.num_queries, *chunk, self.num_columns, bits.shape[2], self.window,
             given.loss_factor,
-            **difference_constants(self.num_keys),
-            **self.flags,
-        )
+            **difference_constants(self.num_keys), **self.flags,
+        )  # fmt: skip
 
     def gradients(self, chunk: Chunk, queries: Tensor, differences: Tensor, grad_weights: Tensor, grad_keys: Tensor) -> None:
         """Adds to the gradient of the keys, then writes that of the weights, and that of the rotated queries over them."""

@@ -18,24 +18,11 @@ __all__ = ["indexed_attention", "indexed_attention_choice"]
 
 
 def indexed_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    index_k: Tensor,
-    index_weights: Tensor,
-    k_scale: Tensor,
-    k_bias: Tensor,
-    cos: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, index_weights: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor,
     sin: Tensor,
-    *,
-    scale: float,
-    top_k: int,
-    loss_factor: float,
-    eps: float,
-    window: int | None = None,
+    *, scale: float, top_k: int, loss_factor: float, eps: float, window: int | None = None,
     starts: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Softmax attention of every query to the `top_k` visible keys of largest index score, of equal scores to those that come first.
 
     The score of key s for query t is Σ_i w_{t,i} relu(a_{t,i} · b_s) / √(I D): a the rotated index queries, b the rotated layer norm of
@@ -96,24 +83,11 @@ def indexed_attention(
 
 
 def indexed_attention_choice(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    index_k: Tensor,
-    index_weights: Tensor,
-    k_scale: Tensor,
-    k_bias: Tensor,
-    cos: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, index_weights: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor,
     sin: Tensor,
-    *,
-    scale: float,
-    top_k: int,
-    loss_factor: float,
-    eps: float,
-    window: int | None = None,
+    *, scale: float, top_k: int, loss_factor: float, eps: float, window: int | None = None,
     starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`indexed_attention`, whose arguments it takes, with its choice, for other layers that attend to the same keys (`chosen_attention`).
 
     Returns:

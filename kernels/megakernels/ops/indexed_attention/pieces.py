@@ -91,17 +91,9 @@ def index_keys_backward(
 
 
 def indexed_attention_pieces(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    keys: Tensor,
-    index_weights: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, keys: Tensor, index_weights: Tensor, cos: Tensor, sin: Tensor, starts: Tensor | None,
     settings: Settings,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """See `megakernels.indexed_attention`, for the queries of some pieces.
 
     Args:
@@ -158,19 +150,10 @@ def indexed_attention_pieces_choice(*given: Any) -> tuple[Tensor, ...]:
 
 
 def indexed_attention_pieces_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    keys: Tensor,
-    index_weights: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    made: Sequence[Tensor],
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, keys: Tensor, index_weights: Tensor, cos: Tensor, sin: Tensor,
+    starts: Tensor | None, made: Sequence[Tensor],
     settings: Settings,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """Gradients of q, index_q and index_weights, then of k, v and keys the part that these queries make.
 
     `made` is what `indexed_attention_pieces` returned; the other arguments are its.

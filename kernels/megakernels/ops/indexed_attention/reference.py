@@ -21,11 +21,8 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
+from megakernels.ops.attention.facts import PLAIN_QUERIES, PLAIN_SCORES
 from megakernels.ops.indexed_attention.bits import bit_values, packed
-
-SCRATCH_ELEMENTS = 1 << 24
-"""Scores held at once, over all sequences and heads."""
-BLOCK_QUERIES = 64
 
 
 class Indexed(NamedTuple):
@@ -67,7 +64,7 @@ class Indexed(NamedTuple):
         """Blocks of queries, each with the keys that any of them sees."""
         batch, num_queries, num_heads, _ = self.q.shape
         widest = max(num_heads, self.index_q.shape[2])
-        for rows in row_blocks(num_queries, batch * widest * self.k.shape[1], SCRATCH_ELEMENTS, BLOCK_QUERIES):
+        for rows in row_blocks(num_queries, batch * widest * self.k.shape[1], PLAIN_SCORES, PLAIN_QUERIES):
             earliest = 0 if self.window is None else max(0, self.first + rows.start - self.window + 1)
             yield rows, slice(earliest, self.first + rows.stop)
 

@@ -8,26 +8,25 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megakernels.facts import (
+    LARGEST_TILE,
     SMALLEST_DOT,
     SUMS_BYTES,
     KernelBytes,
-    Part,
+    KindWork,
     Pass,
     Passes,
-    Plain,
     PlainPass,
+    PlainPasses,
     Work,
     block_of,
     ceil_div,
     chunked_work,
 )
 
-LARGEST_WIDTH = {2: (64, 128), 4: (32, 32)}
+MAMBA3_LARGEST_WIDTHS = {2: (64, 128), 4: (32, 32)}
 """Largest head and state width, by bytes of an element; an fp32 product stores each operand as two TF32 values."""
 LARGEST_RANK = 4
 """More ranks use the reference: a tile would have few positions."""
-LARGEST_TILE = {2: 64, 4: 16}
-"""Rows of a tile, ranks of positions, by bytes of an element; at least `SMALLEST_DOT`."""
 TILES_PER_SHARE = 4
 """Tiles whose gradients of parameters one program of the backward sums."""
 STATES_BYTES = 1 << 30
@@ -39,7 +38,9 @@ NUM_TABLES = 4
 """Values per position and head that the kernels over tiles read."""
 STEP_TILE = {"T": 16, "H": 8}
 """Positions and heads of a tile of the last two kernels."""
-PLAIN = Plain(PlainPass(0, 69, 84), PlainPass(0, 198, 229), is_fp32=True)
+PLAIN = PlainPasses(PlainPass(0, 69, 84), PlainPass(0, 198, 229), is_fp32=True)
+MAMBA3_HEADS_PER_TABLE = 16
+"""Heads of a program of `mamba3_table_kernel`."""
 
 
 class Extents(NamedTuple):
@@ -89,7 +90,7 @@ class TrapezoidalScan(NamedTuple):
     @property
     def accepted(self) -> bool:
         """True if the Triton kernels take these sizes."""
-        widest, widest_state = LARGEST_WIDTH[self.itemsize]
+        widest, widest_state = MAMBA3_LARGEST_WIDTHS[self.itemsize]
         return 0 < self.width <= widest and 1 < self.state <= widest_state and 0 < self.rank <= LARGEST_RANK
 
     @property
@@ -174,8 +175,8 @@ class TrapezoidalScan(NamedTuple):
         backward = 13 * x + 10 * shared + 7 * states + 4 * turned + 4 * outputs + 12 * tables + 2 * kept + 3 * partial + split
         launches = 3 + 2 * parts, 16 + 7 * parts
         return (
-            Pass(forward, flops, launches[0], (Part("mamba3", forward, flops, launches[0]),)),
-            Pass(backward, flops_back, launches[1], (Part("mamba3", backward, flops_back, launches[1]),)),
+            Pass(forward, flops, launches[0], (KindWork("mamba3", forward, flops, launches[0]),)),
+            Pass(backward, flops_back, launches[1], (KindWork("mamba3", backward, flops_back, launches[1]),)),
         )
 
     def plain(self, work: Work, tokens: int) -> Passes:

@@ -116,19 +116,9 @@ def cos_sin(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def turned_half(  # type: ignore[no-untyped-def]
-    whole,
-    bias,
-    angles,
-    row_places,
-    sizes,
-    strides,
-    R: tl.constexpr,
-    S: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    TURNS: tl.constexpr,
-    HALF: tl.constexpr,
-    ONCE: tl.constexpr = False,
-):
+    whole, bias, angles, row_places, sizes, strides,
+    R: tl.constexpr, S: tl.constexpr, NEIGHBOURS: tl.constexpr, TURNS: tl.constexpr, HALF: tl.constexpr, ONCE: tl.constexpr = False,
+):  # fmt: skip
     """One half of the rows of B or C with the head's bias, rotated: [M, S].
 
     `angles` are cosines and sines; `row_places` batch, head and group, and of each row its position, its rank and whether it exists;
@@ -159,18 +149,9 @@ def turned_half(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def turned_rows(  # type: ignore[no-untyped-def]
-    whole,
-    bias,
-    angles,
-    row_places,
-    sizes,
-    strides,
-    R: tl.constexpr,
-    S: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    TURNS: tl.constexpr,
-    ONCE: tl.constexpr = False,
-):
+    whole, bias, angles, row_places, sizes, strides,
+    R: tl.constexpr, S: tl.constexpr, NEIGHBOURS: tl.constexpr, TURNS: tl.constexpr, ONCE: tl.constexpr = False,
+):  # fmt: skip
     """Both halves of what `turned_half` describes."""
     one = turned_half(whole, bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=NEIGHBOURS, TURNS=TURNS, HALF=0, ONCE=ONCE)
     other = turned_half(whole, bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=NEIGHBOURS, TURNS=TURNS, HALF=1, ONCE=ONCE)

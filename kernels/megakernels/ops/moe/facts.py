@@ -12,15 +12,15 @@ from megakernels.facts import (
     MEMORY,
     SMALLEST_DOT,
     SUMS_BYTES,
-    Inside,
-    Multiple,
-    Multiples,
-    Part,
+    FixedRatios,
+    KernelPass,
+    KernelScratch,
+    KindShare,
+    KindWork,
     Pass,
     Passes,
-    Plain,
     PlainPass,
-    Share,
+    PlainPasses,
     Work,
     block_of,
     ceil_div,
@@ -33,16 +33,26 @@ PULL_COLS = 64
 """Columns of a bf16 tile of the backward's first product, which needs the most registers."""
 BIAS_COLS = 128
 """Columns of a tile of the sums that are the biases' gradients."""
-ROUTE = Multiples(
-    Multiple(launches=2, kinds=(Share(MEMORY),)),
-    Multiple(launches=5, products=200, kinds=(Share(MEMORY),)),  # bf16: the gradient of the logits has two parts
-    Plain(PlainPass(500, launches=8), PlainPass(520, launches=20), is_fp32=True),
+ROUTE = FixedRatios(
+    KernelPass(launches=2, kinds=(KindShare(MEMORY),)),
+    KernelPass(launches=5, products=200, kinds=(KindShare(MEMORY),)),  # bf16: the gradient of the logits has two parts
+    PlainPasses(PlainPass(500, launches=8), PlainPass(520, launches=20), is_fp32=True),
 )
 DISPATCH_LAUNCHES = 8
-PLAIN_DISPATCH = Plain(PlainPass(100, launches=2), PlainPass(820, launches=14))
-PLAIN_COMBINE = Plain(PlainPass(820, launches=14), PlainPass(160, launches=2))
+PLAIN_DISPATCH = PlainPasses(PlainPass(100, launches=2), PlainPass(820, launches=14))
+PLAIN_COMBINE = PlainPasses(PlainPass(820, launches=14), PlainPass(160, launches=2))
 EXPERTS_LAUNCHES = 7, 11
-PLAIN_EXPERTS = Plain(PlainPass(310, launches=12), PlainPass(650, launches=37))
+PLAIN_EXPERTS = PlainPasses(PlainPass(310, launches=12), PlainPass(650, launches=37))
+SORT_PAIRS = 128
+"""Pairs per program."""
+INVERT_PAIRS = 1024
+"""Pairs per program that inverts a permutation."""
+EXPERTS_AT_ONCE = 32
+"""Experts that a program of the sort compares at once."""
+LOSSES_TILE_ELEMENTS = 4096
+"""Elements of a tile of the router losses."""
+UP_COLS = {"swiglu": 64, "geglu": 64, "relu2": 128, "gelu": 64}
+"""Columns of a bf16 tile of the forward's first product; with a gate there are two such tiles."""
 
 
 class Permutation(NamedTuple):
@@ -68,9 +78,9 @@ class Permutation(NamedTuple):
             launches = DISPATCH_LAUNCHES if not (self.combines or backward) else 1
             sums = self.combines != bool(backward)
             added = sums * (1 + backward) - (not self.shared)
-            kinds = [Part("experts.sum" if sums else MEMORY, moved, 0, launches)]
+            kinds = [KindWork("experts.sum" if sums else MEMORY, moved, 0, launches)]
             if added > 0:
-                kinds.append(Part(ADD, added * 3 * tokens * self.hidden_bytes, 0, added))
+                kinds.append(KindWork(ADD, added * 3 * tokens * self.hidden_bytes, 0, added))
             found.append(Pass(moved, flops, launches, tuple(kinds)))
         return found[0], found[1]
 
@@ -123,11 +133,11 @@ class ExpertSizes(NamedTuple):
         """Products of groups: forward up and down; backward the gradients through both, and of their weights, two for each forward one."""
         first, prefix = 1 + self.gated, "gated_experts" if self.gated else "experts"
         kinds = (
-            (Share(f"{prefix}.up", first, first, of=first + 1), Share(f"{prefix}.down", 1, 1, of=first + 1)),
+            (KindShare(f"{prefix}.up", first, first, of=first + 1), KindShare(f"{prefix}.down", 1, 1, of=first + 1)),
             (
-                Share(f"{prefix}.pull", first, first, of=2 * (first + 1)),
-                Share(f"{prefix}.down", 1, 1, of=2 * (first + 1)),
-                Share(f"{prefix}.outer", first + 1, first + 1, first + 1, of=2 * (first + 1)),
+                KindShare(f"{prefix}.pull", first, first, of=2 * (first + 1)),
+                KindShare(f"{prefix}.down", 1, 1, of=2 * (first + 1)),
+                KindShare(f"{prefix}.outer", first + 1, first + 1, first + 1, of=2 * (first + 1)),
             ),
         )
         forward, backward = (
@@ -168,12 +178,12 @@ class ExpertSizes(NamedTuple):
             buffers -= 1
         return self.tile_bytes() + max(peaks) - made
 
-    def inside(self, *, frozen: bool) -> Inside:
+    def inside(self, *, frozen: bool) -> KernelScratch:
         """Bytes inside both directions, with all gradients or, if `frozen`, without those of matrices and biases."""
         biases = (0, 0, 0) if frozen or not self.bias else (self.width, self.width, self.hidden)
         gate, up, down = (self.experts * each * self.itemsize for each in biases)
         needs = ExpertGradients(True, True, not frozen, not frozen, not frozen, gate, up, down)
-        return Inside(self.forward_bytes(), self.backward_bytes(needs))
+        return KernelScratch(self.forward_bytes(), self.backward_bytes(needs))
 
     def bias_shares(self, *, weights: bool) -> int:
         """Shares of the weights' gradient that the products with the bias of `down` are."""

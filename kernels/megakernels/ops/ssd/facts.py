@@ -6,24 +6,23 @@ from typing import NamedTuple
 
 from megakernels.facts import (
     JOIN,
+    LARGEST_TILE,
     SMALLEST_DOT,
     SUMS_BYTES,
     KernelBytes,
-    Part,
+    KindWork,
     Pass,
     Passes,
-    Plain,
     PlainPass,
+    PlainPasses,
     Work,
     block_of,
     ceil_div,
     chunked_work,
 )
 
-LARGEST_WIDTH = {2: 128, 4: 32}
+SSD_LARGEST_WIDTH = {2: 128, 4: 32}
 """Largest head and state width, by bytes of an element; an fp32 product stores each operand as two TF32 values."""
-LARGEST_TILE = {2: 64, 4: 16}
-"""Positions of a tile, by bytes of an element."""
 LARGEST_BLOCK = 64
 """Columns of a head per program."""
 HEADS_PER_PART = 16
@@ -31,7 +30,11 @@ HEADS_PER_PART = 16
 SEGMENT_BYTES = 1 << 28
 """Bytes of the states before every tile, their gradients and the parts of those of B and C: stored for as many
 chunks as fit, at least one."""
-PLAIN = Plain(PlainPass(910, 46, 46), PlainPass(1290, 101, 100), is_fp32=True)
+PLAIN = PlainPasses(PlainPass(910, 46, 46), PlainPass(1290, 101, 100), is_fp32=True)
+SSD_HEADS_PER_TABLE = 8
+"""Heads of a program of the kernels over steps."""
+PASS_COLUMNS = 1024
+"""Elements of a state per program of the walk over chunks."""
 
 
 class Extents(NamedTuple):
@@ -86,7 +89,7 @@ class Ssd(NamedTuple):
     @property
     def accepted(self) -> bool:
         """True if the Triton kernels take these sizes."""
-        return max(self.width, self.state) <= LARGEST_WIDTH[self.itemsize]
+        return max(self.width, self.state) <= SSD_LARGEST_WIDTH[self.itemsize]
 
     @property
     def states(self) -> tuple[int, int, int, int, int]:
@@ -154,8 +157,10 @@ class Ssd(NamedTuple):
         joined = rows * (3 * self.heads * self.width + 4 * self.groups * self.state + self.heads) * 2 * self.itemsize
         launches = 10 + 8 * ceil_div(sizes.chunks, sizes.at_once)
         return (
-            Pass(forward, flops, 4, (Part("ssd", forward, flops, 4),)),
-            Pass(backward + joined, flops_back, launches, (Part("ssd", backward, flops_back, launches - 2), Part(JOIN, joined, 0, 2))),
+            Pass(forward, flops, 4, (KindWork("ssd", forward, flops, 4),)),
+            Pass(
+                backward + joined, flops_back, launches, (KindWork("ssd", backward, flops_back, launches - 2), KindWork(JOIN, joined, 0, 2))
+            ),
         )
 
     def plain(self, work: Work, tokens: int) -> Passes:

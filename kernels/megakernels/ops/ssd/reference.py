@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import accumulator_dtype, row_blocks, span_sums, upcast
-from megakernels.ops.ssd.inputs import Scan
+from megakernels.ops.ssd.inputs import SsdInputs
 
 
-def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
+def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tensor]:
     """From a state [B, H, P, S] in the accumulation dtype; None is zero.
 
     Returns:
@@ -51,7 +51,7 @@ def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     return y, states, state
 
 
-def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """From the gradients of the last state (None is zero) and of y: those of x to dt_bias in order, and of the first state."""
     x, dt, A_log, B, C, D, dt_bias, _, chunk_size, _, _ = scan
     grad_x, grad_dt, grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (x, dt, B, C))
@@ -113,7 +113,7 @@ class _ChunkGradients:
     state: Tensor  # [B, H, P, S], of the state at the chunk's start
 
 
-def _chunk(scan: Scan, positions: slice) -> _Chunk:
+def _chunk(scan: SsdInputs, positions: slice) -> _Chunk:
     x, dt, A_log, B, C, _, dt_bias, starts, _, dt_min, dt_max = scan
     wide_x, wide_B, wide_C = (upcast(tensor[:, positions]).transpose(1, 2) for tensor in (x, B, C))
     raw_step = (upcast(dt[:, positions]) + upcast(dt_bias)).transpose(1, 2).unsqueeze(-1)

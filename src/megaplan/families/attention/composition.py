@@ -5,7 +5,7 @@ Source: arXiv:2305.13245, section 2.2 (GQA); arXiv:2405.04434, equations 9 to 19
 
 from __future__ import annotations
 
-from megakernels.facts import Inside, Work
+from megakernels.facts import KernelScratch, Work
 from megakernels.ops.attention.facts import AttentionSizes
 from megakernels.ops.chosen_attention.facts import MaskedSizes
 from megakernels.ops.indexed_attention.facts import IndexedSizes, with_keys
@@ -42,7 +42,7 @@ def core_sizes(
     return AttentionSizes(*shape, capped=capped, relations=relations, sinks=sinks, latent=not is_grouped)
 
 
-def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, parameters: DType) -> Inside | None:
+def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, parameters: DType) -> KernelScratch | None:
     """Bytes inside the core without an indexer; None where plain torch runs: `host.kernels: reference`, too wide heads.
 
     Sinks are of `parameters`.
@@ -51,7 +51,7 @@ def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, 
     return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
 
 
-def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, hands_on: bool = False) -> Inside | None:
+def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, hands_on: bool = False) -> KernelScratch | None:
     """Bytes inside the core with an indexer; None where plain torch runs. `hands_on`: whether forward's bits are a result.
 
     Without CP the index keys and their gradient are inside too; under CP other operations make them.

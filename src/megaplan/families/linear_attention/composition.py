@@ -5,7 +5,7 @@ Source: arXiv:2412.06464, figure 1; arXiv:2510.26692, section 4.
 
 from __future__ import annotations
 
-from megakernels.facts import Inside
+from megakernels.facts import KernelScratch
 from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
 from megakernels.ops.gated_delta.facts import DeltaSizes
 from megakernels.ops.rms_norm.facts import GATED_NORM, gated_norm
@@ -27,7 +27,9 @@ def delta_sizes(
     return DeltaSizes(batch, positions, heads, key_heads, linear.key_dim, linear.value_dim, rows, *settings)
 
 
-def delta_inside(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention, heads: int, key_heads: int, parameters: DType) -> Inside | None:
+def delta_inside(
+    dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention, heads: int, key_heads: int, parameters: DType
+) -> KernelScratch | None:
     """Bytes inside the delta rule.
 
     Args:

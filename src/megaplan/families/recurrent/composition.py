@@ -5,7 +5,7 @@ Source: arXiv:2603.14360.
 
 from __future__ import annotations
 
-from megakernels.facts import Inside
+from megakernels.facts import KernelScratch
 from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
 from megakernels.ops.m2rnn.facts import RecurrenceSizes
 from megakernels.ops.rms_norm.facts import GATED_NORM, gated_norm
@@ -24,7 +24,7 @@ def recurrence_sizes(recurrent: MatrixRecurrence, batch: int, positions: int, he
     return RecurrenceSizes(batch, positions, heads, recurrent.key_dim, recurrent.value_dim, recurrent.save_every, itemsize)
 
 
-def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, parameters: DType) -> Inside | None:
+def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, parameters: DType) -> KernelScratch | None:
     """Bytes inside the recurrence of these heads of this rank; None where the kernels do not take its sizes.
 
     Args:
@@ -39,7 +39,7 @@ def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, param
         return None
     forward, backward = sizes.forward_bytes(), sizes.backward_bytes((parameters.bytes,) * 4, run.copied_starts)
     starts = max(0, run.copied_starts - backward.last)  # freed before the last state is copied
-    return run._replace(copied_starts=0).inside(dims, forward._replace(scratch=starts), backward, sizes.states[1], backward.last)
+    return run.inside(dims, forward._replace(scratch=starts), backward, sizes.states[1], backward.last, with_starts=False)
 
 
 def recurrent_work(load: Workload, recurrent: MatrixRecurrence, hidden_size: int, _variant: None = None) -> Ops:

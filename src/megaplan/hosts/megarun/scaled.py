@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from megakernels.ops.fp8_linear.facts import SCALE, ScaledLinears
+from megakernels.ops.fp8_linear.facts import SCALE_BYTES, ScaledLinears
 from megaplan.blocks.ops import BlockProgram, Op, partial_gradient
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Basis, Column
@@ -108,7 +108,7 @@ def _storages(call: Call, product: ScaledLinears, own_rows: int) -> Shapes:
     }
     if call.keeps_low:
         found[LOW] = _copy(product.kept_shape(own_rows), Column.ACTIVATIONS)
-        found[SCALES] = SCALE * product.num_scales, Column.ACTIVATIONS, (product.num_scales,), DType.FP32, Basis.EXACT
+        found[SCALES] = SCALE_BYTES * product.num_scales, Column.ACTIVATIONS, (product.num_scales,), DType.FP32, Basis.EXACT
         found[IN_KEEPING] = _inside(product.keeping_bytes(own_rows))
         if call.gathered is not None:
             found[WHOLE] = _copy(product.kept_shape(product.rows), Column.ACTIVATIONS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megakernels.ops.fp8_experts.facts import ScaledBank
-from megakernels.ops.fp8_linear.facts import SCALE
+from megakernels.ops.fp8_linear.facts import SCALE_BYTES
 from megakernels.ops.moe.facts import ExpertSizes
 from megaplan.blocks.ops import BANK, BlockProgram, Op
 from megaplan.blocks.storages import Shapes
@@ -58,7 +58,7 @@ def bank_in_eight_bits(
     rows, columns = bank.kept_shape
     num_scales = experts * hidden
     found[LOW] = rows * columns, Column.ACTIVATIONS, bank.kept_shape, DType.FP8, basis
-    found[SCALES] = SCALE * num_scales, Column.ACTIVATIONS, (num_scales,), DType.FP32, Basis.EXACT
+    found[SCALES] = SCALE_BYTES * num_scales, Column.ACTIVATIONS, (num_scales,), DType.FP32, Basis.EXACT
     return _keeping(program), found
 
 
