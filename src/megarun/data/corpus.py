@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megarun.errors import refusal
 
-Progress = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Progress callback: task, amount done, total amount."""
 
 
@@ -91,7 +91,7 @@ def read_corpus(
     root: Path,
     include: Sequence[str] = ("*",),
     limit_bytes: int | None = None,
-    progress: Progress = silent,
+    progress: ProgressCallback = silent,
     *,
     without: Sequence[Path] = (),
 ) -> Corpus:

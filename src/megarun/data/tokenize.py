@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from megarun.data.corpus import Corpus, Progress, silent
+from megarun.data.corpus import Corpus, ProgressCallback, silent
 from megarun.data.format import DTYPES, MAGIC, PAYLOAD_START, Header, dtype_of
 from megarun.data.platforms import SCHEME as PLATFORM_SCHEME
 from megarun.data.platforms import document_platforms
@@ -64,7 +64,7 @@ def tokenize(
     kind: TokenizerKind,
     vocab_size: int,
     path: Path,
-    progress: Progress = silent,
+    progress: ProgressCallback = silent,
     *,
     structure: bool = False,
     platform: bool = False,
@@ -97,7 +97,7 @@ def tokenize(
 
 
 def _write_payload(
-    file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: Progress, *, structure: bool, platform: bool
+    file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: ProgressCallback, *, structure: bool, platform: bool
 ) -> Header:
     """Write tokens, classes and platforms after the space for header and offsets, then the offsets; the header lacks the digest."""
     platforms, num_platforms = document_platforms(corpus.paths) if platform else (np.zeros(0, np.uint8), 0)

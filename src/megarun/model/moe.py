@@ -72,7 +72,7 @@ class ExpertBank(nn.Module):
         return None if bias is None else bias.view(self.num_experts, -1)
 
 
-class Choice(TypedDict):
+class RoutingOptions(TypedDict):
     """Arguments of `megakernels.route` that a spec decides."""
 
     sigmoid: bool
@@ -116,7 +116,7 @@ class ExpertBlock(Block):
         self.tp, self.ep, self.cp, self.factors = tp, ep, cp, factors
         self.num_experts, self.top_k, self.normalize = config.num_experts, config.top_k, config.normalize_top_k
         self.has_bias, self.bias_rate = config.expert_bias, config.expert_bias_rate
-        self.choice: Choice = {
+        self.choice: RoutingOptions = {
             "sigmoid": config.score == "sigmoid",
             "num_groups": config.num_groups,
             "top_groups": config.top_groups,
