@@ -1,4 +1,4 @@
-"""How fast one plan after another is evaluated in process: Spec value with fixed cuts → Budget.
+"""Time to evaluate one plan after another in one process: Spec value with fixed cuts → Budget.
 
 python benchmarks/evaluations.py [--count 1000] [--cold] [--search]
 

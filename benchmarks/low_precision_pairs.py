@@ -65,13 +65,13 @@ class Pair:
     """One pair; sizes in `unit` bytes.
 
     Attributes:
-        name: Of the run.
-        source: Who published it.
+        name: Name of the run.
+        source: Publisher of the run.
         unit: Bytes of a unit, and its name.
         before: Measured without.
         after: Measured with.
         change: Bytes that the estimate adds; negative where it saves.
-        note: How it was estimated.
+        note: Remark on how the run was estimated.
     """
 
     name: str
@@ -110,7 +110,7 @@ def pairs() -> Iterator[Pair]:
 
 
 def nam56r(batch: int, name: str, *, param_gather: bool = False, recomputed: tuple[str, ...] = ()) -> int:
-    """What a recipe changes of the peak of NAM56R's attention, experts and prediction modules under Megatron-Core."""
+    """Change that a recipe makes to the peak of NAM56R's attention, experts and prediction modules under Megatron-Core."""
     peaks = [
         megaplan.estimate(_nam56r(batch, recipe, recomputed)).worst.allocated_bytes
         for recipe in (None, {"name": name, "param_gather": param_gather})

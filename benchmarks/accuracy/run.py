@@ -40,7 +40,7 @@ class Result:
     """One rank of one plan.
 
     Attributes:
-        plan: Its name in the matrix.
+        plan: Name of the plan in the matrix.
         mesh: Degrees above one.
         alike: Ranks with the same budget.
         found: Estimate beside trace.

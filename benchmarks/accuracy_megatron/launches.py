@@ -19,7 +19,7 @@ from megaplan.partition.choose import choose_cuts
 from megaplan.spec.models import Spec
 
 DEVICES = {"a100": "a100-80gb", "h100": "h100-sxm"}
-"""Of a platform whose name is not a device's."""
+"""Device of each platform that is not named after a device."""
 STALE_BEFORE = "2025-11"
 """The month from which measurements are of the software that is priced: October's experts and native cross entropy are others."""
 
@@ -43,11 +43,11 @@ def spec_of_launch(
 
     Args:
         arguments: Launch arguments, underscores for dashes.
-        gpus: Of the job; None for the fewest.
+        gpus: Number of the job's GPUs; None for the fewest.
         vocab_size: Padded vocabulary; None for that of the tokenizer.
         platform: A device, such as `h100`; a prefix `dgx_` is dropped.
         environment: Variables of the launch.
-        month: Of the image that runs, as `2026-05`; None for a new one.
+        month: Month of the container image, as `2026-05`; None for a new one.
 
     Raises:
         MegaplanError: It is refused.
@@ -62,7 +62,7 @@ def spec_of_launch(
 
 
 def jobs_of_spec(spec: Spec) -> tuple[MegatronJob, ...]:
-    """What the estimate prices: one run a pipeline rank."""
+    """Runs that the estimate prices, one per pipeline rank."""
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, choose_cuts(spec, inventory).spans)
     return jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout)
@@ -94,12 +94,12 @@ def stale(row: Mapping[str, Any]) -> str | None:
 
 
 def graphed(arguments: Mapping[str, Any]) -> bool:
-    """Whether layers run from CUDA graphs: torch counts what their pool holds between replays as free, so no count is what is priced."""
+    """True if layers run from CUDA graphs: torch counts what their pool holds between replays as free, so no count is what is priced."""
     return arguments.get("cuda_graph_impl", "none") != "none"
 
 
 def offloaded(arguments: Mapping[str, Any]) -> bool:
-    """Whether modules keep their inputs on the host: how many of them are on the device at once is approximate."""
+    """True if modules keep their inputs on the host: how many of them are on the device at once is approximate."""
     return bool(arguments.get("fine_grained_activation_offloading"))
 
 

@@ -1,4 +1,4 @@
-"""How far random first weights alone spread the rows of ranks, for the model whose replayed runs balance no routing.
+"""Uneven routing that random initial weights alone cause, for the model whose replayed runs balance no routing.
 
 python benchmarks/accuracy_megatron/routing.py [--models 24]     writes routing.json beside it; needs torch
 
@@ -54,7 +54,7 @@ def rows_of_experts(seed: int) -> Tensor:
 
 
 def spread(rows: Tensor, experts_per_rank: int) -> dict[str, float | int]:
-    """Of every rank of every model, [models, experts]: its rows over the even share."""
+    """Rows of every rank of every model as a ratio to the even share, [models, experts]."""
     groups = rows.view(len(rows), -1, experts_per_rank).sum(-1)
     shares = (groups / groups.float().mean(-1, keepdim=True)).flatten().tolist()
     cuts = quantiles(shares, n=20)

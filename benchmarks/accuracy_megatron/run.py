@@ -48,13 +48,13 @@ class Replay:
     """One measured run; errors in percent of the measurement, negative where the estimate is under.
 
     Attributes:
-        peak: Of the second step, routing balanced.
-        run_peak: Of the whole run, routing balanced.
-        outside: How far the measured peak of the second step lies outside what is quoted; 0 inside.
+        peak: Estimated peak of the second step with balanced routing.
+        run_peak: Estimated peak of the whole run with balanced routing.
+        outside: Distance of the second step's measured peak from the quoted range; 0 inside it.
         run_outside: The same of the whole run's.
         implied_skew: Rows of the measured rank over its even share, if nothing but routing misses; None without experts.
         ranged: Why no single number is quoted; None where one is.
-        experts: Of the rank; 0 without.
+        experts: Number of the rank's experts; 0 without.
     """
 
     name: str
@@ -211,7 +211,7 @@ def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, 
 
 
 def _imported(rows: list[dict[str, Any]]) -> list[str]:
-    """How many of all runs the command takes; those that state no vocabulary have that of their tokenizer, or of a thousand tokens here."""
+    """Text on the number of runs that the import accepts; runs without a stated vocabulary get their tokenizer's, or a thousand tokens."""
     taken = sum(not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"] or 1024) for row in rows)
     return [
         "Every run here goes the users' way: `megaplan import megatron` reads its launch arguments, with `--gpus` and the device, and what",

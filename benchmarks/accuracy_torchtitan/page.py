@@ -26,9 +26,9 @@ class Compared(NamedTuple):
     """A row beside its estimate.
 
     Attributes:
-        row: As published.
-        peak_bytes: Of the fullest rank: reserved.
-        allocated_bytes: Of that, without what is reserved above the pools.
+        row: The published row.
+        peak_bytes: Estimated reserved bytes of the fullest rank.
+        allocated_bytes: Estimated bytes of that rank without the part that is reserved above the pools.
         where: The moment of its peak.
     """
 
@@ -39,12 +39,12 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the peak, in percent."""
+        """Error of the peak in percent."""
         return 100 * (self.peak_bytes / GIB / self.row.gib - 1)
 
     @property
     def reserved_percent(self) -> float:
-        """What was reserved above the pools, by the published peak."""
+        """Percentage reserved above the pools, from the published peak."""
         return 100 * (self.row.gib * GIB / self.allocated_bytes - 1)
 
 

@@ -20,8 +20,8 @@ class SizeRow:
         block_bytes: Rounded up as the allocator rounds.
         num_measured: Alive at the measured peak.
         num_traced: Alive at the trace's peak of the same phase.
-        places: Where the measured ones were asked for: innermost line of ours, with how many.
-        rows: What the traced ones are.
+        places: Places that allocated the measured blocks, as the innermost line of megarun or megakernels, with counts.
+        rows: Rows of the trace with the traced blocks.
     """
 
     block_bytes: int
@@ -40,7 +40,7 @@ def blocks_at_peak(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, str, 
     """(Bytes, place, count) of the allocations alive at the highest moment of a recorded history.
 
     Args:
-        events: Of torch's memory history, from the process's first allocation on. Bytes count from `alloc` to `free_requested`: until then
+        events: Events of torch's memory history since the first allocation. Bytes count from `alloc` to `free_requested`: until then
             they are inside `max_memory_allocated`.
     """
     entries = list(events)
@@ -67,8 +67,8 @@ def compared_with_trace(blocks: Iterable[tuple[int, str, int]], rows: Sequence[A
     """Measured blocks and a trace's rows by size, largest difference first.
 
     Args:
-        blocks: As `blocks_at_peak` returns them.
-        rows: Of one phase of a `RankTrace`.
+        blocks: Blocks from `blocks_at_peak`.
+        rows: Rows of one phase of a `RankTrace`.
     """
     measured: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for size, place, count in blocks:

@@ -54,17 +54,17 @@ SMALL = {
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a plan is trained.
+    """Settings of one measured training run.
 
     Attributes:
         num_steps: Steps, the first of which compiles kernels and makes the optimizer's state.
         most_seconds: No further step begins after so long.
         compiled: Blocks by torch.compile.
-        expandable: Whether torch's allocator has expandable segments.
-        overrides: Of the spec.
-        alone: Whether no other process uses the device, so that the driver's number counts this one.
-        profile: Whether one more step is profiled.
-        explain: Whether the blocks alive at the highest moment are kept.
+        expandable: True if torch's allocator has expandable segments.
+        overrides: Overrides of the spec.
+        alone: True if no other process uses the device, so that the driver's number counts this one.
+        profile: True if one more step is profiled.
+        explain: True if the blocks alive at the highest moment are kept.
     """
 
     num_steps: int = 3

@@ -20,9 +20,9 @@ class Line:
     """One line.
 
     Attributes:
-        text: What is not known.
+        text: The open question.
         jobs: Matches the names of the jobs that settle it; none for what one GPU can not.
-        command: How they are run.
+        command: Command that runs its jobs.
     """
 
     text: str
@@ -88,7 +88,7 @@ def page(names: Iterable[str], statuses: Mapping[str, str]) -> Iterator[str]:
     """The page: lines of which a job is missing, with how many of how many are.
 
     Args:
-        names: Of all jobs.
+        names: Names of all jobs.
         statuses: Last status of each that was started.
     """
     yield HEAD

@@ -106,7 +106,7 @@ def train_tables(lines: Sequence[Line], floors: dict[str, dict[str, float]]) -> 
     """Steps, and each profiled step by part beside its counted floor.
 
     Args:
-        lines: What was found.
+        lines: Lines of results.
         floors: Counted milliseconds of each run by part; of runs that were counted.
     """
     runs = [line for line in lines if line["kind"] == "train" and "step_s" in line]

@@ -1,4 +1,4 @@
-"""How long an operation takes: kernel time of a captured graph, wall time of the eager call, both beside the device's own limits."""
+"""Time of an operation: kernel time of a captured graph and wall time of the eager call, both compared with the device's own limits."""
 
 from __future__ import annotations
 

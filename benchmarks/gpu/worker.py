@@ -35,7 +35,7 @@ class Job:
         seconds: It is stopped after so long.
         least: It is not started with less time left.
         lane: Jobs of one lane may run together; those of two never do.
-        gib: What it may hold on the device; jobs that run together hold no more than the device has.
+        gib: Device memory that the job may use; jobs that run together use no more than the device has.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """Its name in the file of results."""
+        """Name of the job in the file of results."""
         return f"{self.kind}/{self.name}"
 
 
@@ -57,17 +57,17 @@ class Running:
     """A started job.
 
     Attributes:
-        job: What runs.
-        pid: Its process, which leads a process group.
-        pipe: Where its lines arrive.
-        log: Its output and errors.
+        job: The job that runs.
+        pid: The job's process, which leads a process group.
+        pipe: Pipe from which the job's lines are read.
+        log: File with the job's output and errors.
         stop: Time at which it is stopped.
         began: Time of its start.
         rest: The beginning of a line that is not complete.
         num_lines: Lines that were JSON.
         garbage: The first line that was not.
-        failure: What the job itself said of its end.
-        stopped: Whether it was stopped at its deadline.
+        failure: The job's own account of its failure.
+        stopped: True if it was stopped at its deadline.
     """
 
     job: Job

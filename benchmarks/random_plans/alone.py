@@ -12,7 +12,7 @@ from random_plans.examine import FAILED, Failure, Verdict, examine
 
 
 class Bench:
-    """Where plans are examined."""
+    """Folder in which plans are examined."""
 
     def __init__(self, seconds: float) -> None:
         """Prepare a server of processes.

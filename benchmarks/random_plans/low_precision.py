@@ -123,7 +123,7 @@ def _round(section: dict[str, Any], multiple: int) -> None:
 
 
 def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
-    """Its keys, as far as the host has terms for them."""
+    """Keys of a recipe that the host has terms for."""
     recipe: dict[str, Any] = {"name": name, "param_gather": draw.chance(0.5)}
     step = 2 if spec.host.model == "gpt" else 1
     if name != "fp8_delayed" and spec.model.num_layers >= 2 * step:
@@ -146,7 +146,7 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
 
 
 def _runs(name: str, sections: dict[str, Any]) -> bool:
-    """Whether Megatron-Core takes the recipe here."""
+    """True if Megatron-Core takes the recipe here."""
     host = sections["host"]
     twice = name == "fp8_delayed" and set(SCALED_TWICE) & set(host.get("recompute_modules", ()))
     plain = host.get("transformer_impl") != "local" and not sections.get("sharding", {}).get("reshard_after_forward")

@@ -43,10 +43,10 @@ class Result:
 
     Attributes:
         name: `seed 12`, or the file.
-        document: As drawn or read.
-        verdict: Of it.
+        document: Document as it was drawn or read.
+        verdict: Verdict on the document.
         small: A spec that fails in the same class, if it was shrunk.
-        small_verdict: Of that.
+        small_verdict: Verdict on the small spec.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Result:
 
 
 def specs(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What to trace, by name."""
+    """Documents to trace, by name."""
     for path in given.spec:
         yield path, parse_document(Path(path).read_text(), path).value
     if not given.spec:
@@ -94,7 +94,7 @@ def examined(bench: Bench, name: str, document: dict[str, Any], shrunk: Counter[
 
 
 def report(result: Result) -> str:
-    """What a failing plan is, at its smallest, and how the two sides differ."""
+    """The smallest spec of a failing plan, and how estimate and trace differ."""
     document, verdict = result.small or result.document, result.small_verdict or result.verdict
     lines = [f"{result.name} FAILED: {describe(result.document)}"]
     lines += [f"  {key} ({count}x)" for key, count in Counter(failure.key for failure in result.verdict.failures).items()]

@@ -172,7 +172,7 @@ def megatron_section(
 
 
 def add_framework(draw: Draw, section: dict[str, Any]) -> None:
-    """What decides the time alone of a plan for Megatron-Core: who runs it, and what is overlapped."""
+    """Settings of a Megatron-Core plan that change its time alone: the framework that runs it, and which transfers overlap."""
     draw.maybe(section, 0.3, framework=lambda: draw.choice(["megatron-lm", "megatron-bridge", "nemo", "mlperf"]))
     if section.get("framework") in RELEASED:
         draw.maybe(section, 0.5, release=lambda: draw.choice(["25.04", "26.04"]))

@@ -17,7 +17,7 @@ class Replayed(NamedTuple):
     """Rows of one machine, all of them replayed and some of them fitted.
 
     Attributes:
-        rows: Of `simumax.rows_of`.
+        rows: Rows from `simumax.rows_of`.
         own: Predicted over measured, by the constants of the data file.
         others: The same, by constants fitted without any row of the machine.
     """

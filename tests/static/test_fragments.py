@@ -1,4 +1,4 @@
-"""Docstrings are sentences or noun phrases: none begins with a word that leaves the reader without a subject, and no entry of a field list does.
+"""Docstrings are sentences or noun phrases: none, and no entry of a field list, begins as a fragment without a subject.
 
 `FOLDERS` lists the folders that are finished; add a folder after its docstrings are revised.
 """
@@ -55,8 +55,6 @@ def test_no_docstring_begins_as_a_fragment(folder: str) -> None:
 
 def test_fragments_are_found_in_docstrings_and_fields(tmp_path: Path) -> None:
     file = tmp_path / "some.py"
-    file.write_text(
-        '"""Whether it is."""\nX = 1\n"""Of a rank."""\n\n\ndef f():\n    """A sum.\n\n    Args:\n        x: What it adds.\n        y: Number.\n    """\n',
-        encoding="utf-8",
-    )
-    assert hits(file, tmp_path) == ["some.py:1: Whether it is.", "some.py:3: Of a rank.", "some.py:10: x: What it adds."]
+    function = ["def f():", '    """A sum.', "", "    Args:", "        x: What it adds.", "        y: Number.", '    """', ""]
+    file.write_text("\n".join(['"""Whether it is."""', "X = 1", '"""Of a rank."""', *function]), encoding="utf-8")
+    assert hits(file, tmp_path) == ["some.py:1: Whether it is.", "some.py:3: Of a rank.", "some.py:8: x: What it adds."]

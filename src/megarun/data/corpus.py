@@ -192,7 +192,7 @@ def _included(root: Path, include: Sequence[str], without: Sequence[Path], skipp
 
 
 def _matches(name: str, include: Sequence[str]) -> bool:
-    """Whether a pattern matches the file; case-sensitive on every system, so that all systems find the same documents."""
+    """True if a pattern matches the file; case-sensitive on every system, so that all systems find the same documents."""
     last = name.rpartition("/")[2]
     return any(fnmatchcase(name if "/" in pattern else last, pattern) for pattern in include)
 

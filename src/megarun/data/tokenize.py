@@ -77,8 +77,8 @@ def tokenize(
         vocab_size: Vocabulary size of BPE; smaller if the sample has too few pairs.
         path: Path of the token file; an existing token file is replaced.
         progress: Callback for every batch.
-        structure: Whether to write the lexical class of every token.
-        platform: Whether to write the platform of every document.
+        structure: True to write the lexical class of every token.
+        platform: True to write the platform of every document.
 
     Raises:
         MegaplanError: MP619 if it cannot be written, MP616 if a document changed during tokenization, or there are too many platforms.

@@ -21,7 +21,7 @@ SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "co
 MAX_JSON_BYTES = 1 << 28
 SHARD_BYTES = 5 * 10**9
 METADATA = {"format": "pt"}
-"""What transformers asks of a file."""
+"""Metadata that transformers requires of a file."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "U8": torch.uint8}
 
 
@@ -136,7 +136,7 @@ def write_shards(folder: Path, groups: Sequence[Group], num_parameters: int, lim
     """Write tensors as `model.safetensors`, or as shards of at most `limit` bytes with their index; names of the files.
 
     Args:
-        folder: Where to.
+        folder: Destination folder.
         groups: In order; a group is never parted, so one larger than the limit has a shard of its own.
         num_parameters: For the index.
         limit: Bytes of a shard.

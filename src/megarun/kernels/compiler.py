@@ -35,9 +35,9 @@ class Compiled(NamedTuple):
     """One kernel after its compilation.
 
     Attributes:
-        name: Of its function.
+        name: Name of the kernel's function.
         seconds: Time that it took.
-        cached: Whether the cache had it.
+        cached: True if the cache had it.
         error: Why it is not there; empty if it is.
     """
 
@@ -64,7 +64,7 @@ def compile_kernels(
     Args:
         job: Job that megarun can build, with Triton kernels.
         ranks: Global ranks, each in a process that finds its launches.
-        target: What they run on.
+        target: GPU for which kernels are compiled.
         num_processes: Processes that compile.
         only_look: Look each kernel up in the cache, and compile none.
 

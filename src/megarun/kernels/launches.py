@@ -73,7 +73,7 @@ class CompilingDriver:
         return self._target
 
     def get_current_device(self) -> int:
-        """Its number."""
+        """Number of the GPU."""
         return 0
 
     def get_current_stream(self, device: int) -> int:  # noqa: ARG002  triton's own names
@@ -81,7 +81,7 @@ class CompilingDriver:
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        """Where torch's tensors are."""
+        """Device of torch's tensors."""
         return torch.device("cpu")
 
 
@@ -92,7 +92,9 @@ def compile_for(target: Target) -> None:
 
 def recorded(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> KernelLaunch:
     """A launch of a kernel with these arguments, without its key."""
-    return KernelLaunch(_function(kernel), tuple(map(_without_values, args)), {name: _without_values(each) for name, each in options.items()})
+    return KernelLaunch(
+        _function(kernel), tuple(map(_without_values, args)), {name: _without_values(each) for name, each in options.items()}
+    )
 
 
 def keyed(launch: KernelLaunch) -> KernelLaunch:

@@ -90,7 +90,7 @@ def find_launches(job: Job, rank: int, target: Target, found: Callable[[KernelLa
     Args:
         job: Job that megarun can build.
         rank: Global rank.
-        target: What it runs on.
+        target: GPU on which the plan runs.
         found: Function that is called with each launch, as soon as it is known.
     """
     warnings.simplefilter("ignore")  # torch warns about its own internals

@@ -34,8 +34,8 @@ class ExpertBank(nn.Module):
     FSDP2 can shard a bank over more ranks than it has experts; the operation reads them as stacks, which are views.
 
     Attributes:
-        gathers: Whether inputs and outputs are unsorted tokens instead of rows sorted by expert.
-        scaling: How its products multiply in eight bits; None if they do not. Such a bank gathers.
+        gathers: True if inputs and outputs are unsorted tokens instead of rows sorted by expert.
+        scaling: Scaling of the bank's products in eight bits; None if they are not in eight bits. A bank with scaling gathers.
     """
 
     def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int, *, gathers: bool = False) -> None:

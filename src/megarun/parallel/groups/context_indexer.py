@@ -55,8 +55,10 @@ def context_indexed_attention(cp: ContextParallel, choice: IndexerSettings, star
     return (_GatheredChoice.apply(cp, choice, starts, False, *tensors),)  # type: ignore[no-untyped-call]
 
 
-def context_indexed_attention_choice(cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """As `context_indexed_attention`, with the keys that local queries chose: int32 [B, T / cp, words of T]."""
+def context_indexed_attention_choice(
+    cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, *tensors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the output of `context_indexed_attention` and the keys that local queries chose: int32 [B, T / cp, words of T]."""
     if cp.degree == 1:
         return indexed_attention_choice(*tensors, **choice._asdict(), starts=starts)
     made: tuple[Tensor, Tensor] = _GatheredChoice.apply(cp, choice, starts, True, *tensors)  # type: ignore[no-untyped-call]
