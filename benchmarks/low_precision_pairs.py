@@ -1,4 +1,4 @@
-"""Published runs with and without low precision, beside what the estimate says of the difference: docs/reference/low-precision.md.
+"""Published runs with and without low precision, and the difference by the estimate: docs/reference/low-precision.md.
 
 python benchmarks/low_precision_pairs.py [--check]     with --check: nothing written, exit 1 if the page would change
 """
@@ -172,8 +172,8 @@ def page() -> str:
         "",
         "## Published pairs",
         "",
-        "Runs that were published with and without low precision, all else equal. *Estimated* is the change by the estimate, *miss* its",
-        "distance from the measured change in percent of the whole. Figures are as published, so most are whole GiB.",
+        "Runs that were published with and without low precision, everything else equal. *Estimated* is the change by the estimate, *miss*",
+        "its distance from the measured change in percent of the whole. Figures are as published, so most are whole GiB.",
         "",
         "| Run | Without | With | Estimated | Miss % | How |",
         "|---|---|---|---|---|---|",
@@ -190,7 +190,7 @@ def page() -> str:
         f"Sources: {sources}.",
         "",
         "Not estimated: marin-community/marin, issue 4311, on GH200, 65.95 GiB without and 71.37 GiB with; its model and batch are not",
-        "stated beside the figures, and the compiler there decides which copies live.",
+        "stated with the figures, and the compiler there decides which copies exist.",
         "",
         "Megatron-Core's own runs in fp8 are among the [replayed measurements](accuracy-megatron.md).",
         "",

@@ -1,6 +1,6 @@
 """Uneven routing that random initial weights alone cause, for the model whose replayed runs balance no routing.
 
-python benchmarks/accuracy_megatron/routing.py [--models 24]     writes routing.json beside it; needs torch
+python benchmarks/accuracy_megatron/routing.py [--models 24]     writes routing.json next to it; needs torch
 
 The model of the `gpt3_moe_mcore_te_ep8` runs as Megatron-LM initialises it: normal weights of deviation 0.02, those that write to the
 residual stream 0.02 / √(2 · layers). Its text is not published: tokens are drawn from Zipf's law over its vocabulary, and dropout is

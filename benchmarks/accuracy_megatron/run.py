@@ -189,7 +189,7 @@ def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, 
         "`make accuracy-megatron` writes this page. Megatron-LM publishes what torch had allocated on the last rank of",
         "its functional tests: after each step, and at the largest since the start. Of the",
         f"{runs} runs in the data {stated} state their GPU count and vocabulary; {priced} are priced, {ranged} have a range alone since",
-        f"nothing in them balances routing, {older} were measured on older software, which is told by the day of the measurement and not",
+        f"nothing in them balances routing, {older} were measured on older software, which follows from the day of the measurement and not",
         f"by its error, {from_graphs} ran from CUDA graphs, {on_host} had activations on the host, and {refused} are refused. The errors",
         "here are of those that are priced.",
         "Errors are percent of the measurement, negative where the estimate is under. There is no multiplier. Most terms are",
@@ -200,7 +200,7 @@ def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, 
         "",
         "*After step* and *peak* are of the second step, the first with all of the optimizer's state; *peak of the run* is the",
         "largest of all steps. Runs in fp16 skip their first steps until the loss scale fits: theirs are of the end of the run.",
-        "All three take routing as balanced. *Outside* is how far the measurement lies outside what an estimate quotes. Without",
+        "All three take routing as balanced. *Outside* is the distance of the measurement from the range that an estimate quotes. Without",
         "experts that is the one figure, and *outside* is its error. With experts spread over ranks an estimate always quotes",
         "two, balanced routing and the most that routing can bring to one rank (each token's experts all there, as far as the",
         "rank has as many), and a measurement between the two is 0 outside. That range is wide, so 0 outside proves little;",
@@ -287,17 +287,17 @@ def _ranged(some: list[Replay]) -> list[str]:
 def _spread(some: list[Replay]) -> list[str]:
     found = json.loads(SPREAD.read_text(encoding="utf-8"))
     drawn = {row["experts"]: (row["least"], row["most"]) for row in found["ranks"]}
-    alike = [one for one in some if SPREAD_MODEL in one.name]
-    within = [one for one in alike if drawn[one.experts][0] <= (one.implied_skew or 0) <= drawn[one.experts][1]]
+    same_model = [one for one in some if SPREAD_MODEL in one.name]
+    within = [one for one in same_model if drawn[one.experts][0] <= (one.implied_skew or 0) <= drawn[one.experts][1]]
     lines = [
         "",
-        f"{len(alike)} of them are of one model of 12 layers, run with Adam and with Muon, Muon's state whole or dealt to ranks, on",
+        f"{len(same_model)} of them are of one model of 12 layers, run with Adam and with Muon, Muon's state replicated or divided among ranks, on",
         "two platforms and two GPU counts. Their rows are the same under every optimizer and differ with the platform and the GPU count,",
-        "both of which decide the random first weights: so what misses is neither scratch of Newton–Schulz nor of gathered matrices. A",
+        "both of which decide the random first weights: so the error comes neither from Newton–Schulz's scratch nor from gathered matrices. A",
         "rank has one of 8 experts on 8 GPUs and two on 4. `benchmarks/accuracy_megatron/routing.py` draws the first weights of that model",
         f"{found['models']} times and counts the rows of {found['tokens']:,} tokens of Zipf's law over all layers:",
-        f"{len(within)} of the {len(alike)} lie within what it draws. The other run, on two pipeline stages with four experts a rank, does",
-        "not; dense runs on as many stages lack up to 0.8 % too.",
+        f"{len(within)} of the {len(same_model)} are in the range that it draws. The other run, with two pipeline stages and four experts per rank, is",
+        "not; dense runs on as many stages are up to 0.8 % low too.",
         "",
     ]
     lines += _header("Experts a rank, Ranks drawn, Rows over the even share: least, 5 %, 95 %, most, Standard deviation")

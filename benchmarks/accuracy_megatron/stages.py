@@ -1,4 +1,4 @@
-"""SimuMax's runs on B200: the peak of every pipeline stage, beside its own estimates."""
+"""SimuMax's runs on B200: the peak of every pipeline stage, compared with SimuMax's own estimates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stage_lines() -> list[str]:
         f"Mean size of the errors {mean(map(abs, errors)):.2f} %, worst {max(errors, key=abs):+.2f} %; of the first stages of pipelines",
         f"{mean(map(abs, first)):.2f} %, worst {max(first, key=abs):+.2f} %. SimuMax's own estimates of these stages: mean",
         f"{mean(map(abs, theirs)):.2f} %, worst {max(theirs, key=abs):+.2f} %.",
-        "What the schedule, a row-parallel linear and a layer of experts hold for a moment was read in the sources while these runs",
+        "What the schedule, a row-parallel linear and a layer of experts hold temporarily was read in the sources while these runs",
         "were at hand, so they are no held-out test of it.",
         "",
         "| Run | Stage | Peak MiB | Error | SimuMax's error | Phase |",

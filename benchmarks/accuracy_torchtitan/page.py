@@ -23,13 +23,13 @@ SOURCES = tuple(dict.fromkeys(row.source for row in ROWS))
 
 
 class Compared(NamedTuple):
-    """A row beside its estimate.
+    """A row and its estimate.
 
     Attributes:
         row: The published row.
         peak_bytes: Estimated reserved bytes of the fullest rank.
         allocated_bytes: Estimated bytes of that rank without the part that is reserved above the pools.
-        where: The moment of its peak.
+        where: Time of its peak.
     """
 
     row: Published
@@ -112,8 +112,8 @@ no number was tuned, it is {held_error:.1f} %, and {near} of them are within 5 %
 {others_most:.1f} %, errors of everything else included: set `host.reserved_percent` to what your own runs show.
 
 Formulas were written from the sources, with December's tables in view. The {num_unseen} rows of other tables were estimated only after
-they stood: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. One term came later, from the
-source: until July 2025 the last block stays gathered beside the head, at most 1 % of a row.
+they were final: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. One term came later, from the
+source: until July 2025 the last block stays gathered together with the head, at most 1 % of a row.
 
 Worst first; *reserved* is the published peak above live tensors and pools, *fitted* whether the percentage is from the row. The time of a
 step has [a page of its own](accuracy-time.md), with many of the same rows.
@@ -125,7 +125,7 @@ OPEN = """
 ## What stays open
 
 - The B200 rows are of the same job and month as those of MI300X, which are 5.4 to 5.7 GiB higher; what differs is not stated.
-- The tables do not say how many microbatches a pipeline had. Their version took as many as there are ranks unless told otherwise; with
+- The tables do not say how many microbatches a pipeline had. Their version took as many as there are ranks unless set otherwise; with
   more, estimates of the 405B runs are lower.
 - At the longest contexts of the 405B runs the published peak rises, and the estimate does not: ring attention's buffers are counted as one
   gather of keys and values and an fp32 copy of its output.

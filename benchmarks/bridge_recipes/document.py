@@ -1,7 +1,7 @@
 """A published recipe of Megatron-Bridge as the configuration that `megaplan import megatron` reads.
 
 A recipe is a flat mapping of dotted keys (`model.tensor_model_parallel_size`). It states what it changes; the architecture is that of the
-model in its name, from `architectures.json`, and its mixed precision is the preset that the end of its name stands for.
+model in its name, from `architectures.json`, and its mixed precision is the preset that the end of its name refers to.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Row:
     Attributes:
         recipe: Name of the recipe.
         peak: Bytes of its largest rank, reserve of the allocator included; None where no spec says the recipe.
-        usable: Bytes that the device has for it; None likewise.
+        usable: Bytes that the device has for it; None in the same case.
         reason: The largest column of that rank, or why no spec says the recipe.
     """
 

@@ -64,7 +64,7 @@ class How:
         overrides: Overrides of the spec.
         alone: True if no other process uses the device, so that the driver's number counts this one.
         profile: True if one more step is profiled.
-        explain: True if the blocks alive at the highest moment are kept.
+        explain: True if the blocks alive at the peak are kept.
     """
 
     num_steps: int = 3
@@ -235,7 +235,7 @@ def train_plan(name: str, how: How, emit: Emit) -> None:
         if how.profile:
             try:
                 emit({**about, "gpu": profiled(lambda: one_step(len(losses)), on_gpu=cuda is not None)})
-            except RuntimeError as failure:  # the run's numbers stand
+            except RuntimeError as failure:  # the run's numbers are valid
                 emit({**about, "failure": f"profile: {said(failure)}"})
 
 
@@ -267,7 +267,7 @@ def expandable_now(cuda: Any, how: How) -> bool:
 
 
 def blocks_now(cuda: Any) -> list[tuple[int, str, int]]:
-    """Blocks alive at the highest moment of the recorded history."""
+    """Blocks alive at the peak of the recorded history."""
     events = [event for trace in cuda.memory._snapshot()["device_traces"] for event in trace]
     if len(events) >= MAX_EVENTS:
         raise RuntimeError(f"more than {MAX_EVENTS:,} events; the first are lost, and with them what is alive")

@@ -103,7 +103,7 @@ def times_table(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def train_tables(lines: Sequence[Line], floors: dict[str, dict[str, float]]) -> Iterator[str]:
-    """Steps, and each profiled step by part beside its counted floor.
+    """Steps, and each profiled step by part with its counted floor.
 
     Args:
         lines: Lines of results.

@@ -20,7 +20,7 @@ from gpu.checks import Emit, said
 
 MOST_SHOWN = 200
 """Characters of a line that is no JSON, or of a log's end, that a failure quotes."""
-DIES_WITH_PARENT = 1
+ENDS_WITH_PARENT = 1
 """prctl's option PR_SET_PDEATHSIG."""
 
 
@@ -123,7 +123,7 @@ def _run(job: Job, log: Path, write: int, read: int) -> None:
 
 def _die_with_parent() -> None:
     try:
-        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(ENDS_WITH_PARENT, signal.SIGKILL)
     except (OSError, AttributeError):  # no Linux: the deadline is all there is
         return
 
@@ -173,7 +173,7 @@ def read_lines(running: Running) -> list[dict[str, Any]]:
 
 
 def has_ended(running: Running) -> bool:
-    """True once the process is gone; it is stopped at its deadline."""
+    """True once the process has ended; it is stopped at its deadline."""
     if running.status is not None:
         return True
     pid, status = os.waitpid(running.pid, os.WNOHANG)

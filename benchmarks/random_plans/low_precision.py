@@ -36,7 +36,7 @@ WIDTHS = (
 
 
 def add_low_precision(stream: Callable[[str], Draw], sections: dict[str, Any], scope: Scope) -> None:
-    """Give `precision` a recipe now and then: any that fits, or one that megarun trains."""
+    """Give `precision` a recipe with some probability: any that fits, or one that megarun trains."""
     if scope is Scope.ANY:
         add_recipe(stream("low precision"), sections)
         return
@@ -45,7 +45,7 @@ def add_low_precision(stream: Callable[[str], Draw], sections: dict[str, Any], s
 
 
 def add_recipe(draw: Draw, sections: dict[str, Any]) -> None:
-    """Give `precision` a recipe now and then; a spec that no recipe fits stays as it is."""
+    """Give `precision` a recipe with some probability; a spec that no recipe fits stays as it is."""
     host = sections.get("host", {})
     megatron = host.get("name") == "megatron"
     if not draw.chance(SHARE if megatron else SHARE / 2):
@@ -73,7 +73,7 @@ def add_recipe(draw: Draw, sections: dict[str, Any]) -> None:
 
 
 def add_trained_recipe(draw: Draw, sections: dict[str, Any]) -> None:
-    """Give `precision` a recipe that megarun trains now and then, with what it trains beside it."""
+    """Give `precision` a recipe that megarun trains with some probability, with the keys that it trains together with it."""
     model, mesh = sections["model"], sections.get("mesh", {})
     letters = sorted({*model["pattern"].replace("|", "").upper()} - {BANKS})
     splits = sections.get("schedule", {}).get("kind") in SPLIT_BACKWARD

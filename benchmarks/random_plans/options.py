@@ -253,8 +253,8 @@ def _add_choices(draw: Draw, model: dict[str, Any], cuts: Collection[int]) -> No
     source, layers, shared = -1, [], []
     for layer in [index for index, letter in enumerate(letters) if letter == "A"]:
         together = source >= 0 and not any(source < cut <= layer for cut in cuts)
-        alike = (source in full) == (layer in full)
-        if together and alike and draw.chance(0.7):
+        same_window = (source in full) == (layer in full)
+        if together and same_window and draw.chance(0.7):
             shared.append(layer)
         elif layer in indexer["layers"]:
             layers.append(layer)

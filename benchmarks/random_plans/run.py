@@ -1,4 +1,4 @@
-"""Trace random plans beside their estimates and shrink each that is past tolerance to a small spec.
+"""Trace random plans, compare them with their estimates, and shrink each that is past tolerance to a small spec.
 
 python benchmarks/random_plans/run.py --seed 0 --count 60          60 plans
 python benchmarks/random_plans/run.py --spec FILE …                 these specs
@@ -119,7 +119,7 @@ def yaml_text(document: dict[str, Any]) -> str:
 
 
 def save(folder: Path, result: Result) -> None:
-    """The smallest spec and the report beside it."""
+    """The smallest spec, and the report next to it."""
     name = Path(result.name).stem.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.yaml").write_text(yaml_text(result.small or result.document))

@@ -18,7 +18,7 @@ PEAKS = ("fp32", "bf16", "fp16", "fp8", "fp4")
 
 
 def precision_section(draw: Draw, scope: Scope, letters: str, *, pipelined: bool, megatron: bool) -> dict[str, Any]:
-    """`precision`: mostly what megarun keeps; now and then a pair that torch does not, which a plan must say."""
+    """`precision`: mostly dtypes that megarun keeps; sometimes a pair that torch does not, which a plan must say."""
     if megatron:
         grads = draw.choice([FP32, BF16])
         return {"params": BF16, "grads": grads, "reduce": grads} if draw.chance(0.7) else {}

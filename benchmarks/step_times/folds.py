@@ -64,7 +64,7 @@ def usable(path: Path) -> tuple[list[Row], list[Row]]:
 
 
 def group_of(row: Row) -> str:
-    """Rows that never stand on both sides: one framework, model and device."""
+    """Rows that are never on both sides: one framework, model and device."""
     return "|".join((row["framework"], row["model"], row["device"]))
 
 

@@ -1,4 +1,4 @@
-"""The page's section on SimuMax's runs: every row of its table, beside its own prediction."""
+"""The page's section on SimuMax's runs: every row of its table, with its own prediction."""
 
 from __future__ import annotations
 

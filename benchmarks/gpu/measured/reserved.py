@@ -1,4 +1,4 @@
-"""Reserved memory of measured runs beside the estimate, phase by phase."""
+"""Reserved memory of measured runs and of the estimate, phase by phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profiled steps of a results file beside the step-time model, part by part.
+"""The profiled steps of a results file, compared with the step-time model part by part.
 
 `rows(results)` gives the parts, `steps(results)` the steps; `table` and `step_table` make Markdown of them.
 """
