@@ -17,7 +17,10 @@ from megarun.cli.main import app as runtime
 ROOT = Path(__file__).parents[2]
 PAGES = [
     path
-    for path in (*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")), *sorted((ROOT / "docs").rglob("*.md")))
+    for path in (
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+    )
     if "decisions" not in path.parts  # a record names files as they were when it was written
 ]
 FOLDERS = ("src", "kernels", "tests", "docs", "scripts", "benchmarks", "plans")
@@ -92,11 +95,15 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert not found, f"{page.relative_to(ROOT)} names what does not exist: {', '.join(dict.fromkeys(found))}"
 
 
-@pytest.mark.parametrize("mark", ["make nothing", "megaplan nothing SPEC", "megaplan.nothing.at_all", "megaplan.units.nothing", "src/nothing.py"])
+@pytest.mark.parametrize(
+    "mark", ["make nothing", "megaplan nothing SPEC", "megaplan.nothing.at_all", "megaplan.units.nothing", "src/nothing.py"]
+)
 def test_a_name_without_a_thing_is_found(mark: str) -> None:
     assert wrong(mark)
 
 
-@pytest.mark.parametrize("mark", ["make test", "megaplan estimate SPEC", "megarun.training", "megaplan.units", "plans/*.json", "src/megaplan/families"])
+@pytest.mark.parametrize(
+    "mark", ["make test", "megaplan estimate SPEC", "megarun.training", "megaplan.units", "plans/*.json", "src/megaplan/families"]
+)
 def test_a_name_of_a_thing_is_right(mark: str) -> None:
     assert not wrong(mark)
