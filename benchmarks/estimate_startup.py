@@ -1,4 +1,4 @@
-"""How long `megaplan estimate` takes under each host against the bare import of its libraries, measured in turn.
+"""Time of `megaplan estimate` under each host against the bare import of its libraries, measured in turn.
 
 python benchmarks/estimate_startup.py [--rounds 15]
 

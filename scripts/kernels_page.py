@@ -76,7 +76,7 @@ def saved(name: str) -> tuple[str, ...]:
 
 
 def states_scratch(name: str) -> str:
-    """Which directions state bytes that they hold inside themselves."""
+    """Directions of an operation that state the bytes of their scratch."""
     if name.endswith(GRADIENTS):
         return "backward" if any(op in STATED for op in torch_ops(name)) else ""
     forward = any(op in STATED for op in torch_ops(name))

@@ -33,7 +33,7 @@ def read(table: Path) -> Recorded:
     with table.open(newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != FIELDS:
-            raise ValueError(f"{table} has the columns {reader.fieldnames}, not {', '.join(FIELDS)}; write it anew with `make accuracy`")
+            raise ValueError(f"{table} has the columns {reader.fieldnames}, not {', '.join(FIELDS)}; write it again with `make accuracy`")
         for row in reader:
             cells = found.setdefault(row["plan"], {}).setdefault(int(row["rank"]), {})
             cells[Phase(row["phase"]), Column(row["column"])] = int(row["estimate_bytes"]), int(row["trace_bytes"])

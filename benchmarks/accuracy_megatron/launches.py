@@ -17,7 +17,7 @@ from megaplan.partition.choose import choose_cuts
 from megaplan.spec.models import Spec
 
 DEVICES = {"a100": "a100-80gb", "h100": "h100-sxm"}
-"""Of a platform whose name is not a device's."""
+"""Device of each platform that is not named after a device."""
 STALE_BEFORE = "2025-11"
 """The month from which measurements are of the software that is priced: October's experts and native cross entropy are others."""
 
@@ -41,11 +41,11 @@ def spec_of_launch(
 
     Args:
         arguments: Launch arguments, underscores for dashes.
-        gpus: Of the job; None for the fewest.
+        gpus: Number of the job's GPUs; None for the fewest.
         vocab_size: Padded vocabulary; None for that of the tokenizer.
         platform: A device, such as `h100`; a prefix `dgx_` is dropped.
         environment: Variables of the launch.
-        month: Of the image that runs, as `2026-05`; None for a new one.
+        month: Month of the container image, as `2026-05`; None for a new one.
 
     Raises:
         MegaplanError: It is refused.
@@ -60,7 +60,7 @@ def spec_of_launch(
 
 
 def stages_of_spec(spec: Spec) -> tuple[MegatronStage, ...]:
-    """What the estimate prices: the pipeline ranks."""
+    """The pipeline ranks that the estimate prices."""
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, choose_cuts(spec, inventory).spans)
     return stages_of(MegatronRun(spec, inventory), layout)
@@ -105,12 +105,12 @@ def stale(row: Mapping[str, Any]) -> str | None:
 
 
 def graphed(arguments: Mapping[str, Any]) -> bool:
-    """Whether layers run from CUDA graphs: torch counts what their pool holds between replays as free, so no count is what is priced."""
+    """True if layers run from CUDA graphs: torch counts what their pool holds between replays as free, so no count is what is priced."""
     return arguments.get("cuda_graph_impl", "none") != "none"
 
 
 def offloaded(arguments: Mapping[str, Any]) -> bool:
-    """Whether modules keep their inputs on the host: how many of them are on the device at once is approximate."""
+    """True if modules keep their inputs on the host: how many of them are on the device at once is approximate."""
     return bool(arguments.get("fine_grained_activation_offloading"))
 
 

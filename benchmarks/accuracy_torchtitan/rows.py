@@ -53,13 +53,13 @@ class Published:
     """A row of a table.
 
     Attributes:
-        name: What the table calls it.
+        name: Name in the table.
         source: Repository and file.
         gib: Peak memory, as torch's largest reserved bytes.
-        gpus: Of the run.
-        keys: Of the job file.
+        gpus: Number of the run's GPUs.
+        keys: Keys of the job file.
         sets: `--set` of the import.
-        fitted: Whether `host.reserved_percent` is from this row; all others were held back.
+        fitted: True if `host.reserved_percent` is from this row; all others were held back.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Published:
 
     @property
     def unseen(self) -> bool:
-        """Whether it was estimated only after every formula stood."""
+        """True if the row was estimated only after every formula was final."""
         return self.source != DECEMBER
 
     @property

@@ -25,7 +25,7 @@ FULL_MOE = ("attn", "mamba", "moe")
 
 
 def is_launch(row: Row) -> bool:
-    """Whether a run is one that Megatron-Core has the layers of: Mamba-2 for M and R, no prediction depths."""
+    """True if a run is one that Megatron-Core has the layers of: Mamba-2 for M and R, no prediction depths."""
     return row["ssm"] == "mamba2-ssd" and not row["mtp_depths"]
 
 

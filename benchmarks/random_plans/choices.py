@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class Scope(StrEnum):
-    """What a draw may hold: all that megaplan prices, or only what megarun builds."""
+    """Scope of a draw: everything that megaplan prices, or only what megarun builds."""
 
     ANY = "any"
     RUNTIME = "runtime"
 
 
 class Size(NamedTuple):
-    """How large the numbers of a draw are.
+    """Magnitude of the numbers of a draw.
 
     Attributes:
         name: In the streams, so that sizes differ in more than bounds.
@@ -28,7 +28,7 @@ class Size(NamedTuple):
         head: Largest width of a head or of a head's state.
         vocabulary: Largest vocabulary.
         seq_length: Most tokens of a sequence.
-        few_ranks: Whether degrees are 1, 2 or 3.
+        few_ranks: True if degrees are 1, 2 or 3.
     """
 
     name: str
@@ -80,6 +80,6 @@ class Draw(Random):
 
 
 def divisors(number: int) -> list[int]:
-    """Of a positive integer, rising."""
+    """Divisors of a positive integer, rising."""
     small = [candidate for candidate in range(1, int(number**0.5) + 1) if number % candidate == 0]
     return sorted({*small, *(number // candidate for candidate in small)})

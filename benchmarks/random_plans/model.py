@@ -19,15 +19,15 @@ ACTIVATIONS = ("swiglu", "relu2", "gelu")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What every family's section is drawn for.
+    """Inputs of the draw of every family's section.
 
     Attributes:
         hidden: Width of the residual stream.
         tp: Divides heads, groups and widths.
         letters: One a layer.
         size: Bounds of widths.
-        scope: What may be drawn.
-        megatron: Whether the host is Megatron, which has fewer kinds.
+        scope: Scope of the draw.
+        megatron: True if the host is Megatron, which has fewer kinds.
     """
 
     hidden: int
@@ -70,9 +70,9 @@ def model_section(
 
     Args:
         draw: The stream.
-        degrees: What divides.
+        degrees: Degrees that must divide the sizes.
         shape: Widths and letters.
-        pattern: As the spec writes it.
+        pattern: Pattern in the spec's form.
         sharded: `ep` and `etp`.
         tie: Share of plans with tied embeddings.
     """

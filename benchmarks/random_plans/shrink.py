@@ -15,7 +15,7 @@ from megaplan.spec.load import spec_from_document
 Spec = dict[str, Any]
 Fails = Callable[[Spec], bool]
 Change = tuple[str, Spec]
-"""What is changed, in words that stay the same while other keys go, and the spec after it."""
+"""One change, in words that do not depend on the other keys, and the spec after it."""
 Simplify = Callable[[Spec], Iterator[Change]]
 AXES = ("dp_replicate", "cp", "etp", "ep", "tp", "dp_shard", "vpp", "pp")
 NEEDED = {
@@ -29,7 +29,7 @@ OPTIONAL = (
     *("training", "serving", "device", "data", "model__norm_eps", "split", "schedule__steps_per_update", "optimizer", "sharding"),
     *("recompute", "host", "model__features", "mesh__vocab_parallel", "model__tie_embeddings", "precision"),
 )
-"""What a spec may lack, the least likely to matter first."""
+"""Parts that a spec may lack, the least likely to matter first."""
 KEPT = {*NEEDED["attention"], "v_head_dim"}
 
 
@@ -38,7 +38,7 @@ def shrink(document: Spec, fails: Fails, seconds: float) -> Spec:
 
     Args:
         document: A spec that fails.
-        fails: Whether a spec fails in the same class.
+        fails: True if a spec fails in the same class.
         seconds: Wall time to spend; a spec under test is finished.
     """
     end, best = time.monotonic() + seconds, {**copy.deepcopy(document), "name": "mini"}
@@ -96,7 +96,7 @@ def _changed(document: Spec, **sections: Any) -> Change:
 
 
 def _fitting(spec: Spec) -> Spec:
-    """What no longer has a layer, a slot or a letter to stand for is left out; everything else stays as it is."""
+    """Remove everything that refers to a layer, slot or letter that no longer exists; keep the rest."""
     model = spec["model"]
     letters = model["pattern"].upper().replace("|", "")
     letters = (letters * model["num_layers"])[: model["num_layers"]]

@@ -23,7 +23,7 @@ STEP = 1e-4
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants in the order of `names`, as logarithms beside their priors, and their spreads."""
+    """Constants in the order of `names`, as logarithms relative to their priors, and their spreads."""
 
     names: tuple[str, ...]
     shifts: Array

@@ -61,15 +61,15 @@ class RemotePath:
         return self
 
     def exists(self) -> bool:
-        """Whether it is a file, or a folder with something in it."""
+        """True if it is a file, or a folder with something in it."""
         return bool(self._tried("looked at", lambda: _filesystem(self.url).exists(self._path)))
 
     def is_file(self) -> bool:
-        """Whether it is a file."""
+        """True if it is a file."""
         return bool(self._tried("looked at", lambda: _filesystem(self.url).isfile(self._path)))
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What is in the folder; nothing if it does not exist."""
+        """Entries of the folder; nothing if it does not exist."""
         try:
             found = self._tried("listed", lambda: _filesystem(self.url).ls(self._path, detail=False))
         except FileNotFoundError:

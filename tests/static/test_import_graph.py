@@ -54,7 +54,7 @@ def targets(statement: ast.Import | ast.ImportFrom, known: Mapping[str, Path]) -
 
 
 def graph(known: Mapping[str, Path]) -> dict[str, set[str]]:
-    """What each module imports."""
+    """Imports of each module."""
     found: dict[str, set[str]] = {}
     for importer, path in known.items():
         found[importer] = set()
@@ -127,7 +127,7 @@ def test_the_contract_orders_every_module(package: str) -> None:
     ids=["module level", "inside a function", "nested", "for annotations"],
 )
 def test_a_cycle_is_found(tmp_path: Path, first: str, second: str) -> None:
-    """Of two modules, wherever the statements are."""
+    """A cycle of two modules is found wherever their import statements are."""
     known = {"a": tmp_path / "a.py", "b": tmp_path / "b.py"}
     known["a"].write_text(first)
     known["b"].write_text(second)

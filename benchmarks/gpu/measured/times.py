@@ -1,4 +1,4 @@
-"""The profiled steps of a results file beside the step-time model, part by part.
+"""The profiled steps of a results file, compared with the step-time model part by part.
 
 `rows(results)` gives the parts, `steps(results)` the steps; `table` and `step_table` make Markdown of them.
 """
@@ -26,10 +26,10 @@ class GroupRow(NamedTuple):
     """One part of one run.
 
     Attributes:
-        run: Its name.
+        run: Name of the run.
         group: The part.
-        measured_ms: Of the profiled step.
-        modelled_ms: Of the model.
+        measured_ms: Measured time of the part in the profiled step.
+        modelled_ms: Time of the part by the model.
         floor_ms: Counted, at the device's peaks; 0 where nothing is counted.
         share: Measured, of the step.
         error: Modelled over measured less 1; None below a hundredth of the step.

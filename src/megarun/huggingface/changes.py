@@ -27,7 +27,7 @@ def to_ours(rule: Rule, theirs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def to_theirs(rule: Rule, ours: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Their tensors from ours, in the rule's order, in our dtype."""
+    """Convert our tensors to the Hugging Face tensors of a rule, in the rule's order and our dtype."""
     dim = rule.row_dim
     pieces = []
     for each, whole in zip(rule.ours, ours, strict=True):

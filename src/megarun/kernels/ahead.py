@@ -118,7 +118,7 @@ class KernelsAhead:
         Args:
             store: Shared by the job's processes.
             rank: Global rank of this process.
-            stops: Whether the run has been asked to stop.
+            stops: True if the run has been asked to stop.
             show: Function of the kernels done and found, called as they change.
         """
         local = int(os.environ.get(LOCAL_RANK, "0"))

@@ -20,7 +20,7 @@ from megaplan.schedules import schedule_problems
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
 from megarun.kernels.cuda_code import NAMESPACE, Unvalued, body_of, cuda_code, signature_of, without_values
-from megarun.kernels.launches import MULTIPLE, Launch, keyed, recorded
+from megarun.kernels.launches import MULTIPLE, KernelLaunch, keyed, recorded
 from megarun.kernels.target import Target
 from megarun.parallel.groups.expert import Splits, StatedRouting
 from megarun.parallel.groups.mesh import build_mesh
@@ -51,7 +51,7 @@ class UnvaluedTrainer(Trainer):
 class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
     """Runs the CUDA code of each operation of `megakernels`, once for each signature of operands; enter it inside a `FakeTensorMode`."""
 
-    def __init__(self, target: Target, found: Callable[[Launch], None]) -> None:
+    def __init__(self, target: Target, found: Callable[[KernelLaunch], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._target, self._found = target, found
         self._known: set[Any] = set()
@@ -82,7 +82,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's m
             body_of(func)(*map(without_values, args))
 
 
-def find_launches(job: Job, rank: int, target: Target, found: Callable[[Launch], None]) -> None:
+def find_launches(job: Job, rank: int, target: Target, found: Callable[[KernelLaunch], None]) -> None:
     """Run one step of a rank on fake tensors and report each distinct launch; after `launches.compile_for(target)`.
 
     Needs no GPU and no other process. It is called in a process of its own, which can join only one fake group.
@@ -90,7 +90,7 @@ def find_launches(job: Job, rank: int, target: Target, found: Callable[[Launch],
     Args:
         job: Job that megarun can build.
         rank: Global rank.
-        target: What it runs on.
+        target: GPU on which the plan runs.
         found: Function that is called with each launch, as soon as it is known.
     """
     warnings.simplefilter("ignore")  # torch warns about its own internals

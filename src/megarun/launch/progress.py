@@ -1,4 +1,4 @@
-"""Where the main thread of a rank is: written by it, and read by the thread that watches it."""
+"""Progress of a rank's main thread: written by it, and read by the thread that watches it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Progress:
 
     Attributes:
         step: Number of the step (1-based); 0 before the first.
-        place: What the rank does in it.
+        place: Activity of the rank within the step.
         count: Number of places entered: a rank is behind another if it has entered fewer.
         seconds: Total time in each place since the first step ended.
     """
@@ -62,7 +62,7 @@ class Progress:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the first step of this start has ended."""
+        """True if the first step of this start has ended."""
         return self._first is not None and self.step > self._first
 
     @property

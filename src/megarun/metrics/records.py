@@ -138,7 +138,7 @@ class RankTimes:
         rank_compute_seconds: Time of the step neither for data nor waiting for other ranks; None on CUDA.
         rank_communication_seconds: Time in collectives, waiting for slower ranks included; None on CUDA.
         slowest_rank: Rank whose time is beyond 1.5 times the median of the other ranks of its stage; None if none is.
-        slowest_in: What takes it so long, `computing` or `reading data`.
+        slowest_in: Activity that takes the slowest rank so long, `computing` or `reading data`.
         note: The same as a sentence.
     """
 

@@ -61,15 +61,15 @@ def center_norms(module: nn.Module) -> None:
 
 
 class GivenNorm(nn.Module):
-    """Of a block that shares the norm of the block before: what that has made, for one forward."""
+    """Norm of a block that shares the norm of the block before: it returns the output of that norm, for one forward."""
 
     given: Tensor | None = None
 
     def forward(self, _x: Tensor) -> Tensor:
-        """[B, t, h] in, and what is given out."""
+        """Take [B, t, h] and return the given output."""
         given, self.given = self.given, None
         if given is None:
-            raise RuntimeError("the block before should have handed its normed input on")
+            raise RuntimeError("the block before did not pass its normed input")
         return given
 
 
@@ -77,11 +77,11 @@ class Block(nn.Module):
     """A layer: x + f(norm(x)), or another path from the residual stream and back.
 
     Attributes:
-        norm: Of what the block reads; the identity if the only norm is `post_norm`.
-        post_norm: Of what it adds; None for none.
+        norm: Norm of the block's input; the identity if the only norm is `post_norm`.
+        post_norm: Norm of the block's output before it is added; None for none.
         multiplier: Factor of what it adds.
-        sends_choice: Whether it returns the keys that it chose too, for later layers.
-        takes_choice: Whether it reads those of an earlier layer.
+        sends_choice: True if it returns the keys that it chose too, for later layers.
+        takes_choice: True if it reads those of an earlier layer.
     """
 
     norm: nn.Module
@@ -149,7 +149,7 @@ class RowLinear(nn.Linear):
 
     @property
     def own_bias(self) -> Tensor | None:
-        """What the product itself adds."""
+        """Bias that the product itself adds."""
         return self.bias if self.tp.degree == 1 else None
 
     def forward(self, x: Tensor) -> Tensor:

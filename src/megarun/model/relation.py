@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 
 class Relations(NamedTuple):
-    """What A layers read.
+    """Inputs of A layers' relation bias.
 
     Attributes:
         classes: int32 [B, T], of all positions of the sequence, in its order.
         weight: [classes, heads], the rank's heads, without a gradient: FSDP2 would make one of zeros for a layer's input.
         sums: fp32, as weight: parts of its gradient.
-        empty: Of no element, with a gradient of none: where an operation has no other input with one, autograd does not call its backward.
+        empty: Tensor without elements that requires a gradient: autograd calls an operation's backward only if some input requires one.
     """
 
     classes: Tensor

@@ -107,7 +107,7 @@ def move_biases(stages: Iterable[nn.Module], layers: Sequence[str], table: Seque
         stages: This rank's stages.
         layers: Module of each E block.
         table: Sums of each over all ranks.
-        rate: Of the spec.
+        rate: The spec's `expert_bias_rate`.
 
     Source: arXiv:2408.15664, algorithm 1.
     """

@@ -33,7 +33,7 @@ MAX_LOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What a lock says: the process that holds it, and a random token of this start of the run."""
+    """Content of a lock: the process that holds it, and a random token of this start of the run."""
 
     process: ProcessIdentity
     token: str
