@@ -47,7 +47,7 @@ class Recipe:
 
     @property
     def transposes(self) -> bool:
-        """Whether the column-wise copy has bytes of its own: before Blackwell, and wherever blocks are scaled."""
+        """True if the column-wise copy has bytes of its own: before Blackwell, and wherever blocks are scaled."""
         return self.name not in PER_TENSOR or self.generation != "blackwell"
 
     @property

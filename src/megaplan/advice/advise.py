@@ -46,7 +46,7 @@ class Advice(NamedTuple):
     lost: float
 
 
-class Candidate(NamedTuple):
+class LegalChange(NamedTuple):
     """A legal change.
 
     Attributes:
@@ -73,7 +73,7 @@ class Adviser:
         self._bound_ns = pricer.bound_ns(spec)
         self._seen: set[tuple[str, ...]] = set()
         self._ratios: dict[Edit, float] = {}
-        self._closest: Candidate | None = None
+        self._closest: LegalChange | None = None
         self._least_bytes = before.peak_bytes
 
     def find(self) -> list[Advice]:
@@ -96,7 +96,7 @@ class Adviser:
         price = self._pricer.chosen(candidate.spec)
         return [self._advice(candidate, price)] if price is not None else []
 
-    def _candidates(self, changes: Iterable[tuple[Edit, ...]]) -> list[Candidate]:
+    def _candidates(self, changes: Iterable[tuple[Edit, ...]]) -> list[LegalChange]:
         """Legal changes that were not seen before, without those whose schedule is too long to be looked at."""
         found, longest = [], max(MAX_REPLAYED, self._spec.num_actions)
         for edits in changes:
@@ -109,12 +109,12 @@ class Adviser:
             self._seen.add(key)
             if self._pricer.legal(spec):
                 floor = self._pricer.floor_bytes(spec)
-                found.append(Candidate(edits, spec, floor, self._pricer.bound_ns(spec)))
+                found.append(LegalChange(edits, spec, floor, self._pricer.bound_ns(spec)))
         return found
 
-    def _level(self, candidates: Sequence[Candidate]) -> list[Advice]:
+    def _level(self, candidates: Sequence[LegalChange]) -> list[Advice]:
         """The fastest changes that fit among those of one size."""
-        found: list[tuple[Advice, Candidate]] = []
+        found: list[tuple[Advice, LegalChange]] = []
         left = [candidate for candidate in candidates if candidate.floor_bytes <= self._usable_bytes]
         for candidate in sorted(left, key=self._order):
             if self._pricer.work.left <= 0 or (len(found) == MOST and not self._may_win(candidate, found)):
@@ -130,7 +130,7 @@ class Adviser:
                 self._closest, self._least_bytes = candidate, price.peak_bytes
         return self._climbed(found)
 
-    def _climbed(self, found: Sequence[tuple[Advice, Candidate]]) -> list[Advice]:
+    def _climbed(self, found: Sequence[tuple[Advice, LegalChange]]) -> list[Advice]:
         """With the command's own cuts, as many as a further limit of work allows; those that are fastest without come first."""
         work, advised = Work(CLIMBS), list[Advice]()
         searched, self._pricer.work = self._pricer.work, work
@@ -140,29 +140,29 @@ class Adviser:
         self._pricer.work = searched
         return sorted(advised, key=_rank)
 
-    def _order(self, candidate: Candidate) -> tuple[object, ...]:
+    def _order(self, candidate: LegalChange) -> tuple[object, ...]:
         """Those that are likely to fit by their bound of time, then the others by what they are likely to need."""
         likely = self._likely_bytes(candidate)
         fits = likely <= self._usable_bytes
         return not fits, candidate.bound_ns if fits else likely, texts(self._spec, candidate.spec)
 
-    def _likely_bytes(self, candidate: Candidate) -> int:
+    def _likely_bytes(self, candidate: LegalChange) -> int:
         """The peak, if edits lower it as much together as each does alone, or as its floor says."""
         share = 1.0
         for edit in candidate.edits:
             share *= self._ratios.get(edit, self._floor_ratio(candidate))
         return int(self._before.peak_bytes * share)
 
-    def _floor_ratio(self, candidate: Candidate) -> float:
+    def _floor_ratio(self, candidate: LegalChange) -> float:
         """What the bound of the peak is of the spec's own; of a host without bounds, as if more GPUs shared all of it."""
         if self._floor_bytes:
             return candidate.floor_bytes / self._floor_bytes
         return self._spec.mesh.world_size / candidate.spec.mesh.world_size
 
-    def _may_win(self, candidate: Candidate, found: Sequence[tuple[Advice, Candidate]]) -> bool:
+    def _may_win(self, candidate: LegalChange, found: Sequence[tuple[Advice, LegalChange]]) -> bool:
         return candidate.bound_ns < self._bound_ns * (1 + found[-1][0].lost)
 
-    def _useful(self, singles: Sequence[Candidate]) -> list[Edit]:
+    def _useful(self, singles: Sequence[LegalChange]) -> list[Edit]:
         """Edits that lower the peak, those of the mesh and others in turn, the most saving first."""
         edits = sorted({candidate.edits[0] for candidate in singles}, key=lambda edit: (self._ratios[edit], edit.group, str(edit)))
         mesh = [edit for edit in edits if edit.factors and self._ratios[edit] < 1][:USEFUL_MOVES]
@@ -182,7 +182,7 @@ class Adviser:
                     return found
         return []
 
-    def _advice(self, candidate: Candidate, price: Price) -> Advice:
+    def _advice(self, candidate: LegalChange, price: Price) -> Advice:
         spec, devices = candidate.spec, candidate.spec.mesh.world_size
         lost = self._pricer.lost((self._spec, self._before.spans), (spec, price.spans))
         more = devices if devices != self._spec.mesh.world_size else None

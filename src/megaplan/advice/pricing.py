@@ -92,7 +92,7 @@ class Pricer:
         return self._sides[key]
 
     def legal(self, spec: Spec) -> bool:
-        """Whether the command takes the spec."""
+        """True if the command takes the spec."""
         self.work.spent += RULES
         if spec.schedule.num_microbatches > MAX_MICROBATCHES or spec.schedule.steps_per_update > MAX_MICROBATCHES:
             return False
@@ -161,7 +161,7 @@ class Pricer:
             return None
 
     def _searches(self, spec: Spec) -> bool:
-        """Whether the command searches for cuts: the best ones are then known before their memory is."""
+        """True if the command searches for cuts: the best ones are then known before their memory is."""
         weighted = self.kept is None and spec.split.mode == "weighted"
         return weighted and parse_pattern(spec.model.pattern, spec.model.num_layers).spans is None
 

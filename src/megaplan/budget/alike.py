@@ -14,7 +14,7 @@ from megaplan.hosts.megarun.optimizer import Uneven
 from megaplan.spec.models import Mesh
 
 
-class Run(NamedTuple):
+class EqualRanks(NamedTuple):
     """Ranks that hold the same.
 
     Attributes:
@@ -26,7 +26,7 @@ class Run(NamedTuple):
     stop: int
 
 
-def alike_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int], shards: int | None = None) -> tuple[Run, ...]:
+def alike_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int], shards: int | None = None) -> tuple[EqualRanks, ...]:
     """The runs of offsets whose ranks hold the same of every tensor.
 
     Args:
@@ -39,15 +39,15 @@ def alike_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int], sha
     return runs_between(mesh, [bound * size[tensor.expert] for tensor in uneven for bound in tensor.boundaries], places)
 
 
-def runs_between(mesh: Mesh, offsets: Iterable[int], places: Container[int]) -> tuple[Run, ...]:
+def runs_between(mesh: Mesh, offsets: Iterable[int], places: Container[int]) -> tuple[EqualRanks, ...]:
     """The runs of ranks at these places, between offsets of the first replica where ranks begin to differ."""
     last = mesh.dp_shard * mesh.cp * mesh.tp
     edges = sorted({0, last, *[offset for offset in offsets if offset < last]})
     found = ((_first(mesh, start, stop, places), stop) for start, stop in pairwise(edges))
-    return tuple(Run(first, stop) for first, stop in found if first < stop)
+    return tuple(EqualRanks(first, stop) for first, stop in found if first < stop)
 
 
-def all_offsets(mesh: Mesh, run: Run, places: Container[int]) -> list[int]:
+def all_offsets(mesh: Mesh, run: EqualRanks, places: Container[int]) -> list[int]:
     """Every offset of a run, in every replica."""
     replica, tp, cp = mesh.dp_shard * mesh.cp * mesh.tp, mesh.tp, mesh.cp
     own = [offset for offset in range(run.first, run.stop) if offset // tp % cp in places]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from megaplan.blocks.ops import runs_bank
 from megaplan.budget.unit import Unit
 from megaplan.families.moe.program import INSIDE_BACKWARD
-from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.program import LiveSet
 from megaplan.hosts.megarun.storage import BlockStorage
 
 
@@ -28,7 +28,7 @@ def all_gathers(units: Sequence[Unit], last: int, *, ahead: bool) -> AllGathers:
     Args:
         units: In execution order.
         last: Output of the group gathered before the first of them.
-        ahead: Whether each layer's forward begins by gathering the next layer; before the first layer all units wait for it.
+        ahead: True if each layer's forward begins by gathering the next layer; before the first layer all units wait for it.
     """
     running, starting = [], []
     alive = last  # the output of the group gathered last is freed when the next one's has been filled
@@ -44,7 +44,7 @@ def all_gathers(units: Sequence[Unit], last: int, *, ahead: bool) -> AllGathers:
     return AllGathers(running, starting)
 
 
-def backward_gathers(unit: Unit, before: BlockStorage | None, name: str, gathered: int) -> Iterator[tuple[Moment, int]]:
+def backward_gathers(unit: Unit, before: BlockStorage | None, name: str, gathered: int) -> Iterator[tuple[LiveSet, int]]:
     """All-gathers in a unit's backward: what is alive of the unit, and the bytes of communication.
 
     A layer's own at its start, then its experts', each with the output that parameters are copied from; and that of the layer before, which

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from megaplan.blocks.ops import in_bank, runs_bank
 from megaplan.budget.unit import BankMoments, Unit
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.program import Moment, Replay, largest_moments
+from megaplan.hosts.megarun.program import LiveSet, Replay, largest_moments
 from megaplan.tuples import new
 
 
@@ -23,9 +23,9 @@ class ForwardMoment(NamedTuple):
         start_bytes: What is alive then.
     """
 
-    moment: Moment
+    moment: LiveSet
     moment_bytes: int
-    start: Moment | None
+    start: LiveSet | None
     start_bytes: int
 
 
@@ -41,7 +41,7 @@ def forward_moments(block: BlockBytes) -> list[ForwardMoment]:
 
 def fetching_experts(
     unit: Unit, moments: Sequence[ForwardMoment], gathered: int, flat: int, *, ahead: bool, frees: bool
-) -> Iterator[tuple[Moment, int, int]]:
+) -> Iterator[tuple[LiveSet, int, int]]:
     """Moments of a layer's forward that gathers the experts, with their bytes and what is gathered.
 
     The bank is there from its operation on. The flat output that it is copied out of stays until the next group gathers, and is there from
@@ -52,8 +52,8 @@ def fetching_experts(
         moments: Of its forward.
         gathered: Gathered parameters without its experts.
         flat: All-gather outputs alive in its forward, without that of its other parameters.
-        ahead: Whether each layer's forward begins by gathering the next layer.
-        frees: Whether the experts are freed after their operation.
+        ahead: True if each layer's forward begins by gathering the next layer.
+        frees: True if the experts are freed after their operation.
     """
     if unit.storage is None:
         return
@@ -69,7 +69,7 @@ def fetching_experts(
             gathered -= experts.gathered_bytes
 
 
-def freeing_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int) -> Iterator[tuple[Moment, int, int]]:
+def freeing_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int) -> Iterator[tuple[LiveSet, int, int]]:
     """Moments of a layer's forward that finds the experts gathered and frees them after their operation.
 
     Args:
@@ -83,9 +83,9 @@ def freeing_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int)
             gathered -= unit.storage.experts.gathered_bytes
 
 
-def _start_of(moment: Moment, before: Moment) -> Moment:
+def _start_of(moment: LiveSet, before: LiveSet) -> LiveSet:
     """What is alive of the operation before when the bank is filled for this one."""
-    return Moment(moment.op, tuple(name for name in before.storages if name in moment.storages))
+    return LiveSet(moment.op, tuple(name for name in before.storages if name in moment.storages))
 
 
 def bank_moments(block: BlockBytes) -> BankMoments:
@@ -97,12 +97,12 @@ def bank_moments(block: BlockBytes) -> BankMoments:
     return new(BankMoments, (early, early_bytes, found.during, during, *found.taken, taken, last, last_params, last_bytes))
 
 
-def moments_around_bank(block: BlockBytes, *, again: bool) -> tuple[tuple[Moment, int], tuple[Moment, int]]:
+def moments_around_bank(block: BlockBytes, *, again: bool) -> tuple[tuple[LiveSet, int], tuple[LiveSet, int]]:
     """The largest moment before the bank's operation and the largest from it on, where FSDP2 does not take the bank's gradients.
 
     Args:
         block: Of a layer with experts.
-        again: Whether gradients are added in place to earlier ones, so that only a moment's new ones count.
+        again: True if gradients are added in place to earlier ones, so that only a moment's new ones count.
     """
     moments = [(moment, block.moment_bytes(moment, moment.new_params if again else moment.params)) for moment in block.part.replay.backward]
     bank = _bank_index(block.part.replay)
@@ -114,20 +114,20 @@ def _bank_index(run: Replay) -> int:
     return next(index for index, moment in enumerate(run.backward) if runs_bank(moment.op))
 
 
-_Held = tuple[Moment, tuple[str, ...]]
+_Held = tuple[LiveSet, tuple[str, ...]]
 """A moment, and its parameter gradients that count."""
 
 
-class _Candidates(NamedTuple):
+class _PeakCandidates(NamedTuple):
     """The moments that can be the largest before the bank's operation, that one, the one just after it, and those that can be later."""
 
     before: tuple[_Held, ...]
-    during: Moment
+    during: LiveSet
     taken: _Held
     later: tuple[_Held, ...]
 
 
-def _largest(block: BlockBytes, moments: tuple[_Held, ...]) -> tuple[Moment, tuple[str, ...], int]:
+def _largest(block: BlockBytes, moments: tuple[_Held, ...]) -> tuple[LiveSet, tuple[str, ...], int]:
     largest, largest_bytes = moments[0], -1
     for held in moments:
         size = block.moment_bytes(*held)
@@ -137,12 +137,12 @@ def _largest(block: BlockBytes, moments: tuple[_Held, ...]) -> tuple[Moment, tup
 
 
 @cache
-def _candidates(run: Replay) -> _Candidates:
+def _candidates(run: Replay) -> _PeakCandidates:
     bank = _bank_index(run)
     early = run.backward[:bank] or (run.backward[bank].before(),)
     taken = run.backward[bank + 1].before()
     later = largest_moments(run.backward[bank + 1 :], _without_bank)
-    return _Candidates(
+    return _PeakCandidates(
         tuple((moment, moment.params) for moment in largest_moments(early, lambda moment: moment.params)),
         run.backward[bank],
         (taken, _without_bank(taken)),
@@ -150,5 +150,5 @@ def _candidates(run: Replay) -> _Candidates:
     )
 
 
-def _without_bank(moment: Moment) -> tuple[str, ...]:
+def _without_bank(moment: LiveSet) -> tuple[str, ...]:
     return tuple(name for name in moment.params if not in_bank(name))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from megaplan.blocks.ops import in_bank
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.stored import place_of
+from megaplan.budget.stored import fsdp_order
 from megaplan.budget.unit import Peak, Unit
 from megaplan.hosts.megarun.group_bytes import GroupBytes
 from megaplan.schedules.moments import BACKWARDED, FORWARDED, ChunkState
@@ -66,7 +66,7 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
         chunk: What runs backward.
         beaten: Bytes.
         made: Gradients of the slot's own parameters, as autograd makes them.
-        fetches: Whether each layer is gathered for its backward, and stays so.
+        fetches: True if each layer is gathered for its backward, and stays so.
     """
     found: Peak | None = None
     root, policy = chunk.root, chunk.policy
@@ -151,7 +151,7 @@ def _outside(chunk: Chunk) -> list[tuple[Mapping[str, int], GroupBytes]]:
                 block = "embedding"
             gradients, _ = found.setdefault(block, ({}, chunk.root if unit.storage is None else unit.storage.dense))
             gradients.setdefault(name, size)
-    return [found[block] for block in sorted(found, key=place_of)]
+    return [found[block] for block in sorted(found, key=fsdp_order)]
 
 
 def _listed(unit: Unit) -> dict[str, int]:

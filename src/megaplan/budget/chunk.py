@@ -20,14 +20,14 @@ from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.depths import depth_sums
-from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.program import LiveSet
 from megaplan.hosts.megarun.storage import BlockStorage
-from megaplan.schedules.actions import Kind
+from megaplan.schedules.actions import ActionKind
 from megaplan.schedules.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
 
 
-class Policy(NamedTuple):
+class ChunkPolicy(NamedTuple):
     """How the host runs a chunk.
 
     Attributes:
@@ -38,7 +38,7 @@ class Policy(NamedTuple):
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
-        shards_beside: Whether gradient shards lie in another stream's pool than activations.
+        shards_beside: True if gradient shards lie in another stream's pool than activations.
     """
 
     pipelined: bool
@@ -68,7 +68,7 @@ class Chunk:
         self,
         stored: SlotStorage,
         units: Sequence[Unit],
-        policy: Policy,
+        policy: ChunkPolicy,
     ) -> None:
         """Sum once.
 
@@ -98,7 +98,7 @@ class Chunk:
         """No reduction has more alive: everything before it, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
         self.ties = self.head >= 0 and self.units[self.head].storage is None and self.names[0] == "embedding"
-        """Whether a tied head and the embedding are one parameter of this chunk, whose gradient has a part from each."""
+        """True if a tied head and the embedding are one parameter of this chunk, whose gradient has a part from each."""
         held = policy.pipelined and self.head >= 0
         ends = self.units[self.head].block.part.tensors if held else {}
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss in place of it
@@ -133,7 +133,7 @@ class Chunk:
         cells[WORKSPACE] -= peak.absent
         return cells
 
-    def action_cells(self, kind: Kind, peak: Peak, others: int = 0) -> dict[Column, int]:  # noqa: ARG002 (split backwards differ)
+    def action_cells(self, kind: ActionKind, peak: Peak, others: int = 0) -> dict[Column, int]:  # noqa: ARG002 (split backwards differ)
         """`peak_cells` of an action's peak."""
         return self.peak_cells(peak, others)
 
@@ -160,8 +160,8 @@ class Chunk:
             index: The unit.
             gradients: Alive, without its own.
             gathered: Layers, its own included.
-            again: Whether gradients are added in place to those of a microbatch before.
-            fetches: Whether layers are gathered again for it.
+            again: True if gradients are added in place to those of a microbatch before.
+            fetches: True if layers are gathered again for it.
         """
         block, bank = self.units[index].block, self.units[index].bank
         moment, size = (block.again, block.again_bytes) if again else (block.backward, block.backward_bytes)
@@ -200,7 +200,7 @@ class Chunk:
         after = self._running(index, behind[0], (gradients, gathered + self.prefetched(index)), again=again, size=behind[1])
         return max(before, after, key=lambda peak: peak.total)
 
-    def _running(self, index: int, moment: Moment, held: tuple[int, int], *, again: bool, size: int | None = None) -> Peak:
+    def _running(self, index: int, moment: LiveSet, held: tuple[int, int], *, again: bool, size: int | None = None) -> Peak:
         params = moment.new_params if again else moment.params
         return self.unit_peak(index, f"backward of {self.names[index]}", moment, params, held, self.backward_extra[index], size)
 
@@ -208,7 +208,7 @@ class Chunk:
         self,
         index: int,
         where: str,
-        moment: Moment,
+        moment: LiveSet,
         params: tuple[str, ...],
         held: tuple[int, int],
         activations: int = 0,

@@ -7,9 +7,9 @@ from copy import copy
 from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
-from megaplan.budget.alike import Run
+from megaplan.budget.alike import EqualRanks
 from megaplan.budget.bank import bank_moments
-from megaplan.budget.chunk import Chunk, Policy
+from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
@@ -26,11 +26,12 @@ from megaplan.hosts.megarun.buffers import (
 )
 from megaplan.hosts.megarun.depths import shared_names
 from megaplan.hosts.megarun.dims import local_dims
-from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
-from megaplan.hosts.megarun.parts import BlockBytes, weigh_arrived
+from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, block_variants
+from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_grad
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
+from megaplan.hosts.values import BlockVariant
 from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
@@ -44,11 +45,11 @@ class Evaluated:
 
     Attributes:
         family: Of the block.
-        layer: Whether it is a layer or a prediction depth, with groups of its own.
-        splits: Whether a schedule may split its backward: a layer's alone.
+        layer: True if it is a layer or a prediction depth, with groups of its own.
+        splits: True if a schedule may split its backward: a layer's alone.
         sums: Of its ledger.
         storage: What FSDP2 holds of its parameters; None for a tied head, whose parameters are the embedding's.
-        in_place: Whether its gradients accumulate in the dtype autograd makes them in.
+        in_place: True if its gradients accumulate in the dtype autograd makes them in.
     """
 
     __slots__ = ("_arrived", "_boundary_bytes", "_units", "family", "in_place", "layer", "splits", "storage", "sums")
@@ -62,13 +63,13 @@ class Evaluated:
         self._units: dict[tuple[bool, bool], Unit] = {}
         self._arrived: BlockBytes | None = None
 
-    def unit(self, owned: bool, policy: Policy, *, arrived: bool) -> Unit:
+    def unit(self, owned: bool, policy: ChunkPolicy, *, arrived: bool) -> Unit:
         """The block as a unit.
 
         Args:
-            owned: Whether its input is a storage of the chunk that it would keep.
+            owned: True if its input is a storage of the chunk that it would keep.
             policy: The chunk's.
-            arrived: Whether the gradient of its output came from another slot.
+            arrived: True if the gradient of its output came from another slot.
         """
         sums = self._sums_of_arrived(policy) if arrived else self.sums
         key = owned, sums is self.sums
@@ -84,9 +85,9 @@ class Evaluated:
             self._units[key] = unit
         return unit
 
-    def _sums_of_arrived(self, policy: Policy) -> BlockBytes:
+    def _sums_of_arrived(self, policy: ChunkPolicy) -> BlockBytes:
         if self._arrived is None:
-            self._arrived = weigh_arrived(self.sums, splittable=policy.splits_backward, in_place=self.in_place)
+            self._arrived = summarize_with_received_grad(self.sums, splittable=policy.splits_backward, in_place=self.in_place)
         return self._arrived
 
 
@@ -101,9 +102,9 @@ class BlockMemo:
     """Specs that differ in more than makes; beyond it all are dropped, so that a long search does not grow."""
 
     def __init__(self) -> None:
-        self._blocks: dict[Hashable, dict[Make, Evaluated]] = {}
+        self._blocks: dict[Hashable, dict[BlockVariant, Evaluated]] = {}
 
-    def of(self, spec: Spec, dims: Dims, sizes: Sizes) -> dict[Make, Evaluated]:
+    def of(self, spec: Spec, dims: Dims, sizes: Sizes) -> dict[BlockVariant, Evaluated]:
         """The known blocks by make; what is added to them is known to the next spec of the same sizes."""
         mesh, splits = spec.mesh, spec.schedule.kind in SPLIT_BACKWARD
         if len(self._blocks) >= self.MOST:
@@ -151,13 +152,13 @@ class Evaluation:
             spec: A checked spec.
             inventory: Its parameter tensors.
             layout: Its slots.
-            is_last_cp_rank: Whether it is the last rank of its CP group.
-            padded: Whether shards are padded, as FSDP2 does.
+            is_last_cp_rank: True if it is the last rank of its CP group.
+            padded: True if shards are padded, as FSDP2 does.
             memo: Blocks of other specs of a search.
             shards: Where gradient shards lie.
         """
         self.spec, self.inventory, self.layout = spec, inventory, layout
-        self.dims: Dims = local_dims(spec, turns=is_last_cp_rank)
+        self.dims: Dims = local_dims(spec, is_last_cp_rank=is_last_cp_rank)
         self.boundary_bytes = boundary_bytes(self.dims)
         self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
@@ -168,13 +169,13 @@ class Evaluation:
         self.stored = stored(sizes, inventory)
         evaluated = {} if memo is None else memo.of(spec, self.dims, sizes)
         self.blocks: dict[str, Evaluated] = {}
-        for name, make in makes_of(spec, inventory).items():
-            found = evaluated.get(make)
+        for name, variant in block_variants(spec, inventory).items():
+            found = evaluated.get(variant)
             if found is None:
                 tied = name == "head" and inventory.tied
                 block = inventory.block("embedding" if tied else name)
                 sums, storage = block_bytes(spec, self.dims, name, block), None if tied else self.stored.block(name)
-                found = evaluated[make] = Evaluated(
+                found = evaluated[variant] = Evaluated(
                     block,
                     sums,
                     storage,
@@ -185,7 +186,7 @@ class Evaluation:
             in_place = in_place and found.in_place
             self.blocks[name] = found
         mesh = spec.mesh
-        self.policy = Policy(
+        self.policy = ChunkPolicy(
             pipelined=mesh.is_pipelined,
             reshard=spec.sharding.reshard_after_forward,
             splits_backward=spec.schedule.kind in SPLIT_BACKWARD and mesh.is_pipelined,
@@ -198,7 +199,7 @@ class Evaluation:
         self.shards, self.expands_segments = shards, spec.host.expands_segments
         self.num_reductions = 1 if mesh.is_pipelined else spec.schedule.microbatches_per_update
         self._parts: dict[int, SlotParts] = {}
-        self.alike: dict[frozenset[int], tuple[Run, ...]] = {}
+        self.alike: dict[frozenset[int], tuple[EqualRanks, ...]] = {}
 
     def of_layout(self, layout: Layout) -> Evaluation:
         """The same blocks in other slots of the same spec."""
@@ -214,7 +215,7 @@ class Evaluation:
         return found
 
     def _on_the_same_rank(self, slot: Slot, index: int) -> bool:
-        """Whether the slot of an index is there, and on a slot's rank."""
+        """True if the slot of an index is there, and on a slot's rank."""
         slots = self.layout.slots
         return 0 <= index < len(slots) and slots[index].pp_rank == slot.pp_rank
 

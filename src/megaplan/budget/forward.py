@@ -11,7 +11,7 @@ from megaplan.budget.all_gathers import NO_ALL_GATHERS
 from megaplan.budget.bank import ForwardMoment, fetching_experts, forward_moments, freeing_experts
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
-from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.program import LiveSet
 from megaplan.schedules.moments import BACKWARDED, UNTOUCHED, ChunkState
 
 NO_START = (-1, 0, 0)
@@ -24,7 +24,7 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
     Args:
         chunk: Of a rank.
         state: Of the chunk before it.
-        weight_grads: Whether the gradients of linear layers exist.
+        weight_grads: True if the gradients of linear layers exist.
         absent: What is not there yet before the first product: for a rank's first forward.
     """
     policy = chunk.policy
@@ -51,15 +51,15 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
     return peak._replace(total=peak.total - less, absent=less)
 
 
-def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: bool, gathers: bool) -> tuple[int, int, Moment, int]:
+def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: bool, gathers: bool) -> tuple[int, int, LiveSet, int]:
     """Of the units' forwards the largest: its size without gradients, the unit, its moment, and what is gathered then.
 
     Args:
         chunk: Of a rank.
         flats: For each unit the all-gather's outputs, of its own and of the next one.
         absent: What is not there yet before the first product.
-        fresh: Whether nothing is gathered before.
-        gathers: Whether each unit is gathered for its forward and freed after it.
+        fresh: True if nothing is gathered before.
+        gathers: True if each unit is gathered for its forward and freed after it.
     """
     policy, total, so_far = chunk.policy, chunk.layers_gathered_bytes, 0
     best, found = -1, (0, chunk.units[0].block.forward, 0)
@@ -71,7 +71,7 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: 
         else:
             gathered = so_far + own + flats[index] if fresh else total
         so_far += own
-        moments: Iterable[tuple[Moment, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
+        moments: Iterable[tuple[LiveSet, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
         if unit.has_bank and (policy.reshard or fresh):
             own_moments = of_block.get(id(unit.block)) or of_block.setdefault(id(unit.block), forward_moments(unit.block))
             if gathers or not policy.reshard:

@@ -9,7 +9,7 @@ from megaplan.budget.alike import alike_runs, all_offsets
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit, init_peak
-from megaplan.budget.peaks import WORK_OF_STAGE, Stage
+from megaplan.budget.peaks import WORK_OF_STAGE, StageSpans
 from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.reserved import reserving
@@ -21,7 +21,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.in_flight import receive_buffers
-from megaplan.schedules.moments import Moment, moments, sequential_moments
+from megaplan.schedules.moments import RankState, moments, sequential_moments
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
@@ -40,7 +40,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         spec: A checked spec whose host is megarun.
         inventory: Its parameter tensors.
         layout: Its slots.
-        padded: Whether shards are padded, as FSDP2 does; what it costs is the difference (`megaplan.budget.padding`).
+        padded: True if shards are padded, as FSDP2 does; what it costs is the difference (`megaplan.budget.padding`).
         shards: Where gradient shards lie; another place than the runtime's own to describe one as it was.
     """
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
@@ -75,7 +75,7 @@ def evaluate(
 class ScheduleCounts(NamedTuple):
     """What a schedule has of every pp rank, whatever its layers: its moments, and receive buffers by chunk (none without a pipeline)."""
 
-    moments: Sequence[Sequence[Moment]]
+    moments: Sequence[Sequence[RankState]]
     receives: Sequence[Sequence[tuple[int, int]]] = ()
 
 
@@ -121,7 +121,7 @@ class MegarunPeaks:
         self._counts = schedule_counts(spec)
         self._evaluated: list[tuple[Evaluation, Container[int]]] = []
 
-    def __call__(self, layout: Layout, stages: Sequence[Stage]) -> tuple[list[int], int]:
+    def __call__(self, layout: Layout, stages: Sequence[StageSpans]) -> tuple[list[int], int]:
         """`stages`: pipeline ranks with their spans in the layout."""
         spec, inventory, memo = self._of_job
         self._evaluated = self._evaluated or evaluate(spec, inventory, layout, memo=memo)

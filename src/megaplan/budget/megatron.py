@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megaplan.budget.alike import Run, all_offsets, runs_between
-from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, Stage
+from megaplan.budget.alike import EqualRanks, all_offsets, runs_between
+from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, StageSpans
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked
 from megaplan.columns import Basis, Column, Phase
@@ -74,7 +74,7 @@ class MegatronPeaks:
         """Blocks of other specs are no use: what layers share is kept by their sizes."""
         self._spec, self._letters = spec, "".join(block.family for block in inventory.layers)
 
-    def __call__(self, layout: Layout, stages: Sequence[Stage]) -> tuple[list[int], int]:
+    def __call__(self, layout: Layout, stages: Sequence[StageSpans]) -> tuple[list[int], int]:
         """`stages`: pipeline ranks with their spans in the layout."""
         jobs = jobs_from_spec(self._spec, self._letters, layout, [rank for rank, _ in stages])
         num_layers = sum([stop - start for _, spans in stages for start, stop in spans])
@@ -109,17 +109,17 @@ def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tup
 
 
 def _is_uneven(job: MegatronJob) -> bool:
-    """Whether data ranks store different bytes: Muon's whole matrices do not divide evenly among them."""
+    """True if data ranks store different bytes: Muon's whole matrices do not divide evenly among them."""
     return job.optimizer == "muon" and job.distributed_optimizer
 
 
-def _places(spec: Spec, job: MegatronJob, held: Parameters) -> list[tuple[tuple[int, int], list[Run]]]:
+def _places(spec: Spec, job: MegatronJob, held: Parameters) -> list[tuple[tuple[int, int], list[EqualRanks]]]:
     """Of the data ranks of a pipeline rank those that are alike: places among dense and among experts' ranks, and the runs of ranks."""
     mesh = spec.mesh
     kinds = [(mesh.tp, job.data_parallel, False), (mesh.ep * mesh.etp, job.expert_data_parallel, True)]
     dealt = [(size, dealt_elements(held, ranks, experts=experts) if _is_uneven(job) else []) for size, ranks, experts in kinds]
     edges = [place * size for size, shares in dealt for place in range(len(shares) + 1)]
-    found: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[Run]]] = {}
+    found: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[EqualRanks]]] = {}
     for run in runs_between(mesh, edges, range(mesh.cp)):
         places = run.first // mesh.tp, run.first // (mesh.ep * mesh.etp)
         share = tuple([shares[place] if place < len(shares) else (0, 0) for (_, shares), place in zip(dealt, places, strict=True)])

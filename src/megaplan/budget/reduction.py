@@ -35,7 +35,7 @@ def reducing_backward_peak(chunk: Chunk, *, later: bool) -> Peak:
 
     Args:
         chunk: The only one of the rank.
-        later: Whether a microbatch was reduced before.
+        later: True if a microbatch was reduced before.
     """
     ending: list[Peak] = []
     largest = max(_reducing_backwards(chunk, later, ending), key=lambda peak: peak.total)

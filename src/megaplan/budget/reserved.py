@@ -45,7 +45,7 @@ def reserving(chunks: Sequence[Chunk], stored: RankStorage, shards: ShardsPool, 
         stored: What it holds of parameters.
         shards: Where gradient shards lie.
         num_reductions: How often a step reduces each group: once under a pipeline, else once a microbatch.
-        expandable: Whether the allocator has expandable segments.
+        expandable: True if the allocator has expandable segments.
     """
     policy = chunks[0].policy
     if not expandable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import ServingBudget
-from megaplan.families.family import Served
+from megaplan.families.family import ServingState
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.device import device_of
@@ -49,7 +49,7 @@ def cached_tokens(serving: Serving, window: int | None) -> int:
     return blocks * serving.block_size
 
 
-def served_by(spec: Spec, block: Block) -> Served:
+def served_by(spec: Spec, block: Block) -> ServingState:
     """What one layer holds for each sequence."""
     family = FAMILIES[block.family]
     return family.serving(family.section_of(spec.model), spec.model.hidden_size, block.variant, spec.precision.params)

@@ -6,7 +6,7 @@ from megaplan.budget.values import Budget, KeptBytes
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
-from megaplan.schedules import Kind, Timeline, in_flight, peak_bytes
+from megaplan.schedules import ActionKind, Timeline, in_flight, peak_bytes
 from megaplan.spec.models import Spec
 
 Level = tuple[int, int]
@@ -52,13 +52,13 @@ def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: B
         for item in timed:
             for part in item.action.parts:
                 match part.kind:
-                    case Kind.FORWARD:
+                    case ActionKind.FORWARD:
                         changes.append((item.start, kept[part.slot].full))
-                    case Kind.BACKWARD:
+                    case ActionKind.BACKWARD:
                         changes.append((item.stop, -kept[part.slot].full))
-                    case Kind.INPUT:
+                    case ActionKind.INPUT:
                         changes.append((item.stop, kept[part.slot].pending - kept[part.slot].full))
-                    case Kind.WEIGHT:
+                    case ActionKind.WEIGHT:
                         changes.append((item.stop, -kept[part.slot].pending))
         for time, change in sorted(changes):  # what ends at a moment is gone when the next begins
             held += change

@@ -16,14 +16,14 @@ from megaplan.blocks.ops import INPUT as INPUT_NAME
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.bank import bank_moments
 from megaplan.budget.casts import accumulating_backward_peak
-from megaplan.budget.chunk import Chunk, Policy
+from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, SplitUnit, Unit
 from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
 from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.halves import weigh_halves
-from megaplan.schedules.actions import Kind
+from megaplan.schedules.actions import ActionKind
 from megaplan.schedules.moments import BACKWARDED, INPUT, WEIGHT, ChunkState
 
 
@@ -38,7 +38,7 @@ class SplitBackwardChunk(Chunk):
         self,
         stored: SlotStorage,
         units: Sequence[Unit],
-        policy: Policy,
+        policy: ChunkPolicy,
         *,
         sends_locally: bool,
         receives_locally: bool = False,
@@ -49,8 +49,8 @@ class SplitBackwardChunk(Chunk):
             stored: As for `Chunk`, like the next two.
             units: The blocks of its names; layers with their halves.
             policy: How the host runs it.
-            sends_locally: Whether the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
-            receives_locally: Whether the stage before is on the same rank, so that its input is in no receive buffer.
+            sends_locally: True if the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
+            receives_locally: True if the stage before is on the same rank, so that its input is in no receive buffer.
         """
         super().__init__(stored, units, policy)
         self._halves = [unit.split for unit in self.units]
@@ -82,8 +82,8 @@ class SplitBackwardChunk(Chunk):
         """The largest moment of W.
 
         Args:
-            weight_grads: Whether another one has run, so that it adds to gradients that are there.
-            owns_input: Whether it alone holds an input that the stage before has sent on the same rank.
+            weight_grads: True if another one has run, so that it adds to gradients that are there.
+            owns_input: True if it alone holds an input that the stage before has sent on the same rank.
         """
         last, there = len(self.units) - 1, self.held(BACKWARDED, weight_grads=weight_grads)[0]
         best = self.idle_peak("W", there, 0)
@@ -106,7 +106,7 @@ class SplitBackwardChunk(Chunk):
                 done += kept
         return best
 
-    def action_cells(self, kind: Kind, peak: Peak, others: int = 0) -> dict[Column, int]:
+    def action_cells(self, kind: ActionKind, peak: Peak, others: int = 0) -> dict[Column, int]:
         """The parts of the peak of an action by column, and what `others` microbatches keep that are in flight."""
         if kind is WEIGHT:
             half, cells = self._halves[peak.unit], self._kept(others, 0, self.output_bytes * others)
@@ -156,8 +156,8 @@ def split_unit(unit: Unit, *, in_place: bool, owns_input: bool) -> Unit:
 
     Args:
         unit: The layer.
-        in_place: Whether gradients accumulate in the dtype autograd makes them in.
-        owns_input: Whether its input is a storage of its chunk; one that arrived is in a receive buffer, which W does not keep alive.
+        in_place: True if gradients accumulate in the dtype autograd makes them in.
+        owns_input: True if its input is a storage of its chunk; one that arrived is in a receive buffer, which W does not keep alive.
     """
     halves, storage = weigh_halves(unit.block, in_place=in_place, owns_input=owns_input), unit.storage
     late = 0

@@ -14,7 +14,7 @@ from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
 from megaplan.columns import Column
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.schedules.actions import Kind
+from megaplan.schedules.actions import ActionKind
 from megaplan.schedules.moments import (
     BACKWARD,
     BACKWARDED,
@@ -26,7 +26,7 @@ from megaplan.schedules.moments import (
     UNTOUCHED,
     WEIGHT,
     ChunkState,
-    Moment,
+    RankState,
 )
 from megaplan.tuples import new
 
@@ -55,7 +55,7 @@ class HeldBySchedule(NamedTuple):
         gradient_bytes: The last input gradient that was sent.
         output_bytes: The last stage output.
         logits_bytes: The last stage output where its microbatch is done: on the last stage.
-        only_at_end: Whether they matter to reductions alone: GPipe's last output belongs to the microbatch whose backward is its last, and
+        only_at_end: True if they matter to reductions alone: GPipe's last output belongs to the microbatch whose backward is its last, and
             the name of a sent gradient is given to what is received before the next backward.
 
     Source: torch/distributed/pipelining/schedules.py, `_step_microbatches` of `ScheduleGPipe` and `Schedule1F1B`.
@@ -66,7 +66,7 @@ class HeldBySchedule(NamedTuple):
     logits_bytes: int = 0
     only_at_end: bool = False
 
-    def at(self, kind: Kind, state: ChunkState) -> int:
+    def at(self, kind: ActionKind, state: ChunkState) -> int:
         """Activations of a moment that its counts do not include."""
         if kind is REDUCE:
             return self.gradient_bytes + self.output_bytes
@@ -77,7 +77,7 @@ class HeldBySchedule(NamedTuple):
         return self.gradient_bytes if state > FORWARDED else 0
 
 
-def step_peak(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, workspace_bytes: int = 0) -> StepPeak:
+def step_peak(chunks: Sequence[Chunk], moments: Sequence[RankState], held: HeldBySchedule, workspace_bytes: int = 0) -> StepPeak:
     """The largest of the given moments, on top of the rank's persistent state.
 
     Args:
@@ -95,13 +95,13 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySc
     return found
 
 
-def _before_products(chunk: Chunk, moment: Moment, peak: Peak) -> bool:
+def _before_products(chunk: Chunk, moment: RankState, peak: Peak) -> bool:
     first_forward = moment.kind is FORWARD and all(state is UNTOUCHED for state in moment.states)
     gathers = peak.moment is None and peak.unit == chunk.first_layer
     return first_forward and (gathers or peak.unit < chunk.first_layer)
 
 
-def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, Moment, Peak]) -> StepPeak:
+def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, RankState, Peak]) -> StepPeak:
     total, moment, peak = largest
     kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = moment
     chunk = chunks[running]
@@ -128,7 +128,7 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
     )
 
 
-def beside_bytes(chunk: Chunk, moment: Moment, peak: Peak) -> int:
+def beside_bytes(chunk: Chunk, moment: RankState, peak: Peak) -> int:
     """The part of a running chunk's moment in the pools of FSDP2's streams: the all-gather ahead, and shards that are made there."""
     policy, kind, state = chunk.policy, moment.kind, moment.states[moment.chunk]
     gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.moment is not None else 0
@@ -140,7 +140,7 @@ def beside_bytes(chunk: Chunk, moment: Moment, peak: Peak) -> int:
     return gathers + sum(behind)
 
 
-def _where(chunk: Chunk, moment: Moment) -> str:
+def _where(chunk: Chunk, moment: RankState) -> str:
     if not chunk.policy.pipelined:
         return ""
     in_flight, waiting = (", ".join(str(count) for count in counts) for counts in (moment.in_flight, moment.waiting))
@@ -150,10 +150,10 @@ def _where(chunk: Chunk, moment: Moment) -> str:
     return f", {first}{in_flight} microbatches in flight{for_weights}{by_chunk}"
 
 
-def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, absent: int) -> tuple[int, Moment, Peak]:
+def _largest(chunks: Sequence[Chunk], moments: Sequence[RankState], held: HeldBySchedule, absent: int) -> tuple[int, RankState, Peak]:
     """What is alive at the largest moment, the moment, and the running chunk's peak; `absent` is not there before the first product."""
     most, best = -1, None
-    peaks: dict[tuple[Kind, int, ChunkState, bool, bool], Peak] = {}
+    peaks: dict[tuple[ActionKind, int, ChunkState, bool, bool], Peak] = {}
     only_backwards = len(chunks) == 1
     for moment in moments:
         kind, index, _, _, _, _, owns_input, states, weight_grads = moment
@@ -186,21 +186,21 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySch
     return most, *best
 
 
-def _bound(chunk: Chunk, kind: Kind, state: ChunkState) -> int:
+def _bound(chunk: Chunk, kind: ActionKind, state: ChunkState) -> int:
     """No forward, or reduction, of the chunk has more alive."""
     if kind is REDUCE:
         return chunk.reduce_bound
     return chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
 
 
-def _ceiling(chunk: Chunk, moments: Sequence[Moment], held: HeldBySchedule) -> int:
+def _ceiling(chunk: Chunk, moments: Sequence[RankState], held: HeldBySchedule) -> int:
     """Nothing but a backward has more alive on a rank with this chunk alone."""
     others = max([moment.in_flight[0] * chunk.saved_bytes + moment.waiting[0] * chunk.waiting_bytes for moment in moments])
     forward = chunk.forward_bound + chunk.unsharded_bytes + others - chunk.saved_bytes
     return max(forward, chunk.reduce_bound) + held.gradient_bytes + held.output_bytes
 
 
-def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:
+def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:
     if kind is FORWARD:
         return forward_peak(chunk, state, absent, weight_grads=weight_grads)
     if kind is BACKWARD:
@@ -215,7 +215,7 @@ def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_gr
     return split.weight_peak(weight_grads=weight_grads, owns_input=owns_input)
 
 
-def _others(chunks: Sequence[Chunk], moment: Moment) -> int:
+def _others(chunks: Sequence[Chunk], moment: RankState) -> int:
     """Other microbatches, the other chunks' gradients and gathered parameters, and for W the running chunk's gathered ones."""
     kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = moment
     chunk = chunks[running]

@@ -36,8 +36,8 @@ class SlotStorage(NamedTuple):
     Attributes:
         names: Of its blocks that run, in execution order; `head` for a tied head too.
         owned: Of each, whether its input is a storage of the slot's chunk, or of the chunk before that it does not keep.
-        is_last: Whether it ends the model.
-        has_mtp: Whether MTP depths run in it, before its head.
+        is_last: True if it ends the model.
+        has_mtp: True if MTP depths run in it, before its head.
         blocks: Storage of its blocks, in the order of its modules: copies of embeddings first.
         layers: Of each, whether it is a layer or a prediction depth, with groups of its own.
         families: How many blocks it has of each family.
@@ -48,12 +48,12 @@ class SlotStorage(NamedTuple):
         largest_reduction_bytes: The largest buffers of a reduction.
         largest_casting_bytes: The most beside gathered parameters while they are filled from casts.
         adamw_shard_bytes: Gradient shards of groups, its own and layers', of which no tensor is Muon's.
-        attends: Whether any block needs rotary tables.
+        attends: True if any block needs rotary tables.
         whole_parameters: Elements of the whole tensors it holds, copies included.
         resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
         other_state_bytes: AdamW's.
-        uneven: Whether any tensor shards unevenly.
+        uneven: True if any tensor shards unevenly.
         casts: Gradients that are cast for AdamW, in the order of updates.
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
@@ -159,7 +159,7 @@ class RankStorage:
         return new(Updates, (matrix, other, adamw, muon))
 
 
-class Stored:
+class StoredState:
     """What FSDP2 holds of an inventory with these sizes."""
 
     MOST = 4096
@@ -270,9 +270,9 @@ class Stored:
 
 
 @lru_cache(maxsize=256)
-def stored(sizes: Sizes, inventory: Inventory) -> Stored:
+def stored(sizes: Sizes, inventory: Inventory) -> StoredState:
     """What FSDP2 holds of an inventory with these sizes, worked out when it is first asked for."""
-    return Stored(sizes, inventory)
+    return StoredState(sizes, inventory)
 
 
 def _total(parts: Iterable[object], field: str) -> int:
@@ -300,22 +300,22 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
     return tuple(found.values())
 
 
-def place_of(name: str) -> int:
+def fsdp_order(name: str) -> int:
     """Place of a block outside the layers among those of its slot, as FSDP2 lists their parameters."""
     return ORDER.index(name.partition(".")[0])
 
 
 def _by_place(block: tuple[str, GroupBytes]) -> int:
-    return place_of(block[0])
+    return fsdp_order(block[0])
 
 
 def reads_other_input(name: str, *, has_mtp: bool, normed: bool) -> bool:
-    """Whether a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first.
+    """True if a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first.
 
     Args:
         name: Of the block.
-        has_mtp: Whether MTP depths run in its slot.
-        normed: Whether the first of them reads the final norm's output, as the head does; else the final norm's input.
+        has_mtp: True if MTP depths run in its slot.
+        normed: True if the first of them reads the final norm's output, as the head does; else the final norm's input.
     """
     if name in ("embedding", "relation_bias"):
         return True

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megaplan.budget.alike import alike_runs, all_offsets
-from megaplan.budget.chunk import Policy
+from megaplan.budget.chunk import ChunkPolicy
 from megaplan.budget.evaluation import Evaluated, Evaluation, SlotParts
 from megaplan.budget.megarun import held_by_schedule, schedule_counts
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.step import StepPeak, step_peak
-from megaplan.budget.stored import RankStorage, Stored, Updates
+from megaplan.budget.stored import RankStorage, StoredState, Updates
 from megaplan.budget.values import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -46,7 +46,7 @@ from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
 from megaplan.hosts.torchtitan.blocks import PAIR, in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ends import LOGITS
-from megaplan.hosts.torchtitan.ledger import block_bytes, makes_of
+from megaplan.hosts.torchtitan.ledger import block_bytes, block_variants
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
@@ -82,7 +82,7 @@ class TitanEvaluation(Evaluation):
         self.step_sum_bytes: dict[str, int] = {}
         self.workspace_bytes = device_of(spec.device).gemm_workspace_bytes
         sizes, pipelined = titan_sizes(spec), spec.mesh.is_pipelined
-        whole = Stored(sizes, blocks)
+        whole = StoredState(sizes, blocks)
         self._groups = {name: whole.block(name).both for name, _ in blocks.blocks()}
         reshard = spec.sharding.reshard_after_forward
         self.stored = PooledStored(sizes, blocks, frees_embedding=reshard and spec.host.fsdp_ends == "separate" and not blocks.tied)
@@ -90,16 +90,16 @@ class TitanEvaluation(Evaluation):
         beside = self._groups[last].gathered_bytes if reshard and not pipelined and spec.host.fsdp_ends == "root" else 0
         made: dict[object, Evaluated] = {}
         self.blocks: dict[str, Evaluated] = {}
-        for name, make in makes_of(spec, blocks).items():
+        for name, variant in block_variants(spec, blocks).items():
             tied = name == "head" and blocks.tied
-            if make not in made:
+            if variant not in made:
                 block = blocks.block("embedding" if tied else name)
                 sums = block_bytes(spec, self.dims, name, block, beside_bytes=beside if name == "head" else 0)
                 storage = None if tied else self.stored.block(name)
                 layer, in_place = name.startswith("layers."), spec.precision.params is spec.precision.grads
-                made[make] = Evaluated(block, sums, storage, layer=layer, boundary_bytes=self.boundary_bytes, in_place=in_place)
-            self.blocks[name] = made[make]
-        self.policy = Policy(
+                made[variant] = Evaluated(block, sums, storage, layer=layer, boundary_bytes=self.boundary_bytes, in_place=in_place)
+            self.blocks[name] = made[variant]
+        self.policy = ChunkPolicy(
             pipelined=pipelined,
             reshard=reshard,
             splits_backward=spec.schedule.kind in SPLIT_BACKWARD and pipelined,
@@ -129,7 +129,7 @@ class TitanEvaluation(Evaluation):
         return Pools(shards, max(flats, largest) + largest)
 
 
-class PooledStored(Stored):
+class PooledStored(StoredState):
     """What FSDP2 holds but for what its streams' pools have: outputs of gathers and reductions."""
 
     def __init__(self, sizes: Sizes, inventory: Inventory, *, frees_embedding: bool) -> None:

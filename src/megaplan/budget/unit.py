@@ -10,7 +10,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.group_bytes import NOTHING
 from megaplan.hosts.megarun.halves import HalvedBytes
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.program import LiveSet
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.tuples import new
 
@@ -45,19 +45,19 @@ class BankMoments(NamedTuple):
         later_bytes: As above.
     """
 
-    early: Moment
+    early: LiveSet
     early_bytes: int
-    during: Moment
+    during: LiveSet
     during_bytes: int
-    taken: Moment
+    taken: LiveSet
     taken_params: tuple[str, ...]
     taken_bytes: int
-    later: Moment
+    later: LiveSet
     later_params: tuple[str, ...]
     later_bytes: int
 
     @property
-    def made(self) -> tuple[Moment, int]:
+    def made(self) -> tuple[LiveSet, int]:
         """The largest up to and with the operation, and its bytes."""
         return (self.early, self.early_bytes) if self.early_bytes >= self.during_bytes else (self.during, self.during_bytes)
 
@@ -68,7 +68,7 @@ class Unit(NamedTuple):
     Attributes:
         block: Its ledger's sums.
         storage: What FSDP2 holds of its parameters; None where they are those of another unit or of a copy on the slot (a tied head).
-        layer: Whether it is a layer or a prediction depth, with groups of its own; all else is the slot's group.
+        layer: True if it is a layer or a prediction depth, with groups of its own; all else is the slot's group.
         input_bytes: Its input, if it keeps it and the chunk owns it.
         kept_bytes: What it keeps, its input included, in all columns.
         forward_bytes: Alive at the peak of its forward, its input included; likewise the next two.
@@ -81,14 +81,14 @@ class Unit(NamedTuple):
         shard_bytes: Gradient shards.
         slack_bytes: What the allocator's rounding adds to what it keeps.
         elsewhere: Of what it keeps, that in other columns than activations.
-        has_bank: Whether it is a layer with experts, which are a group of their own.
+        has_bank: True if it is a layer with experts, which are a group of their own.
         passing_bytes: Its input, if the chunk owns it and it does not keep it: alive until its forward has ended.
         last_own: Of a layer, the tensor that FSDP2 lists after those of its children; "" where there is none.
         bank: Of a layer with experts, the largest moments of its backward.
         shared: Of the first prediction depth, the parameters of other blocks whose gradients it hands on.
         split: Of a layer whose backward is split, its two halves.
         choice_bytes: Of a layer that passes its choice of keys on, the choice: the stage holds it until a later layer keeps it.
-        takes_choice: Whether it is that layer.
+        takes_choice: True if it is that layer.
     """
 
     block: BlockBytes
@@ -181,7 +181,7 @@ class Peak(NamedTuple):
     where: str
     unit: int
     before: int
-    moment: Moment | None
+    moment: LiveSet | None
     params: tuple[str, ...]
     gradients: int
     communication: int

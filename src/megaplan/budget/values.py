@@ -109,7 +109,7 @@ class RankBudget(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within what is usable."""
+        """True if the peak is within what is usable."""
         return self.headroom_bytes >= 0
 
 
@@ -155,7 +155,7 @@ class Budget(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether every rank fits."""
+        """True if every rank fits."""
         return all(rank.fits for rank in self.ranks)
 
     @property
@@ -199,7 +199,7 @@ class ServingBudget(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the total is within what is usable."""
+        """True if the total is within what is usable."""
         return self.total <= self.usable_bytes
 
     def as_document(self) -> dict[str, int | bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.spec.models import Spec
 
 
@@ -15,7 +15,7 @@ class AnyFloors:
         """Lower bound on peak memory over all cuts."""
         return 0
 
-    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:  # noqa: ARG002
+    def peak_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:  # noqa: ARG002
         """The same of a layout with a policy, whose spec is made only where it is needed."""
         return 0
 
@@ -23,7 +23,7 @@ class AnyFloors:
         """A smaller bound that takes less time."""
         return 0
 
-    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:  # noqa: ARG002
+    def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:  # noqa: ARG002
         """A smaller bound that takes less time, of the best of several policies, under any schedule."""
         return 0
 

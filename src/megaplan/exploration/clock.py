@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts
 from megaplan.spec.models import Spec
@@ -28,7 +28,7 @@ class Clock(Protocol):
 
     Attributes:
         basis: What the times rest on, in words.
-        knows_schedules: Whether `bound_ns` holds for every schedule of a spec's mesh, and so for any number of slots a rank.
+        knows_schedules: True if `bound_ns` holds for every schedule of a spec's mesh, and so for any number of slots a rank.
     """
 
     basis: str
@@ -38,7 +38,7 @@ class Clock(Protocol):
         """Lower bound on this spec's step over all cuts."""
         ...
 
-    def bound_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+    def bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """The same of a layout with a policy, whose spec is made only where it is needed."""
         ...
 

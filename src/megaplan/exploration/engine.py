@@ -17,7 +17,7 @@ from typing import Any
 
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import Space
-from megaplan.exploration.values import Exact, Layout, Objective, Outcome
+from megaplan.exploration.values import Exact, LayoutChoice, Objective, Outcome
 
 WAVE, REFINED = 16, 128
 """Meshes of a wave, and meshes whose second bound is worked out at once."""
@@ -28,7 +28,7 @@ ALONE = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SearchTask:
     """A search to make; every process makes its own evaluator of it.
 
     Attributes:
@@ -75,14 +75,14 @@ class Explored:
         outcomes: Of every layout of the meshes that were not left out.
         num_refined: Meshes whose second bound is known, in the order of `bounds`.
         waiting: Of those the ones that are not explored, with their second bounds; a heap.
-        complete: Whether no mesh is left that could be among the best.
+        complete: True if no mesh is left that could be among the best.
     """
 
-    task: Task
-    bounds: list[tuple[int, Layout]]
-    outcomes: dict[Layout, Outcome] = field(default_factory=dict)
+    task: SearchTask
+    bounds: list[tuple[int, LayoutChoice]]
+    outcomes: dict[LayoutChoice, Outcome] = field(default_factory=dict)
     num_refined: int = 0
-    waiting: list[tuple[int, Layout]] = field(default_factory=list)
+    waiting: list[tuple[int, LayoutChoice]] = field(default_factory=list)
     complete: bool = False
 
     @property
@@ -91,7 +91,7 @@ class Explored:
         return self.num_refined - len(self.waiting)
 
     @property
-    def left(self) -> list[tuple[int, Layout]]:
+    def left(self) -> list[tuple[int, LayoutChoice]]:
         """Meshes that are not explored, with the best of their bounds, ascending."""
         return sorted([*self.waiting, *self.bounds[self.num_refined :]])
 
@@ -119,19 +119,19 @@ class Explored:
         left = [bound for bound, _ in (*self.waiting[:1], *self.bounds[self.num_refined : self.num_refined + 1])]
         return min([*seen, *left], default=0)
 
-    def next_waiting(self) -> list[tuple[int, Layout]]:
+    def next_waiting(self) -> list[tuple[int, LayoutChoice]]:
         """The meshes of the smallest second bounds, at most a wave, that can be among the best."""
         limit = self.limit_ns
         return [item for item in nsmallest(WAVE, self.waiting) if item[0] <= limit]
 
-    def next_to_refine(self, ready: Sequence[tuple[int, Layout]]) -> list[Layout]:
+    def next_to_refine(self, ready: Sequence[tuple[int, LayoutChoice]]) -> list[LayoutChoice]:
         """Meshes that come before the last of a wave by their first bounds, and so may by their second."""
         limit = self.limit_ns if len(ready) < WAVE else min(self.limit_ns, ready[-1][0])
         batch = self.bounds[self.num_refined : self.num_refined + REFINED]
         return [mesh for bound, mesh in batch if bound <= limit]
 
 
-def explore(task: Task, processes: int, report: Callable[[Progress], None] = lambda _: None) -> Explored:
+def explore(task: SearchTask, processes: int, report: Callable[[Progress], None] = lambda _: None) -> Explored:
     """Search; what was found so far is returned when the search is interrupted.
 
     Args:
@@ -168,7 +168,7 @@ def explore(task: Task, processes: int, report: Callable[[Progress], None] = lam
     return found
 
 
-def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Layout]:
+def _seeds(bounds: Sequence[tuple[int, LayoutChoice]], own: Evaluator) -> Iterator[LayoutChoice]:
     """The layouts that the first limit is taken from.
 
     A layout of each number of tensor and pipeline ranks, the one of the smallest bound with few sequences of a microbatch; and of the
@@ -187,7 +187,7 @@ def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Lay
                 yield layouts[0]
 
 
-def _examples(found: Explored, own: Evaluator, seeds: set[Layout]) -> Iterator[Layout]:
+def _examples(found: Explored, own: Evaluator, seeds: set[LayoutChoice]) -> Iterator[LayoutChoice]:
     """If pruning removes every mesh of a pp degree, the one with the smallest bound that may fit is still evaluated.
 
     None of them is among the best: they say by how much such layouts, and the schedules that run on them, are slower.
@@ -205,7 +205,7 @@ _worker: Evaluator | None = None
 
 
 @contextmanager
-def _workers(task: Task, own: Evaluator, processes: int) -> Iterator[Callable[..., list[Any]]]:
+def _workers(task: SearchTask, own: Evaluator, processes: int) -> Iterator[Callable[..., list[Any]]]:
     """A function that maps over items, in as many processes, in order."""
     global _worker  # noqa: PLW0603 (a process of a pool has no other place for what it shares between calls)
     _worker = own
@@ -217,7 +217,7 @@ def _workers(task: Task, own: Evaluator, processes: int) -> Iterator[Callable[..
         yield lambda call, items: pool.map(call, items, chunksize=max(1, min(64, len(items) // (8 * processes))))
 
 
-def _start(task: Task) -> None:
+def _start(task: SearchTask) -> None:
     """A worker leaves an interrupt to the process that waits for it."""
     import signal  # noqa: PLC0415
 
@@ -232,17 +232,17 @@ def _own() -> Evaluator:
     return _worker
 
 
-def _bounded(mesh: Layout) -> int:
+def _bounded(mesh: LayoutChoice) -> int:
     return _own().bound_ns(mesh)
 
 
-def _refined(mesh: Layout) -> tuple[int, list[Outcome]]:
+def _refined(mesh: LayoutChoice) -> tuple[int, list[Outcome]]:
     return _own().refined(mesh)
 
 
-def _sampled(layout: Layout) -> Outcome:
+def _sampled(layout: LayoutChoice) -> Outcome:
     return _own().outcome(layout)
 
 
-def _explored(item: tuple[Layout, int]) -> list[Outcome]:
+def _explored(item: tuple[LayoutChoice, int]) -> list[Outcome]:
     return _own().outcomes(*item)

@@ -14,7 +14,7 @@ from megaplan.exploration.floors import floors_of
 from megaplan.exploration.policies import keeps_more
 from megaplan.exploration.recompute import chain
 from megaplan.exploration.space import UNSCHEDULED, Space
-from megaplan.exploration.values import Exact, Layout, Objective, Outcome, Policy
+from megaplan.exploration.values import Exact, LayoutChoice, MemoryPolicy, Objective, Outcome
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans, spans_of
@@ -34,7 +34,7 @@ HOPELESS = 20
 LIKELY = 1.5
 """Where the bound of memory is so many times smaller than what there is, cuts are likely to fit."""
 UNLIMITED = 1 << 62
-Policies = list[tuple[int, Policy]]
+Policies = list[tuple[int, MemoryPolicy]]
 """Policies of a layout, each with what its step is at least."""
 
 
@@ -45,9 +45,9 @@ class Fitting:
     Attributes:
         spans: Those that fit, or the ones that were tried last.
         over_bytes: By how much the worst rank exceeds the memory less the headroom asked for; 0 or less where they fit.
-        proven: Whether it is proven that no cuts fit; then `over_bytes` is what the cuts' storage and kept tensors alone exceed it by.
-        beyond: Whether it is proven that the step of any cuts that fit is longer than the limit.
-        by_sums: Whether the proof also holds for every policy that keeps more. It does for sums of what is held, not for what the allocator
+        proven: True if it is proven that no cuts fit; then `over_bytes` is what the cuts' storage and kept tensors alone exceed it by.
+        beyond: True if it is proven that the step of any cuts that fit is longer than the limit.
+        by_sums: True if the proof also holds for every policy that keeps more. It does for sums of what is held, not for what the allocator
             reserves: that may be less where more is held.
     """
 
@@ -79,10 +79,10 @@ class Evaluator:
         """`headroom_bytes` are to stay free on every rank; of a layout's policies the best for the objective is its own."""
         self.space, self.headroom_bytes, self.objective = space, headroom_bytes, objective
         self._sides: dict[bool, Side] = {}
-        self._plain: dict[int, list[Policy]] = {}
-        self._thrifty: dict[int, Policy] = {}
+        self._plain: dict[int, list[MemoryPolicy]] = {}
+        self._thrifty: dict[int, MemoryPolicy] = {}
         self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all exceed
-        self._looked_at: tuple[Layout | None, dict[Policy, Spec]] = None, {}
+        self._looked_at: tuple[LayoutChoice | None, dict[MemoryPolicy, Spec]] = None, {}
         self.usable_bytes = device_budget(device_of(space.base.device), space.devices).usable_bytes
         if not space.by_modules:
             self._keep_chain()
@@ -94,12 +94,12 @@ class Evaluator:
             self._sides[key] = Side(spec)
         return self._sides[key]
 
-    def side_of(self, layout: Layout, policy: Policy) -> Side:
+    def side_of(self, layout: LayoutChoice, policy: MemoryPolicy) -> Side:
         """The same, of a layout's spec with a policy."""
         known = self._sides.get(policy.vocab_parallel)
         return self.side(self.spec(layout, policy)) if known is None else known
 
-    def spec(self, layout: Layout, policy: Policy) -> Spec:
+    def spec(self, layout: LayoutChoice, policy: MemoryPolicy) -> Spec:
         """As `Space.spec_of`, which is asked once as long as one layout is looked at."""
         if self._looked_at[0] != layout:
             self._looked_at = layout, {}
@@ -111,7 +111,7 @@ class Evaluator:
     def _keep_chain(self) -> None:
         """Leave of many recompute policies those of `exploration.recompute`, by bytes and times of one sequence on one rank."""
         options, space = self.space.recomputes, self.space
-        plain = Layout(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
+        plain = LayoutChoice(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
         own = space.policies(plain)[0]
         plain_spec = space.spec_of(plain, own)
 
@@ -131,17 +131,17 @@ class Evaluator:
         """Lower bound on the spec's peak memory over all cuts."""
         return self.side(spec).floors.peak_bytes(spec)
 
-    def bound_ns(self, layout: Layout) -> int:
+    def bound_ns(self, layout: LayoutChoice) -> int:
         """Lower bound on the step over all policies and cuts, and for a mesh over all schedules."""
         if layout.kind != UNSCHEDULED[0] or self.side(self.space.base).clock.knows_schedules:
             return self._bound_of(layout, tight=False)
         slots = self.space.slots_of(layout) or [layout.vpp]
         return min(self._bound_of(layout._replace(vpp=vpp), tight=False) for vpp in slots)
 
-    def _bound_of(self, layout: Layout, *, tight: bool) -> int:
+    def _bound_of(self, layout: LayoutChoice, *, tight: bool) -> int:
         return min([self._bound_on(layout, policy, tight=tight) for policy in self._cheapest(layout)])
 
-    def _bound_on(self, layout: Layout, policy: Policy, *, tight: bool) -> int:
+    def _bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, *, tight: bool) -> int:
         clock = self.side_of(layout, policy).clock
         bound = clock.bound_on(layout, policy, self.spec)
         return max(bound, clock.tight_bound_ns(self.spec(layout, policy))) if tight and clock.knows_schedules else bound
@@ -151,20 +151,20 @@ class Evaluator:
         clock = self.side(spec).clock
         return max(clock.bound_ns(spec), clock.tight_bound_ns(spec)) if tight else clock.bound_ns(spec)
 
-    def bounds(self, layout: Layout) -> list[tuple[int, Policy]]:
+    def bounds(self, layout: LayoutChoice) -> list[tuple[int, MemoryPolicy]]:
         """Policies of a layout by what their step is at least."""
         return sorted([(self._bound_on(layout, policy, tight=True), policy) for policy in self.space.policies(layout)])
 
-    def fits_nowhere(self, mesh: Layout) -> int:
+    def fits_nowhere(self, mesh: LayoutChoice) -> int:
         """Bytes by which every policy and schedule of a mesh exceeds the memory at least; 0 or less where one may fit."""
-        by_side: dict[bool, list[Policy]] = {}
+        by_side: dict[bool, list[MemoryPolicy]] = {}
         for policy in self.space.policies(mesh):
             by_side.setdefault(policy.vocab_parallel, []).append(policy)
         sides = [(self.side_of(mesh, policies[0]), policies) for policies in by_side.values()]
         most = self.usable_bytes - self.headroom_bytes
         return min(side.floors.least_on(mesh, policies, self.space.spec_of) for side, policies in sides) - most
 
-    def exact(self, layout: Layout, policy: Policy, limit_ns: int = UNLIMITED) -> Exact | Fitting | None:
+    def exact(self, layout: LayoutChoice, policy: MemoryPolicy, limit_ns: int = UNLIMITED) -> Exact | Fitting | None:
         """The best cuts that fit, or how far what was tried is from fitting; None if their step is longer than a limit."""
         spec = self.spec(layout, policy)
         memory = self._memory(spec)
@@ -220,7 +220,7 @@ class Evaluator:
             known = kept(self._balances)[key] = most or 0 if found is None else found
         return None if isinstance(known, int) or (most is not None and known.value > most) else known
 
-    def refined(self, mesh: Layout) -> tuple[int, list[Outcome]]:
+    def refined(self, mesh: LayoutChoice) -> tuple[int, list[Outcome]]:
         """A bound of a mesh's step, of the policies that may fit; and the outcomes of its layouts, if none of them may."""
         over = self.fits_nowhere(mesh)
         if over > 0:
@@ -238,11 +238,11 @@ class Evaluator:
                 outcomes.append(self._left_out(layout, policies, self.thriftiest(layout)))
         return least, outcomes if least == UNLIMITED else []
 
-    def outcomes(self, mesh: Layout, limit_ns: int = UNLIMITED) -> list[Outcome]:
+    def outcomes(self, mesh: LayoutChoice, limit_ns: int = UNLIMITED) -> list[Outcome]:
         """Outcomes of every schedule of a mesh; see `outcome`."""
         return [self.outcome(layout, limit_ns) for layout in self.space.layouts_of(mesh)]
 
-    def outcome(self, layout: Layout, limit_ns: int = UNLIMITED) -> Outcome:
+    def outcome(self, layout: LayoutChoice, limit_ns: int = UNLIMITED) -> Outcome:
         """The layout's best policy, where its step can be shorter than a limit.
 
         Args:
@@ -269,7 +269,7 @@ class Evaluator:
         bound = _bound_after(found, slowest, limit_ns)
         return self._best_policy(Outcome(layout, best, int(tries), 0, bound, proven, over), policies, thrifty, limit_ns)
 
-    def _keeps_least(self, thrifty: Policy) -> bool:
+    def _keeps_least(self, thrifty: MemoryPolicy) -> bool:
         """True if no other policy fits where the sums of memory say of the thriftiest that it does not.
 
         Of policies by modules the sums have nothing that layers keep under full recompute; modules are not ordered so.
@@ -282,19 +282,19 @@ class Evaluator:
             return UNLIMITED
         return limit_ns if best is None else min(limit_ns, best.step_ns)
 
-    def _may_fit(self, layout: Layout, policy: Policy) -> bool:
+    def _may_fit(self, layout: LayoutChoice, policy: MemoryPolicy) -> bool:
         return self._floor_on(layout, policy) <= self.usable_bytes - self.headroom_bytes
 
-    def _floor_on(self, layout: Layout, policy: Policy) -> int:
+    def _floor_on(self, layout: LayoutChoice, policy: MemoryPolicy) -> int:
         return self.side_of(layout, policy).floors.peak_on(layout, policy, self.spec)
 
-    def _left_out(self, layout: Layout, policies: Sequence[tuple[int, Policy]], thrifty: Policy) -> Outcome:
+    def _left_out(self, layout: LayoutChoice, policies: Sequence[tuple[int, MemoryPolicy]], thrifty: MemoryPolicy) -> Outcome:
         """A layout of which every policy is too slow or does not fit, by their bounds alone."""
         over = max(0, self._floor_on(layout, thrifty) - self.usable_bytes + self.headroom_bytes)
         bound = next((bound for bound, policy in policies if self._may_fit(layout, policy)), UNLIMITED)
         return Outcome(layout, None, 0, len(policies), bound, bound == UNLIMITED, over)
 
-    def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, Policy]], thrifty: Policy, limit_ns: int) -> Outcome:
+    def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, MemoryPolicy]], thrifty: MemoryPolicy, limit_ns: int) -> Outcome:
         """The outcome of a layout of which the thriftiest policy has been tried; `policies` as `bounds` has them."""
         layout, best, proven, bound = tried.layout, tried.best, tried.proven, tried.bound_ns
         evaluated = tried.num_evaluated
@@ -318,7 +318,7 @@ class Evaluator:
         pruned = len(policies) - evaluated
         return Outcome(layout, best, evaluated, pruned, bound, proven, 0 if best is not None else tried.over_bytes)
 
-    def _without_more(self, left: Policies, policy: Policy, found: Fitting) -> tuple[Policies, int]:
+    def _without_more(self, left: Policies, policy: MemoryPolicy, found: Fitting) -> tuple[Policies, int]:
         """Policies to try once one did not fit, and the least bound of those left out, as far as they are not proven not to fit."""
         if not _hopeless(found, self.usable_bytes):
             return left, UNLIMITED
@@ -326,13 +326,13 @@ class Evaluator:
         dropped = [least for least, other in left if keeps_more(other, policy)]
         return kept, UNLIMITED if found.proven else min(dropped, default=UNLIMITED)
 
-    def _may_be_better(self, layout: Layout, policy: Policy, best: Exact | None) -> bool:
+    def _may_be_better(self, layout: LayoutChoice, policy: MemoryPolicy, best: Exact | None) -> bool:
         """True if a policy may leave as much memory free as the best so far, where that is what counts."""
         if self.objective != "headroom" or best is None:
             return True
         return self.usable_bytes - self._floor_on(layout, policy) >= best.headroom_bytes
 
-    def thriftiest(self, layout: Layout) -> Policy:
+    def thriftiest(self, layout: LayoutChoice) -> MemoryPolicy:
         """The policy that keeps the least: if no cuts fit with it, the layout does not."""
         if not self.space.by_modules:
             return self._thriftiest(layout)
@@ -340,10 +340,10 @@ class Evaluator:
             self._thrifty[layout.tp] = self._thriftiest(layout)
         return self._thrifty[layout.tp]
 
-    def _thriftiest(self, layout: Layout) -> Policy:
-        known: dict[Policy, int] = {}
+    def _thriftiest(self, layout: LayoutChoice) -> MemoryPolicy:
+        known: dict[MemoryPolicy, int] = {}
 
-        def saved(policy: Policy) -> tuple[int, bool, bool, Policy]:
+        def saved(policy: MemoryPolicy) -> tuple[int, bool, bool, MemoryPolicy]:
             same = policy._replace(reshard=False, vocab_parallel=False, grads="")  # what layers keep does not depend on these
             if same not in known:
                 spec = self.spec(layout, policy)
@@ -352,7 +352,7 @@ class Evaluator:
 
         return min(self.space.policies(layout), key=saved)
 
-    def _cheapest(self, layout: Layout) -> list[Policy]:
+    def _cheapest(self, layout: LayoutChoice) -> list[MemoryPolicy]:
         """Policies one of which has the smallest bound: those that run nothing again."""
         if layout.tp in self._plain:
             return self._plain[layout.tp]

@@ -24,7 +24,7 @@ from megaplan.cost.step.pipeline import grown, pipeline_seconds
 from megaplan.cost.step.predict import Passes, StepTimer, links_crossed, once_a_stage, once_of, stage_terms
 from megaplan.cost.step.workload import BatchShape, MeshShape, Recomputed, Software, StageShape, StepWorkload
 from megaplan.exploration.clock import CHANGES, StepOf, Terms
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts
@@ -57,7 +57,7 @@ class FittedClock:
         self._once: dict[tuple[object, ...], tuple[Once, Exchanged]] = {}
         self._costs: dict[tuple[object, ...], StackCosts] = {}
         self._all = (StageShape(1.0, self._counts, embedding=True, head=True),)
-        self._hows: dict[Policy, tuple[Software, Recomputed]] = {}  # what of a spec does not depend on its mesh and batch
+        self._hows: dict[MemoryPolicy, tuple[Software, Recomputed]] = {}  # what of a spec does not depend on its mesh and batch
         self._first: StepWorkload | None = None  # of whose model and device all others are
 
     def bound_ns(self, spec: Spec) -> int:
@@ -65,7 +65,7 @@ class FittedClock:
         work, timer = self._whole(spec)
         return self._bound_of(work, timer)
 
-    def bound_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+    def bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """Work spread evenly over the ranks; data ranks hidden by the passes of the whole model.
 
         A pass joins device and host by a norm, so the passes of all stages together take at least the pass of the whole model.

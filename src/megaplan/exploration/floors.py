@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from megaplan.exploration.any_floors import AnyFloors
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
@@ -21,7 +21,7 @@ from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Block, Inventory
-from megaplan.partition.layer_bytes import Needs, stored_needs
+from megaplan.partition.layer_bytes import BlockNeeds, stored_needs
 from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, moments
 from megaplan.spec.models import Spec
 
@@ -31,7 +31,7 @@ class Floors(AnyFloors):
 
     def __init__(self, inventory: Inventory, _spec: Spec | None = None) -> None:
         self._inventory = inventory
-        self._wholes: dict[tuple[object, ...], Needs] = {}
+        self._wholes: dict[tuple[object, ...], BlockNeeds] = {}
         self._kept: dict[tuple[object, ...], int] = {}
         self._kinds: list[tuple[int, int]] | None = None
 
@@ -58,11 +58,11 @@ class Floors(AnyFloors):
         """A smaller bound that looks at no schedule: what all ranks of a pipeline hold together has to be on one of them."""
         return -(-(self._whole(spec).static_bytes + self.kept_bytes(spec)) // spec.mesh.pp)
 
-    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+    def peak_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """See `peak_bytes`."""
         return self.peak_bytes(spec_of(layout, policy))
 
-    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:
+    def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:
         """The same for the best of several policies, under any schedule."""
         recomputes = [policy.recompute for policy in policies]
         alike = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # what is stored is the same
@@ -81,7 +81,7 @@ class Floors(AnyFloors):
         kept = max(0, total - len(self._inventory.layers) * boundary_bytes(local_dims(spec)))
         return -(-(self._whole(spec).static_bytes + kept) // spec.mesh.pp)
 
-    def _whole(self, spec: Spec) -> Needs:
+    def _whole(self, spec: Spec) -> BlockNeeds:
         """Stored bytes of all blocks on one rank of each stage; of copies, one."""
         mesh = spec.mesh
         key = mesh.tp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.dp_replicate == 1, spec.precision.grads
@@ -90,7 +90,7 @@ class Floors(AnyFloors):
             found = []
             for block, count in self._inventory.makes:
                 found.append([count * size for size in stored_needs(block_storage(sizes, block))])
-            self._wholes[key] = Needs(*map(sum, zip(*found, strict=True)))
+            self._wholes[key] = BlockNeeds(*map(sum, zip(*found, strict=True)))
         return self._wholes[key]
 
     def kept_bytes(self, spec: Spec) -> int:
@@ -127,7 +127,7 @@ class Floors(AnyFloors):
         key = (id(block), operations, policy, degrees, self._is_low(spec, block, index))
         found = self._kept.get(key)
         if found is None:
-            dims = local_dims(spec, turns=False)
+            dims = local_dims(spec, is_last_cp_rank=False)
             ledger = block_bytes(_plain(spec, block.family, policy), dims, name, block)
             found = self._kept[key] = ledger.saved_bytes + (boundary_bytes(dims) if ledger.keeps_input else 0)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaplan.exploration.engine import Explored
-from megaplan.exploration.values import Layout, Outcome
+from megaplan.exploration.values import LayoutChoice, Outcome
 from megaplan.units import format_gib
 from megaplan.wording import plural
 
@@ -39,7 +39,7 @@ def loose_terms(found: Explored) -> str:
     return "; ".join(parts)
 
 
-def _named(layout: Layout) -> str:
+def _named(layout: LayoutChoice) -> str:
     return f"pp {layout.pp}, {layout.kind}, vpp {layout.vpp}, tp {layout.tp}, cp {layout.cp}, micro-batch {layout.micro_batch}"
 
 

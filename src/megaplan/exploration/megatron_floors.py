@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from megaplan.exploration.any_floors import AnyFloors
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.hosts.megatron.from_spec import common_job, operator_letter
 from megaplan.hosts.megatron.job import EMBEDDING, IN_SIXTEEN_BIT, LOSS, MTP, MegatronJob
 from megaplan.hosts.megatron.peak import fixed_bytes, fullest_counts
@@ -26,7 +26,7 @@ SLACK = 1 - 1e-9
 """Part that a bound keeps, for the rounding of its sums."""
 EXPERTS = "E" + IN_SIXTEEN_BIT["E"]
 """Operators whose kept bytes depend on how experts are spread."""
-Counts = tuple[tuple[int, ...], ...]
+StackCounts = tuple[tuple[int, ...], ...]
 
 
 class Need(NamedTuple):
@@ -36,7 +36,7 @@ class Need(NamedTuple):
     kept: int
 
 
-class Needs(NamedTuple):
+class ModelBytes(NamedTuple):
     """Bytes of a model on one tensor and data rank.
 
     Attributes:
@@ -79,7 +79,7 @@ class MegatronFloors(AnyFloors):
         """Lower bound on peak memory over all cuts."""
         return self._peak(*_asked(spec))
 
-    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+    def peak_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """The same of a layout with a policy, whose spec is made only where it is needed."""
         return self._peak(layout, policy, spec_of)
 
@@ -88,7 +88,7 @@ class MegatronFloors(AnyFloors):
         layout, policy, spec_of = _asked(spec)
         return self.least_on(layout, (policy,), spec_of)
 
-    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:
+    def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:
         """The same for the best of several policies, under any schedule."""
         stored = {(policy.distributed, policy.grads): policy for policy in policies}
         found = []
@@ -104,7 +104,7 @@ class MegatronFloors(AnyFloors):
         again = len(host.recompute_modules) + (spec.recompute.of("A") != "none") + 100 * bool(host.recompute_num_layers)
         return -2 * again - host.distributed_optimizer
 
-    def _peak(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+    def _peak(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         needs = self._needs(layout, policy, spec_of)
         static, kept, (first, last) = needs.static, needs.kept, needs.ends
         if layout.pp == 1:
@@ -116,7 +116,7 @@ class MegatronFloors(AnyFloors):
         weights = [1.0 / max(1, static + count * kept) for count in least]
         return self._with_fragments(needs.fixed + max(int(even / layout.pp * SLACK), _least(needs, counts, weights)))
 
-    def _needs(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> Needs:
+    def _needs(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> ModelBytes:
         """Stored bytes of each kind of operator, by the degrees that shard it, and the bytes a microbatch keeps, by its tokens."""
         one_stage = layout.pp == 1
         shares = layout.tp, layout.ep, layout.etp, layout.dp_shard * layout.cp, one_stage, policy.distributed, policy.grads
@@ -137,13 +137,13 @@ class MegatronFloors(AnyFloors):
         if one_stage and self._tied:
             ends[0] = ends[0]._replace(static=0)
         operators = tuple([(Need(stored[letter], kept[letter]), number) for letter, number in self._counts])
-        return Needs(operators, (ends[0], ends[1]), self._fixed[routed])
+        return ModelBytes(operators, (ends[0], ends[1]), self._fixed[routed])
 
     def _with_fragments(self, size: int) -> int:
         return size + size * self._fragmentation // 100
 
 
-def _asked(spec: Spec) -> tuple[Layout, Policy, SpecOf]:
+def _asked(spec: Spec) -> tuple[LayoutChoice, MemoryPolicy, SpecOf]:
     """A spec as a layout and what tells its policy from others."""
     mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
     degrees = mesh.pp, mesh.vpp, schedule.kind, mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.dp_replicate, mesh.dp_shard
@@ -151,8 +151,8 @@ def _asked(spec: Spec) -> tuple[Layout, Policy, SpecOf]:
     again = (("A", spec.recompute.of("A")),)
     layers, modules = host.recompute_num_layers or 0, host.recompute_modules
     grads = f"{precision.grads} {precision.reduce}"
-    policy = Policy(again, False, mesh.vocab_parallel, False, host.distributed_optimizer, layers, modules, grads)
-    return Layout(*degrees, batch.micro_batch_size, schedule.microbatches_per_update), policy, lambda *_: spec
+    policy = MemoryPolicy(again, False, mesh.vocab_parallel, False, host.distributed_optimizer, layers, modules, grads)
+    return LayoutChoice(*degrees, batch.micro_batch_size, schedule.microbatches_per_update), policy, lambda *_: spec
 
 
 def _kept(job: MegatronJob, letters: str) -> int:
@@ -162,14 +162,14 @@ def _kept(job: MegatronJob, letters: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _counts(pp: int, vpp: int, group: int, count: int) -> Counts:
+def _counts(pp: int, vpp: int, group: int, count: int) -> StackCounts:
     """For each rank the microbatches of each chunk at one of its moments, whatever its chunks keep."""
     if vpp == 1:
         return tuple([(min(count, pp - rank),) for rank in range(pp)])
     return tuple([fullest_counts((1,) * vpp, pp - 1 - rank, group, count) for rank in range(pp)])
 
 
-def _least(needs: Needs, counts: Counts, weights: Sequence[float]) -> int:
+def _least(needs: ModelBytes, counts: StackCounts, weights: Sequence[float]) -> int:
     places = {(weight, min(of_rank)) for weight, of_rank in zip(weights, counts, strict=True)}
     total = sum(
         [number * min([weight * (need.static + count * need.kept) for weight, count in places]) for need, number in needs.operators]

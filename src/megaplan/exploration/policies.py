@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from megaplan.exploration.recompute import STRENGTH
-from megaplan.exploration.values import Policy
+from megaplan.exploration.values import MemoryPolicy
 
 
-def keeps_more(one: Policy, other: Policy) -> bool:
+def keeps_more(one: MemoryPolicy, other: MemoryPolicy) -> bool:
     """True if cuts that do not fit with `other` do not fit with `one` either; False where that is not known.
 
     A family that runs less again keeps as much or more, and so do parameters that stay gathered. Under Megatron-Core full recompute keeps
@@ -22,6 +22,6 @@ def keeps_more(one: Policy, other: Policy) -> bool:
     return weaker and _with_parts(one) <= _with_parts(other)
 
 
-def _with_parts(policy: Policy) -> set[str]:
+def _with_parts(policy: MemoryPolicy) -> set[str]:
     """Modules that run again; whole experts have their activation in them."""
     return {*policy.modules, *(("moe_act",) if "moe" in policy.modules else ())}

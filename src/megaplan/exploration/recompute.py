@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-Recompute = tuple[tuple[str, str], ...]
+FamilyPolicies = tuple[tuple[str, str], ...]
 FEW = 9
 """Combinations up to which all are kept: three policies of two families."""
 STRENGTH = ("none", "selective", "full")
 
 
-def chain(options: Sequence[Recompute], saved_bytes: Callable[[str, str], int], lost_ns: Callable[[str, str], int]) -> list[Recompute]:
+def chain(
+    options: Sequence[FamilyPolicies], saved_bytes: Callable[[str, str], int], lost_ns: Callable[[str, str], int]
+) -> list[FamilyPolicies]:
     """Policies that give way family by family: at each step, the family whose layers save the most bytes for the time it takes.
 
     Args:

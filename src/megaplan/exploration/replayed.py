@@ -9,7 +9,7 @@ from functools import partial
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import ReplayTimer, Sums, kept
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
@@ -44,7 +44,7 @@ class ReplayClock:
             step = max(step, filled(sums.total, mesh.pp, count))
         return step + self._timer.beside(spec, sums)
 
-    def bound_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+    def bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """See `bound_ns`."""
         return self.bound_ns(spec_of(layout, policy))
 

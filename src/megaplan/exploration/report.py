@@ -13,7 +13,7 @@ from megaplan.cost.replay import BUBBLE, EXPOSED
 from megaplan.exploration.engine import Explored
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import HOST_KEYS
-from megaplan.exploration.values import Exact, Layout
+from megaplan.exploration.values import Exact, LayoutChoice
 from megaplan.layout.build import build_layout
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
@@ -26,7 +26,7 @@ MAX_CLASSES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LayoutRow:
     """A layout of the result.
 
     Attributes:
@@ -40,7 +40,7 @@ class Row:
         bubble_seconds: Idle time of a mean pipeline rank.
         exposed_seconds: Communication that a mean rank waits for.
         terms: Seconds of the step by term.
-        pareto: Whether no other row is at least as fast with more headroom.
+        pareto: True if no other row is at least as fast with more headroom.
     """
 
     exact: Exact
@@ -81,7 +81,7 @@ class Lost:
     example: dict[str, Any]
 
 
-def rows_of(found: Explored, evaluator: Evaluator) -> tuple[Row, ...]:
+def rows_of(found: Explored, evaluator: Evaluator) -> tuple[LayoutRow, ...]:
     """The rows with their figures."""
     exact = found.rows
     rows = []
@@ -91,14 +91,14 @@ def rows_of(found: Explored, evaluator: Evaluator) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _row(one: Exact, evaluator: Evaluator, *, pareto: bool) -> Row:
+def _row(one: Exact, evaluator: Evaluator, *, pareto: bool) -> LayoutRow:
     spec = evaluator.space.spec_of(one.layout, one.policy)
     terms = {name: value / 1e9 for name, value in evaluator.side(spec).clock.terms(spec, one.spans).items()}
     seconds = one.step_ns / 1e9
     tokens = spec.global_batch_tokens / spec.mesh.world_size
     peaks = device_of(spec.device).peak_flops
     peak = float(peaks[spec.precision.params].value)
-    return Row(
+    return LayoutRow(
         exact=one,
         spec=with_cuts(spec, one),
         step_seconds=seconds,
@@ -136,7 +136,7 @@ def changes_of(spec: Spec) -> tuple[str, ...]:
     return tuple(found)
 
 
-def why_not(found: Explored, evaluator: Evaluator, rows: tuple[Row, ...]) -> tuple[Lost, ...]:
+def why_not(found: Explored, evaluator: Evaluator, rows: tuple[LayoutRow, ...]) -> tuple[Lost, ...]:
     """For every value of every axis that the best row does not have, the reason why no layout with it is better."""
     lost = [
         Lost(item.key, item.count, "illegal", f"{item.code}: {item.detail.splitlines()[0]}", {})
@@ -150,7 +150,9 @@ def why_not(found: Explored, evaluator: Evaluator, rows: tuple[Row, ...]) -> tup
     return tuple(lost)
 
 
-def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, left: Sequence[tuple[int, Layout]], axis: str, value: object) -> Lost:
+def _lost(
+    found: Explored, evaluator: Evaluator, winner: LayoutRow | None, left: Sequence[tuple[int, LayoutChoice]], axis: str, value: object
+) -> Lost:
     name = f"{NAMES.get(axis, f'mesh.{axis}')}={value}"
     seen = [outcome for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value]
     meshes = [(bound, mesh) for bound, mesh in found.bounds if axis == "kind" or getattr(mesh, axis) == value]
@@ -169,8 +171,8 @@ def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, left: Seque
 
 
 def _behind(
-    found: Explored, evaluator: Evaluator, winner: Row, left: Sequence[tuple[int, Layout]], axis: str, value: object
-) -> tuple[str, str, Layout] | None:
+    found: Explored, evaluator: Evaluator, winner: LayoutRow, left: Sequence[tuple[int, LayoutChoice]], axis: str, value: object
+) -> tuple[str, str, LayoutChoice] | None:
     """Reason, text and layout of the best that fits, or of the best bound of what was not explored; None where neither is left."""
     fitting = [outcome.best for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value and outcome.best is not None]
     if fitting:
@@ -189,7 +191,7 @@ def _behind(
     return "slower", f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best", mesh
 
 
-def _slower(evaluator: Evaluator, winner: Row, best: Exact) -> str:
+def _slower(evaluator: Evaluator, winner: LayoutRow, best: Exact) -> str:
     spec = evaluator.space.spec_of(best.layout, best.policy)
     terms = evaluator.side(spec).clock.terms(spec, best.spans)
     name = max(terms, key=lambda term: terms[term] - winner.terms.get(term, 0.0) * 1e9)
@@ -198,7 +200,7 @@ def _slower(evaluator: Evaluator, winner: Row, best: Exact) -> str:
     return f"{format_ns(best.step_ns)}, {100 * more:+.1f} %: {name} {format_ns(terms[name])} against {before}"
 
 
-def _column(evaluator: Evaluator, layout: Layout) -> tuple[Column, int]:
+def _column(evaluator: Evaluator, layout: LayoutChoice) -> tuple[Column, int]:
     """The largest column of the layout's most thrifty policy, cut evenly."""
     from megaplan.layout.spans import spans_of  # noqa: PLC0415
     from megaplan.partition.equal import equal_cuts  # noqa: PLC0415

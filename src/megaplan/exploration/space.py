@@ -8,7 +8,7 @@ from typing import Any
 
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
-from megaplan.exploration.values import Illegal, Layout, Policy
+from megaplan.exploration.values import Illegal, LayoutChoice, MemoryPolicy
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
@@ -56,7 +56,7 @@ class Space:
         self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # what is wrong with each
         self._slots: dict[tuple[int, int], list[int]] = {}
         self._sections: dict[tuple[Hashable, ...], Section] = {}
-        self._policies: dict[int, list[Policy]] = {}
+        self._policies: dict[int, list[MemoryPolicy]] = {}
         self._host = spec.host.kind
         self.by_modules = "recompute_modules" in self._host.keys
         self._recomputed = list(self._recomputes())
@@ -71,11 +71,11 @@ class Space:
         """Every policy by letter."""
         return sorted({found[0] for found in self._recomputed})
 
-    def meshes(self) -> list[Layout]:
+    def meshes(self) -> list[LayoutChoice]:
         """All meshes and micro-batches, in a fixed order, each in place of the layouts that differ in schedule."""
         return sorted(self._meshes())
 
-    def layouts_of(self, mesh: Layout) -> list[Layout]:
+    def layouts_of(self, mesh: LayoutChoice) -> list[LayoutChoice]:
         """The legal schedules of a mesh."""
         count = mesh.num_microbatches
         return [
@@ -84,24 +84,24 @@ class Space:
             if self._schedule_is_legal(kind, mesh.pp, vpp, count)
         ]
 
-    def slots_of(self, mesh: Layout) -> list[int]:
+    def slots_of(self, mesh: LayoutChoice) -> list[int]:
         """Slots a rank under the legal schedules of a mesh."""
         pp, count = key = mesh.pp, mesh.num_microbatches
         if key not in self._slots:
             self._slots[key] = sorted({vpp for kind, vpp in self._schedules(pp) if self._schedule_breaks(kind, pp, vpp, count) is None})
         return self._slots[key]
 
-    def layouts(self) -> list[Layout]:
+    def layouts(self) -> list[LayoutChoice]:
         """All layouts."""
         return [layout for mesh in self.meshes() for layout in self.layouts_of(mesh)]
 
-    def policies(self, layout: Layout) -> list[Policy]:
+    def policies(self, layout: LayoutChoice) -> list[MemoryPolicy]:
         """All policies that a layout may have; they depend on its tensor ranks alone, and the list is not to be changed."""
         if layout.tp not in self._policies:
             self._policies[layout.tp] = self._policies_of(layout)
         return self._policies[layout.tp]
 
-    def _policies_of(self, layout: Layout) -> list[Policy]:
+    def _policies_of(self, layout: LayoutChoice) -> list[MemoryPolicy]:
         host, recomputes = self._host, self._recomputed
         reshards = self._choice("reshard", (False, True)) if host.reshards else [False]
         freely = layout.tp > 1 and not host.vocab_with_tp
@@ -113,14 +113,14 @@ class Space:
         if "precision" in self.varied:
             grads = self._choice("grads", ("fp32", "bf16"))
         return [
-            Policy(recompute, reshard, vocab, triton, distributed, layers, modules, grad)
+            MemoryPolicy(recompute, reshard, vocab, triton, distributed, layers, modules, grad)
             for (recompute, layers, modules), reshard, vocab, triton, distributed, grad in product(
                 recomputes, reshards, vocabs, kernels, sharded, grads
             )
             if self._policy_is_legal(layout, vocab=vocab)
         ]
 
-    def spec_of(self, layout: Layout, policy: Policy) -> Spec:
+    def spec_of(self, layout: LayoutChoice, policy: MemoryPolicy) -> Spec:
         """The spec of a layout with a policy; as legal as both are."""
         base = self.base
         mesh = Mesh.model_construct(
@@ -155,7 +155,7 @@ class Space:
             found = self._sections[key] = getattr(self.base, name).model_copy(update=update)
         return found
 
-    def _recompute(self, policy: Policy) -> Section:
+    def _recompute(self, policy: MemoryPolicy) -> Section:
         """The same of the section of policies by letter."""
         key = "recompute", policy.recompute
         found = self._sections.get(key)
@@ -163,7 +163,7 @@ class Space:
             found = self._sections[key] = self.base.recompute.model_copy(update={"default": "none", "blocks": _written(policy)})
         return found
 
-    def _meshes(self) -> Iterator[Layout]:
+    def _meshes(self) -> Iterator[LayoutChoice]:
         devices = self.devices
         for tp, cp in product(divisors(devices), divisors(devices)):
             if devices % (tp * cp) or not self._allows(tp=tp, cp=cp) or not self._group_is_legal(tp, cp, 1, 1, 1):
@@ -180,7 +180,7 @@ class Space:
                     for micro in self._micro_batches(data):
                         count = self.global_batch // (micro * data)
                         kind, vpp = UNSCHEDULED if pp > 1 else ("1f1b", 1)
-                        yield Layout(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
+                        yield LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
 
     def _shards(self, data: int) -> list[int]:
         """Data ranks over which state is sharded.
@@ -280,19 +280,19 @@ class Space:
         """True if the rules of the mesh and the host allow these degrees; they look at no other."""
         key = (tp, cp, dp_shard * cp * tp % (ep * etp), ep, etp)
         if key not in self._groups:
-            policy = Policy(
+            policy = MemoryPolicy(
                 (), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads=self._grads
             )
             if self._host.vocab_with_tp:
                 policy = policy._replace(vocab_parallel=tp > 1)
-            layout = Layout(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
+            layout = LayoutChoice(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
             found = check_rules(self.spec_of(layout, policy))
             self._groups[key] = [item for item in found if item.severity is Severity.ERROR]
         for item in self._groups[key][:1]:
             self._count(item.location.key or "mesh", item.code, item.detail)
         return not self._groups[key]
 
-    def _policy_is_legal(self, layout: Layout, *, vocab: bool) -> bool:
+    def _policy_is_legal(self, layout: LayoutChoice, *, vocab: bool) -> bool:
         return not vocab or self.base.model.vocab_size % layout.tp == 0
 
     @property
@@ -334,7 +334,7 @@ class Space:
         self.illegal[code, key] = Illegal(key, code, known.detail if known else detail, known.count + 1 if known else 1)
 
 
-def _written(policy: Policy) -> dict[str, str]:
+def _written(policy: MemoryPolicy) -> dict[str, str]:
     return {letter: name for letter, name in policy.recompute if name != "none"}
 
 

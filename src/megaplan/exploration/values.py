@@ -12,7 +12,7 @@ from megaplan.spec.models import Spec
 Objective = Literal["time", "headroom", "tokens_per_second_per_device"]
 
 
-class Layout(NamedTuple):
+class LayoutChoice(NamedTuple):
     """Degrees, schedule and micro-batch; everything that a row of the result is told from another by.
 
     Attributes:
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     num_microbatches: int
 
 
-class Policy(NamedTuple):
+class MemoryPolicy(NamedTuple):
     """Choices that trade a layout's memory for time; of a layout's policies the result has the best.
 
     Attributes:
@@ -66,7 +66,7 @@ class Policy(NamedTuple):
     grads: str
 
 
-SpecOf = Callable[[Layout, Policy], Spec]
+SpecOf = Callable[[LayoutChoice, MemoryPolicy], Spec]
 """Makes the spec of a layout with a policy."""
 
 
@@ -82,8 +82,8 @@ class Exact(NamedTuple):
         headroom_bytes: Usable bytes less that.
     """
 
-    layout: Layout
-    policy: Policy
+    layout: LayoutChoice
+    policy: MemoryPolicy
     spans: Spans
     step_ns: int
     peak_bytes: int
@@ -105,12 +105,12 @@ class Outcome:
         num_evaluated: Policies whose memory or time was evaluated exactly.
         num_pruned: Policies that a bound left out.
         bound_ns: No cuts and no policy that may fit give a shorter step.
-        proven: Whether every policy that does not fit was proven not to fit whatever the cuts are.
+        proven: True if every policy that does not fit was proven not to fit whatever the cuts are.
         over_bytes: By how much the policy that came closest exceeds the memory; 0 where one fits, or none was tried.
         column: The largest column of that attempt; None where one fits.
     """
 
-    layout: Layout
+    layout: LayoutChoice
     best: Exact | None
     num_evaluated: int
     num_pruned: int

@@ -35,7 +35,7 @@ class Loss(NamedTuple):
         key: Dotted key of the spec.
         detail: The values, and what the host does instead.
         fix: A change after which nothing is lost, or empty.
-        strict: Whether a strict export refuses it; not where the host reads no model at all, and its own code must be this plan's.
+        strict: True if a strict export refuses it; not where the host reads no model at all, and its own code must be this plan's.
     """
 
     key: str

@@ -13,7 +13,7 @@ _MAX_LISTED = 12
 _MAX_DIVISOR = 1024
 
 
-class Checked(Protocol):
+class CheckedSpec(Protocol):
     """A spec under check; rules about layers are left out where the pattern does not parse."""
 
     @property
@@ -26,7 +26,7 @@ class Checked(Protocol):
 
     @property
     def attends_ahead(self) -> bool:
-        """Whether multi-token prediction attends beside the layers."""
+        """True if multi-token prediction attends beside the layers."""
 
     def count(self, letter: str) -> int:
         """How many layers have the letter."""
@@ -52,7 +52,7 @@ def remainder(name: str, value: int, degree_name: str, degree: int) -> str:
     return f"{name} = {value}, {degree_name} = {degree}, and {value} % {degree} = {value % degree}"
 
 
-def rising(checked: Checked, key: str, numbers: tuple[int, ...]) -> Iterator[Diagnostic]:
+def rising(checked: CheckedSpec, key: str, numbers: tuple[int, ...]) -> Iterator[Diagnostic]:
     """MP332 if a list of layers or cuts is not strictly rising."""
     for before, after in pairwise(numbers):
         if after <= before:

@@ -12,7 +12,7 @@ from megaplan.blocks.storages import Shapes
 from megaplan.blocks.work import Ops, Workload
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic
-from megaplan.families.checks import Checked
+from megaplan.families.checks import CheckedSpec
 from megaplan.inventory.tensors import ParamTensor
 
 
@@ -40,7 +40,7 @@ class Exchanges(NamedTuple):
     """What a block moves between ranks, in elements of activations.
 
     Attributes:
-        sharded: Whether its tensor group gathers its input and scatters the sum of its output.
+        sharded: True if its tensor group gathers its input and scatters the sum of its output.
         gathered_width: Width of what is gathered; None for the residual stream's.
         context_width: Width of the keys and values that a context group gathers, of all heads.
         rows: Rows that a token sends to the ranks of an expert group.
@@ -54,7 +54,7 @@ class Exchanges(NamedTuple):
     row_width: int | None = None
 
 
-class Served(NamedTuple):
+class ServingState(NamedTuple):
     """What a layer holds for each sequence that is served.
 
     Attributes:
@@ -108,10 +108,10 @@ class Family:
         idle_parameters: (section, hidden size) to the parameters of a layer that a token does not meet.
         step_sums: (section) to the fp64 numbers of a layer's buffers: sums over the microbatches of a step, and what they move; 0 for none.
         execution_keys: Keys of the section that change how it runs or what it is expected to cost, not the function or its parameters.
-        timed: Whether the step-time model of other frameworks has terms for it.
+        timed: True if the step-time model of other frameworks has terms for it.
         last_own: The last of the parameters that belong to the block's module itself, not to one of its children: FSDP2 lists them last.
-        in_pieces: Whether a CP group computes its pieces of a sequence one after another.
-        banks: Whether it has a bank of experts, with an FSDP2 group of its own.
+        in_pieces: True if a CP group computes its pieces of a sequence one after another.
+        banks: True if it has a bank of experts, with an FSDP2 group of its own.
         region: Code of the diagnostic for a cut inside a run of such layers; None if it is as good as another.
     """
 
@@ -125,10 +125,10 @@ class Family:
     full_refused: str | None = None
     variant: Callable[[Any, int], Hashable] = lambda _section, _layer: None
     operations: Callable[[Any, int], Hashable] = lambda _section, _layer: None
-    rules: Callable[[Checked, Any], Iterator[Diagnostic]] = lambda _checked, _section: iter(())
+    rules: Callable[[CheckedSpec, Any], Iterator[Diagnostic]] = lambda _checked, _section: iter(())
     sharded: Callable[[Any, int], Mapping[str, int]] = lambda _section, _hidden: {}
     exchanges: Callable[[Any, int], Exchanges] = lambda _section, _hidden: Exchanges()
-    serving: Callable[[Any, int, Any, DType], Served] = lambda _section, _hidden, _variant, _dtype: Served()
+    serving: Callable[[Any, int, Any, DType], ServingState] = lambda _section, _hidden, _variant, _dtype: ServingState()
     convolution: Callable[[Any], int | None] = lambda _section: None
     rotary: Callable[[Any], int] | None = None
     idle_parameters: Callable[[Any, int], int] = lambda _section, _hidden: 0

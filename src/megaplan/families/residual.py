@@ -29,12 +29,12 @@ PASS_ON = "pass on"
 ReturnedGradient = Literal["whole", "view"]
 
 
-class Shared(NamedTuple):
+class SharedNorm(NamedTuple):
     """What a block that reads another one's norm does with it.
 
     Attributes:
         gradient: How it hands the gradient back: whole, or as a view of a product.
-        keeps: Whether it keeps the norm for backward.
+        keeps: True if it keeps the norm for backward.
     """
 
     gradient: ReturnedGradient
@@ -59,7 +59,7 @@ class ResidualPath(NamedTuple):
     norm: NormKind = "rmsnorm"
     placement: NormPlacement = "pre"
     shares_input: bool = False
-    passes_on: Shared | None = None
+    passes_on: SharedNorm | None = None
     scaled: bool = False
 
 
@@ -116,7 +116,7 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
     return BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
 
 
-def shared_by(program: BlockProgram, policy: str) -> Shared:
+def shared_by(program: BlockProgram, policy: str) -> SharedNorm:
     """What a block with this program does with a norm that it shares.
 
     It hands a view back if one linear alone reads the norm; recompute (`policy`) keeps what it reads, even if no operation does.
@@ -124,7 +124,7 @@ def shared_by(program: BlockProgram, policy: str) -> Shared:
     readers = [op for op in program.ops if NORMED in (op.reads if op.grads is None else op.grads)]
     again = any(NORMED in op.reads and (policy == "full" or op.name in program.reruns) for op in program.ops) and policy != "none"
     keeps = again or any(NORMED in op.keeps for op in program.ops)
-    return Shared("view" if len(readers) == 1 and readers[0].hands_views else "whole", keeps)
+    return SharedNorm("view" if len(readers) == 1 and readers[0].hands_views else "whole", keeps)
 
 
 def _scaled(add: Op) -> tuple[Op, ...]:

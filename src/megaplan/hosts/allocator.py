@@ -35,15 +35,15 @@ def slack_bytes(sizes: Iterable[int]) -> int:
     return slack
 
 
-class Block:
+class MemoryBlock:
     """A part of a segment, handed out or free."""
 
     __slots__ = ("after", "before", "free", "place", "pool", "size")
 
     def __init__(self, pool: Pool, place: int, size: int) -> None:
         self.pool, self.place, self.size, self.free = pool, place, size, True
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: MemoryBlock | None = None
+        self.after: MemoryBlock | None = None
 
 
 class Pool:
@@ -51,21 +51,21 @@ class Pool:
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        self.end: Block | None = None
+        self.end: MemoryBlock | None = None
         self._order: list[tuple[int, int]] = []
-        self._free: dict[int, Block] = {}
+        self._free: dict[int, MemoryBlock] = {}
 
-    def add(self, block: Block) -> None:
+    def add(self, block: MemoryBlock) -> None:
         """Make a block free."""
         insort(self._order, (block.size, block.place))
         self._free[block.place] = block
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         """Take a free block out."""
         del self._order[bisect_left(self._order, (block.size, block.place))]
         del self._free[block.place]
 
-    def best_fit(self, size: int) -> Block | None:
+    def best_fit(self, size: int) -> MemoryBlock | None:
         """The smallest free block of at least a size; one that could still grow counts as larger than any other."""
         index = bisect_left(self._order, (size, -1))
         if index == len(self._order):
@@ -80,7 +80,7 @@ class CachingAllocator:
     """A replay of torch's allocator.
 
     Attributes:
-        expandable: Whether segments grow in place.
+        expandable: True if segments grow in place.
         reserved_bytes: Taken from the device.
         by_pool: Of that, by stream and whether blocks are small.
         allocated_bytes: Handed out.
@@ -93,7 +93,7 @@ class CachingAllocator:
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._segments = 0
 
-    def allocate(self, size: int, stream: int = 0) -> Block:
+    def allocate(self, size: int, stream: int = 0) -> MemoryBlock:
         """Hand out a block of at least a size from a stream's pool."""
         size = max(size + -size % MIN_BLOCK_BYTES, MIN_BLOCK_BYTES)
         key = stream, size <= SMALL_BYTES
@@ -110,7 +110,7 @@ class CachingAllocator:
         self.allocated_bytes += block.size
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """Take a block back and merge it with free neighbours."""
         pool, block.free = block.pool, True
         self.allocated_bytes -= block.size
@@ -125,7 +125,7 @@ class CachingAllocator:
         pool.add(block)
 
     @staticmethod
-    def _merge(pool: Pool, first: Block, second: Block) -> None:
+    def _merge(pool: Pool, first: MemoryBlock, second: MemoryBlock) -> None:
         first.size += second.size
         first.after = second.after
         if second.after is not None:
@@ -133,12 +133,12 @@ class CachingAllocator:
         if pool.end is second:
             pool.end = first
 
-    def _split(self, pool: Pool, block: Block, size: int) -> None:
+    def _split(self, pool: Pool, block: MemoryBlock, size: int) -> None:
         """Free what a block has beyond a size, unless the remainder is too small to be one."""
         left = block.size - size
         if left < MIN_BLOCK_BYTES if pool.small or self.expandable else left <= SMALL_BYTES:
             return
-        rest = Block(pool, block.place + size, left)
+        rest = MemoryBlock(pool, block.place + size, left)
         rest.before, rest.after = block, block.after
         if block.after is not None:
             block.after.before = rest
@@ -147,7 +147,7 @@ class CachingAllocator:
             pool.end = rest
         pool.add(rest)
 
-    def _grown(self, key: tuple[int, bool], pool: Pool, size: int) -> Block:
+    def _grown(self, key: tuple[int, bool], pool: Pool, size: int) -> MemoryBlock:
         """A block of at least a size at the end of a pool's segment, or in a new segment."""
         end, missing = pool.end, size
         if end is not None and end.free:
@@ -159,13 +159,13 @@ class CachingAllocator:
         self.by_pool[key] = self.by_pool.get(key, 0) + taken
         if not self.expandable:
             self._segments += 1
-            return Block(pool, self._segments << 48, taken)
+            return MemoryBlock(pool, self._segments << 48, taken)
         if end is not None and end.free:
             end.size += taken
             return end
         if end is None:
             self._segments += 1
-        block = Block(pool, self._segments << 48 if end is None else end.place + end.size, taken)
+        block = MemoryBlock(pool, self._segments << 48 if end is None else end.place + end.size, taken)
         block.before = end
         if end is not None:
             end.after = block

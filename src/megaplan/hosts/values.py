@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import prod
 from typing import NamedTuple
 
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Block
+
+BlockVariant = tuple[int, Hashable, str]
+"""Everything that decides a block's ledger and that differs between the blocks of a spec; blocks with equal variants have equal ledgers."""
 
 
 class LedgerTensor(NamedTuple):
@@ -76,7 +80,7 @@ class Limit(NamedTuple):
         key: Dotted key of the spec.
         detail: The values, and why.
         fix: A change after which it can, or empty.
-        tensors: Whether other tensors would be made; else only what is computed, or when, differs.
+        tensors: True if other tensors would be made; else only what is computed, or when, differs.
     """
 
     key: str

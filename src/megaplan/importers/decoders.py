@@ -259,7 +259,7 @@ def _decoder(
         eps: Field of the norms' epsilon.
         windowed: What each layer is, or all of them.
         act: Field of the activation.
-        gated: Whether the MLP has three matrices.
+        gated: True if the MLP has three matrices.
         partial: Share of a head that is rotated, where the config does not say.
         score: Field of a scale of scores, as the width whose inverse root it is.
         parallel: Attention and MLP read one norm.

@@ -51,7 +51,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         text: The config.
         name: What diagnostics call its file.
         overrides: `KEY=VALUE` texts, keys of the spec: mesh, batch and all else that a config does not say.
-        strict: Whether absent fields that have a class default, and unknown ones, are errors.
+        strict: True if absent fields that have a class default, and unknown ones, are errors.
 
     Raises:
         MegaplanError: Every error found: MP109 … MP119, MP801 … MP807, or those of the spec that results.
@@ -175,7 +175,7 @@ def _check_architectures(reader: ConfigReader) -> None:
 
 
 def _predicts(reader: ConfigReader, name: object) -> bool:
-    """Whether a class has a head over the vocabulary."""
+    """True if a class has a head over the vocabulary."""
     return isinstance(name, str) and (name.endswith("ForCausalLM") or name == reader.facts.model_class)
 
 

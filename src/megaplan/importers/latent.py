@@ -50,7 +50,7 @@ def sparse(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _indexers(reader: ConfigReader, layers: int) -> list[str]:
-    """Whether each layer's indexer is its own (full) or that of the last layer with one (shared)."""
+    """True if each layer's indexer is its own (full) or that of the last layer with one (shared)."""
     keys = ("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
     given = {key: reader.value(key) for key in keys}
     reader.skip(*keys)

@@ -183,5 +183,5 @@ def positions(letters: str, letter: str) -> list[int]:
 
 
 def _given(reader: ConfigReader, key: str) -> bool:
-    """Whether the config or its class has the field."""
+    """True if the config or its class has the field."""
     return reader.has(key) or key in reader.facts.fields

@@ -30,7 +30,7 @@ class ConfigReader:
         source: Where they stand.
         family: `model_type`.
         facts: Of the class that loads it.
-        strict: Whether absent and unknown fields are errors.
+        strict: True if absent and unknown fields are errors.
     """
 
     def __init__(self, config: Mapping[str, Any], source: SourceMap, family: str, facts: ClassFacts, *, strict: bool = False) -> None:
@@ -45,7 +45,7 @@ class ConfigReader:
         self._unknown: dict[str, Any] = {}
 
     def has(self, key: str) -> bool:
-        """Whether the field stands in the config, null included."""
+        """True if the field stands in the config, null included."""
         return key in self._names
 
     def value(self, key: str) -> Any:
@@ -188,7 +188,7 @@ class ConfigReader:
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong already, so that values may be dummies."""
+        """True if something is wrong already, so that values may be dummies."""
         return bool(self._errors)
 
     @property
@@ -267,7 +267,7 @@ _MISSING = _Missing()
 
 
 def _among(value: Any, accepted: Sequence[Any]) -> bool:
-    """Whether the value is one of `accepted`; true is not 1."""
+    """True if the value is one of `accepted`; true is not 1."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted)
 
 

@@ -28,7 +28,7 @@ class Chooses(Protocol):
         ...
 
     def adapts(self, letter: str, linear: str) -> bool:
-        """Whether this linear is."""
+        """True if this linear is."""
         ...
 
 

@@ -157,7 +157,7 @@ def layer_names(num_layers: int) -> tuple[str, ...]:
 
 
 def has_groups(name: str) -> bool:
-    """Whether a block of this name has FSDP2 groups of its own: a layer, or a depth of multi-token prediction."""
+    """True if a block of this name has FSDP2 groups of its own: a layer, or a depth of multi-token prediction."""
     return name.startswith(("layers.", f"{Outside.MTP}."))
 
 

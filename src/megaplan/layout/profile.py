@@ -41,7 +41,7 @@ PRIOR = 0.02
 """How much a share of several in one family is held to the mean of all rows, beside rows that weigh 1 together."""
 
 
-class Task(NamedTuple):
+class TrainedPlan(NamedTuple):
     """The plan that a run trained."""
 
     spec: Spec
@@ -49,7 +49,7 @@ class Task(NamedTuple):
     spans: Spans
 
 
-class Count(NamedTuple):
+class KindCount(NamedTuple):
     """A kind of a run: milliseconds at the peaks, launches, and dependent steps."""
 
     floor: float
@@ -57,7 +57,7 @@ class Count(NamedTuple):
     steps: int
 
 
-class Row(NamedTuple):
+class FamilyRow(NamedTuple):
     """A family of a run.
 
     Attributes:
@@ -70,7 +70,7 @@ class Row(NamedTuple):
     run: str
     milliseconds: float
     weight: float
-    counts: dict[str, Count]
+    counts: dict[str, KindCount]
 
 
 class Fit(NamedTuple):
@@ -81,16 +81,16 @@ class Fit(NamedTuple):
     spreads: dict[str, float]
 
 
-def counts_of(task: Task) -> dict[tuple[str, str], Count]:
+def counts_of(task: TrainedPlan) -> dict[tuple[str, str], KindCount]:
     """Kinds of a run's step, by name and letter of the pass."""
-    found: dict[tuple[str, str], Count] = {}
+    found: dict[tuple[str, str], KindCount] = {}
     for letter, part, ns in ReplayTimer(task.inventory, task.spec, at_peak).kinds(task.spec):
-        before = found.get((part.kind, letter), Count(0.0, 0, 0))
-        found[part.kind, letter] = Count(before.floor + ns / 1e6, before.launches + part.launches, before.steps + part.steps)
+        before = found.get((part.kind, letter), KindCount(0.0, 0, 0))
+        found[part.kind, letter] = KindCount(before.floor + ns / 1e6, before.launches + part.launches, before.steps + part.steps)
     return found
 
 
-def rows_of(run: Mapping[str, Any], task: Task) -> list[Row]:
+def rows_of(run: Mapping[str, Any], task: TrainedPlan) -> list[FamilyRow]:
     """The families of a profiled run."""
     counts = counts_of(task)
     taken: dict[tuple[tuple[str, ...], str | None], float] = {}
@@ -99,19 +99,19 @@ def rows_of(run: Mapping[str, Any], task: Task) -> list[Row]:
             taken[family.kinds, family.letter] = taken.get((family.kinds, family.letter), 0.0) + time.milliseconds
     found = []
     for (kinds, letter), milliseconds in taken.items():
-        each: dict[str, Count] = {}
+        each: dict[str, KindCount] = {}
         for (kind, place), count in counts.items():
             if kind in kinds and (letter is None or letter == place):
-                before = each.get(kind, Count(0.0, 0, 0))
-                each[kind] = Count(before.floor + count.floor, before.launches + count.launches, before.steps + count.steps)
+                before = each.get(kind, KindCount(0.0, 0, 0))
+                each[kind] = KindCount(before.floor + count.floor, before.launches + count.launches, before.steps + count.steps)
         if each:
-            found.append(Row(run["run"], milliseconds, milliseconds / 1e3 / run["step_s"], each))
+            found.append(FamilyRow(run["run"], milliseconds, milliseconds / 1e3 / run["step_s"], each))
     return found
 
 
-def fit(rows: Sequence[Row], launch: float) -> Fit:
+def fit(rows: Sequence[FamilyRow], launch: float) -> Fit:
     """Shares and steps of the kinds in these rows; `launch` is in milliseconds."""
-    joined: list[tuple[set[str], list[Row]]] = []
+    joined: list[tuple[set[str], list[FamilyRow]]] = []
     for row in rows:
         kinds, own = set(row.counts), [row]
         for other in [each for each in joined if each[0] & kinds]:
@@ -135,7 +135,7 @@ def fit(rows: Sequence[Row], launch: float) -> Fit:
     return Fit(shares, steps, spreads)
 
 
-def _shares(kinds: list[str], rows: list[Row], launch: float) -> dict[str, float]:
+def _shares(kinds: list[str], rows: list[FamilyRow], launch: float) -> dict[str, float]:
     """Those that leave the least weighted squares of logarithms; each moves in turn."""
     start = exp(_mean([log(sum(c.floor for c in row.counts.values()) / _busy(row, launch)) for row in rows], rows))
     found = dict.fromkeys(kinds, start)
@@ -152,25 +152,25 @@ def _shares(kinds: list[str], rows: list[Row], launch: float) -> dict[str, float
     return found
 
 
-def _busy(row: Row, launch: float) -> float:
+def _busy(row: FamilyRow, launch: float) -> float:
     """Measured time beside launches; a profile that says less than its launches says that they are cheaper."""
     return max(row.milliseconds - launch * sum(count.launches for count in row.counts.values()), row.milliseconds / 2)
 
 
-def _modelled(row: Row, shares: Mapping[str, float], launch: float) -> float:
+def _modelled(row: FamilyRow, shares: Mapping[str, float], launch: float) -> float:
     return sum(count.floor / shares[kind] + count.launches * launch for kind, count in row.counts.items())
 
 
-def _mean(values: Sequence[float], rows: Sequence[Row]) -> float:
+def _mean(values: Sequence[float], rows: Sequence[FamilyRow]) -> float:
     return sum(value * row.weight for value, row in zip(values, rows, strict=True)) / sum(row.weight for row in rows)
 
 
-def _spread(values: Sequence[float], rows: Sequence[Row]) -> float:
+def _spread(values: Sequence[float], rows: Sequence[FamilyRow]) -> float:
     middle = _mean(values, rows)
     return sqrt(_mean([(value - middle) ** 2 for value in values], rows))
 
 
-def constants(results: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, Any]:
+def constants(results: Mapping[str, Any], tasks: Mapping[str, TrainedPlan]) -> dict[str, Any]:
     """The file of measured constants.
 
     Args:
@@ -218,7 +218,9 @@ def _interval(runs: Mapping[str, Mapping[str, float]]) -> list[float]:
     return [round(exp(-wide), 4), round(exp(wide), 4)]
 
 
-def _document(found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[Row]], counts: Mapping[str, Counts]) -> dict[str, Any]:
+def _document(
+    found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[FamilyRow]], counts: Mapping[str, Counts]
+) -> dict[str, Any]:
     """The part of a file that profiles say."""
     by_kind: dict[str, dict[str, list[float]]] = {}
     for run, each in rows.items():
@@ -251,16 +253,16 @@ def _launch_ms(runs: Sequence[Mapping[str, Any]]) -> float:
     return float(sum(kernel[2] for kernel in small) / sum(kernel[1] for kernel in small))
 
 
-def _timer(document: Mapping[str, Any], task: Task) -> ReplayTimer:
+def _timer(document: Mapping[str, Any], task: TrainedPlan) -> ReplayTimer:
     found = of_document(document)
     return ReplayTimer(task.inventory, task.spec, lambda rates: rates_with(rates, found))
 
 
-def _step(document: Mapping[str, Any], task: Task) -> float:
+def _step(document: Mapping[str, Any], task: TrainedPlan) -> float:
     return _timer(document, task).step_ns(task.spec, task.spans) / 1e9
 
 
-def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) -> dict[str, int]:
+def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, TrainedPlan]) -> dict[str, int]:
     """Nanoseconds of a launch and of an operation of the update."""
     gaps = []
     for name, run in runs.items():

@@ -92,7 +92,7 @@ def num_nodes(ranks: Sequence[int], per_node: int) -> int:
 
 
 def crosses_nodes(mesh: Mesh, per_node: int, *axes: str) -> bool:
-    """Whether any group of the axes has ranks on more than one node."""
+    """True if any group of the axes has ranks on more than one node."""
     return any(num_nodes(group, per_node) > 1 for group in axis_groups(mesh, *axes))
 
 

@@ -35,7 +35,7 @@ def span_problems(spans: Spans, num_layers: int, pp: int, vpp: int, *, may_be_em
         num_layers: Layers of the model.
         pp: Pipeline degree.
         vpp: Slots a rank.
-        may_be_empty: Whether a slot may have no layer.
+        may_be_empty: True if a slot may have no layer.
     """
     found = []
     if len(spans) != pp * vpp:

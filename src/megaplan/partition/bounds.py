@@ -26,7 +26,7 @@ from megaplan.cost.times import LayerTime, ModelTimes
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.cut_search import CutSearch
 from megaplan.partition.limits import SpanSum, Weight
-from megaplan.partition.paths import PARTS, Path, Times, before, schedule_paths
+from megaplan.partition.paths import PARTS, RankPath, RunCounts, before, schedule_paths
 from megaplan.partition.values import StackCosts
 from megaplan.schedules.placement import Placement, slots_of_rank
 
@@ -36,8 +36,8 @@ MAX_WORK = 400_000
 PATH_TURNS = 200
 PACKED_PARTS = 1 << 12
 """`packed` may be below the best bound of its kind by this part of it."""
-SlotNumbers = tuple[Times, ...]
-_NEVER: Times = (0, 0, 0)
+SlotNumbers = tuple[RunCounts, ...]
+_NEVER: RunCounts = (0, 0, 0)
 
 
 class SlotSum(NamedTuple):
@@ -109,7 +109,7 @@ def _shortest(weights: Sequence[Sequence[int]], edges: Sequence[int], pins: froz
 class StepBound:
     """Bounds of one model's step under one schedule."""
 
-    def __init__(self, times: ModelTimes, rules: Constraints, where: Placement, paths: Sequence[Path]) -> None:
+    def __init__(self, times: ModelTimes, rules: Constraints, where: Placement, paths: Sequence[RankPath]) -> None:
         self._rules, self._where, self._paths, self._p2p = rules, where, paths, times.boundary_ns
         self._num_slots, self._num_layers = len(paths[0].slots), len(times.layers)
         self._num_ranks = max(path.rank for path in paths) + 1
@@ -152,7 +152,7 @@ class StepBound:
                 sums[slot].append(((Weight(weight, weight),), rest + sum(least.values()) - least[slot]))
         return sums
 
-    def _weights(self, path: Path, own: Sequence[int]) -> tuple[Weight, ...]:
+    def _weights(self, path: RankPath, own: Sequence[int]) -> tuple[Weight, ...]:
         """A path as weights of its rank's spans, transfers left out.
 
         The slots before, between and after the rank's own are alike on a path, so what they take follows from where the own ones end: those
@@ -184,7 +184,7 @@ class StepBound:
         return mean_bound(sums, self._num_slots, self._num_layers, self._rules)
 
 
-def _less(one: Times, other: Sequence[int]) -> Times:
+def _less(one: RunCounts, other: Sequence[int]) -> RunCounts:
     return one[0] - other[0], one[1] - other[1], one[2] - other[2]
 
 

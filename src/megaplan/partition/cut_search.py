@@ -23,8 +23,9 @@ from collections.abc import Callable, Sequence
 from math import gcd
 
 from megaplan.partition.constraints import Constraints
-from megaplan.partition.limits import EdgeWeight, EdgeWeights, Span, SpanSum, layer_weight, pins_inside
+from megaplan.partition.limits import EdgeWeight, EdgeWeights, SpanSum, layer_weight, pins_inside
 from megaplan.partition.values import StackCosts
+from megaplan.spec.pattern import Span
 
 Pairs = dict[int, int]
 """For each start the set of stops, as bits."""

@@ -251,8 +251,8 @@ class Quick(NamedTuple):
 
     Attributes:
         balance: Cuts that fit; None where none were found.
-        proven: Whether it is proven that no cuts fit.
-        beyond: Whether it is proven that no cuts of use fit.
+        proven: True if it is proven that no cuts fit.
+        beyond: True if it is proven that no cuts of use fit.
     """
 
     balance: Balance | None

@@ -15,21 +15,21 @@ from megaplan.budget.stored import reads_other_input
 from megaplan.cost.times import StoredBytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
-from megaplan.hosts.megarun.ledger import block_bytes, makes_of
+from megaplan.hosts.megarun.ledger import block_bytes, block_variants
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.layout.values import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.schedules.in_flight import receive_buffers
-from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, Moment, moments, non_dominated
+from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, RankState, moments, non_dominated
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
 
 
-class Needs(NamedTuple):
+class BlockNeeds(NamedTuple):
     """Bytes of a block on a rank.
 
     Attributes:
@@ -49,11 +49,11 @@ class Needs(NamedTuple):
         return self.static_bytes + count * self.saved_bytes + graded * self.gradient_bytes + touched * self.gathered_bytes
 
 
-def stored_needs(storage: BlockStorage) -> Needs:
+def stored_needs(storage: BlockStorage) -> BlockNeeds:
     """Needs of a block's parameters, gradients and moments, rounding to segments aside."""
     static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
     static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
-    return Needs(static, 0, storage.both.unsharded_bytes, storage.both.gathered_bytes)
+    return BlockNeeds(static, 0, storage.both.unsharded_bytes, storage.both.gathered_bytes)
 
 
 def necessary_limits(
@@ -99,7 +99,7 @@ def no_limits(
     return ((SpanSum((weight,) * spec.mesh.vpp, usable_bytes),),) * spec.mesh.pp
 
 
-def _at_forwards(found: Sequence[Moment], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     """At the forwards of a rank: for each chunk microbatches in flight, whether all gradients exist, whether parameters are gathered."""
     seen: set[tuple[int, ...]] = set()
     for moment in found:
@@ -111,29 +111,31 @@ def _at_forwards(found: Sequence[Moment], vpp: int, *, keeps: bool) -> tuple[tup
     return tuple(tuple(zip(sums[:vpp], sums[vpp:-vpp], sums[-vpp:], strict=True)) for sums in non_dominated(seen))
 
 
-def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None) -> tuple[list[Needs], Needs, Needs]:
+def _needs(
+    spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None
+) -> tuple[list[BlockNeeds], BlockNeeds, BlockNeeds]:
     """Needs of each layer, and of what stands on the first and on the last slot beside layers."""
-    dims, sizes, makes = local_dims(spec), storage_sizes(spec), makes_of(spec, inventory)
+    dims, sizes, variants = local_dims(spec), storage_sizes(spec), block_variants(spec, inventory)
     pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
     rounds = not spec.host.expands_segments
 
     has_mtp, normed = any(block.family is Outside.MTP for _, block in inventory.outside), inventory.normed_ahead
 
-    def needs(name: str, block: Block, *, runs: bool) -> Needs:
+    def needs(name: str, block: Block, *, runs: bool) -> BlockNeeds:
         storage = block_storage(sizes, block)
         stored = stored_needs(storage)
         static = stored.static_bytes + rounds * (storage.resident_slack_bytes + storage.state_slack_bytes)
         ledger = block_bytes(spec, dims, name, block)
         kept_input = boundary if ledger.keeps_input and not reads_other_input(name, has_mtp=has_mtp, normed=normed) else 0
         saved = ledger.saved_bytes + rounds * ledger.saved_slack_bytes + kept_input if runs else 0
-        return Needs(static, saved, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
+        return BlockNeeds(static, saved, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
 
-    made: dict[object, Needs] = {}
+    made: dict[object, BlockNeeds] = {}
     layers = []
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
-        if makes[name] not in made:
-            made[makes[name]] = needs(name, block, runs=True)
-        found = made[makes[name]]
+        if variants[name] not in made:
+            made[variants[name]] = needs(name, block, runs=True)
+        found = made[variants[name]]
         if measured is not None:
             found = _measured(found, StoredBytes(measured.static_bytes[index], measured.activation_bytes[index]))
         layers.append(found)
@@ -143,13 +145,13 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
             name for name in slot.blocks if not name.startswith("layers.") and inventory.block(name).family is not Outside.RELATION_BIAS
         ]
         parts = [needs(name, inventory.block(name), runs=name not in slot.copies) for name in outside]
-        ends.append(Needs(*map(sum, zip(*parts, strict=True))) if parts else Needs())
+        ends.append(BlockNeeds(*map(sum, zip(*parts, strict=True))) if parts else BlockNeeds())
     if measured is not None:
         ends = [_measured(*both) for both in zip(ends, (measured.first, measured.last), strict=True)]
     return layers, ends[0], ends[1]
 
 
-def _measured(need: Needs, stored: StoredBytes) -> Needs:
+def _measured(need: BlockNeeds, stored: StoredBytes) -> BlockNeeds:
     """Needs as the costs file says, as far as it does: its static bytes are all that stays for the whole step."""
     if stored.static_bytes is not None:
         need = need._replace(static_bytes=stored.static_bytes, gradient_bytes=0, gathered_bytes=0)

@@ -13,8 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-Span = tuple[int, int]
-"""Layers [start, stop)."""
+from megaplan.spec.pattern import Span
 
 
 class Weight(NamedTuple):

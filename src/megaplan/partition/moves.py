@@ -24,8 +24,8 @@ def climb(
         cuts: Cuts that keep the constraints.
         rules: Constraints.
         num_layers: Layers of the model.
-        gains: Whether cuts are better than the best so far, which they then are; None ends the climb.
-        ended: Whether the climb ends; asked before the neighbours of each best cuts.
+        gains: True if cuts are better than the best so far, which they then are; None ends the climb.
+        ended: True if the climb ends; asked before the neighbours of each best cuts.
         pairs: See `neighbours`.
         places: See `neighbours`.
     """
@@ -49,7 +49,7 @@ def neighbours(cuts: Sequence[int], num_positions: int, *, pairs: bool = True, p
     Args:
         cuts: Ascending positions from 0 to num_positions − 1.
         num_positions: Places for a cut.
-        pairs: Whether two cuts that are no run move too.
+        pairs: True if two cuts that are no run move too.
         places: By how many a cut may move.
     """
     number = len(cuts)

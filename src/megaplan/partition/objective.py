@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
-from megaplan.partition.values import Objective
+from megaplan.partition.values import CutObjective
 from megaplan.schedules import MAX_REPLAYED
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import BOUNDARY
 
 
-def objective_of(spec: Spec) -> Objective:
+def objective_of(spec: Spec) -> CutObjective:
     """The objective of weighted cuts. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
     return "bottleneck" if spec.num_actions > MAX_REPLAYED else asked_objective(spec)
 
 
-def asked_objective(spec: Spec) -> Objective:
+def asked_objective(spec: Spec) -> CutObjective:
     """The objective that the spec states, or the default: step_time for a weighted split of a pipeline of megarun, else bottleneck.
 
     The steps of other hosts are those of a model of their software, not of the replayed schedule that step_time shortens.

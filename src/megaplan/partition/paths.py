@@ -20,17 +20,17 @@ from operator import itemgetter
 
 from megaplan.cost.times import LayerTime, ModelTimes
 from megaplan.schedules import SPLIT_BACKWARD, actions, placement
-from megaplan.schedules.actions import Action, Kind, Orders, computations
+from megaplan.schedules.actions import Action, ActionKind, Orders, computations
 from megaplan.schedules.placement import Placement, slot_owner
 
 PARTS = ("forward_ns", "input_ns", "weight_ns")
 """F, I and W, as times name them."""
-Times = tuple[int, int, int]
+RunCounts = tuple[int, int, int]
 """How often F, I and W of a slot run on a path; a whole backward runs I and W."""
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class RankPath:
     """A chain through one rank.
 
     Attributes:
@@ -40,7 +40,7 @@ class Path:
     """
 
     rank: int
-    slots: tuple[Times, ...]
+    slots: tuple[RunCounts, ...]
     transfers: int
 
     def length(self, forward: Sequence[int], backward_input: Sequence[int], weight: Sequence[int], p2p: int) -> int:
@@ -50,32 +50,32 @@ class Path:
 
 
 @lru_cache(maxsize=512)
-def schedule_paths(kind: str, pp: int, vpp: int, count: int) -> tuple[Path, ...]:
+def schedule_paths(kind: str, pp: int, vpp: int, count: int) -> tuple[RankPath, ...]:
     """The paths of a schedule; kept, for specs of one schedule share them."""
     return paths_of(actions(kind, pp, vpp, count), placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
 
 
-def paths_of(orders: Orders, where: Placement, vpp: int, *, whole: bool) -> tuple[Path, ...]:
+def paths_of(orders: Orders, where: Placement, vpp: int, *, whole: bool) -> tuple[RankPath, ...]:
     """The paths of every rank, those that another one of the rank exceeds in every slot left out.
 
     Args:
         orders: Action order of each rank.
         where: Placement.
         vpp: Slots a rank.
-        whole: Whether a backward is always whole, so that W of the slots on the way down runs too.
+        whole: True if a backward is always whole, so that W of the slots on the way down runs too.
     """
     pp = len(orders)
     owners = [slot_owner(where, slot, pp)[0] for slot in range(pp * vpp)]
-    found: list[Path] = []
+    found: list[RankPath] = []
     for rank, order in enumerate(orders):
         mine = list(dict.fromkeys(_paths(rank, tuple(computations(order)), owners, whole=whole)))
         found += [path for path in mine if not any(other is not path and _exceeds(other, path) for other in mine)]
     return tuple(found)
 
 
-def _paths(rank: int, order: Sequence[Action], owners: Sequence[int], *, whole: bool) -> Iterator[Path]:
+def _paths(rank: int, order: Sequence[Action], owners: Sequence[int], *, whole: bool) -> Iterator[RankPath]:
     num_slots, down = len(owners), (0, 1, int(whole))
-    backwards = [index for index, action in enumerate(order) if action.kind in (Kind.BACKWARD, Kind.INPUT)]
+    backwards = [index for index, action in enumerate(order) if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT)]
     hops = [int(one != other) for one, other in pairwise(owners)]
     for enters in (0, backwards[0]):
         for leaves in (len(order) - 1, backwards[-1]):
@@ -99,18 +99,23 @@ def _paths(rank: int, order: Sequence[Action], owners: Sequence[int], *, whole: 
                 for slot in range(out.slot):
                     _add(counts[slot], down)
                 transfers += sum(hops[: out.slot])
-            yield Path(rank, tuple((f, i, w) for f, i, w in counts), transfers)
+            yield RankPath(rank, tuple((f, i, w) for f, i, w in counts), transfers)
 
 
-_TIMES: dict[Kind, Times] = {Kind.FORWARD: (1, 0, 0), Kind.INPUT: (0, 1, 0), Kind.WEIGHT: (0, 0, 1), Kind.BACKWARD: (0, 1, 1)}
+_TIMES: dict[ActionKind, RunCounts] = {
+    ActionKind.FORWARD: (1, 0, 0),
+    ActionKind.INPUT: (0, 1, 0),
+    ActionKind.WEIGHT: (0, 0, 1),
+    ActionKind.BACKWARD: (0, 1, 1),
+}
 
 
-def _add(counts: list[int], times: Times) -> None:
+def _add(counts: list[int], times: RunCounts) -> None:
     for index, number in enumerate(times):
         counts[index] += number
 
 
-def _exceeds(one: Path, other: Path) -> bool:
+def _exceeds(one: RankPath, other: RankPath) -> bool:
     pairs = zip(one.slots, other.slots, strict=True)
     return one.transfers >= other.transfers and all(a >= b for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
 

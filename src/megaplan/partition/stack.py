@@ -13,9 +13,10 @@ from megaplan.layout.spans import Spans
 from megaplan.partition.best_cuts import balance
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.cut_search import CutSearch
-from megaplan.partition.limits import EdgeWeights, Span, SpanSum, never_all
+from megaplan.partition.limits import EdgeWeights, SpanSum, never_all
 from megaplan.partition.values import Balance, StackCosts, bottleneck
 from megaplan.schedules.placement import Placement, slots_of_rank
+from megaplan.spec.pattern import Span
 
 Shares = Mapping[int, tuple[SpanSum, ...]]
 """More limits of slots, each of its own span."""

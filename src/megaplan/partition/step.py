@@ -19,7 +19,7 @@ from megaplan.partition.constraints import Constraints, constraints_of
 from megaplan.partition.equal import equal_cuts
 from megaplan.partition.memory import Memory
 from megaplan.partition.paths import schedule_paths
-from megaplan.partition.step_time import StepTime, shorten
+from megaplan.partition.step_time import StepTimes, shorten
 from megaplan.partition.values import Certificate, StackCosts
 from megaplan.partition.weigh import Weighted, fitting_cuts, moved_by_memory
 from megaplan.schedules import placement
@@ -49,9 +49,9 @@ class Pipeline:
         self._orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
 
     @cached_property
-    def step(self) -> StepTime:
+    def step(self) -> StepTimes:
         """Replays of the schedule."""
-        return StepTime(self.times, linked_orders(*self._orders), schedule_paths(*self._orders))
+        return StepTimes(self.times, linked_orders(*self._orders), schedule_paths(*self._orders))
 
     def certify(self, spans: Spans) -> Certificate:
         """The step time of cuts against a bound for all cuts under the same constraints."""
@@ -65,7 +65,7 @@ class Shortest(NamedTuple):
 
     Attributes:
         cuts: The best.
-        refused: Whether cuts were passed over because they do not fit.
+        refused: True if cuts were passed over because they do not fit.
     """
 
     cuts: tuple[int, ...]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from megaplan.cost.times import ModelTimes
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.moves import climb
-from megaplan.partition.paths import PARTS, Path, before
+from megaplan.partition.paths import PARTS, RankPath, before
 from megaplan.schedules.timeline import LinkedOrders, SlotTimes
 
 MAX_REPLAYS = 4000
@@ -25,10 +25,10 @@ ACTIONS_A_STEP = 5
 """Actions that are replayed in a step of work."""
 
 
-class StepTime:
+class StepTimes:
     """Step times of one model's cuts under one schedule; each is replayed once."""
 
-    def __init__(self, times: ModelTimes, linked: LinkedOrders, paths: Sequence[Path]) -> None:
+    def __init__(self, times: ModelTimes, linked: LinkedOrders, paths: Sequence[RankPath]) -> None:
         self._boundary_ns, self._num_layers = times.boundary_ns, len(times.layers)
         self._before = [before(times, part) for part in PARTS]
         self._linked, self._checks = linked, 0
@@ -76,13 +76,13 @@ class StepTime:
         return tuple(tuple([at[stop] - at[start] for start, stop in pairwise(edges)]) for at in self._before)
 
 
-def _terms(path: Path) -> list[tuple[int, int, int]]:
+def _terms(path: RankPath) -> list[tuple[int, int, int]]:
     """(part, slot, how often it runs) of what runs on a path."""
     return [(part, slot, often) for slot, times in enumerate(path.slots) for part, often in enumerate(times) if often]
 
 
 def shorten(
-    step: StepTime,
+    step: StepTimes,
     start: tuple[int, ...],
     rules: Constraints,
     num_layers: int,
@@ -96,7 +96,7 @@ def shorten(
         start: Cuts that keep the constraints and fit.
         rules: Constraints on cuts.
         num_layers: Layers of the model.
-        fits: Whether cuts fit; asked only of those that are better.
+        fits: True if cuts fit; asked only of those that are better.
         places: By how many allowed places a cut moves.
     """
     shortest = step.of(start)

@@ -13,7 +13,7 @@ from megaplan.schedules.placement import Placement
 from megaplan.units import short_count
 
 Mode = Literal["equal", "weighted", "manual"]
-Objective = Literal["bottleneck", "step_time"]
+CutObjective = Literal["bottleneck", "step_time"]
 Measures = Literal["slot", "rank", "step"]
 
 
@@ -64,7 +64,7 @@ class Certificate(NamedTuple):
         measures: What `value` is the cost of: the largest slot, the largest rank (V placement), or the step.
     """
 
-    objective: Objective
+    objective: CutObjective
     value: int
     lower_bound: int
     costs: tuple[int, ...]
@@ -99,7 +99,7 @@ class Cuts:
 
     spans: Spans
     mode: Mode
-    objective: Objective | None
+    objective: CutObjective | None
     certify: Callable[[], Certificate] = field(repr=False, compare=False)
     reason: str | None = None
     protects: tuple[str, ...] = ()

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.plan.diff import Change, PlanDiff, column_totals, diff_plans
-from megaplan.plan.document import Estimates, PlanDocument, Span
+from megaplan.plan.diff import PlanDiff, ValueChange, column_totals, diff_plans
+from megaplan.plan.document import Estimates, PlanDocument, SpanField
 from megaplan.plan.inputs import spec_values
 from megaplan.spec.models import Spec
 
@@ -63,9 +63,9 @@ def _zero(diff: PlanDiff) -> dict[Column, int]:
     return {column: 0 for column in Column if column not in changed}
 
 
-def _groups(diff: PlanDiff) -> dict[str, list[Change]]:
+def _groups(diff: PlanDiff) -> dict[str, list[ValueChange]]:
     """Changed inputs by the name they are reported under; those that only make sense together are one group."""
-    groups: dict[str, list[Change]] = {}
+    groups: dict[str, list[ValueChange]] = {}
     keys = {change.key for change in diff.inputs}
     for change in diff.inputs:
         section = change.key.partition(".")[0]
@@ -81,7 +81,7 @@ def _groups(diff: PlanDiff) -> dict[str, list[Change]]:
     return groups
 
 
-def _changed(plan: PlanDocument, changes: list[Change], after: PlanDocument) -> Spec | None:
+def _changed(plan: PlanDocument, changes: list[ValueChange], after: PlanDocument) -> Spec | None:
     """The plan's spec with the changes applied; None if that is no legal spec."""
     inputs: dict[str, Any] = copy.deepcopy(plan.inputs)
     for change in changes:
@@ -100,7 +100,7 @@ def _changed(plan: PlanDocument, changes: list[Change], after: PlanDocument) -> 
         return None
 
 
-def _totals(spec: Spec, spans: tuple[Span, ...]) -> dict[Column, int] | None:
+def _totals(spec: Spec, spans: tuple[SpanField, ...]) -> dict[Column, int] | None:
     """Bytes of each column over all ranks; None if the spec breaks a rule or the spans do not fit it."""
     from megaplan.plan.make import estimate_cuts  # noqa: PLC0415  (a diff of equal plans needs no estimate)
     from megaplan.spec.rules import check_rules  # noqa: PLC0415

@@ -46,7 +46,7 @@ class Check:
         return planned_time(self.replanned.spec, self.replanned.spans, self.replanned.inventory)
 
     def passes(self, *, strict: bool) -> bool:
-        """Whether nothing fails the check; `strict` makes warnings fail it too."""
+        """True if nothing fails the check; `strict` makes warnings fail it too."""
         failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         return not any(found.severity in failing for found in self.findings)
 

@@ -1,4 +1,4 @@
-"""Whether a plan's parts follow from each other: decisions from inputs and cuts, sums within the estimates."""
+"""True if a plan's parts follow from each other: decisions from inputs and cuts, sums within the estimates."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from megaplan.plan.inputs import inputs_record
 from megaplan.spec.mesh_rules import MAX_WORLD_SIZE
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.rules import check_rules
+from megaplan.spec.source import KeyPath
 
-Path = tuple[str | int, ...]
 At = Callable[[Sequence[str | int]], Location]
 
 
@@ -63,7 +63,7 @@ def contradictions(plan: PlanDocument, at: At) -> list[Diagnostic]:
     return found + list(_estimates(plan, at))
 
 
-def _input_path(key: str) -> Path:
+def _input_path(key: str) -> KeyPath:
     """`split.spans[0][1]` as steps below `inputs`."""
     steps = re.findall(r"[^.\[\]]+", key)
     return ("inputs", *(int(step) if step.isdigit() else step for step in steps))
@@ -98,7 +98,7 @@ def _decisions(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 def _certificate(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     """The certificate's own arithmetic; whether the bound is one, only planning again can tell (`megaplan check`)."""
     certificate, num_slots = plan.decisions.split.certificate, len(plan.decisions.stages)
-    here: Path = ("decisions", "split", "certificate")
+    here: KeyPath = ("decisions", "split", "certificate")
     if plan.decisions.split.costs is not None and certificate.unit != "ns":
         yield problems.contradiction(f"unit = {certificate.unit}, and the cuts were weighed by a costs file, in ns", at((*here, "unit")))
     if len(certificate.costs) != num_slots:
@@ -119,7 +119,7 @@ def _certificate(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     estimates = plan.estimates
     usable = estimates.device.capacity_bytes - estimates.device.reserve_bytes
-    here: Path = ("estimates", "device")
+    here: KeyPath = ("estimates", "device")
     if estimates.device.usable_bytes != usable:
         yield problems.contradiction(f"usable_bytes = {estimates.device.usable_bytes}; capacity − reserve = {usable}", at(here))
     if estimates.device.reserve_bytes != sum(estimates.device.reserve.values()):
@@ -148,7 +148,7 @@ def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 
 
 def _tiled(runs: Iterable[tuple[int, int]], stop: int) -> bool:
-    """Whether the half-open runs cover [0, stop) once. Runs are never expanded: a forged one may be of any length."""
+    """True if the half-open runs cover [0, stop) once. Runs are never expanded: a forged one may be of any length."""
     reached = 0
     for start, end in sorted(runs):
         if start != reached or end <= start:
@@ -170,7 +170,7 @@ def _rank_sums(rank: RankEstimate, usable_bytes: int) -> Iterator[str]:
         yield f"fits = {str(rank.fits).lower()}, and its headroom is {rank.headroom_bytes} bytes"
 
 
-def _differences(written: Any, wanted: Any, path: Path = ()) -> Iterator[tuple[Path, str, str]]:
+def _differences(written: Any, wanted: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str, str]]:
     """Leaves at which two JSON values differ: path, and both shown."""
     if isinstance(written, dict) and isinstance(wanted, dict):
         for key in sorted(written.keys() | wanted.keys()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic
 from megaplan.layout.runs import num_ranks
-from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, Span, Stage
+from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, SpanField, Stage
 
 if TYPE_CHECKING:
     from megaplan.partition.values import StackCosts
@@ -27,7 +27,7 @@ _OUTSIDE_DIGEST = "training"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ValueChange:
     """One value at a dotted key, before and after; None where the key is absent."""
 
     key: str
@@ -70,7 +70,7 @@ class RankChange:
         after: Budget in the second plan.
     """
 
-    ranks: tuple[Span, ...]
+    ranks: tuple[SpanField, ...]
     before: RankEstimate | None
     after: RankEstimate | None
 
@@ -80,16 +80,16 @@ class RankChange:
         return num_ranks(self.ranks)
 
     @property
-    def columns(self) -> tuple[Change, ...]:
+    def columns(self) -> tuple[ValueChange, ...]:
         """Columns whose bytes at the peak differ, in the budget's order."""
         before = self.before.columns if self.before else {}
         after = self.after.columns if self.after else {}
         pairs = ((column.key, before.get(column.key, 0), after.get(column.key, 0)) for column in Column)
-        return tuple(Change(key, old, new) for key, old, new in pairs if old != new)
+        return tuple(ValueChange(key, old, new) for key, old, new in pairs if old != new)
 
     @property
     def changed(self) -> bool:
-        """Whether anything in the budget differs."""
+        """True if anything in the budget differs."""
         if self.before is None or self.after is None:
             return True
         exclude = {"ranks", "coordinate"}
@@ -127,13 +127,13 @@ class PlanDiff:
     stale: tuple[str, ...]
     moves: tuple[CutMove, ...]
     owners: tuple[OwnerMove, ...]
-    decisions: tuple[Change, ...]
-    split: tuple[Change, ...]
+    decisions: tuple[ValueChange, ...]
+    split: tuple[ValueChange, ...]
     ranks: tuple[RankChange, ...]
     growth: tuple[Growth, ...]
-    inputs: tuple[Change, ...]
-    training: tuple[Change, ...]
-    other: tuple[Change, ...] = field(default=())
+    inputs: tuple[ValueChange, ...]
+    training: tuple[ValueChange, ...]
+    other: tuple[ValueChange, ...] = field(default=())
 
     @property
     def flips(self) -> tuple[RankChange, ...]:
@@ -142,7 +142,7 @@ class PlanDiff:
 
     @property
     def same(self) -> bool:
-        """Whether the two plans say the same in every field."""
+        """True if the two plans say the same in every field."""
         changes = (self.tampered, self.stale, self.moves, self.owners, self.decisions, self.split, self.ranks, self.inputs, self.training)
         return not any(changes) and not self.other
 
@@ -202,21 +202,21 @@ def _part(plan: PlanDocument, name: str) -> Any:
     return plan.decisions.model_dump(mode="json")[name]
 
 
-def _changes(before: Any, after: Any, path: tuple[str, ...] = ()) -> Iterator[Change]:
+def _changes(before: Any, after: Any, path: tuple[str, ...] = ()) -> Iterator[ValueChange]:
     """Leaves at which two objects differ; arrays count as leaves."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
             yield from _changes(before.get(key), after.get(key), (*path, key))
     elif before != after:
-        yield Change(".".join(path), before, after)
+        yield ValueChange(".".join(path), before, after)
 
 
-def _decisions(before: PlanDocument, after: PlanDocument) -> Iterator[Change]:
+def _decisions(before: PlanDocument, after: PlanDocument) -> Iterator[ValueChange]:
     for part in _COMPARED:
         yield from _changes(_part(before, part), _part(after, part), (part,))
 
 
-def _other(before: PlanDocument, after: PlanDocument) -> Iterator[Change]:
+def _other(before: PlanDocument, after: PlanDocument) -> Iterator[ValueChange]:
     """Format, overrides, and estimates outside the ranks."""
     yield from _changes(before.format_minor, after.format_minor, ("format_minor",))
     yield from _changes(list(before.overrides), list(after.overrides), ("overrides",))
@@ -292,7 +292,7 @@ def _by_number(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, ...]
                 yield RankChange(shared, left, right)
 
 
-def _intersection(left: tuple[Span, ...], right: tuple[Span, ...]) -> tuple[Span, ...]:
+def _intersection(left: tuple[SpanField, ...], right: tuple[SpanField, ...]) -> tuple[SpanField, ...]:
     runs = ((max(a, c), min(b, d)) for a, b in left for c, d in right)
     return tuple(sorted((start, stop) for start, stop in runs if start < stop))
 

@@ -24,7 +24,7 @@ FORMAT_MINOR = 0
 Count = Annotated[int, Field(ge=0, strict=True)]
 Integer = Annotated[int, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
-Span = tuple[Count, Count]
+SpanField = tuple[Count, Count]
 Sha256 = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -57,7 +57,7 @@ class Stage(Part):
     slot: Count
     pp_rank: Count
     chunk: Count
-    layers: Span
+    layers: SpanField
     letters: str
     owns: tuple[str, ...]
     copies: tuple[str, ...]
@@ -162,7 +162,7 @@ class StageEstimate(Part):
 class RankEstimate(Part):
     """The budget of all ranks in `ranks` (half-open runs), at the phase of its peak. Σ columns = peak_bytes = phases[peak_phase]."""
 
-    ranks: tuple[Span, ...]
+    ranks: tuple[SpanField, ...]
     coordinate: dict[str, Count]
     parameters: Count
     columns: dict[str, Count]
@@ -220,7 +220,7 @@ class PlanDocument(Part):
         return build_inventory(self.spec)
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[SpanField, ...]:
         """Layers of each slot, half-open, in model order."""
         return tuple(stage.layers for stage in self.decisions.stages)
 

@@ -24,8 +24,8 @@ from megaplan.plan.locate import locate
 from megaplan.plan.text import MAX_PLAN_BYTES, parse_json
 from megaplan.spec.models import Spec
 from megaplan.spec.read import display_name, read_text
+from megaplan.spec.source import KeyPath
 
-Path = tuple[str | int, ...]
 MAX_FINDINGS = 20
 
 
@@ -132,12 +132,12 @@ def _validate(document: dict[str, Any], source: _Source) -> PlanDocument:
     return plan
 
 
-def _located(error: ValidationError, document: dict[str, Any], root: Path) -> list[tuple[Any, Path]]:
+def _located(error: ValidationError, document: dict[str, Any], root: KeyPath) -> list[tuple[Any, KeyPath]]:
     """What pydantic found, each with its path in the document; at most `MAX_FINDINGS`."""
     return [(item, _real_path(document, (*root, *item["loc"]))) for item in error.errors(include_url=False)[:MAX_FINDINGS]]
 
 
-def _schema_problem(item: Any, path: Path, source: _Source) -> Diagnostic:
+def _schema_problem(item: Any, path: KeyPath, source: _Source) -> Diagnostic:
     if item["type"] == "extra_forbidden":
         return problems.unknown_key(path, source.at(path))
     if item["type"] == "missing":
@@ -163,7 +163,7 @@ def _without_unknown(document: dict[str, Any]) -> tuple[dict[str, Any], list[str
     return trimmed, ignored
 
 
-def _real_path(document: Any, location: Path) -> Path:
+def _real_path(document: Any, location: KeyPath) -> KeyPath:
     """`location` without the steps that pydantic adds for the branch of a union; a last step that is missing stays."""
     path: list[str | int] = []
     for step in location:
@@ -176,7 +176,7 @@ def _real_path(document: Any, location: Path) -> Path:
     return tuple(path)
 
 
-def _walk(document: Any, path: Path) -> Any:
+def _walk(document: Any, path: KeyPath) -> Any:
     for step in path:
         document = document[step]
     return document

@@ -88,7 +88,7 @@ class _Result(BaseModel):
 
 
 def is_search(text: str) -> bool:
-    """Whether a file is the result of a search, whatever is wrong with it: its first key is the format."""
+    """True if a file is the result of a search, whatever is wrong with it: its first key is the format."""
     return text[:200].lstrip().startswith("{") and '"megaplan.search/' in text[:200]
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Kind(StrEnum):
+class ActionKind(StrEnum):
     """What an action computes. Letters are those of torch's schedule files (`0F3`, `1B2`).
 
     A schedule that splits the backward writes `INPUT` (gradients of the stage's input) and `WEIGHT` (of its parameters) in place of
@@ -30,7 +30,7 @@ class Action(NamedTuple):
         microbatch: 0-based.
     """
 
-    kind: Kind
+    kind: ActionKind
     slot: int
     microbatch: int
 
@@ -63,12 +63,12 @@ class Overlap(NamedTuple):
         return self.forward, self.backward
 
 
-Step = Action | Overlap
-Orders = tuple[tuple[Step, ...], ...]
+ScheduleStep = Action | Overlap
+Orders = tuple[tuple[ScheduleStep, ...], ...]
 """One action order for each pp rank: what the rank computes, in this order, without waits."""
 
 
-def computations(order: tuple[Step, ...]) -> Iterator[Action]:
+def computations(order: tuple[ScheduleStep, ...]) -> Iterator[Action]:
     """Every single computation of an order; an overlap's forward comes before its backward."""
     for step in order:
         yield from step.parts

@@ -7,8 +7,8 @@ Source: arXiv:2412.19437, figure 5, and its cut-in-half form (github.com/deepsee
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import Orders, Step
-from megaplan.schedules.lane import Lane
+from megaplan.schedules.actions import Orders, ScheduleStep
+from megaplan.schedules.lane import OrderWriter
 from megaplan.schedules.problems import Problem, fewer_than_slots, two_chunks_a_rank
 
 
@@ -28,8 +28,8 @@ def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noq
     return min(num_microbatches, 2 * pp + 1)
 
 
-def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[Step, ...]:
-    lane, behind = Lane(rank, pp), pp - 1 - rank
+def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[ScheduleStep, ...]:
+    lane, behind = OrderWriter(rank, pp), pp - 1 - rank
     for _ in range(2 * behind):
         lane.forward(0)
     for _ in range(rank + 1):

@@ -13,11 +13,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from megaplan.schedules.moments import Moment, moments, non_dominated
+from megaplan.schedules.moments import RankState, Vector, moments, non_dominated
 from megaplan.schedules.placement import slot_owner, slots_of_rank
 from megaplan.schedules.registry import placement
-
-Vector = tuple[int, ...]
 
 
 class InFlight(NamedTuple):
@@ -62,7 +60,7 @@ def in_flight(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tupl
     return tuple(vectors_of(found) for found in moments(kind, pp, vpp, num_microbatches))
 
 
-def vectors_of(found: Iterable[Moment]) -> tuple[InFlight, ...]:
+def vectors_of(found: Iterable[RankState]) -> tuple[InFlight, ...]:
     """The non-dominated vectors of one rank's moments."""
     maximal = non_dominated((*moment.in_flight, *moment.waiting) for moment in found)
     return tuple(InFlight(vector[: len(vector) // 2], vector[len(vector) // 2 :]) for vector in maximal)

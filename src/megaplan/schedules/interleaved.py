@@ -7,7 +7,7 @@ min(m·v, 2(p − 1 − r) + (v − 1)·g + 1) chunk activations; with equal chu
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import Action, Kind, Orders
+from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.problems import Problem, several_chunks_a_rank, uneven_rounds
 
 
@@ -52,8 +52,8 @@ def _rank_order(
 ) -> tuple[Action, ...]:
     # Two more forwards for every hop away from the last rank: one for the forward to arrive there, one for its backward to return.
     warmup = min(last_warmup + 2 * (pp - 1 - rank), len(forwards))
-    ahead = [Action(Kind.FORWARD, chunk * pp + rank, microbatch) for chunk, microbatch in forwards]
-    back = [Action(Kind.BACKWARD, chunk * pp + rank, microbatch) for chunk, microbatch in backwards]
+    ahead = [Action(ActionKind.FORWARD, chunk * pp + rank, microbatch) for chunk, microbatch in forwards]
+    back = [Action(ActionKind.BACKWARD, chunk * pp + rank, microbatch) for chunk, microbatch in backwards]
     order = ahead[:warmup]
     for pair in zip(ahead[warmup:], back, strict=False):
         order.extend(pair)

@@ -10,7 +10,7 @@ Source: arXiv:2401.10241, figure 3 (ZB-H1); `torch.distributed.pipelining.Schedu
 from __future__ import annotations
 
 from megaplan.schedules import interleaved
-from megaplan.schedules.actions import Action, Kind, Orders
+from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.interleaved import num_rounds, round_problems, visits
 from megaplan.schedules.problems import Problem
 
@@ -36,18 +36,18 @@ def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:
 def _rank_order(
     rank: int, pp: int, last_warmup: int, forwards: list[tuple[int, int]], backwards: list[tuple[int, int]]
 ) -> tuple[Action, ...]:
-    def made(kind: Kind, visit: tuple[int, int]) -> Action:
+    def made(kind: ActionKind, visit: tuple[int, int]) -> Action:
         return Action(kind, visit[0] * pp + rank, visit[1])
 
     warmup = min(last_warmup + pp - 1 - rank, len(forwards))
-    order = [made(Kind.FORWARD, visit) for visit in forwards[:warmup]]
+    order = [made(ActionKind.FORWARD, visit) for visit in forwards[:warmup]]
     ahead = iter(forwards[warmup:])
     for index, visit in enumerate(backwards):
         forward = next(ahead, None)
         if forward is not None:
-            order.append(made(Kind.FORWARD, forward))
-        order.append(made(Kind.INPUT, visit))
+            order.append(made(ActionKind.FORWARD, forward))
+        order.append(made(ActionKind.INPUT, visit))
         if index >= rank:
-            order.append(made(Kind.WEIGHT, backwards[index - rank]))
-    order += [made(Kind.WEIGHT, visit) for visit in backwards[max(0, len(backwards) - rank) :]]
+            order.append(made(ActionKind.WEIGHT, backwards[index - rank]))
+    order += [made(ActionKind.WEIGHT, visit) for visit in backwards[max(0, len(backwards) - rank) :]]
     return tuple(order)

@@ -6,7 +6,7 @@ microbatch to the first. Every rank holds m·v chunk activations.
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import Action, Kind, Orders
+from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.problems import Problem, several_chunks_a_rank
 
 
@@ -21,6 +21,6 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
 
 
 def _rank_order(slots: range, num_microbatches: int) -> tuple[Action, ...]:
-    forwards = [Action(Kind.FORWARD, slot, index) for slot in slots for index in range(num_microbatches)]
-    backwards = [Action(Kind.BACKWARD, slot, index) for slot in reversed(slots) for index in reversed(range(num_microbatches))]
+    forwards = [Action(ActionKind.FORWARD, slot, index) for slot in slots for index in range(num_microbatches)]
+    backwards = [Action(ActionKind.BACKWARD, slot, index) for slot in reversed(slots) for index in reversed(range(num_microbatches))]
     return (*forwards, *backwards)

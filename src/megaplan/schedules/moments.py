@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import ge
 from typing import NamedTuple
 
-from megaplan.schedules.actions import Kind, Step, computations
+from megaplan.schedules.actions import ActionKind, ScheduleStep, computations
 from megaplan.schedules.placement import slot_owner, slots_of_rank
 from megaplan.schedules.registry import actions, enough_microbatches, placement
 from megaplan.tuples import new
@@ -31,12 +31,12 @@ class ChunkState(IntEnum):
     REDUCED = 4  # its last backward; its gradients are shards
 
 
-FORWARD, BACKWARD, INPUT, WEIGHT, REDUCE = Kind
+FORWARD, BACKWARD, INPUT, WEIGHT, REDUCE = ActionKind
 UNTOUCHED, FORWARDED, FORWARD_AFTER_BACKWARD, BACKWARDED, REDUCED = ChunkState
 """The members by name: looking one up on its class costs Python 3.11 more than the sums they decide."""
 
 
-class Moment(NamedTuple):
+class RankState(NamedTuple):
     """A rank while it runs one action.
 
     Attributes:
@@ -47,12 +47,12 @@ class Moment(NamedTuple):
         handed_over: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not used up.
         kept_inputs: Microbatches whose W of that later stage is still to come although the earlier stage's backward has ended, so that
             what the earlier stage sent is kept for W alone; without the one whose W runs.
-        owns_input: Whether the W that runs is of such a microbatch.
+        owns_input: True if the W that runs is of such a microbatch.
         states: Of each chunk, before the action; an input half counts as a backward.
         weight_grads: Of each chunk, whether a weight half or a whole backward has ended, so that every gradient exists.
     """
 
-    kind: Kind
+    kind: ActionKind
     chunk: int
     in_flight: Vector
     waiting: Vector
@@ -63,7 +63,7 @@ class Moment(NamedTuple):
     weight_grads: tuple[bool, ...]
 
 
-def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[Moment, ...], ...]:
+def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[RankState, ...], ...]:
     """The moments of every pp rank.
 
     Args:
@@ -80,7 +80,7 @@ def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int 
 
 
 @lru_cache(maxsize=512)
-def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int) -> tuple[tuple[Moment, ...], ...]:
+def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int) -> tuple[tuple[RankState, ...], ...]:
     where, found = placement(kind), []
     chunk_of = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp)]
     for rank, order in enumerate(actions(kind, pp, vpp, num_microbatches)):
@@ -91,8 +91,8 @@ def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int
 
 
 def moments_of(
-    order: tuple[Step, ...], chunk_of: Sequence[int], vpp: int, num_microbatches: int, *, neighbours: bool = False
-) -> tuple[Moment, ...]:
+    order: tuple[ScheduleStep, ...], chunk_of: Sequence[int], vpp: int, num_microbatches: int, *, neighbours: bool = False
+) -> tuple[RankState, ...]:
     """The moments of one rank's order that no other moment dominates.
 
     Args:
@@ -100,7 +100,7 @@ def moments_of(
         chunk_of: Chunk of every slot.
         vpp: Chunks of the rank.
         num_microbatches: Of the order: a chunk's gradients are reduced after that many backwards.
-        neighbours: Whether the rank's two chunks are neighbours in the model, as on the last rank of a V.
+        neighbours: True if the rank's two chunks are neighbours in the model, as on the last rank of a V.
 
     Returns:
         Distinct moments. Of those that differ in counts alone, only the largest counts are given. Where a peak mostly is, in a backward
@@ -109,9 +109,9 @@ def moments_of(
     in_flight, waiting, handed_over = [0] * vpp, [0] * vpp, 0
     ended, late = set[int](), set[int]()  # microbatches: their backward of the earlier neighbour, and without W of the later one
     states, weight_grads, left = [UNTOUCHED] * vpp, [False] * vpp, [num_microbatches] * vpp
-    found: dict[tuple[Kind, int, tuple[ChunkState, ...], tuple[bool, ...]], dict[Vector, None]] = {}
+    found: dict[tuple[ActionKind, int, tuple[ChunkState, ...], tuple[bool, ...]], dict[Vector, None]] = {}
 
-    def add(kind: Kind, chunk: int, microbatch: int = -1) -> None:
+    def add(kind: ActionKind, chunk: int, microbatch: int = -1) -> None:
         counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads)), {})
         owned = late & ended
         owns = kind is WEIGHT and chunk == 1 and microbatch in owned
@@ -147,21 +147,21 @@ def moments_of(
                 add(REDUCE, chunk)
                 states[chunk] = REDUCED
     listed = [
-        new(Moment, (kind, chunk, counts[:vpp], counts[vpp:-3], counts[-3], counts[-2], bool(counts[-1]), chunk_states, grads))
+        new(RankState, (kind, chunk, counts[:vpp], counts[vpp:-3], counts[-3], counts[-2], bool(counts[-1]), chunk_states, grads))
         for (kind, chunk, chunk_states, grads), vectors in found.items()
         for counts in (non_dominated(vectors) if len(vectors) > 1 else vectors)
     ]
     return tuple(sorted(listed, key=_likelihood))
 
 
-def sequential_moments(num_microbatches: int) -> tuple[Moment, ...]:
+def sequential_moments(num_microbatches: int) -> tuple[RankState, ...]:
     """The moments of a rank without a pipeline: a forward and a backward in turn, whose layers reduce their gradients as they end.
 
     The last microbatch's are the largest: the gradients of those before it are there.
     """
     before = (FORWARD_AFTER_BACKWARD, BACKWARDED) if num_microbatches > 1 else (FORWARDED, UNTOUCHED)
     return tuple(
-        Moment(kind, 0, (1,), (0,), 0, 0, False, (state,), (num_microbatches > 1,))
+        RankState(kind, 0, (1,), (0,), 0, 0, False, (state,), (num_microbatches > 1,))
         for kind, state in zip((BACKWARD, FORWARD), before, strict=True)
     )
 
@@ -175,7 +175,7 @@ def non_dominated(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
     return tuple(reversed(kept))
 
 
-def _likelihood(moment: Moment) -> int:
+def _likelihood(moment: RankState) -> int:
     if moment.kind in (FORWARD, REDUCE):
         return 2
     return int(moment.states[moment.chunk] is FORWARDED)

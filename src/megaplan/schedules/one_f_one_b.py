@@ -9,7 +9,7 @@ the order below.
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import Action, Kind, Orders
+from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.problems import Problem, few_microbatches, one_chunk_a_rank
 
 
@@ -35,9 +35,9 @@ def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noq
 
 def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[Action, ...]:
     warmup = min(pp - 1 - rank, num_microbatches)
-    order = [Action(Kind.FORWARD, rank, microbatch) for microbatch in range(warmup)]
+    order = [Action(ActionKind.FORWARD, rank, microbatch) for microbatch in range(warmup)]
     for backward, forward in enumerate(range(warmup, num_microbatches)):
-        order.append(Action(Kind.FORWARD, rank, forward))
-        order.append(Action(Kind.BACKWARD, rank, backward))
-    order += [Action(Kind.BACKWARD, rank, microbatch) for microbatch in range(num_microbatches - warmup, num_microbatches)]
+        order.append(Action(ActionKind.FORWARD, rank, forward))
+        order.append(Action(ActionKind.BACKWARD, rank, backward))
+    order += [Action(ActionKind.BACKWARD, rank, microbatch) for microbatch in range(num_microbatches - warmup, num_microbatches)]
     return tuple(order)

@@ -13,7 +13,7 @@ from megaplan.schedules.placement import Placement
 from megaplan.schedules.problems import Problem, not_a_schedule, several_ranks
 
 
-class Schedule(NamedTuple):
+class RegisteredSchedule(NamedTuple):
     """A schedule: everything that rules, options and other hosts need to know of it.
 
     Attributes:
@@ -23,8 +23,8 @@ class Schedule(NamedTuple):
         enough_microbatches: Of those, a number of microbatches with all the moments of more (`megaplan.schedules.moments`).
         torch_name: As `torch.distributed.pipelining.schedules.get_schedule_class` takes it.
         least_vpp: The fewest slots a rank that it runs with.
-        splits_backward: Whether it has actions I and W in place of some or all B.
-        accumulates: Whether a spec may have it with one pipeline rank, which then only accumulates gradients.
+        splits_backward: True if it has actions I and W in place of some or all B.
+        accumulates: True if a spec may have it with one pipeline rank, which then only accumulates gradients.
     """
 
     placement: Placement
@@ -38,13 +38,15 @@ class Schedule(NamedTuple):
 
 
 SCHEDULES = {
-    "gpipe": Schedule("single", gpipe.problems, gpipe.orders, "GPipe"),
-    "1f1b": Schedule("single", one_f_one_b.problems, one_f_one_b.orders, "1F1B", one_f_one_b.enough_microbatches, accumulates=True),
-    "interleaved_1f1b": Schedule(
+    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe"),
+    "1f1b": RegisteredSchedule(
+        "single", one_f_one_b.problems, one_f_one_b.orders, "1F1B", one_f_one_b.enough_microbatches, accumulates=True
+    ),
+    "interleaved_1f1b": RegisteredSchedule(
         "loop", interleaved.problems, interleaved.orders, "Interleaved1F1B", interleaved.enough_microbatches, least_vpp=2
     ),
-    "looped_bfs": Schedule("loop", looped_bfs.problems, looped_bfs.orders, "LoopedBFS", least_vpp=2),
-    "interleaved_zero_bubble": Schedule(
+    "looped_bfs": RegisteredSchedule("loop", looped_bfs.problems, looped_bfs.orders, "LoopedBFS", least_vpp=2),
+    "interleaved_zero_bubble": RegisteredSchedule(
         "loop",
         interleaved_zero_bubble.problems,
         interleaved_zero_bubble.orders,
@@ -52,8 +54,8 @@ SCHEDULES = {
         interleaved_zero_bubble.enough_microbatches,
         splits_backward=True,
     ),
-    "zbv": Schedule("v", zbv.problems, zbv.orders, "ZBVZeroBubble", zbv.enough_microbatches, least_vpp=2, splits_backward=True),
-    "dualpipev": Schedule(
+    "zbv": RegisteredSchedule("v", zbv.problems, zbv.orders, "ZBVZeroBubble", zbv.enough_microbatches, least_vpp=2, splits_backward=True),
+    "dualpipev": RegisteredSchedule(
         "v", dualpipev.problems, dualpipev.orders, "DualPipeV", dualpipev.enough_microbatches, least_vpp=2, splits_backward=True
     ),
 }
@@ -82,7 +84,7 @@ def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, pl
         pp: Pipeline degree.
         vpp: Slots a rank.
         num_microbatches: Microbatches of one schedule step.
-        planned: Whether a spec asks for it, which has no pipeline with one rank, rather than somebody who looks at schedules alone.
+        planned: True if a spec asks for it, which has no pipeline with one rank, rather than somebody who looks at schedules alone.
     """
     schedule = SCHEDULES.get(kind)
     if schedule is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from megaplan.schedules.actions import Kind, Orders, Overlap, Step
+from megaplan.schedules.actions import ActionKind, Orders, Overlap, ScheduleStep
 from megaplan.schedules.repeats import Node, Repeat, repeat_of
 
 
@@ -29,17 +29,17 @@ class SlotTimes(NamedTuple):
     weight: tuple[int, ...]
     hidden_percent: int = 0
 
-    def of(self, step: Step) -> int:
+    def of(self, step: ScheduleStep) -> int:
         """Time of one action; what an overlap hides is rounded down."""
         if isinstance(step, Overlap):
             forward, backward = self.of(step.forward), self.of(step.backward)
             return forward + backward - min(forward, backward) * self.hidden_percent // 100
         match step.kind:
-            case Kind.FORWARD:
+            case ActionKind.FORWARD:
                 return self.forward[step.slot]
-            case Kind.INPUT:
+            case ActionKind.INPUT:
                 return self.input[step.slot]
-            case Kind.WEIGHT:
+            case ActionKind.WEIGHT:
                 return self.weight[step.slot]
         return self.input[step.slot] + self.weight[step.slot]
 
@@ -52,7 +52,7 @@ class SlotTimes(NamedTuple):
 class Timed(NamedTuple):
     """An action with its half-open interval of time."""
 
-    action: Step
+    action: ScheduleStep
     start: int
     stop: int
 
@@ -94,8 +94,8 @@ class LinkedOrders(NamedTuple):
 
     num_ranks: int
     nodes: tuple[Node, ...]
-    steps: tuple[Step, ...]
-    shapes: tuple[Step, ...]
+    steps: tuple[ScheduleStep, ...]
+    shapes: tuple[ScheduleStep, ...]
     repeat: Repeat | None
 
     def makespan(self, times: SlotTimes, *, p2p: int = 0) -> int:
@@ -176,10 +176,15 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
     Raises:
         ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
     """
-    num_ranks, results = len(orders), defaultdict[tuple[Kind, int], _Results](_Results.none)
-    wires: dict[tuple[Kind, int], tuple[_Results | None, _Results]] = {}
-    turns, numbers, waits, steps = list[int](), list[int](), list[tuple[int, ...]](), list[Step]()  # of each node, as they are found
-    shapes: dict[tuple[tuple[Kind, int], ...], tuple[int, Step]] = {}
+    num_ranks, results = len(orders), defaultdict[tuple[ActionKind, int], _Results](_Results.none)
+    wires: dict[tuple[ActionKind, int], tuple[_Results | None, _Results]] = {}
+    turns, numbers, waits, steps = (
+        list[int](),
+        list[int](),
+        list[tuple[int, ...]](),
+        list[ScheduleStep](),
+    )  # of each node, as they are found
+    shapes: dict[tuple[tuple[ActionKind, int], ...], tuple[int, ScheduleStep]] = {}
     last, position, ready = [0] * num_ranks, [0] * num_ranks, list(range(num_ranks))
     while ready:
         rank = ready.pop()
@@ -244,15 +249,15 @@ class _Results(NamedTuple):
         return _Results({}, {})
 
 
-def _made(kind: Kind) -> Kind:
+def _made(kind: ActionKind) -> ActionKind:
     """A whole backward hands on what its input half does."""
-    return Kind.INPUT if kind is Kind.BACKWARD else kind
+    return ActionKind.INPUT if kind is ActionKind.BACKWARD else kind
 
 
-def _source_of(kind: Kind, slot: int, last: int) -> tuple[Kind, int] | None:
+def _source_of(kind: ActionKind, slot: int, last: int) -> tuple[ActionKind, int] | None:
     """Kind and slot of what an action needs of its microbatch."""
-    if kind is Kind.FORWARD:
-        return (Kind.FORWARD, slot - 1) if slot > 0 else None
-    if kind is Kind.WEIGHT:
-        return Kind.INPUT, slot
-    return (Kind.FORWARD, slot) if slot == last else (Kind.INPUT, slot + 1)
+    if kind is ActionKind.FORWARD:
+        return (ActionKind.FORWARD, slot - 1) if slot > 0 else None
+    if kind is ActionKind.WEIGHT:
+        return ActionKind.INPUT, slot
+    return (ActionKind.FORWARD, slot) if slot == last else (ActionKind.INPUT, slot + 1)

@@ -8,8 +8,8 @@ With fewer than 2p − 1 microbatches the order is that of 2p − 1 with the mis
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import Kind, Orders, Step
-from megaplan.schedules.lane import Lane
+from megaplan.schedules.actions import ActionKind, Orders, ScheduleStep
+from megaplan.schedules.lane import OrderWriter
 from megaplan.schedules.problems import Problem, two_chunks_a_rank
 
 
@@ -28,8 +28,8 @@ def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noq
     return min(num_microbatches, 2 * pp + 1)
 
 
-def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[Step, ...]:
-    lane, filled = Lane(rank, pp), max(2 * pp - 1, num_microbatches)
+def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[ScheduleStep, ...]:
+    lane, filled = OrderWriter(rank, pp), max(2 * pp - 1, num_microbatches)
     for _ in range(2 * (pp - rank) - 1):  # down the first leg of the V, until the second arrives
         lane.forward(0)
     for _ in range(rank):
@@ -39,8 +39,8 @@ def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[Step, ...]:
         lane.forward(1)
         lane.input(1)
         lane.weight()
-    while lane.done(Kind.FORWARD, 1) < lane.done(Kind.FORWARD, 0) or lane.done(Kind.FORWARD, 0) < filled:
-        if lane.done(Kind.FORWARD, 0) < filled:
+    while lane.done(ActionKind.FORWARD, 1) < lane.done(ActionKind.FORWARD, 0) or lane.done(ActionKind.FORWARD, 0) < filled:
+        if lane.done(ActionKind.FORWARD, 0) < filled:
             lane.forward(0)
         lane.input(0)
         lane.weight()

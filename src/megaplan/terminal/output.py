@@ -16,6 +16,8 @@ ERROR_FORMAT = "megaplan.error/1"
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 
 
+StyledLine = tuple[str, str]
+"""A line of text and its style, empty for none."""
 _PLAIN = {"−": "-", "×": "x", "·": ".", "…": "...", "→": "->", "≤": "<=", "≥": ">=", "∈": "in", "‖": "|", "█": "#", "–": "-"}
 """What stands for a character that the stream's encoding lacks; `?` for every other."""
 
@@ -46,13 +48,13 @@ def write_json(document: Any) -> None:
 
 
 def wants_json(words: Sequence[str]) -> bool:
-    """Whether these arguments ask for JSON: asked of the raw words, for a failure may come before they are parsed."""
+    """True if these arguments ask for JSON: asked of the raw words, for a failure may come before they are parsed."""
     if any(word in ("--json", "--format=json") for word in words):
         return True
     return any(pair == ("--format", "json") for pair in pairwise(words))
 
 
-def write_styled(lines: Iterable[tuple[str, str]]) -> None:
+def write_styled(lines: Iterable[StyledLine]) -> None:
     """Lines of the answer with the style a terminal shows them in; the text alone carries the meaning."""
     pairs = list(lines)
     if not coloured(sys.stdout):
@@ -103,7 +105,7 @@ def as_document(found: Diagnostic) -> dict[str, Any]:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that shows colour, and nobody has switched colour off (https://no-color.org)."""
+    """True if `stream` is a terminal that shows colour, and nobody has switched colour off (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

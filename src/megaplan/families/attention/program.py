@@ -55,9 +55,9 @@ class AttentionKey(NamedTuple):
         first: qk_norm of GQA, low-rank queries of MLA.
         bias: Of the input projections.
         output_bias: Of the output projection.
-        gate: Whether a gate multiplies the heads' outputs.
-        sinks: Whether heads have sinks.
-        relations: Whether scores have a relation bias, of whose gradient every layer makes a part.
+        gate: True if a gate multiplies the heads' outputs.
+        sinks: True if heads have sinks.
+        relations: True if scores have a relation bias, of whose gradient every layer makes a part.
     """
 
     kind: str

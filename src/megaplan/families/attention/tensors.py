@@ -14,9 +14,9 @@ class AttentionVariant(NamedTuple):
     """What of a layer's place decides its tensors and work.
 
     Attributes:
-        indexed: Whether it has the section's indexer (MLA only).
-        full: Whether the window leaves it out.
-        shares: Whether it attends to what an earlier layer's indexer chose.
+        indexed: True if it has the section's indexer (MLA only).
+        full: True if the window leaves it out.
+        shares: True if it attends to what an earlier layer's indexer chose.
     """
 
     indexed: bool = False
@@ -43,7 +43,7 @@ class AttentionPlace(NamedTuple):
     """What of a layer's place decides its operations alone.
 
     Attributes:
-        rotates: Whether queries and keys have rotary embedding.
+        rotates: True if queries and keys have rotary embedding.
         role: In a choice of keys that several layers share.
     """
 
@@ -51,7 +51,7 @@ class AttentionPlace(NamedTuple):
     role: Role = "alone"
 
 
-def place_of(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionPlace:
+def attention_place(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionPlace:
     """The place of layer `layer` (global index)."""
     rotates, indexer = layer not in attention.nope_layers, attention.indexer if isinstance(attention, LatentAttention) else None
     return AttentionPlace(rotates, "alone" if indexer is None else _roles(indexer.groups).get(layer, "alone"))

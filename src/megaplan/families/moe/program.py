@@ -44,15 +44,15 @@ class MoeOptions(NamedTuple):
     """What of the section decides the operations, beside mesh and kernels.
 
     Attributes:
-        gated: Whether experts have three matrices.
-        shared: Whether there is a shared expert.
-        losses: Whether the router has losses of its own.
-        shared_gate: Whether a score multiplies the shared expert's output.
-        latent: Whether experts read and write a latent.
+        gated: True if experts have three matrices.
+        shared: True if there is a shared expert.
+        losses: True if the router has losses of its own.
+        shared_gate: True if a score multiplies the shared expert's output.
+        latent: True if experts read and write a latent.
         bias: Of the experts' projections.
         router: Its parameters.
-        sigmoid: Whether scores are sigmoids, whose logits are kept in the place of the probabilities.
-        kernels: Whether kernels run the router.
+        sigmoid: True if scores are sigmoids, whose logits are kept in the place of the probabilities.
+        kernels: True if kernels run the router.
     """
 
     gated: bool

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.families.checks import Checked
+from megaplan.families.checks import CheckedSpec
 from megaplan.families.moe.section import MixtureOfExperts
 
 
-def moe_rules(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
+def moe_rules(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
     """MP704, MP705, MP715."""
     if moe.shared_gate and not moe.shared_ffn_hidden_size:
         detail = "moe.shared_gate = true, moe.shared_ffn_hidden_size = 0: there is no shared expert"
@@ -37,7 +37,7 @@ def moe_rules(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
             yield checked.error("MP705", detail, f"model.moe.{name}", f"use at most {most:g}")
 
 
-def _groups(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
+def _groups(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
     """Groups are of one size, and the chosen ones have the experts that are chosen."""
     experts, groups, key = moe.num_experts, moe.num_groups, "model.moe.num_groups"
     if experts % groups:

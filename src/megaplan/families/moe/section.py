@@ -78,5 +78,5 @@ class MixtureOfExperts(OptionsSection):
 
     @property
     def has_router_losses(self) -> bool:
-        """Whether its routers have losses of their own."""
+        """True if its routers have losses of their own."""
         return self.balance_loss_coefficient + self.z_loss_coefficient > 0

@@ -18,7 +18,7 @@ from megaplan.blocks.scratch import INSIDE_BACKWARD
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.hosts.megarun.low_precision import EXPERTS
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import CALLER, Replay, replay
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears, linear_of
 from megaplan.inventory.tensors import Block
@@ -72,9 +72,9 @@ def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
     return sum([sizes[name] for name in params]) * dims.dtype.bytes
 
 
-def frozen_part(part: Part, *, embeds: bool) -> Part:
+def frozen_part(part: BlockReplay, *, embeds: bool) -> BlockReplay:
     """A part outside the layers without parameter gradients; embeddings get none at all, and keep nothing."""
-    return Part(_frozen(part.replay, embeds=embeds), part.tensors)
+    return BlockReplay(_frozen(part.replay, embeds=embeds), part.tensors)
 
 
 @cache

@@ -20,7 +20,7 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.embedding import head_ops, head_storages
 from megaplan.hosts.megarun.features import side_ops, side_storages, stream_out
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.features import side_block
 from megaplan.spec.depths import depth_blocks
@@ -34,7 +34,7 @@ Programs = tuple[tuple[str, BlockProgram], ...]
 """A depth's blocks by name, in order."""
 
 
-def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool) -> Part:
+def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool) -> BlockReplay:
     """An MTP depth; `out` is what the next depth reads.
 
     The head and the token embedding are the model's. Autograd sums their gradients before it hands them on: what the head and later depths
@@ -45,8 +45,8 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         model: The spec's.
         depth: Which, from 0.
         shared: Dtype of the gradients of the embedding and the head.
-        vocab_parallel: Whether both are cut over the vocabulary.
-        joined: Whether head and loss are one operation.
+        vocab_parallel: True if both are cut over the vocabulary.
+        joined: True if head and loss are one operation.
     """
     mtp = model.features.mtp
     if mtp is None:
@@ -79,7 +79,7 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         gradients = side_shapes(model, name)
         tensors |= storages(shared, Column.GRADIENTS, {f"{each}{end}": gradients[each] for each in gradients for end in (SUM, PART)})
     run = _mtp_replay(tuple(programs), sharded, joined, model.tie_embeddings, depth == 0, depth + 1 == mtp.depth, sides, mtp.normed_input)
-    return Part(run, residual(tensors | stream_out(dims)))
+    return BlockReplay(run, residual(tensors | stream_out(dims)))
 
 
 def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -97,7 +97,7 @@ def shared_names(gradients: Iterable[str]) -> tuple[str, ...]:
     return tuple([name for name in gradients if name.partition(".")[0] in SHARED])
 
 
-def depth_sums(part: Part) -> int:
+def depth_sums(part: BlockReplay) -> int:
     """Bytes of the sums of shared parameters' gradients that wait before a depth's backward."""
     return sum([part.tensors[name][0] for name in part.replay.program.arriving.values() if name not in ("loss", OUTPUT)])
 
@@ -144,11 +144,11 @@ def _blocks_ops(programs: Programs, hidden: str) -> tuple[Op, ...]:
     return tuple(ops)
 
 
-Shared = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+SharedGradient = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 """How a backward makes a part of a shared parameter's gradient: parameters, storages that it makes beside a sum, sums that end here."""
 
 
-def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[Shared, tuple[str, ...]]:
+def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[SharedGradient, tuple[str, ...]]:
     """Of the embedding; and which sums wait when a depth's backward begins.
 
     A tied head is one parameter with the embedding: the head's backward has begun the sum, the first depth's embedding ends it.
@@ -193,11 +193,11 @@ def _head_ops(vocab_parallel: bool, joined: bool, normed: str, *, ends: bool, be
     """The head and its loss; in backward its part of the head's gradient is added to the sum that waits.
 
     Args:
-        vocab_parallel: Whether the head is cut over the vocabulary.
-        joined: Whether head and loss are one operation.
+        vocab_parallel: True if the head is cut over the vocabulary.
+        joined: True if head and loss are one operation.
         normed: What the head reads.
-        ends: Whether the sum is the parameter's gradient then.
-        begins: Whether what waits is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
+        ends: True if the sum is the parameter's gradient then.
+        begins: True if what waits is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
     """
     ops = head_ops(vocab_parallel, joined, normed, "head.weight", made="loss")
     # whose backward the part outlives: of head and loss over cut words the gathering's too, which is the same autograd function's

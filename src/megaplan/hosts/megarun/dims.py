@@ -8,8 +8,8 @@ from megaplan.inventory.tensors import Block, Owner, ParamTensor
 from megaplan.spec.models import Spec
 
 
-def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
-    """The local sizes of a checked spec (cp and tp divide the sequence); `turns` is whether they are those of a CP group's last rank."""
+def local_dims(spec: Spec, *, is_last_cp_rank: bool = True) -> Dims:
+    """The local sizes of a checked spec (cp and tp divide the sequence); `is_last_cp_rank`: those of the last rank of a CP group."""
     mesh, batch = spec.mesh, spec.batch
     tokens, relation = batch.seq_length // mesh.cp, spec.model.features.relation_bias
     return Dims(
@@ -21,7 +21,7 @@ def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
         cp=mesh.cp,
         dtype=spec.precision.activations,
         packed=spec.data.packing == "documents",
-        turns=turns,
+        is_last_cp_rank=is_last_cp_rank,
         ep=mesh.ep,
         etp=mesh.etp,
         kernels=spec.host.uses_triton,

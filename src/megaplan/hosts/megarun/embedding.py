@@ -18,7 +18,7 @@ from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.residual import NormKind, norm_op
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 
 JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
@@ -27,14 +27,14 @@ JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
 JOINED_OP = "linear_cross_entropy"
 
 
-def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False, scaled: bool = False) -> Part:
+def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False, scaled: bool = False) -> BlockReplay:
     """Token ids to the residual stream; learned positions are rows of a table that are added, and a factor makes scaled words."""
     sharded = vocab_parallel and dims.tp > 1
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "words", "scaled"), dims.residual))
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"partial": dims.gathered})
     tensors |= storages(DType.INT64, Column.ACTIVATIONS, {"rows": (dims.batch, dims.tokens)})
     tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"places": dims.residual[1:]})
-    return Part(_embedding_replay(sharded, positions, scaled), residual(tensors))
+    return BlockReplay(_embedding_replay(sharded, positions, scaled), residual(tensors))
 
 
 @cache
@@ -52,11 +52,11 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool) -> Replay:
     return replay(ops)
 
 
-def final_norm_part(dims: Dims, kind: NormKind, *, scaled: bool = False) -> Part:
+def final_norm_part(dims: Dims, kind: NormKind, *, scaled: bool = False) -> BlockReplay:
     """The norm before the head, and the factor of logits where they have one: the head is linear."""
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "normed"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
-    return Part(_final_norm_replay(kind, scaled), residual(tensors))
+    return BlockReplay(_final_norm_replay(kind, scaled), residual(tensors))
 
 
 @cache
@@ -67,7 +67,7 @@ def _final_norm_replay(kind: NormKind, scaled: bool) -> Replay:
 
 def head_part(
     dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: bool, joined: bool, bias: bool = False, capped: bool = False
-) -> Part:
+) -> BlockReplay:
     """Head and loss: `x` is the normed residual stream, which the head keeps; `out` is the summed loss.
 
     A pipeline stage holds its output until the microbatch's backward has ended: the logits or, of head and loss joined, the loss.
@@ -75,7 +75,7 @@ def head_part(
     sharded = vocab_parallel and dims.tp > 1
     tensors = head_storages(dims, vocab_size, vocab_parallel=vocab_parallel, joined=joined)
     tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"x": dims.residual})
-    return Part(_head_replay(sharded, pipelined, joined, bias, capped), tensors)
+    return BlockReplay(_head_replay(sharded, pipelined, joined, bias, capped), tensors)
 
 
 def head_ops(

@@ -18,15 +18,15 @@ from megaplan.blocks.ops import Op, add, linear
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.tensors import Outside
 from megaplan.spec.models import Features, Ngram
 
 
-def side_part(dims: Dims, features: Features, name: str) -> Part:
+def side_part(dims: Dims, features: Features, name: str) -> BlockReplay:
     """A side embedding added to the residual stream."""
-    return Part(_side_replay(name), residual(side_storages(dims, features, name) | stream_out(dims)))
+    return BlockReplay(_side_replay(name), residual(side_storages(dims, features, name) | stream_out(dims)))
 
 
 @cache
@@ -62,10 +62,10 @@ def side_ops(name: str) -> tuple[Op, ...]:
     )
 
 
-def relation_bias_part(dims: Dims) -> Part:
+def relation_bias_part(dims: Dims) -> BlockReplay:
     """Relation ids of a stage that attends; it stands beside the residual stream and hands nothing on."""
     tensors = storages(DType.INT32, Column.FEATURE_ACTIVATIONS, {"ids": (dims.batch, dims.tokens * dims.cp), "out": (0,)})
-    return Part(_relation_bias_replay(), residual(tensors))
+    return BlockReplay(_relation_bias_replay(), residual(tensors))
 
 
 @cache

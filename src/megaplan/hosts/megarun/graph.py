@@ -33,7 +33,7 @@ class Graph(NamedTuple):
 
         Args:
             wanted: Storages that backward needs.
-            splittable: Whether a linear's input and weight gradients are separate, so that the product that ends the region runs, too.
+            splittable: True if a linear's input and weight gradients are separate, so that the product that ends the region runs, too.
         """
         region = set(self.region)
         if splittable:

@@ -13,8 +13,8 @@ from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import AGAIN_SUFFIX, INPUT, OUTPUT
 from megaplan.blocks.storages import storages
 from megaplan.columns import Column
-from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
-from megaplan.hosts.megarun.program import Moment, Replay, size_name, with_backward
+from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, weigh
+from megaplan.hosts.megarun.program import LiveSet, Replay, size_name, with_backward
 
 
 class Halves(NamedTuple):
@@ -29,16 +29,16 @@ class Halves(NamedTuple):
 
     inputs: Replay
     late: tuple[str, ...]
-    weights: tuple[Moment, ...]
+    weights: tuple[LiveSet, ...]
     fetched: frozenset[str] = frozenset()
 
     @property
-    def pending(self) -> Moment:
+    def pending(self) -> LiveSet:
         """What a microbatch keeps between I and W."""
         if not self.weights:
-            return Moment("W", ())
+            return LiveSet("W", ())
         first, fetched = self.weights[0].before(), self.fetched
-        return Moment(first.op, tuple(name for name in first.storages if name not in fetched), first.gradients)
+        return LiveSet(first.op, tuple(name for name in first.storages if name not in fetched), first.gradients)
 
 
 @cache
@@ -52,7 +52,7 @@ def _made_again(run: Replay) -> tuple[str, ...]:
     return tuple(dict.fromkeys([name for moment in run.backward for name in moment.storages if name.endswith(AGAIN_SUFFIX)]))
 
 
-def splittable_part(part: Part, dims: Dims) -> Part:
+def splittable_part(part: BlockReplay, dims: Dims) -> BlockReplay:
     """`splittable` of a part, with the outputs of recomputed regions that are made once more.
 
     One that has the width of the stream is all tokens of it, before its reduction; any other is as large as the first time.
@@ -62,7 +62,7 @@ def splittable_part(part: Part, dims: Dims) -> Part:
     for name in _made_again(run):
         shape = part.tensors[name.removesuffix(AGAIN_SUFFIX)][2]
         found[name] = dims.gathered if shape == dims.residual else shape
-    return Part(run, part.tensors | storages(dims.dtype, Column.ACTIVATIONS, found))
+    return BlockReplay(run, part.tensors | storages(dims.dtype, Column.ACTIVATIONS, found))
 
 
 @cache
@@ -76,9 +76,9 @@ def halves(run: Replay, *, owns_input: bool = True) -> Halves:
         gradients = tuple(size_name(holder) for holder in dict.fromkeys(pending.gradient for pending in left))
         if op.late_fetches:  # what was kept of the input is there while it is fetched, and gone when it is used
             if index == operations.index(op):
-                weights.append(Moment(f"W of {op.name}", tuple(storages), gradients))
+                weights.append(LiveSet(f"W of {op.name}", tuple(storages), gradients))
             storages = dict.fromkeys((*(pending.kept for pending in left if pending.op is not op), *op.late_fetches))
-        weights.append(Moment(f"W of {op.name}", tuple(storages), gradients, (param,), (param,)))
+        weights.append(LiveSet(f"W of {op.name}", tuple(storages), gradients, (param,), (param,)))
     if not owns_input:
         weights = [replace(moment, storages=tuple(name for name in moment.storages if name != INPUT)) for moment in weights]
     late, fetched = tuple(pending.param for pending in backward.pending), frozenset(name for op in operations for name in op.late_fetches)
@@ -99,10 +99,10 @@ class HalvedBytes(NamedTuple):
 
     inputs: BlockBytes
     late_bytes: int
-    pending: Moment
+    pending: LiveSet
     pending_bytes: int
     arrived_bytes: int
-    weights: tuple[tuple[Moment, int], ...]
+    weights: tuple[tuple[LiveSet, int], ...]
 
 
 def weigh_halves(block: BlockBytes, *, in_place: bool, owns_input: bool = True) -> HalvedBytes:
@@ -112,7 +112,7 @@ def weigh_halves(block: BlockBytes, *, in_place: bool, owns_input: bool = True) 
     """
     split, tensors = halves(block.part.replay, owns_input=owns_input), block.part.tensors
     return HalvedBytes(
-        inputs=weigh(Part(split.inputs, tensors), block.gradients, in_place=in_place),
+        inputs=weigh(BlockReplay(split.inputs, tensors), block.gradients, in_place=in_place),
         late_bytes=sum([block.gradients[name] for name in split.late]),
         pending=split.pending,
         pending_bytes=block.moment_bytes(split.pending, ()),

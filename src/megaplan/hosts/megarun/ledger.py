@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from math import prod
 
 from megaplan.blocks.dims import Dims
@@ -11,7 +10,7 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES, families_of
-from megaplan.families.residual import Shared, path_in, program_of, shapes_of, shared_by
+from megaplan.families.residual import SharedNorm, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
 from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
 from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
@@ -19,10 +18,10 @@ from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, he
 from megaplan.hosts.megarun.features import relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.low_precision import in_low_precision, recipe_of
-from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh
+from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
 from megaplan.hosts.megarun.scaled_experts import keeps_copy
-from megaplan.hosts.values import BlockLedger
+from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
 from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
@@ -69,17 +68,16 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
 
 ENDS = ("embedding", *SIDES)
 """Blocks before the layers, which under `lora` no gradient reaches."""
-Make = tuple[int, Hashable, str]
 
 
-def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
+def block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
     """What decides each block's ledger besides the spec, by block name: equal makes have equal ledgers, so a stack evaluates each once.
 
     `head` is there for a tied head too.
     """
     last, model, recipe = len(inventory.layers) - 1, spec.model, spec.precision.recipe
     given = {family.letter: (family.operations, section, spec.recompute.of(family.letter)) for family, section in families_of(model)}
-    made: dict[str, Make] = {}
+    made: dict[str, BlockVariant] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         operations, section, policy = given[block.family]
         own = str(policy) if index != last else "none"  # R-67
@@ -97,7 +95,7 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
 
 
 def accumulates_in_place(spec: Spec, block: Block) -> bool:
-    """Whether gradients are added into a buffer of the dtype autograd makes them in (no cast to a wider buffer at the block's end)."""
+    """True if gradients are added into a buffer of the dtype autograd makes them in (no cast to a wider buffer at the block's end)."""
     return gradient_dtype(spec, block) is spec.precision.grads
 
 
@@ -122,7 +120,7 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
     return shapes
 
 
-def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> Part:
+def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> BlockReplay:
     if name.startswith("layers."):
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
     model, features, vocab_parallel = spec.model, spec.model.features, spec.mesh.vocab_parallel
@@ -163,7 +161,7 @@ def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...
 
 
 def bank_keeps_copy(spec: Spec, inventory: Inventory, index: int) -> bool | None:
-    """Whether a layer's bank, in eight bits, keeps a copy of its input in place of it; None if there is no bank, or it keeps 16 bits."""
+    """True if a layer's bank, in eight bits, keeps a copy of its input in place of it; None if there is no bank, or it keeps 16 bits."""
     block = inventory.layers[index]
     if recipe_of(spec, index, block.family) is None:
         return None
@@ -179,7 +177,7 @@ def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters
     return family.program(dims, section, block.variant, family.operations(section, index), parameters)
 
 
-def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> Part:
+def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> BlockReplay:
     program, tensors = _family_program(spec, dims, index, block, parameters)
     recipe = recipe_of(spec, index, block.family)
     policy = spec.policy(index, block.family)
@@ -196,12 +194,12 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
-    return Part(replay_of(program, policy), tensors)
+    return BlockReplay(replay_of(program, policy), tensors)
 
 
-def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> Shared | None:
+def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> SharedNorm | None:
     """What becomes of a layer's norm in the next ones that read it; None where none does. A layer between two has summed its gradient."""
-    found: list[Shared] = []
+    found: list[SharedNorm] = []
     for layer in spec.model.sharing(index):
         family = FAMILIES[parse_pattern(spec.model.pattern, spec.model.num_layers).layers[layer]]
         section = family.section_of(spec.model)
@@ -212,4 +210,4 @@ def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> Shared 
         found.append(shared_by(program, spec.policy(layer, family.letter)))
     if not found:
         return None
-    return Shared(found[0].gradient if len(found) == 1 else "whole", any(each.keeps for each in found))
+    return SharedNorm(found[0].gradient if len(found) == 1 else "whole", any(each.keeps for each in found))

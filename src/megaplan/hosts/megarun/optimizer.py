@@ -23,8 +23,8 @@ class Uneven(NamedTuple):
         degree: Ranks that share it.
         row_bytes: Moments of one row.
         shard_row_bytes: The row itself, in `precision.master`.
-        expert: Whether it shards over efsdp instead of dp_shard.
-        matrix: Whether it belongs to the matrix group.
+        expert: True if it shards over efsdp instead of dp_shard.
+        matrix: True if it belongs to the matrix group.
     """
 
     rows: int
@@ -158,7 +158,7 @@ class Cast(NamedTuple):
     Attributes:
         scratch_bytes: The gradient shard in `precision.master`.
         state_bytes: The moments and step counter its first update makes.
-        matrix: Whether it belongs to the matrix group.
+        matrix: True if it belongs to the matrix group.
         uneven: Where the rows do not divide by the shard degree; the bytes are those of a whole share.
     """
 

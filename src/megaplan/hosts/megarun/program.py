@@ -40,7 +40,7 @@ AGAIN_MADE = "+"  # marks the holder of a sum beside the holders of its parts, o
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class LiveSet:
     """What is alive while one operation runs: forward storages, gradients, parameter gradients.
 
     Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name stands twice where a second
@@ -58,12 +58,12 @@ class Moment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", (*self.storages, *self.gradients))
 
-    def before(self) -> Moment:
+    def before(self) -> LiveSet:
         """What is alive just before the operation: without the gradients it makes."""
         kept = len(self.params) - len(self.new_params)
-        return Moment(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
+        return LiveSet(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
 
-    def without(self, storages: Iterable[str]) -> Moment:
+    def without(self, storages: Iterable[str]) -> LiveSet:
         """The same without some forward storages, such as those that the operation makes for itself."""
         gone = frozenset(storages)
         return replace(self, storages=tuple([name for name in self.storages if name not in gone]))
@@ -73,7 +73,7 @@ Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
 """The values of some names, in one call."""
 
 
-Candidate = tuple[Moment, Pick, int]
+PeakCandidate = tuple[LiveSet, Pick, int]
 """A moment that can be the largest, what picks the sizes of its tensors, and how many parameter gradients have been made."""
 
 
@@ -84,8 +84,8 @@ class Replay:
     Attributes:
         saved: Kept storages, each with the operations that keep it.
         of_saved: Picks what belongs to their names.
-        keeps_input: Whether the block keeps its input, which belongs to the block before.
-        counts_input: Whether the moments of the forward have the input up to its last reader.
+        keeps_input: True if the block keeps its input, which belongs to the block before.
+        counts_input: True if the moments of the forward have the input up to its last reader.
         forward: Every moment of the forward.
         backward: Every moment of the backward.
         forward_peaks: Those of `forward` that can be the largest, whatever the sizes: no other one holds all they hold.
@@ -99,11 +99,11 @@ class Replay:
     of_saved: Pick
     keeps_input: bool
     counts_input: bool
-    forward: tuple[Moment, ...]
-    backward: tuple[Moment, ...]
-    forward_peaks: tuple[Candidate, ...]
-    backward_peaks: tuple[Candidate, ...]
-    again_peaks: tuple[tuple[Moment, Pick, Pick], ...]
+    forward: tuple[LiveSet, ...]
+    backward: tuple[LiveSet, ...]
+    forward_peaks: tuple[PeakCandidate, ...]
+    backward_peaks: tuple[PeakCandidate, ...]
+    again_peaks: tuple[tuple[LiveSet, Pick, Pick], ...]
     of_params: Pick
     program: Program
 
@@ -143,7 +143,7 @@ def replay(
         pinned: A kept storage that something outside the block holds until the block's backward has ended.
         waiting: Gradients that are there before the block's backward begins, by the name of what they belong to: of storages that other
             blocks read too, and of parameters shared with them.
-        counts_input: Whether the input, which the block does not keep, is gone when its last reader has run: else it is counted for the
+        counts_input: True if the input, which the block does not keep, is gone when its last reader has run: else it is counted for the
             whole forward, outside.
     """
     roots = roots_of(ops)
@@ -178,7 +178,7 @@ def with_backward(run: Replay, program: Program, *, splits: bool = False, splitt
     return replace(run, program=program, **_backward_fields(backward.moments)), backward
 
 
-def _backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
+def _backward_fields(backward: tuple[LiveSet, ...]) -> dict[str, Any]:
     """The fields of a `Replay` that its backward decides."""
     return {
         "backward": backward,
@@ -193,7 +193,7 @@ def _backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
     }
 
 
-def largest_moments(moments: tuple[Moment, ...], params: Callable[[Moment], tuple[str, ...]]) -> tuple[Moment, ...]:
+def largest_moments(moments: tuple[LiveSet, ...], params: Callable[[LiveSet], tuple[str, ...]]) -> tuple[LiveSet, ...]:
     """Those that can be the largest where these parameter gradients count."""
     return undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
 
@@ -204,21 +204,21 @@ def _pick(names: Sequence[str]) -> Pick:
     return itemgetter(*names)
 
 
-def _marked(moment: Moment, params: tuple[str, ...]) -> tuple[str, ...]:
+def _marked(moment: LiveSet, params: tuple[str, ...]) -> tuple[str, ...]:
     """Gradients and parameter gradients, under names that no storage has."""
     return (*(f"d.{name}" for name in moment.gradients), *(f"p.{name}" for name in params))
 
 
 def _forward(
     ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], held: frozenset[str], arrived: tuple[str, ...] = ()
-) -> tuple[Moment, ...]:
+) -> tuple[LiveSet, ...]:
     last_read = {roots[name]: index for index, op in enumerate(ops) for name in (*op.reads, *op.holds)}
     live: dict[str, None] = dict.fromkeys(arrived)
     moments = []
     for index, op in enumerate(ops):
         if not op.is_view:
             live |= dict.fromkeys(op.makes)
-        moments.append(Moment(op.name, tuple(live)))
+        moments.append(LiveSet(op.name, tuple(live)))
         for name in list(live):
             if last_read.get(name, index) <= index and name not in saved and name not in held and name != OUTPUT:
                 del live[name]
@@ -256,8 +256,8 @@ class Backward:
 
         Args:
             program: Of the block.
-            splits: Whether it is the first half of a split backward.
-            splittable: Whether the linears are those that a schedule may split.
+            splits: True if it is the first half of a split backward.
+            splittable: True if the linears are those that a schedule may split.
         """
         graph = program.graph
         self._graph, self._splits, self._pinned = graph, splits, program.pinned
@@ -274,7 +274,7 @@ class Backward:
                     self._waiting[graph.roots[op.keeps[0]]].add(LATER)
         self._live = dict.fromkeys(program.order)
         self._params: tuple[str, ...] = ()
-        self.moments: tuple[Moment, ...] = ()
+        self.moments: tuple[LiveSet, ...] = ()
         self.pending: list[Pending] = []
         waits = bool(graph.region)
         for op in reversed(graph.ops):
@@ -286,11 +286,11 @@ class Backward:
                 self._gradients.pop(name, None)
             _release(op.name, self._live, self._waiting, self._pinned)
             self._receive(op, made, params)
-        self.moments += (Moment("end", tuple(self._live), self._held(), self._params),)
+        self.moments += (LiveSet("end", tuple(self._live), self._held(), self._params),)
 
     def _hand_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
         """The holder that each of what the operation reads gets, and no parameter gradients."""
-        self.moments += (Moment(op.name, tuple(self._live), self._held(), self._params),)
+        self.moments += (LiveSet(op.name, tuple(self._live), self._held(), self._params),)
         holder = self._gradients[op.makes[0]]
         if op.flow is Flow.RESHAPE:
             self._views.add(holder)
@@ -307,18 +307,18 @@ class Backward:
             fetches += op.late_fetches
         for storages, is_made in op.before:
             there = made if is_made else ()
-            self.moments += (Moment(op.name, (*self._live, *storages), (*self._held(), *there), self._params, (), len(there)),)
+            self.moments += (LiveSet(op.name, (*self._live, *storages), (*self._held(), *there), self._params, (), len(there)),)
         if op.sums:
-            self.moments += (Moment(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
+            self.moments += (LiveSet(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
             fetches = op.sums
         storages = (*self._live, *(name for name in fetches if name not in self._live))
         held, gone = (*self._held(), *made), self._gone_before_bias(op)
         if gone is not None:
             params, first = self._params, tuple(param for param, _ in op.late if param in new)
-            self.moments += (Moment(op.name, storages, held, (*params, *first), first, len(made)),)
+            self.moments += (LiveSet(op.name, storages, held, (*params, *first), first, len(made)),)
             storages = tuple(name for name in storages if name != gone)
         self._params = (*self._params, *new)
-        self.moments += (Moment(op.name, storages, held, self._params, new, len(made)),)
+        self.moments += (LiveSet(op.name, storages, held, self._params, new, len(made)),)
         return {name: name for name in made}, new
 
     def _gone_before_bias(self, op: Op) -> str | None:
@@ -350,7 +350,7 @@ class Backward:
             gradients = (*self._held(), *(size_name(holder) for holder in (*others, first)))
             if op.hands_views and not self._splittable and len(op.params) > len(op.late):
                 params = ()  # of a linear with a bias, the weight's gradient is transposed and taken before the input's is reshaped
-            self.moments += (Moment(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
+            self.moments += (LiveSet(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
             self._gradients[name] = first + AGAIN_MADE
 
     def _recompute(self) -> None:
@@ -381,9 +381,9 @@ def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinne
 
 def _recomputed(
     graph: Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...], *, splittable: bool
-) -> list[Moment]:
+) -> list[LiveSet]:
     """The region's forward once more, beside what is alive in backward."""
     return [
-        Moment(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
+        LiveSet(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
         for moment in _forward(graph.run_again(wanted, splittable=splittable), graph.roots, wanted, graph.held)
     ]

@@ -34,7 +34,7 @@ class Call(NamedTuple):
         source: The storage or view that they read.
         gathered: What they multiply where tokens are gathered first, else None.
         weights: Their weights.
-        keeps_low: Whether the input's copy is kept in place of the input.
+        keeps_low: True if the input's copy is kept in place of the input.
     """
 
     name: str
@@ -84,7 +84,7 @@ def in_eight_bits(
         name: The recipe.
         parameters: Shapes of the block's parameters on the rank, by name.
         policy: How the block is recomputed.
-        fused: Whether Triton kernels make the copies.
+        fused: True if Triton kernels make the copies.
     """
     by_row = name not in PER_TENSOR
     changed, calls = _scaled(program, policy, by_row)

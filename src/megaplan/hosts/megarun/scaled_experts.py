@@ -22,7 +22,7 @@ LOW, SCALES = "experts.low", "experts.low_scales"
 
 
 def keeps_copy(program: BlockProgram, policy: str) -> bool | None:
-    """Whether a block's bank keeps a copy of its input; None if the block has no bank.
+    """True if a block's bank keeps a copy of its input; None if the block has no bank.
 
     Where selective recompute runs the bank again, its input is kept for that.
     """

@@ -21,21 +21,21 @@ class Sizes(NamedTuple):
         tp: `mesh.tp`, and likewise the next two.
         ep: `mesh.ep`.
         etp: `mesh.etp`.
-        replicated: Whether shards have replicas.
+        replicated: True if shards have replicas.
         params: `precision.params`.
         families: `precision.families`, by letter.
         low: Letters whose weights are gathered in 8 bits by their recipe; autograd makes their gradients as if they were not.
         degrees: Ranks that share dense tensors, and those that share expert banks.
-        whole: Whether every rank owns whole tensors: neither TP nor EP divides them.
+        whole: True if every rank owns whole tensors: neither TP nor EP divides them.
         masters: `precision.master`.
         master: Bytes of an element in it; likewise the next three.
         grads: In `precision.grads`.
         reduce: In `precision.reduce`.
         moments: In `precision.moments`.
         iteration: In Muon's iteration; 0 without Muon.
-        casts_gradients: Whether AdamW's gradients are cast for it.
-        recasts: Whether reduced gradients are cast.
-        padded: Whether chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
+        casts_gradients: True if AdamW's gradients are cast for it.
+        recasts: True if reduced gradients are cast.
+        padded: True if chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
         frozen: Dtype of the shards of frozen parameters; None where all are trained.
     """
 

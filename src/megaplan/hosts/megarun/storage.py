@@ -52,7 +52,7 @@ class Shard(NamedTuple):
     Attributes:
         column: Its place in `resident_bytes`.
         padded_bytes: A whole chunk as it is stored.
-        expert: Whether it belongs to an expert bank.
+        expert: True if it belongs to an expert bank.
         uneven: Where its last chunks are short.
     """
 

@@ -60,7 +60,7 @@ class Reserving(NamedTuple):
         share: Per mille of activations that stay unused.
         last_requests: Where the reduction of the slot's own parameters ends a backward, what it asks for in the computing stream.
         live_bytes: What of a step is alive then.
-        rounds: Whether tensors have segments of their own, each rounded.
+        rounds: True if tensors have segments of their own, each rounded.
     """
 
     beside_bytes: int
@@ -78,7 +78,7 @@ def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool
     Args:
         root: Its own group.
         layers: Its layers, in order.
-        ahead: Whether each layer's forward begins by gathering the next layer.
+        ahead: True if each layer's forward begins by gathering the next layer.
     """
     most, alive = root.flat_bytes + root.sent_bytes, root.flat_bytes
     reduced, largest, recast, shards = root.reduced_bytes, root.reduced_bytes, root.recast_bytes, root.shard_bytes

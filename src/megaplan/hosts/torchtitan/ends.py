@@ -16,13 +16,13 @@ from megaplan.blocks.ops import INPUT, OUTPUT, Op, linear
 from megaplan.blocks.storages import storages
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 
 LOGITS, LAST_BLOCK = "logits", "last_block"
 
 
-def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, beside_bytes: int = 0) -> Part:
+def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, beside_bytes: int = 0) -> BlockReplay:
     """Head and loss.
 
     Args:
@@ -40,7 +40,7 @@ def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, b
     wide = dict.fromkeys(("wide", "log_probs", "shifted", "nll_gradient", "exponential"), shape)
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {**wide, "lse": (rows,), "largest": (rows,), OUTPUT: ()})
     tensors |= {LAST_BLOCK: (beside_bytes, Column.COMMUNICATION, (beside_bytes,), DType.FP8, Basis.EXACT)}
-    return Part(_replay(sharded, pipelined, compiled), tensors)
+    return BlockReplay(_replay(sharded, pipelined, compiled), tensors)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from math import prod
 
 from megaplan.blocks.dims import Dims
@@ -12,19 +11,17 @@ from megaplan.families.attention.section import GroupedQueryAttention
 from megaplan.hosts.megarun.dims import local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part
 from megaplan.hosts.megarun.halves import splittable_part
-from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, weigh
+from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, weigh
 from megaplan.hosts.torchtitan.ends import loss_part
 from megaplan.hosts.torchtitan.program import BlockKey, block_replay, block_shapes
-from megaplan.hosts.values import BlockLedger
+from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
-from megaplan.scalars import Policy
+from megaplan.scalars import RecomputePolicy
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 
-Make = tuple[int, Hashable, str]
 
-
-def policy_of(spec: Spec, block: int) -> Policy:
+def policy_of(spec: Spec, block: int) -> RecomputePolicy:
     """How transformer block number `block` is checkpointed: every host.checkpoint_every-th one, counted from 1, and the others not.
 
     A pipeline rank counts its own, so that one block more or less of a stage may be.
@@ -42,9 +39,9 @@ def block_key(spec: Spec, attention: GroupedQueryAttention, *, rotates: bool) ->
     )
 
 
-def makes_of(spec: Spec, blocks: Inventory) -> dict[str, Make]:
+def block_variants(spec: Spec, blocks: Inventory) -> dict[str, BlockVariant]:
     """What decides each block's ledger besides the spec, by its name among transformer blocks; `head` is there for a tied head too."""
-    made: dict[str, Make] = {}
+    made: dict[str, BlockVariant] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(blocks.layers)), blocks.layers, strict=True)):
         made[name] = id(block), _rotates(spec, index), policy_of(spec, index)
     for name, block in blocks.outside:
@@ -79,7 +76,7 @@ def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
     return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=spec.precision.params is spec.precision.grads)
 
 
-def _part(spec: Spec, dims: Dims, name: str, block: Block, beside_bytes: int) -> Part:
+def _part(spec: Spec, dims: Dims, name: str, block: Block, beside_bytes: int) -> BlockReplay:
     model, mesh = spec.model, spec.mesh
     if name == "head":
         compiled = spec.host.compile_loss
@@ -92,7 +89,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, beside_bytes: int) ->
     if not isinstance(model.attention, GroupedQueryAttention) or model.mlp is None:
         raise ValueError(f"{name} is no transformer block that torchtitan's ledger has; check_rules reports this")
     key = block_key(spec, model.attention, rotates=_rotates(spec, index))
-    return Part(block_replay(key, policy_of(spec, index)), block_shapes(dims, key, model.attention, model.mlp))
+    return BlockReplay(block_replay(key, policy_of(spec, index)), block_shapes(dims, key, model.attention, model.mlp))
 
 
 def _rotates(spec: Spec, block: int) -> bool:

@@ -21,7 +21,7 @@ from megaplan.dtypes import DType
 from megaplan.families.attention.section import GroupedQueryAttention
 from megaplan.families.dense.section import Mlp
 from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.scalars import Policy
+from megaplan.scalars import RecomputePolicy
 
 CHEAP = ("norm", "rope", "repeat", "activation")
 """How the operations begin that a compiled block runs again in backward whatever the checkpoint: element-wise ones."""
@@ -58,7 +58,7 @@ class BlockKey(NamedTuple):
 
 
 @cache
-def block_replay(key: BlockKey, policy: Policy) -> Replay:
+def block_replay(key: BlockKey, policy: RecomputePolicy) -> Replay:
     """The replay of a block under a checkpoint policy; selective is torchtitan's per-operation one."""
     ops = _operations(key)
     names = frozenset(op.name for op in ops)

@@ -110,7 +110,7 @@ class Arguments:
         return float(found)
 
     def given(self, key: str) -> bool:
-        """Whether a switch is on."""
+        """True if a switch is on."""
         found = self.value(key)
         if not isinstance(found, bool):
             self.wrong(key, found, "a switch, without a value")

@@ -47,7 +47,7 @@ _PARTS = ("transformer", "transformer_config")
 
 
 def is_bridge(document: Mapping[str, Any]) -> bool:
-    """Whether a document has Megatron-Bridge's sections."""
+    """True if a document has Megatron-Bridge's sections."""
     return isinstance(document.get("model"), dict) and any(isinstance(document.get(name), dict) for name in SECTIONS[1:])
 
 
@@ -121,7 +121,7 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pads(given: Mapping[str, Any]) -> bool:
-    """Whether the vocabulary is padded: where nothing says so, a tokenizer's is, and one that is stated is not (`training/setup.py`)."""
+    """True if the vocabulary is padded: where nothing says so, a tokenizer's is, and one that is stated is not (`training/setup.py`)."""
     stated = given.get("should_pad_vocab")
     return given.get("vocab_size") is None if stated is None else bool(stated)
 

@@ -24,7 +24,7 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def has_table(text: str) -> bool:
-    """Whether a text holds the table."""
+    """True if a text holds the table."""
     rows = sum(_ROW.search(line) is not None for line in text.splitlines())
     return rows > 0 if _BEGIN.search(text) else rows >= LEAST_ROWS
 
@@ -65,7 +65,7 @@ def from_attributes(attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def _negated(name: str, attribute: str) -> bool:
-    """Whether a flag switches its attribute off: `--no-…` and `--disable-…`."""
+    """True if a flag switches its attribute off: `--no-…` and `--disable-…`."""
     return name.startswith(("no_", "disable_")) and not attribute.startswith(("no_", "disable_"))
 
 

@@ -18,7 +18,7 @@ from megaplan.importers.megatron.script import Field, read_command, read_words
 from megaplan.importers.megatron.unset import unset
 
 if TYPE_CHECKING:
-    from megaplan.importers.megatron.recording.record import Recording, Row
+    from megaplan.importers.megatron.recording.record import Recording, RecordLine
 
 LAUNCH_ARGUMENTS = 8
 """Arguments from which on a command is one of several launches."""
@@ -56,7 +56,7 @@ def unset_names(recording: Recording) -> list[str]:
     return sorted({name for row in recording.of_kind("unset") for name in row.words})
 
 
-def _launches(recording: Recording) -> list[Row]:
+def _launches(recording: Recording) -> list[RecordLine]:
     """Launches that differ, the first of each; commands with few arguments are none where another has more."""
     rows = {row.words: row for row in reversed(recording.of_kind("launch")) if _count(row)}
     found = sorted(rows.values(), key=recording.rows.index)
@@ -64,7 +64,7 @@ def _launches(recording: Recording) -> list[Row]:
     return [row for row in found if _count(row) >= min(most, LAUNCH_ARGUMENTS)]
 
 
-def _count(row: Row) -> int:
+def _count(row: RecordLine) -> int:
     return sum(word.startswith("--") for word in row.words)
 
 
@@ -103,7 +103,7 @@ def _processes(environment: Mapping[str, str], values: Mapping[str, Any]) -> dic
     return {"world_size": int(total)} if total.isdigit() else {}
 
 
-def _with_unset(values: Mapping[str, Any], row: Row, recording: Recording) -> dict[str, Any]:
+def _with_unset(values: Mapping[str, Any], row: RecordLine, recording: Recording) -> dict[str, Any]:
     """The values; an argument that has none since its variable is set nowhere holds the variable's name."""
     found, missing = dict(values), unset_names(recording)
     try:
@@ -118,7 +118,7 @@ def _with_unset(values: Mapping[str, Any], row: Row, recording: Recording) -> di
     return found
 
 
-def _several(launches: Sequence[Row], row: Row) -> Iterator[tuple[int, str]]:
+def _several(launches: Sequence[RecordLine], row: RecordLine) -> Iterator[tuple[int, str]]:
     if len(launches) > 1:
         at = launches.index(row) + 1
         listed = "\n".join(f"--launch {number}: {shlex.join(each.words)[:100]}" for number, each in enumerate(launches[:8], 1))

@@ -12,7 +12,7 @@ from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp, section_row
 from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.model import load_balancing
-from megaplan.importers.megatron.stack import Stack
+from megaplan.importers.megatron.stack import LaunchLayers
 from megaplan.low_precision import FORMATS
 from megaplan.scalars import MAX_INT, MAX_MICROBATCHES
 from megaplan.spec.host import GraphModule, Host, OffloadModule
@@ -162,7 +162,7 @@ def _params(launch: Arguments) -> tuple[str, bool]:
     return ("fp16", not wide) if fp16 else ("bf16", halved)
 
 
-def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_host(launch: Arguments, stack: LaunchLayers, muon: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """`host` and `recompute`."""
     found: dict[str, Any] = {
         "name": "megatron",
@@ -263,7 +263,7 @@ def _features(launch: Arguments, *, layer_wise: bool) -> set[str]:
 
 
 def wholly_sharded(launch: Arguments) -> bool:
-    """Whether Megatron-FSDP runs as `sharding.reshard_after_forward` says."""
+    """True if Megatron-FSDP runs as `sharding.reshard_after_forward` says."""
     return launch.given("use_megatron_fsdp") and not other_fsdp(launch.value)
 
 

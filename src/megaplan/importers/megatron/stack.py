@@ -19,14 +19,14 @@ NO_LETTER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class LaunchLayers:
     """The layers of a launch.
 
     Attributes:
         stages: Our letters of each virtual stage, in model order; one stage without a pipeline.
-        latent: Whether attention is latent.
+        latent: True if attention is latent.
         num_modules: Prediction modules.
-        hybrid: Whether Megatron builds its HybridModel.
+        hybrid: True if Megatron builds its HybridModel.
         ahead: Letters of a prediction module's blocks.
     """
 
@@ -42,7 +42,7 @@ class Stack:
         return "".join(self.stages)
 
 
-def read_stack(launch: Arguments, pp: int) -> Stack:
+def read_stack(launch: Arguments, pp: int) -> LaunchLayers:
     """The layers and where they are cut; an empty stack if something is wrong."""
     hybrid = launch.value("hybrid_layer_pattern") is not None or launch.value("hybrid_override_pattern") is not None
     try:
@@ -50,11 +50,11 @@ def read_stack(launch: Arguments, pp: int) -> Stack:
     except MegaplanError as error:
         key = "hybrid_layer_pattern" if hybrid else "pipeline_model_parallel_layout"
         launch.fail([moved(found, launch.at(key)) for found in error.diagnostics])
-        return Stack(("A",), latent=False, num_modules=0, hybrid=hybrid)
+        return LaunchLayers(("A",), latent=False, num_modules=0, hybrid=hybrid)
     return stack
 
 
-def _hybrid(launch: Arguments, pp: int) -> Stack:
+def _hybrid(launch: Arguments, pp: int) -> LaunchLayers:
     key = "hybrid_layer_pattern" if launch.value("hybrid_layer_pattern") is not None else "hybrid_override_pattern"
     pattern = parse_hybrid(str(launch.value(key)), launch.at(key))
     for other in (
@@ -81,7 +81,7 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
         launch.cannot(key, "the pattern has no layer")
     plain = used & set("*+")
     latent = (launch.given("multi_latent_attention") and bool(plain)) or "+" in used
-    return Stack(
+    return LaunchLayers(
         tuple("".join(OURS.get(one, "A") for one in stage) for stage in stages),
         latent,
         pattern.num_modules,
@@ -108,7 +108,7 @@ def _with_module(launch: Arguments, pattern: HybridPattern) -> HybridPattern:
     return pattern._replace(module=str(module), num_modules=count) if module and count and pattern.module is None else pattern
 
 
-def _gpt(launch: Arguments, pp: int) -> Stack:
+def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
     layers = launch.whole("num_layers", most=MAX_LAYERS // 2)
     frequency = launch.value("moe_layer_freq")
     if re.fullmatch(r"-?\d+", str(frequency)) and not 0 < int(str(frequency)[:20]) <= MAX_LAYERS:
@@ -134,7 +134,7 @@ def _gpt(launch: Arguments, pp: int) -> Stack:
         launch.value(key)
     cuts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
     letters = [mixer + OURS[kind] for mixer, kind in zip(_mixers(launch, layers), kinds, strict=True)]
-    return Stack(
+    return LaunchLayers(
         tuple("".join(letters[start:stop]) for start, stop in pairwise(cuts)),
         launch.given("multi_latent_attention"),
         modules,

@@ -28,7 +28,7 @@ def read_stages(config: JobConfig, blocks: int, pp: int, *, looped: bool) -> Sta
         config: The file.
         blocks: Transformer blocks.
         pp: Pipeline ranks.
-        looped: Whether the schedule has several stages a rank.
+        looped: True if the schedule has several stages a rank.
     """
     parts, points = config.value(PARTS), config.names(POINTS)
     least = pp * (2 if looped else 1)

@@ -33,7 +33,7 @@ _OF_SHELLS = re.compile(r"(BASH.*|ENV|LD_.*|DYLD_.*|PYTHON.*|SHELLOPTS|PS4|PROMP
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RecordLine:
     """A line of the record.
 
     Attributes:
@@ -65,12 +65,12 @@ class Recording:
         said: The end of its errors.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[RecordLine, ...]
     status: int | None
     ended: str
     said: str
 
-    def of_kind(self, *kinds: str) -> tuple[Row, ...]:
+    def of_kind(self, *kinds: str) -> tuple[RecordLine, ...]:
         """Its rows of these kinds."""
         return tuple(row for row in self.rows if row.kind in kinds)
 
@@ -255,7 +255,7 @@ def _end_all(process: subprocess.Popen[bytes], folder: Path) -> None:
     process.wait()
 
 
-def _rows(folder: Path) -> list[Row]:
+def _rows(folder: Path) -> list[RecordLine]:
     rows, read = [], 0
     for path in sorted((folder / "records").glob("*.json")):
         data = path.read_bytes()
@@ -267,12 +267,12 @@ def _rows(folder: Path) -> list[Row]:
     return rows
 
 
-def _row(plain: Mapping[str, Any], folder: Path) -> Row:
+def _row(plain: Mapping[str, Any], folder: Path) -> RecordLine:
     file, _, line = str(plain["at"]).rpartition(":")
     words = tuple(_unmirrored(str(word), folder) for word in plain["words"])
     environment = {str(key): _unmirrored(str(value), folder) for key, value in plain["environment"].items()}
     said = _unmirrored(str(plain["said"]), folder)
-    return Row(str(plain["kind"]), words, said, _unmirrored(file, folder), int(line) if line.isdigit() else None, environment)
+    return RecordLine(str(plain["kind"]), words, said, _unmirrored(file, folder), int(line) if line.isdigit() else None, environment)
 
 
 def _unmirrored(text: str, folder: Path) -> str:
