@@ -1,6 +1,4 @@
-"""Diagnostics for jobs that do not fit, with changes that make them fit, priced with the cuts that a command would choose for the changed
-job.
-"""
+"""Diagnostics for jobs that do not fit, and the changes that help, priced with the cuts that a command would choose for the changed job."""
 
 from __future__ import annotations
 

@@ -101,9 +101,7 @@ class Estimate:
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Warnings and notes: from reading, from choosing the cuts, and about memory that is exceeded or almost (MP501, MP502) or padded
-        (MP505).
-        """
+        """Warnings and notes: from reading, from the cuts, about memory that is exceeded or almost (MP501, MP502), and padding (MP505)."""
         job, budget = self.job, self.budget
         others = [item for item in job.diagnostics if item.code != DOES_NOT_FIT]
         padding = padding_diagnostics(job.spec, job.inventory, job.layout, budget)
@@ -127,7 +125,7 @@ class Estimate:
 
     @cached_property
     def largest_micro_batch(self) -> int | None:
-        """The largest `batch.micro_batch_size` that fits every rank with everything else unchanged, cuts included; None if 1 does not fit."""
+        """The largest `batch.micro_batch_size` that fits every rank with everything else unchanged, cuts included; None if 1 does not."""
         return largest_micro_batch(self.job.spec, self.job.inventory, self.job.layout)
 
     def of_rank(self, rank: int) -> RankBudget:

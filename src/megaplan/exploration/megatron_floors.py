@@ -1,8 +1,8 @@
 """Lower bounds on the largest peak of a Megatron-Core layout over all cuts, from sums over the whole model.
 
-A layer l on chunk c of rank r needs s_l + a_rc k_l: parameters, gradients and state, and what the microbatches in flight keep. For any
+A layer l on chunk c of rank r needs s_l + a_rc k_l: parameters, gradients and state, and tensors of the microbatches in flight. For any
 weights w_r the ranks' bytes, weighted and added up, are at least Σ_l min_rc w_r (s_l + a_rc k_l), and no rank exceeds the largest peak C:
-C Σ w_r ≥ Σ_l min_rc w_r (s_l + a_rc k_l). Two kinds of weights are tried: w_r = 1, and what makes a mean layer weigh the same on all ranks.
+C Σ w_r ≥ Σ_l min_rc w_r (s_l + a_rc k_l). Two kinds of weights are tried: w_r = 1, and weights that make a mean layer equal on all ranks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from megaplan.partition.megatron_bytes import static_bytes
 from megaplan.spec.models import Spec
 
 SLACK = 1 - 1e-9
-"""Part that a bound keeps, for the rounding of its sums."""
+"""Fraction of a bound that is kept, for the rounding of its sums."""
 EXPERTS = "E" + IN_SIXTEEN_BIT["E"]
-"""Operators whose kept bytes depend on how experts are spread."""
+"""Operators whose kept bytes depend on the distribution of experts."""
 StackCounts = tuple[tuple[int, ...], ...]
 
 
 class Need(NamedTuple):
-    """Bytes of one kind of operator, or of an end of the model: at all times, and of a microbatch in flight."""
+    """Bytes of one kind of operator, or of an end of the model: permanent, and per microbatch in flight."""
 
     static: int
     kept: int
@@ -40,8 +40,8 @@ class ModelBytes(NamedTuple):
     """Bytes of a model on one tensor and data rank.
 
     Attributes:
-        operators: Each kind, and how many layers are of it.
-        ends: Of the first and of the last slot, beside layers; on one stage a table that both share is the last one's alone.
+        operators: Each kind, with its number of layers.
+        ends: Bytes outside the layers on the first and the last slot; a table that both share on one stage counts for the last one.
         fixed: Buffers of every rank.
     """
 
@@ -61,10 +61,10 @@ class ModelBytes(NamedTuple):
 
 
 class MegatronFloors(AnyFloors):
-    """Floors of one model under host megatron; what does not depend on all degrees is worked out once for those that it depends on."""
+    """Lower bounds for one model under host megatron; values are cached by the degrees that they depend on."""
 
     def __init__(self, inventory: Inventory, spec: Spec) -> None:
-        """`spec`: any of those whose peaks are bounded; they differ in what a search varies."""
+        """`spec` is any of the bounded ones; they differ in the varied keys of a search."""
         self._letters = "".join(block.family for block in inventory.layers)
         own = Counter(operator_letter(spec, self._letters, layer) for layer in range(len(self._letters)))
         mtp = spec.model.features.mtp
@@ -80,16 +80,16 @@ class MegatronFloors(AnyFloors):
         return self._peak(*_asked(spec))
 
     def peak_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
-        """The same of a layout with a policy, whose spec is made only where it is needed."""
+        """The same for a layout with a policy; its spec is built only on demand."""
         return self._peak(layout, policy, spec_of)
 
     def shared_bytes(self, spec: Spec) -> int:
-        """A smaller bound that looks at no schedule: what is stored of the whole model has to be on some rank."""
+        """A smaller bound that examines no schedule: the stored bytes of the whole model are distributed over the ranks."""
         layout, policy, spec_of = _asked(spec)
         return self.least_on(layout, (policy,), spec_of)
 
     def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:
-        """The same for the best of several policies, under any schedule."""
+        """The same over several policies and any schedule."""
         stored = {(policy.distributed, policy.grads): policy for policy in policies}
         found = []
         for policy in stored.values():
@@ -99,7 +99,7 @@ class MegatronFloors(AnyFloors):
         return self._with_fragments(min(found))
 
     def kept_bytes(self, spec: Spec) -> int:
-        """To order policies by: less, the more runs again."""
+        """Key by which policies are ordered: more recompute gives less."""
         host = spec.host
         again = len(host.recompute_modules) + (spec.recompute.of("A") != "none") + 100 * bool(host.recompute_num_layers)
         return -2 * again - host.distributed_optimizer
@@ -117,7 +117,7 @@ class MegatronFloors(AnyFloors):
         return self._with_fragments(needs.fixed + max(int(even / layout.pp * SLACK), _least(needs, counts, weights)))
 
     def _needs(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> ModelBytes:
-        """Stored bytes of each kind of operator, by the degrees that shard it, and the bytes a microbatch keeps, by its tokens."""
+        """Stored bytes of each kind of operator, by the degrees that shard it, and the bytes that a microbatch keeps, by its tokens."""
         one_stage = layout.pp == 1
         shares = layout.tp, layout.ep, layout.etp, layout.dp_shard * layout.cp, one_stage, policy.distributed, policy.grads
         tokens = layout.tp, layout.cp, layout.micro_batch, policy
@@ -144,7 +144,7 @@ class MegatronFloors(AnyFloors):
 
 
 def _asked(spec: Spec) -> tuple[LayoutChoice, MemoryPolicy, SpecOf]:
-    """A spec as a layout and what tells its policy from others."""
+    """A spec by its layout and the settings that distinguish its policy."""
     mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
     degrees = mesh.pp, mesh.vpp, schedule.kind, mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.dp_replicate, mesh.dp_shard
     host, precision = spec.host, spec.precision
@@ -163,7 +163,7 @@ def _kept(job: MegatronJob, letters: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _counts(pp: int, vpp: int, group: int, count: int) -> StackCounts:
-    """For each rank the microbatches of each chunk at one of its moments, whatever its chunks keep."""
+    """Microbatches of each chunk of each rank at one of its points, independent of the bytes that chunks keep."""
     if vpp == 1:
         return tuple([(min(count, pp - rank),) for rank in range(pp)])
     return tuple([fullest_counts((1,) * vpp, pp - 1 - rank, group, count) for rank in range(pp)])

@@ -1,4 +1,4 @@
-"""The results of a search, for people and programs: rows with their figures, why the other classes lost, and the certificate."""
+"""The results of a search: rows with their figures, reasons against other layouts, and the certificate."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LayoutRow:
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
         mfu: Model FLOPs over the peak of the dtype.
         peak_bytes: The largest peak of any rank.
-        headroom_bytes: Usable bytes less that.
+        headroom_bytes: Usable bytes less the peak.
         bubble_seconds: Idle time of a mean pipeline rank.
         exposed_seconds: Communication that a mean rank waits for.
         terms: Seconds of the step by term.
@@ -57,7 +57,7 @@ class LayoutRow:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """`KEY=VALUE` texts of everything that the search decided, cuts apart."""
+        """`KEY=VALUE` texts of every decision of the search, except cuts."""
         return changes_of(self.spec)
 
 
@@ -66,8 +66,8 @@ class Lost:
     """A class of layouts without a place among the rows.
 
     Attributes:
-        name: `mesh.tp=8`.
-        count: Layouts or combinations in it.
+        name: Text such as `mesh.tp=8`.
+        count: Number of layouts or combinations.
         reason: illegal, out of memory, slower, or, where headroom is the objective, less headroom.
         detail: The equation with its diagnostic's code; the column and by how much it exceeds;
             by how much slower and the term; or both headrooms.
@@ -114,7 +114,7 @@ def _row(one: Exact, evaluator: Evaluator, *, pareto: bool) -> LayoutRow:
 
 
 def with_cuts(spec: Spec, one: Exact) -> Spec:
-    """The spec with the row's cuts, by hand: what `megaplan estimate` of it says is what the search found."""
+    """The spec with the row's cuts as manual ones; `megaplan estimate` of it gives the numbers of the search."""
     if len(one.spans) == 1:
         return spec.model_copy(update={"split": spec.split.model_copy(update={"objective": "bottleneck"})})
     reason = "shortest modelled step of the cuts that fit, found by megaplan search"
@@ -123,7 +123,7 @@ def with_cuts(spec: Spec, one: Exact) -> Spec:
 
 
 def changes_of(spec: Spec) -> tuple[str, ...]:
-    """`KEY=VALUE` texts of what a search decides."""
+    """`KEY=VALUE` texts of the decisions of a search."""
     mesh, schedule = spec.mesh, spec.schedule
     names = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "vocab_parallel")
     found = [f"mesh.{name}={str(getattr(mesh, name)).lower()}" for name in names]
@@ -137,7 +137,7 @@ def changes_of(spec: Spec) -> tuple[str, ...]:
 
 
 def why_not(found: Explored, evaluator: Evaluator, rows: tuple[LayoutRow, ...]) -> tuple[Lost, ...]:
-    """For every value of every axis that the best row does not have, the reason why no layout with it is better."""
+    """The reason that no layout with an axis value is better, for every value that the best row does not have."""
     lost = [
         Lost(item.key, item.count, "illegal", f"{item.code}: {item.detail.splitlines()[0]}", {})
         for item in sorted(evaluator.space.illegal.values(), key=lambda item: (item.key, item.code))
@@ -173,7 +173,7 @@ def _lost(
 def _behind(
     found: Explored, evaluator: Evaluator, winner: LayoutRow, left: Sequence[tuple[int, LayoutChoice]], axis: str, value: object
 ) -> tuple[str, str, LayoutChoice] | None:
-    """Reason, text and layout of the best that fits, or of the best bound of what was not explored; None where neither is left."""
+    """Reason, text and layout of the best that fits, or of the best bound among unexplored ones; None if there is neither."""
     fitting = [outcome.best for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value and outcome.best is not None]
     if fitting:
         best = min(fitting, key=lambda one: one.order(found.task.objective))
@@ -201,7 +201,7 @@ def _slower(evaluator: Evaluator, winner: LayoutRow, best: Exact) -> str:
 
 
 def _column(evaluator: Evaluator, layout: LayoutChoice) -> tuple[Column, int]:
-    """The largest column of the layout's most thrifty policy, cut evenly."""
+    """The largest column of the layout's policy with the least memory, with equal cuts."""
     from megaplan.layout.spans import spans_of  # noqa: PLC0415
     from megaplan.partition.equal import equal_cuts  # noqa: PLC0415
 
@@ -214,7 +214,7 @@ def _column(evaluator: Evaluator, layout: LayoutChoice) -> tuple[Column, int]:
 
 
 def lines_of(lost: tuple[Lost, ...]) -> Iterator[str]:
-    """Why classes lost, one a line."""
+    """Reasons against classes, one per line."""
     for one in lost[:MAX_CLASSES]:
         yield f"{one.name} ({one.count}): {one.reason}: {one.detail}"
     if len(lost) > MAX_CLASSES:

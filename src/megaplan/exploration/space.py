@@ -1,4 +1,4 @@
-"""The layouts and policies of a spec on a number of devices; what cannot run is counted by the rule that it breaks."""
+"""The layouts and policies of a spec on a number of devices; illegal ones are counted by the rule that they break."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from megaplan.spec.rules import check_rules
 VARIED = ("recompute", "schedule", "batch", "precision", "kernels")
 DEFAULT_VARIED = ("recompute", "schedule", "batch")
 SLOTS = (1, 2, 3, 4, 6, 8)
-"""Slots a rank of a looped schedule: more of them shorten the idle time of a step by less than its time is known."""
+"""Largest number of slots per rank of a looped schedule: more shorten the idle time by less than the accuracy of the time."""
 KINDS = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules beside the spec's own. GPipe and looped BFS hold more microbatches than 1F1B and interleaved 1F1B and wait as long."""
+"""Schedules in addition to the spec's own. GPipe and looped BFS hold more microbatches than 1F1B and interleaved 1F1B and idle as long."""
 FIXABLE = {
     **{f"mesh.{name}": name for name in ("pp", "vpp", "tp", "cp", "ep", "etp", "dp_replicate", "dp_shard")},
     **{"mesh.vocab_parallel": "vocab_parallel", "schedule.kind": "kind", "batch.micro_batch_size": "micro_batch"},
@@ -29,11 +29,11 @@ FIXABLE = {
     **{"recompute.default": "recompute", "host.recompute_num_layers": "full_layers", "precision.grads": "grads"},
     **{f"recompute.blocks.{letter}": f"recompute.{letter}" for letter in FAMILIES},
 }
-"""Keys that `--fix` takes, and what they are called here."""
+"""Keys that `--fix` takes, and their names here."""
 HOST_KEYS = ("kernels", "distributed_optimizer", "recompute_num_layers", "recompute_modules")
-"""Keys of `host` that a search decides, as far as the host reads them."""
+"""Keys of `host` that a search decides, if the host reads them."""
 UNSCHEDULED = ("zbv", 2)
-"""Schedule kind and slots a rank of a mesh until it gets its own."""
+"""Schedule kind and slots per rank of a mesh before it gets its own."""
 
 
 class Space:
@@ -41,9 +41,9 @@ class Space:
 
     Attributes:
         base: The spec, without manual cuts.
-        letters: One a layer.
-        illegal: What was left out, by code and key; complete once `layouts` has been called.
-        by_modules: The host recomputes modules and groups of layers, as Megatron-Core does, in place of policies by letter.
+        letters: One letter per layer.
+        illegal: Layouts that were left out, by code and key; complete after `layouts` was called.
+        by_modules: The host recomputes modules and groups of layers, as Megatron-Core does, instead of policies by letter.
     """
 
     def __init__(self, spec: Spec, devices: int, fixed: dict[str, Any], varied: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ class Space:
         self.base = _without_manual_cuts(spec, self.letters)
         self.global_batch = spec.global_batch_size
         self.illegal: dict[tuple[str, str], Illegal] = {}
-        self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # what is wrong with each
+        self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # errors of each
         self._slots: dict[tuple[int, int], list[int]] = {}
         self._sections: dict[tuple[Hashable, ...], Section] = {}
         self._policies: dict[int, list[MemoryPolicy]] = {}
@@ -62,7 +62,7 @@ class Space:
         self._recomputed = list(self._recomputes())
 
     def keep_recomputes(self, kept: Sequence[tuple[tuple[str, str], ...]]) -> None:
-        """Leave only these policies by letter; see `exploration.recompute`."""
+        """Restrict policies by letter to these; see `exploration.recompute`."""
         self._recomputed = [found for found in self._recomputed if found[0] in kept]
         self._policies.clear()
 
@@ -72,7 +72,7 @@ class Space:
         return sorted({found[0] for found in self._recomputed})
 
     def meshes(self) -> list[LayoutChoice]:
-        """All meshes and micro-batches, in a fixed order, each in place of the layouts that differ in schedule."""
+        """All meshes and micro-batches, in a fixed order; each represents the layouts that differ in schedule."""
         return sorted(self._meshes())
 
     def layouts_of(self, mesh: LayoutChoice) -> list[LayoutChoice]:
@@ -85,7 +85,7 @@ class Space:
         ]
 
     def slots_of(self, mesh: LayoutChoice) -> list[int]:
-        """Slots a rank under the legal schedules of a mesh."""
+        """Slots per rank under the legal schedules of a mesh."""
         pp, count = key = mesh.pp, mesh.num_microbatches
         if key not in self._slots:
             self._slots[key] = sorted({vpp for kind, vpp in self._schedules(pp) if self._schedule_breaks(kind, pp, vpp, count) is None})
@@ -96,7 +96,7 @@ class Space:
         return [layout for mesh in self.meshes() for layout in self.layouts_of(mesh)]
 
     def policies(self, layout: LayoutChoice) -> list[MemoryPolicy]:
-        """All policies that a layout may have; they depend on its tensor ranks alone, and the list is not to be changed."""
+        """All policies that a layout may have; they depend only on its tensor ranks, and the list must not be modified."""
         if layout.tp not in self._policies:
             self._policies[layout.tp] = self._policies_of(layout)
         return self._policies[layout.tp]
@@ -121,7 +121,7 @@ class Space:
         ]
 
     def spec_of(self, layout: LayoutChoice, policy: MemoryPolicy) -> Spec:
-        """The spec of a layout with a policy; as legal as both are."""
+        """The spec of a layout with a policy; it is legal if both are."""
         base = self.base
         mesh = Mesh.model_construct(
             None,
@@ -148,7 +148,7 @@ class Space:
         return base.model_copy(update=changes)
 
     def _section(self, name: str, **update: Hashable) -> Section:
-        """A section of the spec with some values; specs share it, for a section never changes."""
+        """A section of the spec with some values replaced; specs share it, because a section never changes."""
         key = name, *update.values()
         found = self._sections.get(key)
         if found is None:
@@ -156,7 +156,7 @@ class Space:
         return found
 
     def _recompute(self, policy: MemoryPolicy) -> Section:
-        """The same of the section of policies by letter."""
+        """The section of policies by letter, shared in the same way."""
         key = "recompute", policy.recompute
         found = self._sections.get(key)
         if found is None:
@@ -185,7 +185,8 @@ class Space:
     def _shards(self, data: int) -> list[int]:
         """Data ranks over which state is sharded.
 
-        Of a distributed optimizer's all of them, unless one is asked for: copies of its shards need more memory, and the time of a step
+        For a distributed optimizer these are all of them, unless one is given: copies of its shards need more memory, and no term of the
+        time is shorter with them. The same holds for an optimizer that is not distributed.
         has no term that they shorten. The same holds for an optimizer that is not distributed.
         """
         asked = "dp_shard" in self.fixed or "dp_replicate" in self.fixed
@@ -207,12 +208,12 @@ class Space:
         return [micro for micro in divisors(self.global_batch // data) if self._allows(micro_batch=micro)]
 
     def _schedules(self, pp: int) -> Iterator[tuple[str, int]]:
-        """Kinds and slots a rank."""
+        """Kinds and slots per rank."""
         own = self.base.schedule.kind
         kinds = [kind for kind in SCHEDULES if kind in (self._host.schedules or (*KINDS, own)) or kind == self.fixed.get("kind")]
         if "schedule" not in self.varied and "kind" not in self.fixed:
             kinds = [own]
-        if pp == 1:  # nothing to schedule: microbatches accumulate
+        if pp == 1:  # no schedule: microbatches accumulate
             if self._allows(vpp=1):
                 yield "1f1b", 1
             return
@@ -234,7 +235,7 @@ class Space:
         return [(ep, etp) for ep, etp in product(eps, etps) if self.devices % (ep * etp) == 0]
 
     def _recomputes(self) -> Iterator[tuple[tuple[tuple[str, str], ...], int, tuple[str, ...]]]:
-        """Policies by letter, and layers of a group and modules that run again."""
+        """Policies by letter, and recomputed groups of layers and modules."""
         letters = [letter for letter in FAMILIES if letter in self.letters]
         base, host = self.base.recompute, self.base.host
         if "recompute" not in self.varied:
@@ -256,7 +257,7 @@ class Space:
             yield tuple((letter, "none") for letter in letters), int(full), ()
 
     def _modules(self) -> list[tuple[str, ...]]:
-        """Sets of modules of selective recompute: none, each alone, all that the model has."""
+        """Sets of modules of selective recompute: none, each by itself, all that the model has."""
         if not self.by_modules:
             return [()]
         host, latent = self.base.host, isinstance(self.base.model.attention, LatentAttention)
@@ -277,7 +278,7 @@ class Space:
         return all(name not in self.fixed or self.fixed[name] == value for name, value in values.items())
 
     def _group_is_legal(self, tp: int, cp: int, dp_shard: int, ep: int, etp: int) -> bool:
-        """True if the rules of the mesh and the host allow these degrees; they look at no other."""
+        """True if the rules of the mesh and the host allow these degrees; the rules depend on no others."""
         key = (tp, cp, dp_shard * cp * tp % (ep * etp), ep, etp)
         if key not in self._groups:
             policy = MemoryPolicy(
@@ -306,7 +307,7 @@ class Space:
         return broken is None
 
     def _schedule_breaks(self, kind: str, pp: int, vpp: int, count: int) -> tuple[str, str, str] | None:
-        """Key, code and detail of the rule that a schedule breaks on so many ranks."""
+        """Key, code and detail of the rule that a schedule breaks on this number of ranks."""
         places = len(self.allowed_cuts) + 1
         if pp * vpp > places:
             layers = len(self.letters)
@@ -322,7 +323,7 @@ class Space:
 
     @property
     def allowed_cuts(self) -> tuple[int, ...]:
-        """Cuts that any split may make."""
+        """Cuts that a split may have."""
         from megaplan.partition.constraints import constraints_of  # noqa: PLC0415
 
         if not hasattr(self, "_cuts"):
@@ -339,7 +340,7 @@ def _written(policy: MemoryPolicy) -> dict[str, str]:
 
 
 def _without_manual_cuts(spec: Spec, letters: str) -> Spec:
-    """The spec with weighted cuts; GPTModel's layers of two operators stay whole."""
+    """The spec with weighted cuts; GPTModel's layers of two operators stay together."""
     update: dict[str, Any] = {"mode": "weighted", "objective": "step_time", "spans": None, "reason": None, "protects": ()}
     if spec.host.model == "gpt":
         odd = set(range(1, len(letters), 2))

@@ -20,7 +20,7 @@ LASTING = (
     *(Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS, Column.GRADIENTS),
     *(Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER, Column.WORKSPACE, Column.OVERHEAD),
 )
-"""Columns of which nothing is kept for a microbatch in flight."""
+"""Columns that hold nothing for a microbatch in flight."""
 
 
 def memory_snapshot(source: Source) -> bytes:
@@ -46,7 +46,7 @@ def snapshot_document(step: ReplayedStep) -> dict[str, Any]:
 
 
 class _Device:
-    """Blocks and events of one pp rank; freed addresses are used again for allocations of the same size."""
+    """Blocks and events of one pp rank; freed addresses are reused for allocations of the same size."""
 
     def __init__(self, step: ReplayedStep, rank: int) -> None:
         self.rank, self.kept, self.end = rank, step.kept, BASE
@@ -117,7 +117,7 @@ class _Device:
 
 
 def _changes(step: ReplayedStep, rank: int) -> list[tuple[int, bool, Action]]:
-    """(time, allocates, action): a forward allocates when it begins, all others free when they end, which comes first at one time."""
+    """(time, allocates, action): a forward allocates when it begins, all others free when they end; at equal times frees come first."""
     parts = [(item, part, part.kind is ActionKind.FORWARD) for item in step.timeline.ranks[rank] for part in item.action.parts]
     return [(item.start if forward else item.stop, forward, part) for item, part, forward in parts]
 

@@ -1,4 +1,4 @@
-"""Sets of ranks as half-open runs: `[[0, 4], [8, 12]]` for 0 to 3 and 8 to 11, of any length in a few bytes."""
+"""Sets of ranks as half-open runs: `[[0, 4], [8, 12]]` for 0 to 3 and 8 to 11; any length takes a few bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def runs_of(ranks: Sequence[int]) -> tuple[RankRun, ...]:
 
 
 def joined(runs: Sequence[RankRun]) -> tuple[RankRun, ...]:
-    """The same ranks in as few runs as can be, ascending; no rank may be in two runs."""
+    """The same ranks in as few runs as possible, ascending; no rank may be in two runs."""
     found: list[RankRun] = []
     for start, stop in sorted(runs):
         if found and found[-1][1] == start:
@@ -37,7 +37,7 @@ def num_ranks(runs: Sequence[RankRun]) -> int:
 
 
 def runs_label(runs: Sequence[RankRun]) -> str:
-    """`rank 3`, `ranks 0-3`, `ranks 0-3, 8-11`; of many runs the first two, and how many ranks there are in all."""
+    """`rank 3`, `ranks 0-3`, `ranks 0-3, 8-11`; for many runs the first two, and the number of all ranks."""
     texts = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in runs]
     count = num_ranks(runs)
     if len(texts) > _SHOWN:

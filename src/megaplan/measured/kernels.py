@@ -1,4 +1,4 @@
-"""Which kinds of kernels a GPU kernel of a profile belongs to, by its name; names may be cut at 110 characters."""
+"""Kinds of kernels by the names of GPU kernels in a profile; names may be cut at 110 characters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 
 class KernelFamily(NamedTuple):
-    """Kernels that a profile does not tell apart.
+    """Kernels that a profile does not distinguish.
 
     Attributes:
         rule: An expression that their names match; the first family counts.
-        group: What tables call it; several families may share one.
-        kinds: Of `megaplan.cost.parts`, whose time they make up together.
-        letter: Of the passes, where products differ by it; None for all.
+        group: Name in tables; several families may share one.
+        kinds: Kinds of the cost model whose times they make up together.
+        letter: Letter of the passes, if products differ by it; None for all.
     """
 
     rule: str
@@ -91,7 +91,7 @@ def family_of(kernel: str) -> KernelFamily | None:
 
 
 def by_family(kernels: Iterable[tuple[str, int, float]]) -> dict[KernelFamily | None, Time]:
-    """Launches and milliseconds of each family of a profiled step; what belongs to none under None.
+    """Launches and milliseconds of each family of a profiled step; kernels of no family are under None.
 
     Args:
         kernels: Name, launches and milliseconds of each kernel.
@@ -110,7 +110,7 @@ def seen_by_step(gpu: Mapping[str, Any]) -> dict[KernelFamily | None, Time]:
     kernels exceed the device's busy time is therefore taken off the copies.
 
     Args:
-        gpu: `by_kernel` as for `by_family`, `busy_ms` in which at least one kernel ran, and `sum_ms` of all, by default as much.
+        gpu: `by_kernel` as for `by_family`, `busy_ms` in which at least one kernel ran, and `sum_ms` of all kernels, by default equal.
     """
     found, busy = by_family(gpu["by_kernel"]), gpu["busy_ms"]
     overlap = max(0.0, gpu.get("sum_ms", busy) - busy)

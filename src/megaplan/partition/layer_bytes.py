@@ -1,8 +1,9 @@
-"""Bytes that layers are certain to need on a rank, as sums: limits that every split which fits must keep.
+"""Bytes that layers certainly need on a rank, as sums: limits that every fitting split must keep.
 
-At a forward of a steady step, a rank holds its parameters and moments, what the microbatches in flight keep, the gradients of chunks that
-have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; what a running block
-needs for a moment is not, and is left out. So is what the allocator reserves beyond that, except for the rounding of segments. A split
+At a forward of a steady step, a rank holds its parameters and moments, the tensors that microbatches in flight keep, the gradients of
+that have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; the temporary
+tensors of a running block are not, and are left out. So are the allocator's further reserved bytes, except for the rounding of segments. A
+split beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
 beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
 """
 
@@ -34,7 +35,7 @@ class BlockNeeds(NamedTuple):
 
     Attributes:
         static_bytes: Resident parameters and moments.
-        saved_bytes: What one microbatch in flight keeps, the input of the block included where it keeps that.
+        saved_bytes: Bytes that one microbatch in flight keeps, including the block's input if the block keeps it.
         gradient_bytes: Whole gradients, from the chunk's first backward to its reduction.
         gathered_bytes: Gathered parameters, from the chunk's first forward, unless they are freed after it.
     """
@@ -45,12 +46,12 @@ class BlockNeeds(NamedTuple):
     gathered_bytes: int = 0
 
     def at(self, count: int, graded: int, touched: int) -> int:
-        """Bytes beside that many microbatches in flight."""
+        """Bytes with the given number of microbatches in flight."""
         return self.static_bytes + count * self.saved_bytes + graded * self.gradient_bytes + touched * self.gathered_bytes
 
 
 def stored_needs(storage: BlockStorage) -> BlockNeeds:
-    """Needs of a block's parameters, gradients and moments, rounding to segments aside."""
+    """Needs of a block's parameters, gradients and moments, without rounding to segments."""
     static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
     static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
     return BlockNeeds(static, 0, storage.both.unsharded_bytes, storage.both.gathered_bytes)
@@ -59,14 +60,14 @@ def stored_needs(storage: BlockStorage) -> BlockNeeds:
 def necessary_limits(
     spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int, measured: MeasuredCosts | None
 ) -> tuple[tuple[SpanSum, ...], ...]:
-    """For each pp rank the sums that stay within what is usable in every split that fits.
+    """The sums of each pp rank that stay within usable memory in every split that fits.
 
     Args:
         spec: The spec; its step is pipelined.
         inventory: Its parameter tensors.
-        layout: Of any split: it tells what stands on the first and the last slot beside layers.
-        usable_bytes: Of the device.
-        measured: A costs file; its bytes replace the budget's where it has them.
+        layout: Layout of any split; it gives the blocks outside the layers on the first and the last slot.
+        usable_bytes: Usable bytes of the device.
+        measured: A costs file; its bytes, where given, replace the budget's.
     """
     mesh, schedule = spec.mesh, spec.schedule
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
@@ -94,27 +95,27 @@ def necessary_limits(
 def no_limits(
     spec: Spec, inventory: Inventory, _layout: Layout, usable_bytes: int, _measured: MeasuredCosts | None
 ) -> tuple[tuple[SpanSum, ...], ...]:
-    """The sums of a host whose bytes are not known before the budget: every split keeps them."""
+    """The sums of a host whose bytes are not known before the budget; every split keeps them."""
     weight = layer_weight([0] * len(inventory.layers))
     return ((SpanSum((weight,) * spec.mesh.vpp, usable_bytes),),) * spec.mesh.pp
 
 
 def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-    """At the forwards of a rank: for each chunk microbatches in flight, whether all gradients exist, whether parameters are gathered."""
+    """Each chunk's microbatches in flight, and whether all gradients and gathered parameters exist, at the forwards of a rank."""
     seen: set[tuple[int, ...]] = set()
     for moment in found:
         if moment.kind is FORWARD:
             graded = [int(exist and state is not REDUCED) for exist, state in zip(moment.weight_grads, moment.states, strict=True)]
             touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in moment.states]
             touched[moment.chunk] = int(keeps)
-            seen.add((*moment.in_flight, *graded, *touched))  # what waits for W is left out
+            seen.add((*moment.in_flight, *graded, *touched))  # tensors that wait for W are left out
     return tuple(tuple(zip(sums[:vpp], sums[vpp:-vpp], sums[-vpp:], strict=True)) for sums in non_dominated(seen))
 
 
 def _needs(
     spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None
 ) -> tuple[list[BlockNeeds], BlockNeeds, BlockNeeds]:
-    """Needs of each layer, and of what stands on the first and on the last slot beside layers."""
+    """Needs of each layer, and of the blocks outside the layers on the first and on the last slot."""
     dims, sizes, variants = local_dims(spec), storage_sizes(spec), block_variants(spec, inventory)
     pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
     rounds = not spec.host.expands_segments
@@ -152,7 +153,7 @@ def _needs(
 
 
 def _measured(need: BlockNeeds, stored: StoredBytes) -> BlockNeeds:
-    """Needs as the costs file says, as far as it does: its static bytes are all that stays for the whole step."""
+    """Needs from the costs file where it has them: its static bytes are all that stays for the whole step."""
     if stored.static_bytes is not None:
         need = need._replace(static_bytes=stored.static_bytes, gradient_bytes=0, gathered_bytes=0)
     return need if stored.activation_bytes is None else need._replace(saved_bytes=stored.activation_bytes)

@@ -1,4 +1,4 @@
-"""The objective of weighted cuts: the spec's own, its default, or the bottleneck where a step is too long to be replayed."""
+"""The objective of weighted cuts: the spec's own, its default, or the bottleneck if a step is too long to be replayed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaplan.spec.pattern import BOUNDARY
 
 
 def objective_of(spec: Spec) -> CutObjective:
-    """The objective of weighted cuts. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
+    """The objective of weighted cuts. With thousands of microbatches per rank, the step is the bottleneck plus fill and drain."""
     return "bottleneck" if spec.num_actions > MAX_REPLAYED else asked_objective(spec)
 
 
@@ -27,7 +27,7 @@ def asked_objective(spec: Spec) -> CutObjective:
 
 
 def objective_notes(spec: Spec) -> list[Diagnostic]:
-    """MP315 where cuts are chosen for another objective than the spec's."""
+    """MP315 if cuts are chosen for another objective than the spec's."""
     if objective_of(spec) == asked_objective(spec):
         return []
     detail = (

@@ -1,4 +1,4 @@
-"""`diff_plans`: what changed between two plans, as a value; `cli` renders it.
+"""`diff_plans`: the differences between two plans as a value; `cli` renders it.
 
 Decisions are compared exactly, and so are estimates: both are integers. A layer's place is its (pp rank, chunk), never a list index, and
 a rank's is its number in the job, so a diff of two meshes of one size lines up GPU by GPU.
@@ -28,7 +28,7 @@ _OUTSIDE_DIGEST = "training"
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """One value at a dotted key, before and after; None where the key is absent."""
+    """A value at a dotted key, before and after; None if the key is absent."""
 
     key: str
     before: Any
@@ -62,10 +62,10 @@ class OwnerMove:
 
 @dataclass(frozen=True, slots=True)
 class RankChange:
-    """Ranks that share both budgets, and those budgets; None where the rank is in one plan only.
+    """Ranks that share both budgets, and those budgets; None if the rank is in one plan only.
 
     Attributes:
-        ranks: Half-open runs; those of the plan after, where both have them under different numbers.
+        ranks: Half-open runs; those of the later plan if the plans number the ranks differently.
         before: Budget in the first plan.
         after: Budget in the second plan.
     """
@@ -97,7 +97,7 @@ class RankChange:
 
     @property
     def flip(self) -> tuple[bool, bool] | None:
-        """(fits before, fits after) where they differ."""
+        """(fits before, fits after) if they differ."""
         if self.before is None or self.after is None or self.before.fits == self.after.fits:
             return None
         return self.before.fits, self.after.fits
@@ -105,9 +105,9 @@ class RankChange:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Bytes of one column over all ranks, before and after, and which change moved it by how much (R-49).
+    """Bytes of one column over all ranks, before and after, and the changes that cause the difference (R-49).
 
-    `causes`: (changed keys, bytes that this change alone adds over all ranks); empty where it was not worked out.
+    `causes`: (changed keys, bytes that this change alone adds over all ranks); empty if not computed.
     """
 
     column: Column
@@ -118,7 +118,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """Everything that differs, in the order in which it matters."""
+    """All differences, in the order of importance."""
 
     names: tuple[str, str]
     digests: tuple[str, str]
@@ -137,27 +137,30 @@ class PlanDiff:
 
     @property
     def flips(self) -> tuple[RankChange, ...]:
-        """Ranks that fitted and no longer do, or the other way, losses first."""
+        """Ranks that fitted and no longer do, or the reverse, losses first."""
         return tuple(sorted((rank for rank in self.ranks if rank.flip), key=lambda rank: rank.flip != (True, False)))
 
     @property
     def same(self) -> bool:
-        """True if the two plans say the same in every field."""
+        """True if the two plans are equal in every field."""
         changes = (self.tampered, self.stale, self.moves, self.owners, self.decisions, self.split, self.ranks, self.inputs, self.training)
         return not any(changes) and not self.other
 
 
 def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[str, Diagnostic], ...] = ()) -> PlanDiff:
-    """What changed from `before` to `after`.
+    """Differences from `before` to `after`.
 
     Args:
-        before: The plan that stands.
-        after: The plan that is proposed.
-        tampered: Digest problems that reading the two found, with the file's name.
+        before: The current plan.
+        after: The proposed plan.
+        tampered: Digest problems found while reading the two, with the file's name.
     """
     ranks = tuple(change for change in _rank_changes(before.estimates.ranks, after.estimates.ranks) if change.changed)
     old_inputs, new_inputs = dict(before.inputs), dict(after.inputs)
-    old_training, new_training = old_inputs.pop(_OUTSIDE_DIGEST, {}), new_inputs.pop(_OUTSIDE_DIGEST, {})  # a hand may have taken it out
+    old_training, new_training = (
+        old_inputs.pop(_OUTSIDE_DIGEST, {}),
+        new_inputs.pop(_OUTSIDE_DIGEST, {}),
+    )  # a manual edit may have removed it
     return PlanDiff(
         names=(before.spec.name, after.spec.name),
         digests=(before.digests.plan, after.digests.plan),
@@ -177,12 +180,12 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
 
 
 def stale_topics(plan: PlanDocument, since: PlanDocument | None = None, costs: StackCosts | None = None) -> tuple[str, ...]:
-    """What a manual split was decided against and is not what it was (R-25); empty for the other modes.
+    """Topics whose facts changed since a manual split was decided (R-25); empty in the other modes.
 
     Args:
-        plan: The plan whose inputs stand now.
-        since: An earlier plan; where its split has the same reason, what that one was decided against counts.
-        costs: What the layers cost now; FLOPs if not given. Costs of a plan that was cut by a costs file are then no topic.
+        plan: The plan with the current inputs.
+        since: An earlier plan; if its split has the same reason, its recorded facts count.
+        costs: Costs of the layers; FLOPs by default. Costs of a plan that was cut by a costs file are then no topic.
     """
     split = plan.decisions.split
     if split.mode != "manual":
@@ -217,7 +220,7 @@ def _decisions(before: PlanDocument, after: PlanDocument) -> Iterator[ValueChang
 
 
 def _other(before: PlanDocument, after: PlanDocument) -> Iterator[ValueChange]:
-    """Format, overrides, and estimates outside the ranks."""
+    """Differences of format, overrides, and estimates outside the ranks."""
     yield from _changes(before.format_minor, after.format_minor, ("format_minor",))
     yield from _changes(list(before.overrides), list(after.overrides), ("overrides",))
     yield from _changes(before.digests.model, after.digests.model, ("digests", "model"))
@@ -231,7 +234,7 @@ def _estimates_outside_ranks(estimates: Estimates) -> dict[str, Any]:
 
 
 def _moves(before: PlanDocument, after: PlanDocument) -> tuple[CutMove, ...]:
-    """Layers whose place changed, in runs; empty when the models have other layers, for then no layer is the same."""
+    """Layers whose place changed, in runs; empty if the models have other layers, because then no layer is the same."""
     letters = after.decisions.pattern.expanded
     if before.decisions.pattern.expanded != letters:
         return ()
@@ -249,7 +252,7 @@ def _moves(before: PlanDocument, after: PlanDocument) -> tuple[CutMove, ...]:
 
 
 def _places(stages: tuple[Stage, ...]) -> dict[int, Place]:
-    """Of each layer, where it is held."""
+    """The places of each layer."""
     return {layer: (stage.pp_rank, stage.chunk) for stage in stages for layer in range(*stage.layers)}
 
 
@@ -276,7 +279,7 @@ def _rank_changes(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, .
     if old_size == new_size:
         yield from _by_number(before, after)
         return
-    old = {rank.coordinate.get("pp", 0): rank for rank in reversed(before)}  # reversed: the worst of a pp rank stays
+    old = {rank.coordinate.get("pp", 0): rank for rank in reversed(before)}  # reversed, so that the worst of a pp rank remains
     new = {rank.coordinate.get("pp", 0): rank for rank in reversed(after)}
     for pp_rank in sorted(old.keys() | new.keys()):
         left, right = old.get(pp_rank), new.get(pp_rank)

@@ -1,4 +1,4 @@
-"""Pipeline schedules as integers: action orders, placement, in-flight counts and replay. No model, no bytes; a file a schedule."""
+"""Pipeline schedules as integers: action orders, placement, in-flight counts and replay. No model, no bytes; one file per schedule."""
 
 from megaplan.schedules.actions import MAX_REPLAYED, Action, ActionKind, Orders, Overlap, ScheduleStep, computations, num_actions
 from megaplan.schedules.in_flight import InFlight, in_flight, peak_bytes, receive_buffers

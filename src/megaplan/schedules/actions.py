@@ -1,4 +1,4 @@
-"""The unit of a schedule: one computation of one microbatch on one slot, or a forward and a backward that run as one."""
+"""The unit of a schedule: one computation of one microbatch on one slot, or a forward and a backward that run together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 
 class ActionKind(StrEnum):
-    """What an action computes. Letters are those of torch's schedule files (`0F3`, `1B2`).
+    """Kind of computation of an action. Letters are those of torch's schedule files (`0F3`, `1B2`).
 
-    A schedule that splits the backward writes `INPUT` (gradients of the stage's input) and `WEIGHT` (of its parameters) in place of
-    `BACKWARD`. `REDUCE`, the reduction of a chunk's gradients, follows its last backward and is written in no order.
+    A schedule that splits the backward writes `INPUT` (gradients of the stage's input) and `WEIGHT` (of its parameters) instead of
+    `BACKWARD`. `REDUCE`, the reduction of a chunk's gradients, follows its last backward and is in no order.
     """
 
     FORWARD = "F"
@@ -39,16 +39,16 @@ class Action(NamedTuple):
 
     @property
     def parts(self) -> tuple[Action, ...]:
-        """Itself: a plain action is one part."""
+        """The action itself: it has one part."""
         return (self,)
 
 
 class Overlap(NamedTuple):
-    """A forward of one chunk and a whole backward of another, run as one so that each hides the other's communication (DualPipe).
+    """A forward of one chunk and a whole backward of another that run together, so that each hides the other's communication (DualPipe).
 
     Attributes:
-        forward: Of the first chunk.
-        backward: Of the second.
+        forward: Forward of the first chunk.
+        backward: Backward of the second chunk.
     """
 
     forward: Action
@@ -65,7 +65,7 @@ class Overlap(NamedTuple):
 
 ScheduleStep = Action | Overlap
 Orders = tuple[tuple[ScheduleStep, ...], ...]
-"""One action order for each pp rank: what the rank computes, in this order, without waits."""
+"""One action order per pp rank: the rank's computations in sequence, without waits."""
 
 
 def computations(order: tuple[ScheduleStep, ...]) -> Iterator[Action]:
@@ -75,7 +75,7 @@ def computations(order: tuple[ScheduleStep, ...]) -> Iterator[Action]:
 
 
 MAX_REPLAYED = 120_000
-"""Actions of all ranks, by `num_actions`, that are replayed for one answer: about a second with the search for cuts."""
+"""Limit of actions of all ranks, by `num_actions`, that one answer replays: about a second with the search for cuts."""
 
 
 def num_actions(pp: int, vpp: int, num_microbatches: int) -> int:

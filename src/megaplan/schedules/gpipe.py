@@ -11,7 +11,7 @@ from megaplan.schedules.problems import Problem, one_chunk_a_rank
 
 
 def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (every schedule answers the same question)
-    """Why it cannot run on these degrees; empty if it can."""
+    """Reasons that it cannot run on these degrees; empty if it can."""
     return [one_chunk_a_rank("gpipe", vpp)] if vpp != 1 else []
 
 

@@ -1,7 +1,7 @@
-"""Interleaved zero bubble (ZB-H1 at one slot a rank): interleaved 1F1B whose weight gradients fill what would be waits.
+"""Interleaved zero bubble (ZB-H1 with one slot per rank): interleaved 1F1B whose weight gradients fill the idle time.
 
-A backward passes on its input gradient alone (I); rank r runs the weight gradient (W) of a microbatch r steps after its I. A hop away
-from the last rank so costs one more forward in the warm-up, not two, and every rank ends with the weight gradients still owed.
+A backward sends only its input gradient (I); rank r runs the weight gradient (W) of a microbatch r steps after its I. Therefore a hop away
+from the last rank costs one more forward in the warm-up, not two, and every rank ends with the deferred weight gradients.
 
 Source: arXiv:2401.10241, figure 3 (ZB-H1); `torch.distributed.pipelining.ScheduleInterleavedZeroBubble`, whose rounds are interleaved
 1F1B's. Until W every rank holds at most min(m·v, (v − 1)·g + p) chunk activations; for m ≥ p each waits (p − 1)(F + I − W).
@@ -16,7 +16,7 @@ from megaplan.schedules.problems import Problem
 
 
 def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (any number of chunks: one is ZB-H1)
-    """Why torch's runtime would refuse these degrees; empty if it would not."""
+    """Reasons that torch's runtime would refuse these degrees; empty if it would not."""
     return round_problems(pp, num_microbatches)
 
 
@@ -29,7 +29,7 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
 
 
 def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:
-    """Microbatches after which an order only repeats itself."""
+    """Number of microbatches after which an order only repeats."""
     return interleaved.enough_microbatches(pp, vpp, num_microbatches)
 
 

@@ -1,4 +1,4 @@
-"""A rank of a V-shaped schedule while its order is written: two chunks, and the next microbatch of each kind of computation."""
+"""The order of a rank in a V-shaped schedule while it is written: two chunks, and the next microbatch of each kind of computation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from megaplan.schedules.actions import Action, ActionKind, Overlap, ScheduleStep
 
 
 class OrderWriter:
-    """Writes an order by chunk and kind; microbatches count themselves.
+    """Writes an order by chunk and kind; it counts the microbatches.
 
     Attributes:
-        order: What was written so far.
+        order: Actions written so far.
     """
 
     def __init__(self, rank: int, pp: int) -> None:
@@ -21,7 +21,7 @@ class OrderWriter:
         self._owed: deque[Action] = deque()
 
     def done(self, kind: ActionKind, chunk: int) -> int:
-        """How many of a kind were written for a chunk; a whole backward counts as one of either half."""
+        """Number of actions of a kind that were written for a chunk; a whole backward counts for each half."""
         return self._next[kind, chunk]
 
     def forward(self, chunk: int) -> None:
@@ -33,13 +33,13 @@ class OrderWriter:
         self.order.append(self._whole(chunk))
 
     def input(self, chunk: int) -> None:
-        """I; its W is owed."""
+        """I; its W is deferred."""
         made = self._take(ActionKind.INPUT, chunk)
         self.order.append(made)
         self._owed.append(Action(ActionKind.WEIGHT, made.slot, made.microbatch))
 
     def weight(self, chunk: int | None = None) -> None:
-        """The W owed longest, or longest of one chunk; nothing if none is owed."""
+        """The W deferred longest, overall or for one chunk; nothing if none is deferred."""
         owed = (made for made in self._owed if chunk is None or made.slot == self._slots[chunk])
         if (found := next(owed, None)) is not None:
             self._owed.remove(found)
@@ -50,7 +50,7 @@ class OrderWriter:
         self.order.append(Overlap(self._take(ActionKind.FORWARD, forward), self._whole(backward)))
 
     def pay(self, *chunks: int) -> None:
-        """Every W still owed, chunk by chunk."""
+        """Every deferred W, chunk by chunk."""
         for chunk in chunks:
             mine = [made for made in self._owed if made.slot == self._slots[chunk]]
             self.order += mine

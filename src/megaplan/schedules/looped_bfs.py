@@ -1,4 +1,4 @@
-"""Looped breadth-first: GPipe over `vpp` slots a rank; every chunk takes all microbatches before the next chunk begins.
+"""Looped breadth-first: GPipe over `vpp` slots per rank; every chunk runs all microbatches before the next chunk begins.
 
 Source: arXiv:2211.05953, figure 4c; `torch.distributed.pipelining.ScheduleLoopedBFS`, which drains each chunk's backwards from the last
 microbatch to the first. Every rank holds m·v chunk activations.
@@ -11,7 +11,7 @@ from megaplan.schedules.problems import Problem, several_chunks_a_rank
 
 
 def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (every schedule answers the same question)
-    """Why it cannot run on these degrees; empty if it can. With one chunk a rank it would be GPipe."""
+    """Reasons that it cannot run on these degrees; empty if it can. With one chunk per rank it would be GPipe."""
     return [several_chunks_a_rank("looped_bfs", vpp)] if vpp < 2 else []
 
 

@@ -1,4 +1,4 @@
-"""1F1B: after a warm-up of one forward for each stage still ahead, one forward and one backward in turn.
+"""1F1B: after a warm-up of one forward for each stage ahead, forwards and backwards alternate.
 
 Source: PipeDream-Flush / Megatron-LM, arXiv:2104.04473 section 2.2.1; `torch.distributed.pipelining.Schedule1F1B`. Rank r holds at most
 min(m, p − r) microbatches; every rank waits (p − 1)(F + B) when stages are equal.
@@ -14,7 +14,7 @@ from megaplan.schedules.problems import Problem, few_microbatches, one_chunk_a_r
 
 
 def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:
-    """Why torch's runtime would refuse these degrees; empty if it would not."""
+    """Reasons that torch's runtime would refuse these degrees; empty if it would not."""
     found = []
     if vpp != 1:
         found.append(one_chunk_a_rank("1f1b", vpp))
@@ -29,7 +29,7 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
 
 
 def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (every schedule answers the same question)
-    """Microbatches after which an order only repeats itself: a warm-up has fewer than pp, and each rank then takes one forward more."""
+    """Number of microbatches after which an order only repeats: a warm-up has fewer than pp, and each rank then runs one forward more."""
     return min(num_microbatches, pp + 1)
 
 

@@ -1,4 +1,4 @@
-"""ZB-V: two chunks a rank in a V, the backward split, so that no rank waits inside its own span when F = I = W.
+"""ZB-V: two chunks per rank in a V with a split backward, so that no rank idles inside its own span when F = I = W.
 
 Source: arXiv:2401.10241, figure 6 (ZB-V); `torch.distributed.pipelining.ScheduleZBVZeroBubble`. Every rank holds at most 2p chunk
 activations (m ≥ 2p); the stagger (p − 1)F remains in a step that ends with a synchronisation.
@@ -14,7 +14,7 @@ from megaplan.schedules.problems import Problem, two_chunks_a_rank
 
 
 def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (every schedule answers the same question)
-    """Why it cannot run on these degrees; empty if it can."""
+    """Reasons that it cannot run on these degrees; empty if it can."""
     return [two_chunks_a_rank("zbv", pp, vpp)] if vpp != 2 else []
 
 
@@ -24,7 +24,7 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:  # noqa: ARG001 
 
 
 def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (two chunks)
-    """Microbatches after which an order only repeats itself: one more than are in flight on a rank."""
+    """Number of microbatches after which an order only repeats: one more than are in flight on a rank."""
     return min(num_microbatches, 2 * pp + 1)
 
 

@@ -31,24 +31,20 @@ class Host(Section):
 
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
-        kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes both, and keeps the tensors that the kernels
-            keep.
+        kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes both, and keeps what the kernels keep.
         expandable_segments: torch's allocator grows a stream's memory in place; null for the host's default: on, for Megatron off.
         model: hybrid is Megatron's HybridModel, one operator per letter; gpt its GPTModel, whose layer is an A and the D or E after it.
-        attention_backend: flash keeps one log-sum-exp per row and head, fused (cuDNN) under GQA also the queries, unfused the
-            probabilities.
+        attention_backend: flash keeps a log-sum-exp per row and head, fused (cuDNN) under GQA also the queries, unfused the probabilities.
         cross_entropy: unfused (Megatron's default), native, te (Transformer Engine up to 2.11) or te_fp32 (later versions, fp32 gradient).
         wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy gradient per weight shape.
         attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
         hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.
         attention_dropout: Above 0, unfused attention keeps a mask and the dropped probabilities; Megatron's default is 0.1.
-        cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG in KiB of each of two handles; null for torch's default on the device (Hopper:
-            32,768).
+        cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG, KiB of each of two handles; null for torch's default (Hopper: 32,768).
         distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
         precision_aware_optimizer: Adam with the dtypes of precision.moments; an fp32 master is stored as its lower 16 bits only.
         recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
-        recompute_method: Grouping of layers under full recompute: uniform groups of all layers, or block: the first layers of a stage one
-            by one.
+        recompute_method: Layers of full recompute: uniform groups of all layers, or block: each of a stage's first layers by itself.
         recompute_num_layers: Layers of a group of the uniform method, or layers of the block method; null for no full recompute.
         moe_dispatcher: allgather (Megatron's default), alltoall or flex.
         moe_flex_backend: Library of the flex dispatcher: deepep (Megatron's default) or hybridep.
@@ -74,8 +70,7 @@ class Host(Section):
         offloaded_layers: Number of first layers whose activations are all on the host between forward and backward; null for none.
         fsdp_unit_elements: Elements that Megatron-FSDP gathers and reduces at once; null for its default, 1,000 million.
         fsdp_double_buffer: Megatron-FSDP gathers and reduces in two permanent buffers, each of one layer.
-        fragmentation_percent: Percent reserved above allocated, 2 with expandable segments; published: 2.8 to 9.3 on B200s, 18 to 21 for a
-            120B model.
+        fragmentation_percent: Percent reserved above allocated, 2 with expandable segments; published: 2.8 to 9.3 on B200s, 18 to 21 once.
         features: Launch features that are listed and not priced.
         framework: Framework whose efficiencies and step constants time the step; several frameworks run Megatron-Core.
         release: Release of megatron-bridge or nemo, such as 26.04, which has its own constant for MoE layers; null for none.
@@ -84,13 +79,10 @@ class Host(Section):
         compile_loss: torch.compile of the loss, which then keeps only the logits.
         checkpoint_every: Every n-th transformer block follows the recompute policy.
         repeat_kv: Keys and values are repeated for every query head before attention, as in torchtitan until 2025.
-        fsdp_ends: separate shards the embedding, and the norm with the head, as groups of their own; root (until July 2025) as one
-            permanent group.
+        fsdp_ends: separate shards the embedding, and norm with head, as groups of their own; root, until July 2025, as one that stays.
         async_tensor_parallel: TP gathers and reductions overlap TP products.
-        keep_pipeline_outputs: The last stage keeps all logits until the end of the step and concatenates them, as torch's schedules did
-            until 2.9.
-        foreach_optimizer: AdamW with torch's foreach kernels instead of the fused one; the roots of the second moments are temporary
-            tensors.
+        keep_pipeline_outputs: The last stage keeps all logits until the step ends and concatenates them, as torch's schedules until 2.9.
+        foreach_optimizer: AdamW with torch's foreach kernels instead of the fused one; roots of the second moments are temporary tensors.
         reserved_percent: Percent reserved above allocated; fitted to six published runs of one model, see the accuracy page.
     """
 

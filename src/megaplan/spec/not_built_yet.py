@@ -1,6 +1,7 @@
 """Settings that megaplan prices and this version of megarun does not build, or that torch would run differently.
 
 They get a note when planned and an error in megarun; both read `megarun_refuses`. One table row per feature; a row is removed when
+megarun builds it.
 """
 
 from __future__ import annotations

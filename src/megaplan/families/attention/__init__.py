@@ -21,9 +21,9 @@ def _sharded(attention: GroupedQueryAttention | LatentAttention, _hidden_size: i
 def _served(
     attention: GroupedQueryAttention | LatentAttention, _hidden_size: int, variant: AttentionVariant, _dtype: DType
 ) -> ServingState:
-    """GQA keeps keys and values of every kv head, MLA one latent and one rotary key for all heads; an indexer adds its one key.
+    """GQA caches keys and values of every kv head, MLA one latent and one rotary key for all heads; an indexer adds one key.
 
-    A layer that shares a choice of keys holds no more: a new token's choice is made and read within a step.
+    A layer that shares a choice of keys caches nothing more: a new token's choice is made and read within a step.
 
     Source: arXiv:2405.04434, section 2.1.2.
     """

@@ -1,4 +1,4 @@
-"""What must fit in `model.attention`: heads, widths, and layers that are named by index."""
+"""Rules of `model.attention`: heads, widths, and layers that are given by index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaplan.wording import series
 
 
 def attention_rules(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """MP332, MP701, MP706 … MP708, MP712, MP713, MP715."""
+    """Yields MP332, MP701, MP706 … MP708, MP712, MP713 and MP715."""
     yield from _heads(checked, attention)
     yield from _scaling(checked, attention)
     yield from _layers(checked, attention)
@@ -53,7 +53,10 @@ def _options(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator
 
 
 def _scaling(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """What lies between kept and divided frequencies has a first and a last turn, and YaRN finds both by the base's logarithm."""
+    """Checks rotary scaling: the band between kept and divided frequencies needs two distinct ends.
+
+    YaRN finds both ends by the logarithm of the base.
+    """
     scaling = attention.rope_scaling
     ends: dict[str, float] = {}
     if isinstance(scaling, Llama3Scaling):
@@ -94,7 +97,7 @@ def _layers(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAtten
 
 
 def _shared(checked: CheckedSpec, attention: LatentAttention, indexer: Indexer) -> Iterator[Diagnostic]:
-    """A layer that shares a choice has none of its own, one before it, and sees what the layer that made it sees."""
+    """Checks shared choices: such a layer has no indexer, follows a layer with one, and has the same window as that layer."""
     key, own = "model.attention.indexer.shared_layers", set(indexer.layers)
     both = sorted(own & set(indexer.shared_layers))
     if both:

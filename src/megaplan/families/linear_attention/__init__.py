@@ -1,4 +1,4 @@
-"""G blocks: linear attention with a gated delta rule, one decay a head (gated delta net) or a key dim (Kimi delta attention)."""
+"""G blocks: linear attention with a gated delta rule, with one decay per head (gated delta net) or per key dim (Kimi delta attention)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _sharded(linear: GatedDeltaNet | KimiDeltaAttention, _hidden_size: int) -> d
 
 
 def _served(linear: GatedDeltaNet | KimiDeltaAttention, _hidden_size: int, _variant: None, dtype: DType) -> ServingState:
-    """The convolution's last inputs and the state H · K · V, which accumulates in fp32."""
+    """Serving state: the convolution's last inputs and the state H · K · V, which accumulates in fp32."""
     values = linear.num_value_heads * linear.value_dim
     convolved = (2 * linear.num_key_heads * linear.key_dim + values) * (linear.conv_kernel - 1)
     return ServingState(state_bytes=values * linear.key_dim * DType.FP32.bytes + convolved * dtype.bytes)

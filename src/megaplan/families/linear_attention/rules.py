@@ -1,4 +1,4 @@
-"""What must fit in `model.linear_attention`: key heads divide the value heads."""
+"""Rules of `model.linear_attention`: key heads divide the value heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaA
 
 
 def linear_attention_rules(checked: CheckedSpec, linear: GatedDeltaNet | KimiDeltaAttention) -> Iterator[Diagnostic]:
-    """MP701."""
+    """Yields MP701."""
     heads, key_heads = linear.num_value_heads, linear.num_key_heads
     if heads % key_heads:
         detail = remainder("linear_attention.num_value_heads", heads, "linear_attention.num_key_heads", key_heads)

@@ -19,9 +19,9 @@ def _sharded(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int) -> dict[str, int
 
 
 def _served(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int, _variant: None, dtype: DType) -> ServingState:
-    """Mamba-1 and 2: the last kernel − 1 inputs of the convolution and the state I · S or H · P · S, which accumulates in fp32.
+    """Mamba-1 and 2 keep the last kernel − 1 inputs of the convolution and the fp32 state I · S or H · P · S.
 
-    Mamba-3 has no convolution; its trapezoidal rule keeps the step before (x, and B of every rank) and its angles add up.
+    Mamba-3 has no convolution; its trapezoidal rule keeps the previous position (x, and B of every rank) and the sum of its angles.
     """
     if isinstance(mamba, Mamba1):
         channels = mamba.expand * hidden_size

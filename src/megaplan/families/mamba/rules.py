@@ -1,4 +1,4 @@
-"""What must fit in `model.mamba`: heads, groups, angles and steps."""
+"""Rules of `model.mamba`: heads, groups, angles and steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 
 
 def mamba_rules(checked: CheckedSpec, mamba: Mamba1 | Mamba2 | Mamba3) -> Iterator[Diagnostic]:
-    """MP702, MP703, MP711, MP714; channels of Mamba-1 are in no heads."""
+    """Yields MP702, MP703, MP711 and MP714; Mamba-1 has no heads."""
     if isinstance(mamba, Mamba1):
         return
     yield from _heads(checked, mamba)
@@ -21,7 +21,7 @@ def mamba_rules(checked: CheckedSpec, mamba: Mamba1 | Mamba2 | Mamba3) -> Iterat
 
 
 def mamba_width(mamba: Mamba2 | Mamba3, hidden_size: int) -> tuple[str, int] | None:
-    """Where the head count of M blocks comes from, and the count; None if there is no whole number of heads."""
+    """Equation of the head count of M blocks, and the count; None if it is no whole number."""
     if isinstance(mamba, Mamba2) and mamba.num_heads is not None:
         return "mamba.num_heads", mamba.num_heads
     if (mamba.expand * hidden_size) % mamba.head_dim:

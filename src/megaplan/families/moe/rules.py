@@ -1,4 +1,4 @@
-"""What must fit in `model.moe`: choices and factors within the number of experts."""
+"""Rules of `model.moe`: choices and factors within the number of experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megaplan.families.moe.section import MixtureOfExperts
 
 
 def moe_rules(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
-    """MP704, MP705, MP715."""
+    """Yields MP704, MP705 and MP715."""
     if moe.shared_gate and not moe.shared_ffn_hidden_size:
         detail = "moe.shared_gate = true, moe.shared_ffn_hidden_size = 0: there is no shared expert"
         yield checked.error("MP715", detail, "model.moe.shared_gate", "give shared_ffn_hidden_size, or shared_gate: false")
@@ -38,7 +38,7 @@ def moe_rules(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnosti
 
 
 def _groups(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
-    """Groups are of one size, and the chosen ones have the experts that are chosen."""
+    """Checks that groups have equal sizes, and that the chosen groups have enough experts."""
     experts, groups, key = moe.num_experts, moe.num_groups, "model.moe.num_groups"
     if experts % groups:
         yield checked.error("MP715", f"moe.num_groups = {groups} does not divide moe.num_experts = {experts}", key, "give a divisor")

@@ -15,7 +15,7 @@ def _sharded(recurrent: MatrixRecurrence, _hidden_size: int) -> dict[str, int]:
 
 
 def _served(recurrent: MatrixRecurrence, _hidden_size: int, _variant: None, dtype: DType) -> ServingState:
-    """The convolutions' last inputs and the state H · K · V, which accumulates in fp32."""
+    """Serving state: the convolutions' last inputs and the state H · K · V, which accumulates in fp32."""
     values = recurrent.num_heads * recurrent.value_dim
     convolved = (2 * recurrent.key_dim + values) * (recurrent.conv_kernel - 1)
     return ServingState(state_bytes=values * recurrent.key_dim * DType.FP32.bytes + convolved * dtype.bytes)

@@ -15,7 +15,7 @@ def _sharded(_short: ShortConvolution, hidden_size: int) -> dict[str, int]:
 
 
 def _served(short: ShortConvolution, hidden_size: int, _variant: None, dtype: DType) -> ServingState:
-    """The convolution's last inputs."""
+    """Serving state: the convolution's last inputs."""
     return ServingState(state_bytes=hidden_size * (short.conv_kernel - 1) * dtype.bytes)
 
 

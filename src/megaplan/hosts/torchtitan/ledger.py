@@ -1,4 +1,4 @@
-"""What a transformer block, and each end of the model, keeps and needs for a moment under torchtitan."""
+"""Kept and temporary tensors of a transformer block, and of each end of the model, under torchtitan."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from megaplan.spec.models import Spec
 
 
 def policy_of(spec: Spec, block: int) -> RecomputePolicy:
-    """How transformer block number `block` is checkpointed: every host.checkpoint_every-th one, counted from 1, and the others not.
+    """Checkpoint policy of transformer block number `block`: every host.checkpoint_every-th one, counted from 1, is checkpointed.
 
-    A pipeline rank counts its own, so that one block more or less of a stage may be.
+    Each pipeline rank counts its own blocks, so that a stage may have one more or less.
     """
     return spec.recompute.default if (block + 1) % spec.host.checkpoint_every == 0 else "none"
 
 
 def block_key(spec: Spec, attention: GroupedQueryAttention, *, rotates: bool) -> BlockKey:
-    """What of a spec decides a transformer block's operations."""
+    """Properties of a spec that decide a transformer block's operations."""
     recipe, mesh = spec.precision.recipe, spec.mesh
     repeats = spec.host.repeat_kv and attention.num_heads > attention.num_kv_heads
     gathers_low = recipe is not None and recipe.param_gather
@@ -40,7 +40,7 @@ def block_key(spec: Spec, attention: GroupedQueryAttention, *, rotates: bool) ->
 
 
 def block_variants(spec: Spec, blocks: Inventory) -> dict[str, BlockVariant]:
-    """What decides each block's ledger besides the spec, by its name among transformer blocks; `head` is there for a tied head too."""
+    """The variant of each block, by its name among transformer blocks; `head` is included for a tied head too."""
     made: dict[str, BlockVariant] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(blocks.layers)), blocks.layers, strict=True)):
         made[name] = id(block), _rotates(spec, index), policy_of(spec, index)
@@ -57,9 +57,9 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, beside_bytes
     Args:
         spec: A checked spec.
         dims: Its local sizes.
-        name: Of the block, among transformer blocks.
+        name: Name of the block among transformer blocks.
         block: The block.
-        beside_bytes: Gathered parameters of the last block that stay beside the head.
+        beside_bytes: Gathered parameters of the last block that stay during the head.
     """
     mesh, size = spec.mesh, spec.precision.params.of_products.bytes
     gradients = {tensor.name: prod(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)) * size for tensor in block.tensors}
@@ -70,7 +70,7 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, beside_bytes
 
 
 def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
-    """What one block keeps and needs for a moment, per microbatch, on a rank that holds it; by its name among transformer blocks."""
+    """Kept and temporary tensors of one block per microbatch, on a rank that holds it; by its name among transformer blocks."""
     shapes = {tensor.name: local_shape(tensor, spec.mesh.tp, 1, 1) for tensor in block.tensors}
     gradients = storages(spec.precision.params.of_products, Column.GRADIENTS, shapes)
     return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=spec.precision.params is spec.precision.grads)

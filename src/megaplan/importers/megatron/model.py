@@ -50,7 +50,7 @@ def read_model(launch: Arguments, stack: LaunchLayers, tp: int) -> dict[str, Any
     if "E" in letters:
         model["moe"] = _moe(launch, ffn, activation, bias=bias)
     elif launch.value("num_experts") is None:
-        launch.pass_over(*MOE_NAMES)  # they say nothing then
+        launch.pass_over(*MOE_NAMES)  # they have no effect then
     if "D" in letters:
         model["mlp"] = {"ffn_hidden_size": ffn, "activation": activation, **_given(bias=bias)}
     if stack.num_modules:
@@ -73,7 +73,7 @@ def _module(stack: LaunchLayers, width: int, activation: str, *, bias: bool) -> 
 
 
 def _quick(launch: Arguments) -> bool:
-    """True if the activation is a gated one by another function, which keeps what swiglu keeps."""
+    """True if the activation is gated by another function, and saves what swiglu saves."""
     if not launch.given("quick_geglu"):
         return False
     launch.tell("quick_geglu", "the gate's function is another; its tensors are those of swiglu")
@@ -81,14 +81,14 @@ def _quick(launch: Arguments) -> bool:
 
 
 def _given(**switches: bool) -> dict[str, bool]:
-    """Switches that are on."""
+    """Names of the switches that are on."""
     return {name: value for name, value in switches.items() if value}
 
 
 def _position(launch: Arguments) -> str:
-    """Megatron's type of positions; learned ones where the launch says nothing."""
+    """Megatron's type of positions; learned ones by default."""
     position = str(launch.value("position_embedding_type"))
-    if launch.given("use_rotary_position_embeddings"):  # Megatron's parser puts rope in the place of whatever else is said
+    if launch.given("use_rotary_position_embeddings"):  # Megatron's parser replaces every other value by rope
         return "rope"
     if position not in (*ROTARY, "learned_absolute", "none"):
         launch.cannot("position_embedding_type", "positions of a spec are learned, rotary, or none", "rope")
@@ -182,7 +182,7 @@ def _window(launch: Arguments) -> int | None:
 
 
 def _full_layers(launch: Arguments, stack: LaunchLayers, places: list[int], *, windowed: bool) -> dict[str, Any]:
-    """Attention layers without the window: every n-th, or those whose flag is 0."""
+    """Attention layers without the window: every n-th, or those with flag 0."""
     frequency = launch.value("window_attn_skip_freq")
     if frequency is None or not windowed:
         return {}
@@ -229,7 +229,7 @@ def load_balancing(launch: Arguments) -> tuple[str, float]:
 
 
 def _items(value: Any) -> list[Any]:
-    """A list, also one in brackets as Python or YAML writes it."""
+    """A list; also one in brackets as Python or YAML writes it."""
     if isinstance(value, str) and value.startswith("["):
         return [typed(item.strip(" '\"")) for item in re.split(r"[,\s]+", value.strip("[] ")) if item]
     return list(value) if isinstance(value, list | tuple) else [value]
