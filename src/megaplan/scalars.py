@@ -50,13 +50,13 @@ else:
 
 
 class Section(BaseModel):
-    """Base of every section: immutable, unknown keys are errors. Keys are described under `Attributes:`, one line each."""
+    """Base of every section: immutable, unknown keys are errors. `Attributes:` describes its keys, one line each."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # one validator is built, the spec's, instead of thirty
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # only the spec's validator is built, instead of thirty
 
 
 class OptionsSection(Section):
-    """A section with keys that are written only where they are given, so that adding one changes no plan's digest.
+    """A section whose optional keys are written only where they are given, so that a new one changes no plan's digest.
 
     `options` names them; `megaplan.spec.options` lists those that a spec sets, for everything that cannot build them.
     """

@@ -1,4 +1,4 @@
-"""A layer's experts are a group of their own: gathered for their operation alone, their gradients made at one moment of its backward."""
+"""A layer's experts have their own group: gathered for their operation only, their gradients made at one point of its backward."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from megaplan.tuples import new
 
 
 class ForwardMoment(NamedTuple):
-    """A moment of a layer's forward with its bytes, and, where the experts run, the moment at which their bank is filled.
+    """A point of a layer's forward with its bytes; for the experts' operation also the point at which their bank is filled.
 
     Attributes:
-        moment: While an operation runs.
-        moment_bytes: What is alive then.
-        start: What is alive of the operation before while the bank is filled; None for an operation without one.
-        start_bytes: What is alive then.
+        moment: Point while an operation runs.
+        moment_bytes: Allocated bytes then.
+        start: Tensors of the operation before that are allocated while the bank is filled; None for an operation without a bank.
+        start_bytes: Allocated bytes then.
     """
 
     moment: LiveSet
@@ -30,7 +30,7 @@ class ForwardMoment(NamedTuple):
 
 
 def forward_moments(block: BlockBytes) -> list[ForwardMoment]:
-    """Those of a layer with experts; layers of one block share them."""
+    """Points of a layer with experts; layers of one block share them."""
     found, before = list[ForwardMoment](), block.part.replay.forward[0]
     for moment in block.part.replay.forward:
         start = _start_of(moment, before) if runs_bank(moment.op) else None
@@ -42,16 +42,16 @@ def forward_moments(block: BlockBytes) -> list[ForwardMoment]:
 def fetching_experts(
     unit: Unit, moments: Sequence[ForwardMoment], gathered: int, flat: int, *, ahead: bool, frees: bool
 ) -> Iterator[tuple[LiveSet, int, int]]:
-    """Moments of a layer's forward that gathers the experts, with their bytes and what is gathered.
+    """Points of a layer's forward that gathers the experts, with their bytes and gathered parameters.
 
-    The bank is there from its operation on. The flat output that it is copied out of stays until the next group gathers, and is there from
-    the start where it is gathered ahead; that of the layer's other parameters is there until the bank has been filled.
+    The bank is allocated from its operation on. The flat output from which it is copied stays until the next group gathers, and is
+    allocated from the start if it is gathered ahead; that of the layer's other parameters is allocated until the bank has been filled.
 
     Args:
         unit: The layer.
-        moments: Of its forward.
+        moments: Points of its forward.
         gathered: Gathered parameters without its experts.
-        flat: All-gather outputs alive in its forward, without that of its other parameters.
+        flat: All-gather outputs during its forward, without that of its other parameters.
         ahead: True if each layer's forward begins by gathering the next layer.
         frees: True if the experts are freed after their operation.
     """
@@ -60,7 +60,7 @@ def fetching_experts(
     dense, experts = unit.storage.dense, unit.storage.experts
     flat_bytes = flat + dense.flat_bytes - (0 if ahead else experts.flat_bytes)
     for moment, moment_bytes, start, start_bytes in moments:
-        if start is not None:  # copied out while the output of the group gathered before is alive
+        if start is not None:  # copied out while the output of the group gathered before is allocated
             yield start, start_bytes, gathered + experts.gathered_bytes + experts.casting_bytes + flat + dense.flat_bytes
             flat_bytes = flat
             gathered += experts.gathered_bytes
@@ -70,12 +70,12 @@ def fetching_experts(
 
 
 def freeing_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int) -> Iterator[tuple[LiveSet, int, int]]:
-    """Moments of a layer's forward that finds the experts gathered and frees them after their operation.
+    """Points of a layer's forward that finds the experts gathered and frees them after their operation.
 
     Args:
         unit: The layer.
-        moments: Of its forward.
-        gathered: Gathered parameters when it begins, its own included.
+        moments: Points of its forward.
+        gathered: Gathered parameters at its start, its own included.
     """
     for moment, moment_bytes, start, _ in moments:
         yield moment, moment_bytes, gathered
@@ -84,12 +84,12 @@ def freeing_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int)
 
 
 def _start_of(moment: LiveSet, before: LiveSet) -> LiveSet:
-    """What is alive of the operation before when the bank is filled for this one."""
+    """Tensors of the operation before that are allocated when the bank is filled for this one."""
     return LiveSet(moment.op, tuple(name for name in before.storages if name in moment.storages))
 
 
 def bank_moments(block: BlockBytes) -> BankMoments:
-    """The largest moments of the backward of a layer with experts."""
+    """The largest points of the backward of a layer with experts."""
     found = _candidates(block.part.replay)
     early, _, early_bytes = _largest(block, found.before)
     last, last_params, last_bytes = _largest(block, found.later)
@@ -98,11 +98,11 @@ def bank_moments(block: BlockBytes) -> BankMoments:
 
 
 def moments_around_bank(block: BlockBytes, *, again: bool) -> tuple[tuple[LiveSet, int], tuple[LiveSet, int]]:
-    """The largest moment before the bank's operation and the largest from it on, where FSDP2 does not take the bank's gradients.
+    """The largest point before the bank's operation and the largest from it on, if FSDP2 does not take the bank's gradients.
 
     Args:
-        block: Of a layer with experts.
-        again: True if gradients are added in place to earlier ones, so that only a moment's new ones count.
+        block: Block of a layer with experts.
+        again: True if gradients are added in place to earlier ones, so that only a point's new ones count.
     """
     moments = [(moment, block.moment_bytes(moment, moment.new_params if again else moment.params)) for moment in block.part.replay.backward]
     bank = _bank_index(block.part.replay)
@@ -115,11 +115,11 @@ def _bank_index(run: Replay) -> int:
 
 
 _Held = tuple[LiveSet, tuple[str, ...]]
-"""A moment, and its parameter gradients that count."""
+"""A point, and its parameter gradients that count."""
 
 
 class _PeakCandidates(NamedTuple):
-    """The moments that can be the largest before the bank's operation, that one, the one just after it, and those that can be later."""
+    """The points that can be the largest before the bank's operation, that one, the one just after it, and those that can be later."""
 
     before: tuple[_Held, ...]
     during: LiveSet

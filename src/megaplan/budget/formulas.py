@@ -1,4 +1,4 @@
-"""The formula behind every column: what `megaplan explain COLUMN` prints."""
+"""The formula of every column: the text of `megaplan explain COLUMN`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from megaplan.columns import Basis, Column
 
 @dataclass(frozen=True, slots=True)
 class ColumnFormula:
-    """How a number comes about.
+    """Formula of a column.
 
     Attributes:
-        holds: What is booked there.
-        formula: With the spec's keys and the field's symbols.
-        units: Of the result.
-        source: Where the rule stands.
-        example: With numbers.
+        holds: Contents of the column.
+        formula: Formula with the spec's keys and the field's symbols.
+        units: Unit of the result.
+        source: Source of the rule.
+        example: Example with numbers.
         basis: Exact if every term is counted from shapes.
     """
 

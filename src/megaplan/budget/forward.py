@@ -15,17 +15,17 @@ from megaplan.hosts.megarun.program import LiveSet
 from megaplan.schedules.moments import BACKWARDED, UNTOUCHED, ChunkState
 
 NO_START = (-1, 0, 0)
-"""Where no forward begins with copies out of an all-gather."""
+"""Value if no forward begins with copies out of an all-gather."""
 
 
 def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_grads: bool = True) -> Peak:
-    """The largest moment of a forward.
+    """The largest point of a forward.
 
     Args:
-        chunk: Of a rank.
-        state: Of the chunk before it.
+        chunk: Chunk of a rank.
+        state: State of the chunk before it.
         weight_grads: True if the gradients of linear layers exist.
-        absent: What is not there yet before the first product: for a rank's first forward.
+        absent: Bytes that are not allocated before the first product, for a rank's first forward.
     """
     policy = chunk.policy
     fresh = state is UNTOUCHED or not policy.pipelined
@@ -52,12 +52,12 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
 
 
 def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: bool, gathers: bool) -> tuple[int, int, LiveSet, int]:
-    """Of the units' forwards the largest: its size without gradients, the unit, its moment, and what is gathered then.
+    """The largest of the units' forwards: its size without gradients, the unit, its point, and the gathered parameters then.
 
     Args:
-        chunk: Of a rank.
-        flats: For each unit the all-gather's outputs, of its own and of the next one.
-        absent: What is not there yet before the first product.
+        chunk: Chunk of a rank.
+        flats: The all-gather's outputs of each unit, of its own group and of the next one.
+        absent: Bytes that are not allocated before the first product.
         fresh: True if nothing is gathered before.
         gathers: True if each unit is gathered for its forward and freed after it.
     """
@@ -89,12 +89,12 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: 
 
 
 def _largest_start(chunk: Chunk, starts: Sequence[int], absent: int) -> tuple[int, int, int]:
-    """Of the copies out of all-gathers before forwards the largest: its size without gradients, the unit, what is gathered then.
+    """The largest of the copies out of all-gathers before forwards: its size without gradients, the unit, the gathered parameters.
 
     Args:
-        chunk: Of a rank.
-        starts: For each unit what the copy has alive; 0 where nothing is copied.
-        absent: What is not there yet before the first product.
+        chunk: Chunk of a rank.
+        starts: Allocated bytes of each unit's copy; 0 if nothing is copied.
+        absent: Bytes that are not allocated before the first product.
     """
     so_far, best, found = 0, -1, (0, 0)
     for index, unit in enumerate(chunk.units):

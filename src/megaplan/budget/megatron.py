@@ -40,7 +40,7 @@ from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
 ROUTED = ("router", "dispatch.map", "dispatch.rows", "dispatch.handle", "routed.fc1.input")
-"""Kept tensors of experts that are routing: scores, maps and received rows."""
+"""Kept routing tensors of experts: scores, maps and received rows."""
 BUFFERS = ("all-gather buffer",)
 
 
@@ -68,14 +68,14 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 
 
 class MegatronPeaks:
-    """The peaks of some pipeline ranks of a layout, and the work that they took."""
+    """The peaks of some pipeline ranks of a layout, and their work."""
 
     def __init__(self, spec: Spec, inventory: Inventory, _memo: object) -> None:
-        """Blocks of other specs are no use: what layers share is kept by their sizes."""
+        """Blocks of other specs are not used: values that layers share are cached by their sizes."""
         self._spec, self._letters = spec, "".join(block.family for block in inventory.layers)
 
     def __call__(self, layout: Layout, stages: Sequence[StageSpans]) -> tuple[list[int], int]:
-        """`stages`: pipeline ranks with their spans in the layout."""
+        """`stages` are pipeline ranks with their spans in the layout."""
         jobs = jobs_from_spec(self._spec, self._letters, layout, [rank for rank, _ in stages])
         num_layers = sum([stop - start for _, spans in stages for start, stop in spans])
         return [_peak_bytes(self._spec, job) for job in jobs], len(stages) * WORK_OF_STAGE + WORK_OF_JOB_LAYER * num_layers
@@ -90,7 +90,7 @@ def _peak_bytes(spec: Spec, job: MegatronJob) -> int:
 
 
 def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
-    """The device, and of its reserve also what the dispatcher's library takes from the driver."""
+    """The device, with a reserve that includes the dispatcher library's allocations from the driver."""
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
     size = hybrid_ep_bytes(job, device_of(spec.device).domain.value)
     if not size:
@@ -109,12 +109,12 @@ def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tup
 
 
 def _is_uneven(job: MegatronJob) -> bool:
-    """True if data ranks store different bytes: Muon's whole matrices do not divide evenly among them."""
+    """True if data ranks store different bytes, because Muon's whole matrices do not divide evenly among them."""
     return job.optimizer == "muon" and job.distributed_optimizer
 
 
 def _places(spec: Spec, job: MegatronJob, held: Parameters) -> list[tuple[tuple[int, int], list[EqualRanks]]]:
-    """Of the data ranks of a pipeline rank those that are alike: places among dense and among experts' ranks, and the runs of ranks."""
+    """Equal data ranks of a pipeline rank: places among dense and among experts' ranks, and the runs of ranks."""
     mesh = spec.mesh
     kinds = [(mesh.tp, job.data_parallel, False), (mesh.ep * mesh.etp, job.expert_data_parallel, True)]
     dealt = [(size, dealt_elements(held, ranks, experts=experts) if _is_uneven(job) else []) for size, ranks, experts in kinds]
@@ -166,7 +166,7 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
     base = dict.fromkeys(Column, 0)
     for one, number in held.counts.items():
         base[_owner(one.rule.is_expert, one.sharded)] += number * stored_bytes(job, one)
-    if job.fsdp:  # one flat shard of all that is not replicated over tp, and one of what is
+    if job.fsdp:  # one flat shard of tensors that tp shards, and one of replicated ones
         base[Column.REPLICATED_PARAMS] //= job.data_parallel
         base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - base[Column.REPLICATED_PARAMS]
     base[Column.GRADIENTS] = parts["gradients"]
@@ -209,7 +209,7 @@ def _owner(expert: bool, sharded: bool) -> Column:
 
 
 def _routing_bytes(job: MegatronJob) -> int:
-    """What the experts' routing keeps, of the microbatches in flight."""
+    """Bytes that the experts' routing keeps, for the microbatches in flight."""
     if job.moe is None:
         return 0
     routed = sum(size for name, size in operator(job, "E").items() if name in ROUTED)

@@ -12,7 +12,7 @@ from megaplan.spec.models import Serving, Spec
 
 
 def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
-    """What serving would hold, or None if the spec has no `serving`.
+    """Memory of serving, or None if the spec has no `serving`.
 
     Args:
         spec: A checked spec.
@@ -35,7 +35,7 @@ def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
 
 
 def cached_tokens(serving: Serving, window: int | None) -> int:
-    """Tokens one sequence holds in one layer's cache.
+    """Tokens of one sequence in one layer's cache.
 
     Contiguous: the context, or the window if that is smaller. Paged: whole blocks; a window that ends inside a block begins inside
     another, so it can touch one block more than its own length fills.
@@ -50,6 +50,6 @@ def cached_tokens(serving: Serving, window: int | None) -> int:
 
 
 def served_by(spec: Spec, block: Block) -> ServingState:
-    """What one layer holds for each sequence."""
+    """State of one layer for each sequence."""
     family = FAMILIES[block.family]
     return family.serving(family.section_of(spec.model), spec.model.hidden_size, block.variant, spec.precision.params)

@@ -1,4 +1,4 @@
-"""The peak of a step's forward and backward on one rank: the largest of the moments its schedule has."""
+"""The peak of a step's forward and backward on one rank: the largest of the points of its schedule."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from megaplan.tuples import new
 
 
 class StepPeak(NamedTuple):
-    """The largest moment of a step's forward and backward; `first`: that of the first step, where it is another one.
+    """The peak of a step's forward and backward; `first` is that of the first step, if it differs.
 
-    In the first step the libraries have no workspace yet while the first layer's parameters are gathered: no product has run.
-    `beside_bytes` is what of the moment lies in pools of other streams than the computing one, `late_bytes` by how much it is above all
-    moments before the reduction of the slot's own parameters, where that ends a backward.
+    In the first step the libraries have no workspace yet while the first layer's parameters are gathered, because no product has run.
+    `beside_bytes` is the part in pools of streams other than the computing one, `late_bytes` the excess over all
+    points before the reduction of the slot's own parameters, if that ends a backward.
     """
 
     total: int
@@ -49,14 +49,14 @@ class StepPeak(NamedTuple):
 
 
 class HeldBySchedule(NamedTuple):
-    """What the local variables of torch's schedule keep alive one action longer.
+    """Tensors that the local variables of torch's schedule keep one action longer.
 
     Attributes:
         gradient_bytes: The last input gradient that was sent.
         output_bytes: The last stage output.
-        logits_bytes: The last stage output where its microbatch is done: on the last stage.
-        only_at_end: True if they matter to reductions alone: GPipe's last output belongs to the microbatch whose backward is its last, and
-            the name of a sent gradient is given to what is received before the next backward.
+        logits_bytes: The last stage output after its microbatch is done, on the last stage.
+        only_at_end: True if they matter only to reductions: GPipe's last output belongs to the microbatch whose backward is its last, and
+            the name of a sent gradient is rebound to a received one before the next backward.
 
     Source: torch/distributed/pipelining/schedules.py, `_step_microbatches` of `ScheduleGPipe` and `Schedule1F1B`.
     """
@@ -67,7 +67,7 @@ class HeldBySchedule(NamedTuple):
     only_at_end: bool = False
 
     def at(self, kind: ActionKind, state: ChunkState) -> int:
-        """Activations of a moment that its counts do not include."""
+        """Activations at a point that its counts do not include."""
         if kind is REDUCE:
             return self.gradient_bytes + self.output_bytes
         if self.only_at_end:
@@ -78,13 +78,13 @@ class HeldBySchedule(NamedTuple):
 
 
 def step_peak(chunks: Sequence[Chunk], moments: Sequence[RankState], held: HeldBySchedule, workspace_bytes: int = 0) -> StepPeak:
-    """The largest of the given moments, on top of the rank's persistent state.
+    """The largest of the given points, on top of the rank's persistent state.
 
     Args:
-        chunks: Of the rank.
-        moments: Of the rank (`megaplan.schedules.moments`): where the peak mostly is first, so that few others are evaluated.
-        held: What else the schedule keeps alive.
-        workspace_bytes: Of GEMM libraries, which is persistent except for what runs before the first product.
+        chunks: Chunks of the rank.
+        moments: States of the rank (`megaplan.schedules.moments`): the most likely peak first, so that few others are evaluated.
+        held: Further tensors that the schedule keeps.
+        workspace_bytes: Workspace of GEMM libraries, which is persistent except before the first product.
     """
     largest = _largest(chunks, moments, held, 0)
     found = _step_peak(chunks, held, largest)
@@ -129,7 +129,7 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
 
 
 def beside_bytes(chunk: Chunk, moment: RankState, peak: Peak) -> int:
-    """The part of a running chunk's moment in the pools of FSDP2's streams: the all-gather ahead, and shards that are made there."""
+    """The part of a running chunk's point in the pools of FSDP2's streams: the all-gather ahead, and shards made there."""
     policy, kind, state = chunk.policy, moment.kind, moment.states[moment.chunk]
     gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.moment is not None else 0
     if not policy.shards_beside:
@@ -151,7 +151,7 @@ def _where(chunk: Chunk, moment: RankState) -> str:
 
 
 def _largest(chunks: Sequence[Chunk], moments: Sequence[RankState], held: HeldBySchedule, absent: int) -> tuple[int, RankState, Peak]:
-    """What is alive at the largest moment, the moment, and the running chunk's peak; `absent` is not there before the first product."""
+    """Allocated bytes at the peak, its state, and the running chunk's peak; `absent` is not allocated before the first product."""
     most, best = -1, None
     peaks: dict[tuple[ActionKind, int, ChunkState, bool, bool], Peak] = {}
     only_backwards = len(chunks) == 1
@@ -168,12 +168,12 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[RankState], held: HeldBy
             continue
         others += held.at(kind, state)
         if state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
-            # a later one has all that a first one has, and gradients before it
+            # a later one has everything of a first one, and earlier gradients
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
             if later is not None and later.total + others <= most:
                 continue
         if state is BACKWARDED and not chunk.policy.reshard and kind is not REDUCE:
-            state = FORWARD_AFTER_BACKWARD  # they differ in what is gathered, and then only if it was freed
+            state = FORWARD_AFTER_BACKWARD  # they differ only in gathered parameters, and only if those were freed
         key = kind, index, state, grads, owns_input
         peak = peaks.get(key)
         if peak is None:
@@ -187,14 +187,14 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[RankState], held: HeldBy
 
 
 def _bound(chunk: Chunk, kind: ActionKind, state: ChunkState) -> int:
-    """No forward, or reduction, of the chunk has more alive."""
+    """Upper bound on the bytes of a forward, or reduction, of the chunk."""
     if kind is REDUCE:
         return chunk.reduce_bound
     return chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
 
 
 def _ceiling(chunk: Chunk, moments: Sequence[RankState], held: HeldBySchedule) -> int:
-    """Nothing but a backward has more alive on a rank with this chunk alone."""
+    """Upper bound on the bytes of everything but a backward on a rank with this chunk alone."""
     others = max([moment.in_flight[0] * chunk.saved_bytes + moment.waiting[0] * chunk.waiting_bytes for moment in moments])
     forward = chunk.forward_bound + chunk.unsharded_bytes + others - chunk.saved_bytes
     return max(forward, chunk.reduce_bound) + held.gradient_bytes + held.output_bytes

@@ -186,8 +186,7 @@ class Space:
         """Data ranks over which state is sharded.
 
         For a distributed optimizer these are all of them, unless one is given: copies of its shards need more memory, and no term of the
-        time is shorter with them. The same holds for an optimizer that is not distributed.
-        has no term that they shorten. The same holds for an optimizer that is not distributed.
+        step's time is shorter with them. The same holds for an optimizer that is not distributed.
         """
         asked = "dp_shard" in self.fixed or "dp_replicate" in self.fixed
         return divisors(data) if asked or "distributed_optimizer" not in self._host.keys else [data]

@@ -1,7 +1,7 @@
-"""torch's CUDA caching allocator: how it rounds, and a model of it that replays allocations and frees.
+"""torch's CUDA caching allocator: its rounding, and a model that replays allocations and frees.
 
-Blocks are multiples of 512 B. A stream has pools of its own, one for blocks up to 1 MiB and one for larger: what a stream has freed
-another cannot take. Where no free block of a pool fits, the pool grows:
+Blocks are multiples of 512 B. A stream has its own pools, one for blocks up to 1 MiB and one for larger: memory that a stream has freed
+cannot serve another. If no free block of a pool fits, the pool grows:
 
 - by default by a segment: of 2 MiB for small blocks, of 20 MiB for those below 10 MiB, else of the block's size in multiples of 2 MiB. Free
   neighbours merge within a segment, never across two; a larger block's remainder is a block of its own if it is above 1 MiB;
@@ -24,11 +24,11 @@ MIN_LARGE_BYTES = 10 << 20
 ROUND_LARGE_BYTES = 2 << 20
 LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES = 20 << 20, 2 << 20
 OPEN_SEGMENTS_BYTES = LARGE_BUFFER_BYTES + SMALL_BUFFER_BYTES
-"""Bytes that one stream's two pools hold beyond their blocks where each has one segment or page that is not full."""
+"""Bytes that one stream's two pools hold beyond their blocks, if each has one segment or page that is not full."""
 
 
 def slack_bytes(sizes: Iterable[int]) -> int:
-    """Bytes that rounding adds to tensors of these sizes that have segments of their own."""
+    """Bytes that rounding adds to tensors of these sizes with their own segments."""
     slack = 0
     for size in sizes:
         slack += -size % (ROUND_LARGE_BYTES if size >= MIN_LARGE_BYTES else MIN_BLOCK_BYTES)
@@ -36,7 +36,7 @@ def slack_bytes(sizes: Iterable[int]) -> int:
 
 
 class MemoryBlock:
-    """A part of a segment, handed out or free."""
+    """A part of a segment, allocated or free."""
 
     __slots__ = ("after", "before", "free", "place", "pool", "size")
 
@@ -66,7 +66,7 @@ class Pool:
         del self._free[block.place]
 
     def best_fit(self, size: int) -> MemoryBlock | None:
-        """The smallest free block of at least a size; one that could still grow counts as larger than any other."""
+        """The smallest free block of at least a size; one that can still grow counts as larger than any other."""
         index = bisect_left(self._order, (size, -1))
         if index == len(self._order):
             return None
@@ -81,9 +81,9 @@ class CachingAllocator:
 
     Attributes:
         expandable: True if segments grow in place.
-        reserved_bytes: Taken from the device.
-        by_pool: Of that, by stream and whether blocks are small.
-        allocated_bytes: Handed out.
+        reserved_bytes: Bytes reserved from the device.
+        by_pool: Reserved bytes by stream and by small or large blocks.
+        allocated_bytes: Bytes allocated.
     """
 
     def __init__(self, *, expandable: bool) -> None:
@@ -94,7 +94,7 @@ class CachingAllocator:
         self._segments = 0
 
     def allocate(self, size: int, stream: int = 0) -> MemoryBlock:
-        """Hand out a block of at least a size from a stream's pool."""
+        """Allocate a block of at least a size from a stream's pool."""
         size = max(size + -size % MIN_BLOCK_BYTES, MIN_BLOCK_BYTES)
         key = stream, size <= SMALL_BYTES
         pool = self._pools.get(key)
@@ -111,7 +111,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """Take a block back and merge it with free neighbours."""
+        """Free a block and merge it with free neighbours."""
         pool, block.free = block.pool, True
         self.allocated_bytes -= block.size
         before, after = block.before, block.after
@@ -134,7 +134,7 @@ class CachingAllocator:
             pool.end = first
 
     def _split(self, pool: Pool, block: MemoryBlock, size: int) -> None:
-        """Free what a block has beyond a size, unless the remainder is too small to be one."""
+        """Free the part of a block beyond a size, unless the remainder is too small."""
         left = block.size - size
         if left < MIN_BLOCK_BYTES if pool.small or self.expandable else left <= SMALL_BYTES:
             return

@@ -23,8 +23,7 @@ class ConfigReader:
     """A config while it is read.
 
     A getter returns the field's value; if the field is missing or wrong it records that and returns a value of the requested type. That
-    is never used, because `finish_reading` raises before anything is derived from it.
-    nobody sees, for `finish_reading` raises before anything is derived from it.
+    value is never used, because `finish_reading` raises before anything is derived from it.
 
     Args:
         config: The config's fields.

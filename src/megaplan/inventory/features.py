@@ -75,8 +75,7 @@ def mtp_block(model: Model) -> Block:
     """One MTP depth (DeepSeek-V3, arXiv:2412.19437, section 2.2): its blocks, a projection, three norms.
 
     The projection takes [hidden; embedding] to hidden and is replicated, because it precedes the block's own tensor-parallel region. The
-    token
-    embedding and the head that a depth uses belong to `embedding` and `head`.
+    token embedding and the head that a depth uses belong to `embedding` and `head`.
     """
     hidden = model.hidden_size
 

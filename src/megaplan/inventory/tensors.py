@@ -95,9 +95,8 @@ class ParamTensor(NamedTuple):
         """The shape in which a rank stores its part of the tensor, of shape `part`; state sharding cuts its dim 0.
 
         A bank is stored as the rows of all its experts, [E, F, h] as [E · F, h]: the same bytes in the same order. Sharded along its
-        would have at most E shards that are not empty, and FSDP2 pads to the number of shards; along another dim it would have to
-        would have at most E shards with anything in them, and FSDP2 pads to the number of shards; cut along another dim it would have to
-        divide evenly, and each all-gather and reduction would need a second copy.
+        experts it would have at most E shards that are not empty, and FSDP2 pads to the number of shards; along another dim it would have
+        to divide evenly, and each all-gather and reduction would need a second copy.
         """
         return rows_of_bank(part) if self.owner is Owner.EXPERT_PARALLEL else part
 

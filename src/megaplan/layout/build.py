@@ -20,9 +20,9 @@ def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
     """Slots with their pp rank, chunk and blocks.
 
     The first slot holds the embedding and the side embeddings (R-8, R-9); the last the final norm, the head and the MTP depths (R-8,
-    R-10). A tied head and MTP read the token embedding on the last slot: one copy there serves both, unless it is the first slot too.
     R-10). A tied head and MTP read the token embedding on the last slot: they share one copy there, unless it is the first slot too.
     The relation bias is on every slot with an A block; the first of them owns it (R-12).
+
     Args:
         spec: The spec.
         inventory: Its parameter tensors.

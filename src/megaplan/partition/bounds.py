@@ -157,8 +157,7 @@ class StepBound:
         """A path as weights of its rank's spans, without transfers.
 
         The slots before, between and after the rank's own have equal counts on a path, so their time follows from where the own ones end:
-        those
-        before and between are counted with the span after them, those after all with the last span, whose weight is never negative.
+        those before and between are counted with the span after them, those after all with the last span, whose weight is never negative.
         """
         found, outside = [], path.slots[own[0] - 1] if own[0] else _NEVER
         for slot in own:

@@ -22,9 +22,8 @@ def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None
         measured: A costs file of as many layers: nanoseconds of one microbatch on one rank.
 
     Without a costs file: executed FLOPs per token, including work that an op itself repeats, without recompute policies. The token
-    costs 0; projections of side embeddings are on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block, its
-    costs 0; projections of side embeddings stand on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block, its
-    projection, one more head) on the last.
+    embedding costs 0; projections of side embeddings are on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block,
+    its projection, one more head) on the last.
     """
     if measured is not None:
         times = measured.times

@@ -5,13 +5,13 @@ outside in. Before a part, [start, stop) is left; a slot takes a span from its b
 the last slot to the first, or from the outermost rank to the innermost; without a V the start is 0 throughout.
 
 Method. For a limit, the pairs (start, stop) that a part and all inside it can fill are computed from the innermost part outwards: for each
-start the set of stops, as the bits of one integer. Positions are indices of edges, the cuts that may be. For one front span and a set of
-inner stops, the stops that a part may have are told by the *furthest* one from every inner stop, because a part of an allowed span is
-inner stops, the stops that a part may have follow from the *furthest* one for every inner stop, because every subspan of an allowed span
-is allowed.
+start the set of stops, as the bits of one integer. Positions are indices of edges, the allowed cuts. For one front span and a set of inner
+stops, the stops that a part may have follow from the *furthest* one for every inner stop, because every subspan of an allowed span is
+allowed.
+
 All pairs are kept. Keeping for each start the stop that is furthest in would miss solutions: no slot may be empty and limits differ by
 part, so a part that has gone ahead can leave a layer behind that only another one had room for.
-part, so a part that has gone ahead can leave a layer behind that only another one had room for.
+
 The pairs of a V are few where they matter: the ranks outside cannot take more than i times the limit, nor those inside more than P − i
 times, so at a limit near the optimum the start nearly settles the stop.
 """

@@ -1,10 +1,9 @@
 """Bytes that layers certainly need on a rank, as sums: limits that every fitting split must keep.
 
 At a forward of a steady step, a rank holds its parameters and moments, the tensors that microbatches in flight keep, the gradients of
-that have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; the temporary
+chunks that have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; the temporary
 tensors of a running block are not, and are left out. So are the allocator's further reserved bytes, except for the rounding of segments. A
 split beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
-beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
 """
 
 from __future__ import annotations

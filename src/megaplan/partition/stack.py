@@ -92,8 +92,7 @@ class Stack:
         """Work of one search for cuts, in steps of about a microsecond.
 
         A loop placement examines each layer at each slot, and each sum of each slot. A V placement searches pairs of cuts: measured as 20
-        for each pair of layers.
-        for each pair of layers.
+        steps for each pair of layers.
         """
         if self.where == "v":
             return 20 * self.num_layers * self.num_layers

@@ -160,7 +160,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
     old_training, new_training = (
         old_inputs.pop(_OUTSIDE_DIGEST, {}),
         new_inputs.pop(_OUTSIDE_DIGEST, {}),
-    )  # a manual edit may have removed it
+    )  # removed by hand, perhaps
     return PlanDiff(
         names=(before.spec.name, after.spec.name),
         digests=(before.digests.plan, after.digests.plan),

@@ -1,9 +1,8 @@
 """Numbers of microbatches in flight at the same time, by chunk: the integers that multiply the saved-activation ledger.
 
-A microbatch is in flight on a chunk from the start of its forward to the end of its backward. If the backward is split, the end of I
-frees the tensors that only the input gradient needed, and those that W needs stay until the end of W: full, then pending. Chunks do not
-at the same time, so a rank's peak is the largest dot product of a vector below with the bytes of its chunks, never the sum of each chunk's
-own maximum. An overlapped forward begins before its backward has freed anything.
+A microbatch is in flight on a chunk from the start of its forward to the end of its backward. If the backward is split, the end of I frees
+the tensors that only the input gradient needed, and those that W needs stay until the end of W: full, then pending. Chunks do not peak at
+the same time, so a rank's peak is the largest dot product of a vector below with the bytes of its chunks, never the sum of each chunk's own
 maximum. An overlapped forward begins before its backward has freed anything.
 """
 
@@ -87,9 +86,7 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
     """
     where = placement(kind)
     owners = [slot_owner(where, slot, pp)[0] for slot in range(pp * vpp)]
-    between = [
-        num_microbatches if owner != after else 0 for owner, after in pairwise(owners)
-    ]  # tensors that neighbouring slots send each other
+    between = [num_microbatches if owner != after else 0 for owner, after in pairwise(owners)]  # exchanges of neighbouring slots
     before, after = [0, *between], [*between, 0]
     owned = [slots_of_rank(where, rank, pp, vpp) for rank in range(pp)]
     return tuple([tuple([(before[slot], after[slot]) for slot in slots]) for slots in owned])

@@ -26,7 +26,7 @@ def explained(
     variants: Mapping[str, Hashable],
     ledger_of: Callable[[Spec, str, Block], BlockLedger],
 ) -> Explained:
-    """Blocks of some slots; copies that only share a storage are among them. `variants`: by name, equal for blocks that are equal."""
+    """Blocks of some slots, including copies that only share a storage. `variants` has each block's variant by name."""
     found: dict[Hashable, list[str]] = {}
     for name in (name for slot in slots for name in slot.blocks):
         found.setdefault(variants[name], []).append(name)

@@ -1,4 +1,4 @@
-"""What optional features keep.
+"""Saved tensors of optional features.
 
 - n-gram: the rows of every hashed table, concatenated [B, T, tables · dim], projected and added to the residual stream; keeps the int64 row
   ids and the concatenated rows.
@@ -35,7 +35,7 @@ def _side_replay(name: str) -> Replay:
 
 
 def side_storages(dims: Dims, features: Features, name: str) -> Shapes:
-    """Storages of a side embedding, but for the stream that it makes."""
+    """Storages of a side embedding, except its output in the stream."""
     own, section = dims.residual[:2], getattr(features, name)
     if isinstance(section, Ngram):
         tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": (*own, section.num_tables)})
@@ -63,7 +63,7 @@ def side_ops(name: str) -> tuple[Op, ...]:
 
 
 def relation_bias_part(dims: Dims) -> BlockReplay:
-    """Relation ids of a stage that attends; it stands beside the residual stream and hands nothing on."""
+    """Relation ids of a stage with attention; the part has no output in the residual stream."""
     tensors = storages(DType.INT32, Column.FEATURE_ACTIVATIONS, {"ids": (dims.batch, dims.tokens * dims.cp), "out": (0,)})
     return BlockReplay(_relation_bias_replay(), residual(tensors))
 
@@ -74,5 +74,5 @@ def _relation_bias_replay() -> Replay:
 
 
 def stream_out(dims: Dims) -> Shapes:
-    """The stream that a side embedding hands on."""
+    """The output of a side embedding in the stream."""
     return storages(dims.dtype, Column.ACTIVATIONS, {"out": dims.residual})

@@ -21,10 +21,10 @@ class Halves(NamedTuple):
     """A program's backward in two halves.
 
     Attributes:
-        inputs: The program with I in place of its backward.
+        inputs: The program with I instead of its backward.
         late: Parameters whose gradients are left to W, in W's order.
-        weights: A moment for each of them: what is pending then, and the new gradient; one without a gradient where W fetches an input.
-        fetched: Storages that W makes for itself.
+        weights: A point for each of them: pending storages, and the new gradient; a point without a gradient if W fetches an input.
+        fetched: Storages that W itself makes.
     """
 
     inputs: Replay
@@ -34,7 +34,7 @@ class Halves(NamedTuple):
 
     @property
     def pending(self) -> LiveSet:
-        """What a microbatch keeps between I and W."""
+        """Storages that a microbatch keeps between I and W."""
         if not self.weights:
             return LiveSet("W", ())
         first, fetched = self.weights[0].before(), self.fetched
@@ -43,7 +43,7 @@ class Halves(NamedTuple):
 
 @cache
 def splittable(run: Replay) -> Replay:
-    """The same block where its linears are those that a schedule may split, and its backward is whole."""
+    """The same block if its linears are those that a schedule may split, and its backward is whole."""
     return with_backward(run, run.program, splittable=True)[0]
 
 
@@ -55,7 +55,7 @@ def _made_again(run: Replay) -> tuple[str, ...]:
 def splittable_part(part: BlockReplay, dims: Dims) -> BlockReplay:
     """`splittable` of a part, with the outputs of recomputed regions that are made once more.
 
-    One that has the width of the stream is all tokens of it, before its reduction; any other is as large as the first time.
+    An output with the width of the stream has all its tokens, before its reduction; any other is as large as the first time.
     """
     run = splittable(part.replay)
     found = {}
@@ -67,14 +67,14 @@ def splittable_part(part: BlockReplay, dims: Dims) -> BlockReplay:
 
 @cache
 def halves(run: Replay, *, owns_input: bool = True) -> Halves:
-    """The halves of a program's backward; W's moments have the block's input, where W needs it, if `owns_input`."""
+    """The halves of a program's backward; W's points have the block's input, if W needs it and `owns_input`."""
     inputs, backward = with_backward(run, run.program, splits=True)
     weights, operations = [], [pending.op for pending in backward.pending]
     for index, (op, param, _, _) in enumerate(backward.pending):
         left = backward.pending[operations.index(op) :]  # weights of one input are freed together
         storages = dict.fromkeys((*(pending.kept for pending in left), *op.late_fetches))
         gradients = tuple(size_name(holder) for holder in dict.fromkeys(pending.gradient for pending in left))
-        if op.late_fetches:  # what was kept of the input is there while it is fetched, and gone when it is used
+        if op.late_fetches:  # the saved part of the input exists while the input is fetched, and is freed when it is used
             if index == operations.index(op):
                 weights.append(LiveSet(f"W of {op.name}", tuple(storages), gradients))
             storages = dict.fromkeys((*(pending.kept for pending in left if pending.op is not op), *op.late_fetches))
@@ -89,12 +89,12 @@ class HalvedBytes(NamedTuple):
     """The sums of a block's halves.
 
     Attributes:
-        inputs: The block's sums with I in place of its backward.
-        late_bytes: Gradients left to W, in the dtype autograd makes them.
-        pending: What is kept between I and W.
-        pending_bytes: All of it.
-        arrived_bytes: Of that, the gradient of the block's own output.
-        weights: W's moments, with the bytes alive at each: what is still pending, and the new gradient.
+        inputs: The block's sums with I instead of its backward.
+        late_bytes: Gradients left to W, in the dtype in which autograd makes them.
+        pending: Bytes kept between I and W, by column.
+        pending_bytes: Their sum.
+        arrived_bytes: Part of that sum: the gradient of the block's own output.
+        weights: W's points, with the allocated bytes at each: pending storages, and the new gradient.
     """
 
     inputs: BlockBytes
@@ -108,7 +108,7 @@ class HalvedBytes(NamedTuple):
 def weigh_halves(block: BlockBytes, *, in_place: bool, owns_input: bool = True) -> HalvedBytes:
     """Sums of a block's halves; `in_place` as for `weigh`.
 
-    `owns_input`: whether the block's input, where W needs it, is counted here; else it is a receive buffer.
+    `owns_input` is true if the block's input, where W needs it, is counted here; else it is a receive buffer.
     """
     split, tensors = halves(block.part.replay, owns_input=owns_input), block.part.tensors
     return HalvedBytes(

@@ -1,4 +1,4 @@
-"""`block_ledger`: what a block of the inventory keeps for backward on one rank, per microbatch."""
+"""`block_ledger`: tensors that a block of the inventory saves for backward on one rank, per microbatch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from megaplan.spec.pattern import parse_pattern
 
 
 def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
-    """What one block keeps and needs for a moment, per microbatch, on a rank that holds it.
+    """Kept and temporary tensors of one block per microbatch, on a rank that holds it.
 
     Args:
         spec: A checked spec.
@@ -42,7 +42,7 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
         the loss.
 
     Raises:
-        ValueError: The block's family has no section in the spec (a spec that was not checked).
+        ValueError: The block's family has no section in the spec (an unchecked spec).
     """
     dims, in_place = local_dims(spec), accumulates_in_place(spec, block)
     gradients = parameter_gradients(spec, dims, block_name, block)
@@ -50,7 +50,7 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
 
 
 def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
-    """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
+    """The sums of a block's ledger; `dims` are the spec's, computed once for all its blocks."""
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
     if spec.lora is not None and not block_name.startswith("layers."):
@@ -67,13 +67,13 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
 
 
 ENDS = ("embedding", *SIDES)
-"""Blocks before the layers, which under `lora` no gradient reaches."""
+"""Blocks before the layers; under `lora` no gradient reaches them."""
 
 
 def block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
-    """What decides each block's ledger besides the spec, by block name: equal makes have equal ledgers, so a stack evaluates each once.
+    """The variant of each block by name: a stack evaluates each variant once.
 
-    `head` is there for a tied head too.
+    `head` is included for a tied head too.
     """
     last, model, recipe = len(inventory.layers) - 1, spec.model, spec.precision.recipe
     given = {family.letter: (family.operations, section, spec.recompute.of(family.letter)) for family, section in families_of(model)}
@@ -95,7 +95,7 @@ def block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
 
 
 def accumulates_in_place(spec: Spec, block: Block) -> bool:
-    """True if gradients are added into a buffer of the dtype autograd makes them in (no cast to a wider buffer at the block's end)."""
+    """True if gradients are added into a buffer of the dtype in which autograd makes them, without a cast at the block's end."""
     return gradient_dtype(spec, block) is spec.precision.grads
 
 
@@ -107,7 +107,7 @@ def parameter_gradients(spec: Spec, dims: Dims, name: str, block: Block) -> Shap
 def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[str, tuple[int, ...]]:
     """Shapes of the gradients that a block makes, by parameter name.
 
-    The first MTP depth also hands on those of the token embedding and the head, which autograd holds until their last use is done.
+    The first MTP depth also passes on those of the token embedding and the head, which autograd holds until their last use.
     """
     mesh, trained = spec.mesh, [tensor for tensor in block.tensors if tensor.group is not Group.FROZEN]
     if mesh.tp == mesh.ep == mesh.etp == 1:
@@ -152,7 +152,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
 
 
 def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...]:
-    """The calls of a layer's linears that multiply in eight bits; none where the layer keeps 16."""
+    """The calls of a layer's linears that multiply in eight bits; none if the layer keeps 16."""
     block = inventory.layers[index]
     if recipe_of(spec, index, block.family) is None:
         return ()
@@ -161,7 +161,7 @@ def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...
 
 
 def bank_keeps_copy(spec: Spec, inventory: Inventory, index: int) -> bool | None:
-    """True if a layer's bank, in eight bits, keeps a copy of its input in place of it; None if there is no bank, or it keeps 16 bits."""
+    """True if a layer's bank, in eight bits, keeps a copy of its input instead of it; None without a bank, or if it keeps 16 bits."""
     block = inventory.layers[index]
     if recipe_of(spec, index, block.family) is None:
         return None
@@ -198,7 +198,7 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
 
 
 def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> SharedNorm | None:
-    """What becomes of a layer's norm in the next ones that read it; None where none does. A layer between two has summed its gradient."""
+    """Use of a layer's norm by later layers that read it; None if none does. A layer in between has summed its gradient."""
     found: list[SharedNorm] = []
     for layer in spec.model.sharing(index):
         family = FAMILIES[parse_pattern(spec.model.pattern, spec.model.num_layers).layers[layer]]

@@ -1,4 +1,4 @@
-"""A family's part of the ledger: its program and the size of every storage, and the evaluation of both."""
+"""A family's part of the ledger: its program and the size of every storage, and their evaluation."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from megaplan.tuples import new
 
 
 class BlockReplay(NamedTuple):
-    """One block's replay with the storages its names stand for."""
+    """One block's replay with its storages by name."""
 
     replay: Replay
     tensors: Shapes
 
     def gradient_column(self, name: str) -> Column:
-        """The column of a storage's gradient: the storage's own, but for rows that no operation of routing reads.
+        """The column of a storage's gradient: the storage's own, except for rows that no routing operation reads.
 
-        What a norm or a linear behind the experts reads is a row on its way; the gradient that it makes of it is an activation.
+        A norm or a linear after the experts reads rows in transit; the gradient that it makes of them is an activation.
         """
         column = self.tensors[name][1]
         if column is not Column.ROUTING:
@@ -49,20 +49,20 @@ class BlockBytes(NamedTuple):
     """The sums of a block's ledger that a budget needs.
 
     Attributes:
-        part: What was summed.
-        gradients: Bytes of each parameter's gradient, as autograd makes it.
+        part: The summed replay.
+        gradients: Bytes of each parameter's gradient, in the dtype in which autograd makes it.
         saved: Bytes kept, by column.
         saved_bytes: Their sum.
-        saved_slack_bytes: What the allocator's rounding adds to them.
+        saved_slack_bytes: Bytes that the allocator's rounding adds to them.
         keeps_input: True if the block keeps its input, which belongs to the block before.
-        output_bytes: The residual stream it hands on.
+        output_bytes: The block's output in the residual stream.
         forward: The forward peak.
-        forward_bytes: What is alive there.
+        forward_bytes: Allocated bytes at that peak.
         backward: The backward peak, with every parameter gradient made so far.
-        backward_bytes: What is alive there.
+        backward_bytes: Allocated bytes at that peak.
         again: The backward peak when gradients are added in place to ones of the same dtype, so that only an operation's own are new;
             `backward` where they are not.
-        again_bytes: What is alive there.
+        again_bytes: Allocated bytes at that peak.
     """
 
     part: BlockReplay
@@ -80,7 +80,7 @@ class BlockBytes(NamedTuple):
     again_bytes: int
 
     def add_to(self, cells: dict[Column, int], moment: LiveSet, params: tuple[str, ...]) -> None:
-        """Add to its columns what is alive at a moment with these parameter gradients."""
+        """Add, by column, the allocated bytes at a point with these parameter gradients."""
         tensors = self.part.tensors
         for name in moment.storages:
             size, column, _, _, _ = tensors[name]
@@ -90,7 +90,7 @@ class BlockBytes(NamedTuple):
         cells[Column.GRADIENTS] += sum([self.gradients[name] for name in params])
 
     def moment_bytes(self, moment: LiveSet, params: tuple[str, ...]) -> int:
-        """What is alive at a moment with these parameter gradients."""
+        """Allocated bytes at a point with these parameter gradients."""
         tensors = self.part.tensors
         return sum([tensors[name][0] for name in moment.tensors]) + sum([self.gradients[name] for name in params])
 
@@ -100,7 +100,7 @@ def weigh(part: BlockReplay, gradients: dict[str, int], *, in_place: bool) -> Bl
 
     Args:
         part: Program and storages.
-        gradients: Bytes of each parameter's gradient, in the dtype autograd makes it.
+        gradients: Bytes of each parameter's gradient, in the dtype in which autograd makes it.
         in_place: True if later microbatches add gradients in place; else `again` is `backward`.
     """
     tensors, run = part.tensors, part.replay
@@ -150,9 +150,9 @@ def _arrived(run: Replay, *, splittable: bool) -> Replay:
 
 
 def _adds_at_its_end(part: BlockReplay) -> bool:
-    """True if one operation, the first, reads the input beside the addition, and makes as much as the input: a norm.
+    """True if one operation, the first, reads the input in addition to the addition, and makes as much as the input: a norm.
 
-    Its output's gradient, which is there when it makes the input's, is gone when that is added: the sum takes its place.
+    Its output's gradient, which exists when it makes the input's, is freed when that is added: the sum takes its place.
     """
     ops, tensors = part.replay.program.graph.ops, part.tensors
     readers = [op for op in ops if INPUT in op.reads and op.flow is not Flow.ADD]
@@ -163,7 +163,7 @@ def _adds_at_its_end(part: BlockReplay) -> bool:
 
 
 def summarize_with_received_grad(block: BlockBytes, *, splittable: bool, in_place: bool) -> BlockBytes:
-    """A block's sums where the gradient of its output came from another slot.
+    """A block's sums if the gradient of its output came from another slot.
 
     It is in a receive buffer to the end, so that what is added to it makes a new storage. `splittable` and `in_place` as for the block,
     which is the answer itself where that is no larger.
@@ -178,7 +178,7 @@ def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedg
     """A block's ledger, tensor by tensor.
 
     Args:
-        block: Its sums.
+        block: Sums of the block.
         gradients: Parameter gradients by parameter name.
         in_place: True if the backward peak is that of a later microbatch adding gradients in place.
     """

@@ -1,4 +1,4 @@
-"""A block as data: its operations in the order megarun runs them, and a replay that says which storages are alive when.
+"""A block as data: its operations in the order in which megarun runs them, and a replay that gives the allocated storages at every point.
 
 Rules of the replay, all of them autograd's:
 
@@ -33,15 +33,15 @@ from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op
 from megaplan.hosts.megarun.graph import Graph, dropped_by, keepers_of, roots_of
 from megaplan.hosts.megarun.undominated import undominated
 
-AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
-CALLER = "caller"  # stands for autograd's caller among the owners of gradients
-LATER = "W"  # stands for the second half of a split backward among the keepers of a storage
-AGAIN_MADE = "+"  # marks the holder of a sum beside the holders of its parts, once for each time that it was not made in place
+AGAIN = "recompute"  # the region's second run, among the keepers of a storage
+CALLER = "caller"  # autograd's caller, among the owners of gradients
+LATER = "W"  # the second half of a split backward, among the keepers of a storage
+AGAIN_MADE = "+"  # the holder of a sum among the holders of its parts, once for each time that it was not made in place
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSet:
-    """What is alive while one operation runs: forward storages, gradients, parameter gradients.
+    """Tensors that are allocated while one operation runs: forward storages, gradients, parameter gradients.
 
     Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name stands twice where a second
     gradient is about to be added to a first. `tensors` are storages and gradients together, derived from them.
@@ -59,40 +59,40 @@ class LiveSet:
         object.__setattr__(self, "tensors", (*self.storages, *self.gradients))
 
     def before(self) -> LiveSet:
-        """What is alive just before the operation: without the gradients it makes."""
+        """The live set just before the operation: without the gradients that it makes."""
         kept = len(self.params) - len(self.new_params)
         return LiveSet(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
 
     def without(self, storages: Iterable[str]) -> LiveSet:
-        """The same without some forward storages, such as those that the operation makes for itself."""
+        """The live set without some forward storages, such as those that the operation itself makes."""
         gone = frozenset(storages)
         return replace(self, storages=tuple([name for name in self.storages if name not in gone]))
 
 
 Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
-"""The values of some names, in one call."""
+"""Function that gives the values of some names in one call."""
 
 
 PeakCandidate = tuple[LiveSet, Pick, int]
-"""A moment that can be the largest, what picks the sizes of its tensors, and how many parameter gradients have been made."""
+"""A point that can be the peak, the function that picks the sizes of its tensors, and the number of parameter gradients made so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """A program's saved set and moments.
+    """A program's saved set and live sets.
 
     Attributes:
         saved: Kept storages, each with the operations that keep it.
-        of_saved: Picks what belongs to their names.
+        of_saved: Function that picks the values of their names.
         keeps_input: True if the block keeps its input, which belongs to the block before.
         counts_input: True if the moments of the forward have the input up to its last reader.
-        forward: Every moment of the forward.
-        backward: Every moment of the backward.
-        forward_peaks: Those of `forward` that can be the largest, whatever the sizes: no other one holds all they hold.
+        forward: Every live set of the forward.
+        backward: Every live set of the backward.
+        forward_peaks: Those of `forward` that can be the peak for some sizes: no other one has all their tensors.
         backward_peaks: Those of `backward`, with all parameter gradients so far.
-        again_peaks: Those of `backward`, with the parameter gradients of the operation alone, and what picks these.
-        of_params: Picks those of all parameters, in the order they are made.
-        program: What was replayed.
+        again_peaks: Those of `backward`, with only the operation's own parameter gradients, and the function that picks these.
+        of_params: Function that picks the values of all parameters, in the order in which they are made.
+        program: The replayed program.
     """
 
     saved: tuple[tuple[str, tuple[str, ...]], ...]
@@ -109,7 +109,7 @@ class Replay:
 
 
 class Program(NamedTuple):
-    """What a backward is replayed from: kept storages in order, the gradients that arrive, and a storage that something outside holds."""
+    """Inputs of a backward's replay: kept storages in order, the gradients that arrive, and a storage that the block's caller holds."""
 
     graph: Graph
     order: tuple[str, ...]
@@ -133,14 +133,14 @@ def replay(
     """Replay a program.
 
     Args:
-        ops: In execution order; the first reads `x`, the last makes `out`.
+        ops: Operations in execution order; the first reads `x`, the last makes `out`.
         held: Storages that a local of the block's forward names until it returns.
         region: Names of the operations to recompute.
         cached: Storages that a selective checkpoint keeps until the region has run again, with keepers or without.
-        after: Operations behind the recomputed region that keep what they read of it: it is not dropped.
+        after: Operations after the recomputed region that keep some of its inputs, which are not dropped.
         arrives: The storage whose gradient reaches the block first.
         starts: Backward starts here: autograd's caller holds that gradient to the end.
-        pinned: A kept storage that something outside the block holds until the block's backward has ended.
+        pinned: A kept storage that the block's caller holds until the block's backward has ended.
         waiting: Gradients that are there before the block's backward begins, by the name of what they belong to: of storages that other
             blocks read too, and of parameters shared with them.
         counts_input: True if the input, which the block does not keep, is gone when its last reader has run: else it is counted for the
@@ -194,7 +194,7 @@ def _backward_fields(backward: tuple[LiveSet, ...]) -> dict[str, Any]:
 
 
 def largest_moments(moments: tuple[LiveSet, ...], params: Callable[[LiveSet], tuple[str, ...]]) -> tuple[LiveSet, ...]:
-    """Those that can be the largest where these parameter gradients count."""
+    """Live sets that can be the peak if these parameter gradients count."""
     return undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
 
 
@@ -229,7 +229,7 @@ class Pending(NamedTuple):
     """A weight gradient that is left out.
 
     Attributes:
-        op: Of the linear; several weights that read one gathered input are one operation's.
+        op: Operation of the linear; several weights that read one gathered input belong to one operation.
         param: The weight.
         kept: The storage that the operation keeps.
         gradient: The holder of the output's gradient.
@@ -244,10 +244,10 @@ class Pending(NamedTuple):
 class Backward:
     """The replay of a backward.
 
-    Who holds gradients is kept by name of what each belongs to; a sum that could not be made in place is another holder of the same size.
+    Holders of gradients are kept by the name of the gradient's source; a sum that cannot be made in place is another holder of equal size.
 
     Attributes:
-        moments: What was found.
+        moments: Live sets found.
         pending: Weight gradients that are left out, in W's order.
     """
 
@@ -255,7 +255,7 @@ class Backward:
         """Replay.
 
         Args:
-            program: Of the block.
+            program: Program of the block.
             splits: True if it is the first half of a split backward.
             splittable: True if the linears are those that a schedule may split.
         """
@@ -289,7 +289,7 @@ class Backward:
         self.moments += (LiveSet("end", tuple(self._live), self._held(), self._params),)
 
     def _hand_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
-        """The holder that each of what the operation reads gets, and no parameter gradients."""
+        """The holder of the gradient of each input of the operation, and no parameter gradients."""
         self.moments += (LiveSet(op.name, tuple(self._live), self._held(), self._params),)
         holder = self._gradients[op.makes[0]]
         if op.flow is Flow.RESHAPE:
@@ -297,7 +297,7 @@ class Backward:
         return dict.fromkeys(op.reads if op.grads is None else op.grads, holder), ()
 
     def _compute(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
-        """New holders for what the operation reads, and the parameter gradients that it makes."""
+        """New holders for the gradients of the operation's inputs, and the parameter gradients that it makes."""
         made, new, fetches = op.reads if op.grads is None else op.grads, op.params, op.fetches
         if self._splits and op.late:
             kept = self._graph.roots[op.keeps[0]]
@@ -322,7 +322,7 @@ class Backward:
         return {name: name for name in made}, new
 
     def _gone_before_bias(self, op: Op) -> str | None:
-        """What torch's product with a bias drops before it sums the bias's gradient: an input that was recomputed and serves it last.
+        """Input that torch's product with a bias drops before it sums the bias's gradient: a recomputed one that this product reads last.
 
         Source: torch/csrc/autograd/generated/Functions.cpp (`AddmmBackward0::apply`); a saved input that was not recomputed stays.
         """
@@ -332,7 +332,7 @@ class Backward:
         return kept if kept in self._graph.dropped and self._waiting.get(kept) == {op.name} else None
 
     def _receive(self, op: Op, made: dict[str, str], params: tuple[str, ...]) -> None:
-        """Keep gradients that are the first of what they belong to, and add the others to those that are there."""
+        """Keep first gradients, and add the others to the existing ones."""
         computed = op.flow not in (Flow.ADD, Flow.RESHAPE)
         arriving = list(made.items())
         while arriving:
@@ -349,7 +349,7 @@ class Backward:
             others = [new, *(other for _, other in arriving)] if computed else [] if new in holders else [new]
             gradients = (*self._held(), *(size_name(holder) for holder in (*others, first)))
             if op.hands_views and not self._splittable and len(op.params) > len(op.late):
-                params = ()  # of a linear with a bias, the weight's gradient is transposed and taken before the input's is reshaped
+                params = ()  # for a linear with a bias, the weight's gradient is transposed and taken before the input's is reshaped
             self.moments += (LiveSet(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
             self._gradients[name] = first + AGAIN_MADE
 
@@ -366,12 +366,12 @@ class Backward:
 
 
 def size_name(holder: str) -> str:
-    """The tensor whose size a gradient's holder has."""
+    """The tensor that has the same size as a gradient's holder."""
     return holder.rstrip(AGAIN_MADE)
 
 
 def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinned: str | None) -> None:
-    """Drop the storages that waited for this operation last."""
+    """Drop the storages whose last reader is this operation."""
     for name in list(live):
         if name in waiting and name != pinned:
             waiting[name].discard(op)
@@ -382,7 +382,7 @@ def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinne
 def _recomputed(
     graph: Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...], *, splittable: bool
 ) -> list[LiveSet]:
-    """The region's forward once more, beside what is alive in backward."""
+    """Live sets of the region's second forward, during backward."""
     return [
         LiveSet(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
         for moment in _forward(graph.run_again(wanted, splittable=splittable), graph.roots, wanted, graph.held)

@@ -135,7 +135,7 @@ def _plain(key: BlockKey) -> tuple[Op, ...]:
 
 @cache
 def _operations(key: BlockKey) -> tuple[Op, ...]:
-    """Operations of a block. Under float8 a product keeps its input in 16 bits, and casts input, weight and gradient before it multiplies."""
+    """Operations of a block; under float8 a product keeps its input in 16 bits, and casts input, weight and gradient."""
     if not key.low:
         return _plain(key)
     ops = []
