@@ -75,7 +75,7 @@ def path_exists(path: str) -> bool:
 
 def wrong(mark: str) -> str:
     """The part of a code mark that names nothing; empty if there is none."""
-    word = mark.split(" ")[0]
+    word = mark.split(" ", maxsplit=1)[0]
     if re.fullmatch(r"make [\w.-]+.*", mark):
         target = mark.split(" ")[1]
         return "" if re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.MULTILINE) else mark

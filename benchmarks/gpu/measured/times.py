@@ -12,7 +12,7 @@ from gpu.measured.results import SPECS
 
 import megaplan
 from megaplan.cost.replay import ReplayTimer
-from megaplan.layout.profile import Task, counts_of
+from megaplan.layout.profile import TrainedPlan, counts_of
 from megaplan.layout.step_time import PlannedTime, planned_time
 from megaplan.measured.constants import measured
 from megaplan.measured.kernels import FAMILIES, seen_by_step
@@ -80,10 +80,10 @@ def steps(results: Mapping[str, Any]) -> list[StepRow]:
     return found
 
 
-def task_of(name: str) -> Task:
+def task_of(name: str) -> TrainedPlan:
     """The plan that a run trained."""
     job = megaplan.load(str(SPECS / f"{name}.yaml"))
-    return Task(job.spec, job.inventory, job.spans)
+    return TrainedPlan(job.spec, job.inventory, job.spans)
 
 
 def _rows_of(run: Mapping[str, Any]) -> list[GroupRow]:

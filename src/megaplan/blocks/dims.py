@@ -20,7 +20,7 @@ class Dims(NamedTuple):
         dtype: Of activations: `precision.params`, bf16 where that is fp8.
         stat_dtype: Of statistics and states: fp32.
         packed: Whether rows hold several documents, each position with the int32 place where its own begins.
-        turns: Of a rank of a CP group: whether it is the last one, on which the walk over the pieces turns.
+        is_last_cp_rank: True for the last rank of a CP group, where the walk over the pieces reverses.
         ep: Ranks over which experts are spread.
         etp: Ranks over which each expert is sharded.
         kernels: Whether Triton's kernels run the operations.
@@ -38,7 +38,7 @@ class Dims(NamedTuple):
     dtype: DType
     stat_dtype: DType = DType.FP32
     packed: bool = False
-    turns: bool = True
+    is_last_cp_rank: bool = True
     ep: int = 1
     etp: int = 1
     kernels: bool = False

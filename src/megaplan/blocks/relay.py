@@ -33,7 +33,7 @@ def handed_storages(dims: Dims, num_heads: int, lanes: int, *widths: int) -> Sha
     Each rank holds what the walk begins with and the lane that is being made; one that sends on what it makes also the lane before that,
     and the one where the walk turns all the lanes before that, until it has the last one.
     """
-    state, before = dims.batch * num_heads // lanes * prod(widths), lanes - 1 if dims.turns else 1
+    state, before = dims.batch * num_heads // lanes * prod(widths), lanes - 1 if dims.is_last_cp_rank else 1
     return {
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {HANDED: (before + 2, state)}),
         **storages(dims.stat_dtype, Column.COMMUNICATION, {ARRIVING: (state,)}),

@@ -9,7 +9,7 @@ from megaplan.spec.models import Spec
 
 
 def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
-    """Bytes of every rank by phase and column, of the tensors of the spec's host.
+    """Bytes of every rank by phase and column, for the tensors of the spec's host.
 
     Args:
         spec: A checked spec.

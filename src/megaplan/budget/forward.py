@@ -11,21 +11,21 @@ from megaplan.budget.all_gathers import NO_ALL_GATHERS
 from megaplan.budget.bank import ForwardMoment, fetching_experts, forward_moments, freeing_experts
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.unit import Peak
-from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.program import LiveSet
 from megaplan.schedules.moments import BACKWARDED, UNTOUCHED, ChunkState
 
 NO_START = (-1, 0, 0)
-"""Where no forward begins with copies out of an all-gather."""
+"""Value if no forward begins with copies out of an all-gather."""
 
 
 def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_grads: bool = True) -> Peak:
-    """The largest moment of a forward.
+    """The largest point of a forward.
 
     Args:
-        chunk: Of a rank.
-        state: Of the chunk before it.
-        weight_grads: Whether the gradients of linear layers exist.
-        absent: What is not there yet before the first product: for a rank's first forward.
+        chunk: Chunk of a rank.
+        state: State of the chunk before it.
+        weight_grads: True if the gradients of linear layers exist.
+        absent: Bytes that are not allocated before the first product, for a rank's first forward.
     """
     policy = chunk.policy
     fresh = state is UNTOUCHED or not policy.pipelined
@@ -51,15 +51,15 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
     return peak._replace(total=peak.total - less, absent=less)
 
 
-def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: bool, gathers: bool) -> tuple[int, int, Moment, int]:
-    """Of the units' forwards the largest: its size without gradients, the unit, its moment, and what is gathered then.
+def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: bool, gathers: bool) -> tuple[int, int, LiveSet, int]:
+    """The largest of the units' forwards: its size without gradients, the unit, its point, and the gathered parameters then.
 
     Args:
-        chunk: Of a rank.
-        flats: For each unit the all-gather's outputs, of its own and of the next one.
-        absent: What is not there yet before the first product.
-        fresh: Whether nothing is gathered before.
-        gathers: Whether each unit is gathered for its forward and freed after it.
+        chunk: Chunk of a rank.
+        flats: The all-gather's outputs of each unit, of its own group and of the next one.
+        absent: Bytes that are not allocated before the first product.
+        fresh: True if nothing is gathered before.
+        gathers: True if each unit is gathered for its forward and freed after it.
     """
     policy, total, so_far = chunk.policy, chunk.layers_gathered_bytes, 0
     best, found = -1, (0, chunk.units[0].block.forward, 0)
@@ -71,7 +71,7 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: 
         else:
             gathered = so_far + own + flats[index] if fresh else total
         so_far += own
-        moments: Iterable[tuple[Moment, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
+        moments: Iterable[tuple[LiveSet, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
         if unit.has_bank and (policy.reshard or fresh):
             own_moments = of_block.get(id(unit.block)) or of_block.setdefault(id(unit.block), forward_moments(unit.block))
             if gathers or not policy.reshard:
@@ -89,12 +89,12 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: 
 
 
 def _largest_start(chunk: Chunk, starts: Sequence[int], absent: int) -> tuple[int, int, int]:
-    """Of the copies out of all-gathers before forwards the largest: its size without gradients, the unit, what is gathered then.
+    """The largest of the copies out of all-gathers before forwards: its size without gradients, the unit, the gathered parameters.
 
     Args:
-        chunk: Of a rank.
-        starts: For each unit what the copy has alive; 0 where nothing is copied.
-        absent: What is not there yet before the first product.
+        chunk: Chunk of a rank.
+        starts: Allocated bytes of each unit's copy; 0 if nothing is copied.
+        absent: Bytes that are not allocated before the first product.
     """
     so_far, best, found = 0, -1, (0, 0)
     for index, unit in enumerate(chunk.units):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megaplan.budget.alike import Run, all_offsets, runs_between
-from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, Stage
+from megaplan.budget.alike import EqualRanks, all_offsets, runs_between
+from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, StageSpans
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked
 from megaplan.columns import Basis, Column, Phase
@@ -66,14 +66,14 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 
 
 class MegatronPeaks:
-    """The peaks of some pipeline ranks of a layout, and the work that they took."""
+    """The peaks of some pipeline ranks of a layout, and their work."""
 
     def __init__(self, spec: Spec, inventory: Inventory, _memo: object) -> None:
-        """Blocks of other specs are no use: what layers share is kept by their sizes."""
+        """Blocks of other specs are not used: values that layers share are cached by their sizes."""
         self._run = MegatronRun(spec, inventory)
 
-    def __call__(self, layout: Layout, stages: Sequence[Stage]) -> tuple[list[int], int]:
-        """`stages`: pipeline ranks with their spans in the layout."""
+    def __call__(self, layout: Layout, stages: Sequence[StageSpans]) -> tuple[list[int], int]:
+        """`stages` are pipeline ranks with their spans in the layout."""
         found = stages_of(self._run, layout, [rank for rank, _ in stages])
         num_layers = sum([stop - start for _, spans in stages for start, stop in spans])
         return [_peak_bytes(stage) for stage in found], len(stages) * WORK_OF_STAGE + WORK_OF_JOB_LAYER * num_layers
@@ -92,7 +92,7 @@ def _placed(stage: MegatronStage, data_index: int, expert_index: int) -> Megatro
 
 
 def _device(run: MegatronRun) -> DeviceBudget:
-    """The device, and of its reserve also what the dispatcher's library takes from the driver."""
+    """The device, with a reserve that includes the dispatcher library's allocations from the driver."""
     spec = run.spec
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
     size = hybrid_ep_bytes(run.at, device_of(spec.device).domain.value)
@@ -113,17 +113,17 @@ def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tup
 
 
 def _is_uneven(spec: Spec) -> bool:
-    """True if data ranks store different bytes: Muon's whole matrices do not divide evenly among them."""
+    """True if data ranks store different bytes, because Muon's whole matrices do not divide evenly among them."""
     return uses_muon(spec) and spec.host.distributed_optimizer
 
 
-def _places(stage: MegatronStage, held: Parameters) -> list[tuple[tuple[int, int], list[Run]]]:
-    """Of the data ranks of a pipeline rank those that are alike: places among dense and among experts' ranks, and the runs of ranks."""
+def _places(stage: MegatronStage, held: Parameters) -> list[tuple[tuple[int, int], list[EqualRanks]]]:
+    """Equal data ranks of a pipeline rank: places among dense and among experts' ranks, and the runs of ranks."""
     mesh = stage.spec.mesh
     kinds = [(mesh.tp, mesh.dp_shard * mesh.cp, False), (mesh.ep * mesh.etp, mesh.efsdp, True)]
     dealt = [(size, dealt_elements(held, ranks, experts=experts) if _is_uneven(stage.spec) else []) for size, ranks, experts in kinds]
     edges = [place * size for size, shares in dealt for place in range(len(shares) + 1)]
-    found: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[Run]]] = {}
+    found: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[EqualRanks]]] = {}
     for run in runs_between(mesh, edges, range(mesh.cp)):
         places = run.first // mesh.tp, run.first // (mesh.ep * mesh.etp)
         share = tuple([shares[place] if place < len(shares) else (0, 0) for (_, shares), place in zip(dealt, places, strict=True)])
@@ -170,7 +170,7 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
     base = dict.fromkeys(Column, 0)
     for one, number in held.counts.items():
         base[_owner(one.rule.is_expert, one.sharded)] += number * stored_bytes(stage.run, one)
-    if is_fsdp(stage):  # one flat shard of all that is not replicated over tp, and one of what is
+    if is_fsdp(stage):  # one flat shard of tensors that tp shards, and one of replicated ones
         base[Column.REPLICATED_PARAMS] //= stage.spec.mesh.dp_shard * stage.spec.mesh.cp
         base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - base[Column.REPLICATED_PARAMS]
     base[Column.GRADIENTS] = parts["gradients"]
@@ -213,7 +213,7 @@ def _owner(expert: bool, sharded: bool) -> Column:
 
 
 def _routing_bytes(stage: MegatronStage) -> int:
-    """What the experts' routing keeps, of the microbatches in flight."""
+    """Bytes that the experts' routing keeps, for the microbatches in flight."""
     run = stage.run
     if run.spec.model.moe is None:
         return 0

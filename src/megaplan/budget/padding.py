@@ -1,6 +1,6 @@
-"""What the padding of shards costs, and the nearest shard degree that avoids it.
+"""Cost of the padding of shards, and the nearest shard degree that avoids it.
 
-FSDP2 cuts a tensor into chunks of whole rows and pads the last ones: n shards of ceil(rows / n) rows hold up to n − 1 rows too many, on
+FSDP2 cuts a tensor into chunks of whole rows and pads the last ones: n shards of ceil(rows / n) rows hold up to n − 1 additional rows, on
 each rank that gathers them. With fewer rows than shards the gathered copy grows with the number of ranks.
 """
 
@@ -22,9 +22,9 @@ from megaplan.spec.rules import check_rules
 from megaplan.units import format_bytes
 
 SHARE = 100
-"""Padding is worth a note above one part in so many of the peak."""
+"""Reciprocal of the share of the peak above which padding is reported."""
 MOST_BUDGETS = 8
-"""Degrees that are evaluated in search of one that avoids it."""
+"""Number of degrees that are evaluated in the search for one without padding."""
 MOST_NAMED = 3
 
 
@@ -32,11 +32,11 @@ class Padded(NamedTuple):
     """Tensors of one name whose rows do not divide by the ranks that share them.
 
     Attributes:
-        name: Relative to their blocks.
-        rows: Of each, as a rank stores it.
+        name: Name relative to their blocks.
+        rows: Rows of each, as a rank stores it.
         gathered_rows: Rows of all its shards.
-        num_tensors: Of the worst rank's blocks, those that have it.
-        nbytes: What all of them, gathered, hold beyond their rows.
+        num_tensors: Number of blocks of the worst rank that have it.
+        nbytes: Bytes of all of them, gathered, beyond their rows.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Padded(NamedTuple):
 
 
 def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget | None = None) -> list[Diagnostic]:
-    """MP505, a note, where padding costs more than 1% of the peak; else nothing.
+    """MP505, a note, if padding costs more than 1% of the peak; else nothing.
 
     Args:
         spec: A checked spec.
         inventory: Its parameter tensors.
         layout: Its slots.
-        budget: Of the spec, where it is known.
+        budget: Budget of the spec, if known.
     """
     if not spec.host.kind.trained or not any(_uneven(spec.mesh, inventory)):
         return []
@@ -79,7 +79,7 @@ def _line(padded: Padded, spec: Spec) -> str:
 
 
 def _cost(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget) -> int:
-    """The worst rank's peak beyond what it would be without padding."""
+    """The worst rank's peak minus its peak without padding."""
     from megaplan.budget.megarun import megarun_budget  # noqa: PLC0415  (another host has no such padding)
 
     return budget.worst.peak_bytes - megarun_budget(spec, inventory, layout, padded=False).worst.peak_bytes
@@ -94,7 +94,7 @@ def _uneven(mesh: Mesh, inventory: Inventory) -> Iterator[str]:
 
 
 def _padded(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget) -> list[Padded]:
-    """What the worst rank's pipeline rank pads, most bytes first."""
+    """Padded tensors of the worst rank's pipeline rank, most bytes first."""
     mesh, blocks = spec.mesh, dict(inventory.blocks())
     own = {slot.index for slot in layout.by_rank()[worst.coordinate["pp"]]}
     found: dict[tuple[str, int], Padded] = {}
@@ -118,8 +118,8 @@ def _padded(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget)
 def _nearest(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget, cost: int, padding: int) -> str | None:
     """A hint with the nearest degree at which padding costs 1% or less and the peak is no higher; None if none was found.
 
-    Degrees that keep the number of devices, with more replicas, come first; then any between half and twice as many shards. Those that
-    are evaluated are chosen by what their gathered tensors hold too much.
+    Degrees that keep the number of devices, with more replicas, come first; then any between half and twice as many shards. They are
+    evaluated in the order of their additional gathered rows.
     """
     mesh = spec.mesh
     shards, replicas = mesh.dp_shard, mesh.dp_replicate

@@ -1,4 +1,4 @@
-"""The peak of a step's forward and backward on one rank: the largest of the moments its schedule has."""
+"""The peak of a step's forward and backward on one rank: the largest of the points of its schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
 from megaplan.columns import Column
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.schedules.actions import Kind
+from megaplan.schedules.actions import ActionKind
 from megaplan.schedules.moments import (
     BACKWARD,
     BACKWARDED,
@@ -26,17 +26,17 @@ from megaplan.schedules.moments import (
     UNTOUCHED,
     WEIGHT,
     ChunkState,
-    Moment,
+    RankState,
 )
 from megaplan.tuples import new
 
 
 class StepPeak(NamedTuple):
-    """The largest moment of a step's forward and backward; `first`: that of the first step, where it is another one.
+    """The peak of a step's forward and backward; `first` is that of the first step, if it differs.
 
-    In the first step the libraries have no workspace yet while the first layer's parameters are gathered: no product has run.
-    `beside_bytes` is what of the moment lies in pools of other streams than the computing one, `late_bytes` by how much it is above all
-    moments before the reduction of the slot's own parameters, where that ends a backward.
+    In the first step the libraries have no workspace yet while the first layer's parameters are gathered, because no product has run.
+    `beside_bytes` is the part in pools of streams other than the computing one, `late_bytes` the excess over all
+    points before the reduction of the slot's own parameters, if that ends a backward.
     """
 
     total: int
@@ -49,14 +49,14 @@ class StepPeak(NamedTuple):
 
 
 class HeldBySchedule(NamedTuple):
-    """What the local variables of torch's schedule keep alive one action longer.
+    """Tensors that the local variables of torch's schedule keep one action longer.
 
     Attributes:
         gradient_bytes: The last input gradient that was sent.
         output_bytes: The last stage output.
-        logits_bytes: The last stage output where its microbatch is done: on the last stage.
-        only_at_end: Whether they matter to reductions alone: GPipe's last output belongs to the microbatch whose backward is its last, and
-            the name of a sent gradient is given to what is received before the next backward.
+        logits_bytes: The last stage output after its microbatch is done, on the last stage.
+        only_at_end: True if they matter only to reductions: GPipe's last output belongs to the microbatch whose backward is its last, and
+            the name of a sent gradient is rebound to a received one before the next backward.
 
     Source: torch/distributed/pipelining/schedules.py, `_step_microbatches` of `ScheduleGPipe` and `Schedule1F1B`.
     """
@@ -66,8 +66,8 @@ class HeldBySchedule(NamedTuple):
     logits_bytes: int = 0
     only_at_end: bool = False
 
-    def at(self, kind: Kind, state: ChunkState) -> int:
-        """Activations of a moment that its counts do not include."""
+    def at(self, kind: ActionKind, state: ChunkState) -> int:
+        """Activations at a point that its counts do not include."""
         if kind is REDUCE:
             return self.gradient_bytes + self.output_bytes
         if self.only_at_end:
@@ -77,14 +77,14 @@ class HeldBySchedule(NamedTuple):
         return self.gradient_bytes if state > FORWARDED else 0
 
 
-def step_peak(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, workspace_bytes: int = 0) -> StepPeak:
-    """The largest of the given moments, on top of the rank's persistent state.
+def step_peak(chunks: Sequence[Chunk], moments: Sequence[RankState], held: HeldBySchedule, workspace_bytes: int = 0) -> StepPeak:
+    """The largest of the given points, on top of the rank's persistent state.
 
     Args:
-        chunks: Of the rank.
-        moments: Of the rank (`megaplan.schedules.moments`): where the peak mostly is first, so that few others are evaluated.
-        held: What else the schedule keeps alive.
-        workspace_bytes: Of GEMM libraries, which is persistent except for what runs before the first product.
+        chunks: Chunks of the rank.
+        moments: States of the rank (`megaplan.schedules.moments`): the most likely peak first, so that few others are evaluated.
+        held: Further tensors that the schedule keeps.
+        workspace_bytes: Workspace of GEMM libraries, which is persistent except before the first product.
     """
     largest = _largest(chunks, moments, held, 0)
     found = _step_peak(chunks, held, largest)
@@ -95,13 +95,13 @@ def step_peak(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySc
     return found
 
 
-def _before_products(chunk: Chunk, moment: Moment, peak: Peak) -> bool:
+def _before_products(chunk: Chunk, moment: RankState, peak: Peak) -> bool:
     first_forward = moment.kind is FORWARD and all(state is UNTOUCHED for state in moment.states)
     gathers = peak.moment is None and peak.unit == chunk.first_layer
     return first_forward and (gathers or peak.unit < chunk.first_layer)
 
 
-def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, Moment, Peak]) -> StepPeak:
+def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, RankState, Peak]) -> StepPeak:
     total, moment, peak = largest
     kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = moment
     chunk = chunks[running]
@@ -128,8 +128,8 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
     )
 
 
-def beside_bytes(chunk: Chunk, moment: Moment, peak: Peak) -> int:
-    """The part of a running chunk's moment in the pools of FSDP2's streams: the all-gather ahead, and shards that are made there."""
+def beside_bytes(chunk: Chunk, moment: RankState, peak: Peak) -> int:
+    """The part of a running chunk's point in the pools of FSDP2's streams: the all-gather ahead, and shards made there."""
     policy, kind, state = chunk.policy, moment.kind, moment.states[moment.chunk]
     gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.moment is not None else 0
     if not policy.shards_beside:
@@ -140,7 +140,7 @@ def beside_bytes(chunk: Chunk, moment: Moment, peak: Peak) -> int:
     return gathers + sum(behind)
 
 
-def _where(chunk: Chunk, moment: Moment) -> str:
+def _where(chunk: Chunk, moment: RankState) -> str:
     if not chunk.policy.pipelined:
         return ""
     in_flight, waiting = (", ".join(str(count) for count in counts) for counts in (moment.in_flight, moment.waiting))
@@ -150,10 +150,10 @@ def _where(chunk: Chunk, moment: Moment) -> str:
     return f", {first}{in_flight} microbatches in flight{for_weights}{by_chunk}"
 
 
-def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, absent: int) -> tuple[int, Moment, Peak]:
-    """What is alive at the largest moment, the moment, and the running chunk's peak; `absent` is not there before the first product."""
+def _largest(chunks: Sequence[Chunk], moments: Sequence[RankState], held: HeldBySchedule, absent: int) -> tuple[int, RankState, Peak]:
+    """Allocated bytes at the peak, its state, and the running chunk's peak; `absent` is not allocated before the first product."""
     most, best = -1, None
-    peaks: dict[tuple[Kind, int, ChunkState, bool, bool], Peak] = {}
+    peaks: dict[tuple[ActionKind, int, ChunkState, bool, bool], Peak] = {}
     only_backwards = len(chunks) == 1
     for moment in moments:
         kind, index, _, _, _, _, owns_input, states, weight_grads = moment
@@ -168,12 +168,12 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySch
             continue
         others += held.at(kind, state)
         if state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
-            # a later one has all that a first one has, and gradients before it
+            # a later one has everything of a first one, and earlier gradients
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
             if later is not None and later.total + others <= most:
                 continue
         if state is BACKWARDED and not chunk.policy.reshard and kind is not REDUCE:
-            state = FORWARD_AFTER_BACKWARD  # they differ in what is gathered, and then only if it was freed
+            state = FORWARD_AFTER_BACKWARD  # they differ only in gathered parameters, and only if those were freed
         key = kind, index, state, grads, owns_input
         peak = peaks.get(key)
         if peak is None:
@@ -186,21 +186,21 @@ def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySch
     return most, *best
 
 
-def _bound(chunk: Chunk, kind: Kind, state: ChunkState) -> int:
-    """No forward, or reduction, of the chunk has more alive."""
+def _bound(chunk: Chunk, kind: ActionKind, state: ChunkState) -> int:
+    """Upper bound on the bytes of a forward, or reduction, of the chunk."""
     if kind is REDUCE:
         return chunk.reduce_bound
     return chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
 
 
-def _ceiling(chunk: Chunk, moments: Sequence[Moment], held: HeldBySchedule) -> int:
-    """Nothing but a backward has more alive on a rank with this chunk alone."""
+def _ceiling(chunk: Chunk, moments: Sequence[RankState], held: HeldBySchedule) -> int:
+    """Upper bound on the bytes of everything but a backward on a rank with this chunk alone."""
     others = max([moment.in_flight[0] * chunk.saved_bytes + moment.waiting[0] * chunk.waiting_bytes for moment in moments])
     forward = chunk.forward_bound + chunk.unsharded_bytes + others - chunk.saved_bytes
     return max(forward, chunk.reduce_bound) + held.gradient_bytes + held.output_bytes
 
 
-def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:
+def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:
     if kind is FORWARD:
         return forward_peak(chunk, state, absent, weight_grads=weight_grads)
     if kind is BACKWARD:
@@ -215,7 +215,7 @@ def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_gr
     return split.weight_peak(weight_grads=weight_grads, owns_input=owns_input)
 
 
-def _others(chunks: Sequence[Chunk], moment: Moment) -> int:
+def _others(chunks: Sequence[Chunk], moment: RankState) -> int:
     """Other microbatches, the other chunks' gradients and gathered parameters, and for W the running chunk's gathered ones."""
     kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = moment
     chunk = chunks[running]

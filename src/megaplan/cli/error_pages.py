@@ -12,9 +12,8 @@ from importlib import import_module
 from typing import Any
 
 from megaplan.diagnostics import page_text
+from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
-
-Line = tuple[str, str]
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)\s]*\)")
@@ -73,7 +72,7 @@ def filled(text: str) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
-def page_lines(code: str) -> Iterator[Line]:
+def page_lines(code: str) -> Iterator[StyledLine]:
     """Lines as (text, style) of a code's page: title and headings bold, paragraphs and items wrapped, examples indented.
 
     Raises:

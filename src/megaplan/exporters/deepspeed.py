@@ -62,7 +62,7 @@ def _recomputes(source: Source) -> bool:
 
 
 def _stage(source: Source) -> tuple[dict[str, Any], list[Loss]]:
-    """ZeRO: under a pipeline states alone; parameters where they are freed after forward; else gradients and states."""
+    """ZeRO stage: under a pipeline optimizer states only; parameters if they are freed after forward; else gradients and states."""
     spec, losses = source.spec, []
     mesh, reshard = spec.mesh, spec.sharding.reshard_after_forward
     if mesh.dp_replicate > 1:

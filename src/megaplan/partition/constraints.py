@@ -14,12 +14,12 @@ class Constraints(NamedTuple):
     """Constraints that every split must honour, in every mode.
 
     Attributes:
-        forbid: Cuts that must not be.
-        pin: Cuts that must be.
-        together: Half-open layer spans no cut may part.
-        shared: Layers that read what the layer before them reads: no cut may stand before one.
-        joined: Layers inside a transformer block of the host: likewise.
-        choices: Half-open spans of layers that attend to one choice of keys, which no cut may part.
+        forbid: Cuts that are not allowed.
+        pin: Cuts that are required.
+        together: Half-open layer spans that no cut may separate.
+        shared: Layers that read the input of the layer before them: a cut must not be directly before one.
+        joined: Layers inside a transformer block of the host: a cut must not be directly before one.
+        choices: Half-open spans of layers that attend to one choice of keys, which no cut may separate.
     """
 
     forbid: tuple[int, ...] = ()
@@ -30,14 +30,14 @@ class Constraints(NamedTuple):
     choices: tuple[tuple[int, int], ...] = ()
 
     def allowed_cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Cuts that may be, ascending."""
+        """Allowed cuts, ascending."""
         barred = {*self.forbid, *self.shared, *self.joined}
         for start, stop in (*self.together, *self.choices):
             barred.update(range(start + 1, stop))
         return tuple(cut for cut in range(1, num_layers) if cut not in barred)
 
     def broken_by(self, cuts: Sequence[int]) -> list[str]:
-        """The constraints that the cuts break, in words."""
+        """Texts of the constraints that the cuts break."""
         broken = [f"cut {cut} is in split.forbid" for cut in cuts if cut in self.forbid]
         broken += [
             f"cut {c} parts layers [{start}, {stop}) of split.together" for start, stop in self.together for c in cuts if start < c < stop
@@ -48,7 +48,7 @@ class Constraints(NamedTuple):
         return broken + [f"cut {cut} of split.pin is missing" for cut in self.pin if cut not in cuts]
 
     def check(self, num_layers: int, num_slots: int) -> None:
-        """Refuse what no split can honour.
+        """Refuse constraints that no split can satisfy.
 
         Raises:
             MegaplanError: MP327 … MP330, see `problems`.
@@ -57,7 +57,7 @@ class Constraints(NamedTuple):
             raise MegaplanError(found)
 
     def problems(self, num_layers: int, num_slots: int) -> list[Diagnostic]:
-        """Why no split can honour them (MP327 … MP330); empty if one can."""
+        """Reasons that no split can satisfy them (MP327 … MP330); empty if one can."""
         found = []
         for key, cuts in (("split.forbid", self.forbid), ("split.pin", self.pin)):
             for cut in cuts:
@@ -96,7 +96,7 @@ class Constraints(NamedTuple):
 
 
 def constraints_of(spec: Spec) -> Constraints:
-    """The constraints of a spec: its `split` section's, those of layers that share an input or a choice, and of its host's blocks."""
+    """The constraints of a spec: its `split` section, layers that share an input or a choice, and the host's blocks."""
     split = spec.split
     joined = tuple(cut for cut in range(1, spec.model.num_layers) if cut % spec.host.kind.block_layers)
     return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers, joined, spec.model.choices)

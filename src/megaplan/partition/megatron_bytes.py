@@ -1,7 +1,7 @@
-"""Bytes that layers are certain to need on a rank under Megatron-Core, as sums: limits that every split which fits must keep.
+"""Bytes that layers certainly need on a rank under Megatron-Core, as sums: limits that every fitting split must keep.
 
-Storage of each layer, and what the microbatches of one moment keep that every split of the schedule comes to. Phases and fixed buffers are
-left out, so a split beyond these sums is known not to fit, and one within them has yet to be measured by the budget.
+They contain storage of each layer, and the tensors of the microbatches at one point that every split of the schedule reaches. Phases and
+fixed buffers are left out, so a split beyond these sums is known not to fit, and one within them has yet to be measured by the budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megaplan.spec.models import Spec
 def megatron_limits(
     spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int, _measured: object = None
 ) -> tuple[tuple[SpanSum, ...], ...]:
-    """For each pp rank the sum that stays within what is usable in every split that fits; `layout` is of any split."""
+    """The sum of each pp rank that stays within usable memory in every split that fits; `layout` is that of any split."""
     run = MegatronRun(spec, inventory)
 
     @cache
@@ -44,7 +44,7 @@ def megatron_limits(
 
 
 def static_bytes(run: MegatronRun, own: str) -> int:
-    """Parameters, gradients and state of some operators; Muon's whole matrices go to ranks that only the whole stage decides."""
+    """Parameters, gradients and state of some operators; the whole stage decides which ranks get Muon's whole matrices."""
     alone = MegatronStage(run, (own,), run.spec.mesh.pp - 1)
     parts = storage_bytes(alone, parameters(alone))
     return sum(parts.values()) - (parts["optimizer"] if uses_muon(run.spec) else 0)

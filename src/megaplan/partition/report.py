@@ -1,4 +1,4 @@
-"""Why ranks hold what they hold, and what weighted cuts moved: sentences for a person."""
+"""Sentences that explain why ranks hold what they hold, and which layers weighted cuts moved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megaplan.units import format_bytes, short_count
 
 
 def in_flight_lines(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[str]:
-    """One sentence for each two neighbouring pp ranks of which the one with fewer parameters has the larger peak, and keeps more in flight.
+    """One sentence for each pair of neighbouring pp ranks in which the one with fewer parameters has the larger peak and more in flight.
 
     Args:
         spec: A checked spec.
@@ -53,12 +53,12 @@ def in_flight_lines(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
 
 
 def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Sequence[int]) -> Iterator[str]:
-    """Sentences that say what weighted cuts moved against equal ones, and why.
+    """Sentences about the layers that weighted cuts moved against equal ones, and the reason.
 
     Args:
         spec: A checked spec.
         inventory: Its parameter tensors.
-        costs: What layers and ends cost.
+        costs: Costs of layers and ends.
         cuts: The weighted cuts.
     """
     num_layers, num_slots = len(inventory.layers), spec.mesh.pp * spec.mesh.vpp
@@ -96,7 +96,7 @@ def _mean(costs: StackCosts, inventory: Inventory, letter: str) -> int:
 
 
 def _most(vectors: Sequence[InFlight], kept: Sequence[KeptBytes]) -> tuple[int, InFlight]:
-    """The most that microbatches in flight keep, and how many of them on each chunk."""
+    """Largest number of bytes that microbatches in flight keep, and their number on each chunk."""
     full, pending = [size.full for size in kept], [size.pending for size in kept]
     return max(((vector.total_bytes(full, pending), vector) for vector in vectors), key=lambda found: found[0])
 

@@ -1,4 +1,4 @@
-"""`check_plan`: whether a plan is still what would be decided and estimated today."""
+"""`check_plan`: checks that a plan is still the decision and estimate of today."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
         findings: Errors (the check fails) and warnings (a drift of estimates, which fails only a strict check).
-        drift: What differs from the plan made anew.
-        replanned: The plan that its inputs give today.
-        gain: For a manual split, what the best cuts under its constraints would gain; None for the other modes.
+        drift: Differences from the plan made again.
+        replanned: Plan that its inputs give today.
+        gain: Gain of the best cuts under its constraints over a manual split; None in the other modes.
     """
 
     findings: tuple[Diagnostic, ...]
@@ -40,13 +40,13 @@ class Check:
 
     @cached_property
     def step_time(self) -> PlannedTime | str:
-        """The time of a step of `replanned`, or the reason why none is stated."""
+        """The time of a step of `replanned`, or the reason that none is stated."""
         from megaplan.layout.step_time import planned_time  # noqa: PLC0415
 
         return planned_time(self.replanned.spec, self.replanned.spans, self.replanned.inventory)
 
     def passes(self, *, strict: bool) -> bool:
-        """Whether nothing fails the check; `strict` makes warnings fail it too."""
+        """True if nothing fails the check; `strict` makes warnings fail it too."""
         failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         return not any(found.severity in failing for found in self.findings)
 
@@ -55,9 +55,9 @@ def check_plan(loaded: LoadedPlan, name: str, costs: MeasuredCosts | None = None
     """Plan the inputs again, with the plan as baseline, and compare.
 
     Args:
-        loaded: A plan as read, whether or not its digest holds.
-        name: What diagnostics call the file.
-        costs: The costs file to decide the cuts by; without it those of a plan that was cut by one stand (MP415).
+        loaded: A plan that was read, with or without a valid digest.
+        name: Name of the file in diagnostics.
+        costs: The costs file that decides the cuts; without it a plan that was cut by a costs file keeps its cuts (MP415).
 
     Raises:
         MegaplanError: Its inputs cannot be planned any more.

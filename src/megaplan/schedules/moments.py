@@ -1,8 +1,8 @@
-"""The moments of a schedule at which a rank's memory can peak: what runs, the microbatches alive, and what each chunk has run before.
+"""States of a rank at which its memory can peak: the running action, the microbatches in flight, and each chunk's progress.
 
-One walk of a rank's action order gives them for every schedule, whether it splits backwards or not. A budget multiplies their counts with
-bytes, and reads from the states what else is alive: a chunk's parameters are gathered from its first forward, its gradients exist from its
-first backward and are shards after their reduction.
+One pass over a rank's action order gives them for every schedule, with or without split backwards. A budget multiplies their counts with
+bytes, and reads from the chunk states what else is allocated: a chunk's parameters are gathered from its first forward, its gradients exist
+from its first backward and are shards after their reduction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import ge
 from typing import NamedTuple
 
-from megaplan.schedules.actions import Kind, Step, computations
+from megaplan.schedules.actions import ActionKind, ScheduleStep, computations
 from megaplan.schedules.placement import slot_owner, slots_of_rank
 from megaplan.schedules.registry import actions, enough_microbatches, placement
 from megaplan.tuples import new
@@ -22,7 +22,7 @@ Vector = tuple[int, ...]
 
 
 class ChunkState(IntEnum):
-    """What a chunk has run in this optimizer step."""
+    """Progress of a chunk in this optimizer step."""
 
     UNTOUCHED = 0
     FORWARDED = 1  # forwards only
@@ -31,28 +31,28 @@ class ChunkState(IntEnum):
     REDUCED = 4  # its last backward; its gradients are shards
 
 
-FORWARD, BACKWARD, INPUT, WEIGHT, REDUCE = Kind
+FORWARD, BACKWARD, INPUT, WEIGHT, REDUCE = ActionKind
 UNTOUCHED, FORWARDED, FORWARD_AFTER_BACKWARD, BACKWARDED, REDUCED = ChunkState
-"""The members by name: looking one up on its class costs Python 3.11 more than the sums they decide."""
+"""The members by name: a lookup on the class costs Python 3.11 more than the sums that they decide."""
 
 
-class Moment(NamedTuple):
-    """A rank while it runs one action.
+class RankState(NamedTuple):
+    """State of a rank while it runs one action.
 
     Attributes:
-        kind: Of the action: a forward, a backward or one half of it, or the reduction of a chunk's gradients.
-        chunk: The chunk that it runs on.
+        kind: Kind of the action: a forward, a backward or one half of it, or the reduction of a chunk's gradients.
+        chunk: Chunk of the action.
         in_flight: Microbatches of each chunk whose forward has begun and whose backward (its input half, if it is split) has not ended.
         waiting: Microbatches of each chunk whose input half has ended and whose weight half has not.
-        handed_over: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not used up.
-        kept_inputs: Microbatches whose W of that later stage is still to come although the earlier stage's backward has ended, so that
-            what the earlier stage sent is kept for W alone; without the one whose W runs.
-        owns_input: Whether the W that runs is of such a microbatch.
-        states: Of each chunk, before the action; an input half counts as a backward.
-        weight_grads: Of each chunk, whether a weight half or a whole backward has ended, so that every gradient exists.
+        handed_over: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not consumed.
+        kept_inputs: Microbatches whose W of that later stage has not run although the earlier stage's backward has ended, so that its input
+            from the earlier stage is kept only for W; without the one whose W runs.
+        owns_input: True if the running W belongs to such a microbatch.
+        states: State of each chunk before the action; an input half counts as a backward.
+        weight_grads: True for each chunk whose weight half or whole backward has ended, so that every gradient exists.
     """
 
-    kind: Kind
+    kind: ActionKind
     chunk: int
     in_flight: Vector
     waiting: Vector
@@ -63,15 +63,15 @@ class Moment(NamedTuple):
     weight_grads: tuple[bool, ...]
 
 
-def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[Moment, ...], ...]:
-    """The moments of every pp rank.
+def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[RankState, ...], ...]:
+    """The states of every pp rank at which memory can peak.
 
     Args:
         kind: `schedule.kind` of the spec.
         pp: Pipeline degree.
         vpp: Slots of a rank.
-        num_microbatches: Of a schedule step.
-        num_steps: Schedule steps until gradients are reduced; a fourth one has no moment that the others do not have.
+        num_microbatches: Microbatches of a schedule step.
+        num_steps: Schedule steps until gradients are reduced; a fourth one adds no further state.
 
     Raises:
         MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
@@ -80,7 +80,7 @@ def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int 
 
 
 @lru_cache(maxsize=512)
-def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int) -> tuple[tuple[Moment, ...], ...]:
+def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int) -> tuple[tuple[RankState, ...], ...]:
     where, found = placement(kind), []
     chunk_of = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp)]
     for rank, order in enumerate(actions(kind, pp, vpp, num_microbatches)):
@@ -91,27 +91,27 @@ def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int
 
 
 def moments_of(
-    order: tuple[Step, ...], chunk_of: Sequence[int], vpp: int, num_microbatches: int, *, neighbours: bool = False
-) -> tuple[Moment, ...]:
-    """The moments of one rank's order that no other moment dominates.
+    order: tuple[ScheduleStep, ...], chunk_of: Sequence[int], vpp: int, num_microbatches: int, *, neighbours: bool = False
+) -> tuple[RankState, ...]:
+    """The states of one rank's order that no other state dominates.
 
     Args:
-        order: The rank's actions, of all schedule steps of an update.
+        order: Actions of the rank, for all schedule steps of an update.
         chunk_of: Chunk of every slot.
         vpp: Chunks of the rank.
-        num_microbatches: Of the order: a chunk's gradients are reduced after that many backwards.
-        neighbours: Whether the rank's two chunks are neighbours in the model, as on the last rank of a V.
+        num_microbatches: Microbatches of the order: a chunk's gradients are reduced after this many backwards.
+        neighbours: True if the rank's two chunks are neighbours in the model, as on the last rank of a V.
 
     Returns:
-        Distinct moments. Of those that differ in counts alone, only the largest counts are given. Where a peak mostly is, in a backward
+        Distinct states. Of states that differ only in counts, only the largest counts are given. The usual place of a peak, a backward
         that is not its chunk's first, comes first.
     """
     in_flight, waiting, handed_over = [0] * vpp, [0] * vpp, 0
-    ended, late = set[int](), set[int]()  # microbatches: their backward of the earlier neighbour, and without W of the later one
+    ended, late = set[int](), set[int]()  # microbatches after their backward of the earlier neighbour, and before W of the later one
     states, weight_grads, left = [UNTOUCHED] * vpp, [False] * vpp, [num_microbatches] * vpp
-    found: dict[tuple[Kind, int, tuple[ChunkState, ...], tuple[bool, ...]], dict[Vector, None]] = {}
+    found: dict[tuple[ActionKind, int, tuple[ChunkState, ...], tuple[bool, ...]], dict[Vector, None]] = {}
 
-    def add(kind: Kind, chunk: int, microbatch: int = -1) -> None:
+    def add(kind: ActionKind, chunk: int, microbatch: int = -1) -> None:
         counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads)), {})
         owned = late & ended
         owns = kind is WEIGHT and chunk == 1 and microbatch in owned
@@ -147,21 +147,21 @@ def moments_of(
                 add(REDUCE, chunk)
                 states[chunk] = REDUCED
     listed = [
-        new(Moment, (kind, chunk, counts[:vpp], counts[vpp:-3], counts[-3], counts[-2], bool(counts[-1]), chunk_states, grads))
+        new(RankState, (kind, chunk, counts[:vpp], counts[vpp:-3], counts[-3], counts[-2], bool(counts[-1]), chunk_states, grads))
         for (kind, chunk, chunk_states, grads), vectors in found.items()
         for counts in (non_dominated(vectors) if len(vectors) > 1 else vectors)
     ]
     return tuple(sorted(listed, key=_likelihood))
 
 
-def sequential_moments(num_microbatches: int) -> tuple[Moment, ...]:
-    """The moments of a rank without a pipeline: a forward and a backward in turn, whose layers reduce their gradients as they end.
+def sequential_moments(num_microbatches: int) -> tuple[RankState, ...]:
+    """The states of a rank without a pipeline: forwards and backwards alternate, and layers reduce their gradients as they end.
 
-    The last microbatch's are the largest: the gradients of those before it are there.
+    The last microbatch's states are the largest, because the earlier gradients exist.
     """
     before = (FORWARD_AFTER_BACKWARD, BACKWARDED) if num_microbatches > 1 else (FORWARDED, UNTOUCHED)
     return tuple(
-        Moment(kind, 0, (1,), (0,), 0, 0, False, (state,), (num_microbatches > 1,))
+        RankState(kind, 0, (1,), (0,), 0, 0, False, (state,), (num_microbatches > 1,))
         for kind, state in zip((BACKWARD, FORWARD), before, strict=True)
     )
 
@@ -169,13 +169,13 @@ def sequential_moments(num_microbatches: int) -> tuple[Moment, ...]:
 def non_dominated(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
     """The vectors that no other one reaches in every component, in lexicographic order."""
     kept: list[Vector] = []
-    for vector in sorted(set(vectors), reverse=True):  # what dominates a vector is before it
+    for vector in sorted(set(vectors), reverse=True):  # a vector's dominators are before it
         if not any(all(map(ge, other, vector)) for other in kept):
             kept.append(vector)
     return tuple(reversed(kept))
 
 
-def _likelihood(moment: Moment) -> int:
+def _likelihood(moment: RankState) -> int:
     if moment.kind in (FORWARD, REDUCE):
         return 2
     return int(moment.states[moment.chunk] is FORWARDED)

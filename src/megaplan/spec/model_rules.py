@@ -1,4 +1,4 @@
-"""Dimensions of the model that must fit each other: each family's own, then norms and layers side by side, then those of features."""
+"""Rules of the model's dimensions: each family's own, then norms and parallel layers, then features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaplan.wording import plural
 
 
 def model_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP332, MP701 … MP715, MP729."""
+    """Yields MP332, MP701 … MP715 and MP729."""
     for family, section in families_of(checked.spec.model):
         yield from family.rules(checked, section)
         yield from _taps(checked, f"model.{family.section}.conv_kernel", getattr(section, "conv_kernel", None))
@@ -135,7 +135,7 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _depths(checked: Checked) -> Iterator[Diagnostic]:
-    """The blocks of prediction modules: but for D each is as the model's, whose section the layers have checked."""
+    """Checks the blocks of prediction modules. All but D have the model's dimensions, whose sections the layers have checked."""
     mtp, key = checked.spec.model.features.mtp, "model.features.mtp.pattern"
     if mtp is None or checked.pattern is None:
         return

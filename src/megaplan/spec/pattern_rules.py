@@ -1,4 +1,4 @@
-"""Letters against sections, boundaries against slots (R-1, R-2)."""
+"""Rules of the pattern: letters need sections, boundaries must match slots (R-1, R-2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaplan.wording import plural, quoted
 
 
 def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP302, MP305, MP307, MP308, MP309."""
+    """Yields MP302, MP305, MP307, MP308 and MP309."""
     if checked.pattern is None:
         return
     if not checked.spec.host.kind.empty_slots:

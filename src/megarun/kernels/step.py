@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megaplan.hosts.megarun.ledger import makes_of
+from megaplan.hosts.megarun.ledger import block_variants
 from megaplan.layout.values import Slot
 from megaplan.schedules import schedule_problems
 from megarun.engine.trainer import Trainer, sharded_stages
@@ -124,9 +124,9 @@ def _rows_received(*, aligned: bool) -> Iterator[None]:
 
 
 def shortened(job: Job) -> Job:
-    """The job with one layer of each make in a slot, and the fewest microbatches that its schedule supports.
+    """The job with one layer of each variant in a slot, and the fewest microbatches that its schedule supports.
 
-    Layers of a make are equal but for their weights (`makes_of`), so that one launches what all launch. Where layers read what another
+    Layers of a variant differ in their weights alone (`block_variants`), so one launches what all launch. Where layers read what another
     layer computed in addition to the residual stream, all are kept.
     """
     schedule, mesh, model = job.spec.schedule, job.spec.mesh, job.spec.model
@@ -140,14 +140,14 @@ def shortened(job: Job) -> Job:
     spec = job.spec.model_copy(update={"schedule": changed})
     indexer = getattr(model.attention, "indexer", None)
     reads_others = bool(model.parallel_layers) or bool(indexer is not None and indexer.shared_layers)
-    makes = makes_of(job.spec, job.inventory)
-    layout = job.layout if reads_others else job.layout._replace(slots=tuple(_distinct(slot, makes) for slot in job.layout.slots))
+    variants = block_variants(job.spec, job.inventory)
+    layout = job.layout if reads_others else job.layout._replace(slots=tuple(_distinct(slot, variants) for slot in job.layout.slots))
     return replace(job, spec=spec, layout=layout)
 
 
-def _distinct(slot: Slot, makes: dict[str, Any]) -> Slot:
-    """The slot with the first of its layers of each make."""
+def _distinct(slot: Slot, variants: dict[str, Any]) -> Slot:
+    """The slot with the first of its layers of each variant."""
     first: dict[Any, str] = {}
     for name in slot.blocks:
-        first.setdefault(makes[name] if name.startswith("layers.") else name, name)
+        first.setdefault(variants[name] if name.startswith("layers.") else name, name)
     return slot._replace(blocks=tuple(first.values()))

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from megaplan.columns import Phase
-from megaplan.hosts.allocator import Block, CachingAllocator
+from megaplan.hosts.allocator import CachingAllocator, MemoryBlock
 from megarun.trace.accumulation import Accumulation
 from megarun.trace.kinds import Kind
 from megarun.trace.replaced import replaced
@@ -150,7 +150,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def reserved(self, *, expandable: bool) -> dict[Phase, int]:
         """Bytes that CUDA's allocator would have reserved at the end of each phase, by a replay of the log with its streams."""
         allocator = CachingAllocator(expandable=expandable)
-        blocks: dict[StorageRecord, Block] = {}
+        blocks: dict[StorageRecord, MemoryBlock] = {}
         sizes: dict[StorageRecord, int] = {}
         found: dict[Phase, int] = {}
         ends = [*(start for start, _ in self._entered[1:]), len(self._log)]

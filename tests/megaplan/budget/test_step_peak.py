@@ -14,7 +14,7 @@ from megaplan.budget.values import Budget
 from megaplan.hosts.megarun.group_bytes import GroupBytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.schedules.moments import FORWARD, FORWARDED, REDUCE, UNTOUCHED, Moment
+from megaplan.schedules.moments import FORWARD, FORWARDED, REDUCE, UNTOUCHED, RankState
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 
@@ -60,7 +60,7 @@ def test_nothing_larger_is_passed_over(
     """
     found, checked = step.step_peak, []
 
-    def checking(chunks: Sequence[Chunk], moments: Sequence[Moment], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
+    def checking(chunks: Sequence[Chunk], moments: Sequence[RankState], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
         largest = 0
         for moment in moments:
             chunk, state = chunks[moment.chunk], moment.states[moment.chunk]
@@ -101,7 +101,7 @@ def test_every_microbatch_adds_its_rounding(
     """One microbatch more of a chunk, in flight or waiting for W, adds what the allocator rounds up, the same each time."""
     found, checked = step.step_peak, {"in_flight": 0, "waiting": 0}
 
-    def checking(chunks: Sequence[Chunk], moments: Sequence[Moment], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
+    def checking(chunks: Sequence[Chunk], moments: Sequence[RankState], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
         moment = next(moment for moment in moments if moment.kind is FORWARD)
         peak = forward_peak(chunks[moment.chunk], UNTOUCHED)
 

@@ -10,8 +10,8 @@ from megaplan.blocks.storages import storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.halves import splittable, splittable_part
-from megaplan.hosts.megarun.parts import Part, weigh, weigh_arrived
-from megaplan.hosts.megarun.program import Backward, Moment, Replay, replay
+from megaplan.hosts.megarun.parts import BlockReplay, summarize_with_received_grad, weigh
+from megaplan.hosts.megarun.program import Backward, LiveSet, Replay, replay
 
 SHAPES = storages(
     DType.BF16,
@@ -20,7 +20,7 @@ SHAPES = storages(
 ) | storages(DType.FP32, Column.ACTIVATIONS, {"rstd": (4,)})
 
 
-def most(moments: tuple[Moment, ...], name: str) -> int:
+def most(moments: tuple[LiveSet, ...], name: str) -> int:
     """How many gradients of one storage are alive together."""
     return max(Counter(moment.gradients)[name] for moment in moments)
 
@@ -93,8 +93,8 @@ def test_a_view_has_no_storage() -> None:
 def test_what_is_added_to_an_arrived_gradient_is_another_storage() -> None:
     """A receive buffer is there to the end; from another block of the slot the same gradient is added to in place."""
     ops = (linear("up", "x", "wide", "up"), norm("norm", "wide", "normed", "rstd", "norm"), add("residual", ("x", "normed"), "out"))
-    block = weigh(Part(replay(ops), SHAPES), {"up": 8, "norm": 8}, in_place=True)
-    arrived = weigh_arrived(block, splittable=False, in_place=True)
+    block = weigh(BlockReplay(replay(ops), SHAPES), {"up": 8, "norm": 8}, in_place=True)
+    arrived = summarize_with_received_grad(block, splittable=False, in_place=True)
     assert [moment.gradients for moment in block.part.replay.backward][-1] == ("out",)
     assert [moment.gradients for moment in arrived.part.replay.backward][-1] == ("out", "out")
     assert [most(each.part.replay.backward, "out") for each in (block, arrived)] == [1, 2]
@@ -110,5 +110,5 @@ def test_a_product_made_again_is_as_large_as_before_its_reduction(last: str, ele
     stream = dict.fromkeys(("x", "narrow", "out"), dims.residual)
     shapes = storages(DType.BF16, Column.ACTIVATIONS, stream | {"wide": (2, 8, 16)})
     region = frozenset({"up", "down"} if last == "narrow" else {"up"})
-    tensors = splittable_part(Part(replay(ops, region=region), shapes), dims).tensors
+    tensors = splittable_part(BlockReplay(replay(ops, region=region), shapes), dims).tensors
     assert {name: tensors[name][0] for name in tensors.keys() - shapes.keys()} == {f"{last}_again": 2 * elements}

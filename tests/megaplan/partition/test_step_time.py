@@ -23,7 +23,7 @@ from megaplan.partition.memory import Memory
 from megaplan.partition.moves import neighbours
 from megaplan.partition.paths import paths_of
 from megaplan.partition.step import FAR, Pipeline, step_time_cuts
-from megaplan.partition.step_time import StepTime
+from megaplan.partition.step_time import StepTimes
 from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, link, placement, replay
 from megaplan.spec.load import load_spec
 
@@ -50,7 +50,7 @@ def test_no_cuts_are_below_the_bound(kind: str) -> None:
         rules = Constraints(forbid=(3,)) if number % 3 == 0 else Constraints(pin=(2,)) if number % 3 == 1 else Constraints()
         orders = actions(kind, pp, vpp, num_microbatches)
         paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
-        step = StepTime(times, link(orders, pp * vpp), paths)
+        step = StepTimes(times, link(orders, pp * vpp), paths)
         steps = [step.of(cuts) for cuts in combinations(range(1, num_layers), pp * vpp - 1) if not rules.broken_by(cuts)]
         bound = StepBound(times, rules, placement(kind), paths).lower_bound(max(steps), num_microbatches)
         assert bound <= min(steps), (number, times)

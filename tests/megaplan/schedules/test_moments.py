@@ -3,7 +3,7 @@
 import pytest
 
 from megaplan.schedules import actions, in_flight, placement, receive_buffers, slot_owner, slots_of_rank
-from megaplan.schedules.actions import Kind, Step, computations
+from megaplan.schedules.actions import ActionKind, ScheduleStep, computations
 from megaplan.schedules.moments import (
     BACKWARD,
     BACKWARDED,
@@ -12,7 +12,7 @@ from megaplan.schedules.moments import (
     FORWARDED,
     REDUCE,
     UNTOUCHED,
-    Moment,
+    RankState,
     moments,
     moments_of,
     non_dominated,
@@ -41,7 +41,7 @@ def chunks_of(kind: str, pp: int, vpp: int) -> list[int]:
     return [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
 
 
-def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[Moment, ...]]:
+def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[RankState, ...]]:
     """The moments of every rank from its whole order."""
     found = []
     for rank, order in enumerate(actions(kind, pp, vpp, m)):
@@ -51,16 +51,16 @@ def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[M
     return found
 
 
-def counts_of(order: tuple[Step, ...], chunks: list[int], vpp: int) -> set[tuple[int, ...]]:
+def counts_of(order: tuple[ScheduleStep, ...], chunks: list[int], vpp: int) -> set[tuple[int, ...]]:
     """Microbatches in flight, then waiting, by chunk, at every action: a tally of its own."""
     forwards, ended, done = ([0] * vpp for _ in range(3))
     found = set()
     for action in computations(order):
         chunk = chunks[action.slot]
-        forwards[chunk] += action.kind is Kind.FORWARD
+        forwards[chunk] += action.kind is ActionKind.FORWARD
         found.add((*(a - b for a, b in zip(forwards, ended, strict=True)), *(a - b for a, b in zip(ended, done, strict=True))))
-        ended[chunk] += action.kind in (Kind.BACKWARD, Kind.INPUT)
-        done[chunk] += action.kind in (Kind.BACKWARD, Kind.WEIGHT)
+        ended[chunk] += action.kind in (ActionKind.BACKWARD, ActionKind.INPUT)
+        done[chunk] += action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT)
     return found
 
 
@@ -139,10 +139,12 @@ def test_w_keeps_what_the_turn_of_a_v_sent_after_the_earlier_backward(kind: str,
     assert all(moment.kept_inputs == 0 and not moment.owns_input for rank in others for moment in rank)
     order = list(computations(actions(kind, pp, 2, m)[-1]))
     at = {(action.kind, action.slot - pp + 1, action.microbatch): place for place, action in enumerate(order)}
-    halved = [number for number in range(m) if (Kind.WEIGHT, 1, number) in at]
-    ends = {number: at.get((Kind.INPUT, 0, number), at.get((Kind.BACKWARD, 0, number), -1)) for number in halved}
-    spans = {number: (ends[number], at[Kind.WEIGHT, 1, number]) for number in halved}  # alive after the first, until the second has run
+    halved = [number for number in range(m) if (ActionKind.WEIGHT, 1, number) in at]
+    ends = {number: at.get((ActionKind.INPUT, 0, number), at.get((ActionKind.BACKWARD, 0, number), -1)) for number in halved}
+    spans = {
+        number: (ends[number], at[ActionKind.WEIGHT, 1, number]) for number in halved
+    }  # alive after the first, until the second has run
     counts = [sum(start < place < stop for start, stop in spans.values()) for place in range(len(order))]
     assert max(moment.kept_inputs for moment in last) == max(counts)
     assert any(moment.owns_input for moment in last) == any(start < stop for start, stop in spans.values())
-    assert all(moment.kind is Kind.WEIGHT and moment.chunk == 1 for moment in last if moment.owns_input)
+    assert all(moment.kind is ActionKind.WEIGHT and moment.chunk == 1 for moment in last if moment.owns_input)

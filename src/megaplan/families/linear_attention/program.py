@@ -1,4 +1,4 @@
-"""What G blocks keep: gated delta net and Kimi delta attention.
+"""Saved tensors of G blocks: gated delta net and Kimi delta attention.
 
 q and k are views of one convolution's output. The delta rule keeps its inputs and the fp32 state before every `save_every` positions; under
 CP so for each of two pieces. The gated norm normalises each head, so it keeps one statistic a head.
@@ -34,13 +34,13 @@ _MIXED = {"qk_proj", "v_proj", "beta_proj", exchange("conv_qk"), "conv_qk", "spl
 GATED_DELTA = Selective(
     "mix",
     frozenset({*_MIXED, "decay_proj", "gate_proj"}),
-    caches={"delta_rule": "gated_delta", "gated_norm": "head_gated_norm"},  # kept, as their backward reads them
+    caches={"delta_rule": "gated_delta", "gated_norm": "head_gated_norm"},  # saved, since their backward reads them
 )
 KDA = GATED_DELTA._replace(reruns=frozenset({*_MIXED, "latent_proj", "split latents", "decay_up", "gate_up"}))
 
 
 def linear_attention_selective(linear: GatedDeltaNet | KimiDeltaAttention, _variant: None) -> Selective:
-    """What selective recompute runs again in a G block."""
+    """Operations of a G block that selective recompute runs again."""
     return KDA if isinstance(linear, KimiDeltaAttention) else GATED_DELTA
 
 
@@ -75,7 +75,7 @@ def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
     carried: Shapes = {}
     if handed:
         decays = linear.key_dim if isinstance(linear, KimiDeltaAttention) else 1
-        statistics["summed"] = (heads * (1 + decays),)  # of A_log and dt_bias
+        statistics["summed"] = (heads * (1 + decays),)  # gradients of A_log and dt_bias
         carried = handed_storages(dims, heads, num_lanes(key_heads, dims.cp), linear.key_dim, linear.value_dim)
         carried |= exchanged_storages(dims, "qk", linear.conv_kernel, 2 * keys)
         carried |= exchanged_storages(dims, "v", linear.conv_kernel, values)

@@ -38,7 +38,7 @@ def scan_sizes(mamba: Mamba2 | Mamba3, batch: int, positions: int, heads: int, g
 
 
 def selective_inside(dims: Dims, mamba: Mamba1, channels: int, parameters: DType) -> KernelScratch | None:
-    """Bytes inside Mamba-1's scan over these channels of this rank; arguments and result as for the other scans."""
+    """Kernel scratch of Mamba-1's scan over these channels of this rank; arguments and result as for the other scans."""
     run = lane_of(dims, channels, channels)
     sizes = selective_sizes(mamba, dims.batch, run.positions, run.heads, dims.dtype.bytes)
     if not sizes.accepted:
@@ -50,7 +50,7 @@ def selective_inside(dims: Dims, mamba: Mamba1, channels: int, parameters: DType
 
 
 def scan_inside(dims: Dims, mamba: Mamba2 | Mamba3, heads: int, groups: int, parameters: DType) -> KernelScratch | None:
-    """Bytes inside the scan of Mamba-2 or Mamba-3.
+    """Kernel scratch of the scan of Mamba-2 or Mamba-3, in bytes.
 
     Args:
         dims: Local sizes.
@@ -84,7 +84,7 @@ def _saved_bytes(sizes: TrapezoidalScan) -> int:
 
 
 def _trapezoidal_pieces(dims: Dims, sizes: TrapezoidalScan, copied_states: int, copied_starts: int, parameter_bytes: int) -> KernelScratch:
-    """Mamba-3's scan of a piece: state and phase are parts of what is handed on, copied where they are views."""
+    """Mamba-3's scan of a piece: state and phase are parts of the result passed on; views of it are copied."""
     of_last = DType.FP32.bytes * dims.batch * sizes.heads * sizes.angles
     whole = sizes.forward_bytes()
     viewed = sizes.angles > 0 and dims.batch * sizes.heads > 1

@@ -1,7 +1,7 @@
-"""What M blocks of Mamba-1 keep.
+"""Saved tensors of M blocks of Mamba-1.
 
-The scan keeps its inputs and the fp32 state before every `save_every` positions. The step's latent, B and C serve all channels, so under TP
-they are sums over the group, forward and backward.
+The scan keeps its inputs and the fp32 state before every `save_every` positions. All channels share the step's latent, B and C, so under
+TP they are summed over the group, in forward and backward.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _program(
 
 
 def _inner_norms(*, scaled: bool) -> tuple[Op, ...]:
-    """RMSNorms of the step's latent, B and C, each with its input and statistic kept."""
+    """RMSNorms of the step's latent, B and C, each with its input and statistic saved."""
     return tuple(
         Op(name, (part,), (f"{part}_normed", f"{part}_rstd"), keeps=(part, f"{part}_rstd"), params=(f"{name}.weight",) if scaled else ())
         for name, part in zip(_NORMS, _PARTS, strict=True)
@@ -114,7 +114,7 @@ def _storages(dims: Dims, mamba: Mamba1) -> Shapes:
     }
     carried: Shapes = {}
     if dims.cp > 1:
-        statistics["summed"] = (channels * (mamba.state_dim + 2),)  # of A_log, D and dt_bias
+        statistics["summed"] = (channels * (mamba.state_dim + 2),)  # gradients of A_log, D and dt_bias
         carried = handed_storages(dims, channels, num_lanes(channels, dims.cp), mamba.state_dim)
         carried |= exchanged_storages(dims, "x_conv", mamba.conv_kernel, channels)
     return {

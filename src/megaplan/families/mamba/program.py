@@ -1,4 +1,4 @@
-"""What M blocks keep: Mamba-2 and Mamba-3; Mamba-1 in `mamba1_program`.
+"""Saved tensors of M blocks: Mamba-2 and Mamba-3; Mamba-1 is in `mamba1_program`.
 
 in_proj makes one storage; its parts are views of it, kept once (docs/decisions/0002). Mamba-3's scan keeps its inputs (views of in_proj's
 output, the angles, normed B and C), and state and phase at each segment's start; it gates and projects its output itself, and recomputes
@@ -37,14 +37,14 @@ from megaplan.families.mamba.tensors import num_mamba_heads
 MAMBA2 = Selective(
     "mix",
     frozenset({"in_proj", "scale parts", "split", exchange("conv1d"), "conv1d", "split conv"}),
-    # what is behind them reads their outputs in backward anyway; kept, they need not run twice
+    # later operations read their outputs in backward anyway; saved, they do not run twice
     caches={"ssd": "ssd", "gated_norm": "gated_rms_norm", "gate": "swiglu"},
 )
 MAMBA3 = Selective("mix", frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"}), caches={"scan": "mamba3"})
 
 
 def mamba_selective(mamba: Mamba1 | Mamba2 | Mamba3, _variant: None) -> Selective:
-    """What selective recompute runs again in an M block."""
+    """Operations of an M block that selective recompute runs again."""
     if isinstance(mamba, Mamba1):
         return MAMBA1
     return MAMBA2 if isinstance(mamba, Mamba2) else MAMBA3
@@ -118,7 +118,7 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
     statistics: dict[str, tuple[int, ...]] = {"gated_rstd": wide(groups)}
     carried: Shapes = {}
     if dims.cp > 1:
-        statistics["summed"] = (3 * heads,)  # of dt_bias, A_log and D
+        statistics["summed"] = (3 * heads,)  # gradients of dt_bias, A_log and D
         carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), mamba.head_dim, mamba.state_dim)
         carried |= exchanged_storages(dims, "conv", mamba.conv_kernel, inner + 2 * state)
     return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics) | carried
@@ -172,8 +172,8 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
     statistics["phases"] = (*_states(dims, mamba, heads)[:3], mamba.num_angles)
     carried: Shapes = {}
     if dims.cp > 1:
-        of_mimo_rank = 2 * mamba.state_dim + (3 * mamba.head_dim if mamba.mimo_rank > 1 else 0)  # biases of B and C; of x, z and o
-        statistics["summed"] = (heads * (mamba.mimo_rank * of_mimo_rank + 2),)  # and D and dt_bias
+        of_mimo_rank = 2 * mamba.state_dim + (3 * mamba.head_dim if mamba.mimo_rank > 1 else 0)  # of the biases of B and C; x, z and o
+        statistics["summed"] = (heads * (mamba.mimo_rank * of_mimo_rank + 2),)  # gradients of D and dt_bias
         statistics |= dict.fromkeys(("ahead", "ahead_gradient"), (dims.batch, PIECES, heads))
         travelling = mamba.head_dim * mamba.state_dim + mamba.num_angles
         carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), travelling)
@@ -193,7 +193,7 @@ def _output_ops(reads: str, sharded: bool, bias: str | None = None) -> tuple[Op,
 
 
 def _states(dims: Dims, mamba: Mamba2 | Mamba3, heads: int) -> tuple[int, ...]:
-    """Shape of the kept states; under CP those of each piece."""
+    """Shape of the saved states; under CP those of each piece."""
     groups = mamba.num_groups // dims.tp
     return of_pieces(dims, scan_sizes(mamba, dims.batch, piece_positions(dims), heads, groups, dims.dtype.bytes).states)
 

@@ -20,12 +20,12 @@ def _exchanges(moe: MixtureOfExperts, _hidden_size: int) -> Exchanges:
 
 
 def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:
-    """Those of the routed experts that a token does not choose."""
+    """Parameters of the routed experts that a token does not choose."""
     return (moe.num_experts - moe.top_k) * parameters_per_expert(moe, hidden_size)
 
 
 def _step_sums(moe: MixtureOfExperts) -> int:
-    """Rows of each expert, entropy, and the router's two losses; and the experts' bias, of the same dtype."""
+    """Rows of each expert, entropy, and the router's two losses; and the experts' bias, which has the same dtype."""
     return moe.num_experts * (2 if moe.expert_bias else 1) + 3
 
 

@@ -25,7 +25,7 @@ def recurrence_sizes(recurrent: MatrixRecurrence, batch: int, positions: int, he
 
 
 def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, parameters: DType) -> KernelScratch | None:
-    """Bytes inside the recurrence of these heads of this rank; None where the kernels do not take its sizes.
+    """Kernel scratch of the recurrence of these heads of this rank; None if the kernels do not support its sizes.
 
     Args:
         dims: Local sizes.
@@ -45,8 +45,8 @@ def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, param
 def recurrent_work(load: Workload, recurrent: MatrixRecurrence, hidden_size: int, _variant: None = None) -> Ops:
     """One R block, pre-norm and residual included.
 
-    `tp` shards the heads; q and k, which serve all of them, are projected on every rank. The recurrence takes a step for each position of a
-    sequence, whatever runs beside it.
+    `tp` shards the heads; q and k, which serve all of them, are projected on every rank. The recurrence takes one step per position of a
+    sequence, whatever runs concurrently.
     """
     heads, shared, kernel, size = recurrent.num_heads // load.tp, 2 * recurrent.key_dim, recurrent.conv_kernel, load.itemsize
     inner = heads * recurrent.value_dim

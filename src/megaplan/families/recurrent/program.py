@@ -1,4 +1,4 @@
-"""What R blocks keep: M²RNN, with fp32 states every `save_every` tokens and after the last; under CP so for each of two pieces."""
+"""Saved tensors of R blocks: M²RNN, with fp32 states every `save_every` tokens and after the last; under CP for each of two pieces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SELECTIVE = Selective("core", frozenset({"m2rnn", "gated_norm"}))
 
 
 def recurrent_selective(_recurrent: MatrixRecurrence, _variant: None) -> Selective:
-    """What selective recompute runs again in an R block."""
+    """Operations of an R block that selective recompute runs again."""
     return SELECTIVE
 
 
@@ -52,7 +52,7 @@ def recurrent_program(
     }
     carried: Shapes = {}
     if handed:
-        statistics["summed"] = (heads * (recurrent.value_dim * (recurrent.value_dim + 1) + 2),)  # of state_map, D, dt_bias and A_log
+        statistics["summed"] = (heads * (recurrent.value_dim * (recurrent.value_dim + 1) + 2),)  # state_map, D, dt_bias, A_log
         carried = handed_storages(dims, heads, num_lanes(heads, dims.cp), keys, recurrent.value_dim)
         carried |= exchanged_storages(dims, "qk", recurrent.conv_kernel, 2 * keys)
         carried |= exchanged_storages(dims, "v", recurrent.conv_kernel, inner)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT
 from megaplan.columns import Column
-from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
+from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, weigh
 from megaplan.hosts.megatron.away import offloaded, recomputed
 from megaplan.hosts.megatron.experts import experts_replay, experts_shapes
 from megaplan.hosts.megatron.programs import (
@@ -58,7 +58,7 @@ def evaluate(at: Setting, letter: str) -> Operator:
     own, held = shapes_of(at)
     tensors = {**at.common(letter), **own}
     again, on_host = recomputed(at.spec, letter, tensors), offloaded(at.spec, letter, tensors)
-    part = Part(replay_of(frozenset(tensors), again | on_host), {**tensors, **held, **at.around()})
+    part = BlockReplay(replay_of(frozenset(tensors), again | on_host), {**tensors, **held, **at.around()})
     sums = weigh(part, {}, in_place=False)
     kept, gradient = {name: tensors[name][0] for name, _ in part.replay.saved}, part.tensors[OUTPUT][0]
     backward = _delayed_bytes(sums) if at.spec.host.delayed_wgrad else sums.backward_bytes - gradient

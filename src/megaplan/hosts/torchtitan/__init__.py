@@ -1,4 +1,4 @@
-"""torchtitan: FSDP2 of transformer blocks, in the terms of the families and of megarun's replay."""
+"""torchtitan: FSDP2 of transformer blocks, described by the families and by megarun's replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaplan.hosts.kind import HostKind, Later
 
 
 def _compiled(host: Any) -> str:
-    """The parts that torch.compile runs."""
+    """Parts that torch.compile runs."""
     parts = [name for name, compiled in (("blocks", host.compile_model), ("loss", host.compile_loss)) if compiled]
     return f"{' and '.join(parts)} compiled" if parts else "eager"
 
