@@ -67,7 +67,6 @@ WORDS = {
 ALLOWED = {
     r"^(?:\"moments\"|moments(?: dtype)?)$": "the spec's key precision.moments and its variables: moments of the optimizer",
     r"precision[.]moments|moments: (?:bf16|fp32)|store its moments|AdamW.* moments|[Mm]oments (?:of zero|in a dtype)": "of the optimizer",
-    r"ranks\[0\]\.moments": "a field of megaplan's budget, whose folder is not revised yet",
     r"where it has moments": "statistical moments of a distribution",
     r"^wants json$": "a function of megaplan.terminal, which is not revised yet",
 }

@@ -21,7 +21,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.in_flight import receive_buffers
-from megaplan.schedules.moments import RankState, moments, sequential_moments
+from megaplan.schedules.states import RankState, rank_states, sequential_states
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
@@ -75,7 +75,7 @@ def evaluate(
 class ScheduleCounts(NamedTuple):
     """Counts of a schedule for every pp rank, whatever its layers: its states, and receive buffers by chunk (none without a pipeline)."""
 
-    moments: Sequence[Sequence[RankState]]
+    points: Sequence[Sequence[RankState]]
     receives: Sequence[Sequence[tuple[int, int]]] = ()
 
 
@@ -83,9 +83,9 @@ def schedule_counts(spec: Spec) -> ScheduleCounts:
     """The schedule's part of a budget, the same for every layout of the spec."""
     mesh, schedule = spec.mesh, spec.schedule
     if not mesh.is_pipelined:
-        return ScheduleCounts([sequential_moments(schedule.microbatches_per_update)])
+        return ScheduleCounts([sequential_states(schedule.microbatches_per_update)])
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-    return ScheduleCounts(moments(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
+    return ScheduleCounts(rank_states(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
 
 
 def stage_ranks(
@@ -107,7 +107,7 @@ def stage_ranks(
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, own_slots, owned, num_receives)
         held = held_by_schedule(evaluation, own_slots, chunks)
-        peak = step_peak(chunks, counts.moments[pp_rank], held, evaluation.workspace_bytes)
+        peak = step_peak(chunks, counts.points[pp_rank], held, evaluation.workspace_bytes)
         ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, places, listed=listed)
     return ranks
 

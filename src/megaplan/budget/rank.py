@@ -22,7 +22,7 @@ from megaplan.budget.values import (
     checked,
 )
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.optimizer import LastMoment
+from megaplan.hosts.megarun.optimizer import LastPeak
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.megarun.streams import Reserving
 
@@ -138,7 +138,7 @@ def _update(cast_bytes: int) -> str:
     return CAST if cast_bytes else "the update of all parameters"
 
 
-def _first_update(to_make: LastMoment) -> str:
+def _first_update(to_make: LastPeak) -> str:
     return CAST if to_make.scratch_bytes else "all optimizer state made"
 
 

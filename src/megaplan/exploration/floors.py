@@ -22,7 +22,7 @@ from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.partition.layer_bytes import BlockNeeds, stored_needs
-from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, moments
+from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, rank_states
 from megaplan.spec.models import Spec
 
 
@@ -154,16 +154,14 @@ def _held(kind: str, pp: int, vpp: int, count: int, keeps: bool) -> tuple[tuple[
     The first has the most microbatches, the second the most among those after every chunk's first backward.
     """
     found = []
-    for of_rank in moments(kind, pp, vpp, count):
+    for of_rank in rank_states(kind, pp, vpp, count):
         most, graded = (0, 0, 0), (0, 0, 0)
-        for moment in of_rank:
-            if moment.kind is not FORWARD:
+        for point in of_rank:
+            if point.kind is not FORWARD:
                 continue
-            exist = int(all(moment.weight_grads) and REDUCED not in moment.states)
-            touched = int(
-                keeps and not {UNTOUCHED, REDUCED} & {state for index, state in enumerate(moment.states) if index != moment.chunk}
-            )
-            each = (min(moment.in_flight), exist, touched)
+            exist = int(all(point.weight_grads) and REDUCED not in point.states)
+            touched = int(keeps and not {UNTOUCHED, REDUCED} & {state for index, state in enumerate(point.states) if index != point.chunk})
+            each = (min(point.in_flight), exist, touched)
             most = max(most, each)
             graded = max(graded, each, key=lambda one: (one[1], one[0], one[2]))
         found.append((most, graded))

@@ -26,10 +26,10 @@ from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.group_bytes import NOTHING, GroupBytes, together
 from megaplan.hosts.megarun.optimizer import (
     Cast,
-    MatrixMoments,
+    MatrixPeaks,
     MatrixScratch,
     Uneven,
-    matrix_moments,
+    matrix_peaks,
     matrix_scratch,
 )
 from megaplan.hosts.megarun.sizes import Sizes
@@ -79,7 +79,7 @@ class BlockStorage(NamedTuple):
         uneven: Tensors whose last chunks are short or empty.
         shards: If there are such tensors, every tensor in the order in which it is made and padded.
         matrix_scratch: Muon's scratch and momentum of each tensor, in the order of updates.
-        even_moments: Peaks of Muon's updates; None if a tensor shards unevenly, so that ranks differ.
+        even_peaks: Peaks of Muon's updates; None if a tensor shards unevenly, so that ranks differ.
         casts: AdamW's tensors in that order, if their gradients are cast for it.
         adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors; else 0.
         resident_slack_bytes: Bytes that the allocator's rounding adds to the shards.
@@ -96,16 +96,16 @@ class BlockStorage(NamedTuple):
     uneven: tuple[Uneven, ...]
     shards: tuple[Shard, ...]
     matrix_scratch: tuple[MatrixScratch, ...]
-    even_moments: MatrixMoments | None
+    even_peaks: MatrixPeaks | None
     casts: tuple[Cast, ...]
     adamw_shard_bytes: int
     resident_slack_bytes: int
     state_slack_bytes: int
     parameters: int
 
-    def matrix_moments(self, dense_index: int, expert_index: int) -> MatrixMoments:
+    def matrix_peaks(self, dense_index: int, expert_index: int) -> MatrixPeaks:
         """Peaks of Muon's updates of the block on the rank at these places."""
-        return matrix_moments(self.matrix_scratch, dense_index, expert_index)
+        return matrix_peaks(self.matrix_scratch, dense_index, expert_index)
 
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
@@ -223,7 +223,7 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
             tuple(uneven.values()),
             _in_order(sizes, block, uneven),
             tuple(scratch),
-            None if ranks_differ else matrix_moments(scratch, 0, 0),
+            None if ranks_differ else matrix_peaks(scratch, 0, 0),
             tuple(casts),
             0 if dense_by_muon else dense.shard_bytes,
             resident_slack,

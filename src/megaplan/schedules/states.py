@@ -63,7 +63,7 @@ class RankState(NamedTuple):
     weight_grads: tuple[bool, ...]
 
 
-def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[RankState, ...], ...]:
+def rank_states(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[RankState, ...], ...]:
     """The states of every pp rank at which memory can peak.
 
     Args:
@@ -86,11 +86,11 @@ def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int
     for rank, order in enumerate(actions(kind, pp, vpp, num_microbatches)):
         slots = slots_of_rank(where, rank, pp, vpp)
         neighbours = len(slots) == 2 and slots[1] == slots[0] + 1
-        found.append(moments_of(order * num_steps, chunk_of, vpp, num_microbatches * num_steps, neighbours=neighbours))
+        found.append(states_of(order * num_steps, chunk_of, vpp, num_microbatches * num_steps, neighbours=neighbours))
     return tuple(found)
 
 
-def moments_of(
+def states_of(
     order: tuple[ScheduleStep, ...], chunk_of: Sequence[int], vpp: int, num_microbatches: int, *, neighbours: bool = False
 ) -> tuple[RankState, ...]:
     """The states of one rank's order that no other state dominates.
@@ -154,7 +154,7 @@ def moments_of(
     return tuple(sorted(listed, key=_likelihood))
 
 
-def sequential_moments(num_microbatches: int) -> tuple[RankState, ...]:
+def sequential_states(num_microbatches: int) -> tuple[RankState, ...]:
     """The states of a rank without a pipeline: forwards and backwards alternate, and layers reduce their gradients as they end.
 
     The last microbatch's states are the largest, because the earlier gradients exist.
@@ -175,7 +175,7 @@ def non_dominated(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
     return tuple(reversed(kept))
 
 
-def _likelihood(moment: RankState) -> int:
-    if moment.kind in (FORWARD, REDUCE):
+def _likelihood(point: RankState) -> int:
+    if point.kind in (FORWARD, REDUCE):
         return 2
-    return int(moment.states[moment.chunk] is FORWARDED)
+    return int(point.states[point.chunk] is FORWARDED)
