@@ -69,7 +69,7 @@ def _step(name: str, subject: str, changes: tuple[str, ...], seconds: float) -> 
     if isinstance(found, str):
         raise refuse("MP487", f"{name}: no step time for {subject}: {found}", '"set": ["host.name=megatron"]')
     if not 1 / FARTHEST <= seconds / found.modelled <= FARTHEST:
-        detail = f"{name} took {seconds:.4g} s, and {found.modelled:.4g} s are modelled: more than {FARTHEST} times apart"
+        detail = f"{name} took {seconds:.4g} s, and {found.modelled:.4g} s are modelled: a factor of more than {FARTHEST}"
         raise refuse("MP487", detail, f"the device.name that it ran on, instead of {found.device}")
     return found
 

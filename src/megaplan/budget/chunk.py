@@ -38,7 +38,7 @@ class ChunkPolicy(NamedTuple):
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
-        shards_beside: True if gradient shards are in another stream's pool than activations.
+        separate_shards: True if gradient shards are in another stream's pool than activations.
     """
 
     pipelined: bool
@@ -48,7 +48,7 @@ class ChunkPolicy(NamedTuple):
     replicated: bool
     gathers_ahead: bool
     boundary_bytes: int
-    shards_beside: bool = False
+    separate_shards: bool = False
 
 
 class Chunk:
@@ -113,7 +113,7 @@ class Chunk:
         return first if set(self.names[:first]) <= {"embedding", "relation_bias"} else -1
 
     @cached_property
-    def handed_on(self) -> frozenset[str]:
+    def passed_on(self) -> frozenset[str]:
         """Blocks outside the layers whose gradients the first MTP depth passes on."""
         first = self.units[self.names.index("mtp.0")].shared
         return frozenset({"head", *(name.partition(".")[0] for name in first)})
@@ -280,7 +280,7 @@ class Chunk:
         unit = self.units[index]
         if unit.layer:
             return sum([unit.block.gradients[name] for name in unit.shared])
-        if self.has_mtp and self.names[index] in self.handed_on:
+        if self.has_mtp and self.names[index] in self.passed_on:
             return 0
         if self.ties and self.names[index] == "embedding":
             return 0

@@ -7,8 +7,8 @@ from copy import copy
 from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
-from megaplan.budget.alike import EqualRanks
 from megaplan.budget.chunk import Chunk, ChunkPolicy
+from megaplan.budget.equal_ranks import EqualRanks
 from megaplan.budget.experts import expert_points
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
@@ -131,7 +131,8 @@ class Evaluation:
 
     Attributes:
         blocks: Blocks by name; `head` is included for a tied head too.
-        alike: For storages with tensors that shard unevenly, by identity, the ranks of a stage with equal bytes of each; for all layouts.
+        equal_ranks: For storages with unevenly sharded tensors, by identity, the ranks of a stage with equal bytes of each; for all
+            layouts.
     """
 
     def __init__(
@@ -193,12 +194,12 @@ class Evaluation:
             replicated=mesh.dp_replicate > 1,
             gathers_ahead=mesh.ep > 1,
             boundary_bytes=self.boundary_bytes,
-            shards_beside=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
+            separate_shards=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
         )
         self.shards, self.expands_segments = shards, spec.host.expands_segments
         self.num_reductions = 1 if mesh.is_pipelined else spec.schedule.microbatches_per_update
         self._parts: dict[int, SlotParts] = {}
-        self.alike: dict[frozenset[int], tuple[EqualRanks, ...]] = {}
+        self.equal_ranks: dict[frozenset[int], tuple[EqualRanks, ...]] = {}
 
     def of_layout(self, layout: Layout) -> Evaluation:
         """The same blocks in other slots of the same spec."""

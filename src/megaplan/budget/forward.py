@@ -73,12 +73,12 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: 
         so_far += own
         points: Iterable[tuple[LiveSet, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
         if unit.has_experts and (policy.reshard or fresh):
-            own_moments = of_block.get(id(unit.block)) or of_block.setdefault(id(unit.block), forward_points(unit.block))
+            own_points = of_block.get(id(unit.block)) or of_block.setdefault(id(unit.block), forward_points(unit.block))
             if gathers or not policy.reshard:
                 others = gathered - flats[index] - (0 if unit.storage is None else unit.storage.experts.gathered_bytes)
-                points = fetching_experts(unit, own_moments, others, flats[index], ahead=policy.gathers_ahead, frees=policy.reshard)
+                points = fetching_experts(unit, own_points, others, flats[index], ahead=policy.gathers_ahead, frees=policy.reshard)
             else:
-                points = freeing_experts(unit, own_moments, gathered)
+                points = freeing_experts(unit, own_points, gathered)
         for point, point_bytes, communication in points:
             held = chunk.before[index] + unit.input_bytes + unit.passing_bytes + chunk.choice_bytes(index)
             size = held + point_bytes + communication

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
-from megaplan.budget.alike import alike_runs, all_offsets
 from megaplan.budget.chunk import Chunk
+from megaplan.budget.equal_ranks import all_offsets, equal_runs
 from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.peaks import WORK_OF_STAGE, StageSpans
@@ -193,9 +193,9 @@ def _distinct(
     first = pp_rank * (mesh.world_size // mesh.pp)
     found: list[RankBudget] = []
     key = frozenset([id(storage) for storage, _ in stored.uneven])
-    if key not in evaluation.alike:
-        evaluation.alike[key] = alike_runs(mesh, [tensor for storage, _ in stored.uneven for tensor in storage.uneven], places)
-    for run in evaluation.alike[key]:
+    if key not in evaluation.equal_ranks:
+        evaluation.equal_ranks[key] = equal_runs(mesh, [tensor for storage, _ in stored.uneven for tensor in storage.uneven], places)
+    for run in evaluation.equal_ranks[key]:
         coordinate = rank_coordinate(mesh, first + run.first)
         place = coordinate["dp_shard"], run.first // (mesh.ep * mesh.etp) % mesh.efsdp
         cells, where = rank_cells(persistent, peak, init_peak(persistent.slots, *place), stored.updates(*place))
@@ -209,11 +209,11 @@ def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
     """Budgets with the largest peak first; equal ones of different pipeline ranks become one."""
     by_peak: dict[int, list[RankBudget]] = {}  # only equal peaks can have equal cells
     for rank in sorted(ranks, key=lambda rank: rank.ranks):
-        alike = by_peak.setdefault(rank.peak_bytes, [])
-        for index, twin in enumerate(alike):
+        equal = by_peak.setdefault(rank.peak_bytes, [])
+        for index, twin in enumerate(equal):
             if twin.cells == rank.cells and twin.parameters == rank.parameters:
-                alike[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
+                equal[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
                 break
         else:
-            alike.append(rank)
+            equal.append(rank)
     return tuple(rank for peak in sorted(by_peak, reverse=True) for rank in by_peak[peak])

@@ -124,10 +124,13 @@ def _nearest(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget
     mesh = spec.mesh
     shards, replicas = mesh.dp_shard, mesh.dp_replicate
     total = shards * replicas
-    alike = [(degree, total // degree) for degree in range(2, total + 1) if total % degree == 0 and degree != shards]
+    same_devices = [(degree, total // degree) for degree in range(2, total + 1) if total % degree == 0 and degree != shards]
     others = [(degree, replicas) for degree in range(max(2, shards // 2), 2 * shards + 1) if total % degree]
     budgets = 0
-    for degree, copies in (*sorted(alike, key=lambda pair: abs(pair[0] - shards)), *sorted(others, key=lambda pair: abs(pair[0] - shards))):
+    for degree, copies in (
+        *sorted(same_devices, key=lambda pair: abs(pair[0] - shards)),
+        *sorted(others, key=lambda pair: abs(pair[0] - shards)),
+    ):
         changed = spec.model_copy(update={"mesh": mesh.model_copy(update={"dp_shard": degree, "dp_replicate": copies})})
         if any(item.severity is Severity.ERROR for item in check_rules(changed)):
             continue

@@ -103,11 +103,11 @@ def _before_products(chunk: Chunk, point: RankState, peak: Peak) -> bool:
 
 def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, RankState, Peak]) -> StepPeak:
     total, point, peak = largest
-    kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = point
+    kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads = point
     chunk = chunks[running]
     cells = chunk.action_cells(kind, peak, in_flight[running] - (kind not in (REDUCE, WEIGHT)))
     cells[ACTIVATIONS] += chunk.output_bytes if kind in (BACKWARD, INPUT) else 0
-    cells[ACTIVATIONS] += held.at(kind, states[running]) + handed_over * chunk.policy.boundary_bytes
+    cells[ACTIVATIONS] += held.at(kind, states[running]) + passed_gradients * chunk.policy.boundary_bytes
     cells[ACTIVATIONS] += kept_inputs * chunks[-1].kept_input_bytes
     slack = kept_inputs * slack_bytes([chunks[-1].kept_input_bytes])
     for index, other in enumerate(chunks):
@@ -122,9 +122,9 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
             cells[GRADIENTS] += gradients
         if index != running or kind is WEIGHT:
             cells[COMMUNICATION] += gathered
-    beside = beside_bytes(chunk, point, peak)
+    other_pools = beside_bytes(chunk, point, peak)
     return new(
-        StepPeak, (total, f"{peak.where}{_where(chunk, point)}", cells, slack, None, beside, peak.total - (peak.earlier or peak.total))
+        StepPeak, (total, f"{peak.where}{_where(chunk, point)}", cells, slack, None, other_pools, peak.total - (peak.earlier or peak.total))
     )
 
 
@@ -132,7 +132,7 @@ def beside_bytes(chunk: Chunk, point: RankState, peak: Peak) -> int:
     """The part of a running chunk's point in the pools of FSDP2's streams: the all-gather ahead, and shards made there."""
     policy, kind, state = chunk.policy, point.kind, point.states[point.chunk]
     gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.point is not None else 0
-    if not policy.shards_beside:
+    if not policy.separate_shards:
         return gathers
     if kind is REDUCE or (state > FORWARDED and not policy.pipelined):
         return gathers + chunk.shard_bytes
@@ -217,7 +217,7 @@ def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, wei
 
 def _others(chunks: Sequence[Chunk], point: RankState) -> int:
     """Other microbatches, the other chunks' gradients and gathered parameters, and for W the running chunk's gathered ones."""
-    kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = point
+    kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads = point
     chunk = chunks[running]
     total = in_flight[running] * chunk.saved_bytes + waiting[running] * chunk.waiting_bytes
     if kind is WEIGHT:
@@ -227,7 +227,7 @@ def _others(chunks: Sequence[Chunk], point: RankState) -> int:
         if kind is not FORWARD:
             total += chunk.output_bytes
     if len(chunks) > 1:
-        total += handed_over * chunk.policy.boundary_bytes + kept_inputs * chunks[-1].kept_input_bytes
+        total += passed_gradients * chunk.policy.boundary_bytes + kept_inputs * chunks[-1].kept_input_bytes
         for index, other in enumerate(chunks):
             if index != running:
                 total += in_flight[index] * other.saved_bytes + waiting[index] * other.waiting_bytes

@@ -65,8 +65,8 @@ class Floors(AnyFloors):
     def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:
         """The same over several policies and any schedule."""
         recomputes = [policy.recompute for policy in policies]
-        alike = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # stored bytes are the same
-        return min(self._least_bytes(spec_of(mesh, policy), recomputes) for policy in alike)
+        stored = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # stored bytes are the same
+        return min(self._least_bytes(spec_of(mesh, policy), recomputes) for policy in stored)
 
     def _least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:
         letters: dict[str, set[str]] = {}
@@ -96,12 +96,12 @@ class Floors(AnyFloors):
     def kept_bytes(self, spec: Spec) -> int:
         """Bytes that layers keep for one microbatch, without inputs that may be in a receive buffer."""
         layers, total = self._inventory.layers, 0
-        for index, count in self._alike(spec):
+        for index, count in self._layer_kinds(spec):
             block = layers[index]
             total += count * self._layer(spec, f"layers.{index}", block, spec.policy(index, block.family), index)
         return max(0, total - spec.mesh.num_slots * boundary_bytes(local_dims(spec)))
 
-    def _alike(self, spec: Spec) -> list[tuple[int, int]]:
+    def _layer_kinds(self, spec: Spec) -> list[tuple[int, int]]:
         """Layers that keep different bytes, with the number equal to each; the last one, which is never recomputed, is separate."""
         if self._kinds is None:
             found: dict[tuple[object, ...], list[int]] = {}

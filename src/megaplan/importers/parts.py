@@ -29,7 +29,7 @@ def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
 def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
     """Keys of a class that never ties the head, whatever the config says."""
     if model["tie_embeddings"]:
-        reader.tell("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
+        reader.warn("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
     return model | {"tie_embeddings": False}
 
 

@@ -44,7 +44,7 @@ class RankState(NamedTuple):
         chunk: Chunk of the action.
         in_flight: Microbatches of each chunk whose forward has begun and whose backward (its input half, if it is split) has not ended.
         waiting: Microbatches of each chunk whose input half has ended and whose weight half has not.
-        handed_over: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not consumed.
+        passed_gradients: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not consumed.
         kept_inputs: Microbatches whose W of that later stage has not run although the earlier stage's backward has ended, so that its input
             from the earlier stage is kept only for W; without the one whose W runs.
         owns_input: True if the running W belongs to such a microbatch.
@@ -56,7 +56,7 @@ class RankState(NamedTuple):
     chunk: int
     in_flight: Vector
     waiting: Vector
-    handed_over: int
+    passed_gradients: int
     kept_inputs: int
     owns_input: bool
     states: tuple[ChunkState, ...]
@@ -106,7 +106,7 @@ def states_of(
         Distinct states. Of states that differ only in counts, only the largest counts are given. The usual place of a peak, a backward
         that is not its chunk's first, comes first.
     """
-    in_flight, waiting, handed_over = [0] * vpp, [0] * vpp, 0
+    in_flight, waiting, passed_gradients = [0] * vpp, [0] * vpp, 0
     ended, late = set[int](), set[int]()  # microbatches after their backward of the earlier neighbour, and before W of the later one
     states, weight_grads, left = [UNTOUCHED] * vpp, [False] * vpp, [num_microbatches] * vpp
     found: dict[tuple[ActionKind, int, tuple[ChunkState, ...], tuple[bool, ...]], dict[Vector, None]] = {}
@@ -115,7 +115,7 @@ def states_of(
         counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads)), {})
         owned = late & ended
         owns = kind is WEIGHT and chunk == 1 and microbatch in owned
-        counts[*in_flight, *waiting, handed_over, len(owned) - owns, owns] = None
+        counts[*in_flight, *waiting, passed_gradients, len(owned) - owns, owns] = None
 
     for action in computations(order):
         chunk, kind = chunk_of[action.slot], action.kind
@@ -138,7 +138,7 @@ def states_of(
                 late.add(action.microbatch)
             in_flight[chunk] -= 1
             waiting[chunk] += kind is INPUT
-            handed_over += neighbours and (1 if chunk else -1)
+            passed_gradients += neighbours and (1 if chunk else -1)
             states[chunk] = BACKWARDED
         if kind is not INPUT:
             weight_grads[chunk] = True

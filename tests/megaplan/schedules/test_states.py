@@ -126,10 +126,10 @@ def test_the_turn_of_a_v_receives_nothing_from_itself() -> None:
     assert receive_buffers("zbv", 2, 2, 5) == (((0, 5), (5, 0)), ((5, 0), (0, 5)))
     assert receive_buffers(ZERO_BUBBLE, 2, 2, 4) == (((0, 4), (4, 4)), ((4, 4), (4, 0)))
     first, last = rank_states("zbv", 2, 2, 5)
-    assert {point.handed_over for point in first} == {0}
-    assert min(point.handed_over for point in last) == 0
-    assert max(point.handed_over for point in last) > 0
-    assert all(point.handed_over == 0 for point in last if point.kind is REDUCE and point.chunk == 0)
+    assert {point.passed_gradients for point in first} == {0}
+    assert min(point.passed_gradients for point in last) == 0
+    assert max(point.passed_gradients for point in last) > 0
+    assert all(point.passed_gradients == 0 for point in last if point.kind is REDUCE and point.chunk == 0)
 
 
 @pytest.mark.parametrize(("kind", "pp", "m"), [("zbv", 2, 5), ("zbv", 4, 9), ("zbv", 6, 12), ("dualpipev", 2, 4), ("dualpipev", 4, 10)])

@@ -9,7 +9,7 @@ Rules of the replay, all of them autograd's:
 - Backward runs the operations in reverse. While an operation's backward runs, its output gradient, its kept storages and every gradient it
   makes are alive. Then its output gradient goes, and each kept storage whose last keeper it was.
 - A second gradient of one storage is added in place to the first, if nothing else holds the first and it is not a view. Otherwise
-  the sum is a third storage, made when the operation's own output gradient and kept storages are gone. A linear's input gradient is a view
+  the sum is a third storage, made when the operation's own output gradient and kept storages are freed. A linear's input gradient is a view
   of a product of two dims. An addition and a reshape hand their gradient on without a copy, a reshape as a view.
 - Parameter gradients stay until the end of the block, where FSDP2 takes them.
 - Recompute: storages made inside the region are not kept; what the region reads is, until the region's backward has ended. The region
@@ -43,7 +43,7 @@ AGAIN_MADE = "+"  # the holder of a sum among the holders of its parts, once for
 class LiveSet:
     """Tensors that are allocated while one operation runs: forward storages, gradients, parameter gradients.
 
-    Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name stands twice where a second
+    Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name occurs twice if a second
     gradient is about to be added to a first. `tensors` are storages and gradients together, derived from them.
     """
 
@@ -65,8 +65,8 @@ class LiveSet:
 
     def without(self, storages: Iterable[str]) -> LiveSet:
         """The live set without some forward storages, such as those that the operation itself makes."""
-        gone = frozenset(storages)
-        return replace(self, storages=tuple([name for name in self.storages if name not in gone]))
+        freed = frozenset(storages)
+        return replace(self, storages=tuple([name for name in self.storages if name not in freed]))
 
 
 Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
@@ -143,7 +143,7 @@ def replay(
         pinned: A kept storage that the block's caller holds until the block's backward has ended.
         waiting: Gradients that are there before the block's backward begins, by the name of what they belong to: of storages that other
             blocks read too, and of parameters shared with them.
-        counts_input: True if the input, which the block does not keep, is gone when its last reader has run: else it is counted for the
+        counts_input: True if the input, which the block does not keep, is freed when its last reader has run: else it is counted for the
             whole forward, outside.
     """
     roots = roots_of(ops)
@@ -280,14 +280,14 @@ class Backward:
             if waits and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
                 self._recompute()
                 waits = False
-            made, params = self._hand_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
+            made, params = self._pass_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
             for name in op.makes:
                 self._gradients.pop(name, None)
             _release(op.name, self._live, self._waiting, self._pinned)
             self._receive(op, made, params)
         self.points += (LiveSet("end", tuple(self._live), self._held(), self._params),)
 
-    def _hand_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
+    def _pass_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
         """The holder of the gradient of each input of the operation, and no parameter gradients."""
         self.points += (LiveSet(op.name, tuple(self._live), self._held(), self._params),)
         holder = self._gradients[op.makes[0]]
@@ -311,16 +311,16 @@ class Backward:
             self.points += (LiveSet(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
             fetches = op.sums
         storages = (*self._live, *(name for name in fetches if name not in self._live))
-        held, gone = (*self._held(), *made), self._gone_before_bias(op)
-        if gone is not None:
+        held, freed = (*self._held(), *made), self._freed_before_bias(op)
+        if freed is not None:
             params, first = self._params, tuple(param for param, _ in op.late if param in new)
             self.points += (LiveSet(op.name, storages, held, (*params, *first), first, len(made)),)
-            storages = tuple(name for name in storages if name != gone)
+            storages = tuple(name for name in storages if name != freed)
         self._params = (*self._params, *new)
         self.points += (LiveSet(op.name, storages, held, self._params, new, len(made)),)
         return {name: name for name in made}, new
 
-    def _gone_before_bias(self, op: Op) -> str | None:
+    def _freed_before_bias(self, op: Op) -> str | None:
         """Input that torch's product with a bias drops before it sums the bias's gradient: a recomputed one that this product reads last.
 
         Source: torch/csrc/autograd/generated/Functions.cpp (`AddmmBackward0::apply`); a saved input that was not recomputed stays.
