@@ -126,7 +126,7 @@ FORMULAS: dict[str, ColumnFormula] = {
         " at least what those before it had.",
         "expandable segments: pools of FSDP2's streams at their own peaks, less what they hold at the main one: all-gathers (output + cast"
         " of the shard), and reduced outputs that are added to shards; + 22 MiB and 20 MiB a stream of pages that are not full; + 1.5 % of"
-        " activations (fitted, 0.3 to 3.6); + requests of the last reduction above 40 % of what lies free in pieces (fitted). Else: + a"
+        " activations (fitted, 0.3 to 3.6); + requests of the last reduction above 40 % of what is free in pieces (fitted). Else: + a"
         " segment for each reduction that is larger than every activation; 7 % of activations (fitted, 5.5 to 9.5); + Σ over lasting"
         " tensors of -bytes mod 512, mod 2 MiB from 10 MiB on",
         "bytes",

@@ -123,7 +123,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, rounding: S
 
 def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> int:
     """Bytes that a step reserves beyond its allocated peak and rounding."""
-    beside_bytes, open_bytes, missing, share, requests, live, _ = reserving
+    other_pool_bytes, open_bytes, missing, share, requests, live, _ = reserving
     grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, from the computing stream's pool then
     for size in requests:
         if size * 100 > free * PLACE_PERCENT:
@@ -131,4 +131,4 @@ def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> i
         else:
             free -= size
     unused = (phase[ACTIVATIONS] + phase[FEATURES] + phase[ROUTING]) * share // PER_MILLE
-    return open_bytes + max(beside_bytes - peak.beside_bytes, 0) + missing + unused + max(grown - peak.late_bytes, 0)
+    return open_bytes + max(other_pool_bytes - peak.other_pool_bytes, 0) + missing + unused + max(grown - peak.late_bytes, 0)

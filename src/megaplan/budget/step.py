@@ -35,7 +35,7 @@ class StepPeak(NamedTuple):
     """The peak of a step's forward and backward; `first` is that of the first step, if it differs.
 
     In the first step the libraries have no workspace yet while the first layer's parameters are gathered, because no product has run.
-    `beside_bytes` is the part in pools of streams other than the computing one, `late_bytes` the excess over all
+    `other_pool_bytes` is the part in pools of streams other than the computing one, `late_bytes` the excess over all
     points before the reduction of the slot's own parameters, if that ends a backward.
     """
 
@@ -44,7 +44,7 @@ class StepPeak(NamedTuple):
     cells: dict[Column, int]
     slack_bytes: int
     first: StepPeak | None = None
-    beside_bytes: int = 0
+    other_pool_bytes: int = 0
     late_bytes: int = 0
 
 
@@ -122,13 +122,13 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
             cells[GRADIENTS] += gradients
         if index != running or kind is WEIGHT:
             cells[COMMUNICATION] += gathered
-    other_pools = beside_bytes(chunk, point, peak)
+    other_pools = other_pool_bytes(chunk, point, peak)
     return new(
         StepPeak, (total, f"{peak.where}{_where(chunk, point)}", cells, slack, None, other_pools, peak.total - (peak.earlier or peak.total))
     )
 
 
-def beside_bytes(chunk: Chunk, point: RankState, peak: Peak) -> int:
+def other_pool_bytes(chunk: Chunk, point: RankState, peak: Peak) -> int:
     """The part of a running chunk's point in the pools of FSDP2's streams: the all-gather ahead, and shards made there."""
     policy, kind, state = chunk.policy, point.kind, point.states[point.chunk]
     gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.point is not None else 0

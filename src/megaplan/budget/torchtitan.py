@@ -94,7 +94,7 @@ class TitanEvaluation(Evaluation):
             tied = name == "head" and blocks.tied
             if variant not in made:
                 block = blocks.block("embedding" if tied else name)
-                sums = block_bytes(spec, self.dims, name, block, beside_bytes=kept_bytes if name == "head" else 0)
+                sums = block_bytes(spec, self.dims, name, block, kept_gather_bytes=kept_bytes if name == "head" else 0)
                 storage = None if tied else self.stored.block(name)
                 layer, in_place = name.startswith("layers."), spec.precision.params is spec.precision.grads
                 made[variant] = Evaluated(block, sums, storage, layer=layer, boundary_bytes=self.boundary_bytes, in_place=in_place)

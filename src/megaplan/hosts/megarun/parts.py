@@ -188,7 +188,7 @@ def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedg
     backward = f"alive in backward of {point.op}"
     return BlockLedger(
         saved=tuple(_tensor(name, tensors[name], f"kept by {', '.join(keepers)}", keepers) for name, keepers in block.part.replay.saved),
-        output=_tensor(OUTPUT, tensors[OUTPUT], "handed on"),
+        output=_tensor(OUTPUT, tensors[OUTPUT], "passed on"),
         forward_live=_tensors(block.forward.storages, tensors, f"alive in {block.forward.op}"),
         backward_live=(
             *_tensors(point.storages, tensors, backward),

@@ -115,8 +115,8 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     trained = _trained_storage(sizes._replace(frozen=None), _only(block, frozen=False))
     frozen = _trained_storage(sizes._replace(frozen=None, masters=sizes.frozen, master=sizes.frozen.bytes), _only(block, frozen=True))
     casting, bank_casting = _casting(sizes, block)
-    dense = _beside(trained.dense, frozen.dense, casting)
-    experts = _beside(trained.experts, frozen.experts, bank_casting)
+    dense = _with_frozen(trained.dense, frozen.dense, casting)
+    experts = _with_frozen(trained.experts, frozen.experts, bank_casting)
     uneven = {tensor.name: short for tensor, short in _uneven_of(sizes, block)}
     first, second, third = map(sum, zip(trained.resident_bytes, frozen.resident_bytes, strict=True))
     return trained._replace(
@@ -135,7 +135,7 @@ def _only(block: Block, *, frozen: bool) -> Block:
     return make_block(block.family, tuple(tensor for tensor in block.tensors if (tensor.group is FROZEN) is frozen), block.variant)
 
 
-def _beside(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int) -> GroupBytes:
+def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int) -> GroupBytes:
     """A group of trained and frozen tensors: all are gathered together, and gradients are those of the trained ones."""
     if frozen is NOTHING:
         return trained
