@@ -92,8 +92,8 @@ WORDS = {
 ALLOWED = {
     r"^(?:\"moments\"|moments(?: dtype)?)$": "the spec's key precision.moments and its variables: moments of the optimizer",
     r"precision[.]moments|moments: (?:bf16|fp32)|store its moments|AdamW.* moments|[Mm]oments (?:of zero|in a dtype)": "of the optimizer",
-    r"[Mm]oments of (?:the (?:matrix group|rest)|evenly|their parameters)|rounding of moments": "of the optimizer, in storage",
-    r"(?:parameters|gradients) and moments|moments: \{|optimizer moments|keeps? moments|both moments|^Moment Type$": "of the optimizer, in sums",
+    r"[Mm]oments of (?:the (?:matrix group|rest)|evenly|their parameters)|rounding of moments": "of the optimizer",
+    r"(?:parameters|gradients) and moments|moments: \{|optimizer moments|keeps? moments|both moments|^Moment Type$": "of the optimizer",
     r"where it has moments": "statistical moments of a distribution",
 }
 """Pattern of a text in which a listed word is legal, with the reason."""
