@@ -63,7 +63,7 @@ def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget
         return []
     found = _padded(spec, inventory, layout, worst)
     detail = [
-        f"{runs_label(runs_of(worst.ranks))}: {cost:,} B of the peak of {worst.peak_bytes:,} B, {100 * cost / worst.peak_bytes:.1f}%",
+        f"{runs_label(runs_of(worst.ranks))}: {format_bytes(cost)} of the peak of {format_bytes(worst.peak_bytes)}, {100 * cost / worst.peak_bytes:.1f}%",
         *(_line(each, spec) for each in found[:MOST_NAMED]),
     ]
     hint = _nearest(spec, inventory, layout, worst, cost, sum(each.nbytes for each in found))
@@ -75,7 +75,7 @@ def _line(padded: Padded, spec: Spec) -> str:
     times = f"{padded.num_tensors} times " if padded.num_tensors > 1 else ""
     shards = spec.mesh.efsdp if padded.name.startswith("experts.") else spec.mesh.dp_shard
     rows = f"{padded.rows:,} rows in {shards:,} shards are {padded.gathered_rows:,} gathered"
-    return f"{times}{padded.name}: {rows}, {padded.nbytes:,} B more"
+    return f"{times}{padded.name}: {rows}, {format_bytes(padded.nbytes)} more"
 
 
 def _cost(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget) -> int:

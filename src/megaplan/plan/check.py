@@ -15,6 +15,7 @@ from megaplan.plan.diff import PlanDiff, diff_plans, stale_topics
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.make import replan
 from megaplan.plan.read import LoadedPlan
+from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
@@ -95,7 +96,7 @@ def _findings(
         detail = f"changed since it was decided: {', '.join(stale)}\nreason: {plan.decisions.split.reason}"
         yield diagnostic("MP412", detail, place)
     if plan.estimates.fits and not replanned.estimates.fits:
-        over = [f"{rank.label}: over by {-rank.headroom_bytes:,} bytes" for rank in replanned.estimates.ranks if not rank.fits]
+        over = [f"{rank.label}: over by {format_bytes(-rank.headroom_bytes)}" for rank in replanned.estimates.ranks if not rank.fits]
         yield diagnostic("MP413", "\n".join(over), place, (f"megaplan estimate {place.file}",))
     elif not changed and (drift.ranks or drift.other):
         yield diagnostic("MP411", "\n".join(_drifted(drift)), place, severity=Severity.WARNING)
