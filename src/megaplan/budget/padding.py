@@ -63,7 +63,8 @@ def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget
         return []
     found = _padded(spec, inventory, layout, worst)
     detail = [
-        f"{runs_label(runs_of(worst.ranks))}: {format_bytes(cost)} of the peak of {format_bytes(worst.peak_bytes)}, {100 * cost / worst.peak_bytes:.1f}%",
+        f"{runs_label(runs_of(worst.ranks))}: {format_bytes(cost)} of the peak of {format_bytes(worst.peak_bytes)}, "
+        f"{100 * cost / worst.peak_bytes:.1f}%",
         *(_line(each, spec) for each in found[:MOST_NAMED]),
     ]
     hint = _nearest(spec, inventory, layout, worst, cost, sum(each.nbytes for each in found))

@@ -23,7 +23,8 @@ class Halves(NamedTuple):
     Attributes:
         inputs: The program with I instead of its backward.
         late: Parameters whose gradients are left to W, in W's order.
-        weights: A point for each of them: pending storages, and the new gradient; a point without a gradient if W fetches an input.
+        weights: One live set per such parameter, with pending storages and the new gradient; W's fetch of an input adds one without a
+            gradient.
         fetched: Storages that W itself makes.
     """
 

@@ -113,7 +113,8 @@ class MatrixPeaks(NamedTuple):
 
     Attributes:
         scratch_bytes: The largest scratch of a tensor: a later step's peak.
-        first_momenta_bytes: Momenta made so far at the peak of the first step: a tensor's scratch, its own momentum made.
+        first_momenta_bytes: Momenta that exist at the peak of the first step, which is in a tensor's update after its own momentum was
+            made.
         first_scratch_bytes: The scratch at that point.
         momenta_bytes: All momenta.
     """

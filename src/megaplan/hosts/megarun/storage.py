@@ -80,7 +80,7 @@ class BlockStorage(NamedTuple):
         shards: If there are such tensors, every tensor in the order in which it is made and padded.
         matrix_scratch: Muon's scratch and momentum of each tensor, in the order of updates.
         even_peaks: Peaks of Muon's updates; None if a tensor shards unevenly, so that ranks differ.
-        casts: AdamW's tensors in that order, if their gradients are cast for it.
+        casts: Casts of AdamW's gradients in the order of updates; empty if gradients are not cast.
         adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors; else 0.
         resident_slack_bytes: Bytes that the allocator's rounding adds to the shards.
         state_slack_bytes: Bytes that it adds to the moments.

@@ -128,7 +128,9 @@ def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
         stages = _listed(layout) if isinstance(layout, list) else parse_layout(str(layout), launch.at("pipeline_model_parallel_layout"))
         check_layout(stages, pp, layers, modules, launch.at("pipeline_model_parallel_layout"))
         if modules and "m" not in stages[-1]:
-            launch.cannot("pipeline_model_parallel_layout", "prediction modules are before the last stage, and a plan's on the last")
+            launch.cannot(
+                "pipeline_model_parallel_layout", "the launch has prediction modules before the last stage, and a plan has them on it"
+            )
         sizes = [stage.count("t") for stage in stages]
     for key in (*_SPREAD, *_COUNTED_ENDS):
         launch.value(key)
