@@ -39,7 +39,7 @@ def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = T
     value = reader.text(key)
     if value not in known and (reader.has(key) or value):
         matrices = "three matrices" if gated else "two matrices"
-        reader.cannot(key, reader.value(key), f"an MLP of {matrices} has one of {', '.join(known)} here", next(iter(known)))
+        reader.cannot(key, reader.value(key), f"an MLP with {matrices} takes one of {', '.join(known)}", next(iter(known)))
     return known.get(value, next(iter(known.values())))
 
 

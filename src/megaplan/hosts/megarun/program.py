@@ -321,8 +321,7 @@ class Backward:
         return {name: name for name in made}, new
 
     def _freed_before_bias(self, op: Op) -> str | None:
-        """Input of a product with a bias that torch drops before it sums the bias's gradient: a recomputed input that this product reads
-        last.
+        """Input that torch frees before it sums a bias's gradient: a recomputed one that this product reads last.
 
         Source: torch/csrc/autograd/generated/Functions.cpp (`AddmmBackward0::apply`); a saved input that was not recomputed stays.
         """
