@@ -22,8 +22,8 @@ from typing import NamedTuple
 from megakernels.facts import Part
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
-    Held,
     Matrices,
+    StoredParameters,
     adamw_operations,
     adamw_parts,
     clip_parts,
@@ -34,10 +34,10 @@ from megaplan.cost.beside import (
     sum_parts,
 )
 from megaplan.cost.rates import Rates
-from megaplan.cost.transfers import Group as Ranks
+from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns
 from megaplan.dtypes import DType
-from megaplan.inventory.tensors import Group, Inventory, Owner
+from megaplan.inventory.tensors import Inventory, Owner, RankGroup
 from megaplan.spec.models import Spec
 
 OPTIMIZER_BYTES = 30
@@ -111,11 +111,11 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalEle
                 own = whole // (tp if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None else 1)
             elements[in_bank] += count * own
             tensors += count
-            if tensor.group is Group.FROZEN:
+            if tensor.group is RankGroup.FROZEN:
                 continue
             trained[in_bank] += count * own
             trained_tensors += count
-            if tensor.group is Group.MATRIX:
+            if tensor.group is RankGroup.MATRIX:
                 columns, local = tensor.shape[-1], tensor.local_matrices(tp, ep)
                 rows = whole // tensor.num_matrices // columns
                 muon[in_bank] += count * own
@@ -211,10 +211,10 @@ def exchanges(spec: Spec) -> tuple[int, int]:
     return gathers, 1 if spec.mesh.is_pipelined else count
 
 
-def held_of(spec: Spec, local: LocalElements) -> Held:
+def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
     """The parameters of all pipeline ranks together."""
     mesh = spec.mesh
-    return Held(
+    return StoredParameters(
         local.dense + local.experts,
         local.trained + local.trained_experts,
         local.trained // mesh.dp_shard + local.trained_experts // mesh.efsdp,
