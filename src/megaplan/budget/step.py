@@ -151,7 +151,9 @@ def _where(chunk: Chunk, point: RankState) -> str:
 
 
 def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldBySchedule, absent: int) -> tuple[int, RankState, Peak]:
-    """Allocated bytes at the peak, its state, and the running chunk's peak; `absent` is not allocated before the first product."""
+    """Bytes allocated at the peak, the rank's state there, and the running chunk's peak; `absent` bytes do not exist before the first
+    product.
+    """
     most, best = -1, None
     peaks: dict[tuple[ActionKind, int, ChunkState, bool, bool], Peak] = {}
     only_backwards = len(chunks) == 1

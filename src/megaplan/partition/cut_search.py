@@ -184,7 +184,7 @@ class CutSearch:
         return atoms, spaces
 
     def _slot_rooms(self, part: int) -> _Rooms:
-        """The rooms of a slot, without its cost."""
+        """Rooms of a slot, which has no front span."""
         atoms, spaces = -1, []
         for (weight,), most in self._sums[part]:
             atoms &= weight.atoms_within(most)
