@@ -151,9 +151,7 @@ def _where(chunk: Chunk, point: RankState) -> str:
 
 
 def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldBySchedule, absent: int) -> tuple[int, RankState, Peak]:
-    """Bytes allocated at the peak, the rank's state there, and the running chunk's peak; `absent` bytes do not exist before the first
-    product.
-    """
+    """Bytes at the peak, the rank's state there, and the running chunk's peak; `absent` bytes do not exist before the first product."""
     most, best = -1, None
     peaks: dict[tuple[ActionKind, int, ChunkState, bool, bool], Peak] = {}
     only_backwards = len(chunks) == 1
