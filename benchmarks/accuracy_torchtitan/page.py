@@ -54,7 +54,7 @@ def compare(row: Published) -> Compared:
     inventory = build_inventory(spec)
     spans = choose_cuts(spec, inventory).spans
     worst = build_budget(spec, inventory, build_layout(spec, inventory, spans)).worst
-    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.moments[worst.peak_phase])
+    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.peak_places[worst.peak_phase])
 
 
 def compared() -> list[Compared]:

@@ -17,7 +17,7 @@ MOST_MATCHES = 4
 
 def differing_owners(job: Job, compared: RankComparison, phase: Phase, column: Column) -> Iterator[str]:
     """The phase's estimated peak, all columns that are off, storages of exactly the difference, and the largest rows."""
-    yield f"the estimate peaks at: {compared.budget.moments.get(phase, '')}"
+    yield f"the estimate peaks at: {compared.budget.peak_places.get(phase, '')}"
     off = {own: pair.difference for own, pair in compared.columns(phase).items() if pair.difference}
     yield f"columns that differ in {phase}: " + ", ".join(f"{own} {size:+,}" for own, size in off.items())
     difference = compared.columns(phase)[column].difference

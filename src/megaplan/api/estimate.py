@@ -67,7 +67,7 @@ class Estimate:
     @property
     def where(self) -> str:
         """Phase, layer and microbatches in flight at the largest peak: `backward of layers.15, 3, 2 microbatches in flight by chunk`."""
-        return self.worst.moments[self.worst.peak_phase]
+        return self.worst.peak_places[self.worst.peak_phase]
 
     @property
     def columns(self) -> dict[Column, int]:

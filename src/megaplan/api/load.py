@@ -246,7 +246,7 @@ def _from_plan(
 def _refuse_costs(name: str, costs: FilePath | None) -> None:
     if costs is not None:
         path = os.fspath(costs)
-        detail = f"--costs {path}: {name} is a plan, and its cuts stand"
+        detail = f"--costs {path}: {name} is a plan, and its cuts are fixed"
         raise refuse("MP481", detail, f"megaplan split SPEC --costs {path} -o plan.json", file=name)
 
 

@@ -59,7 +59,7 @@ def _of_row(path: str, number: int, row: Any) -> MeasuredStep:
         raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and {needed}", FORM)
     changes = row.get("set") or []
     if not isinstance(changes, list) or not all(isinstance(text, str) for text in changes):
-        raise refuse("MP487", f"set of row {number} of {path} = {json.dumps(changes)[:80]}, and it is a list of KEY=VALUE", FORM)
+        raise refuse("MP487", f"row {number} of {path}: set = {json.dumps(changes)[:80]}, and it is a list of KEY=VALUE", FORM)
     return _step(f"row {number}", row["spec"], tuple(changes), float(seconds))
 
 
@@ -69,7 +69,7 @@ def _step(name: str, subject: str, changes: tuple[str, ...], seconds: float) -> 
     if isinstance(found, str):
         raise refuse("MP487", f"{name}: no step time for {subject}: {found}", '"set": ["host.name=megatron"]')
     if not 1 / FARTHEST <= seconds / found.modelled <= FARTHEST:
-        detail = f"{name} took {seconds:.4g} s, and {found.modelled:.4g} s are modelled: more than {FARTHEST} times apart"
+        detail = f"{name} took {seconds:.4g} s, and {found.modelled:.4g} s are modelled: a factor of more than {FARTHEST}"
         raise refuse("MP487", detail, f"the device.name that it ran on, instead of {found.device}")
     return found
 

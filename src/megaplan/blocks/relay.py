@@ -76,6 +76,6 @@ def exchanged_storages(dims: Dims, made: str, kernel: int, channels: int) -> Sha
     }
 
 
-def sums_apart(dims: Dims, parameters: DType) -> bool:
+def sums_separately(dims: Dims, parameters: DType) -> bool:
     """Whether parameters' gradients are sums of pieces in a wider dtype, which are narrowed when all pieces are done."""
     return dims.cp > 1 and parameters is not dims.stat_dtype

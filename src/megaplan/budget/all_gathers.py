@@ -37,7 +37,7 @@ def all_gathers(units: Sequence[Unit], last: int, *, ahead: bool) -> AllGathers:
         if unit.layer and unit.storage is not None:
             dense, experts = unit.storage.dense.flat_bytes, unit.storage.experts.flat_bytes
             start = alive + dense + unit.storage.dense.casting_bytes + (experts if ahead else 0)
-            alive = experts if unit.has_bank else dense
+            alive = experts if unit.has_experts else dense
         next_layer = next((each.flat_bytes for each in units[index + 1 :] if each.layer), 0) if ahead else 0
         running.append(alive + next_layer)
         starting.append(start)
@@ -56,15 +56,15 @@ def backward_gathers(unit: Unit, before: BlockStorage | None, name: str, gathere
         name: Name of the unit.
         gathered: Gathered parameters of layers, its own included.
     """
-    moments, storage = unit.block.part.replay.backward, unit.storage
+    points, storage = unit.block.part.replay.backward, unit.storage
     ahead = before.dense.flat_bytes + before.dense.sent_bytes if before is not None and before.dense.sent_bytes else 0
     if not unit.layer or storage is None:
         if name == "head" and ahead:
-            yield from [(moment.before(), gathered + ahead) for moment in moments if moment.op != "cross_entropy"][:1]
+            yield from [(point.before(), gathered + ahead) for point in points if point.op != "cross_entropy"][:1]
         return
     dense, experts = storage.dense, storage.experts
     alone = gathered - experts.gathered_bytes
-    first, before_first = moments[0], moments[0].before()
+    first, before_first = points[0], points[0].before()
     if name.startswith("mtp."):  # a depth's backward begins with its loss, a layer's with the addition, which makes nothing
         kept = dict(unit.block.part.replay.saved)
         first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
@@ -74,7 +74,7 @@ def backward_gathers(unit: Unit, before: BlockStorage | None, name: str, gathere
             yield before_first, gathered + ahead
         return
     yield before_first, alone + experts.flat_bytes + experts.sent_bytes
-    for moment in moments:
-        if runs_bank(moment.op):
+    for point in points:
+        if runs_bank(point.op):
             # the operation's scratch is not allocated yet
-            yield moment.before().without((INSIDE_BACKWARD,)), gathered + max(experts.flat_bytes + experts.casting_bytes, ahead)
+            yield point.before().without((INSIDE_BACKWARD,)), gathered + max(experts.flat_bytes + experts.casting_bytes, ahead)

@@ -50,7 +50,7 @@ AXES: dict[str, Axis] = {
     "cp": Axis(
         "context parallel",
         "The positions of a sequence: activations of every family.",
-        "Recurrent state: M and R walk a sequence in order, and their state is handed on from rank to rank. No parameters, no optimizer.",
+        "Recurrent state: M and R walk a sequence in order, and their state is sent from rank to rank. No parameters, no optimizer.",
         "Keys and values gathered over the axis; ranks that wait for M's and R's state; gradients summed once a step.",
     ),
     "tp": Axis(

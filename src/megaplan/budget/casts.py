@@ -15,13 +15,13 @@ from megaplan.budget.chunk import Chunk
 from megaplan.budget.stored import fsdp_order
 from megaplan.budget.unit import Peak, Unit
 from megaplan.hosts.megarun.group_bytes import GroupBytes
-from megaplan.schedules.moments import BACKWARDED, FORWARDED, ChunkState
+from megaplan.schedules.states import BACKWARDED, FORWARDED, ChunkState
 
 
 def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     """The peak of a backward under a pipeline, where whole gradients accumulate; `reducing_backward_peak` is that without one."""
     policy, first = chunk.policy, state <= FORWARDED
-    again = policy.in_place and not first
+    accumulates = policy.in_place and not first
     fetches = policy.reshard and state is not BACKWARDED  # a backward leaves every layer gathered
     units, before, carried, everything, layers = (
         chunk.units,
@@ -36,13 +36,13 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     found_peaks: list[Peak] = []
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
-        gradients = (behind if first else everything) + (0 if again else made)
-        bank = unit.has_bank and not policy.in_place
+        gradients = (behind if first else everything) + (0 if accumulates else made)
+        bank = unit.has_experts and not policy.in_place
         gathered += unit.gathered_bytes if fetches else 0
         if fetches or bank:
-            found_peaks.append(chunk.backward(index, gradients, gathered, again=again, fetches=fetches))
+            found_peaks.append(chunk.backward(index, gradients, gathered, accumulates=accumulates, fetches=fetches))
         else:
-            size = before[index] + gradients + carried[index] + (unit.again_bytes if again else unit.backward_bytes)
+            size = before[index] + gradients + carried[index] + (unit.accumulating_bytes if accumulates else unit.backward_bytes)
             if size > largest:
                 largest, found = size, (index, gradients)
         if bank:
@@ -52,7 +52,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
         made += chunk.lasting(index)
     if largest >= 0:
         index, gradients = found
-        found_peaks.append(chunk.backward(index, gradients, layers, again=again, fetches=False))
+        found_peaks.append(chunk.backward(index, gradients, layers, accumulates=accumulates, fetches=False))
     peak = found_peaks[0] if len(found_peaks) == 1 else max(found_peaks, key=lambda peak: peak.total)
     if first and not policy.in_place:
         peak = largest_cast(chunk, peak.total, made, fetches=fetches) or peak

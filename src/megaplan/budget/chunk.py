@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT, SHARED
 from megaplan.budget.all_gathers import AllGathers, all_gathers, backward_gathers
-from megaplan.budget.bank import moments_around_bank
+from megaplan.budget.experts import points_around_experts
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
@@ -23,7 +23,7 @@ from megaplan.hosts.megarun.depths import depth_sums
 from megaplan.hosts.megarun.program import LiveSet
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.schedules.actions import ActionKind
-from megaplan.schedules.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
+from megaplan.schedules.states import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
 
 
@@ -38,7 +38,7 @@ class ChunkPolicy(NamedTuple):
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
-        shards_beside: True if gradient shards are in another stream's pool than activations.
+        separate_shards: True if gradient shards are in another stream's pool than activations.
     """
 
     pipelined: bool
@@ -48,7 +48,7 @@ class ChunkPolicy(NamedTuple):
     replicated: bool
     gathers_ahead: bool
     boundary_bytes: int
-    shards_beside: bool = False
+    separate_shards: bool = False
 
 
 class Chunk:
@@ -113,7 +113,7 @@ class Chunk:
         return first if set(self.names[:first]) <= {"embedding", "relation_bias"} else -1
 
     @cached_property
-    def handed_on(self) -> frozenset[str]:
+    def passed_on(self) -> frozenset[str]:
         """Blocks outside the layers whose gradients the first MTP depth passes on."""
         first = self.units[self.names.index("mtp.0")].shared
         return frozenset({"head", *(name.partition(".")[0] for name in first)})
@@ -126,8 +126,8 @@ class Chunk:
         """The parts of a peak by column, which sum to its total, and the bytes that `others` microbatches keep."""
         more = peak.before - self.before[peak.unit] + peak.activations
         cells = self._kept(others, peak.unit, more + self.output_bytes * others)
-        if peak.moment is not None:
-            self.units[peak.unit].block.add_to(cells, peak.moment, peak.params)
+        if peak.point is not None:
+            self.units[peak.unit].block.add_to(cells, peak.point, peak.params)
         cells[GRADIENTS] += peak.gradients
         cells[COMMUNICATION] += peak.communication
         cells[WORKSPACE] -= peak.absent
@@ -153,62 +153,62 @@ class Chunk:
         kept = not self.policy.reshard or state is BACKWARDED
         return gradients, self.gathered_bytes if kept else self.root.gathered_bytes
 
-    def backward(self, index: int, gradients: int, gathered: int, *, again: bool, fetches: bool) -> Peak:
+    def backward(self, index: int, gradients: int, gathered: int, *, accumulates: bool, fetches: bool) -> Peak:
         """The largest point of a unit's backward.
 
         Args:
             index: Index of the unit.
             gradients: Allocated gradients without its own.
             gathered: Gathered parameters of layers, its own included.
-            again: True if gradients are added in place to those of a microbatch before.
+            accumulates: True if gradients are added in place to those of a microbatch before.
             fetches: True if layers are gathered again for it.
         """
         block, bank = self.units[index].block, self.units[index].bank
-        moment, size = (block.again, block.again_bytes) if again else (block.backward, block.backward_bytes)
+        point, size = (block.accumulating, block.accumulating_bytes) if accumulates else (block.backward, block.backward_bytes)
         if bank is not None and not (self.policy.pipelined and self.policy.in_place):  # later gathers follow its gradients
-            moment, size = bank.made
+            point, size = bank.made
         if not fetches:
-            return self._running(index, moment, (gradients, gathered), again=again, size=size)
-        moments = block.part.replay.backward
+            return self._running(index, point, (gradients, gathered), accumulates=accumulates, size=size)
+        points = block.part.replay.backward
         prefetched = self.prefetched(index)
         if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
-            fetched = {moment.op: 0 if moment.op == "cross_entropy" else prefetched for moment in moments}
-            found = [self._running(index, moment, (gradients, gathered + fetched[moment.op]), again=again) for moment in moments]
+            fetched = {point.op: 0 if point.op == "cross_entropy" else prefetched for point in points}
+            found = [self._running(index, point, (gradients, gathered + fetched[point.op]), accumulates=accumulates) for point in points]
             peak = max(found, key=lambda peak: peak.total)
         elif bank is None:
-            peak = self._running(index, moment, (gradients, gathered + prefetched), again=again, size=size)
+            peak = self._running(index, point, (gradients, gathered + prefetched), accumulates=accumulates, size=size)
         else:
-            peak = self._around_bank(index, (gradients, gathered), again=again)
-        for moment, communication in backward_gathers(self.units[index], self._storage_before(index), self.names[index], gathered):
+            peak = self._around_bank(index, (gradients, gathered), accumulates=accumulates)
+        for point, communication in backward_gathers(self.units[index], self._storage_before(index), self.names[index], gathered):
             where = f"gathering of {self.names[index]}"
-            params = () if again else moment.params
-            found_peak = self.unit_peak(index, where, moment, params, (gradients, communication), self.backward_extra[index])
+            params = () if accumulates else point.params
+            found_peak = self.unit_peak(index, where, point, params, (gradients, communication), self.backward_extra[index])
             peak = max(peak, found_peak, key=lambda peak: peak.total)
         return peak
 
-    def _around_bank(self, index: int, held: tuple[int, int], *, again: bool) -> Peak:
+    def _around_bank(self, index: int, held: tuple[int, int], *, accumulates: bool) -> Peak:
         """As `backward`, for a layer that gathers its experts too: they are in flight until their operation, then the next layer."""
         block, bank, storage = self.units[index].block, self.units[index].bank, self.units[index].storage
         if bank is None or storage is None:
             raise ValueError(f"{self.names[index]} has no experts")
         early, behind = (bank.early, bank.early_bytes), (bank.during, bank.during_bytes)
         if self.policy.pipelined and self.policy.in_place:  # the bank's gradients stay until the backward has ended
-            early, behind = moments_around_bank(block, again=again)
+            early, behind = points_around_experts(block, accumulates=accumulates)
         gradients, gathered = held
         fetching = gradients, gathered - storage.experts.gathered_bytes + storage.experts.flat_bytes
-        before = self._running(index, early[0], fetching, again=again, size=early[1])
-        after = self._running(index, behind[0], (gradients, gathered + self.prefetched(index)), again=again, size=behind[1])
+        before = self._running(index, early[0], fetching, accumulates=accumulates, size=early[1])
+        after = self._running(index, behind[0], (gradients, gathered + self.prefetched(index)), accumulates=accumulates, size=behind[1])
         return max(before, after, key=lambda peak: peak.total)
 
-    def _running(self, index: int, moment: LiveSet, held: tuple[int, int], *, again: bool, size: int | None = None) -> Peak:
-        params = moment.new_params if again else moment.params
-        return self.unit_peak(index, f"backward of {self.names[index]}", moment, params, held, self.backward_extra[index], size)
+    def _running(self, index: int, point: LiveSet, held: tuple[int, int], *, accumulates: bool, size: int | None = None) -> Peak:
+        params = point.new_params if accumulates else point.params
+        return self.unit_peak(index, f"backward of {self.names[index]}", point, params, held, self.backward_extra[index], size)
 
     def unit_peak(
         self,
         index: int,
         where: str,
-        moment: LiveSet,
+        point: LiveSet,
         params: tuple[str, ...],
         held: tuple[int, int],
         activations: int = 0,
@@ -219,18 +219,18 @@ class Chunk:
         Args:
             index: Index of the unit.
             where: Description.
-            moment: Point of the unit.
+            point: Point of the unit.
             params: Its parameter gradients that count.
             held: Other gradients, and communication.
             activations: Further activations.
             size: Allocated bytes of the unit, if known.
         """
         unit = self.units[index]
-        size = unit.block.moment_bytes(moment, params) if size is None else size
+        size = unit.block.point_bytes(point, params) if size is None else size
         before, gradients = self.before[index] + unit.input_bytes, held[0]
         communication = held[1] + self.root.gathered_bytes
         total = before + size + gradients + communication + activations
-        return new(Peak, (total, where, index, before, moment, params, gradients, communication, activations, 0, 0))
+        return new(Peak, (total, where, index, before, point, params, gradients, communication, activations, 0, 0))
 
     def after_backward(self, index: int, where: str, gradients: int, communication: int, activations: int) -> Peak:
         """Point after a unit's backward: bytes that the units before keep, and `activations`, which include the gradient of its input."""
@@ -280,7 +280,7 @@ class Chunk:
         unit = self.units[index]
         if unit.layer:
             return sum([unit.block.gradients[name] for name in unit.shared])
-        if self.has_mtp and self.names[index] in self.handed_on:
+        if self.has_mtp and self.names[index] in self.passed_on:
             return 0
         if self.ties and self.names[index] == "embedding":
             return 0

@@ -7,9 +7,9 @@ from copy import copy
 from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
-from megaplan.budget.alike import EqualRanks
-from megaplan.budget.bank import bank_moments
 from megaplan.budget.chunk import Chunk, ChunkPolicy
+from megaplan.budget.equal_ranks import EqualRanks
+from megaplan.budget.experts import expert_points
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
@@ -76,8 +76,8 @@ class Evaluated:
         unit = self._units.get(key)
         if unit is None:
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
-            has_bank = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
-            bank = bank_moments(sums) if has_bank else None
+            has_experts = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
+            bank = expert_points(sums) if has_experts else None
             shared = shared_names(sums.gradients) if self.family is Outside.MTP else ()
             unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, bank, shared)
             if policy.splits_backward and self.splits:
@@ -131,7 +131,7 @@ class Evaluation:
 
     Attributes:
         blocks: Blocks by name; `head` is included for a tied head too.
-        alike: Of storages of which some tensors shard unevenly, by identity, the ranks of a stage that hold the same of each; for all
+        equal_ranks: For storages with unevenly sharded tensors, by identity, the ranks of a stage with equal bytes of each; for all
             layouts.
     """
 
@@ -194,12 +194,12 @@ class Evaluation:
             replicated=mesh.dp_replicate > 1,
             gathers_ahead=mesh.ep > 1,
             boundary_bytes=self.boundary_bytes,
-            shards_beside=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
+            separate_shards=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
         )
         self.shards, self.expands_segments = shards, spec.host.expands_segments
         self.num_reductions = 1 if mesh.is_pipelined else spec.schedule.microbatches_per_update
         self._parts: dict[int, SlotParts] = {}
-        self.alike: dict[frozenset[int], tuple[EqualRanks, ...]] = {}
+        self.equal_ranks: dict[frozenset[int], tuple[EqualRanks, ...]] = {}
 
     def of_layout(self, layout: Layout) -> Evaluation:
         """The same blocks in other slots of the same spec."""

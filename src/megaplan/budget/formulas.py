@@ -78,7 +78,7 @@ FORMULAS: dict[str, ColumnFormula] = {
     Column.ACTIVATIONS: ColumnFormula(
         "What blocks keep from forward to backward, times the microbatches in flight; the running block's working set; logits and loss;"
         " MTP; token ids and rotary tables.",
-        "largest over moments of: Σ over chunks (microbatches in flight · Σ ledger) + the block that runs; the counts are the schedule's"
+        "largest over points of: Σ over chunks (microbatches in flight · Σ ledger) + the block that runs; the counts are the schedule's"
         " vectors, never a peak count times a mean",
         "bytes",
         "megaplan/families: the operations of a block, which megaplan/hosts/megarun replays",
@@ -126,7 +126,7 @@ FORMULAS: dict[str, ColumnFormula] = {
         " at least what those before it had.",
         "expandable segments: pools of FSDP2's streams at their own peaks, less what they hold at the main one: all-gathers (output + cast"
         " of the shard), and reduced outputs that are added to shards; + 22 MiB and 20 MiB a stream of pages that are not full; + 1.5 % of"
-        " activations (fitted, 0.3 to 3.6); + requests of the last reduction above 40 % of what lies free in pieces (fitted). Else: + a"
+        " activations (fitted, 0.3 to 3.6); + requests of the last reduction above 40 % of what is free in pieces (fitted). Else: + a"
         " segment for each reduction that is larger than every activation; 7 % of activations (fitted, 5.5 to 9.5); + Σ over lasting"
         " tensors of -bytes mod 512, mod 2 MiB from 10 MiB on",
         "bytes",

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megaplan.budget.all_gathers import NO_ALL_GATHERS
-from megaplan.budget.bank import ForwardMoment, fetching_experts, forward_moments, freeing_experts
 from megaplan.budget.chunk import Chunk
+from megaplan.budget.experts import ForwardPoint, fetching_experts, forward_points, freeing_experts
 from megaplan.budget.unit import Peak
 from megaplan.hosts.megarun.program import LiveSet
-from megaplan.schedules.moments import BACKWARDED, UNTOUCHED, ChunkState
+from megaplan.schedules.states import BACKWARDED, UNTOUCHED, ChunkState
 
 NO_START = (-1, 0, 0)
 """Value if no forward begins with copies out of an all-gather."""
@@ -31,7 +31,7 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
     fresh = state is UNTOUCHED or not policy.pipelined
     gathers = policy.reshard and not (state is BACKWARDED and policy.pipelined)
     flats, starts = (chunk.first_gathers if fresh else chunk.later_gathers) if fresh or gathers else NO_ALL_GATHERS
-    best, index, moment, gathered = _largest_forward(chunk, flats, absent, fresh=fresh, gathers=gathers)
+    best, index, point, gathered = _largest_forward(chunk, flats, absent, fresh=fresh, gathers=gathers)
     gradients = chunk.held(state, weight_grads=weight_grads)[0]
     copies = gathers if policy.reshard else fresh
     start, first, communication = _largest_start(chunk, starts, absent) if copies else NO_START
@@ -47,7 +47,7 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
         total, less = before + gradients + gathered + choice, absent if first == chunk.first_layer else 0
         return Peak(total - less, f"gathering of {chunk.names[first]}", first, before, None, (), gradients, gathered, choice, less)
     passing, less = chunk.units[index].passing_bytes + chunk.choice_bytes(index), absent if index < chunk.first_layer else 0
-    peak = chunk.unit_peak(index, f"forward of {chunk.names[index]}", moment, (), (gradients, gathered), passing)
+    peak = chunk.unit_peak(index, f"forward of {chunk.names[index]}", point, (), (gradients, gathered), passing)
     return peak._replace(total=peak.total - less, absent=less)
 
 
@@ -63,7 +63,7 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: 
     """
     policy, total, so_far = chunk.policy, chunk.layers_gathered_bytes, 0
     best, found = -1, (0, chunk.units[0].block.forward, 0)
-    of_block: dict[int, list[ForwardMoment]] = {}
+    of_block: dict[int, list[ForwardPoint]] = {}
     for index, unit in enumerate(chunk.units):
         own = unit.gathered_bytes
         if policy.reshard:
@@ -71,20 +71,20 @@ def _largest_forward(chunk: Chunk, flats: Sequence[int], absent: int, *, fresh: 
         else:
             gathered = so_far + own + flats[index] if fresh else total
         so_far += own
-        moments: Iterable[tuple[LiveSet, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
-        if unit.has_bank and (policy.reshard or fresh):
-            own_moments = of_block.get(id(unit.block)) or of_block.setdefault(id(unit.block), forward_moments(unit.block))
+        points: Iterable[tuple[LiveSet, int, int]] = ((unit.block.forward, unit.block.forward_bytes, gathered),)
+        if unit.has_experts and (policy.reshard or fresh):
+            own_points = of_block.get(id(unit.block)) or of_block.setdefault(id(unit.block), forward_points(unit.block))
             if gathers or not policy.reshard:
                 others = gathered - flats[index] - (0 if unit.storage is None else unit.storage.experts.gathered_bytes)
-                moments = fetching_experts(unit, own_moments, others, flats[index], ahead=policy.gathers_ahead, frees=policy.reshard)
+                points = fetching_experts(unit, own_points, others, flats[index], ahead=policy.gathers_ahead, frees=policy.reshard)
             else:
-                moments = freeing_experts(unit, own_moments, gathered)
-        for moment, moment_bytes, communication in moments:
+                points = freeing_experts(unit, own_points, gathered)
+        for point, point_bytes, communication in points:
             held = chunk.before[index] + unit.input_bytes + unit.passing_bytes + chunk.choice_bytes(index)
-            size = held + moment_bytes + communication
+            size = held + point_bytes + communication
             size -= absent if index < chunk.first_layer else 0
             if size >= best:
-                best, found = size, (index, moment, communication)
+                best, found = size, (index, point, communication)
     return best, *found
 
 
@@ -101,7 +101,7 @@ def _largest_start(chunk: Chunk, starts: Sequence[int], absent: int) -> tuple[in
         own = unit.gathered_bytes
         if starts[index]:
             communication = starts[index] + own + (0 if chunk.policy.reshard else so_far)
-            communication -= unit.storage.experts.gathered_bytes if unit.has_bank and unit.storage is not None else 0
+            communication -= unit.storage.experts.gathered_bytes if unit.has_experts and unit.storage is not None else 0
             held = chunk.before[index] + unit.input_bytes + chunk.choices[index]
             size = held + communication - (absent if index == chunk.first_layer else 0)
             if size > best:

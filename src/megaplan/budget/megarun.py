@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
-from megaplan.budget.alike import alike_runs, all_offsets
 from megaplan.budget.chunk import Chunk
+from megaplan.budget.equal_ranks import all_offsets, equal_runs
 from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.peaks import WORK_OF_STAGE, StageSpans
@@ -21,7 +21,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.in_flight import receive_buffers
-from megaplan.schedules.moments import RankState, moments, sequential_moments
+from megaplan.schedules.states import RankState, rank_states, sequential_states
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
@@ -75,7 +75,7 @@ def evaluate(
 class ScheduleCounts(NamedTuple):
     """Counts of a schedule for every pp rank, whatever its layers: its states, and receive buffers by chunk (none without a pipeline)."""
 
-    moments: Sequence[Sequence[RankState]]
+    points: Sequence[Sequence[RankState]]
     receives: Sequence[Sequence[tuple[int, int]]] = ()
 
 
@@ -83,9 +83,9 @@ def schedule_counts(spec: Spec) -> ScheduleCounts:
     """The schedule's part of a budget, the same for every layout of the spec."""
     mesh, schedule = spec.mesh, spec.schedule
     if not mesh.is_pipelined:
-        return ScheduleCounts([sequential_moments(schedule.microbatches_per_update)])
+        return ScheduleCounts([sequential_states(schedule.microbatches_per_update)])
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-    return ScheduleCounts(moments(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
+    return ScheduleCounts(rank_states(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
 
 
 def stage_ranks(
@@ -107,7 +107,7 @@ def stage_ranks(
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, own_slots, owned, num_receives)
         held = held_by_schedule(evaluation, own_slots, chunks)
-        peak = step_peak(chunks, counts.moments[pp_rank], held, evaluation.workspace_bytes)
+        peak = step_peak(chunks, counts.points[pp_rank], held, evaluation.workspace_bytes)
         ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, places, listed=listed)
     return ranks
 
@@ -193,9 +193,9 @@ def _distinct(
     first = pp_rank * (mesh.world_size // mesh.pp)
     found: list[RankBudget] = []
     key = frozenset([id(storage) for storage, _ in stored.uneven])
-    if key not in evaluation.alike:
-        evaluation.alike[key] = alike_runs(mesh, [tensor for storage, _ in stored.uneven for tensor in storage.uneven], places)
-    for run in evaluation.alike[key]:
+    if key not in evaluation.equal_ranks:
+        evaluation.equal_ranks[key] = equal_runs(mesh, [tensor for storage, _ in stored.uneven for tensor in storage.uneven], places)
+    for run in evaluation.equal_ranks[key]:
         coordinate = rank_coordinate(mesh, first + run.first)
         place = coordinate["dp_shard"], run.first // (mesh.ep * mesh.etp) % mesh.efsdp
         cells, where = rank_cells(persistent, peak, init_peak(persistent.slots, *place), stored.updates(*place))
@@ -209,11 +209,11 @@ def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
     """Budgets with the largest peak first; equal ones of different pipeline ranks become one."""
     by_peak: dict[int, list[RankBudget]] = {}  # only equal peaks can have equal cells
     for rank in sorted(ranks, key=lambda rank: rank.ranks):
-        alike = by_peak.setdefault(rank.peak_bytes, [])
-        for index, twin in enumerate(alike):
+        equal = by_peak.setdefault(rank.peak_bytes, [])
+        for index, twin in enumerate(equal):
             if twin.cells == rank.cells and twin.parameters == rank.parameters:
-                alike[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
+                equal[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
                 break
         else:
-            alike.append(rank)
+            equal.append(rank)
     return tuple(rank for peak in sorted(by_peak, reverse=True) for rank in by_peak[peak])

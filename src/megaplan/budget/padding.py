@@ -63,7 +63,8 @@ def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget
         return []
     found = _padded(spec, inventory, layout, worst)
     detail = [
-        f"{runs_label(runs_of(worst.ranks))}: {cost:,} B of the peak of {worst.peak_bytes:,} B, {100 * cost / worst.peak_bytes:.1f}%",
+        f"{runs_label(runs_of(worst.ranks))}: {format_bytes(cost)} of the peak of {format_bytes(worst.peak_bytes)}, "
+        f"{100 * cost / worst.peak_bytes:.1f}%",
         *(_line(each, spec) for each in found[:MOST_NAMED]),
     ]
     hint = _nearest(spec, inventory, layout, worst, cost, sum(each.nbytes for each in found))
@@ -75,7 +76,7 @@ def _line(padded: Padded, spec: Spec) -> str:
     times = f"{padded.num_tensors} times " if padded.num_tensors > 1 else ""
     shards = spec.mesh.efsdp if padded.name.startswith("experts.") else spec.mesh.dp_shard
     rows = f"{padded.rows:,} rows in {shards:,} shards are {padded.gathered_rows:,} gathered"
-    return f"{times}{padded.name}: {rows}, {padded.nbytes:,} B more"
+    return f"{times}{padded.name}: {rows}, {format_bytes(padded.nbytes)} more"
 
 
 def _cost(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget) -> int:
@@ -124,10 +125,13 @@ def _nearest(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget
     mesh = spec.mesh
     shards, replicas = mesh.dp_shard, mesh.dp_replicate
     total = shards * replicas
-    alike = [(degree, total // degree) for degree in range(2, total + 1) if total % degree == 0 and degree != shards]
+    same_devices = [(degree, total // degree) for degree in range(2, total + 1) if total % degree == 0 and degree != shards]
     others = [(degree, replicas) for degree in range(max(2, shards // 2), 2 * shards + 1) if total % degree]
     budgets = 0
-    for degree, copies in (*sorted(alike, key=lambda pair: abs(pair[0] - shards)), *sorted(others, key=lambda pair: abs(pair[0] - shards))):
+    for degree, copies in (
+        *sorted(same_devices, key=lambda pair: abs(pair[0] - shards)),
+        *sorted(others, key=lambda pair: abs(pair[0] - shards)),
+    ):
         changed = spec.model_copy(update={"mesh": mesh.model_copy(update={"dp_shard": degree, "dp_replicate": copies})})
         if any(item.severity is Severity.ERROR for item in check_rules(changed)):
             continue

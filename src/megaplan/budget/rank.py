@@ -22,14 +22,14 @@ from megaplan.budget.values import (
     checked,
 )
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.optimizer import LastMoment
+from megaplan.hosts.megarun.optimizer import LastPeak
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.megarun.streams import Reserving
 
 INIT, FIRST_FORWARD_BACKWARD, FIRST_OPTIMIZER, FORWARD_BACKWARD, OPTIMIZER = Phase
 REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()
-MomentCells = dict[Column, int]
-CAST = "the update beside a gradient cast for it"
+PhaseCells = dict[Column, int]
+CAST = "the update with a gradient cast for it"
 
 
 class Persistent(NamedTuple):
@@ -129,7 +129,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
     return checked(cells), where
 
 
-def _added(cells: MomentCells, more: MomentCells) -> MomentCells:
+def _added(cells: PhaseCells, more: PhaseCells) -> PhaseCells:
     """The sum by column: both are copies of `NO_BYTES`, so their columns have one order, and a lookup of each would cost more."""
     return dict(zip(cells, map(add, cells.values(), more.values()), strict=True))
 
@@ -138,11 +138,11 @@ def _update(cast_bytes: int) -> str:
     return CAST if cast_bytes else "the update of all parameters"
 
 
-def _first_update(to_make: LastMoment) -> str:
+def _first_update(to_make: LastPeak) -> str:
     return CAST if to_make.scratch_bytes else "all optimizer state made"
 
 
-def _base(persistent: Persistent) -> MomentCells:
+def _base(persistent: Persistent) -> PhaseCells:
     """Bytes of every phase, without those of optimizers."""
     cells = NO_BYTES.copy()
     cells[REPLICATED], cells[TENSOR_PARALLEL], cells[EXPERT_PARALLEL] = persistent.stored.resident_bytes

@@ -56,7 +56,7 @@ def _reducing_backwards(chunk: Chunk, later: bool, ending: list[Peak]) -> Iterat
         own = unit.gathered_bytes
         gradients = (everything if later else behind) + made + kept
         gathered = own if reshard else ahead
-        yield chunk.backward(index, gradients, gathered + pending, again=False, fetches=reshard)
+        yield chunk.backward(index, gradients, gathered + pending, accumulates=False, fetches=reshard)
         if index == 0 and (tied := chunk.tied_sum_bytes()):
             yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + pending + root.gathered_bytes)
         if not unit.layer or unit.storage is None:
@@ -111,8 +111,8 @@ def _reduction(group: GroupBytes, gradient_bytes: int, last_bytes: int) -> tuple
     The last gradient is still referenced then; the output counts as a gradient, because it becomes one.
     """
     reduced = last_bytes + group.reduced_bytes
-    moments = (gradient_bytes, group.reduce_bytes), (reduced, group.reduce_bytes + group.divided_bytes)
-    return (*moments, (reduced + group.recast_bytes, group.reduce_bytes)) if group.recast_bytes else moments
+    points = (gradient_bytes, group.reduce_bytes), (reduced, group.reduce_bytes + group.divided_bytes)
+    return (*points, (reduced + group.recast_bytes, group.reduce_bytes)) if group.recast_bytes else points
 
 
 def _groups(chunk: Chunk) -> Iterator[tuple[str, GroupBytes]]:

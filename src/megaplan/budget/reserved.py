@@ -51,7 +51,7 @@ def reserving(chunks: Sequence[Chunk], stored: RankStorage, shards: ShardsPool, 
     policy = chunks[0].policy
     if not expandable:
         return _reserving(chunks, stored.pools, shards, num_reductions=num_reductions, expandable=False)
-    key = policy.shards_beside, policy.pipelined, policy.replicated, num_reductions > 1
+    key = policy.separate_shards, policy.pipelined, policy.replicated, num_reductions > 1
     found = stored.reservings.get(key)
     if found is None:
         found = stored.reservings[key] = _reserving(chunks, stored.pools, shards, num_reductions=num_reductions, expandable=True)
@@ -59,15 +59,15 @@ def reserving(chunks: Sequence[Chunk], stored: RankStorage, shards: ShardsPool, 
 
 
 def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:
-    apart, replicated = shards is ShardsPool.REDUCE_SCATTER, chunks[0].policy.replicated
-    lasting = pools.shard_bytes if apart and not pools.recast_bytes else pools.recast_bytes
+    separate, replicated = shards is ShardsPool.REDUCE_SCATTER, chunks[0].policy.replicated
+    lasting = pools.shard_bytes if separate and not pools.recast_bytes else pools.recast_bytes
     passing = 0
     if num_reductions > 1 or pools.recast_bytes:  # outputs are not the shards themselves; with replicas they wait for the backward's end
         passing = pools.all_reduced_bytes if replicated else pools.reduced_bytes
     streams = (pools.gather_bytes > 0) + (lasting + passing > 0)
     open_bytes = OPEN_SEGMENTS_BYTES + streams * LARGE_BUFFER_BYTES
     if expandable:
-        requests, live = _last_requests(chunks[0], apart=lasting > 0, later=num_reductions > 1)
+        requests, live = _last_requests(chunks[0], separate=lasting > 0, later=num_reductions > 1)
         return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, 0, EXPANDABLE_SHARE, requests, live, False))
     groups = list(chain.from_iterable([reduced_groups(chunk) for chunk in chunks]))
     if passing and not replicated:
@@ -80,13 +80,13 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
     return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, missing, SEGMENTS_SHARE, (), 0, True))
 
 
-def _last_requests(chunk: Chunk, *, apart: bool, later: bool) -> tuple[tuple[int, ...], int]:
+def _last_requests(chunk: Chunk, *, separate: bool, later: bool) -> tuple[tuple[int, ...], int]:
     """Requests of the reduction of a slot's own parameters as a backward ends, and live bytes before it; none under a pipeline."""
     if chunk.policy.pipelined:
         return (), 0
     root = chunk.root
-    live = root.made_bytes + (0 if apart else chunk.shard_bytes if later else chunk.shard_bytes - root.shard_bytes)
-    return ((root.reduce_bytes,) if apart or later else (root.reduce_bytes, root.reduced_bytes)), live
+    live = root.made_bytes + (0 if separate else chunk.shard_bytes if later else chunk.shard_bytes - root.shard_bytes)
+    return ((root.reduce_bytes,) if separate or later else (root.reduce_bytes, root.reduced_bytes)), live
 
 
 def _own_segments(sizes: Iterable[int], largest: int = 0) -> int:
@@ -123,7 +123,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, rounding: S
 
 def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> int:
     """Bytes that a step reserves beyond its allocated peak and rounding."""
-    beside, open_bytes, missing, share, requests, live, _ = reserving
+    other_pool_bytes, open_bytes, missing, share, requests, live, _ = reserving
     grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, from the computing stream's pool then
     for size in requests:
         if size * 100 > free * PLACE_PERCENT:
@@ -131,4 +131,4 @@ def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> i
         else:
             free -= size
     unused = (phase[ACTIVATIONS] + phase[FEATURES] + phase[ROUTING]) * share // PER_MILLE
-    return open_bytes + max(beside - peak.beside_bytes, 0) + missing + unused + max(grown - peak.late_bytes, 0)
+    return open_bytes + max(other_pool_bytes - peak.other_pool_bytes, 0) + missing + unused + max(grown - peak.late_bytes, 0)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.group_bytes import GroupBytes, together
-from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, in_turn, last_moment
+from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastPeak, MatrixPeaks, in_turn, last_peak
 from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
@@ -98,8 +98,8 @@ class Updates(NamedTuple):
 
     matrix_bytes: int
     other_bytes: int
-    adamw: LastMoment
-    muon: MatrixMoments
+    adamw: LastPeak
+    muon: MatrixPeaks
 
 
 class RankStorage:
@@ -144,7 +144,7 @@ class RankStorage:
 
     def _at(self, dense_index: int, expert_index: int) -> Updates:
         matrix, other = self._matrix, self._other
-        found: dict[int, MatrixMoments] = {}
+        found: dict[int, MatrixPeaks] = {}
         for storage, count in self.uneven:
             for tensor in storage.uneven:
                 size = count * tensor.state_bytes(expert_index if tensor.expert else dense_index)
@@ -152,10 +152,10 @@ class RankStorage:
                     matrix += size
                 else:
                     other += size
-            if storage.even_moments is None:
-                found[id(storage)] = storage.matrix_moments(dense_index, expert_index)
-        muon = in_turn([each.even_moments or found[id(each)] for each in self.blocks])
-        adamw = last_moment(self._casts, dense_index, expert_index) if self._casts else AT_END
+            if storage.even_peaks is None:
+                found[id(storage)] = storage.matrix_peaks(dense_index, expert_index)
+        muon = in_turn([each.even_peaks or found[id(each)] for each in self.blocks])
+        adamw = last_peak(self._casts, dense_index, expert_index) if self._casts else AT_END
         return new(Updates, (matrix, other, adamw, muon))
 
 

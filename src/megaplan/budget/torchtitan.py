@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megaplan.budget.alike import alike_runs, all_offsets
 from megaplan.budget.chunk import ChunkPolicy
+from megaplan.budget.equal_ranks import all_offsets, equal_runs
 from megaplan.budget.evaluation import Evaluated, Evaluation, SlotParts
 from megaplan.budget.megarun import held_by_schedule, schedule_counts
 from megaplan.budget.reserve import device_budget
@@ -87,14 +87,14 @@ class TitanEvaluation(Evaluation):
         reshard = spec.sharding.reshard_after_forward
         self.stored = PooledStored(sizes, blocks, frees_embedding=reshard and spec.host.fsdp_ends == "separate" and not blocks.tied)
         last = f"layers.{len(blocks.layers) - 1}"
-        beside = self._groups[last].gathered_bytes if reshard and not pipelined and spec.host.fsdp_ends == "root" else 0
+        kept_bytes = self._groups[last].gathered_bytes if reshard and not pipelined and spec.host.fsdp_ends == "root" else 0
         made: dict[object, Evaluated] = {}
         self.blocks: dict[str, Evaluated] = {}
         for name, variant in block_variants(spec, blocks).items():
             tied = name == "head" and blocks.tied
             if variant not in made:
                 block = blocks.block("embedding" if tied else name)
-                sums = block_bytes(spec, self.dims, name, block, beside_bytes=beside if name == "head" else 0)
+                sums = block_bytes(spec, self.dims, name, block, kept_gather_bytes=kept_bytes if name == "head" else 0)
                 storage = None if tied else self.stored.block(name)
                 layer, in_place = name.startswith("layers."), spec.precision.params is spec.precision.grads
                 made[variant] = Evaluated(block, sums, storage, layer=layer, boundary_bytes=self.boundary_bytes, in_place=in_place)
@@ -109,7 +109,7 @@ class TitanEvaluation(Evaluation):
             boundary_bytes=self.boundary_bytes,
         )
         self._parts: dict[int, SlotParts] = {}
-        self.alike = {}
+        self.equal_ranks = {}
 
     def _make(self, slot: Slot) -> SlotParts:
         return super()._make(in_blocks(slot))
@@ -168,7 +168,7 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budge
     for pp_rank, slots in enumerate(layout.by_rank()):
         parts = [evaluation.parts(slot) for slot in slots]
         chunks = [part.chunk for part in parts]
-        peak = step_peak(chunks, counts.moments[pp_rank], held_by_schedule(evaluation, slots, chunks))
+        peak = step_peak(chunks, counts.points[pp_rank], held_by_schedule(evaluation, slots, chunks))
         receives = sum(map(sum, counts.receives[pp_rank])) if counts.receives else 0
         ranks += _ranks(evaluation, pp_rank, slots, peak, receives, device.usable_bytes)
     stages = tuple(
@@ -193,7 +193,7 @@ def _ranks(
     first, everywhere = pp_rank * (mesh.world_size // mesh.pp), range(mesh.cp)
     uneven = [tensor._replace(expert=False) for storage, _ in stored.uneven for tensor in storage.uneven]
     found: dict[tuple[int, int], tuple[Updates, list[int]]] = {}
-    for run in alike_runs(mesh, uneven, everywhere, shards=mesh.dp_shard * mesh.cp):
+    for run in equal_runs(mesh, uneven, everywhere, shards=mesh.dp_shard * mesh.cp):
         updates = stored.updates(run.first // mesh.tp, 0)
         _, offsets = found.setdefault((updates.matrix_bytes, updates.other_bytes), (updates, []))
         offsets += all_offsets(mesh, run, everywhere)

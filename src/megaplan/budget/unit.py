@@ -29,7 +29,7 @@ class SplitUnit(NamedTuple):
     late_bytes: int
 
 
-class BankMoments(NamedTuple):
+class ExpertPoints(NamedTuple):
     """The largest points of the backward of a layer with experts, around the bank's operation.
 
     Attributes:
@@ -68,12 +68,12 @@ class Unit(NamedTuple):
     Attributes:
         block: Sums of its ledger.
         storage: FSDP2's storage of its parameters; None if they are those of another unit or of a copy on the slot (a tied head).
-        layer: True if it is a layer or a prediction depth, with groups of its own; all else is the slot's group.
+        layer: True if it is a layer or a prediction depth, with groups of its own; everything else is the slot's group.
         input_bytes: Its input, if it keeps it and the chunk owns it.
         kept_bytes: Bytes that it keeps in all columns, its input included.
         forward_bytes: Allocated bytes at the peak of its forward, its input included; the same for the next two.
         backward_bytes: Allocated bytes at the peak of its backward.
-        again_bytes: Allocated bytes at the peak of a backward that adds gradients in place.
+        accumulating_bytes: Allocated bytes at the peak of a backward that adds gradients in place.
         reduction_bytes: All buffers of the reductions of its groups.
         gathered_bytes: Gathered parameters of a layer; 0 for a unit of the slot's group, the same for the next three.
         flat_bytes: The all-gather's own output.
@@ -81,7 +81,7 @@ class Unit(NamedTuple):
         shard_bytes: Gradient shards.
         slack_bytes: Bytes that the allocator's rounding adds to the kept tensors.
         elsewhere: Kept bytes in columns other than activations.
-        has_bank: True if it is a layer with experts, which have their own group.
+        has_experts: True if it is a layer with experts, which have their own group.
         passing_bytes: Its input, if the chunk owns it and it does not keep it: allocated until its forward has ended.
         last_own: For a layer, the tensor that FSDP2 lists after those of its children; "" if there is none.
         bank: For a layer with experts, the largest points of its backward.
@@ -98,7 +98,7 @@ class Unit(NamedTuple):
     kept_bytes: int
     forward_bytes: int
     backward_bytes: int
-    again_bytes: int
+    accumulating_bytes: int
     reduction_bytes: int
     gathered_bytes: int
     flat_bytes: int
@@ -106,10 +106,10 @@ class Unit(NamedTuple):
     shard_bytes: int
     slack_bytes: int
     elsewhere: tuple[tuple[Column, int], ...]
-    has_bank: bool
+    has_experts: bool
     passing_bytes: int
     last_own: str
-    bank: BankMoments | None
+    bank: ExpertPoints | None
     shared: tuple[str, ...]
     split: SplitUnit | None
     choice_bytes: int
@@ -122,7 +122,7 @@ def make_unit(
     layer: bool,
     owned_input_bytes: int,
     last_own: str = "",
-    bank: BankMoments | None = None,
+    bank: ExpertPoints | None = None,
     shared: tuple[str, ...] = (),
 ) -> Unit:
     """A unit; `owned_input_bytes` is its input, if the chunk owns that; `bank` is given for a layer with experts."""
@@ -140,7 +140,7 @@ def make_unit(
             block.saved_bytes + kept_input,
             block.forward_bytes + kept_input + passing,
             block.backward_bytes + kept_input,
-            block.again_bytes + kept_input,
+            block.accumulating_bytes + kept_input,
             group.reduction_bytes,
             own.gathered_bytes,
             own.flat_bytes,
@@ -168,7 +168,7 @@ class Peak(NamedTuple):
         where: Description.
         unit: The running block.
         before: Bytes that the blocks before it keep, its own input included while that is allocated.
-        moment: Live set of the running block; None between blocks.
+        point: Live set of the running block; None between blocks.
         params: Its parameter gradients.
         gradients: Other gradients: accumulated ones, and those of the slot's own parameters.
         communication: Gathered parameters and reduce buffers.
@@ -181,7 +181,7 @@ class Peak(NamedTuple):
     where: str
     unit: int
     before: int
-    moment: LiveSet | None
+    point: LiveSet | None
     params: tuple[str, ...]
     gradients: int
     communication: int

@@ -65,7 +65,7 @@ class RankBudget(NamedTuple):
         coordinate: Coordinate of the first of them, by mesh axis.
         parameters: Parameters of the first of them after TP and EP, before state sharding, shared copies included.
         cells: Bytes by phase and column; every phase and column is present.
-        moments: Description of the place of each phase's peak.
+        peak_places: Description of the place of each phase's peak.
         usable_bytes: Usable bytes of the device.
     """
 
@@ -73,7 +73,7 @@ class RankBudget(NamedTuple):
     coordinate: dict[str, int]
     parameters: int
     cells: Cells
-    moments: dict[Phase, str]
+    peak_places: dict[Phase, str]
     usable_bytes: int
 
     @property

@@ -23,7 +23,7 @@ from megaplan.terminal.table import markdown_table
 from megaplan.units import format_gib
 
 StepTimePair = tuple[PlannedTime | str, PlannedTime | str]
-"""Of a step, before and after."""
+"""Step times before and after."""
 MARKER = "<!-- megaplan diff -->"
 MAX_CHARACTERS = 65_535
 """A GitHub comment is limited to 65,536 characters."""

@@ -191,7 +191,7 @@ def _difference_text(rank: RankChange, shown: RankChange) -> str:
 
 
 def _growth(diff: PlanDiff) -> Iterator[StyledLine]:
-    """Which column grows, over all ranks, and by which change."""
+    """Columns that grow, over all ranks, with the change that causes it."""
     causes = {key for growth in diff.growth for key, _ in growth.causes}
     yield "columns over all ranks" + (f", caused by {CAUSES.get(cause := next(iter(causes)), cause)}" if len(causes) == 1 else ""), "bold"
     rows = [("  column", "before GiB", "after GiB", "change GiB")]

@@ -55,7 +55,7 @@ VALUES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "used_percent": ("megaplan.budget.fit", "HEADROOM_PERCENT", lambda percent: f"{100 - percent}%"),
     "whole_refused": ("megaplan.families.registry", "FAMILIES", _whole_refused),
 }
-"""Each placeholder's module, the name in it that has the value, and what makes text of the value. A page imports only what it names."""
+"""Module and name of each placeholder's value, and the function that formats it. A page imports only the modules that it names."""
 
 
 def filled(text: str) -> str:

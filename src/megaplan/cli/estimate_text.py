@@ -35,7 +35,8 @@ def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: b
     yield "", ""
     yield from ((line, "") for line in rank_table([view_of(rank) for rank in ranks], all_ranks=all_ranks))
     yield from (
-        (line, "") for line in wrap(f"peak of {runs_label(runs_of(ranks[0].ranks))}: {ranks[0].moments[ranks[0].peak_phase]}", indent="  ")
+        (line, "")
+        for line in wrap(f"peak of {runs_label(runs_of(ranks[0].ranks))}: {ranks[0].peak_places[ranks[0].peak_phase]}", indent="  ")
     )
     yield _largest(found), ""
     yield "", ""

@@ -26,7 +26,7 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
     label, host = runs_label(runs_of(rank.ranks)), given.spec.host.kind
     yield "", ""
     yield f"details of {label}", "bold"
-    for phase, text in rank.moments.items():
+    for phase, text in rank.peak_places.items():
         mark = "*" if phase is rank.peak_phase else " "
         yield from _plain(wrap(f"{mark} {phase}: {format_bytes(rank.phases[phase])}, {text}", indent="    "))
     for column, num_bytes in rank.columns.items():

@@ -81,8 +81,8 @@ def met(conditions: tuple[Condition, ...], estimates: Estimates, times: Callable
     """Sentences of the conditions that a plan meets.
 
     Args:
-        conditions: Of the option.
-        estimates: Of the plan.
+        conditions: Conditions of the option.
+        estimates: Estimates of the plan.
         times: Step of the older plan, None without one, and of this; asked for if a condition is about it.
     """
     return [

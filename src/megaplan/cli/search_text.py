@@ -52,7 +52,7 @@ def search_lines(found: Search, written: Sequence[str]) -> Iterator[StyledLine]:
 
 
 def _small_batch(found: Search) -> str:
-    """That the batch, which a search keeps, has no sequence for every device."""
+    """Note that the batch, which a search keeps, has fewer sequences than devices."""
     spec = found.job.spec
     sequences, devices = spec.global_batch_size, found.devices
     enough = spec.schedule.num_microbatches * -(-devices // sequences)

@@ -49,7 +49,7 @@ class Matrices(NamedTuple):
         return self.num_tensors * self.stack * self.rows * self.columns
 
 
-class Held(NamedTuple):
+class StoredParameters(NamedTuple):
     """Parameters that are stored and updated, on all pipeline ranks together.
 
     Attributes:
@@ -73,7 +73,7 @@ class Held(NamedTuple):
     matrices: tuple[Matrices, ...]
 
 
-def gather_parts(spec: Spec, held: Held) -> Iterator[KindWork]:
+def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once, before the gather of all parameters."""
     stored, used = spec.precision.master.bytes, spec.precision.params.bytes
     own = held.elements // spec.mesh.dp_shard
@@ -82,32 +82,32 @@ def gather_parts(spec: Spec, held: Held) -> Iterator[KindWork]:
     yield KindWork("shard copy", held.elements * 2 * used, 0, held.tensors)
 
 
-def reduce_parts(spec: Spec, held: Held) -> Iterator[KindWork]:
+def reduce_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once, around the reduction of all gradients."""
     used, summed = spec.precision.params.bytes, spec.precision.reduce.bytes
     yield KindWork("chunk_cat", held.trained * (used + summed), 0, held.groups)
     yield KindWork("shard copy", held.trained // spec.mesh.dp_shard * 2 * summed, 0, held.groups)
 
 
-def sum_parts(spec: Spec, held: Held) -> Iterator[KindWork]:
+def sum_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """For each reduction after the first: it is added to the sum."""
     yield KindWork(SUM, held.trained // spec.mesh.dp_shard * 3 * spec.precision.grads.bytes, 0, held.trained_tensors)
 
 
-def clip_parts(spec: Spec, held: Held) -> Iterator[KindWork]:
+def clip_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once: norm and scale, and for each tensor its square and their sum."""
     yield KindWork("clip", held.shard * 3 * spec.precision.grads.bytes, 0, 2 * _launches(held.shard))
     yield KindWork(MEMORY, 0, 0, CLIP_OPERATIONS * held.trained_tensors)
 
 
-def adamw_parts(spec: Spec, held: Held) -> Iterator[KindWork]:
+def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once: gradient, parameter and two moments read, the last three written."""
     grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
     others = held.shard - (held.shard_matrices if spec.optimizer.uses_muon else 0)
     yield KindWork("adamw", others * (grads + 4 * moments + 2 * stored), 0, _launches(others))
 
 
-def muon_parts(spec: Spec, held: Held, num_sms: int) -> Iterator[KindWork]:
+def muon_parts(spec: Spec, held: StoredParameters, num_sms: int) -> Iterator[KindWork]:
     """Once, after AdamW."""
     if not spec.optimizer.uses_muon:
         return
@@ -140,20 +140,20 @@ def _orthogonalised(each: Matrices, size: int, steps: int, num_sms: int) -> Iter
         yield KindWork("strided copy", copied * (1 + (count > 1)), 0, number * (1 + (count > 1)))
 
 
-def adamw_operations(spec: Spec, held: Held) -> int:
+def adamw_operations(spec: Spec, held: StoredParameters) -> int:
     """Host operations on AdamW's tensors before its launch."""
     own = held.trained_tensors - (_num_matrices(held) if spec.optimizer.uses_muon else 0)
     return ADAMW_OPERATIONS * own
 
 
-def muon_operations(spec: Spec, held: Held) -> int:
+def muon_operations(spec: Spec, held: StoredParameters) -> int:
     """Operations that the host launches for Muon's update."""
     if not spec.optimizer.uses_muon:
         return 0
     return _num_matrices(held) * (MUON_OPERATIONS + STEP_OPERATIONS * spec.optimizer.newton_schulz_steps)
 
 
-def _num_matrices(held: Held) -> int:
+def _num_matrices(held: StoredParameters) -> int:
     """Tensors that Muon updates."""
     return sum(each.num_tensors for each in held.matrices)
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 from megakernels.facts import KindWork
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
-    Held,
     Matrices,
+    StoredParameters,
     adamw_operations,
     adamw_parts,
     clip_parts,
@@ -34,7 +34,7 @@ from megaplan.cost.beside import (
     sum_parts,
 )
 from megaplan.cost.rates import Rates
-from megaplan.cost.transfers import Group as Ranks
+from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Group, Inventory, Owner
@@ -211,10 +211,10 @@ def exchanges(spec: Spec) -> tuple[int, int]:
     return gathers, 1 if spec.mesh.is_pipelined else count
 
 
-def held_of(spec: Spec, local: LocalElements) -> Held:
+def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
     """The parameters of all pipeline ranks together."""
     mesh = spec.mesh
-    return Held(
+    return StoredParameters(
         local.dense + local.experts,
         local.trained + local.trained_experts,
         local.trained // mesh.dp_shard + local.trained_experts // mesh.efsdp,

@@ -36,7 +36,7 @@ from megaplan.spec.models import Spec
 K = TypeVar("K")
 V = TypeVar("V")
 Change = Callable[[Rates], Rates]
-Cuts = Sequence[tuple[int, int]]
+SlotSpans = Sequence[tuple[int, int]]
 """One half-open span of layers for each slot, in model order."""
 MOST_KEPT = 20_000
 """Values of a kind that a timer keeps; beyond it all are dropped."""
@@ -131,12 +131,12 @@ class ReplayTimer:
             found.append(time)
         return ModelTimes(tuple(found), *self._end(spec))
 
-    def step_ns(self, spec: Spec, spans: Cuts) -> int:
+    def step_ns(self, spec: Spec, spans: SlotSpans) -> int:
         """The replay's makespan, and what data ranks and the optimizer add."""
         sums = self.sums(spec)
         return self._makespan(spec, sums, spans) + self.beside(spec, sums)
 
-    def terms(self, spec: Spec, spans: Cuts) -> dict[str, int]:
+    def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, which add up to the step's.
 
         Of a mean pipeline rank: its layers, what they take longer as plain torch, what runs again, what waits for transfers; then idle
@@ -288,7 +288,7 @@ class ReplayTimer:
             found = kept(self._data)[key] = data_times(spec, self.rates(spec), self._elements[degrees])
         return found
 
-    def _makespan(self, spec: Spec, sums: Sums, spans: Cuts) -> int:
+    def _makespan(self, spec: Spec, sums: Sums, spans: SlotSpans) -> int:
         """Of all microbatches of an update: the schedule runs `steps_per_update` times, and fills and drains each time."""
         schedule, mesh = spec.schedule, spec.mesh
         if len(spans) == 1:

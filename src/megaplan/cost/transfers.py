@@ -58,7 +58,7 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """Ranks of one axis: how many, and how far apart two neighbours are; they stand in `stride · size` consecutive ranks."""
 
     size: int
@@ -74,7 +74,7 @@ class Group:
         return min(self.size, max(1, spec.device.per_node // self.stride)) if self.crosses(spec) else self.size
 
 
-def gather_ns(rates: Rates, spec: Spec, group: Group, payload_bytes: int) -> int:
+def gather_ns(rates: Rates, spec: Spec, group: RankGroup, payload_bytes: int) -> int:
     """All-gather or reduce-scatter of a payload that is whole on every rank after or before it."""
     if group.size == 1:
         return 0
@@ -85,7 +85,7 @@ def gather_ns(rates: Rates, spec: Spec, group: Group, payload_bytes: int) -> int
     return rates.latency_ns + slowest
 
 
-def exchange_ns(rates: Rates, spec: Spec, group: Group, sent_bytes: int) -> int:
+def exchange_ns(rates: Rates, spec: Spec, group: RankGroup, sent_bytes: int) -> int:
     """All-to-all in which a rank spreads `sent_bytes` evenly over the group, itself included."""
     if group.size == 1:
         return 0
@@ -116,14 +116,14 @@ def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchang
     found = tensor_transfers(rates, spec, load, exchanges.gathered_width) if exchanges.sharded else Transfers()
     if exchanges.context_width:
         keys = load.num_tokens * spec.mesh.cp * (exchanges.context_width // load.tp) * load.itemsize
-        once = gather_ns(rates, spec, Group(spec.mesh.cp, spec.mesh.tp), keys)
+        once = gather_ns(rates, spec, RankGroup(spec.mesh.cp, spec.mesh.tp), keys)
         found += Transfers(once, 2 * once, once, once)
     return found + _row_transfers(rates, spec, load, exchanges) if exchanges.rows else found
 
 
 def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None) -> Transfers:
     """A sharded block's: the input is `gathered_width` wide, hidden if not given; the output is hidden."""
-    group, row = Group(spec.mesh.tp, 1), load.num_tokens * load.itemsize
+    group, row = RankGroup(spec.mesh.tp, 1), load.num_tokens * load.itemsize
     gather = gather_ns(rates, spec, group, row * (gathered_width or spec.model.hidden_size))
     scatter = gather_ns(rates, spec, group, row * spec.model.hidden_size)
     return Transfers(gather + scatter, 2 * gather + scatter, gather)
@@ -133,13 +133,13 @@ def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Tran
     """Embedding and head under `vocab_parallel`: the lookup's rows are scattered, the head's input is gathered; backward in reverse."""
     if not spec.mesh.vocab_parallel:
         return Transfers(), Transfers()
-    once = gather_ns(rates, spec, Group(spec.mesh.tp, 1), load.num_tokens * load.itemsize * spec.model.hidden_size)
+    once = gather_ns(rates, spec, RankGroup(spec.mesh.tp, 1), load.num_tokens * load.itemsize * spec.model.hidden_size)
     return Transfers(once, once), Transfers(once, 2 * once)
 
 
 def _row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
     """Rows of the rank's own tokens, to every rank that holds a slice of their experts."""
-    group = Group(load.ep * load.etp, 1)
+    group = RankGroup(load.ep * load.etp, 1)
     row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize
     sent = load.num_tokens // load.tp * exchanges.rows * load.etp * row
     once = exchange_ns(rates, spec, group, sent)

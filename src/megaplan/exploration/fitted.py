@@ -117,7 +117,7 @@ class FittedClock:
         return found
 
     def tight_bound_ns(self, spec: Spec) -> int:
-        """The same bound."""
+        """The bound of `bound_ns`."""
         return self.bound_ns(spec)
 
     def costs(self, spec: Spec) -> StackCosts:

@@ -22,7 +22,7 @@ from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.partition.layer_bytes import BlockNeeds, stored_needs
-from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, moments
+from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, rank_states
 from megaplan.spec.models import Spec
 
 
@@ -65,8 +65,8 @@ class Floors(AnyFloors):
     def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:
         """The same over several policies and any schedule."""
         recomputes = [policy.recompute for policy in policies]
-        alike = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # stored bytes are the same
-        return min(self._least_bytes(spec_of(mesh, policy), recomputes) for policy in alike)
+        stored = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # stored bytes are the same
+        return min(self._least_bytes(spec_of(mesh, policy), recomputes) for policy in stored)
 
     def _least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:
         letters: dict[str, set[str]] = {}
@@ -96,12 +96,12 @@ class Floors(AnyFloors):
     def kept_bytes(self, spec: Spec) -> int:
         """Bytes that layers keep for one microbatch, without inputs that may be in a receive buffer."""
         layers, total = self._inventory.layers, 0
-        for index, count in self._alike(spec):
+        for index, count in self._layer_kinds(spec):
             block = layers[index]
             total += count * self._layer(spec, f"layers.{index}", block, spec.policy(index, block.family), index)
         return max(0, total - spec.mesh.num_slots * boundary_bytes(local_dims(spec)))
 
-    def _alike(self, spec: Spec) -> list[tuple[int, int]]:
+    def _layer_kinds(self, spec: Spec) -> list[tuple[int, int]]:
         """Layers that keep different bytes, with the number equal to each; the last one, which is never recomputed, is separate."""
         if self._kinds is None:
             found: dict[tuple[object, ...], list[int]] = {}
@@ -154,16 +154,14 @@ def _held(kind: str, pp: int, vpp: int, count: int, keeps: bool) -> tuple[tuple[
     The first has the most microbatches, the second the most among those after every chunk's first backward.
     """
     found = []
-    for of_rank in moments(kind, pp, vpp, count):
+    for of_rank in rank_states(kind, pp, vpp, count):
         most, graded = (0, 0, 0), (0, 0, 0)
-        for moment in of_rank:
-            if moment.kind is not FORWARD:
+        for point in of_rank:
+            if point.kind is not FORWARD:
                 continue
-            exist = int(all(moment.weight_grads) and REDUCED not in moment.states)
-            touched = int(
-                keeps and not {UNTOUCHED, REDUCED} & {state for index, state in enumerate(moment.states) if index != moment.chunk}
-            )
-            each = (min(moment.in_flight), exist, touched)
+            exist = int(all(point.weight_grads) and REDUCED not in point.states)
+            touched = int(keeps and not {UNTOUCHED, REDUCED} & {state for index, state in enumerate(point.states) if index != point.chunk})
+            each = (min(point.in_flight), exist, touched)
             most = max(most, each)
             graded = max(graded, each, key=lambda one: (one[1], one[0], one[2]))
         found.append((most, graded))

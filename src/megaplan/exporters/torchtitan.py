@@ -32,8 +32,8 @@ def export_torchtitan(source: Source) -> Exported:
     """JSON whose sections have the names and fields of torchtitan's own config classes."""
     spec, losses = source.spec, _losses(source)
     mesh, schedule, training = spec.mesh, spec.schedule, spec.training
-    modules, told = _modules(source)
-    losses += told
+    modules, lost = _modules(source)
+    losses += lost
     size = spec.batch.micro_batch_size
     parallelism: dict[str, Any] = {
         "data_parallel_replicate_degree": mesh.dp_replicate,

@@ -26,7 +26,7 @@ def transformer_layers(source: Source, host: str, blocks: tuple[str, ...]) -> in
     why = None
     if len(found) != 1 or not found <= set(blocks):
         kinds = ", ".join(f"{count} {letter}" for letter in FAMILIES if (count := letters.count(letter)))
-        why = f"layers are {kinds}; {host} builds {' or '.join(blocks)} blocks, all alike"
+        why = f"layers are {kinds}; {host} builds {' or '.join(blocks)} blocks, all equal"
     elif not isinstance(attention, GroupedQueryAttention):
         why = f"model.attention.kind = mla, and {host}'s config has grouped-query attention"
     if why is not None:

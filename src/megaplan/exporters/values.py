@@ -99,10 +99,10 @@ def complete(source: Source, text: str, carried: Collection[str], losses: Collec
         carried: Dotted keys that the file expresses; a section's key covers all its keys.
         losses: Losses that the exporter reported itself.
     """
-    told = [loss.key for loss in losses]
+    reported = [loss.key for loss in losses]
     found = list(losses)
     for key, value in _leaves(source.spec, "", carried):
-        if not any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in told):
+        if not any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in reported):
             found.append(Loss(key, f"{key} = {_shown(value)}: the host has no counterpart"))
     return Exported(text, tuple(dict.fromkeys(found)))
 

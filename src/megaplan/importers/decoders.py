@@ -281,7 +281,7 @@ def gpt2(reader: ConfigReader) -> dict[str, Any]:
     """gpt2: LayerNorm, learned positions, biases everywhere, an MLP of two matrices, four times as wide where `n_inner` is null."""
     hidden, layers, count = reader.whole("n_embd"), reader.layers(2, "n_layer"), reader.whole("n_head")
     if reader.flag("add_cross_attention"):
-        reader.cannot("add_cross_attention", True, "crossattention stands in every layer, and a spec is one stack", False)
+        reader.cannot("add_cross_attention", True, "crossattention is in every layer, and a spec is one stack", False)
     inner = reader.whole_or_null("n_inner")
     letters = "AD" * layers
     model = {

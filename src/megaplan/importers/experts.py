@@ -95,7 +95,9 @@ def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
 def ernie4_5_moe(reader: ConfigReader) -> dict[str, Any]:
     """ernie4_5_moe: experts from one layer to another at an interval; the router's correction is a parameter."""
     if reader.flag("use_bias"):
-        reader.cannot("use_bias", True, "lm_head.bias stands on a head that can be tied, and experts have no bias beside the MLP's", False)
+        reader.cannot(
+            "use_bias", True, "lm_head.bias belongs to a head that can be tied, and experts have no bias in addition to the MLP's", False
+        )
     moe = experts(reader, count="moe_num_experts", width="moe_intermediate_size", top_k="moe_k", normalize=True)
     moe |= {"shared_ffn_hidden_size": reader.whole("moe_num_shared_experts", least=0) * moe["ffn_hidden_size"]}
     moe |= {"score_correction": True}

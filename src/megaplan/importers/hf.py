@@ -61,9 +61,9 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     reader = ConfigReader(config, source, family, class_facts(family), strict=strict)
     if NESTED in config:
         reader.skip(NESTED)
-        reader.tell(NESTED, NESTED, "the text model alone is imported; what stands beside it in the config is not counted")
+        reader.warn(NESTED, NESTED, "only the text model is imported; other models of the config are not counted")
     if family != config["model_type"]:
-        reader.tell("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
+        reader.warn("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
     _check_architectures(reader)
     model = ARCHITECTURES[family](reader)
     reader.stop_if_wrong()
@@ -192,9 +192,9 @@ def _batch_note(document: Document, name: str) -> tuple[Diagnostic, ...]:
     if not keys:
         return ()
     batch = document.value["batch"]
-    stands = " and ".join(f"batch.{key} = {batch[key]:,}" for key in keys)
+    values = " and ".join(f"batch.{key} = {batch[key]:,}" for key in keys)
     hint = " ".join(f"--set batch.{key}={batch[key]}" for key in keys)
-    return (diagnostic("MP821", f"{stands} until set", Location(name), (hint,), severity=Severity.NOTE),)
+    return (diagnostic("MP821", f"{values} until set", Location(name), (hint,), severity=Severity.NOTE),)
 
 
 def _refusal(code: str, detail: str, location: Location, *hints: str) -> MegaplanError:

@@ -47,7 +47,7 @@ def mamba2(reader: ConfigReader) -> dict[str, Any]:
     model = common(reader, "layer_norm_epsilon")
     _silu(reader, "hidden_act")
     if reader.has("rms_norm"):
-        reader.only("rms_norm", (True,), "a gated norm stands before the output projection here")
+        reader.only("rms_norm", (True,), "a gated norm is before the output projection here")
     num_heads, head_dim, expand = reader.whole("num_heads"), reader.whole("head_dim"), reader.whole("expand")
     mamba = {
         "kind": "mamba2",
@@ -151,7 +151,7 @@ def falcon_h1(reader: ConfigReader) -> dict[str, Any]:
     if not reader.flag("mamba_rms_norm"):
         mixer["gated_norm"] = False
     elif before:
-        reader.tell("mamba_norm_before_gate", True, "the gate comes after the norm in the original; shapes are the same")
+        reader.warn("mamba_norm_before_gate", True, "the gate comes after the norm in the original; shapes are the same")
     mixer |= _mixer_factors(reader, biased="bias" in mixer)
     gate, down = _factors(reader, "mlp_multipliers", 2)
     dense = mlp(reader, bias=reader.flag("mlp_bias")) | _given(gate_multiplier=gate, output_multiplier=down)
@@ -163,7 +163,7 @@ def _attention_factors(reader: ConfigReader, attention: dict[str, Any]) -> dict[
     """Factors of keys and of attention's input, expressed as factors of its scores and of its output, if no bias is between them."""
     keys, read, made = (reader.factor(key) or 1.0 for key in ("key_multiplier", "attention_in_multiplier", "attention_out_multiplier"))
     if read != 1 and "bias" in attention:
-        reader.tell("attention_in_multiplier", read, "queries, keys and values have biases, which it does not multiply")
+        reader.warn("attention_in_multiplier", read, "queries, keys and values have biases, which it does not multiply")
         read = 1.0
     scores = keys * read * read
     scale = {} if scores == 1 else {"softmax_scale": attention["head_dim"] ** -0.5 * scores}
@@ -174,7 +174,7 @@ def _mixer_factors(reader: ConfigReader, *, biased: bool) -> dict[str, Any]:
     """Factor of the mixer's input and of the parts of its input projection, expressed as factors of those parts."""
     parts, read = _factors(reader, "ssm_multipliers", 5), reader.factor("ssm_in_multiplier") or 1.0
     if read != 1 and biased:
-        reader.tell("ssm_in_multiplier", read, "the input projection has a bias, which it does not multiply")
+        reader.warn("ssm_in_multiplier", read, "the input projection has a bias, which it does not multiply")
         read = 1.0
     together = [part * read for part in parts]
     found = {} if together == [1.0] * len(parts) else {"part_multipliers": together}
@@ -208,7 +208,7 @@ def _mixer(reader: ConfigReader, hidden_size: int, *, inner: int | None = None, 
     _check_inner(reader, key, width, "mamba_n_heads · mamba_d_head", num_heads * head_dim)
     bias, output = reader.flag("mamba_proj_bias"), reader.flag(output_bias)
     if bias != output:
-        why = f"in_proj.bias and out_proj.bias are given by mamba_proj_bias = {str(bias).lower()} apart from this, and mamba.bias is both"
+        why = f"in_proj.bias and out_proj.bias are given by mamba_proj_bias = {str(bias).lower()} only, and mamba.bias is both"
         reader.cannot(output_bias, output, why, bias)
     return {
         "kind": "mamba2",
@@ -265,7 +265,7 @@ def _nemotron_letters(reader: ConfigReader) -> str:
         key, names, letters = "layers_block_type", reader.items("layers_block_type"), _NEMOTRON_NAMES
     else:
         key, names, letters = "hybrid_override_pattern", tuple(reader.text("hybrid_override_pattern")), _NEMOTRON
-        reader.skip("layers_block_type")  # the same list, as newer releases write it beside the text
+        reader.skip("layers_block_type")  # the same list, which newer releases write in addition to the text
     found = lettered(reader, key, names, letters)
     if reader.has(key) and not found:
         reader.wrong(key, list(names), "at least one layer")

@@ -29,7 +29,7 @@ def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
 def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
     """Keys of a class that never ties the head, whatever the config says."""
     if model["tie_embeddings"]:
-        reader.tell("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
+        reader.warn("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
     return model | {"tie_embeddings": False}
 
 
@@ -39,7 +39,7 @@ def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = T
     value = reader.text(key)
     if value not in known and (reader.has(key) or value):
         matrices = "three matrices" if gated else "two matrices"
-        reader.cannot(key, reader.value(key), f"an MLP of {matrices} has one of {', '.join(known)} here", next(iter(known)))
+        reader.cannot(key, reader.value(key), f"an MLP with {matrices} takes one of {', '.join(known)}", next(iter(known)))
     return known.get(value, next(iter(known.values())))
 
 

@@ -157,7 +157,7 @@ class ConfigReader:
         key = self._names.get(key, key)
         self._errors.append(diagnostic("MP807", detail, self._source.locate(key), (fix,)))
 
-    def tell(self, key: str, value: Any, effect: str) -> None:
+    def warn(self, key: str, value: Any, effect: str) -> None:
         """A warning about a field that changes the computation but no tensor, and that a spec does not carry."""
         key = self._names.get(key, key)
         self._not_carried[key] = f"{key} = {_shown(value)}: {effect}"
@@ -217,7 +217,7 @@ class ConfigReader:
         elif key in NOT_CARRIED:
             neutral, effect = NOT_CARRIED[key]
             if not _among(value, neutral):
-                self.tell(key, value, effect)
+                self.warn(key, value, effect)
         elif key not in IGNORED:
             self._unread(name, key, value)
 

@@ -40,7 +40,7 @@ def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0, by_window
     reader.skip("partial_rotary_factor")
     rotated = rotary_width(head_dim, share)
     if isinstance(share, int | float) and int(head_dim * share) % 2:
-        reader.tell("partial_rotary_factor", share, f"{int(head_dim * share)} dims of a head are rotated, by angles of a width that is odd")
+        reader.warn("partial_rotary_factor", share, f"{int(head_dim * share)} dims of a head are rotated, by angles of a width that is odd")
     return {"rope_theta": float(theta), **({"rotary_dim": rotated} if rotated != head_dim else {}), **rope_scaling(reader, inside)}
 
 
@@ -71,7 +71,7 @@ def rope_scaling(reader: ConfigReader, inside: Mapping[str, Any]) -> dict[str, A
     if kind in _PLAIN:
         return {}
     if kind not in ("linear", "llama3", "yarn"):
-        reader.tell(place, dict(inside), _OTHER)
+        reader.warn(place, dict(inside), _OTHER)
         return {}
 
     def positive(name: str, default: float | None = None) -> float:
@@ -136,7 +136,7 @@ def _rope_mapping(reader: ConfigReader, *, by_window: bool = False) -> Mapping[s
         if by_layer:
             whole = by_layer.get(FULL, next(iter(by_layer.values())))
             if not by_window and any(one.get("rope_theta") != whole.get("rope_theta") for one in by_layer.values()):
-                reader.tell(key, inside, "layers turn by different bases, and a spec has one; shapes are the same")
+                reader.warn(key, inside, "layers turn by different bases, and a spec has one; shapes are the same")
             inside = whole
         found |= inside
     return found

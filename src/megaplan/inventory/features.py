@@ -31,7 +31,7 @@ class SideEmbedding(NamedTuple):
     checkpoint: str
 
 
-_PARAMETERS = "its parameters, once; ids are made anew for every batch"
+_PARAMETERS = "its parameters, once; ids are made again for every batch"
 SIDE_EMBEDDINGS: dict[Outside, SideEmbedding] = {
     Outside.NGRAM: SideEmbedding("first", "the home stage, by hashing the batch's token ids and those before them", _PARAMETERS),
     Outside.STRUCTURE: SideEmbedding("first", "the token file, one class a token; the batch carries it to the home stage", _PARAMETERS),

@@ -14,7 +14,7 @@ GIVEN = ("efficiency_percent", "launch_ns", "recurrence_step_ns", "reached", "me
 """Keys of the device by which a spec replaces measured rates."""
 
 
-class Standing(NamedTuple):
+class TimeBasis(NamedTuple):
     """Basis of a step's time.
 
     Attributes:
@@ -30,15 +30,15 @@ class Standing(NamedTuple):
     reason: str | None = None
 
 
-def standing(spec: Spec, timer: ReplayTimer) -> Standing:
-    """The standing of a timed step."""
+def time_basis(spec: Spec, timer: ReplayTimer) -> TimeBasis:
+    """The basis of the time of a step."""
     found = measured(spec.device.name) if spec.host.uses_triton else None
     if found is None:
-        return Standing(Basis.MODELLED, UNCALIBRATED, None)
+        return TimeBasis(Basis.MODELLED, UNCALIBRATED, None)
     reason = _reason(spec, timer)
     if reason is not None:
-        return Standing(Basis.MODELLED, UNCALIBRATED, None, reason)
-    return Standing(Basis.MEASURED, f"{found.device}, {dtype_of(spec)}, megarun, eager, one rank", found.interval)
+        return TimeBasis(Basis.MODELLED, UNCALIBRATED, None, reason)
+    return TimeBasis(Basis.MEASURED, f"{found.device}, {dtype_of(spec)}, megarun, eager, one rank", found.interval)
 
 
 def dtype_of(spec: Spec) -> str:

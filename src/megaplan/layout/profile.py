@@ -279,7 +279,7 @@ def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], ta
 
 
 def _least(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Where a cost with one minimum has it, by golden sections."""
+    """Position of the minimum of a unimodal cost, by golden sections."""
     ratio = (5**0.5 - 1) / 2
     for _ in range(SECTIONS):
         left, right = high - ratio * (high - low), low + ratio * (high - low)

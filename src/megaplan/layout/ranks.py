@@ -78,7 +78,7 @@ def axis_groups(mesh: Mesh, *axes: str) -> tuple[tuple[int, ...], ...]:
     """
     names = MESH_AXES if set(axes) <= set(MESH_AXES) else EXPERT_AXES
     if not set(axes) <= set(names):
-        raise ValueError(f"the axes {', '.join(axes)} do not stand on one mesh")
+        raise ValueError(f"the axes {', '.join(axes)} are not on one mesh")
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(mesh.world_size):
         coordinate = _coordinate(mesh, names, rank)

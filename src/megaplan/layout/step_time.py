@@ -96,7 +96,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
-    from megaplan.layout.measured_step import standing  # noqa: PLC0415
+    from megaplan.layout.measured_step import time_basis  # noqa: PLC0415
     from megaplan.spec.device import device_of  # noqa: PLC0415
 
     if spec.num_actions > MAX_REPLAYED:
@@ -104,7 +104,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     tensors = build_inventory(spec) if inventory is None else inventory
     timer = ReplayTimer(tensors, spec)
     terms = timer.terms(spec, spans)
-    known = standing(spec, timer)
+    known = time_basis(spec, timer)
     seconds = sum(terms.values()) * NS
     tokens = spec.global_batch_tokens / spec.mesh.world_size / seconds
     peak = device_of(spec.device).peak_flops[spec.precision.params].value

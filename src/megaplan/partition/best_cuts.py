@@ -260,8 +260,8 @@ class _TieBreak:
         (reached, inner_stop), (inside, exceeding), found = stops, used, []
         for exceeds, limit in self._choices(exceeding, second):
             got = self._search.outward(part, starts, 1 << inner_stop, limit)
-            for (outside, beside), bits in reached.items():
-                for moved, kept in self._moves(part, starts[0], inside + outside) if exceeds + beside <= 1 else ():
+            for (outside, outer_used), bits in reached.items():
+                for moved, kept in self._moves(part, starts[0], inside + outside) if exceeds + outer_used <= 1 else ():
                     if here := got & bits & kept:
                         found.append(((here & -here).bit_length() - 1, exceeds, moved - outside))
         stop, exceeds, moved = min(found)

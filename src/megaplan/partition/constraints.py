@@ -44,7 +44,7 @@ class Constraints(NamedTuple):
         ]
         broken += [f"cut {cut} parts layer {cut} of model.parallel_layers from the layer before" for cut in cuts if cut in self.shared]
         broken += [f"cut {cut} parts {_sharing(span)}" for span in self.choices for cut in cuts if span[0] < cut < span[1]]
-        broken += [f"cut {cut} lies inside a transformer block of the host" for cut in cuts if cut in self.joined]
+        broken += [f"cut {cut} is inside a transformer block of the host" for cut in cuts if cut in self.joined]
         return broken + [f"cut {cut} of split.pin is missing" for cut in self.pin if cut not in cuts]
 
     def check(self, num_layers: int, num_slots: int) -> None:
@@ -75,13 +75,13 @@ class Constraints(NamedTuple):
         if cut in self.shared:
             yield _problem("MP328", f"cut {cut} of split.pin parts layer {cut} of model.parallel_layers", "split.pin")
         if cut in self.joined:
-            yield _problem("MP328", f"cut {cut} of split.pin lies inside a transformer block of the host", "split.pin")
+            yield _problem("MP328", f"cut {cut} of split.pin is inside a transformer block of the host", "split.pin")
         for start, stop in self.choices:
             if start < cut < stop:
                 yield _problem("MP328", f"cut {cut} of split.pin parts {_sharing((start, stop))}", "split.pin")
         for start, stop in self.together:
             if start < cut < stop:
-                yield _problem("MP329", f"cut {cut} of split.pin lies inside [{start}, {stop}) of split.together", "split.pin")
+                yield _problem("MP329", f"cut {cut} of split.pin is inside [{start}, {stop}) of split.together", "split.pin")
 
     def _too_few_cuts(self, num_layers: int, num_slots: int) -> list[Diagnostic]:
         needed, pinned, allowed = num_slots - 1, len(set(self.pin)), len(self.allowed_cuts(num_layers))

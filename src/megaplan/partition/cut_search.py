@@ -10,7 +10,7 @@ stops, the stops that a part may have follow from the *furthest* one for every i
 allowed.
 
 All pairs are kept. Keeping for each start the stop that is furthest in would miss solutions: no slot may be empty and limits differ by
-part, so a part that has gone ahead can leave a layer behind that only another one had room for.
+part, so a part that is ahead can leave a layer behind that only another one had room for.
 
 The pairs of a V are few where they matter: the ranks outside cannot take more than i times the limit, nor those inside more than P − i
 times, so at a limit near the optimum the start nearly settles the stop.
@@ -69,7 +69,7 @@ class CutSearch:
         edges, between, pins = self.edges, self._weights.of, self._pins
         self._sums = [[([between(weight, edges) for weight in each.weights], each.most) for each in (*own, *pins)] for own in found]
         self._rooms_of: dict[int, list[_Rooms]] = {}
-        self._alone = None if self.folded else [self._beside_nothing(part) for part in range(self.num_parts)]
+        self._alone = None if self.folded else [self._slot_rooms(part) for part in range(self.num_parts)]
 
     def position(self, cut: int) -> int:
         """Index of a cut among the edges; -1 if it is not allowed."""
@@ -183,8 +183,8 @@ class CutSearch:
                 spaces.append((second.up, second.down, space))
         return atoms, spaces
 
-    def _beside_nothing(self, part: int) -> _Rooms:
-        """The rooms of a slot, without its cost."""
+    def _slot_rooms(self, part: int) -> _Rooms:
+        """Rooms of a slot, which has no front span."""
         atoms, spaces = -1, []
         for (weight,), most in self._sums[part]:
             atoms &= weight.atoms_within(most)

@@ -22,7 +22,7 @@ from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.layout.values import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.schedules.in_flight import receive_buffers
-from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, RankState, moments, non_dominated
+from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, RankState, non_dominated, rank_states
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
@@ -74,19 +74,19 @@ def necessary_limits(
     layers, first, last = _needs(spec, inventory, layout, measured)
     made: dict[tuple[int, int, int], Weight] = {}
 
-    def weight(moment: tuple[int, int, int]) -> Weight:
-        if moment not in made:
-            made[moment] = layer_weight([need.at(*moment) for need in layers], first.at(*moment), last.at(*moment))
-        return made[moment]
+    def weight(point: tuple[int, int, int]) -> Weight:
+        if point not in made:
+            made[point] = layer_weight([need.at(*point) for need in layers], first.at(*point), last.at(*point))
+        return made[point]
 
     limits = []
-    for rank, of_rank in enumerate(moments(*degrees, num_steps=schedule.distinct_steps)):
+    for rank, of_rank in enumerate(rank_states(*degrees, num_steps=schedule.distinct_steps)):
         received = boundary_bytes(dims) * sum(forward + backward for forward, backward in receives[rank])
         found = []
-        for moment in _at_forwards(of_rank, mesh.vpp, keeps=not spec.sharding.reshard_after_forward):
+        for point in _at_forwards(of_rank, mesh.vpp, keeps=not spec.sharding.reshard_after_forward):
             # The input of a slot's first block is a receive buffer, already counted.
-            inputs = sum(count for count, _, _ in moment) * boundary_bytes(dims)
-            found.append(SpanSum(tuple(map(weight, moment)), usable_bytes - received + inputs))
+            inputs = sum(count for count, _, _ in point) * boundary_bytes(dims)
+            found.append(SpanSum(tuple(map(weight, point)), usable_bytes - received + inputs))
         limits.append(tuple(found))
     return tuple(limits)
 
@@ -102,12 +102,12 @@ def no_limits(
 def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     """Each chunk's microbatches in flight, and whether all gradients and gathered parameters exist, at the forwards of a rank."""
     seen: set[tuple[int, ...]] = set()
-    for moment in found:
-        if moment.kind is FORWARD:
-            graded = [int(exist and state is not REDUCED) for exist, state in zip(moment.weight_grads, moment.states, strict=True)]
-            touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in moment.states]
-            touched[moment.chunk] = int(keeps)
-            seen.add((*moment.in_flight, *graded, *touched))  # tensors that wait for W are left out
+    for point in found:
+        if point.kind is FORWARD:
+            graded = [int(exist and state is not REDUCED) for exist, state in zip(point.weight_grads, point.states, strict=True)]
+            touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in point.states]
+            touched[point.chunk] = int(keeps)
+            seen.add((*point.in_flight, *graded, *touched))  # tensors that wait for W are left out
     return tuple(tuple(zip(sums[:vpp], sums[vpp:-vpp], sums[-vpp:], strict=True)) for sums in non_dominated(seen))
 
 

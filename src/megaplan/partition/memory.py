@@ -93,4 +93,4 @@ class Memory:
         self._measured_sums = sums
         of_rank = layout.by_rank()
         owned = [[(slot.start, slot.stop) for slot in of_rank[rank]] for rank in ranks]
-        return [max(moment.excess(spans) for moment in sums[rank]) for rank, spans in zip(ranks, owned, strict=True)]
+        return [max(point.excess(spans) for point in sums[rank]) for rank, spans in zip(ranks, owned, strict=True)]

@@ -96,7 +96,7 @@ class Stack:
         """
         if self.where == "v":
             return 20 * self.num_layers * self.num_layers
-        return self.num_slots * self.num_layers + 10 * sum(len(moments) for moments in self.sums) * self.vpp
+        return self.num_slots * self.num_layers + 10 * sum(len(points) for points in self.sums) * self.vpp
 
     def leaves_any(self, exclusions: Iterable[Exclusion], spare: Sequence[int]) -> bool:
         """True if there are cuts within the sums and the exclusions, at any cost; arguments as for `best`."""
@@ -125,14 +125,14 @@ class Stack:
             return self.sums or ((),) * self.pp
         known: dict[int, int] = {}  # of weights, which several points share
         found: list[dict[int, SpanSum]] = [{} for _ in range(self.num_slots)]
-        for rank, moments in enumerate(self.sums):
-            for moment in moments:
-                for weight in moment.weights:
+        for rank, points in enumerate(self.sums):
+            for point in points:
+                for weight in point.weights:
                     if id(weight) not in known:
                         known[id(weight)] = min([after - start for start, after in pairwise(weight.up)])
-                lightest = [known[id(weight)] for weight in moment.weights]
-                most = moment.most - sum(lightest)
-                for chunk, (weight, own) in enumerate(zip(moment.weights, lightest, strict=True)):
+                lightest = [known[id(weight)] for weight in point.weights]
+                most = point.most - sum(lightest)
+                for chunk, (weight, own) in enumerate(zip(point.weights, lightest, strict=True)):
                     sums, each = found[rank + chunk * self.pp], SpanSum((weight,), most + own)
                     sums[id(weight)] = min(each, sums.get(id(weight), each), key=attrgetter("most"))
         return [tuple(sums.values()) for sums in found]
@@ -142,19 +142,19 @@ class Stack:
         from megaplan.partition.bounds import SlotSum, mean_bound  # noqa: PLC0415  (only where nothing fits)
 
         slots, sums = {rank: self.slots(rank) for rank in range(self.pp)}, []
-        for rank, moments in enumerate(self.sums):
-            for moment in moments:
-                before = {slot: weight.up for slot, weight in zip(slots[rank], moment.weights, strict=True)}
-                sums.append(SlotSum(before, -moment.most))
+        for rank, points in enumerate(self.sums):
+            for point in points:
+                before = {slot: weight.up for slot, weight in zip(slots[rank], point.weights, strict=True)}
+                sums.append(SlotSum(before, -point.most))
         return mean_bound(sums, self.num_slots, self.num_layers, self.rules)
 
     def shares(self, rank: int, spans: Spans, excess: int) -> Shares:
         """Limits of the slots of a rank over its memory, when all of them shrink in proportion."""
         owned = self.slots(rank)
-        moment = max(self.sums[rank], key=lambda moment: moment.excess([spans[slot] for slot in owned]))
-        weights = [weight.of(spans[slot]) for weight, slot in zip(moment.weights, owned, strict=True)]
+        point = max(self.sums[rank], key=lambda point: point.excess([spans[slot] for slot in owned]))
+        weights = [weight.of(spans[slot]) for weight, slot in zip(point.weights, owned, strict=True)]
         total = sum(weights) or 1
-        sizes = zip(owned, moment.weights, weights, strict=True)
+        sizes = zip(owned, point.weights, weights, strict=True)
         return {slot: (SpanSum((weight,), size - size * excess // total),) for slot, weight, size in sizes}
 
     def apportioned(self, ratio: tuple[int, int], spare: Sequence[int]) -> Shares:
@@ -172,4 +172,4 @@ class Stack:
     def rank_excess(self, rank: int, spans: Spans) -> int:
         """Bytes by which the rank exceeds its sums; negative if it is within them."""
         owned = [spans[slot] for slot in self.slots(rank)]
-        return max([moment.excess(owned) for moment in self.sums[rank]])
+        return max([point.excess(owned) for point in self.sums[rank]])

@@ -100,7 +100,7 @@ def moved_by_memory(stack: Stack, memory: Memory, free: tuple[int, ...], praise:
     """
     excesses = memory.excesses(spans_of(free, stack.num_layers))
     worst = max(range(stack.pp), key=lambda rank: excesses[rank])
-    detail = f"cuts {list(free)} {praise} and exceed the memory of pp rank {worst} by {excesses[worst]:,} bytes\n{values}"
+    detail = f"cuts {list(free)} {praise} and exceed the memory of pp rank {worst} by {format_bytes(excesses[worst])}\n{values}"
     return diagnostic("MP334", detail, Location(key="split"), (), Severity.NOTE)
 
 

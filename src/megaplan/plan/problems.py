@@ -28,7 +28,7 @@ def not_json(detail: str, location: Location) -> Diagnostic:
 
 def key_twice(key: str, location: Location) -> Diagnostic:
     """One object has a key twice."""
-    return diagnostic("MP110", f"the key {shortened(key)} stands twice in one object", location, (MAKE_A_PLAN,))
+    return diagnostic("MP110", f"the key {shortened(key)} occurs twice in one object", location, (MAKE_A_PLAN,))
 
 
 def too_deep(location: Location) -> Diagnostic:

@@ -66,7 +66,7 @@ def _rank(rank: RankBudget, document: Mapping[str, Any]) -> dict[str, Any]:
         "ranks": runs,
         "label": runs_label(runs),
         "cells": [[rank.cells[phase][column] for column in Column] for phase in Phase],
-        "moments": {str(phase): text for phase, text in rank.moments.items()},
+        "moments": {str(phase): text for phase, text in rank.peak_places.items()},
     }
 
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from megaplan.schedules.moments import RankState, Vector, moments, non_dominated
 from megaplan.schedules.placement import slot_owner, slots_of_rank
 from megaplan.schedules.registry import placement
+from megaplan.schedules.states import RankState, Vector, non_dominated, rank_states
 
 
 class InFlight(NamedTuple):
@@ -57,12 +57,12 @@ def in_flight(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tupl
     Raises:
         MegaplanError: The schedule cannot run on these degrees.
     """
-    return tuple(vectors_of(found) for found in moments(kind, pp, vpp, num_microbatches))
+    return tuple(vectors_of(found) for found in rank_states(kind, pp, vpp, num_microbatches))
 
 
 def vectors_of(found: Iterable[RankState]) -> tuple[InFlight, ...]:
     """The non-dominated vectors of one rank's states."""
-    maximal = non_dominated((*moment.in_flight, *moment.waiting) for moment in found)
+    maximal = non_dominated((*point.in_flight, *point.waiting) for point in found)
     return tuple(InFlight(vector[: len(vector) // 2], vector[len(vector) // 2 :]) for vector in maximal)
 
 

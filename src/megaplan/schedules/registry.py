@@ -20,7 +20,7 @@ class RegisteredSchedule(NamedTuple):
         placement: Assignment of slots to ranks.
         problems: Function of `pp`, `vpp`, `num_microbatches` that gives the reasons that it cannot run on them.
         orders: Function of those that gives the actions of every rank, in order.
-        enough_microbatches: Function of those that gives a number of microbatches with all states of more (`megaplan.schedules.moments`).
+        enough_microbatches: Function of those that gives a number of microbatches with all states of more (`megaplan.schedules.states`).
         torch_name: Name in `torch.distributed.pipelining.schedules.get_schedule_class`.
         least_vpp: Fewest slots per rank.
         splits_backward: True if it has actions I and W instead of some or all B.

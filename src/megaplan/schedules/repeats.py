@@ -49,15 +49,15 @@ class Repeat(NamedTuple):
 def repeat_of(nodes: Sequence[Node]) -> Repeat | None:
     """The segment around the middle that repeats; None if it has fewer than four periods."""
     known: dict[tuple[int, ...], int] = {}
-    alike = [known.setdefault((rank, shape, *[at - node for node in far]), len(known)) for at, (rank, shape, far) in enumerate(nodes)]
+    classes = [known.setdefault((rank, shape, *[at - node for node in far]), len(known)) for at, (rank, shape, far) in enumerate(nodes)]
     middle = len(nodes) // 2
-    period = _period(alike[middle:])
+    period = _period(classes[middle:])
     if period is None:
         return None
     start, stop = middle, middle + 2 * period
-    while start and alike[start - 1] == alike[start - 1 + period]:
+    while start and classes[start - 1] == classes[start - 1 + period]:
         start -= 1
-    while stop < len(nodes) and alike[stop] == alike[stop - period]:
+    while stop < len(nodes) and classes[stop] == classes[stop - period]:
         stop += 1
     if stop - start < 4 * period:
         return None

@@ -127,10 +127,10 @@ class LinkedOrders(NamedTuple):
         stops: list[int] = []
         free, repeat = [0] * self.num_ranks, self.repeat
         if repeat is not None:
-            self._go_on(stops, free, lengths, p2p, repeat.start + repeat.period)
+            self._advance(stops, free, lengths, p2p, repeat.start + repeat.period)
             while len(stops) + repeat.period <= repeat.stop:
                 before = free.copy()
-                self._go_on(stops, free, lengths, p2p, len(stops) + repeat.period)
+                self._advance(stops, free, lengths, p2p, len(stops) + repeat.period)
                 later = free[0] - before[0]
                 if all(now - then == later for now, then in zip(free, before, strict=True)) and repeat.is_steady(stops, later):
                     number, ends = (repeat.stop - len(stops)) // repeat.period, stops[-repeat.period :]
@@ -139,10 +139,10 @@ class LinkedOrders(NamedTuple):
                         stops += ends
                     free[:] = [now + number * later for now in free]
                     break
-        self._go_on(stops, free, lengths, p2p, len(self.nodes))
+        self._advance(stops, free, lengths, p2p, len(self.nodes))
         return stops
 
-    def _go_on(self, stops: list[int], free: list[int], lengths: list[int], p2p: int, stop: int) -> None:
+    def _advance(self, stops: list[int], free: list[int], lengths: list[int], p2p: int, stop: int) -> None:
         """Replays up to a node; the inner loop of a search for cuts."""
         for rank, shape, far in self.nodes[len(stops) : stop]:
             start = free[rank]
@@ -223,7 +223,7 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
             break
     stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
     if stuck:
-        raise ValueError(f"the schedule cannot go on: {', '.join(map(str, stuck))} wait for actions that never run")
+        raise ValueError(f"the schedule cannot continue: {', '.join(map(str, stuck))} wait for actions that never run")
     order = sorted(range(len(turns)), key=turns.__getitem__)
     places = dict(zip(sorted(turns), range(len(turns)), strict=True))
     nodes = tuple([Node(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])

@@ -119,7 +119,7 @@ class _Reader:
             raise self._stop("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", event)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                self._add("MP114", f"*{event.anchor} stands inside the value that it names, or no value before it has that name", event)
+                self._add("MP114", f"*{event.anchor} is inside the value that it names, or no value before it has that name", event)
             return self._anchors.get(str(event.anchor))
         if event.tag is not None:
             self._add("MP113", f"{dotted(path) or 'the document'} has the tag {quoted(event.tag)}", event)
@@ -144,7 +144,7 @@ class _Reader:
             here = (*path, key)
             name = dotted(here)
             if key in value:
-                self._add("MP110", f"{quoted(name)} stands on line {self.marks[name][0]} already", event, key=name)
+                self._add("MP110", f"{quoted(name)} is already on line {self.marks[name][0]}", event, key=name)
             else:
                 self.marks[name] = (event.start_mark.line + 1, event.start_mark.column + 1)
             value[key] = self._value(next(self._events), here, depth + 1)

@@ -22,7 +22,7 @@ def lora_rules(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP902", detail, "lora", "host: {name: megarun}", "remove lora")
     if checked.letters is not None:
         yield from _named(checked, lora)
-    for key, given, instead in _beside(checked, lora):
+    for key, given, instead in _unsupported(checked, lora):
         yield checked.error("MP726", f"lora.rank = {lora.rank}, and {given}", key, instead)
 
 
@@ -59,7 +59,7 @@ def _shown(known: dict[str, list[str]]) -> str:
     return "linears that can be adapted: " + "; ".join(f"{letter} has {series(names, 'and')}" for letter, names in known.items())
 
 
-def _beside(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]:
+def _unsupported(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]:
     """Each setting that lora does not support: its key, its value, and the value to write instead."""
     spec = checked.spec
     model, precision = spec.model, spec.precision

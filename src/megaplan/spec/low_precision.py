@@ -10,7 +10,7 @@ from megaplan.scalars import NaturalInt, PositiveInt, Section, StrictBool
 
 
 class LowPrecision(Section):
-    """Which products run in 8 or 4 bits and how their operands are scaled; all others use `precision.params`.
+    """Products that run in 8 or 4 bits, and the scaling of their operands; all others use `precision.params`.
 
     Attributes:
         name: Scaling granularity: a tensor (delayed: by its past maxima), a row, or a block of 128 (blockwise), 32 (mxfp8) or 16 (nvfp4).

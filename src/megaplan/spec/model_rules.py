@@ -41,7 +41,7 @@ def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"parallel_layers has {wrong[0]}, and a layer that shares the input of the one before is from 1 to {model.num_layers - 1}"
         yield checked.error("MP715", detail, key, f"use layers from 1 to {model.num_layers - 1}")
     if layers and model.norm_placement != "pre":
-        detail = f"parallel_layers is given, norm_placement = {model.norm_placement}: what is shared is the norm before a block"
+        detail = f"parallel_layers is given, norm_placement = {model.norm_placement}: parallel layers share the norm before a block"
         yield checked.error("MP715", detail, key, "norm_placement: pre")
 
 
@@ -56,7 +56,7 @@ def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"post_norm_layers is given, norm_placement = {model.norm_placement}: the other layers have a norm before them"
         yield checked.error("MP715", detail, key, "norm_placement: pre")
     if set(layers) & {*model.parallel_layers, *(each - 1 for each in model.parallel_layers)}:
-        detail = "a layer of post_norm_layers is of parallel_layers, or before one: what is shared is the norm before a block"
+        detail = "a layer of post_norm_layers is in parallel_layers, or before one that is: parallel layers share the norm before a block"
         yield checked.error("MP715", detail, key, "parallel_layers: []")
 
 

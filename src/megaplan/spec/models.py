@@ -129,7 +129,7 @@ class Precision(OptionsSection):
         moments: Dtype of optimizer moments.
         reduce: Dtype of gradient reduction.
         families: Dtype of gathered parameters and activations for the layers of a letter, instead of params.
-        recipe: How linears multiply in 8 or 4 bits; null for `params`.
+        recipe: Recipe of linears in 8 or 4 bits; null for `params`.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"recipe"})

@@ -47,7 +47,7 @@ def write_json(document: Any) -> None:
     sys.stdout.write(text + "\n")
 
 
-def wants_json(words: Sequence[str]) -> bool:
+def asks_json(words: Sequence[str]) -> bool:
     """True if these arguments ask for JSON; raw words are checked, because a failure may occur before they are parsed."""
     if any(word in ("--json", "--format=json") for word in words):
         return True

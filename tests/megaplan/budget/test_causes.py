@@ -14,7 +14,7 @@ from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
-from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment
+from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_peak
 from megaplan.hosts.megarun.products import ROUTERS
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
@@ -38,7 +38,7 @@ def test_gpipe_still_names_its_last_output_when_it_reduces(dense: Callable[..., 
     sizes = {"mesh.dp_shard": 8, "batch.micro_batch_size": 1, "schedule.num_microbatches": 1, "model.mlp": {"ffn_hidden_size": 8192}}
     spec = dense({"schedule.kind": "gpipe", "model.hidden_size": 1024, "model.vocab_size": 32768, **sizes})
     last = max(budget_of(spec).ranks, key=lambda rank: rank.coordinate["pp"])
-    assert "reduction" in last.moments[Phase.FORWARD_BACKWARD]
+    assert "reduction" in last.peak_places[Phase.FORWARD_BACKWARD]
     tokens, width = spec.batch.seq_length, spec.precision.params.bytes
     inputs = 2 * tokens * DType.INT64.bytes // 2  # labels
     assert last.cells[Phase.FORWARD_BACKWARD][Column.ACTIVATIONS] == tokens * (32768 + 1024) * width + inputs
@@ -58,16 +58,16 @@ def test_a_tied_embedding_on_one_rank_has_two_gradients_and_their_sum(
 
 
 def uneven(rows: int, degree: int, row_bytes: int) -> Uneven:
-    """A matrix of which AdamW keeps two fp32 moments, in fp32."""
+    """A matrix of which AdamW keeps two fp32 points, in fp32."""
     return Uneven(rows, -(-rows // degree), degree, 2 * row_bytes, row_bytes, expert=False, matrix=True)
 
 
 def test_adamw_s_first_step_counts_what_the_rank_holds() -> None:
-    """A rank without rows makes no moments of a matrix, and none are still to be made: neither is there anything to cast."""
+    """A rank without rows makes no points of a matrix, and none are still to be made: neither is there anything to cast."""
     short = uneven(rows=3, degree=5, row_bytes=400)
     casts = [Cast(400, 804, matrix=True, uneven=short), Cast(100, 204, matrix=False)]
-    assert last_moment(casts, 0, 0).largest_bytes == 400
-    empty = last_moment(casts, 4, 0)
+    assert last_peak(casts, 0, 0).largest_bytes == 400
+    empty = last_peak(casts, 4, 0)
     assert (empty.largest_bytes, empty.matrix_bytes) == (100, 0)
     assert casts[0].at(4, 0) == (0, 4)
 
@@ -125,7 +125,7 @@ def test_no_product_has_run_when_the_first_embedding_does(dense: Callable[..., S
     large = {"model.hidden_size": 1024, "model.vocab_size": 65536, "mesh.pp": 1, "mesh.dp_shard": 2, "batch.seq_length": 1}
     spec = dense({**large, "batch.micro_batch_size": 1, "schedule.num_microbatches": 1, "lora": {"rank": 3, "alpha": 16.0}})
     worst = budget_of(spec).worst
-    assert worst.moments[Phase.FIRST_FORWARD_BACKWARD] == "gathering of layers.0"
+    assert worst.peak_places[Phase.FIRST_FORWARD_BACKWARD] == "gathering of layers.0"
     assert worst.cells[Phase.FIRST_FORWARD_BACKWARD][Column.WORKSPACE] == 0
     assert worst.cells[Phase.FORWARD_BACKWARD][Column.WORKSPACE] == 64 * MIB
 
@@ -151,9 +151,9 @@ def test_a_one_rank_mesh_fills_parameters_from_casts(hybrid: Callable[..., Spec]
             continue
         tensors = sorted(inventory.layers[int(name.removeprefix("layers."))].tensors, key=lambda tensor: "." not in tensor.name)
         sizes = [prod(tensor.shape) for tensor in tensors if not tensor.name.startswith("experts.")]
-        moments = [sum(sizes[:place]) + sizes[place] + sizes[max(place - 1, 0)] for place in range(1, len(sizes))]
-        moments += [sum(sizes[: place + 1]) + size for place, size in enumerate(sizes)]
-        assert first.later_gathers.starting[index] == (max(moments) - sum(sizes)) * beside
+        points = [sum(sizes[:place]) + sizes[place] + sizes[max(place - 1, 0)] for place in range(1, len(sizes))]
+        points += [sum(sizes[: place + 1]) + size for place, size in enumerate(sizes)]
+        assert first.later_gathers.starting[index] == (max(points) - sum(sizes)) * beside
 
 
 def test_the_last_parameter_of_a_slot_is_fsdp2s(hybrid: Callable[..., Spec]) -> None:
@@ -192,7 +192,7 @@ def test_experts_are_in_flight_until_their_operation_and_then_the_layer_before(h
 @pytest.mark.parametrize("master", ["bf16", "fp32"])
 def test_the_layer_before_is_gathered_from_a_cast(dense: Callable[..., Spec], master: str) -> None:
     """Where parameters are stored wider than used a cast of the shard is alive beside the output; the last layer's after the loss."""
-    stored = {"precision": {"params": "bf16", "grads": "bf16", "master": master, "moments": master}}
+    stored = {"precision": {"params": "bf16", "grads": "bf16", "master": master, "points": master}}
     spec = dense({"mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True, "host.kernels": "reference", **stored})
     inventory = build_inventory(spec)
     (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 2)]))
@@ -213,8 +213,8 @@ def test_a_depth_does_not_name_what_its_attention_block_did(kernels: str, nam56r
     """The block's forward returns before the depth's; so latent attention's queries before rotation are gone by the MLP."""
     spec = nam56r({"host": {"kernels": kernels}})
     inventory = build_inventory(spec)
-    moments = block_bytes(spec, local_dims(spec), "mtp.0", inventory.block("mtp.0")).part.replay.forward
+    points = block_bytes(spec, local_dims(spec), "mtp.0", inventory.block("mtp.0")).part.replay.forward
     queries = {"attention.q_flat"}
-    at = {moment.op: queries & set(moment.storages) for moment in moments}
+    at = {point.op: queries & set(point.storages) for point in points}
     assert at["attention.residual"] == queries
     assert not any(at[name] for name in ("mlp.norm", "output_norm"))

@@ -16,7 +16,7 @@ from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.columns import Column
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.schedules.moments import BACKWARD, BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, INPUT, UNTOUCHED, WEIGHT, RankState
+from megaplan.schedules.states import BACKWARD, BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, INPUT, UNTOUCHED, WEIGHT, RankState
 from megaplan.spec.models import Spec
 
 FEW_TOKENS = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 4096}
@@ -118,6 +118,6 @@ def test_w_of_a_v_keeps_the_input_that_its_linears_read(hybrid: Callable[..., Sp
     for chunk in chunks:
         there, own = (chunk.weight_peak(weight_grads=True, owns_input=owns).total for owns in (False, True))
         assert there <= own <= there + chunk.kept_input_bytes
-    moment = RankState(INPUT, 0, (1, 0), (0, 1), 0, 0, False, (BACKWARDED, BACKWARDED), (True, True))
-    more = step._others(chunks[1:3], moment._replace(kept_inputs=3)) - step._others(chunks[1:3], moment)
+    point = RankState(INPUT, 0, (1, 0), (0, 1), 0, 0, False, (BACKWARDED, BACKWARDED), (True, True))
+    more = step._others(chunks[1:3], point._replace(kept_inputs=3)) - step._others(chunks[1:3], point)
     assert more == 3 * chunks[2].kept_input_bytes

@@ -24,7 +24,7 @@ from megaplan.schedules import (
     schedule_problems,
     slots_of_rank,
 )
-from megaplan.schedules.moments import non_dominated
+from megaplan.schedules.states import non_dominated
 
 SINGLE = [(pp, m) for pp in (1, 2, 3, 4, 8) for m in (pp, pp + 1, 2 * pp, 5 * pp)]
 LOOPED = [(pp, vpp, m) for pp in (1, 2, 3, 4, 8) for vpp in (2, 3, 4) for m in (1, pp, pp + 1, 2 * pp, 6 * pp)]

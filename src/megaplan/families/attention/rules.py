@@ -111,9 +111,9 @@ def _shared(checked: CheckedSpec, attention: LatentAttention, indexer: Indexer) 
         yield checked.error("MP715", detail, key, f"write {early[0]} under attention.indexer.layers")
         return
     for source, *others in indexer.groups:
-        apart = [layer for layer in others if attention.window(layer) != attention.window(source)]
-        if apart:
-            detail = f"layer {apart[0]} shares the choice of layer {source}, and only one of them is in attention.full_layers"
+        unequal = [layer for layer in others if attention.window(layer) != attention.window(source)]
+        if unequal:
+            detail = f"layer {unequal[0]} shares the choice of layer {source}, and only one of them is in attention.full_layers"
             yield checked.error("MP715", detail, key, "write both under attention.full_layers, or neither")
 
 

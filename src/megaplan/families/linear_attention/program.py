@@ -20,7 +20,7 @@ from megaplan.blocks.relay import (
     num_lanes,
     of_pieces,
     piece_positions,
-    sums_apart,
+    sums_separately,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -50,8 +50,8 @@ def linear_attention_program(
     """One G block."""
     heads, key_heads = linear.num_value_heads // dims.tp, linear.num_key_heads // dims.tp
     inside = delta_inside(dims, linear, heads, key_heads, parameters) if dims.kernels else None
-    latent, apart = isinstance(linear, KimiDeltaAttention), sums_apart(dims, parameters)
-    program = _program(latent, dims.tp > 1, dims.cp > 1, inside is not None, apart)
+    latent, summed = isinstance(linear, KimiDeltaAttention), sums_separately(dims, parameters)
+    program = _program(latent, dims.tp > 1, dims.cp > 1, inside is not None, summed)
     return program, residual(_storages(dims, linear) | inside_storages(dims, inside))
 
 
@@ -88,11 +88,11 @@ def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
 
 
 @cache
-def _program(latent: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+def _program(latent: bool, sharded: bool, handed: bool, kernels: bool, summed: bool) -> BlockProgram:
     own = (("latent_proj", "latents"),) if latent else (("decay_proj", "decay"), ("gate_proj", "gate"))
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("beta_proj", "beta"), *own)
     inputs = ("q", "k", "v", "decay", "beta")
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),

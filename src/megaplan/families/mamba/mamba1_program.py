@@ -20,7 +20,7 @@ from megaplan.blocks.relay import (
     num_lanes,
     of_pieces,
     piece_positions,
-    sums_apart,
+    sums_separately,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -43,15 +43,15 @@ def mamba1_program(dims: Dims, mamba: Mamba1, parameters: DType) -> tuple[BlockP
     """One M block of Mamba-1."""
     options = mamba.conv_bias, mamba.bias, mamba.inner_norm != "none", mamba.inner_norm == "scaled"
     inside = selective_inside(dims, mamba, mamba.expand * dims.hidden // dims.tp, parameters) if dims.kernels else None
-    program = _program(*options, dims.tp > 1, dims.cp > 1, inside is not None, sums_apart(dims, parameters))
+    program = _program(*options, dims.tp > 1, dims.cp > 1, inside is not None, sums_separately(dims, parameters))
     return program, residual(_storages(dims, mamba) | inside_storages(dims, inside))
 
 
 @cache
 def _program(
-    conv_bias: bool, bias: bool, normed: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, apart: bool
+    conv_bias: bool, bias: bool, normed: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, summed: bool
 ) -> BlockProgram:
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     inputs = ("x_conv", "dt", *(("B_normed", "C_normed") if normed else ("B", "C")))
     params = ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",)

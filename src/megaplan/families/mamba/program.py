@@ -22,7 +22,7 @@ from megaplan.blocks.relay import (
     num_lanes,
     of_pieces,
     piece_positions,
-    sums_apart,
+    sums_separately,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -56,24 +56,24 @@ def mamba_program(
     """One M block."""
     if isinstance(mamba, Mamba1):
         return mamba1_program(dims, mamba, parameters)
-    sharded, handed, apart = dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters)
+    sharded, handed, summed = dims.tp > 1, dims.cp > 1, sums_separately(dims, parameters)
     heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
     if isinstance(mamba, Mamba2):
         inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
         options = mamba.conv_bias, mamba.bias, mamba.gated_norm, mamba.part_multipliers is not None
-        program = _mamba2_program(*options, sharded, handed, inside is not None, apart)
+        program = _mamba2_program(*options, sharded, handed, inside is not None, summed)
         return program, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside))
     inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
-    program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, inside is not None, apart)
+    program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, inside is not None, summed)
     return program, residual(_mamba3_storages(dims, mamba) | inside_storages(dims, inside))
 
 
 @cache
 def _mamba2_program(
-    conv_bias: bool, bias: bool, gated_norm: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, apart: bool
+    conv_bias: bool, bias: bool, gated_norm: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, summed: bool
 ) -> BlockProgram:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight", "in_proj.bias" if bias else None)),
@@ -125,11 +125,11 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
 
 
 @cache
-def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, kernels: bool, summed: bool) -> BlockProgram:
     steps = ("dt", "A", "trapezoid")
     inputs = ("x_in", "z", "B_normed", "C_normed", *steps, *(("angles",) if angles else ()))
     starting = ("states", *(("phases",) if angles else ()), *(("ahead",) if handed else ()))
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         *_input_ops(

@@ -15,7 +15,7 @@ from megaplan.blocks.relay import (
     num_lanes,
     of_pieces,
     piece_positions,
-    sums_apart,
+    sums_separately,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -64,14 +64,14 @@ def recurrent_program(
         **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
         **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
     }
-    return _program(dims.tp > 1, handed, inside is not None, sums_apart(dims, parameters)), residual(tensors)
+    return _program(dims.tp > 1, handed, inside is not None, sums_separately(dims, parameters)), residual(tensors)
 
 
 @cache
-def _program(sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+def _program(sharded: bool, handed: bool, kernels: bool, summed: bool) -> BlockProgram:
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("forget_proj", "forget"), ("gate_proj", "gate"))
     inputs = ("q", "k", "v", "forget")
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = (INSIDE,) if kernels and handed else (), (INSIDE_BACKWARD,) if kernels else ()
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),

@@ -23,7 +23,8 @@ class Halves(NamedTuple):
     Attributes:
         inputs: The program with I instead of its backward.
         late: Parameters whose gradients are left to W, in W's order.
-        weights: A point for each of them: pending storages, and the new gradient; a point without a gradient if W fetches an input.
+        weights: One live set per such parameter, with pending storages and the new gradient; W's fetch of an input adds one without a
+            gradient.
         fetched: Storages that W itself makes.
     """
 
@@ -49,7 +50,7 @@ def splittable(run: Replay) -> Replay:
 
 @cache
 def _made_again(run: Replay) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([name for moment in run.backward for name in moment.storages if name.endswith(AGAIN_SUFFIX)]))
+    return tuple(dict.fromkeys([name for point in run.backward for name in point.storages if name.endswith(AGAIN_SUFFIX)]))
 
 
 def splittable_part(part: BlockReplay, dims: Dims) -> BlockReplay:
@@ -80,7 +81,7 @@ def halves(run: Replay, *, owns_input: bool = True) -> Halves:
             storages = dict.fromkeys((*(pending.kept for pending in left if pending.op is not op), *op.late_fetches))
         weights.append(LiveSet(f"W of {op.name}", tuple(storages), gradients, (param,), (param,)))
     if not owns_input:
-        weights = [replace(moment, storages=tuple(name for name in moment.storages if name != INPUT)) for moment in weights]
+        weights = [replace(point, storages=tuple(name for name in point.storages if name != INPUT)) for point in weights]
     late, fetched = tuple(pending.param for pending in backward.pending), frozenset(name for op in operations for name in op.late_fetches)
     return Halves(inputs, late, tuple(weights), fetched)
 
@@ -115,7 +116,7 @@ def weigh_halves(block: BlockBytes, *, in_place: bool, owns_input: bool = True) 
         inputs=weigh(BlockReplay(split.inputs, tensors), block.gradients, in_place=in_place),
         late_bytes=sum([block.gradients[name] for name in split.late]),
         pending=split.pending,
-        pending_bytes=block.moment_bytes(split.pending, ()),
+        pending_bytes=block.point_bytes(split.pending, ()),
         arrived_bytes=tensors[OUTPUT][0] if OUTPUT in split.pending.gradients else 0,
-        weights=tuple((moment, block.moment_bytes(moment, moment.params)) for moment in split.weights),
+        weights=tuple((point, block.point_bytes(point, point.params)) for point in split.weights),
     )

@@ -37,9 +37,9 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
         ("param_gather", recipe.param_gather and (wide or ends or recipe.name in BLOCKS), "param_gather: false"),
     ):
         if given:
-            beside = f", name = {recipe.name}, first_last_bf16 = {list(recipe.first_last_bf16)}" if key == "param_gather" else ""
-            beside += f", precision.params = {precision.params}" if wide and key == "param_gather" else ""
-            detail = f"precision.recipe.{key} = true{beside}, and megarun's estimate has no terms for it"
+            context = f", name = {recipe.name}, first_last_bf16 = {list(recipe.first_last_bf16)}" if key == "param_gather" else ""
+            context += f", precision.params = {precision.params}" if wide and key == "param_gather" else ""
+            detail = f"precision.recipe.{key} = true{context}, and megarun's estimate has no terms for it"
             yield checked.error("MP905", detail, f"precision.recipe.{key}", fix, "host: {name: megatron}")
 
 

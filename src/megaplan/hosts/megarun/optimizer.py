@@ -108,12 +108,13 @@ def matrix_scratch(
     return new(MatrixScratch, (iterating * iteration_bytes, shard * iteration_bytes, momentum_bytes, uneven))
 
 
-class MatrixMoments(NamedTuple):
+class MatrixPeaks(NamedTuple):
     """Peaks of Muon's steps.
 
     Attributes:
         scratch_bytes: The largest scratch of a tensor: a later step's peak.
-        first_momenta_bytes: Momenta made so far at the peak of the first step: a tensor's scratch, its own momentum made.
+        first_momenta_bytes: Momenta that exist at the peak of the first step, which is in a tensor's update after its own momentum was
+            made.
         first_scratch_bytes: The scratch at that point.
         momenta_bytes: All momenta.
     """
@@ -124,10 +125,10 @@ class MatrixMoments(NamedTuple):
     momenta_bytes: int = 0
 
 
-NO_UPDATES = MatrixMoments()
+NO_UPDATES = MatrixPeaks()
 
 
-def matrix_moments(tensors: Iterable[MatrixScratch], dense_index: int, expert_index: int) -> MatrixMoments:
+def matrix_peaks(tensors: Iterable[MatrixScratch], dense_index: int, expert_index: int) -> MatrixPeaks:
     """The peaks of a block's updates.
 
     Args:
@@ -138,8 +139,8 @@ def matrix_moments(tensors: Iterable[MatrixScratch], dense_index: int, expert_in
     return in_turn([tensor.at(dense_index, expert_index) for tensor in tensors])
 
 
-def in_turn(updates: Sequence[tuple[int, int, int, int]]) -> MatrixMoments:
-    """Updates of several tensors or blocks in sequence; each as the four fields of `MatrixMoments`."""
+def in_turn(updates: Sequence[tuple[int, int, int, int]]) -> MatrixPeaks:
+    """Updates of several tensors or blocks in sequence; each as the four fields of `MatrixPeaks`."""
     if not updates:
         return NO_UPDATES
     largest = max(updates)[0]
@@ -149,7 +150,7 @@ def in_turn(updates: Sequence[tuple[int, int, int, int]]) -> MatrixMoments:
             first_momenta, first_scratch = made + own_momenta, own_scratch
             highest = first_momenta + first_scratch
         made += momenta
-    return new(MatrixMoments, (largest, first_momenta, first_scratch, made))
+    return new(MatrixPeaks, (largest, first_momenta, first_scratch, made))
 
 
 class Cast(NamedTuple):
@@ -176,7 +177,7 @@ class Cast(NamedTuple):
         return self.uneven.local_rows(index) * self.uneven.shard_row_bytes, self.uneven.state_bytes(index) + counter
 
 
-class LastMoment(NamedTuple):
+class LastPeak(NamedTuple):
     """Peaks of AdamW's steps.
 
     Attributes:
@@ -192,10 +193,10 @@ class LastMoment(NamedTuple):
     largest_bytes: int = 0
 
 
-AT_END = LastMoment()
+AT_END = LastPeak()
 
 
-def last_moment(casts: Sequence[Cast], dense_index: int, expert_index: int) -> LastMoment:
+def last_peak(casts: Sequence[Cast], dense_index: int, expert_index: int) -> LastPeak:
     """Peak of AdamW's first step: at its end if nothing is cast, else at the cast that is larger than the moments made after it.
 
     Args:
@@ -208,7 +209,7 @@ def last_moment(casts: Sequence[Cast], dense_index: int, expert_index: int) -> L
         scratch, state = cast.at(dense_index, expert_index)
         largest = max(largest, scratch)
         if scratch - matrix - other > best.scratch_bytes - best.matrix_bytes - best.other_bytes:
-            best = LastMoment(matrix, other, scratch)
+            best = LastPeak(matrix, other, scratch)
         if cast.matrix:
             matrix += state
         else:

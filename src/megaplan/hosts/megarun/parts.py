@@ -60,9 +60,9 @@ class BlockBytes(NamedTuple):
         forward_bytes: Allocated bytes at that peak.
         backward: The backward peak, with every parameter gradient made so far.
         backward_bytes: Allocated bytes at that peak.
-        again: The backward peak when gradients are added in place to ones of the same dtype, so that only an operation's own are new;
-            `backward` where they are not.
-        again_bytes: Allocated bytes at that peak.
+        accumulating: The backward peak when gradients are added in place to existing ones, so that only an operation's own are new;
+            `backward` if they are not.
+        accumulating_bytes: Allocated bytes at that peak.
     """
 
     part: BlockReplay
@@ -76,23 +76,23 @@ class BlockBytes(NamedTuple):
     forward_bytes: int
     backward: LiveSet
     backward_bytes: int
-    again: LiveSet
-    again_bytes: int
+    accumulating: LiveSet
+    accumulating_bytes: int
 
-    def add_to(self, cells: dict[Column, int], moment: LiveSet, params: tuple[str, ...]) -> None:
+    def add_to(self, cells: dict[Column, int], point: LiveSet, params: tuple[str, ...]) -> None:
         """Add, by column, the allocated bytes at a point with these parameter gradients."""
         tensors = self.part.tensors
-        for name in moment.storages:
+        for name in point.storages:
             size, column, _, _, _ = tensors[name]
             cells[column] += size
-        for name in moment.gradients:
+        for name in point.gradients:
             cells[self.part.gradient_column(name)] += tensors[name][0]
         cells[Column.GRADIENTS] += sum([self.gradients[name] for name in params])
 
-    def moment_bytes(self, moment: LiveSet, params: tuple[str, ...]) -> int:
+    def point_bytes(self, point: LiveSet, params: tuple[str, ...]) -> int:
         """Allocated bytes at a point with these parameter gradients."""
         tensors = self.part.tensors
-        return sum([tensors[name][0] for name in moment.tensors]) + sum([self.gradients[name] for name in params])
+        return sum([tensors[name][0] for name in point.tensors]) + sum([self.gradients[name] for name in params])
 
 
 def weigh(part: BlockReplay, gradients: dict[str, int], *, in_place: bool) -> BlockBytes:
@@ -101,26 +101,26 @@ def weigh(part: BlockReplay, gradients: dict[str, int], *, in_place: bool) -> Bl
     Args:
         part: Program and storages.
         gradients: Bytes of each parameter's gradient, in the dtype in which autograd makes it.
-        in_place: True if later microbatches add gradients in place; else `again` is `backward`.
+        in_place: True if later microbatches add gradients in place; else `accumulating` is `backward`.
     """
     tensors, run = part.tensors, part.replay
     sizes = {name: stored[0] for name, stored in tensors.items()}
     forward, forward_bytes = run.forward[0], -1
-    for moment, of_tensors, _ in run.forward_peaks:
+    for point, of_tensors, _ in run.forward_peaks:
         total = sum(of_tensors(sizes))
         if total > forward_bytes:
-            forward, forward_bytes = moment, total
+            forward, forward_bytes = point, total
     backward, backward_bytes = run.backward[0], -1
     made = (0, *accumulate(run.of_params(gradients)))
-    for moment, of_tensors, num_params in run.backward_peaks:
+    for point, of_tensors, num_params in run.backward_peaks:
         total = sum(of_tensors(sizes)) + made[num_params]
         if total > backward_bytes:
-            backward, backward_bytes = moment, total
-    again, again_bytes = (run.backward[0], -1) if in_place else (backward, backward_bytes)
-    for moment, of_tensors, of_params in run.again_peaks if in_place else ():
+            backward, backward_bytes = point, total
+    accumulating, accumulating_bytes = (run.backward[0], -1) if in_place else (backward, backward_bytes)
+    for point, of_tensors, of_params in run.accumulating_peaks if in_place else ():
         total = sum(of_tensors(sizes)) + sum(of_params(gradients))
-        if total > again_bytes:
-            again, again_bytes = moment, total
+        if total > accumulating_bytes:
+            accumulating, accumulating_bytes = point, total
     saved: dict[Column, int] = {}
     for size, column, _, _, _ in run.of_saved(tensors):
         saved[column] = saved.get(column, 0) + size
@@ -138,8 +138,8 @@ def weigh(part: BlockReplay, gradients: dict[str, int], *, in_place: bool) -> Bl
             forward_bytes,
             backward,
             backward_bytes,
-            again,
-            again_bytes,
+            accumulating,
+            accumulating_bytes,
         ),
     )
 
@@ -183,25 +183,25 @@ def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedg
         in_place: True if the backward peak is that of a later microbatch adding gradients in place.
     """
     tensors = block.part.tensors
-    moment = block.again if in_place else block.backward
-    params = moment.new_params if in_place else moment.params
-    backward = f"alive in backward of {moment.op}"
+    point = block.accumulating if in_place else block.backward
+    params = point.new_params if in_place else point.params
+    backward = f"alive in backward of {point.op}"
     return BlockLedger(
         saved=tuple(_tensor(name, tensors[name], f"kept by {', '.join(keepers)}", keepers) for name, keepers in block.part.replay.saved),
-        output=_tensor(OUTPUT, tensors[OUTPUT], "handed on"),
+        output=_tensor(OUTPUT, tensors[OUTPUT], "passed on"),
         forward_live=_tensors(block.forward.storages, tensors, f"alive in {block.forward.op}"),
         backward_live=(
-            *_tensors(moment.storages, tensors, backward),
-            *(_gradient(index, moment, block.part) for index in range(len(moment.gradients))),
+            *_tensors(point.storages, tensors, backward),
+            *(_gradient(index, point, block.part) for index in range(len(point.gradients))),
             *(_tensor(f"d.{name}", gradients[name], f"gradient {backward}") for name in params),
         ),
     )
 
 
-def _gradient(index: int, moment: LiveSet, part: BlockReplay) -> LedgerTensor:
-    name = moment.gradients[index]
-    again = "+" if name in moment.gradients[:index] else ""
-    found = _tensor(f"d.{name}{again}", part.tensors[name], f"gradient alive in backward of {moment.op}")
+def _gradient(index: int, point: LiveSet, part: BlockReplay) -> LedgerTensor:
+    name = point.gradients[index]
+    again = "+" if name in point.gradients[:index] else ""
+    found = _tensor(f"d.{name}{again}", part.tensors[name], f"gradient alive in backward of {point.op}")
     return found._replace(column=part.gradient_column(name))
 
 

@@ -11,4 +11,4 @@ ROUTERS = ("route", "route_sigmoid", "route_scored", "route_scored_sigmoid")
 HEAD_AND_LOSS = ("linear_cross_entropy", "linear_slice_statistics")
 IN_EIGHT_BITS = ("fp8_linears",)
 LIBRARY_OPERATIONS = tuple(f"megakernels.{name}.default" for name in (*ROUTERS, *HEAD_AND_LOSS, *IN_EIGHT_BITS))
-"""Their names in torch."""
+"""Names in torch of megakernels' operations with products of the GEMM library."""

@@ -9,7 +9,7 @@ Rules of the replay, all of them autograd's:
 - Backward runs the operations in reverse. While an operation's backward runs, its output gradient, its kept storages and every gradient it
   makes are alive. Then its output gradient goes, and each kept storage whose last keeper it was.
 - A second gradient of one storage is added in place to the first, if nothing else holds the first and it is not a view. Otherwise
-  the sum is a third storage, made when the operation's own output gradient and kept storages are gone. A linear's input gradient is a view
+  the sum is a third storage, made when the operation's own output gradient and kept storages are freed. A linear's input gradient is a view
   of a product of two dims. An addition and a reshape hand their gradient on without a copy, a reshape as a view.
 - Parameter gradients stay until the end of the block, where FSDP2 takes them.
 - Recompute: storages made inside the region are not kept; what the region reads is, until the region's backward has ended. The region
@@ -43,7 +43,7 @@ AGAIN_MADE = "+"  # the holder of a sum among the holders of its parts, once for
 class LiveSet:
     """Tensors that are allocated while one operation runs: forward storages, gradients, parameter gradients.
 
-    Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name stands twice where a second
+    Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name occurs twice if a second
     gradient is about to be added to a first. `tensors` are storages and gradients together, derived from them.
     """
 
@@ -65,8 +65,8 @@ class LiveSet:
 
     def without(self, storages: Iterable[str]) -> LiveSet:
         """The live set without some forward storages, such as those that the operation itself makes."""
-        gone = frozenset(storages)
-        return replace(self, storages=tuple([name for name in self.storages if name not in gone]))
+        freed = frozenset(storages)
+        return replace(self, storages=tuple([name for name in self.storages if name not in freed]))
 
 
 Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
@@ -85,12 +85,12 @@ class Replay:
         saved: Kept storages, each with the operations that keep it.
         of_saved: Function that picks the values of their names.
         keeps_input: True if the block keeps its input, which belongs to the block before.
-        counts_input: True if the moments of the forward have the input up to its last reader.
+        counts_input: True if the points of the forward have the input up to its last reader.
         forward: Every live set of the forward.
         backward: Every live set of the backward.
         forward_peaks: Those of `forward` that can be the peak for some sizes: no other one has all their tensors.
         backward_peaks: Those of `backward`, with all parameter gradients so far.
-        again_peaks: Those of `backward`, with only the operation's own parameter gradients, and the function that picks these.
+        accumulating_peaks: Those of `backward`, with only the operation's own parameter gradients, and the function that picks these.
         of_params: Function that picks the values of all parameters, in the order in which they are made.
         program: The replayed program.
     """
@@ -103,7 +103,7 @@ class Replay:
     backward: tuple[LiveSet, ...]
     forward_peaks: tuple[PeakCandidate, ...]
     backward_peaks: tuple[PeakCandidate, ...]
-    again_peaks: tuple[tuple[LiveSet, Pick, Pick], ...]
+    accumulating_peaks: tuple[tuple[LiveSet, Pick, Pick], ...]
     of_params: Pick
     program: Program
 
@@ -144,7 +144,7 @@ def replay(
         pinned: A kept storage that the block's caller holds until the block's backward has ended.
         waiting: Gradients that are there before the block's backward begins, by the name of what they belong to: of storages that other
             blocks read too, and of parameters shared with them.
-        counts_input: True if the input, which the block does not keep, is gone when its last reader has run: else it is counted for the
+        counts_input: True if the input, which the block does not keep, is freed when its last reader has run: else it is counted for the
             whole forward, outside.
         away: Storages that are not there between forward and backward (moved to the host's memory, or made again one by one): each comes
             back when backward reaches the last operation that keeps it.
@@ -162,14 +162,14 @@ def replay(
     forward = _forward(ops, roots, graph.saved, held, arrived=(INPUT,) if counts_input else ())
     arriving = {arrives: arrives, **({CALLER: arrives} if starts else {}), **{name: name for name in waiting}}
     program = Program(graph, tuple(order), arriving, pinned)
-    backward = Backward(program).moments
+    backward = Backward(program).points
     return Replay(
         saved=tuple((name, tuple(dict.fromkeys(why[name]))) for name in order),
         of_saved=_pick(order),
         keeps_input=keeps_input,
         counts_input=counts_input,
         forward=forward,
-        forward_peaks=tuple((moment, _pick(moment.tensors), 0) for moment in largest_moments(forward, lambda _: ())),
+        forward_peaks=tuple((point, _pick(point.tensors), 0) for point in largest_points(forward, lambda _: ())),
         program=program,
         **_backward_fields(backward),
     )
@@ -178,7 +178,7 @@ def replay(
 def with_backward(run: Replay, program: Program, *, splits: bool = False, splittable: bool = False) -> tuple[Replay, Backward]:
     """The same forward with another backward, and that backward; the arguments are those of `Backward`."""
     backward = Backward(program, splits=splits, splittable=splittable)
-    return replace(run, program=program, **_backward_fields(backward.moments)), backward
+    return replace(run, program=program, **_backward_fields(backward.points)), backward
 
 
 def _backward_fields(backward: tuple[LiveSet, ...]) -> dict[str, Any]:
@@ -186,19 +186,18 @@ def _backward_fields(backward: tuple[LiveSet, ...]) -> dict[str, Any]:
     return {
         "backward": backward,
         "backward_peaks": tuple(
-            (moment, _pick(moment.tensors), len(moment.params)) for moment in largest_moments(backward, lambda moment: moment.params)
+            (point, _pick(point.tensors), len(point.params)) for point in largest_points(backward, lambda point: point.params)
         ),
         "again_peaks": tuple(
-            (moment, _pick(moment.tensors), _pick(moment.new_params))
-            for moment in largest_moments(backward, lambda moment: moment.new_params)
+            (point, _pick(point.tensors), _pick(point.new_params)) for point in largest_points(backward, lambda point: point.new_params)
         ),
         "of_params": _pick(backward[-1].params),
     }
 
 
-def largest_moments(moments: tuple[LiveSet, ...], params: Callable[[LiveSet], tuple[str, ...]]) -> tuple[LiveSet, ...]:
+def largest_points(points: tuple[LiveSet, ...], params: Callable[[LiveSet], tuple[str, ...]]) -> tuple[LiveSet, ...]:
     """Live sets that can be the peak if these parameter gradients count."""
-    return undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
+    return undominated(points, lambda point: (*point.storages, *_marked(point, params(point))))
 
 
 def _pick(names: Sequence[str]) -> Pick:
@@ -207,9 +206,9 @@ def _pick(names: Sequence[str]) -> Pick:
     return itemgetter(*names)
 
 
-def _marked(moment: LiveSet, params: tuple[str, ...]) -> tuple[str, ...]:
+def _marked(point: LiveSet, params: tuple[str, ...]) -> tuple[str, ...]:
     """Gradients and parameter gradients, under names that no storage has."""
-    return (*(f"d.{name}" for name in moment.gradients), *(f"p.{name}" for name in params))
+    return (*(f"d.{name}" for name in point.gradients), *(f"p.{name}" for name in params))
 
 
 def _forward(
@@ -217,15 +216,15 @@ def _forward(
 ) -> tuple[LiveSet, ...]:
     last_read = {roots[name]: index for index, op in enumerate(ops) for name in (*op.reads, *op.holds)}
     live: dict[str, None] = dict.fromkeys(arrived)
-    moments = []
+    points = []
     for index, op in enumerate(ops):
         if not op.is_view:
             live |= dict.fromkeys(op.makes)
-        moments.append(LiveSet(op.name, tuple(live)))
+        points.append(LiveSet(op.name, tuple(live)))
         for name in list(live):
             if last_read.get(name, index) <= index and name not in saved and name not in held and name != OUTPUT:
                 del live[name]
-    return tuple(moments)
+    return tuple(points)
 
 
 class Pending(NamedTuple):
@@ -250,7 +249,7 @@ class Backward:
     Holders of gradients are kept by the name of the gradient's source; a sum that cannot be made in place is another holder of equal size.
 
     Attributes:
-        moments: Live sets found.
+        points: Live sets found.
         pending: Weight gradients that are left out, in W's order.
     """
 
@@ -277,7 +276,7 @@ class Backward:
                     self._waiting[graph.roots[op.keeps[0]]].add(LATER)
         self._live = dict.fromkeys(program.order)
         self._params: tuple[str, ...] = ()
-        self.moments: tuple[LiveSet, ...] = ()
+        self.points: tuple[LiveSet, ...] = ()
         self.pending: list[Pending] = []
         waits = bool(graph.region)
         for op in reversed(graph.ops):
@@ -286,16 +285,16 @@ class Backward:
                 waits = False
             if graph.away:
                 self._live |= dict.fromkeys(graph.roots[name] for name in op.keeps if graph.roots[name] in graph.away)
-            made, params = self._hand_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
+            made, params = self._pass_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
             for name in op.makes:
                 self._gradients.pop(name, None)
             _release(op.name, self._live, self._waiting, self._pinned)
             self._receive(op, made, params)
-        self.moments += (LiveSet("end", tuple(self._live), self._held(), self._params),)
+        self.points += (LiveSet("end", tuple(self._live), self._held(), self._params),)
 
-    def _hand_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
+    def _pass_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
         """The holder of the gradient of each input of the operation, and no parameter gradients."""
-        self.moments += (LiveSet(op.name, tuple(self._live), self._held(), self._params),)
+        self.points += (LiveSet(op.name, tuple(self._live), self._held(), self._params),)
         holder = self._gradients[op.makes[0]]
         if op.flow is Flow.RESHAPE:
             self._views.add(holder)
@@ -312,22 +311,22 @@ class Backward:
             fetches += op.late_fetches
         for storages, is_made in op.before:
             there = made if is_made else ()
-            self.moments += (LiveSet(op.name, (*self._live, *storages), (*self._held(), *there), self._params, (), len(there)),)
+            self.points += (LiveSet(op.name, (*self._live, *storages), (*self._held(), *there), self._params, (), len(there)),)
         if op.sums:
-            self.moments += (LiveSet(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
+            self.points += (LiveSet(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
             fetches = op.sums
         storages = (*self._live, *(name for name in fetches if name not in self._live))
-        held, gone = (*self._held(), *made), self._gone_before_bias(op)
-        if gone is not None:
+        held, freed = (*self._held(), *made), self._freed_before_bias(op)
+        if freed is not None:
             params, first = self._params, tuple(param for param, _ in op.late if param in new)
-            self.moments += (LiveSet(op.name, storages, held, (*params, *first), first, len(made)),)
-            storages = tuple(name for name in storages if name != gone)
+            self.points += (LiveSet(op.name, storages, held, (*params, *first), first, len(made)),)
+            storages = tuple(name for name in storages if name != freed)
         self._params = (*self._params, *new)
-        self.moments += (LiveSet(op.name, storages, held, self._params, new, len(made)),)
+        self.points += (LiveSet(op.name, storages, held, self._params, new, len(made)),)
         return {name: name for name in made}, new
 
-    def _gone_before_bias(self, op: Op) -> str | None:
-        """Input that torch's product with a bias drops before it sums the bias's gradient: a recomputed one that this product reads last.
+    def _freed_before_bias(self, op: Op) -> str | None:
+        """Input that torch frees before it sums a bias's gradient: a recomputed one that this product reads last.
 
         Source: torch/csrc/autograd/generated/Functions.cpp (`AddmmBackward0::apply`); a saved input that was not recomputed stays.
         """
@@ -355,13 +354,13 @@ class Backward:
             gradients = (*self._held(), *(size_name(holder) for holder in (*others, first)))
             if op.hands_views and not self._splittable and len(op.params) > len(op.late):
                 params = ()  # for a linear with a bias, the weight's gradient is transposed and taken before the input's is reshaped
-            self.moments += (LiveSet(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
+            self.points += (LiveSet(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
             self._gradients[name] = first + AGAIN_MADE
 
     def _recompute(self) -> None:
         graph = self._graph
         live, wanted = tuple(self._live), frozenset(self._waiting)
-        self.moments += tuple(_recomputed(graph, live, wanted, self._held(), self._params, splittable=self._splittable))
+        self.points += tuple(_recomputed(graph, live, wanted, self._held(), self._params, splittable=self._splittable))
         self._live |= dict.fromkeys(name for name in sorted(graph.dropped) if name in self._waiting)
         _release(AGAIN, self._live, self._waiting, self._pinned)
 
@@ -389,6 +388,6 @@ def _recomputed(
 ) -> list[LiveSet]:
     """Live sets of the region's second forward, during backward."""
     return [
-        LiveSet(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
-        for moment in _forward(graph.run_again(wanted, splittable=splittable), graph.roots, wanted, graph.held)
+        LiveSet(f"recompute {point.op}", (*live, *point.storages), gradients, params)
+        for point in _forward(graph.run_again(wanted, splittable=splittable), graph.roots, wanted, graph.held)
     ]

@@ -26,10 +26,10 @@ from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.group_bytes import NOTHING, GroupBytes, together
 from megaplan.hosts.megarun.optimizer import (
     Cast,
-    MatrixMoments,
+    MatrixPeaks,
     MatrixScratch,
     Uneven,
-    matrix_moments,
+    matrix_peaks,
     matrix_scratch,
 )
 from megaplan.hosts.megarun.sizes import Sizes
@@ -79,8 +79,8 @@ class BlockStorage(NamedTuple):
         uneven: Tensors whose last chunks are short or empty.
         shards: If there are such tensors, every tensor in the order in which it is made and padded.
         matrix_scratch: Muon's scratch and momentum of each tensor, in the order of updates.
-        even_moments: Peaks of Muon's updates; None if a tensor shards unevenly, so that ranks differ.
-        casts: AdamW's tensors in that order, if their gradients are cast for it.
+        even_peaks: Peaks of Muon's updates; None if a tensor shards unevenly, so that ranks differ.
+        casts: Casts of AdamW's gradients in the order of updates; empty if gradients are not cast.
         adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors; else 0.
         resident_slack_bytes: Bytes that the allocator's rounding adds to the shards.
         state_slack_bytes: Bytes that it adds to the moments.
@@ -96,16 +96,16 @@ class BlockStorage(NamedTuple):
     uneven: tuple[Uneven, ...]
     shards: tuple[Shard, ...]
     matrix_scratch: tuple[MatrixScratch, ...]
-    even_moments: MatrixMoments | None
+    even_peaks: MatrixPeaks | None
     casts: tuple[Cast, ...]
     adamw_shard_bytes: int
     resident_slack_bytes: int
     state_slack_bytes: int
     parameters: int
 
-    def matrix_moments(self, dense_index: int, expert_index: int) -> MatrixMoments:
+    def matrix_peaks(self, dense_index: int, expert_index: int) -> MatrixPeaks:
         """Peaks of Muon's updates of the block on the rank at these places."""
-        return matrix_moments(self.matrix_scratch, dense_index, expert_index)
+        return matrix_peaks(self.matrix_scratch, dense_index, expert_index)
 
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
@@ -115,8 +115,8 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     trained = _trained_storage(sizes._replace(frozen=None), _only(block, frozen=False))
     frozen = _trained_storage(sizes._replace(frozen=None, masters=sizes.frozen, master=sizes.frozen.bytes), _only(block, frozen=True))
     casting, bank_casting = _casting(sizes, block)
-    dense = _beside(trained.dense, frozen.dense, casting)
-    experts = _beside(trained.experts, frozen.experts, bank_casting)
+    dense = _with_frozen(trained.dense, frozen.dense, casting)
+    experts = _with_frozen(trained.experts, frozen.experts, bank_casting)
     uneven = {tensor.name: short for tensor, short in _uneven_of(sizes, block)}
     first, second, third = map(sum, zip(trained.resident_bytes, frozen.resident_bytes, strict=True))
     return trained._replace(
@@ -135,7 +135,7 @@ def _only(block: Block, *, frozen: bool) -> Block:
     return make_block(block.family, tuple(tensor for tensor in block.tensors if (tensor.group is FROZEN) is frozen), block.variant)
 
 
-def _beside(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int) -> GroupBytes:
+def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int) -> GroupBytes:
     """A group of trained and frozen tensors: all are gathered together, and gradients are those of the trained ones."""
     if frozen is NOTHING:
         return trained
@@ -223,7 +223,7 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
             tuple(uneven.values()),
             _in_order(sizes, block, uneven),
             tuple(scratch),
-            None if ranks_differ else matrix_moments(scratch, 0, 0),
+            None if ranks_differ else matrix_peaks(scratch, 0, 0),
             tuple(casts),
             0 if dense_by_muon else dense.shard_bytes,
             resident_slack,

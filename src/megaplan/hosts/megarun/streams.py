@@ -55,7 +55,7 @@ class Reserving(NamedTuple):
     """Bytes that a rank reserves beyond those allocated in a step.
 
     Attributes:
-        beside_bytes: Bytes in other streams' pools at their own peaks.
+        other_pool_bytes: Bytes in other streams' pools at their own peaks.
         open_bytes: One segment or page of each pool that is not full.
         missing_bytes: Requests after the main peak that fit no block that activations leave.
         share: Per mille of activations that stay unused.
@@ -64,7 +64,7 @@ class Reserving(NamedTuple):
         rounds: True if tensors have segments of their own, each rounded.
     """
 
-    beside_bytes: int
+    other_pool_bytes: int
     open_bytes: int
     missing_bytes: int
     share: int

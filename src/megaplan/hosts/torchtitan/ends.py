@@ -22,7 +22,7 @@ from megaplan.hosts.megarun.program import Replay, replay
 LOGITS, LAST_BLOCK = "logits", "last_block"
 
 
-def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, beside_bytes: int = 0) -> BlockReplay:
+def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, kept_gather_bytes: int = 0) -> BlockReplay:
     """Head and loss.
 
     Args:
@@ -30,7 +30,7 @@ def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, b
         vocab_size: Rows of the head.
         pipelined: The schedule references the logits until the microbatch's backward has ended.
         compiled: torch.compile runs the loss.
-        beside_bytes: Gathered parameters of the last block, if they stay for its backward.
+        kept_gather_bytes: Gathered parameters of the last block, if they stay for its backward.
     """
     sharded = dims.tp > 1
     rows = dims.batch * dims.tokens
@@ -39,7 +39,7 @@ def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, b
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"gathered": dims.gathered})
     wide = dict.fromkeys(("wide", "log_probs", "shifted", "nll_gradient", "exponential"), shape)
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {**wide, "lse": (rows,), "largest": (rows,), OUTPUT: ()})
-    tensors |= {LAST_BLOCK: (beside_bytes, Column.COMMUNICATION, (beside_bytes,), DType.FP8, Basis.EXACT)}
+    tensors |= {LAST_BLOCK: (kept_gather_bytes, Column.COMMUNICATION, (kept_gather_bytes,), DType.FP8, Basis.EXACT)}
     return BlockReplay(_replay(sharded, pipelined, compiled), tensors)
 
 

@@ -51,7 +51,7 @@ def block_variants(spec: Spec, blocks: Inventory) -> dict[str, BlockVariant]:
     return made
 
 
-def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, beside_bytes: int = 0) -> BlockBytes:
+def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, kept_gather_bytes: int = 0) -> BlockBytes:
     """The sums of one block's ledger; gradients are in the gathered parameters' dtype, and the reduction casts them.
 
     Args:
@@ -59,11 +59,11 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, beside_bytes
         dims: Its local sizes.
         name: Name of the block among transformer blocks.
         block: The block.
-        beside_bytes: Gathered parameters of the last block that stay during the head.
+        kept_gather_bytes: Gathered parameters of the last block that stay during the head.
     """
     mesh, size = spec.mesh, spec.precision.params.of_products.bytes
     gradients = {tensor.name: prod(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)) * size for tensor in block.tensors}
-    part = _part(spec, dims, name, block, beside_bytes)
+    part = _part(spec, dims, name, block, kept_gather_bytes)
     if spec.schedule.kind in SPLIT_BACKWARD and name.startswith("layers."):
         part = splittable_part(part, dims)
     return weigh(part, gradients, in_place=spec.precision.params is spec.precision.grads)
@@ -76,11 +76,11 @@ def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
     return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=spec.precision.params is spec.precision.grads)
 
 
-def _part(spec: Spec, dims: Dims, name: str, block: Block, beside_bytes: int) -> BlockReplay:
+def _part(spec: Spec, dims: Dims, name: str, block: Block, kept_gather_bytes: int) -> BlockReplay:
     model, mesh = spec.model, spec.mesh
     if name == "head":
         compiled = spec.host.compile_loss
-        return loss_part(dims, model.vocab_size, pipelined=mesh.is_pipelined, compiled=compiled, beside_bytes=beside_bytes)
+        return loss_part(dims, model.vocab_size, pipelined=mesh.is_pipelined, compiled=compiled, kept_gather_bytes=kept_gather_bytes)
     if block.family is Outside.EMBEDDING:
         return embedding_part(dims, vocab_parallel=True)
     if block.family is Outside.FINAL_NORM:

@@ -98,7 +98,7 @@ def _precision(spec: Spec) -> Iterator[Limit]:
     for role in ("grads", "moments"):
         if getattr(precision, role) is not precision.master:
             detail = (
-                f"precision.{role} = {getattr(precision, role)}, precision.master = {precision.master}: FSDP2 and AdamW keep both alike"
+                f"precision.{role} = {getattr(precision, role)}, precision.master = {precision.master}: FSDP2 and AdamW keep both equal"
             )
             yield Limit(f"precision.{role}", detail, f"{role}: {precision.master}")
     if precision.master is not DType.FP32:

@@ -2,8 +2,8 @@
 
 Eager, silu and the following product keep three tensors, and rotary embeddings go through fp32; compiled, both are one kernel and cheap
 operations run again in backward. Under TP a separate operation gathers the normed input, and the linears keep the gathered tensor.
-Selective checkpointing saves attention, reduce-scatters and every other product, counted from the block's first, and runs all else again;
-in eager mode the saved tensors are kept even if backward does not read them.
+Selective checkpointing saves attention, reduce-scatters and every other product, counted from the block's first, and runs everything else
+again; in eager mode the saved tensors are kept even if backward does not read them.
 
 Source: torchtitan/models/llama3/model.py, models/common/{attention,feed_forward,rope}.py, distributed/activation_checkpoint.py.
 """

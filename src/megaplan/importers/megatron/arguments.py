@@ -56,7 +56,7 @@ class Arguments:
         self._read: set[str] = set()
         self._errors: list[Diagnostic] = []
         self._faulty: set[str] = set()  # arguments whose value was refused: consequences of the dummy in its place are not reported
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._notes: list[Diagnostic] = []
 
     def at(self, key: str) -> Location:
@@ -177,9 +177,9 @@ class Arguments:
         """Reports faults of a text that an argument holds."""
         self._errors += found
 
-    def tell(self, key: str, why: str) -> None:
+    def warn(self, key: str, why: str) -> None:
         """Reports an argument that a spec does not carry and no tensor depends on."""
-        self._told[key] = f"{flag(key)} {_shown(self.values.get(key))}: {why}".replace(" True:", ":")
+        self._reported[key] = f"{flag(key)} {_shown(self.values.get(key))}: {why}".replace(" True:", ":")
 
     def note(self, key: str, said: str) -> None:
         """Reports an assumption where the launch says nothing."""
@@ -202,7 +202,7 @@ class Arguments:
                 continue
             if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
                 if self.values[key] not in (None, False):
-                    self.tell(key, ARGUMENTS[key].note)
+                    self.warn(key, ARGUMENTS[key].note)
             elif not self._given.parsed and self.values[key] not in (None, False) and (whole or key not in ARGUMENTS):
                 self._errors.append(self._unread(key))
         if self._errors:
@@ -222,10 +222,10 @@ class Arguments:
         left_out = [
             diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
         ]
-        told = self._told and [
-            diagnostic("MP915", "\n".join(self._told.values()), self.at(next(iter(self._told))), severity=Severity.WARNING)
+        found = self._reported and [
+            diagnostic("MP915", "\n".join(self._reported.values()), self.at(next(iter(self._reported))), severity=Severity.WARNING)
         ]
-        return (*(told or ()), *self._notes, *left_out)
+        return (*(found or ()), *self._notes, *left_out)
 
 
 def name_of(key: str) -> str:

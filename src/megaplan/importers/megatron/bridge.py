@@ -106,7 +106,7 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
     activation, gated = str(given.get("activation_func", "gelu")), bool(given.get("gated_linear_unit"))
     groups, heads = given.get("num_query_groups"), given.get("num_attention_heads")
     stages = given.get("virtual_pipeline_model_parallel_size")
-    laid_out = any(given.get(key) for key in ("pipeline_model_parallel_layout", "hybrid_layer_pattern", "hybrid_override_pattern"))
+    has_layout = any(given.get(key) for key in ("pipeline_model_parallel_layout", "hybrid_layer_pattern", "hybrid_override_pattern"))
     return {
         "swiglu": gated and activation in ("silu", "swish"),
         "squared_relu": activation in ("squared_relu", "relu2"),
@@ -115,7 +115,7 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
         "no_pad_vocab_size": not _pads(given),
         "group_query_attention": groups is not None and groups != heads,
         "num_query_groups": groups,
-        "num_virtual_stages_per_pipeline_rank": stages if isinstance(stages, int) and stages > 1 and not laid_out else None,
+        "num_virtual_stages_per_pipeline_rank": stages if isinstance(stages, int) and stages > 1 and not has_layout else None,
         "max_position_embeddings": given.get("max_position_embeddings") or given.get("seq_length"),
     }
 

@@ -76,7 +76,7 @@ def _quick(launch: Arguments) -> bool:
     """True if the activation is gated by another function, and saves what swiglu saves."""
     if not launch.given("quick_geglu"):
         return False
-    launch.tell("quick_geglu", "the gate's function is another; its tensors are those of swiglu")
+    launch.warn("quick_geglu", "the gate's function is another; its tensors are those of swiglu")
     return True
 
 
@@ -127,7 +127,7 @@ def _attention(launch: Arguments, stack: LaunchLayers, hidden: int, *, bias: boo
         launch.pass_over("num_query_groups", "kv_channels", "group_query_attention", "rotary_percent")
         for name in SCALING:
             if launch.values.get(name):
-                launch.tell(name, ANGLES)
+                launch.warn(name, ANGLES)
         launch.pass_over(*SCALING)
         if queried and not bias:
             launch.cannot("add_qkv_bias", "projections of a spec's latent attention have no bias", "")
@@ -220,7 +220,7 @@ def load_balancing(launch: Arguments) -> tuple[str, float]:
         launch.cannot("moe_router_load_balancing_type", f"it is read as one of {', '.join(get_args(LoadBalancing))}", "aux_loss")
         kind = "aux_loss"
     if kind == "none" and weight:
-        launch.tell("moe_aux_loss_coeff", "the router balances nothing")
+        launch.warn("moe_aux_loss_coeff", "the router balances nothing")
         weight = 0.0
     if isinstance(weight, bool) or not isinstance(weight, int | float) or weight < 0:
         launch.wrong("moe_aux_loss_coeff", weight, "a number from 0 on")

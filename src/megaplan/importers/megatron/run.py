@@ -339,12 +339,12 @@ def _rate(launch: Arguments, base: float | None) -> dict[str, Any] | None:
         return None
     steps = _steps(launch, "train_iters")
     if steps is not None and (warmup or 0) + (decay or 0 if style == "WSD" else 0) > steps:
-        launch.tell("lr_warmup_iters" if warmup else "lr_wsd_decay_iters", f"the run ends before, after {steps} steps")
+        launch.warn("lr_warmup_iters" if warmup else "lr_wsd_decay_iters", f"the run ends before, after {steps} steps")
         return None
     kept: dict[str, Any] = {} if warmup is None else {"warmup_steps": warmup}
     final = {} if not base or least is None else {"final_fraction": float(f"{least / base:.12g}")}
     if fraction is not None:
-        launch.tell("lr_warmup_fraction", "warm-up of a spec is in steps")
+        launch.warn("lr_warmup_fraction", "warm-up of a spec is in steps")
     if style == "constant":
         return {"kind": "constant", **kept}
     if style == "cosine":
@@ -352,5 +352,5 @@ def _rate(launch: Arguments, base: float | None) -> dict[str, Any] | None:
     shapes = {"linear": "linear", "minus_sqrt": "sqrt"}
     if style == "WSD" and decay is not None and shape in shapes:
         return {"kind": "wsd", **kept, "decay_steps": decay, "decay": shapes[shape], **final}
-    launch.tell("lr_decay_style", "rates of a spec are constant, cosine or WSD with a linear or square-root decay")
+    launch.warn("lr_decay_style", "rates of a spec are constant, cosine or WSD with a linear or square-root decay")
     return None

@@ -73,7 +73,7 @@ def _hybrid(launch: Arguments, pp: int) -> LaunchLayers:
     if modules is not None and modules != pattern.num_modules:
         launch.cannot("mtp_num_layers", f"the pattern has {pattern.num_modules} prediction modules", pattern.num_modules)
     if stated is not None and stated != len(pattern.main):
-        launch.tell("num_layers", f"the pattern has {len(pattern.main)} layers, and Megatron takes those")
+        launch.warn("num_layers", f"the pattern has {len(pattern.main)} layers, and Megatron takes those")
     used = set(pattern.main) | set(pattern.module or "")
     for symbol in sorted(used & set(NO_LETTER)):
         launch.cannot(key, f"'{symbol}' at column {str(launch.value(key)).index(symbol) + 1}: {NO_LETTER[symbol]}")
@@ -128,7 +128,9 @@ def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
         stages = _listed(layout) if isinstance(layout, list) else parse_layout(str(layout), launch.at("pipeline_model_parallel_layout"))
         check_layout(stages, pp, layers, modules, launch.at("pipeline_model_parallel_layout"))
         if modules and "m" not in stages[-1]:
-            launch.cannot("pipeline_model_parallel_layout", "prediction modules stand before the last stage, and a plan's on the last")
+            launch.cannot(
+                "pipeline_model_parallel_layout", "the launch has prediction modules before the last stage, and a plan has them on it"
+            )
         sizes = [stage.count("t") for stage in stages]
     for key in (*_SPREAD, *_COUNTED_ENDS):
         launch.value(key)

@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
     "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),
     "parallelism.pipeline_parallel_schedule_csv": ("", "a schedule of one's own is not read"),
-    "optimizer.early_step_in_backward": (False, "gradients that are gone before others are made are not priced"),
+    "optimizer.early_step_in_backward": (False, "gradients that are freed before others are made are not priced"),
     "model.norm_type": ("rmsnorm", "its kept tensors are not listed"),
     "fault_tolerance.enable": (False, "replicas of torchft are not priced"),
     "float8.scaling_type_input": ("dynamic", "delayed scaling is not priced"),

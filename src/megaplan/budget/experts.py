@@ -7,40 +7,40 @@ from functools import cache
 from typing import NamedTuple
 
 from megaplan.blocks.ops import in_bank, runs_bank
-from megaplan.budget.unit import BankMoments, Unit
+from megaplan.budget.unit import ExpertPoints, Unit
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.program import LiveSet, Replay, largest_moments
+from megaplan.hosts.megarun.program import LiveSet, Replay, largest_points
 from megaplan.tuples import new
 
 
-class ForwardMoment(NamedTuple):
+class ForwardPoint(NamedTuple):
     """A point of a layer's forward with its bytes; for the experts' operation also the point at which their bank is filled.
 
     Attributes:
-        moment: Point while an operation runs.
-        moment_bytes: Allocated bytes then.
+        point: Point while an operation runs.
+        point_bytes: Allocated bytes then.
         start: Tensors of the operation before that are allocated while the bank is filled; None for an operation without a bank.
         start_bytes: Allocated bytes then.
     """
 
-    moment: LiveSet
-    moment_bytes: int
+    point: LiveSet
+    point_bytes: int
     start: LiveSet | None
     start_bytes: int
 
 
-def forward_moments(block: BlockBytes) -> list[ForwardMoment]:
+def forward_points(block: BlockBytes) -> list[ForwardPoint]:
     """Points of a layer with experts; layers of one block share them."""
-    found, before = list[ForwardMoment](), block.part.replay.forward[0]
-    for moment in block.part.replay.forward:
-        start = _start_of(moment, before) if runs_bank(moment.op) else None
-        found.append(ForwardMoment(moment, block.moment_bytes(moment, ()), start, block.moment_bytes(start, ()) if start else 0))
-        before = moment
+    found, before = list[ForwardPoint](), block.part.replay.forward[0]
+    for point in block.part.replay.forward:
+        start = _start_of(point, before) if runs_bank(point.op) else None
+        found.append(ForwardPoint(point, block.point_bytes(point, ()), start, block.point_bytes(start, ()) if start else 0))
+        before = point
     return found
 
 
 def fetching_experts(
-    unit: Unit, moments: Sequence[ForwardMoment], gathered: int, flat: int, *, ahead: bool, frees: bool
+    unit: Unit, points: Sequence[ForwardPoint], gathered: int, flat: int, *, ahead: bool, frees: bool
 ) -> Iterator[tuple[LiveSet, int, int]]:
     """Points of a layer's forward that gathers the experts, with their bytes and gathered parameters.
 
@@ -49,7 +49,7 @@ def fetching_experts(
 
     Args:
         unit: The layer.
-        moments: Points of its forward.
+        points: Points of its forward.
         gathered: Gathered parameters without its experts.
         flat: All-gather outputs during its forward, without that of its other parameters.
         ahead: True if each layer's forward begins by gathering the next layer.
@@ -59,59 +59,59 @@ def fetching_experts(
         return
     dense, experts = unit.storage.dense, unit.storage.experts
     flat_bytes = flat + dense.flat_bytes - (0 if ahead else experts.flat_bytes)
-    for moment, moment_bytes, start, start_bytes in moments:
+    for point, point_bytes, start, start_bytes in points:
         if start is not None:  # copied out while the output of the group gathered before is allocated
             yield start, start_bytes, gathered + experts.gathered_bytes + experts.casting_bytes + flat + dense.flat_bytes
             flat_bytes = flat
             gathered += experts.gathered_bytes
-        yield moment, moment_bytes, gathered + flat_bytes
+        yield point, point_bytes, gathered + flat_bytes
         if start is not None and frees:
             gathered -= experts.gathered_bytes
 
 
-def freeing_experts(unit: Unit, moments: Sequence[ForwardMoment], gathered: int) -> Iterator[tuple[LiveSet, int, int]]:
+def freeing_experts(unit: Unit, points: Sequence[ForwardPoint], gathered: int) -> Iterator[tuple[LiveSet, int, int]]:
     """Points of a layer's forward that finds the experts gathered and frees them after their operation.
 
     Args:
         unit: The layer.
-        moments: Points of its forward.
+        points: Points of its forward.
         gathered: Gathered parameters at its start, its own included.
     """
-    for moment, moment_bytes, start, _ in moments:
-        yield moment, moment_bytes, gathered
+    for point, point_bytes, start, _ in points:
+        yield point, point_bytes, gathered
         if start is not None and unit.storage is not None:
             gathered -= unit.storage.experts.gathered_bytes
 
 
-def _start_of(moment: LiveSet, before: LiveSet) -> LiveSet:
+def _start_of(point: LiveSet, before: LiveSet) -> LiveSet:
     """Tensors of the operation before that are allocated when the bank is filled for this one."""
-    return LiveSet(moment.op, tuple(name for name in before.storages if name in moment.storages))
+    return LiveSet(point.op, tuple(name for name in before.storages if name in point.storages))
 
 
-def bank_moments(block: BlockBytes) -> BankMoments:
+def expert_points(block: BlockBytes) -> ExpertPoints:
     """The largest points of the backward of a layer with experts."""
     found = _candidates(block.part.replay)
     early, _, early_bytes = _largest(block, found.before)
     last, last_params, last_bytes = _largest(block, found.later)
-    during, taken = block.moment_bytes(found.during, found.during.params), block.moment_bytes(*found.taken)
-    return new(BankMoments, (early, early_bytes, found.during, during, *found.taken, taken, last, last_params, last_bytes))
+    during, taken = block.point_bytes(found.during, found.during.params), block.point_bytes(*found.taken)
+    return new(ExpertPoints, (early, early_bytes, found.during, during, *found.taken, taken, last, last_params, last_bytes))
 
 
-def moments_around_bank(block: BlockBytes, *, again: bool) -> tuple[tuple[LiveSet, int], tuple[LiveSet, int]]:
+def points_around_experts(block: BlockBytes, *, accumulates: bool) -> tuple[tuple[LiveSet, int], tuple[LiveSet, int]]:
     """The largest point before the bank's operation and the largest from it on, if FSDP2 does not take the bank's gradients.
 
     Args:
         block: Block of a layer with experts.
-        again: True if gradients are added in place to earlier ones, so that only a point's new ones count.
+        accumulates: True if gradients are added in place to earlier ones, so that only a point's new ones count.
     """
-    moments = [(moment, block.moment_bytes(moment, moment.new_params if again else moment.params)) for moment in block.part.replay.backward]
+    points = [(point, block.point_bytes(point, point.new_params if accumulates else point.params)) for point in block.part.replay.backward]
     bank = _bank_index(block.part.replay)
-    early = moments[:bank] or [(before := moments[bank][0].before(), block.moment_bytes(before, ()))]
-    return max(early, key=lambda found: found[1]), max(moments[bank:], key=lambda found: found[1])
+    early = points[:bank] or [(before := points[bank][0].before(), block.point_bytes(before, ()))]
+    return max(early, key=lambda found: found[1]), max(points[bank:], key=lambda found: found[1])
 
 
 def _bank_index(run: Replay) -> int:
-    return next(index for index, moment in enumerate(run.backward) if runs_bank(moment.op))
+    return next(index for index, point in enumerate(run.backward) if runs_bank(point.op))
 
 
 _Held = tuple[LiveSet, tuple[str, ...]]
@@ -127,10 +127,10 @@ class _PeakCandidates(NamedTuple):
     later: tuple[_Held, ...]
 
 
-def _largest(block: BlockBytes, moments: tuple[_Held, ...]) -> tuple[LiveSet, tuple[str, ...], int]:
-    largest, largest_bytes = moments[0], -1
-    for held in moments:
-        size = block.moment_bytes(*held)
+def _largest(block: BlockBytes, points: tuple[_Held, ...]) -> tuple[LiveSet, tuple[str, ...], int]:
+    largest, largest_bytes = points[0], -1
+    for held in points:
+        size = block.point_bytes(*held)
         if size > largest_bytes:
             largest, largest_bytes = held, size
     return (*largest, largest_bytes)
@@ -141,14 +141,14 @@ def _candidates(run: Replay) -> _PeakCandidates:
     bank = _bank_index(run)
     early = run.backward[:bank] or (run.backward[bank].before(),)
     taken = run.backward[bank + 1].before()
-    later = largest_moments(run.backward[bank + 1 :], _without_bank)
+    later = largest_points(run.backward[bank + 1 :], _without_bank)
     return _PeakCandidates(
-        tuple((moment, moment.params) for moment in largest_moments(early, lambda moment: moment.params)),
+        tuple((point, point.params) for point in largest_points(early, lambda point: point.params)),
         run.backward[bank],
         (taken, _without_bank(taken)),
-        tuple((moment, _without_bank(moment)) for moment in later),
+        tuple((point, _without_bank(point)) for point in later),
     )
 
 
-def _without_bank(moment: LiveSet) -> tuple[str, ...]:
-    return tuple(name for name in moment.params if not in_bank(name))
+def _without_bank(point: LiveSet) -> tuple[str, ...]:
+    return tuple(name for name in point.params if not in_bank(name))

@@ -44,7 +44,7 @@ class RankState(NamedTuple):
         chunk: Chunk of the action.
         in_flight: Microbatches of each chunk whose forward has begun and whose backward (its input half, if it is split) has not ended.
         waiting: Microbatches of each chunk whose input half has ended and whose weight half has not.
-        handed_over: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not consumed.
+        passed_gradients: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not consumed.
         kept_inputs: Microbatches whose W of that later stage has not run although the earlier stage's backward has ended, so that its input
             from the earlier stage is kept only for W; without the one whose W runs.
         owns_input: True if the running W belongs to such a microbatch.
@@ -56,14 +56,14 @@ class RankState(NamedTuple):
     chunk: int
     in_flight: Vector
     waiting: Vector
-    handed_over: int
+    passed_gradients: int
     kept_inputs: int
     owns_input: bool
     states: tuple[ChunkState, ...]
     weight_grads: tuple[bool, ...]
 
 
-def moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[RankState, ...], ...]:
+def rank_states(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[RankState, ...], ...]:
     """The states of every pp rank at which memory can peak.
 
     Args:
@@ -86,11 +86,11 @@ def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int
     for rank, order in enumerate(actions(kind, pp, vpp, num_microbatches)):
         slots = slots_of_rank(where, rank, pp, vpp)
         neighbours = len(slots) == 2 and slots[1] == slots[0] + 1
-        found.append(moments_of(order * num_steps, chunk_of, vpp, num_microbatches * num_steps, neighbours=neighbours))
+        found.append(states_of(order * num_steps, chunk_of, vpp, num_microbatches * num_steps, neighbours=neighbours))
     return tuple(found)
 
 
-def moments_of(
+def states_of(
     order: tuple[ScheduleStep, ...], chunk_of: Sequence[int], vpp: int, num_microbatches: int, *, neighbours: bool = False
 ) -> tuple[RankState, ...]:
     """The states of one rank's order that no other state dominates.
@@ -106,7 +106,7 @@ def moments_of(
         Distinct states. Of states that differ only in counts, only the largest counts are given. The usual place of a peak, a backward
         that is not its chunk's first, comes first.
     """
-    in_flight, waiting, handed_over = [0] * vpp, [0] * vpp, 0
+    in_flight, waiting, passed_gradients = [0] * vpp, [0] * vpp, 0
     ended, late = set[int](), set[int]()  # microbatches after their backward of the earlier neighbour, and before W of the later one
     states, weight_grads, left = [UNTOUCHED] * vpp, [False] * vpp, [num_microbatches] * vpp
     found: dict[tuple[ActionKind, int, tuple[ChunkState, ...], tuple[bool, ...]], dict[Vector, None]] = {}
@@ -115,7 +115,7 @@ def moments_of(
         counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads)), {})
         owned = late & ended
         owns = kind is WEIGHT and chunk == 1 and microbatch in owned
-        counts[*in_flight, *waiting, handed_over, len(owned) - owns, owns] = None
+        counts[*in_flight, *waiting, passed_gradients, len(owned) - owns, owns] = None
 
     for action in computations(order):
         chunk, kind = chunk_of[action.slot], action.kind
@@ -138,7 +138,7 @@ def moments_of(
                 late.add(action.microbatch)
             in_flight[chunk] -= 1
             waiting[chunk] += kind is INPUT
-            handed_over += neighbours and (1 if chunk else -1)
+            passed_gradients += neighbours and (1 if chunk else -1)
             states[chunk] = BACKWARDED
         if kind is not INPUT:
             weight_grads[chunk] = True
@@ -154,7 +154,7 @@ def moments_of(
     return tuple(sorted(listed, key=_likelihood))
 
 
-def sequential_moments(num_microbatches: int) -> tuple[RankState, ...]:
+def sequential_states(num_microbatches: int) -> tuple[RankState, ...]:
     """The states of a rank without a pipeline: forwards and backwards alternate, and layers reduce their gradients as they end.
 
     The last microbatch's states are the largest, because the earlier gradients exist.
@@ -175,7 +175,7 @@ def non_dominated(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
     return tuple(reversed(kept))
 
 
-def _likelihood(moment: RankState) -> int:
-    if moment.kind in (FORWARD, REDUCE):
+def _likelihood(point: RankState) -> int:
+    if point.kind in (FORWARD, REDUCE):
         return 2
-    return int(moment.states[moment.chunk] is FORWARDED)
+    return int(point.states[point.chunk] is FORWARDED)

@@ -26,7 +26,7 @@ class EqualRanks(NamedTuple):
     stop: int
 
 
-def alike_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int], shards: int | None = None) -> tuple[EqualRanks, ...]:
+def equal_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int], shards: int | None = None) -> tuple[EqualRanks, ...]:
     """The runs of offsets whose ranks hold the same bytes of every tensor.
 
     Args:
