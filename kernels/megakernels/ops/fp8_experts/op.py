@@ -38,7 +38,7 @@ def fp8_experts(
         activation: swiglu, geglu, relu2 or gelu.
         scaling: tensor, a scale for x, for the activated rows, and for each bank as a whole; or rows, one for each of their rows.
             Backward scales columns, of an expert's rows or matrix, where it sums over rows.
-        keeps: whether to return what the weight gradients multiply of x.
+        keeps: True to return what the weight gradients multiply of x.
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].

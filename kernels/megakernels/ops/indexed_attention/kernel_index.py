@@ -41,7 +41,7 @@ def turned(  # type: ignore[no-untyped-def]
         angle_stride_t: Strides of cos and sin.
         angle_stride_c: The same.
         WIDTH: Columns of a row.
-        BACK: Whether to turn back.
+        BACK: True to turn back.
     """
     wanted = there[:, None] & (column < WIDTH)[None, :]
     near = x + row[:, None] * WIDTH

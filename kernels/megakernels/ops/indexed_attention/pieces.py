@@ -256,10 +256,10 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresh
     return [*(torch.cat(parts, 1) for parts in zip(*own, strict=True)), *stored]
 
 
-def _forward_scratch(pieces: Pieces, *, hands_on: bool = False) -> int:
+def _forward_scratch(pieces: Pieces, *, returns_choice: bool = False) -> int:
     places = pieces.places()
     chosen = places is not None and choice.chooses_kernels(pieces.given)
-    return sizes.forward_inside(pieces.given, places, hands_on=hands_on) if places is not None and chosen else 0
+    return sizes.forward_inside(pieces.given, places, returns_choice=returns_choice) if places is not None and chosen else 0
 
 
 def _backward_scratch(grad_out: Tensor, pieces: Pieces, *made: Tensor) -> int:
@@ -278,21 +278,21 @@ def _backward_cost(_grad_out: Tensor, pieces: Pieces, *_made: Tensor) -> Cost:
     return Cost({}) if places is None else sizes.backward_cost(pieces.given, places)
 
 
-def _registered(name: str, *, hands_on: bool) -> Any:
-    """The torch ops of this name, forward and backward; `hands_on`: whether the choice is a result."""
+def _registered(name: str, *, returns_choice: bool) -> Any:
+    """The torch ops of this name, forward and backward; `returns_choice`: true if the choice is a result."""
     saved = ("out", "lse", "thresholds", "index_lse")
     return operation(
         name,
         {name: kind for name, kind in types_of(Indexed).items() if name != "first"} | {"query_pieces": list[int], "key_pieces": list[int]},
         _bind,
-        outputs=(*saved, "choice") if hands_on else saved,
+        outputs=(*saved, "choice") if returns_choice else saved,
         saved=saved,
         gradients=("q", "index_q", "index_weights", "k", "v", "keys"),
-        forward=_forward_with_choice if hands_on else _forward,
+        forward=_forward_with_choice if returns_choice else _forward,
         backward=_backward,
-        fake=_fake_with_choice if hands_on else lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),
+        fake=_fake_with_choice if returns_choice else lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),
         differentiable=False,
-        forward_scratch=partial(_forward_scratch, hands_on=hands_on),
+        forward_scratch=partial(_forward_scratch, returns_choice=returns_choice),
         backward_scratch=_backward_scratch,
         forward_cost=_forward_cost,
         backward_cost=_backward_cost,
@@ -304,5 +304,5 @@ def _fake_with_choice(pieces: Pieces) -> tuple[Tensor, ...]:
     return *reference.made_like(given.q, given.v), choice_like(given.q, given.k.shape[1])
 
 
-_pieces, _pieces_backward = _registered("indexed_attention_pieces", hands_on=False)
-_pieces_choice, _ = _registered("indexed_attention_pieces_choice", hands_on=True)
+_pieces, _pieces_backward = _registered("indexed_attention_pieces", returns_choice=False)
+_pieces_choice, _ = _registered("indexed_attention_pieces_choice", returns_choice=True)

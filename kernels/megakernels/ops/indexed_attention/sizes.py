@@ -39,13 +39,13 @@ def sizes_of(given: Indexed, places: Places) -> IndexedSizes:
 
 
 def accepts(given: Indexed) -> bool:
-    """Whether the kernels take these sizes and dtypes."""
+    """True if the kernels take these sizes and dtypes."""
     index = given.index_q.dtype in FLOATS and given.index_weights.dtype in FLOATS and given.keys.dtype in FLOATS
     return index and attention_sizes.accepts(attended(given)) and sizes_of(given, Places()).accepted
 
 
 def accepts_keys(index_k: Tensor) -> bool:
-    """Whether the kernels make index keys of these."""
+    """True if the kernels make index keys of these."""
     return index_k.dtype in FLOATS and 0 < index_k.shape[2] <= LARGEST_INDEX_WIDTH
 
 
@@ -71,12 +71,12 @@ def copied(given: Indexed) -> int:
     return copies_bytes(dense, rows=(given.q, given.k, given.v))
 
 
-def forward_inside(given: Indexed, places: Places, *, hands_on: bool = False) -> int:
+def forward_inside(given: Indexed, places: Places, *, returns_choice: bool = False) -> int:
     """Bytes of `kernel.forward` in addition to operands and results, of which out and lse come last.
 
-    `hands_on`: whether the bits are a result.
+    `returns_choice`: true if the bits are a result.
     """
-    return sizes_of(given, places).inside((copied(given), 0, 0), hands_on=hands_on).forward
+    return sizes_of(given, places).inside((copied(given), 0, 0), returns_choice=returns_choice).forward
 
 
 def backward_inside(grad_out: Tensor, given: Indexed, made: tuple[Tensor, ...], places: Places) -> int:

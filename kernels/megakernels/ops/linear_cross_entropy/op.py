@@ -89,7 +89,7 @@ def linear_slice_gradients(
         labels: int64 [N], ids of the full vocabulary.
         lse: fp32 [N], log-sum-exp of the full vocabulary.
         first: First vocabulary id of the slice.
-        needs: Whether the gradients of x and of weight are required.
+        needs: For the gradients of x and of weight each, true if it is required.
         ignore_index: Label of ignored rows.
 
     Returns:

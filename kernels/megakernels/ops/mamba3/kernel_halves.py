@@ -160,7 +160,7 @@ def turned_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def back_turn(grad, at, there, S: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What turning all rows of one half [rows, S] of a stored matrix back has as gradient: [S // 2], from the gradient of that half."""
+    """Gradient [S // 2] of an angle that turns back all rows of one half [rows, S] of a stored matrix, from the gradient of that half."""
     first, second = pairs_in(widen(load_part(at, there, S=S, HALF=HALF)))
     grad_first, grad_second = pairs_in(grad)
     return tl.sum(grad_first * second - grad_second * first, 0)

@@ -106,7 +106,7 @@ def counts_of(scan: Mamba3Inputs) -> tuple[int, ...]:
 
 
 def strides_of(scan: Mamba3Inputs) -> tuple[int, ...]:
-    """Of x and z, of B and C, of dt, A and trapezoid, and of the angles."""
+    """Strides of x and z, of B and C, of dt, A and trapezoid, and of the angles."""
     angles = (0, 0) if scan.angles is None else scan.angles.stride()[:2]
     return (*scan.x.stride()[:3], *scan.B.stride()[:4], *scan.dt.stride(), *angles)
 

@@ -19,7 +19,7 @@ from megakernels.ops.mamba3.launch import OPTIONS, counts_of, flags_of, make_tab
 
 
 class _Run(NamedTuple):
-    """What the kernels over tiles of a backward share: inputs (x for absent ones), tables, and what they write."""
+    """Operands that the backward's kernels over tiles share: inputs (x for absent ones), tables, and results."""
 
     grad_y: Tensor
     scan: Mamba3Inputs

@@ -28,7 +28,7 @@ class Settings(NamedTuple):
     Attributes:
         chunk_size: Positions computed at once.
         save_every: Positions between two saved states.
-        heavy_tail: Whether the decay rate is the function with slow decay below 0 instead of softplus.
+        heavy_tail: True if the decay rate is the function with slow decay below 0 instead of softplus.
     """
 
     chunk_size: int

@@ -222,7 +222,7 @@ def route_backward_bytes(
         hidden: Width of a token.
         experts: Number of experts.
         sizes: Bytes of elements.
-        needs: Whether tokens, weight, bias and correction have a gradient.
+        needs: True if tokens, weight, bias and correction have a gradient.
         parts: Parts of the gradient of the logits: two bf16 ones for products with bf16 operands, else one of fp32.
     """
     numbers, elements = rows * hidden, experts * hidden

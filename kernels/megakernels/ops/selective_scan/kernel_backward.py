@@ -1,6 +1,6 @@
 """The backward kernel: a program walks over one sequence from its end, with the states' gradients of its channels in registers.
 
-Of each segment it first makes the states again from the saved one, and keeps that before every second position in memory; the others are
+For each segment it first recomputes the states from the saved one, and keeps that before every second position in memory; the others are
 made once more where they are needed, in registers.
 """
 

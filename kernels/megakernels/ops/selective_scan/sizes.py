@@ -16,7 +16,7 @@ def sizes_of(given: SelectiveScanInputs) -> SelectiveSizes:
 
 
 def accepts(given: SelectiveScanInputs) -> bool:
-    """Whether the kernels take this width of a state."""
+    """True if the kernels take this width of a state."""
     return sizes_of(given).accepted
 
 

@@ -19,9 +19,9 @@ def segment_gradients(
     """Fills the gradients of x, B and C, some chunks at a time.
 
     Returns:
-        Of each block of columns, position and head [3 or 4, blocks, B, H, T]: the gradient of a step that only scales x, and the parts of
-        that of a log decay within the tile. Of each block, tile and head [2, blocks, B, tiles, H]: the gradients of a log decay across the
-        tile, and of D.
+        Per block of columns, position and head [3 or 4, blocks, B, H, T]: the gradient of a step that only scales x, and the parts of that
+        of a log decay within the tile. Per block, tile and head [2, blocks, B, tiles, H]: the gradients of a log decay across the tile, and
+        of D.
     """
     x, B, C = scan.x, scan.B, scan.C
     batch, num_positions, num_heads, _ = x.shape
