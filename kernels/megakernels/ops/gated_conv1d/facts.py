@@ -15,7 +15,7 @@ GATED_CHANNELS = 256
 """Largest number of channels of a program."""
 
 
-class GatedConvolution(NamedTuple):
+class GatedConvolutionSizes(NamedTuple):
     """Sizes of a call; `itemsize` is the bytes of an element of x."""
 
     batch: int

@@ -81,7 +81,7 @@ def forward(given: Indexed, places: Places) -> tuple[Tensor, Tensor, Tensor, Ten
     """Same contract as `reference.forward`, for fp32, bf16 and fp16, of queries in pieces; and the choice, int32 [B, T, words]."""
     if not given.q.numel():
         return *made_like(given.q, given.v), choice_like(given.q, given.k.shape[1])
-    index = _Index(_dense(given), places)
+    index = _IndexLaunch(_dense(given), places)
     thresholds, index_lse = (torch.empty(given.q.shape[:2], dtype=torch.float32, device=given.q.device) for _ in range(2))
     bits, scores = index.new_bits(), index.new_scores()
     queries = index.turn(index.given.index_q, torch.float32)
@@ -99,7 +99,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Same contract as `reference.backward`, for queries in pieces: of k, v and keys the part that these queries make."""
     lse, thresholds, index_lse = lse.contiguous(), thresholds.contiguous(), index_lse.contiguous()
-    index = _Index(_dense(given), places)
+    index = _IndexLaunch(_dense(given), places)
     given = index.given
     own = given.index_q, given.index_weights
     grad_index_q, grad_weights = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in own)
@@ -138,7 +138,7 @@ def _table(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
     return cos, sin, cos.shape[1], along, across
 
 
-class _Index:
+class _IndexLaunch:
     """Launches of the index kernels for the queries of one call."""
 
     def __init__(self, given: Indexed, places: Places) -> None:

@@ -16,7 +16,7 @@ from megakernels.ops.indexed_attention.reference import Indexed
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Chunk(NamedTuple):
+class QueryChunk(NamedTuple):
     """Some queries of one piece whose scores are held at once.
 
     Attributes:
@@ -54,13 +54,13 @@ def attended(given: Indexed) -> Attention:
     return Attention(given.q, given.k, given.v, given.starts, given.scale, given.window)
 
 
-def chunks(batch: int, num_queries: int, num_keys: int, places: Places) -> Iterator[Chunk]:
+def chunks(batch: int, num_queries: int, num_keys: int, places: Places) -> Iterator[QueryChunk]:
     """Chunks of all queries, none of two pieces."""
     length = num_queries // len(places.firsts)
     rows = max(1, chunk_rows(batch, length, num_keys))
     for piece, first in enumerate(places.firsts):
         for start in range(0, length, rows):
-            yield Chunk(piece * length + start, first, first + start, min(rows, length - start))
+            yield QueryChunk(piece * length + start, first, first + start, min(rows, length - start))
 
 
 def copied(given: Indexed) -> int:

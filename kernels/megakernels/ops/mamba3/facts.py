@@ -43,7 +43,7 @@ MAMBA3_HEADS_PER_TABLE = 16
 """Heads of a program of `mamba3_table_kernel`."""
 
 
-class Extents(NamedTuple):
+class Mamba3Extents(NamedTuple):
     """Sizes of a launch.
 
     Attributes:
@@ -64,7 +64,7 @@ class Extents(NamedTuple):
     stored: tuple[int, ...]
 
 
-class Products(NamedTuple):
+class Mamba3Products(NamedTuple):
     """FLOPs of products of a tile: of rows by rows over a state's width and over a head's, of rows by a state."""
 
     scores: int
@@ -126,15 +126,15 @@ class TrapezoidalScan(NamedTuple):
         every = min(self.save_every, seq_length)
         return chunked_work(seq_length, every, forward, scores, inputs, width, width * self.state, self.itemsize)
 
-    def extents(self) -> Extents:
+    def extents(self) -> Mamba3Extents:
         """Sizes of a launch."""
         return _extents(self)
 
-    def products(self) -> Products:
+    def products(self) -> Mamba3Products:
         """FLOPs of the products of a tile."""
         rows, _, _, width, half = _extents(self).sides.values()
         state = 2 * half
-        return Products(2 * rows * rows * state, 2 * rows * rows * width, 2 * rows * width * state)
+        return Mamba3Products(2 * rows * rows * state, 2 * rows * rows * width, 2 * rows * width * state)
 
     def tile_flops(self) -> tuple[int, int]:
         """FLOPs of a tile and head, forward and backward.
@@ -256,7 +256,7 @@ def phase_rows(positions: int) -> int:
     return max(positions, SMALLEST_DOT)
 
 
-def _extents(sizes: TrapezoidalScan) -> Extents:
+def _extents(sizes: TrapezoidalScan) -> Mamba3Extents:
     batch, positions, heads, _, rank, width, state, _, chunk_size, save_every, itemsize = sizes
     sides = tile_sides(rank, min(chunk_size, save_every), width, state, itemsize)
     tiles, segments = ceil_div(min(save_every, max(1, positions)), sides["Q"]), ceil_div(positions, save_every)
@@ -264,4 +264,4 @@ def _extents(sizes: TrapezoidalScan) -> Extents:
     of_tile = width * padded, width * padded, sides["M"] * padded, sides["M"] * padded, sides["M"] * width
     stored = tuple(batch * tiles * heads * each for each in of_tile)
     at_once = min(segments, max(1, STATES_BYTES // max(1, sum(stored) * itemsize)))
-    return Extents(sides, tiles, ceil_div(tiles, TILES_PER_SHARE), segments, at_once, stored)
+    return Mamba3Extents(sides, tiles, ceil_div(tiles, TILES_PER_SHARE), segments, at_once, stored)

@@ -37,7 +37,7 @@ PASS_COLUMNS = 1024
 """Elements of a state per program of the walk over chunks."""
 
 
-class Extents(NamedTuple):
+class SsdExtents(NamedTuple):
     """Sizes of a launch.
 
     Attributes:
@@ -64,7 +64,7 @@ class Extents(NamedTuple):
     stored: tuple[int, int, int, int]
 
 
-class Products(NamedTuple):
+class SsdProducts(NamedTuple):
     """Tiles of all sequences and heads, blocks of columns, and FLOPs of a tile's products: with a state, of scores, with x."""
 
     num: int
@@ -111,16 +111,16 @@ class Ssd(NamedTuple):
         inputs = width + 2 * shared + self.heads
         return chunked_work(seq_length, chunk, forward, scores, inputs, width, width * self.state, self.itemsize)
 
-    def extents(self) -> Extents:
+    def extents(self) -> SsdExtents:
         """Sizes of a launch."""
         return _extents(self)
 
-    def products(self) -> Products:
+    def products(self) -> SsdProducts:
         """FLOPs of the products of a tile."""
         sizes = _extents(self)
         Q, P, S = (sizes.sides[key] for key in "QPS")
         num = self.batch * sizes.chunks * sizes.tiles * self.heads
-        return Products(num, sizes.blocks, 2 * Q * P * S, 2 * Q * Q * S, 2 * Q * Q * P)
+        return SsdProducts(num, sizes.blocks, 2 * Q * P * S, 2 * Q * Q * S, 2 * Q * Q * P)
 
     def flops(self) -> tuple[int, int]:
         """FLOPs of the kernels' products, forward and backward.
@@ -194,7 +194,7 @@ class Ssd(NamedTuple):
         scratch = 3 * of_tiles + max(between, 3 * SUMS_BYTES * self.heads)
         return KernelBytes(of_inputs + parameter_bytes, SUMS_BYTES * last, scratch)
 
-    def _tables(self, sizes: Extents) -> int:
+    def _tables(self, sizes: SsdExtents) -> int:
         """Bytes of the tables, and of the decays across chunks, which go before outputs are made but are smaller than those."""
         return SUMS_BYTES * self.batch * self.heads * (sizes.tables * self.positions + sizes.chunks)
 
@@ -205,7 +205,7 @@ def tile_sides(chunk_size: int, width: int, state: int, itemsize: int) -> dict[s
     return {"Q": positions, "P": min(LARGEST_BLOCK, block_of(width, SMALLEST_DOT)), "S": block_of(state, SMALLEST_DOT)}
 
 
-def _extents(sizes: Ssd) -> Extents:
+def _extents(sizes: Ssd) -> SsdExtents:
     batch, positions, heads, groups, width, state, chunk_size, itemsize = sizes
     sides = tile_sides(chunk_size, width, state, itemsize)
     tiles, chunks = ceil_div(min(chunk_size, max(1, positions)), sides["Q"]), ceil_div(positions, chunk_size)
@@ -214,7 +214,7 @@ def _extents(sizes: Ssd) -> Extents:
     stored = of_states, of_states, of_parts * sides["Q"], of_parts * sides["S"]
     at_once = min(chunks, max(1, SEGMENT_BYTES // max(1, _stored_bytes(stored, itemsize))))
     tables, rows = (3, 4) if itemsize == SUMS_BYTES else (2, 3)
-    return Extents(sides, tiles, chunks, blocks, parts, tables, rows, at_once, stored)
+    return SsdExtents(sides, tiles, chunks, blocks, parts, tables, rows, at_once, stored)
 
 
 def _stored_bytes(stored: tuple[int, int, int, int], itemsize: int) -> int:
