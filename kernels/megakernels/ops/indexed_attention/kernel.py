@@ -46,7 +46,7 @@ from megakernels.ops.indexed_attention.kernel_index import (
     index_turn_kernel,
 )
 from megakernels.ops.indexed_attention.reference import Indexed, made_like
-from megakernels.ops.indexed_attention.sizes import Chunk, attended, chunks
+from megakernels.ops.indexed_attention.sizes import QueryChunk, attended, chunks
 
 
 def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
@@ -176,7 +176,7 @@ class _IndexLaunch:
             index_turn_kernel[(triton.cdiv(num_rows, numbers["R"]),)](x, cos, sin, turned, *sizes, **numbers, BACK=back)
         return turned
 
-    def score(self, chunk: Chunk, queries: Tensor, scores: Tensor) -> None:
+    def score(self, chunk: QueryChunk, queries: Tensor, scores: Tensor) -> None:
         """Scores of a chunk."""
         numbers, options = index_constants("score", self.width, self.given.index_q.element_size())
         index_score_kernel[self._tiles(chunk, numbers)](
@@ -185,7 +185,7 @@ class _IndexLaunch:
             **numbers, **self.flags, **self.order, **options,
         )  # fmt: skip
 
-    def select(self, chunk: Chunk, scores: Tensor, thresholds: Tensor, index_lse: Tensor, bits: Tensor, *, search: bool) -> None:
+    def select(self, chunk: QueryChunk, scores: Tensor, thresholds: Tensor, index_lse: Tensor, bits: Tensor, *, search: bool) -> None:
         """Bits of a chunk, and with `search` its thresholds and log-sum-exps."""
         numbers, options = select_constants(self.num_keys)
         grid = triton.cdiv(chunk.num_rows, numbers["R"]), self.batch
@@ -195,7 +195,7 @@ class _IndexLaunch:
             SEARCH=search, **numbers, **self.flags, **options,
         )  # fmt: skip
 
-    def difference(self, chunk: Chunk, scores: Tensor, masses: Tensor, lse: Tensor, index_lse: Tensor, bits: Tensor) -> None:
+    def difference(self, chunk: QueryChunk, scores: Tensor, masses: Tensor, lse: Tensor, index_lse: Tensor, bits: Tensor) -> None:
         """Gradients of the scores of a chunk, in `masses`."""
         given = self.given
         numbers, options = mass_constants(given.q.shape[3], given.q.element_size())
@@ -211,7 +211,7 @@ class _IndexLaunch:
             **difference_constants(self.num_keys), **self.flags,
         )  # fmt: skip
 
-    def gradients(self, chunk: Chunk, queries: Tensor, differences: Tensor, grad_weights: Tensor, grad_keys: Tensor) -> None:
+    def gradients(self, chunk: QueryChunk, queries: Tensor, differences: Tensor, grad_weights: Tensor, grad_keys: Tensor) -> None:
         """Adds to the gradient of the keys, then writes that of the weights, and that of the rotated queries over them."""
         given = self.given
         for name, function, grad in (("key", index_key_kernel, grad_keys), ("query", index_query_kernel, grad_weights)):
@@ -240,7 +240,7 @@ class _IndexLaunch:
                 **options,
             )
 
-    def _tiles(self, chunk: Chunk, numbers: dict[str, int]) -> tuple[int, int, int]:
+    def _tiles(self, chunk: QueryChunk, numbers: dict[str, int]) -> tuple[int, int, int]:
         """Tiles of the keys that the last query sees, of queries, and sequences."""
         seen = triton.cdiv(chunk.first + chunk.num_rows, numbers["N"])
         return seen, triton.cdiv(chunk.num_rows, numbers["M"]), self.batch
