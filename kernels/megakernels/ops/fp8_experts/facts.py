@@ -108,9 +108,9 @@ class ScaledBank(NamedTuple):
         products = 0
         for index in range(1 + bank.gated):
             first, second = walk.copy_of_rows(bank.width), walk.turned_matrices(bank.hidden)
-            again = walk.make(bank.rows * bank.hidden * bank.itemsize)
-            walk.drop(first, second, again if index else 0)
-            products = products or again
+            second_copy = walk.make(bank.rows * bank.hidden * bank.itemsize)
+            walk.drop(first, second, second_copy if index else 0)
+            products = products or second_copy
         made += walk.summed(products)
         if not self.keeps:
             walk.turned_rows(bank.hidden, gathers=True)

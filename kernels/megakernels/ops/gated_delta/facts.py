@@ -111,15 +111,15 @@ class DeltaSizes(NamedTuple):
         """
         heads, key, value = self.heads, self.keys, self.values
         chunk = min(self.chunk_size, self.save_every, seq_length)
-        again = heads * (4 * chunk * key + chunk * value + 4 * key * value)
-        forward = again + heads * (2 * chunk * value + 2 * key * value)
+        recomputed = heads * (4 * chunk * key + chunk * value + 4 * key * value)
+        forward = recomputed + heads * (2 * chunk * value + 2 * key * value)
         inputs, width = 2 * self.groups * key + heads * value + heads * self.shares, heads * value
         written = ceil_div(ceil_div(seq_length, self.save_every) * heads * key * value * SUMS_BYTES, seq_length)
         return Work(
             forward,
-            2 * forward + again,
+            2 * forward + recomputed,
             0,
-            again,
+            recomputed,
             moved_forward=(inputs + width) * self.itemsize + written,
             moved_input=(2 * inputs + width) * self.itemsize + written,
         )

@@ -178,7 +178,7 @@ def _of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *others: Any) ->
 
 def _cost_of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Cost:
     """Gradients overwrite the logits, so the kernel moves one operand twice."""
-    return Cost({}, again_bytes=x.shape[0] * weight.shape[0] * x.element_size())
+    return Cost({}, repeated_bytes=x.shape[0] * weight.shape[0] * x.element_size())
 
 
 for _op in (_linear_cross_entropy, _linear_slice_statistics):

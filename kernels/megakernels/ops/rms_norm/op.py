@@ -12,18 +12,9 @@ from megakernels.ops.rms_norm.rows import row_dot, row_gradients, row_scale, row
 from megakernels.ops.rms_norm.slices import gated_dot, gated_scale, gated_scale_gradients, gated_square_sum
 
 __all__ = [
-    "add_rms_norm",
-    "gated_dot",
-    "gated_rms_norm",
-    "gated_scale",
-    "gated_scale_gradients",
-    "gated_square_sum",
-    "rms_norm",
-    "row_dot",
-    "row_gradients",
-    "row_scale",
-    "row_square_sum",
-]
+    "add_rms_norm", "gated_dot", "gated_rms_norm", "gated_scale", "gated_scale_gradients", "gated_square_sum", "rms_norm", "row_dot",
+    "row_gradients", "row_scale", "row_square_sum",
+]  # fmt: skip
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
