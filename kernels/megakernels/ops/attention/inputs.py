@@ -30,9 +30,9 @@ class Places(NamedTuple):
     """Positions of the queries and order of the keys.
 
     Attributes:
-        firsts: Position of the first query of each piece; the queries are these pieces, of one length, side by side.
-        num_ranks: Of a group whose rank i has the pieces i and 2 · num_ranks − 1 − i: the keys are those of all ranks, rank by rank. On
-            one rank they are in order.
+        firsts: Position of the first query of each piece; the queries are these pieces of one length, one after the other.
+        num_ranks: Ranks of a group whose rank i has the pieces i and 2 · num_ranks − 1 − i: the keys are those of all ranks, rank by rank.
+            On one rank they are in order.
     """
 
     firsts: tuple[int, ...] = (0,)

@@ -55,7 +55,7 @@ def chosen(words, there, first_key, N: tl.constexpr, KEYS_FIRST: tl.constexpr = 
 
     Args:
         words: Pointers [M] to each query's first word.
-        there: Which queries exist.
+        there: Mask of the queries that exist.
         first_key: A multiple of N, or of 32.
         N: Keys of a tile, a power of two.
         KEYS_FIRST: The order of the result.

@@ -44,13 +44,13 @@ def attention_pieces(
         starts: int32, one for each query, or None: first position of its document, counted from the first position of its own piece, so
             negative for a document that begins before the piece.
         scale: Factor on the scores.
-        window: As for whole sequences.
+        window: See `megakernels.attention`.
         query_pieces: Numbers of the pieces of q, in order.
         key_pieces: Numbers of the pieces of k and v, in order: every piece of the sequence.
         sinks: [Hq] or None, as for whole sequences.
         classes: int32 or None, one for each position of the sequence, in its order.
         relations: [R, Hq] or None, as for whole sequences.
-        cap: As for whole sequences.
+        cap: See `megakernels.attention`.
 
     Returns:
         out, shaped as q with v's width, and lse fp32 [B, Hq, positions of q].

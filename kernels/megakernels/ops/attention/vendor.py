@@ -49,10 +49,10 @@ def library_of(
 
     Args:
         machine: The device.
-        dtype: Of q, k and v.
+        dtype: The dtype of q, k and v.
         num_positions: T.
-        width: Of a head of q and k.
-        value_width: Of a head of v.
+        width: Width of a head of q and k.
+        value_width: Width of a head of v.
         window: True if a query sees a window only.
         packed: True if rows hold several documents.
     """

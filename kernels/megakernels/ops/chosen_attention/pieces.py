@@ -41,7 +41,7 @@ def chosen_attention_pieces(
         choice: int32 [B, positions of q, words of the positions of k], as `indexed_attention_pieces_choice` makes it.
         starts: int32, one for each query, or None: first position of its document, counted from the first position of its own piece.
         scale: Factor on the scores.
-        window: As for whole sequences.
+        window: See `megakernels.attention`.
         query_pieces: Numbers of the pieces of q, in order.
         key_pieces: Numbers of the pieces of k and v, in order: every piece of the sequence.
 

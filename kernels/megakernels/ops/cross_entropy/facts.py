@@ -59,7 +59,7 @@ class Loss(NamedTuple):
         return forward, Pass(back, 0, LAUNCHES[1], tuple(kinds))
 
     def plain(self, work: Work, tokens: int) -> Passes:
-        """Every intermediate through memory."""
+        """Both passes by plain torch: every intermediate goes through memory."""
         return PLAIN.passes(work, tokens)
 
 

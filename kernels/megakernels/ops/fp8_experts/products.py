@@ -33,7 +33,7 @@ def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast
     Args:
         first: Rows [M, K], a scale for each.
         second: Matrices [E, N, K] with dense rows, scales [E · N].
-        groups: Of the rows.
+        groups: Groups of the rows.
         like: A tensor of the result's dtype.
         fast: True if the tensor cores may sum in less than fp32.
 

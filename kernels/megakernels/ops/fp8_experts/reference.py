@@ -27,11 +27,11 @@ class Groups(NamedTuple):
     """Rows of each expert, one after another.
 
     Attributes:
-        num_rows: Of all experts.
+        num_rows: Rows of all experts.
         counts: int32 [E].
         ends: int32 [E], the row after each expert's last.
         stops: int32 [E], the same in a transposed copy.
-        columns: Of a transposed copy; what is behind the last expert's is not read.
+        columns: Columns of a transposed copy; those after the last expert's are not read.
     """
 
     num_rows: int
@@ -73,7 +73,7 @@ def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = Non
 
     Args:
         x: [M, C]; with `rows`, [N, C], of which row i is x[rows[i] // top_k].
-        groups: Of the rows.
+        groups: Groups of the rows.
         by_row: True if each column of each expert's rows has a scale; else all have that of x.
         rows: int32 [M], or None.
         top_k: k.

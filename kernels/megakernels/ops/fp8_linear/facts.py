@@ -33,7 +33,7 @@ class ScaledPass(NamedTuple):
     """One pass of a linear or a bank.
 
     Attributes:
-        copies: What copies take: bytes and launches.
+        copies: Bytes and launches of copies.
         product: The product of two copies, FLOPs in eight bits.
     """
 

@@ -44,7 +44,7 @@ def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = F
 
     Args:
         x: [rows, summed], or [summed, rows] if transposed; fp32 or bf16.
-        dtype: Of the copy.
+        dtype: The dtype of the copy.
         by_row: True if each row has a scale.
         transposed: True if the copy is x's transpose.
         second: True if the rows are columns of the result, and padded.

@@ -43,5 +43,5 @@ class GatedConvolutionSizes(NamedTuple):
         return forward, Pass(work.moved_input * tokens + 2 * shares, flops, 3 + self.bias)
 
     def plain(self, work: Work, tokens: int) -> Passes:
-        """Every intermediate through memory."""
+        """Both passes by plain torch: every intermediate goes through memory."""
         return PLAIN.passes(work, tokens)

@@ -92,7 +92,7 @@ def walk(
     state: Tensor | None, states: Tensor,
     results: tuple[Tensor, Tensor] | None,
 ) -> None:  # fmt: skip
-    """With `results` y and the last state, from the initial one over all of the part's segments; without, the states before its tiles."""
+    """Computes y and the last state, `results`, over all of the part's segments; without `results` the states before its tiles."""
     q, v = given.q, given.v
     batch, num_heads, value_width = q.shape[0], *v.shape[2:]
     y, last = (q, q) if results is None else results

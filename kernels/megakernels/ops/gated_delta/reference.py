@@ -32,7 +32,7 @@ EPS = 1e-6
 
 
 def forward(state: Tensor | None, given: GatedDeltaInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """From a state [B, H, K, V] in the accumulation dtype; None is zero.
+    """Runs the scan from a state [B, H, K, V] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, H, V] in q's dtype, the states before each segment [B, ceil(T / save_every), H, K, V], and the last state.
@@ -52,7 +52,7 @@ def forward(state: Tensor | None, given: GatedDeltaInputs) -> tuple[Tensor, Tens
 
 
 def backward(grad_last: Tensor | None, grad_y: Tensor, given: GatedDeltaInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """From the gradients of the last state (None is zero) and of y: those of q to dt_bias in order, and of the first state."""
+    """The gradients of q to dt_bias in order, and of the first state, from those of the last state (None is zero) and of y."""
     tokens = given.q, given.k, given.v, given.decay, given.beta
     found = [torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in tokens]
     grad_A_log, grad_dt_bias = (torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in (given.A_log, given.dt_bias))

@@ -77,7 +77,7 @@ def forward(arguments: Arguments) -> tuple[Tensor, ...]:
 
 
 def forward_with_choice(arguments: Arguments) -> tuple[Tensor, ...]:
-    """As `forward`, with the choice last."""
+    """The results of `forward`, and the choice last."""
     given = with_keys(arguments)
     return kernel_forward(given, Places()) if runs_kernels(given) else chosen_forward(given, given.k.shape[1])
 
@@ -105,7 +105,7 @@ def _backward(grad_out: Tensor, given: Indexed, saved: Sequence[Tensor]) -> tupl
 
 
 def with_keys(arguments: Arguments) -> Indexed:
-    """With index keys after their norm and rotation."""
+    """The arguments with index keys after their norm and rotation."""
     return arguments.with_keys(
         make_keys(arguments.index_k, arguments.k_scale, arguments.k_bias, arguments.cos, arguments.sin, arguments.eps)
     )

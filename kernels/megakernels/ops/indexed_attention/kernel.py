@@ -123,7 +123,7 @@ def backward(
 
 
 def _dense(given: Indexed) -> Indexed:
-    """With the operands as the kernels read them."""
+    """The arguments with operands as the kernels read them."""
     q, k, v = (unit_stride(each) for each in (given.q, given.k, given.v))
     starts = None if given.starts is None else given.starts.contiguous()
     index_q, keys, weights = given.index_q.contiguous(), given.keys.contiguous(), given.index_weights.contiguous()

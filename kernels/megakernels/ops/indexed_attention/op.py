@@ -45,8 +45,8 @@ def indexed_attention(
         sin: fp32 [T, R/2]; no gradient.
         scale: Factor on the attention scores.
         top_k: Keys that a query attends to; all where it sees no more.
-        loss_factor: Of the indexer's loss: coefficient / (tokens of the batch · heads of all ranks).
-        eps: Of the layer norm.
+        loss_factor: Factor of the indexer's loss: coefficient / (tokens of the batch · heads of all ranks).
+        eps: Epsilon of the layer norm.
         window: Position i sees j with i − window < j ≤ i; None sees all j ≤ i.
         starts: int32 [B, T] or None: index of the first position of each position's document; none before it is visible. No gradient.
 

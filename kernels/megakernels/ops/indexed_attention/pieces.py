@@ -45,8 +45,8 @@ class IndexedSettings(NamedTuple):
     Attributes:
         scale: Factor on the attention scores.
         top_k: Keys that a query attends to; all where it sees no more.
-        loss_factor: Of the indexer's loss.
-        window: As for whole sequences.
+        loss_factor: Factor of the indexer's loss.
+        window: See `megakernels.attention`.
         query_pieces: Numbers of the pieces of queries, in order.
         key_pieces: Numbers of the pieces of keys, in order: every piece of the sequence.
     """

@@ -40,7 +40,7 @@ class Indexed(NamedTuple):
         starts: int32 [B, T] or None, positions in the sequence.
         scale: Factor on the attention scores.
         top_k: Keys that a query attends to.
-        loss_factor: Of the indexer's loss.
+        loss_factor: Factor of the indexer's loss.
         window: Positions that a query sees, or None.
         first: Position of the first query.
     """

@@ -102,7 +102,7 @@ def backward_cost(given: Indexed, places: Places) -> Cost:
 
 
 def _with_index(found: dict[torch.dtype, int], given: Indexed, places: Places, *, exact: int, narrow: int) -> Cost:
-    """With index products added: `exact` in fp32, `narrow` in the dtype of the queries."""
+    """The cost with index products added: `exact` in fp32, `narrow` in the dtype of the queries."""
     one = 2 * attention_sizes.num_pairs(given.index_q, given.window, places) * given.index_q.shape[3]
     for dtype, count in ((torch.float32, exact), (given.index_q.dtype, narrow)):
         found[dtype] = found.get(dtype, 0) + count * one

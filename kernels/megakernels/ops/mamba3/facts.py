@@ -12,7 +12,7 @@ import megakernels.facts as base
 MAMBA3_LARGEST_WIDTHS = {2: (64, 128), 4: (32, 32)}
 """Largest head and state width, by bytes of an element; an fp32 product stores each operand as two TF32 values."""
 LARGEST_RANK = 4
-"""More ranks use the reference: a tile would have few positions."""
+"""Largest number of ranks; more use the reference, because a tile would have few positions."""
 TILES_PER_SHARE = 4
 """Tiles whose gradients of parameters one program of the backward sums."""
 STATES_BYTES = 1 << 30

@@ -67,7 +67,7 @@ class Permutation(NamedTuple):
         return found[0], found[1]
 
     def plain(self, work: base.Work, tokens: int) -> base.Passes:
-        """Every intermediate through memory."""
+        """Both passes by plain torch: every intermediate goes through memory."""
         return (PLAIN_COMBINE if self.combines else PLAIN_DISPATCH).passes(work, tokens)
 
 
@@ -129,7 +129,7 @@ class ExpertSizes(NamedTuple):
         return forward, backward
 
     def plain(self, work: base.Work, tokens: int) -> base.Passes:
-        """Every intermediate through memory."""
+        """Both passes by plain torch: every intermediate goes through memory."""
         return PLAIN_EXPERTS.passes(work, tokens)
 
     def tile_bytes(self) -> int:

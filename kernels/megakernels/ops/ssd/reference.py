@@ -30,7 +30,7 @@ from megakernels.ops.ssd.inputs import SsdInputs
 
 
 def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """From a state [B, H, P, S] in the accumulation dtype; None is zero.
+    """Runs the scan from a state [B, H, P, S] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, H, P] and the state at each chunk's start [B, ceil(T / chunk_size), H, P, S], both in x's dtype, and the last state.
@@ -52,7 +52,7 @@ def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tens
 
 
 def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """From the gradients of the last state (None is zero) and of y: those of x to dt_bias in order, and of the first state."""
+    """The gradients of x to dt_bias in order, and of the first state, from those of the last state (None is zero) and of y."""
     x, dt, A_log, B, C, D, dt_bias, _, chunk_size, _, _ = scan
     grad_x, grad_dt, grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (x, dt, B, C))
     dtype = accumulator_dtype(x.dtype)
