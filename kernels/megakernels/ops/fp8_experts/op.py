@@ -144,7 +144,7 @@ def _backward(values: dict[str, Any]) -> list[Tensor]:
 
 def _fake(*arguments: Any) -> list[Tensor]:
     values = dict(zip(FORWARD, arguments, strict=True))
-    x, rows, num_experts, width, hidden = values["x"], values["rows"].shape[0], *values["up"].shape
+    x, rows, (num_experts, width, hidden) = values["x"], values["rows"].shape[0], values["up"].shape
     made = [fake_like(x), *(x.new_empty((rows, width)) for _ in range(1 if values["gate"] is None else 2))]
     if values["keeps"]:
         made.append(x.new_empty((hidden, turned_columns(rows, num_experts)), dtype=FORMAT))
