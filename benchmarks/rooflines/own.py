@@ -66,7 +66,7 @@ class Bodies:
             _touched(kernels, 0 if cost is None else cost.untouched_bytes),
             products,
             0 if cost is None else cost.steps,
-            0 if cost is None else cost.again_bytes,
+            0 if cost is None else cost.repeated_bytes,
             ideal,
         )
 

@@ -41,7 +41,7 @@ class Work:
         kernels: Kernels of the operation.
         products: FLOPs of the matrix products inside its Triton kernels, by dtype; those of aten operations are in `kernels`.
         steps: Number of sequential steps of a recurrence.
-        again_bytes: Bytes in addition to one pass over each operand of each kernel.
+        repeated_bytes: Bytes in addition to one pass over each operand of each kernel.
         ideal_bytes: Bytes of its operands and results, once each, which one fused kernel would move; for an aten operation `num_bytes`.
     """
 
@@ -49,13 +49,13 @@ class Work:
     kernels: tuple[Kernel, ...]
     products: Mapping[str, int] = field(default_factory=dict)
     steps: int = 0
-    again_bytes: int = 0
+    repeated_bytes: int = 0
     ideal_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
         """HBM bytes."""
-        return self.again_bytes + sum(kernel.num_bytes for kernel in self.kernels)
+        return self.repeated_bytes + sum(kernel.num_bytes for kernel in self.kernels)
 
     @property
     def launches(self) -> int:

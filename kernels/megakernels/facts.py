@@ -1,8 +1,8 @@
 """The vocabulary of the operations' facts: plain integers, without torch.
 
-`ops/<operation>/facts.py` has a record of the sizes of a call. From it follow which sizes the Triton kernels take, their tiles, the bytes
-they hold inside themselves, and, for each implementation, what a pass moves, multiplies and launches. The kernels' launch code, the
-registration of scratch and cost, the roofline and `megaplan` read the same record.
+`ops/<operation>/facts.py` has a record of the sizes of a call. Its methods say which sizes the Triton kernels take, with which tiles and
+scratch, and how many bytes, FLOPs and launches a pass of each implementation has. The kernels' launch code, the registration of scratch
+and cost, the roofline and `megaplan` read the same record.
 
 FLOPs of a pass are counted in bf16 products: TF32 runs at half that rate, and an fp32 product is three TF32 ones.
 """
@@ -27,7 +27,7 @@ TF32 = 2
 EXACT = 3 * TF32
 """bf16 products that take the time of one fp32 product."""
 ISSUED = 32
-"""bf16 products in the time that issues one instruction of a thread: 4,096 and 128 a clock and multiprocessor of Hopper."""
+"""bf16 products in the time of one issued instruction of a thread: a multiprocessor of Hopper does 4,096 and 128 per clock."""
 
 
 PRODUCT, MEMORY, ADD, SUM, JOIN = "product", "memory", "add", "add.fp32", "join"
@@ -116,7 +116,15 @@ class KindWork(NamedTuple):
 
 
 class KindShare(NamedTuple):
-    """The kernels of one kind as parts of `of` of a pass's bytes and products."""
+    """The kernels of one kind in a pass, as fractions of its bytes and products.
+
+    Attributes:
+        kind: Name of the kind, as in a device's measured constants.
+        num_bytes: Numerator of the fraction of the bytes.
+        flops: Numerator of the fraction of the products.
+        launches: Number of kernels.
+        of: Denominator of both.
+    """
 
     kind: str
     num_bytes: int = 100
@@ -129,11 +137,11 @@ class Pass(NamedTuple):
     """One pass of an operation on a rank's microbatch.
 
     Attributes:
-        num_bytes: Bytes read and written, weights left out.
-        flops: FLOPs of products, in bf16's.
+        num_bytes: Bytes read and written, without weights.
+        flops: FLOPs of products, in units of bf16 products.
         launches: Number of kernels.
-        kinds: Kinds of kernels that the pass consists of; of shares, the first has the launches that the others leave. Empty where no
-            constants are measured.
+        kinds: Kinds of kernels that the pass consists of; if they are fractions, the first has the launches that are left after the
+            others. Empty if no constants are measured.
         is_fp32: True if products run in fp32, outside tensor cores; plain torch only.
     """
 

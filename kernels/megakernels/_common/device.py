@@ -36,7 +36,7 @@ def chooses_triton(tensor: Tensor, dtypes: Collection[torch.dtype] = DTYPES) -> 
 
 
 def kernel_module(reference: ModuleType, name: str = "kernel") -> ModuleType:
-    """The module of Triton kernels beside a reference, imported at the first call: triton is optional, and only CUDA needs it."""
+    """The module of Triton kernels in the package of a reference, imported at the first call: triton is optional, only CUDA needs it."""
     return importlib.import_module(f"{reference.__package__}.{name}")
 
 

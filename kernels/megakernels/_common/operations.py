@@ -64,7 +64,7 @@ def operation(
         backward: Function of the gradient of the first output, the result of `bind`, the saved outputs in order and, if the operation is
             differentiable, the required gradients; returns all gradients, None or any value for those not required.
         fake: Function that returns the outputs, uninitialised.
-        differentiable: Whether autograd calls the backward. If not, the backward has no `needs` and is called explicitly.
+        differentiable: True if autograd calls the backward. If not, the backward has no `needs` and is called explicitly.
         forward_scratch: Function for the scratch bytes of `forward`, as in `register_scratch`.
         backward_scratch: Function for the scratch bytes of `backward`, with its arguments.
         forward_cost: Function for the cost of the kernels of `forward`, with its arguments, as in `register_cost`.

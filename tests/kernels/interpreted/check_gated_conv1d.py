@@ -55,9 +55,8 @@ def test_values_of_more_lengths(case: Case, dtype: torch.dtype, num_positions: i
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short row has several: the shipped ones have up to 128 positions of 256 channels."""
-    for name, size in (("POSITIONS", 16), ("CHANNELS", 32)):
-        monkeypatch.setattr(kernel, f"FORWARD_{name}", size)
-        monkeypatch.setattr(kernel, f"BACKWARD_{name}", size)
+    for name, size in (("GATED_FORWARD_POSITIONS", 16), ("POSITIONS_PER_SHARE", 16), ("GATED_CHANNELS", 32)):
+        monkeypatch.setattr(kernel, name, size)
 
 
 class Drawn(NamedTuple):

@@ -25,7 +25,7 @@ from megakernels import mamba3, mamba3_ahead, mamba3_ahead_backward, mamba3_piec
 from megakernels.ops.mamba3 import facts, kernel, reference
 from megakernels.ops.mamba3.chunk import GRADIENTS, Mamba3Inputs
 from megakernels.ops.mamba3.op import IMPLEMENTATION
-from megakernels.ops.mamba3.piece import Settings
+from megakernels.ops.mamba3.piece import Mamba3Settings
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("mamba3")}
 EACH = pytest.mark.parametrize("name", BY_NAME)
@@ -160,7 +160,7 @@ def test_pieces_are_the_whole(rank: int, num_angles: int, packed: bool, counts: 
     inputs += [torch.randn(heads, rank, 5) if rank > 1 else None for _ in range(3)]
     begins = torch.rand(2, pieces * length) < (0.1 if packed else 0.0)
     starts = torch.where(begins, torch.arange(pieces * length), 0).cummax(1).values.int() if packed else None
-    settings, given = Settings(16, every), [each.requires_grad_() for each in inputs if each is not None]
+    settings, given = Mamba3Settings(16, every), [each.requires_grad_() for each in inputs if each is not None]
     with no_reference(reference):
         whole = mamba3(*inputs, 16, starts, save_every=every)
         grad_y = torch.randn(whole.shape)

@@ -8,7 +8,7 @@ from megakernels.ops.m2rnn.kernel_backward import m2rnn_backward_kernel
 from megakernels.ops.m2rnn.kernel_forward import m2rnn_forward_kernel
 
 TENSORS = ("grad_y", "q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log", "y", "grad_v", "grad_f")
-STATES = ("initial", "states", "again", "grad_q_parts", "grad_k_parts", "grad_state", "grad_map", "grad_D", "grad_scalars")
+STATES = ("initial", "states", "recomputed", "grad_q_parts", "grad_k_parts", "grad_state", "grad_map", "grad_D", "grad_scalars")
 
 
 def configurations() -> dict[str, Any]:

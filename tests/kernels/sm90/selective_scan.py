@@ -7,7 +7,7 @@ import torch
 from megakernels.ops.selective_scan import facts, kernel
 from megakernels.ops.selective_scan.inputs import SelectiveScanInputs
 
-FP32 = ("states", "last", "first", "grad_last", "again", "parts", "sums", "grad_first")
+FP32 = ("states", "last", "first", "grad_last", "recomputed", "parts", "sums", "grad_first")
 SIZES = (*(f"{each}_{step}" for each in ("grad", "x", "dt", "B", "C") for step in ("row", "stride")), "num_positions", "num_channels")
 
 

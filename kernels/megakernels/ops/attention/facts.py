@@ -338,7 +338,7 @@ def constants(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Constants of a kernel, and its launch options, that follow from widths and dtype.
 
-    `masked`: whether queries choose keys; `bent`: whether scores are capped or have relations.
+    `masked`: true if queries choose keys; `bent`: true if scores are capped or have relations.
     """
     (head, rest), value = split_width(width), block_of(value_width, SMALLEST_DOT)
     tile = tile_of(kernel, head + rest + value, itemsize, masked, bent)

@@ -108,7 +108,7 @@ def _starts(given: Attention) -> Tensor:
 
 
 def _is_bent(given: Attention) -> bool:
-    """Whether something is done to scaled scores."""
+    """True if something is done to scaled scores."""
     return given.cap is not None or given.relations is not None
 
 
@@ -120,7 +120,7 @@ def _relations(given: Attention) -> tuple[Tensor, Tensor]:
 
 
 def _extents(q: Tensor, k: Tensor, given: Attention, places: Places, bits: Tensor | None) -> tuple[int, ...]:
-    """What every kernel takes of lengths and places."""
+    """Lengths and positions that every kernel takes."""
     pieces = q.shape[1] // len(places.firsts), places.firsts[0], places.firsts[-1]
     keys = k.shape[1] // (2 * places.num_ranks), places.num_ranks
     words = 0 if bits is None else bits.shape[2]

@@ -1,4 +1,4 @@
-"""Which keys a tile of queries sees, which queries see a tile of keys, and where a key is stored.
+"""Ranges of keys that a tile of queries sees and of queries that see a tile of keys, and the rows of keys in memory.
 
 A query sees the keys from the start of its document or window up to its own position. Tiles that every query of a tile sees need no mask:
 a program loops over three ranges of tiles, masked, unmasked and masked again.
@@ -26,7 +26,7 @@ def stored(position, key_length, num_ranks, ZIG_ZAG: tl.constexpr):  # type: ign
 
 @triton.jit  # type: ignore[untyped-decorator]
 def visible(at, position, start, window, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whether queries at `position`, of documents that begin at `start`, see the keys `at`. All broadcast."""
+    """True if queries at `position`, of documents that begin at `start`, see the keys `at`. All broadcast."""
     seen = at <= position
     if HAS_WINDOW:
         seen &= at > position - window
@@ -43,7 +43,7 @@ def bent(x, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def added_scores(classes, relations, at, num_keys, head, num_heads):  # type: ignore[no-untyped-def]
-    """What a head adds to the scores of the keys `at`, by the class of each, in powers of two."""
+    """The values that a head adds to the scores of the keys `at`, by the class of each, in powers of two."""
     known = at < num_keys
     kind = tl.load(classes + at, mask=known, other=0)
     return tl.load(relations + kind * num_heads + head, mask=known, other=0.0).to(tl.float32) * LOG2_E
@@ -51,11 +51,11 @@ def added_scores(classes, relations, at, num_keys, head, num_heads):  # type: ig
 
 @triton.jit  # type: ignore[untyped-decorator]
 def chosen(words, there, first_key, N: tl.constexpr, KEYS_FIRST: tl.constexpr = False):  # type: ignore[no-untyped-def]
-    """Which of N keys from `first_key` on the queries chose, [M, N], or [N, M] if KEYS_FIRST: a bit per key, 32 of them in a word.
+    """Mask of N keys from `first_key` on that the queries chose, [M, N], or [N, M] if KEYS_FIRST: a bit per key, 32 of them in a word.
 
     Args:
         words: Pointers [M] to each query's first word.
-        there: Which queries exist.
+        there: Mask of the queries that exist.
         first_key: A multiple of N, or of 32.
         N: Keys of a tile, a power of two.
         KEYS_FIRST: The order of the result.
@@ -81,13 +81,13 @@ def query_tile(  # type: ignore[no-untyped-def]
         starts: Document starts of the program's sequence, each counted from the first position of its piece.
         piece_length: Queries of a piece.
         first_a: Position of the first query of the first piece.
-        first_b: Of the last piece.
+        first_b: Position of the first query of the last piece.
         num_keys: All keys.
         window: Positions that a query sees.
         M: Queries of a tile.
         N: Keys of a tile.
-        HAS_WINDOW: Whether there is one.
-        HAS_STARTS: Whether there are document starts.
+        HAS_WINDOW: True if there is a window.
+        HAS_STARTS: True if there are document starts.
 
     Returns:
         Rows of the queries, which of them exist, their positions and the starts of their documents; then begin of the range, begin and
@@ -145,14 +145,14 @@ def queries_of(  # type: ignore[no-untyped-def]
 
     Args:
         first_key: Position of the first key.
-        last_key: Of the last one.
+        last_key: Position of the last key.
         first: Position of the piece's first query.
-        piece_length: Its queries.
+        piece_length: Number of its queries.
         starts: Document starts of the piece, counted from its first position.
         window: Positions that a query sees.
         M: Queries of a tile.
-        HAS_WINDOW: Whether there is one.
-        HAS_STARTS: Whether there are document starts.
+        HAS_WINDOW: True if there is a window.
+        HAS_STARTS: True if there are document starts.
     """
     begin = tl.minimum(tl.maximum(first_key - first, 0), piece_length)
     whole = tl.minimum(tl.maximum(last_key - first, 0), piece_length)

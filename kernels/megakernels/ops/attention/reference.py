@@ -31,7 +31,7 @@ def lse_like(given: Attention) -> Tensor:
 
 
 Hidden = Callable[[slice, slice], Tensor]
-"""Of a block's queries and the keys that any of them sees: where a query may not look, [B or 1, 1, 1, q, k]."""
+"""Function of a block's queries and the keys that any of them sees: a mask of keys hidden from a query, [B or 1, 1, 1, q, k]."""
 
 
 def forward(given: Attention, first: int = 0, hides: Hidden | None = None) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from megakernels._common.tiles import exp2, reciprocal
 from megakernels._common.walks import of_document, only_if, taps_of
 
 SCALE = tl.constexpr(-math.log2(math.e))
-"""With silu the taps and the bias are multiplied by this: a power of two of their sum is then the exponential of the negated sum."""
+"""Factor of the taps and the bias with silu: a power of two of their sum is then the exponential of the negated sum."""
 SQUARE = tl.constexpr(SCALE.value**2)
 
 

@@ -25,7 +25,7 @@ def causal_conv1d(
         x: [B, T, C].
         weight: [C, K]; the last tap multiplies the current position.
         bias: [C] or None.
-        silu: whether y = silu(convolution).
+        silu: True if y = silu(convolution).
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
             None for one document per row. Each document is padded with zeros. A negative start means that the document started before the
             row. No gradient.

@@ -26,7 +26,7 @@ def conv_pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, 
         before: [B, P, K − 1, C], the inputs before each piece; zeros before the sequence.
         weight: [C, K].
         bias: [C] or None.
-        silu: Whether y = silu(convolution).
+        silu: True if y = silu(convolution).
         starts: int32 [B, P · t] or None, each relative to the first position of its piece.
 
     Returns:

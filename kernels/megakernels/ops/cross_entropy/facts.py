@@ -23,7 +23,7 @@ from megakernels.ops.linear_cross_entropy.facts import num_slices
 
 LAUNCHES = 18, 12
 PLAIN = PlainPasses(PlainPass(500, launches=94), PlainPass(900, launches=117))
-LOGITS_AGAIN = FixedRatios(KernelPass(kinds=(KindShare(MEMORY),)), KernelPass(kinds=(KindShare(PRODUCT),)))
+RECOMPUTED_LOGITS = FixedRatios(KernelPass(kinds=(KindShare(MEMORY),)), KernelPass(kinds=(KindShare(PRODUCT),)))
 """The logits that the backward of head and loss makes again."""
 PLAIN_LOGITS = 1 << 22
 """Maximum number of logits in fp32 at a time."""
@@ -59,7 +59,7 @@ class Loss(NamedTuple):
         return forward, Pass(back, 0, LAUNCHES[1], tuple(kinds))
 
     def plain(self, work: Work, tokens: int) -> Passes:
-        """Every intermediate through memory."""
+        """Both passes by plain torch: every intermediate goes through memory."""
         return PLAIN.passes(work, tokens)
 
 

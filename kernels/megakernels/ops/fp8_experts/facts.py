@@ -108,9 +108,9 @@ class ScaledBank(NamedTuple):
         products = 0
         for index in range(1 + bank.gated):
             first, second = walk.copy_of_rows(bank.width), walk.turned_matrices(bank.hidden)
-            again = walk.make(bank.rows * bank.hidden * bank.itemsize)
-            walk.drop(first, second, again if index else 0)
-            products = products or again
+            second_copy = walk.make(bank.rows * bank.hidden * bank.itemsize)
+            walk.drop(first, second, second_copy if index else 0)
+            products = products or second_copy
         made += walk.summed(products)
         if not self.keeps:
             walk.turned_rows(bank.hidden, gathers=True)
@@ -122,7 +122,7 @@ class ScaledBank(NamedTuple):
 
 
 class ScaledBankCost(NamedTuple):
-    """What the passes of a bank take.
+    """Bytes, products and launches of the passes of a bank.
 
     Attributes:
         sizes: Sizes of the bank; its tokens are those that come, or rows that arrived.
@@ -240,7 +240,7 @@ def turned_columns(num_rows: int, num_experts: int) -> int:
 
 
 class _Walk:
-    """What is alive inside an operation, and the most that was, in the order of `run`."""
+    """Bytes allocated inside an operation, and their peak, in the order of `run`."""
 
     def __init__(self, given: ScaledBank) -> None:
         self.given, self.bank, self.now, self.peak = given, given.sizes, 0, 0
@@ -248,13 +248,13 @@ class _Walk:
         self.make(2 * self.bank.experts * INDEX)  # where each expert's rows end, as they are and transposed
 
     def make(self, num_bytes: int, inside: int = 0) -> int:
-        """What was made, and what is held inside in addition while it is made."""
+        """Allocates a result; `inside` bytes more are held while it is computed."""
         self.now += num_bytes
         self.peak = max(self.peak, self.now + inside)
         return num_bytes
 
     def drop(self, *each: int) -> None:
-        """What is not there any more."""
+        """Frees bytes."""
         self.now -= sum(each)
 
     def copy_of_rows(self, columns: int, *, gathers: bool = False) -> int:

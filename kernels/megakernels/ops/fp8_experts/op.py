@@ -38,7 +38,7 @@ def fp8_experts(
         activation: swiglu, geglu, relu2 or gelu.
         scaling: tensor, a scale for x, for the activated rows, and for each bank as a whole; or rows, one for each of their rows.
             Backward scales columns, of an expert's rows or matrix, where it sums over rows.
-        keeps: whether to return what the weight gradients multiply of x.
+        keeps: True to return what the weight gradients multiply of x.
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
@@ -144,7 +144,7 @@ def _backward(values: dict[str, Any]) -> list[Tensor]:
 
 def _fake(*arguments: Any) -> list[Tensor]:
     values = dict(zip(FORWARD, arguments, strict=True))
-    x, rows, num_experts, width, hidden = values["x"], values["rows"].shape[0], *values["up"].shape
+    x, rows, (num_experts, width, hidden) = values["x"], values["rows"].shape[0], values["up"].shape
     made = [fake_like(x), *(x.new_empty((rows, width)) for _ in range(1 if values["gate"] is None else 2))]
     if values["keeps"]:
         made.append(x.new_empty((hidden, turned_columns(rows, num_experts)), dtype=FORMAT))

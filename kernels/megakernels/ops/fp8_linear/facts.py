@@ -20,7 +20,7 @@ SCALE_BYTES = 4
 SCALED_TILE = 128
 """Rows and columns of a tile of the Triton kernels."""
 WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
-"""What has a scale, of a matrix as it is given."""
+"""Parts of a matrix, as it is given, that have a scale each."""
 READS_FUSED, READS_PLAIN = 2, 4
 """Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes."""
 LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
@@ -33,7 +33,7 @@ class ScaledPass(NamedTuple):
     """One pass of a linear or a bank.
 
     Attributes:
-        copies: What copies take: bytes and launches.
+        copies: Bytes and launches of copies.
         product: The product of two copies, FLOPs in eight bits.
     """
 

@@ -67,7 +67,7 @@ def scale_of(largest, EXPONENT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def reciprocal(scale):  # type: ignore[no-untyped-def]
-    """Of a power of two."""
+    """The exponent of a power of two."""
     field = magnitudes(scale) >> 23
     factor = tl.where(field == 0, INFINITE, (254 - field) << 23)
     return tl.where(field == 255, 0, factor).to(tl.float32, bitcast=True)
@@ -185,7 +185,7 @@ def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *,
 
 
 def scales(x: Tensor, dtype: torch.dtype, scaled: int, num_padded: int) -> Tensor:
-    """What a copy of x [rows, columns] is divided by: fp32 [num_padded], of a row or a column that x does not have 1."""
+    """The divisors of a copy of x [rows, columns]: fp32 [num_padded], 1 for a row or a column that x does not have."""
     rows, columns = x.shape
     num = (1, rows, columns)[scaled]
     scale = torch.empty(num_padded, dtype=torch.float32, device=x.device)

@@ -15,7 +15,7 @@ GATED_CHANNELS = 256
 """Largest number of channels of a program."""
 
 
-class GatedConvolution(NamedTuple):
+class GatedConvolutionSizes(NamedTuple):
     """Sizes of a call; `itemsize` is the bytes of an element of x."""
 
     batch: int
@@ -43,5 +43,5 @@ class GatedConvolution(NamedTuple):
         return forward, Pass(work.moved_input * tokens + 2 * shares, flops, 3 + self.bias)
 
     def plain(self, work: Work, tokens: int) -> Passes:
-        """Every intermediate through memory."""
+        """Both passes by plain torch: every intermediate goes through memory."""
         return PLAIN.passes(work, tokens)

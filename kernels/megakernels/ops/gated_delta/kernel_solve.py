@@ -32,7 +32,7 @@ def invert_diagonal(system, Q: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def merge_blocks(system, Q: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """From the inverses of the diagonal's blocks of N rows to those of 2 N: −(I + L₁₁)⁻¹ L₁₀ (I + L₀₀)⁻¹ below each pair."""
+    """Makes the inverses of the diagonal's blocks of 2 N rows from those of N: −(I + L₁₁)⁻¹ L₁₀ (I + L₀₀)⁻¹ below each pair."""
     for begin in tl.static_range(0, Q, 2 * N):
         corner = system + begin * (Q + 1)
         upper = tl.load(block_places(corner, Q=Q, N=N)).to(tl.float32)

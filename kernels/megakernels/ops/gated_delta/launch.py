@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from megakernels.facts import SMALLEST_DOT
-from megakernels.ops.gated_delta.facts import DELTA_COLUMNS, SUMMED, Extents
+from megakernels.ops.gated_delta.facts import DELTA_COLUMNS, SUMMED, DeltaExtents
 from megakernels.ops.gated_delta.inputs import GatedDeltaInputs
 from megakernels.ops.gated_delta.kernel_gradients import delta_key_gradient_kernel, delta_value_gradient_kernel
 from megakernels.ops.gated_delta.kernel_pairs import delta_pair_gradient_kernel
@@ -33,7 +33,7 @@ OPTIONS = {
 Buffers = dict[str, Tensor]
 
 
-def buffers_of(given: GatedDeltaInputs, sizes: Extents) -> Buffers:
+def buffers_of(given: GatedDeltaInputs, sizes: DeltaExtents) -> Buffers:
     """The slots of one part, uninitialised."""
     like = given.q
     return {
@@ -47,7 +47,7 @@ def part_of(wide: int, name: str) -> int:
     return min(wide, DELTA_COLUMNS[name])
 
 
-def prepare(given: GatedDeltaInputs, sizes: Extents, made: Buffers, first: int, count: int) -> None:
+def prepare(given: GatedDeltaInputs, sizes: DeltaExtents, made: Buffers, first: int, count: int) -> None:
     """A part's decayed rows, scores, inverted systems, and what these make of keys and values."""
     q, k, v, decay, beta, A_log, dt_bias, starts = given[:8]
     (batch, num_positions, num_groups, key_width), num_heads = q.shape, v.shape[2]
@@ -88,11 +88,11 @@ def prepare(given: GatedDeltaInputs, sizes: Extents, made: Buffers, first: int, 
 
 
 def walk(
-    given: GatedDeltaInputs, sizes: Extents, made: Buffers, part: tuple[int, int],
+    given: GatedDeltaInputs, sizes: DeltaExtents, made: Buffers, part: tuple[int, int],
     state: Tensor | None, states: Tensor,
     results: tuple[Tensor, Tensor] | None,
 ) -> None:  # fmt: skip
-    """With `results` y and the last state, from the initial one over all of the part's segments; without, the states before its tiles."""
+    """Computes y and the last state, `results`, over all of the part's segments; without `results` the states before its tiles."""
     q, v = given.q, given.v
     batch, num_heads, value_width = q.shape[0], *v.shape[2:]
     y, last = (q, q) if results is None else results
@@ -109,7 +109,7 @@ def walk(
 
 
 def walk_gradient(
-    given: GatedDeltaInputs, sizes: Extents, made: Buffers, part: tuple[int, int],
+    given: GatedDeltaInputs, sizes: DeltaExtents, made: Buffers, part: tuple[int, int],
     grad_y: Tensor, grad_state: Tensor | None, grad_first: Tensor,
 ) -> None:  # fmt: skip
     """The gradients of the states after a part's tiles, and of the state before the part."""
@@ -126,7 +126,7 @@ def walk_gradient(
 
 def tile_gradients(
     given: GatedDeltaInputs,
-    sizes: Extents,
+    sizes: DeltaExtents,
     made: Buffers,
     part: tuple[int, int],
     grad_y: Tensor,
@@ -164,7 +164,7 @@ def tile_gradients(
 
 
 def _pair_gradients(
-    given: GatedDeltaInputs, sizes: Extents, made: Buffers, part: tuple[int, int], gradients: tuple[Tensor, ...], shares: Tensor
+    given: GatedDeltaInputs, sizes: DeltaExtents, made: Buffers, part: tuple[int, int], gradients: tuple[Tensor, ...], shares: Tensor
 ) -> None:
     """One decay a head."""
     q, k, v, decay, beta, A_log, dt_bias, starts = given[:8]
@@ -181,7 +181,7 @@ def _pair_gradients(
 
 
 def _row_gradients(
-    given: GatedDeltaInputs, sizes: Extents, made: Buffers, part: tuple[int, int], gradients: tuple[Tensor, ...], shares: Tensor
+    given: GatedDeltaInputs, sizes: DeltaExtents, made: Buffers, part: tuple[int, int], gradients: tuple[Tensor, ...], shares: Tensor
 ) -> None:
     """One decay a row of the state."""
     q, k, v, decay, _, A_log, dt_bias, starts = given[:8]

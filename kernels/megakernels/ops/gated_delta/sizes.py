@@ -19,7 +19,7 @@ def sizes_of(given: GatedDeltaInputs) -> DeltaSizes:
 
 
 def accepts(given: GatedDeltaInputs) -> bool:
-    """Whether the kernels support these sizes and dtypes; products need one dtype."""
+    """True if the kernels support these sizes and dtypes; products need one dtype."""
     is_float = given.q.dtype in (torch.bfloat16, torch.float16, torch.float32)
     return is_float and given.q.dtype == given.k.dtype == given.v.dtype and sizes_of(given).accepted
 

@@ -79,7 +79,7 @@ def head_gated_norm_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def accepts(x: Tensor) -> bool:
-    """Whether the kernels support heads of this width."""
+    """True if the kernels support heads of this width."""
     return x.shape[-1] <= HEAD_LARGEST_WIDTH
 
 

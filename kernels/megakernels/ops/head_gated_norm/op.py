@@ -21,7 +21,7 @@ def head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, sigm
         gate: [..., V].
         weight: [V], shared by all heads.
         eps: added to each mean square.
-        sigmoid: whether the gate is a sigmoid instead of a silu.
+        sigmoid: True if the gate is a sigmoid instead of a silu.
 
     Returns:
         [..., V], contiguous, in x's dtype.

@@ -119,7 +119,7 @@ class IndexedSizes(NamedTuple):
         return forward, Pass(work.moved_input * tokens + 9 * scores + 38 * turned, (3 * EXACT + 2) * scored + mass, 16)
 
     def kernels(self, work: Work, tokens: int) -> Passes | None:
-        """The index's own passes, and what attention to all keys takes beside the chosen."""
+        """The index's own passes, and what attention to all keys takes in addition to attention to the chosen ones."""
         if not self.accepted:
             return None
         core, own = self.core, self.own_passes(work, tokens)
@@ -140,8 +140,8 @@ class IndexedSizes(NamedTuple):
     def plain(self, _work: Work, _tokens: int) -> Passes:
         """The index in plain torch, which runs in one operation with the attention: what it takes in addition to that.
 
-        Forward scores of all index heads and the choice by their sum; backward these again, and the loss of both. The attention it runs
-        with makes its scores anew where that without a choice works in place.
+        Forward: scores of all index heads, and the choice by their sum. Backward: these again, and the loss of both. The attention with a
+        choice allocates new scores where attention without one works in place.
         """
         core, heads, width = self.core, self.index_heads, self.index_width
         loop, copied = core.loop(), core.batch > 1
@@ -172,7 +172,7 @@ class IndexedSizes(NamedTuple):
             SUMS_BYTES * core.batch * rows * columns,
         )
 
-    def inside(self, copies: tuple[int, int, int] = (0, 0, 0), *, hands_on: bool = False) -> KernelScratch:
+    def inside(self, copies: tuple[int, int, int] = (0, 0, 0), *, returns_choice: bool = False) -> KernelScratch:
         """Bytes of the kernels between queries, keys and choice, in addition to operands and results.
 
         Forward has the scores of a chunk before out and lse exist, backward twice before the gradients of q, k and v, and then one number
@@ -180,14 +180,14 @@ class IndexedSizes(NamedTuple):
 
         Args:
             copies: Bytes of copies of operands, forward, backward, and backward after the index scores.
-            hands_on: True if the bits of the choice are a result.
+            returns_choice: True if the bits of the choice are a result.
         """
         core, held = self.core, self.held()
         made = core.batch * core.queries * core.heads * (core.value_width * core.itemsize + SUMS_BYTES)
         of_keys = core.batch * core.keys * core.groups * (core.width + core.value_width)
         later = core.itemsize * (core.batch * core.queries * core.heads * core.width + of_keys)
         sums = SUMS_BYTES * core.batch * core.heads * core.queries
-        forward = copies[0] + (0 if hands_on else held.bits) + max(held.queries + held.scores - made, 0)
+        forward = copies[0] + (0 if returns_choice else held.bits) + max(held.queries + held.scores - made, 0)
         return KernelScratch(forward, copies[1] + held.bits + max(held.queries + 2 * held.scores - later, sums + copies[2]))
 
 

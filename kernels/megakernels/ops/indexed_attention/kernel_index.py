@@ -36,12 +36,12 @@ def turned(  # type: ignore[no-untyped-def]
         angle_row: Rows of cos and sin [R].
         cos: fp32 [_, half].
         sin: The same.
-        there: Which rows exist.
+        there: Mask of the rows that exist.
         half: Half of the rotated columns.
         angle_stride_t: Strides of cos and sin.
         angle_stride_c: The same.
         WIDTH: Columns of a row.
-        BACK: Whether to turn back.
+        BACK: True to turn back.
     """
     wanted = there[:, None] & (column < WIDTH)[None, :]
     near = x + row[:, None] * WIDTH

@@ -89,7 +89,7 @@ def linear_slice_gradients(
         labels: int64 [N], ids of the full vocabulary.
         lse: fp32 [N], log-sum-exp of the full vocabulary.
         first: First vocabulary id of the slice.
-        needs: Whether the gradients of x and of weight are required.
+        needs: For the gradients of x and of weight each, true if it is required.
         ignore_index: Label of ignored rows.
 
     Returns:
@@ -178,7 +178,7 @@ def _of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *others: Any) ->
 
 def _cost_of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Cost:
     """Gradients overwrite the logits, so the kernel moves one operand twice."""
-    return Cost({}, again_bytes=x.shape[0] * weight.shape[0] * x.element_size())
+    return Cost({}, repeated_bytes=x.shape[0] * weight.shape[0] * x.element_size())
 
 
 for _op in (_linear_cross_entropy, _linear_slice_statistics):

@@ -56,7 +56,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, state
     q, k, v, grad_y = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(grad_y)
     states = states.contiguous()
     grad_q, grad_k, grad_v, grad_f = (torch.empty(like.shape, dtype=like.dtype, device=q.device) for like in (q, k, v, f))
-    again = states.new_empty(batch, num_heads, 2, save_every, key_width, value_width)
+    recomputed = states.new_empty(batch, num_heads, 2, save_every, key_width, value_width)
     grad_state = states.new_zeros(batch, num_heads, key_width, value_width)
     if grad_last is not None:
         grad_state += grad_last
@@ -68,14 +68,14 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, state
         with on_device_of(q):
             m2rnn_backward_kernel[(batch, num_heads)](
                 grad_y, q, k, v, f, state_map.contiguous(), D.contiguous(), dt_bias.contiguous(), A_log.contiguous(),
-                q if starts is None else starts.contiguous(), states, again, parts[0], parts[1], grad_v, grad_f, grad_state, grad_map,
+                q if starts is None else starts.contiguous(), states, recomputed, parts[0], parts[1], grad_v, grad_f, grad_state, grad_map,
                 grad_D, grad_scalars, num_positions, num_segments, first, stop, save_every, num_heads, key_width, value_width,
                 *grad_y.stride()[:3], *q.stride()[:2], *k.stride()[:2], *v.stride()[:3], *f.stride(),
                 HAS_STARTS=starts is not None, ROWS=MAP_ROWS, **launch_options(key_width, value_width),
             )  # fmt: skip
         grad_q[:, positions], grad_k[:, positions] = parts.sum(3)
         del parts  # free before the next span's are allocated
-    del again
+    del recomputed
     sums = grad_map, grad_D, *grad_scalars.unbind(2)
     parameters = [total.sum(0).to(like.dtype) for total, like in zip(sums, (state_map, D, dt_bias, A_log), strict=True)]
     return (grad_q, grad_k, grad_v, grad_f, *parameters), grad_state

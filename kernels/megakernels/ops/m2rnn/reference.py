@@ -25,7 +25,7 @@ from megakernels.ops.m2rnn.inputs import M2rnnInputs
 
 
 def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
-    """From a state [B, H, K, V] in the accumulation dtype; None is zero.
+    """Runs the scan from a state [B, H, K, V] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, H, V] in q's dtype and the states before each segment and after the last [B, ceil(T / save_every) + 1, H, K, V].
@@ -49,7 +49,7 @@ def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
 
 
 def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """From the gradients of the last state [B, H, K, V] (None is zero) and of y: those of q to A_log in order, and of the first state."""
+    """The gradients of q to A_log in order, and of the first state, from those of the last state [B, H, K, V] (None is zero) and of y."""
     q, k, v, f, state_map, D, dt_bias, A_log, _, save_every = given
     batch, _, key_width = q.shape
     grad_q, grad_k, grad_v, grad_f = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (q, k, v, f))

@@ -17,7 +17,7 @@ def sizes_of(given: M2rnnInputs) -> RecurrenceSizes:
 
 
 def accepts(given: M2rnnInputs) -> bool:
-    """Whether the kernels support these sizes."""
+    """True if the kernels support these sizes."""
     return sizes_of(given).accepted
 
 

@@ -54,7 +54,7 @@ class Mamba3Inputs(NamedTuple):
 
     @property
     def pairs_neighbours(self) -> bool:
-        """Whether an angle rotates dims 2i and 2i + 1, as in the single-input form; the MIMO form rotates i and i + S // 2."""
+        """True if an angle rotates dims 2i and 2i + 1, as in the single-input form; the MIMO form rotates i and i + S // 2."""
         return self.mimo_x is None
 
     def projection(self, weight: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ second one only where there are more than S // 2 angles. `cosines` and `sines` [
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import narrow, once, widen
+from megakernels._common.tiles import computed_once, narrow, widen
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -143,7 +143,7 @@ def turned_half(  # type: ignore[no-untyped-def]
         cos, sin = cos_sin(cosines, sines, batch, head, position, valid, num_positions, num_heads, num_angles, S=S, HALF=HALF)
         one, other = one * cos - other * sin, one * sin + other * cos
     if ONCE:
-        one, other = once(one), once(other)
+        one, other = computed_once(one), computed_once(other)
     return joined(one, other)
 
 
@@ -160,7 +160,7 @@ def turned_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def back_turn(grad, at, there, S: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What turning all rows of one half [rows, S] of a stored matrix back has as gradient: [S // 2], from the gradient of that half."""
+    """Gradient [S // 2] of an angle that turns back all rows of one half [rows, S] of a stored matrix, from the gradient of that half."""
     first, second = pairs_in(widen(load_part(at, there, S=S, HALF=HALF)))
     grad_first, grad_second = pairs_in(grad)
     return tl.sum(grad_first * second - grad_second * first, 0)

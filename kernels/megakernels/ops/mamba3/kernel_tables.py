@@ -98,7 +98,7 @@ def cos_sin_of(angle):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def sum_since(total, begins, added, more_begins):  # type: ignore[no-untyped-def]
-    """Of two neighbouring spans the sum since the last position where a document begins, and whether one does."""
+    """Combines two neighbouring spans: the sum since the last position where a document begins, and whether one begins."""
     return tl.where(more_begins != 0, added, total + added), begins | more_begins
 
 

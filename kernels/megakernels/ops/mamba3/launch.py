@@ -5,7 +5,15 @@ import triton
 from torch import Tensor
 
 from megakernels.ops.mamba3.chunk import Mamba3Inputs
-from megakernels.ops.mamba3.facts import CHAIN, MAMBA3_HEADS_PER_TABLE, NUM_TABLES, TILES_PER_SHARE, Extents, halves_turned, step_sides
+from megakernels.ops.mamba3.facts import (
+    CHAIN,
+    MAMBA3_HEADS_PER_TABLE,
+    NUM_TABLES,
+    TILES_PER_SHARE,
+    Mamba3Extents,
+    halves_turned,
+    step_sides,
+)
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
 from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel, mamba3_turn_kernel
@@ -28,7 +36,7 @@ OPTIONS = {
 """Launch options of each kernel, for all shapes. Loads of a later tile are not started early: the registers are those of one tile."""
 
 
-def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], sizes: Extents, made: tuple[Tensor, ...]) -> None:
+def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], sizes: Mamba3Extents, made: tuple[Tensor, ...]) -> None:
     """Writes y, the states before segments and the last one, from the initial one: as many segments at once as the backward has."""
     x, z, B, C, _, _, _, _, B_bias, C_bias, D, _, mimo_x, mimo_z, mimo_o, _ = (scan.x if each is None else each for each in scan[:16])
     (batch, num_heads, _, _, _), (y, states, last) = sizes_of(scan), made
@@ -54,7 +62,7 @@ def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], size
 
 
 def make_tables(
-    scan: Mamba3Inputs, ahead: Tensor | None, phase: Tensor | None, sizes: Extents, made: tuple[Tensor, Tensor] | None
+    scan: Mamba3Inputs, ahead: Tensor | None, phase: Tensor | None, sizes: Mamba3Extents, made: tuple[Tensor, Tensor] | None
 ) -> list[Tensor]:
     """Documents' starts and the tables; x for absent ones.
 
@@ -106,7 +114,7 @@ def counts_of(scan: Mamba3Inputs) -> tuple[int, ...]:
 
 
 def strides_of(scan: Mamba3Inputs) -> tuple[int, ...]:
-    """Of x and z, of B and C, of dt, A and trapezoid, and of the angles."""
+    """Strides of x and z, of B and C, of dt, A and trapezoid, and of the angles."""
     angles = (0, 0) if scan.angles is None else scan.angles.stride()[:2]
     return (*scan.x.stride()[:3], *scan.B.stride()[:4], *scan.dt.stride(), *angles)
 

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from megakernels.ops.mamba3.chunk import Mamba3Inputs
-from megakernels.ops.mamba3.facts import TILES_PER_SHARE, Extents, phase_rows, step_sides
+from megakernels.ops.mamba3.facts import TILES_PER_SHARE, Mamba3Extents, phase_rows, step_sides
 from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_pairs import mamba3_pair_kernel
@@ -19,11 +19,11 @@ from megakernels.ops.mamba3.launch import OPTIONS, counts_of, flags_of, make_tab
 
 
 class _Run(NamedTuple):
-    """What the kernels over tiles of a backward share: inputs (x for absent ones), tables, and what they write."""
+    """Operands that the backward's kernels over tiles share: inputs (x for absent ones), tables, and results."""
 
     grad_y: Tensor
     scan: Mamba3Inputs
-    sizes: Extents
+    sizes: Mamba3Extents
     tables: list[Tensor]
     states: Tensor
     between: Tensor
@@ -51,7 +51,7 @@ def tile_gradients(
     grad_state: Tensor | None, grad_y: Tensor,
     scan: Mamba3Inputs,
     ahead: Tensor | None, states: Tensor, phases: Tensor,
-    sizes: Extents, made: tuple[Any, ...],
+    sizes: Mamba3Extents, made: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """The kernels over tiles: states, their gradients, and all gradients but those that are sums over positions."""
     tables = make_tables(scan, ahead, phases, sizes, None)
@@ -138,7 +138,7 @@ def step_gradients(scan: Mamba3Inputs, gradients: dict[str, Tensor], turned: Ten
 
 
 def phase_gradients(
-    scan: Mamba3Inputs, grad_phase: Tensor | None, sizes: Extents, turned: Tensor, ends: Tensor, grad_first_phase: Tensor
+    scan: Mamba3Inputs, grad_phase: Tensor | None, sizes: Mamba3Extents, turned: Tensor, ends: Tensor, grad_first_phase: Tensor
 ) -> None:
     """Sums of the angles' gradients over later positions, in place, and the gradient of the angle before the first."""
     batch, num_heads, _, _, num_angles = sizes_of(scan)

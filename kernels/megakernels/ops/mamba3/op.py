@@ -50,7 +50,7 @@ def mamba3(
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
             None for one document per row. Each starts with h = 0 and θ = 0. No gradient.
         save_every: positions between two saved states; None saves one per chunk. A new chunk starts at each.
-        heavy_tail: whether f is the function with slow decay below 0 instead of softplus.
+        heavy_tail: True if f is the function with slow decay below 0 instead of softplus.
 
     Returns:
         [B, T, H, P], contiguous, in x's dtype.

@@ -19,16 +19,16 @@ from megakernels.ops.mamba3.chunk import ACCUMULATED, GRADIENTS, Mamba3Inputs
 from megakernels.ops.mamba3.op import IMPLEMENTATION
 from megakernels.ops.mamba3.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
-__all__ = ["Settings", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward"]
+__all__ = ["Mamba3Settings", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward"]
 
 
-class Settings(NamedTuple):
+class Mamba3Settings(NamedTuple):
     """Numbers of `mamba3`.
 
     Attributes:
         chunk_size: Positions computed at once.
         save_every: Positions between two saved states.
-        heavy_tail: Whether the decay rate is the function with slow decay below 0 instead of softplus.
+        heavy_tail: True if the decay rate is the function with slow decay below 0 instead of softplus.
     """
 
     chunk_size: int
@@ -65,7 +65,7 @@ def mamba3_ahead_backward(
 
 def mamba3_piece(
     carried: Tensor, inputs: Sequence[Tensor | None], starts: Tensor | None, ahead: Tensor,
-    settings: Settings,
+    settings: Mamba3Settings,
     y: Tensor, states: Tensor, phases: Tensor,
 ) -> Tensor:  # fmt: skip
     """See `megakernels.mamba3`.
@@ -96,7 +96,7 @@ def mamba3_piece(
 def mamba3_piece_backward(
     grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor | None], starts: Tensor | None, ahead: Tensor, states: Tensor,
     phases: Tensor,
-    settings: Settings,
+    settings: Mamba3Settings,
     gradients: Sequence[Tensor | None], grad_ahead: Tensor,
 ) -> Tensor:  # fmt: skip
     """The gradient of state and phase before the piece.

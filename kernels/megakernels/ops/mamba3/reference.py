@@ -45,7 +45,7 @@ def forward(scan: Mamba3Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def forward_from(scan: Mamba3Inputs, state: Tensor, phase: Tensor, ahead: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `forward`, from a state [B, H, P, S] and phase [B, H, N], with (1 − λ) Δ of what follows [B, H]; returns the last two as well."""
+    """`forward` from a state [B, H, P, S] and phase [B, H, N], with (1 − λ) Δ of what follows [B, H]; returns the last two as well."""
     x, segments = scan.x, scan.segments()
     batch, _, num_heads, width = x.shape
     dtype, rows = accumulator_dtype(x.dtype), (batch, len(segments), num_heads)
@@ -74,7 +74,7 @@ def backward(grad_y: Tensor, scan: Mamba3Inputs, states: Tensor, phases: Tensor)
 def backward_from(
     grad_state: Tensor, grad_phase: Tensor, grad_y: Tensor, scan: Mamba3Inputs, ahead: Tensor, states: Tensor, phases: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor, Tensor, Tensor]:
-    """As `backward`, with the gradients of the last state and phase; returns those of the first two and of `ahead` too."""
+    """`backward` with the gradients of the last state and phase; returns those of the first two and of `ahead` too."""
     steps = make_steps(scan, ahead)
     found = Gradients(scan, steps)
     of_end: Tensor | None = None  # the gradient of the last phase alone, without that of turning the last state

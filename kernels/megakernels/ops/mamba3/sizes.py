@@ -27,7 +27,7 @@ def facts_of(scan: Mamba3Inputs) -> TrapezoidalScan:
 
 
 def accepts(scan: Mamba3Inputs) -> bool:
-    """Whether the kernels support these sizes and dtypes."""
+    """True if the kernels support these sizes and dtypes."""
     return facts_of(scan).accepted and scan.z.dtype == scan.x.dtype
 
 
@@ -55,7 +55,7 @@ def dense(scan: Mamba3Inputs) -> Mamba3Inputs:
 
 
 def trigonometric_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of cosines and sines, which fp16 has more bits for than bf16."""
+    """The dtype of cosines and sines; fp16 has more bits for them than bf16."""
     return torch.float32 if dtype == torch.float32 else torch.float16
 
 

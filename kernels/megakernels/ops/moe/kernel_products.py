@@ -99,7 +99,7 @@ def tile_of(expert, inner, num_cols, COLS: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit
 def made_at(weights, near, there, pair, col, first, num_cols):  # type: ignore[no-untyped-def]
-    """Of a tile of [M, num_cols]: which elements exist, where its first row begins, its elements' places from there, and row weights."""
+    """A tile of [M, num_cols]: mask of its elements, offset of its first row, offsets of its elements from there, and row weights."""
     mask = there[:, None] & (col < num_cols)[None, :]
     corner = first.to(tl.int64) * num_cols  # from a tile's first element on, 32 bits reach
     place = near[:, None] * num_cols + col[None, :]

@@ -33,7 +33,7 @@ def experts_of(group_size, num_groups, SIZE: tl.constexpr, COLUMNS: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def best_of(value, left, column, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of each row the column with the largest of the values that are left, of equal ones the first; the first left where all are NaN."""
+    """The column with the largest of the values that are left in each row, the first of equal ones; the first left where all are NaN."""
     top = tl.max(tl.where(left, value, LOWEST), 1)
     found = tl.min(tl.where(left & (value >= top[:, None]), column[None, :], COLUMNS), 1)
     return tl.where(found < COLUMNS, found, tl.min(tl.where(left, column[None, :], COLUMNS), 1))
@@ -43,7 +43,7 @@ def best_of(value, left, column, COLUMNS: tl.constexpr):  # type: ignore[no-unty
 def in_chosen_groups(  # type: ignore[no-untyped-def]
     ranked, num_groups, top_groups, SIGMOID: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Whether a column is of a group that its row chooses: by its best value, of sigmoid scores by the sum of its best two."""
+    """True if a column is of a group that its row chooses: by its best value, of sigmoid scores by the sum of its best two."""
     place = tl.arange(0, SIZE)[None, None, :]
     values = tl.reshape(ranked, [ROWS, GROUPS, SIZE])
     value = tl.max(values, 2)
@@ -176,7 +176,7 @@ def route_forward(given: Router, num_sequences: int | None, *, is_sigmoid: bool)
     Args:
         given: fp32, bf16 or fp16, with at most `sizes.LARGEST_ROUTER` columns.
         num_sequences: Whose loads are counted, or None.
-        is_sigmoid: Whether scores are sigmoids of the logits.
+        is_sigmoid: True if scores are sigmoids of the logits.
 
     Returns:
         weights, indices, probs and logits; with sequences also log-sum-exps and loads. The logits of a softmax are overwritten by probs.

@@ -16,7 +16,7 @@ from megakernels._common.device import module_for
 from megakernels.ops.moe import reference
 
 DTYPES = (torch.float32,)
-"""Of routing weights that the kernels accept."""
+"""Dtypes of routing weights that the kernels accept."""
 
 
 def router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float) -> tuple[Tensor, Tensor]:

@@ -124,7 +124,7 @@ def routed_experts_forward(given: Experts) -> Made:
 def routed_experts_backward(
     grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """As `experts_backward`. Tokens are gathered again, not saved."""
+    """`experts_backward` of tokens that are gathered again, not saved."""
     rows, top_k = given.rows, given.weights.shape[1]
     grad_rows, rows_of_x = gather_rows(grad_y, rows, top_k), gather_rows(given.x, rows, top_k)
     grad_x, *others = experts_backward(grad_rows, given._replace(x=rows_of_x), gate_out, up_out, needs)

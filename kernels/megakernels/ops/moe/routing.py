@@ -39,10 +39,10 @@ def route(
         x: [N, h].
         weight: [E, h].
         top_k: k, experts per token.
-        normalize: whether a token's k weights are divided by their sum.
+        normalize: True if a token's k weights are divided by their sum.
         bias: [E], added to the logits, or None.
         correction: [E], added to the scores for the choice alone, or None; of any dtype; its gradient is zero.
-        sigmoid: whether scores are sigmoids of the logits.
+        sigmoid: True if scores are sigmoids of the logits.
         num_groups: equal groups of experts, of which a token chooses top_groups before it chooses experts; 1 for none.
         top_groups: groups that each token chooses: by their best score, of sigmoid scores by the sum of their best two.
         scale: factor of the weights.
@@ -87,11 +87,11 @@ def route_scored(
         x: [N, h], num_sequences equal runs of rows.
         weight: [E, h].
         top_k: k, experts per token.
-        normalize: whether a token's k weights are divided by their sum.
+        normalize: True if a token's k weights are divided by their sum.
         num_sequences: B, whose loads are counted separately.
         bias: as of `route`, as are all that follow.
         correction: [E] or None.
-        sigmoid: whether scores are sigmoids of the logits.
+        sigmoid: True if scores are sigmoids of the logits.
         num_groups: equal groups of experts.
         top_groups: groups that each token chooses.
         scale: factor of the weights.

@@ -29,7 +29,7 @@ def rows_of_tile(tile, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def starts_of(row, stride, inner, step, NESTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where rows start, one each `stride` elements; with `NESTED` a run of `inner` rows each `stride`, and its rows each `step`."""
+    """Offsets of rows, one each `stride` elements; with `NESTED` a run of `inner` rows each `stride`, and its rows each `step`."""
     if NESTED:
         each = tl.cast(row, tl.int32)
         return (each // inner).to(tl.int64) * stride + (each % inner).to(tl.int64) * step
@@ -132,7 +132,7 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def accepts(x: Tensor, num_groups: int, *, gated: bool) -> bool:
-    """Whether the kernels support groups of this width."""
+    """True if the kernels support groups of this width."""
     return x.shape[-1] // num_groups <= (LARGEST_GATED_FP32_WIDTH if gated and x.dtype == torch.float32 else NORM_LARGEST_WIDTH)
 
 

@@ -12,18 +12,9 @@ from megakernels.ops.rms_norm.rows import row_dot, row_gradients, row_scale, row
 from megakernels.ops.rms_norm.slices import gated_dot, gated_scale, gated_scale_gradients, gated_square_sum
 
 __all__ = [
-    "add_rms_norm",
-    "gated_dot",
-    "gated_rms_norm",
-    "gated_scale",
-    "gated_scale_gradients",
-    "gated_square_sum",
-    "rms_norm",
-    "row_dot",
-    "row_gradients",
-    "row_scale",
-    "row_square_sum",
-]
+    "add_rms_norm", "gated_dot", "gated_rms_norm", "gated_scale", "gated_scale_gradients", "gated_square_sum", "rms_norm", "row_dot",
+    "row_gradients", "row_scale", "row_square_sum",
+]  # fmt: skip
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -148,7 +139,8 @@ join(_rms_norm, _rms_norm_backward, outputs=("y", "rstd"), gradients=("x", "weig
 @custom_op("megakernels::add_rms_norm", mutates_args=())
 def _add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     if kernel := _kernel(x, 1, gated=True):
-        return kernel.add_forward(x, branch, weight, eps)
+        results: tuple[Tensor, Tensor, Tensor] = kernel.add_forward(x, branch, weight, eps)
+        return results
     return reference.add_rms_norm_forward(x, branch, weight, eps)
 
 
@@ -177,7 +169,8 @@ join(_add_rms_norm, _add_rms_norm_backward, outputs=("total", "y", "rstd"), grad
 @custom_op("megakernels::gated_rms_norm", mutates_args=())
 def _gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> tuple[Tensor, Tensor]:
     if kernel := _kernel(x, num_groups, gated=True):
-        return kernel.forward(x, gate, weight, eps, num_groups)
+        results: tuple[Tensor, Tensor] = kernel.forward(x, gate, weight, eps, num_groups)
+        return results
     return reference.gated_rms_norm_forward(x, gate, weight, eps, num_groups)
 
 

@@ -68,7 +68,7 @@ def gated_scale_gradients(
         weight: [D / n].
         rstd: rstd of full rows, [..., 1].
         mean_dot: `gated_dot` summed over all slices and divided by D, [..., 1].
-        needs: Whether the gradients of x, gate and weight are required.
+        needs: For the gradients of x, gate and weight each, true if it is required.
     """
     found: list[Tensor] = _gated_scale_gradients(grad_y, x, gate, weight, rstd, mean_dot, needs)
     return found

@@ -66,13 +66,13 @@ class SelectiveSizes(NamedTuple):
         Source: arXiv:2312.00752, algorithm 2; counting multiplications and additions.
         """
         numbers = self.channels * self.state
-        forward, again, inputs = 5 * numbers, 3 * numbers, 2 * self.channels + 2 * self.state
+        forward, recomputed, inputs = 5 * numbers, 3 * numbers, 2 * self.channels + 2 * self.state
         written = ceil_div(ceil_div(seq_length, self.save_every) * numbers * SUMS_BYTES, seq_length)
         return Work(
             forward,
-            11 * numbers + again,
+            11 * numbers + recomputed,
             0,
-            again,
+            recomputed,
             moved_forward=(inputs + self.channels) * self.itemsize + written,
             moved_input=(2 * inputs + self.channels) * self.itemsize + written,
         )
@@ -97,7 +97,7 @@ class SelectiveSizes(NamedTuple):
         """The states of all channels, some positions at a time."""
         return PLAIN.passes(work, tokens, self.channels * self.state, ceil_div(self.positions, SELECTIVE_PLAIN_POSITIONS))
 
-    def again_bytes(self) -> int:
+    def repeated_bytes(self) -> int:
         """Bytes of the states of a segment that backward makes again and keeps."""
         tile = tile_of(self.channels, self.state, SELECTIVE_BACKWARD_CHANNELS)
         return SUMS_BYTES * self.batch * self.blocks * self.groups * tile["CHANNELS"] * tile["STATES"]
@@ -115,7 +115,7 @@ class SelectiveSizes(NamedTuple):
         """
         rows = self.batch * self.positions
         of_keys, of_parameters = SUMS_BYTES * rows * self.state, SUMS_BYTES * self.channels * (self.state + 2)
-        held = 2 * self.blocks * of_keys + self.again_bytes() + self.batch * of_parameters
+        held = 2 * self.blocks * of_keys + self.repeated_bytes() + self.batch * of_parameters
         results = self.itemsize * 2 * rows * (self.channels + self.state) + parameter_bytes
         last = SUMS_BYTES * self.batch * self.channels * self.state
         return KernelBytes(results, last, held + max(copied, of_keys, of_parameters))

@@ -63,13 +63,13 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScanInput
     found = {name: torch.empty(like.shape, dtype=like.dtype, device=device) for name in GRADIENTS for like in (getattr(given, name),)}
     grad_first = torch.empty(batch, num_channels, width, dtype=torch.float32, device=device)
     parts = torch.empty(2, blocks, batch, num_positions, width, dtype=torch.float32, device=device)
-    again = torch.empty(batch, blocks, groups, options["STATES"], options["CHANNELS"], dtype=torch.float32, device=device)
+    recomputed = torch.empty(batch, blocks, groups, options["STATES"], options["CHANNELS"], dtype=torch.float32, device=device)
     sums = torch.empty(batch, num_channels, width + 2, dtype=torch.float32, device=device)
     if x.numel():
         with on_device_of(x):
             selective_backward_kernel[(batch, blocks)](
                 grad_y, x, dt, given.A_log.contiguous(), B, C, given.D.contiguous(), given.dt_bias.contiguous(),
-                x if given.starts is None else given.starts.contiguous(), states.contiguous(), again,
+                x if given.starts is None else given.starts.contiguous(), states.contiguous(), recomputed,
                 x if grad_last is None else grad_last.contiguous(), found["x"], found["dt"], parts, sums, grad_first, num_positions,
                 states.shape[1], given.save_every, groups, num_channels, width,
                 *grad_y.stride()[:2], *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2],

@@ -1,6 +1,6 @@
 """The backward kernel: a program walks over one sequence from its end, with the states' gradients of its channels in registers.
 
-Of each segment it first makes the states again from the saved one, and keeps that before every second position in memory; the others are
+For each segment it first recomputes the states from the saved one, and keeps that before every second position in memory; the others are
 made once more where they are needed, in registers.
 """
 
@@ -59,7 +59,7 @@ def step_back(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["one"])  # type: ignore[untyped-decorator]
 def selective_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, again, grad_last, grad_x, grad_dt, parts, sums, grad_first, num_positions,
+    grad_y, x, dt, A_log, B, C, D, dt_bias, starts, states, recomputed, grad_last, grad_x, grad_dt, parts, sums, grad_first, num_positions,
     num_segments, save_every, num_groups, num_channels, state_width,
     grad_row, grad_stride, x_row, x_stride, dt_row, dt_stride, B_row, B_stride, C_row, C_stride, one,
     CHANNELS: tl.constexpr, STATES: tl.constexpr, PACKED: tl.constexpr, HAS_LAST: tl.constexpr,
@@ -67,7 +67,8 @@ def selective_backward_kernel(  # type: ignore[no-untyped-def]
     """The gradients of one sequence and CHANNELS channels.
 
     grad_x and grad_dt [B, T, I]; parts [2, blocks of channels, B, T, S], what these channels add to the gradients of B and C; sums
-    [B, I, S + 2], the gradients of A_log, D and dt_bias; grad_first [B, I, S]. Scratch: `again` [B, blocks, num_groups, STATES, CHANNELS].
+    [B, I, S + 2], the gradients of A_log, D and dt_bias; grad_first [B, I, S]. Scratch: `recomputed` [B, blocks, num_groups, STATES,
+    CHANNELS].
     """
     batch, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_blocks = tl.num_programs(1)
@@ -87,7 +88,7 @@ def selective_backward_kernel(  # type: ignore[no-untyped-def]
     part_C = parts + ((num_blocks + block) * tl.num_programs(0) + batch) * num_positions * state_width
     scan = x, dt, B, starts, (x_stride, dt_stride, B_stride), bias, rate, channel, num_channels, state, state_width
     outputs = grad_y, C, grad_stride, C_stride, skip, grad_x, grad_dt, part_B, part_C
-    again += (batch * num_blocks + block) * num_groups * STATES * CHANNELS + (state[:, None] * CHANNELS + lane[None, :]) * one
+    recomputed += (batch * num_blocks + block) * num_groups * STATES * CHANNELS + (state[:, None] * CHANNELS + lane[None, :]) * one
     grads = tl.zeros([STATES, CHANNELS], dtype=tl.float32)
     if HAS_LAST:
         grads = tl.load(grad_last + batch * num_states + of_state, mask=inside, other=0.0).to(tl.float32)
@@ -101,14 +102,14 @@ def selective_backward_kernel(  # type: ignore[no-untyped-def]
         groups = tl.cdiv(stop - begin, GROUP)
         now = tl.load(states + (batch * num_segments + segment) * num_states + of_state, mask=inside, other=0.0).to(tl.float32)
         for group in range(groups):
-            tl.store(again + group * STATES * CHANNELS, now)
+            tl.store(recomputed + group * STATES * CHANNELS, now)
             for place in tl.static_range(GROUP):
                 now = state_after(now, scan, begin + group * GROUP + place, stop, PACKED=PACKED)
         tl.debug_barrier()  # other threads of the program may read what one has written
         for group_back in range(groups):
             group = groups - 1 - group_back
             first = begin + group * GROUP
-            state_0 = tl.load(again + group * STATES * CHANNELS).to(tl.float32)
+            state_0 = tl.load(recomputed + group * STATES * CHANNELS).to(tl.float32)
             state_1 = state_after(state_0, scan, first, stop, PACKED=PACKED)
             grads, sum_A, sum_D, sum_bias = step_back(state_1, scan, first + 1, stop, outputs, grads, sum_A, sum_D, sum_bias, PACKED=PACKED)
             grads, sum_A, sum_D, sum_bias = step_back(state_0, scan, first, stop, outputs, grads, sum_A, sum_D, sum_bias, PACKED=PACKED)

@@ -24,7 +24,7 @@ from megakernels.ops.selective_scan.inputs import SelectiveScanInputs
 
 
 def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """From a state [B, I, S] in the accumulation dtype; None is zero.
+    """Runs the scan from a state [B, I, S] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, I] in x's dtype, the states before each segment [B, ceil(T / save_every), I, S], and the last state.
@@ -44,7 +44,7 @@ def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, T
 
 
 def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScanInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """From the gradients of the last state (None is zero) and of y: those of x to dt_bias in order, and of the first state."""
+    """The gradients of x to dt_bias in order, and of the first state, from those of the last state (None is zero) and of y."""
     found = [torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (given.x, given.dt, given.B, given.C)]
     sums = [torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in (given.A_log, given.D, given.dt_bias)]
     grad_state = torch.zeros_like(states[:, 0]) if grad_last is None else grad_last

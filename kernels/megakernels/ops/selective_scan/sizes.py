@@ -16,7 +16,7 @@ def sizes_of(given: SelectiveScanInputs) -> SelectiveSizes:
 
 
 def accepts(given: SelectiveScanInputs) -> bool:
-    """Whether the kernels take this width of a state."""
+    """True if the kernels take this width of a state."""
     return sizes_of(given).accepted
 
 
@@ -40,8 +40,8 @@ def forward_cost(_state: Tensor | None, given: SelectiveScanInputs) -> Cost:
 def backward_cost(_grad_last: Tensor | None, _grad_y: Tensor, given: SelectiveScanInputs, _states: Tensor) -> Cost:
     """Cost of `kernel.backward`: x, Δ and a segment's states are read twice, and the states written for each segment."""
     sizes = sizes_of(given)
-    again = 2 * given.x.nbytes + max(0, 2 * sizes.segments - 1) * sizes.again_bytes()
-    return Cost({}, steps=2 * sizes.positions, again_bytes=again)
+    recomputed = 2 * given.x.nbytes + max(0, 2 * sizes.segments - 1) * sizes.repeated_bytes()
+    return Cost({}, steps=2 * sizes.positions, repeated_bytes=recomputed)
 
 
 def _copies(given: SelectiveScanInputs, others: tuple[Tensor | None, ...]) -> int:

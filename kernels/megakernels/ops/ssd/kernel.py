@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.ops.ssd.facts import PASS_COLUMNS, Extents
+from megakernels.ops.ssd.facts import PASS_COLUMNS, SsdExtents
 from megakernels.ops.ssd.inputs import SsdInputs
 from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_table_kernel
@@ -71,7 +71,7 @@ def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states:
     return (grad_x, grad_dt, parameters[0], grad_B, grad_C, *parameters[1:]), grad_first
 
 
-def make_tables(scan: SsdInputs, sizes: Extents) -> Tensor:
+def make_tables(scan: SsdInputs, sizes: SsdExtents) -> Tensor:
     """`kernel_tiles` says what is in them."""
     x, dt, num_positions = scan.x, scan.dt, scan.x.shape[1]
     batch, num_heads = x.shape[0], x.shape[2]
@@ -88,7 +88,7 @@ def make_tables(scan: SsdInputs, sizes: Extents) -> Tensor:
 
 def chunk_states(
     rows: Tensor, keys: Tensor, tables: Tensor, outer: Tensor | None,
-    scan: SsdInputs, sizes: Extents,
+    scan: SsdInputs, sizes: SsdExtents,
     states: Tensor, last: Tensor,
     *, gradients: bool,
 ) -> None:  # fmt: skip

@@ -42,7 +42,7 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
     keys_stride_b, keys_stride_t: tl.constexpr, keys_stride_g: tl.constexpr,
     Q: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, GRADIENTS: tl.constexpr,
 ):  # fmt: skip
-    """What one chunk adds to the state after it, from x and B; with `GRADIENTS` to the gradient of the state before it, from grad_y and C.
+    """The sum that one chunk adds to the state after it, from x and B; with `GRADIENTS` to the gradient of the state before it.
 
     It is stored where that state or gradient will be: for the next chunk, or with `GRADIENTS` the previous one, and for the outermost chunk
     in `last`. `through` [B, chunks, H] is the decay across the chunk.

@@ -19,7 +19,7 @@ OPTIONS = {
     "group": {"num_warps": 4, "num_stages": 2},
     "step": {"num_warps": 4},
 }
-"""Of each kernel, for all shapes. A tile has 64 positions, a warp group's rows of a product: more warps would repeat work.
+"""Launch options of each kernel, for all shapes. A tile has 64 positions, a warp group's rows of a product: more warps would repeat work.
 
 The docstring of `ssd_edge_kernel` says why its two forms differ.
 """

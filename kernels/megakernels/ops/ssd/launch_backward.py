@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels.ops.ssd.facts import HEADS_PER_PART, Extents
+from megakernels.ops.ssd.facts import HEADS_PER_PART, SsdExtents
 from megakernels.ops.ssd.inputs import SsdInputs
 from megakernels.ops.ssd.kernel_groups import ssd_edge_kernel, ssd_group_kernel
 from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel, ssd_value_kernel
@@ -14,14 +14,14 @@ from megakernels.ops.ssd.launch import OPTIONS, counts_of, flags_of, heads_of_ta
 
 
 def segment_gradients(
-    grad_y: Tensor, scan: SsdInputs, sizes: Extents, tables: Tensor, states: Tensor, grad_states: Tensor, gradients: tuple[Tensor, ...]
+    grad_y: Tensor, scan: SsdInputs, sizes: SsdExtents, tables: Tensor, states: Tensor, grad_states: Tensor, gradients: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
     """Fills the gradients of x, B and C, some chunks at a time.
 
     Returns:
-        Of each block of columns, position and head [3 or 4, blocks, B, H, T]: the gradient of a step that only scales x, and the parts of
-        that of a log decay within the tile. Of each block, tile and head [2, blocks, B, tiles, H]: the gradients of a log decay across the
-        tile, and of D.
+        Per block of columns, position and head [3 or 4, blocks, B, H, T]: the gradient of a step that only scales x, and the parts of that
+        of a log decay within the tile. Per block, tile and head [2, blocks, B, tiles, H]: the gradients of a log decay across the tile, and
+        of D.
     """
     x, B, C = scan.x, scan.B, scan.C
     batch, num_positions, num_heads, _ = x.shape
@@ -71,7 +71,7 @@ def segment_gradients(
     return rows, tiles
 
 
-def step_gradients(scan: SsdInputs, sizes: Extents, rows: Tensor, tiles: Tensor, grad_dt: Tensor, shares: Tensor) -> None:
+def step_gradients(scan: SsdInputs, sizes: SsdExtents, rows: Tensor, tiles: Tensor, grad_dt: Tensor, shares: Tensor) -> None:
     """Fills the gradient of dt, and the tiles' shares of those of the parameters."""
     dt = scan.dt
     batch, num_positions, num_heads = dt.shape

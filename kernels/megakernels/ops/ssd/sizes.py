@@ -16,7 +16,7 @@ def sizes_of(scan: SsdInputs) -> Ssd:
 
 
 def accepts(scan: SsdInputs) -> bool:
-    """Whether the kernels support these sizes and dtypes; products need one dtype."""
+    """True if the kernels support these sizes and dtypes; products need one dtype."""
     return scan.x.dtype == scan.B.dtype == scan.C.dtype and sizes_of(scan).accepted
 
 

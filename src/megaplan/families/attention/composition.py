@@ -51,8 +51,8 @@ def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, 
     return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
 
 
-def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, hands_on: bool = False) -> KernelScratch | None:
-    """Kernel scratch of the core with an indexer, in bytes; None if plain torch runs. `hands_on` is true if forward returns its bits.
+def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, returns_choice: bool = False) -> KernelScratch | None:
+    """Kernel scratch of the core with an indexer, in bytes; None if plain torch runs. `returns_choice` is true if forward returns its bits.
 
     Without CP the index keys and their gradient are inside too; under CP other operations make them.
     """
@@ -63,7 +63,7 @@ def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *,
     sizes = IndexedSizes(core, indexer.num_heads, indexer.head_dim, 1 if dims.cp == 1 else PIECES)
     if not sizes.accepted:
         return None
-    own = sizes.inside(hands_on=hands_on)
+    own = sizes.inside(returns_choice=returns_choice)
     inputs = dims.dtype.bytes * dims.batch * dims.tokens * indexer.head_dim + 2 * parameters.bytes * indexer.head_dim
     return with_keys(sizes, own, inputs, parameters.bytes) if dims.cp == 1 else own
 

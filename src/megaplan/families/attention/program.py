@@ -85,7 +85,7 @@ def attention_program(
     """One A block."""
     role: Role = "first" if place.role == "later" else place.role  # later ones differ only in the owner of the choice
     if variant.indexed and isinstance(attention, LatentAttention):
-        inside = indexed_inside(dims, attention, parameters, hands_on=role == "source")
+        inside = indexed_inside(dims, attention, parameters, returns_choice=role == "source")
     else:
         inside = core_inside(dims, attention, parameters)
     core = place.rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None, role

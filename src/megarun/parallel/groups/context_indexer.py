@@ -24,7 +24,7 @@ from megakernels import (
     indexed_attention_pieces_backward,
     indexed_attention_pieces_choice,
 )
-from megakernels.ops.indexed_attention.pieces import Settings
+from megakernels.ops.indexed_attention.pieces import IndexedSettings
 from megarun.parallel.groups.context import ContextParallel
 
 
@@ -83,7 +83,7 @@ class _GatheredChoice(torch.autograd.Function):
         ctx: Any, cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, sends: bool, *tensors: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
         q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin = tensors
-        settings = Settings(choice.scale, choice.top_k, choice.loss_factor, choice.window, cp.pieces, cp.all_pieces)
+        settings = IndexedSettings(choice.scale, choice.top_k, choice.loss_factor, choice.window, cp.pieces, cp.all_pieces)
         attend = indexed_attention_pieces_choice if sends else indexed_attention_pieces
         made = attend(
             q,

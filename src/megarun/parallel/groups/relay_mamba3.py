@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megakernels import accumulator_dtype, mamba3, mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
-from megakernels.ops.mamba3.piece import Settings
+from megakernels.ops.mamba3.piece import Mamba3Settings
 from megaplan.blocks.relay import num_lanes
 from megarun.parallel.groups.context import ContextParallel
 from megarun.parallel.groups.relay import (
@@ -39,7 +39,7 @@ ANGLES, DT_BIAS = 7, 11
 
 def trapezoidal_scan(
     cp: ContextParallel,
-    settings: Settings,
+    settings: Mamba3Settings,
     starts: Tensor | None,
     tokens: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
     angles: Tensor | None,
@@ -71,7 +71,7 @@ class _TrapezoidalScan(torch.autograd.Function):
     """Saves the inputs, the saved set of the op on full sequences, and the shares added to the last positions of pieces."""
 
     @staticmethod
-    def forward(ctx: Any, cp: ContextParallel, settings: Settings, starts: Tensor | None, *inputs: Any) -> Tensor:
+    def forward(ctx: Any, cp: ContextParallel, settings: Mamba3Settings, starts: Tensor | None, *inputs: Any) -> Tensor:
         """See `trapezoidal_scan`."""
         x, keys, angles = inputs[0], inputs[2], inputs[ANGLES]
         width, state_dim, num_angles = x.shape[3], keys.shape[4], 0 if angles is None else angles.shape[2]
