@@ -83,6 +83,7 @@ ALLOWED = {
     r"budget\.moments": "a field of megaplan's budget, whose folder is not revised yet",
     r"one E layer a stage": "a reason that pinned random plans have drawn",
     r"-beside-": "names of plans of the accuracy matrix",
+    r"^\"Of[|]What[|]Whether": "the words that begin fragments, in test_fragments.py",
     r"^wants json$": "a function of megaplan.terminal, which is not revised yet",
 }
 """Pattern of a text in which a listed word is legal, with the reason."""
