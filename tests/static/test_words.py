@@ -34,6 +34,7 @@ LATER = (
     "benchmarks/step_times/priors.py",
     "benchmarks/step_times/rows.py",
     "benchmarks/step_times/specs.py",
+    "docs/decisions/0010-peak-moments.md",
     "docs/errors/README.md",
     "docs/reference/kernels.md",
     "docs/reference/megatron-arguments.md",
@@ -77,12 +78,13 @@ WORDS = {
 
 ALLOWED = {
     r"^(?:\"moments\"|moments(?: dtype)?)$": "the spec's key precision.moments and its variables: moments of the optimizer",
-    r"precision[.]moments|moments: (?:bf16|fp32)|store its moments|AdamW.* moments|[Mm]oments (?:of zero|in a dtype)": "of the optimizer",
+    r"precision[.]moments|moments: (?:bf16|fp32)|store its moments|(?:AdamW|[Oo]ptimizer).* moments?|optimizer moments|[Mm]oments (?:of zero|in a dtype)|[|] moments [|]": "of the optimizer",
     r"ranks\[0\]\.moments": "a field of megaplan's budget, whose folder is not revised yet",
     r"where it has moments": "statistical moments of a distribution",
     r"budget\.moments": "a field of megaplan's budget, whose folder is not revised yet",
     r"one E layer a stage": "a reason that pinned random plans have drawn",
-    r"-beside-": "names of plans of the accuracy matrix",
+    r"-beside-|cost/beside[.]py": "names of plans of the accuracy matrix and of decision 19, and a module of megaplan",
+    r"0010-peak-moments|schedules?[.]moments": "a decision on that module",
     r"^\"Of[|]What[|]Whether": "the words that begin fragments, in test_fragments.py",
     r"^wants json$": "a function of megaplan.terminal, which is not revised yet",
 }
