@@ -26,8 +26,8 @@ PAGES = [
 FOLDERS = ("src", "kernels", "tests", "docs", "scripts", "benchmarks", "plans")
 SOURCES = {"megaplan": ROOT / "src", "megarun": ROOT / "src", "megakernels": ROOT / "kernels"}
 COMMANDS = {"megaplan": typer.main.get_command(planner._app(())), "megarun": typer.main.get_command(runtime)}
-MADE = ("docs/demo.svg",)
-"""Files that a command writes."""
+ELSEWHERE = ("docs/fp8_optimization_session_2026_04_13.md",)
+"""Files of other repositories."""
 
 
 def marks(page: Path) -> Iterator[str]:
@@ -61,16 +61,16 @@ def module_exists(dotted: str) -> bool:
         module = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
         if module.is_file() or place.is_dir():
             rest = parts[count:]
-            return not rest or (module.is_file() and rest[0] in names_of(module))
+            return not rest or any(rest[0] in names_of(file) for file in (module, place / "api.py") if file.is_file())
     return False
 
 
 def path_exists(path: str) -> bool:
     """True if a path of the repository, with `*` and `<placeholders>`, leads to something."""
-    pattern = re.sub(r"<[^>]*>|\{[^}]*\}|[A-Z]{4,}\b(?!\.)|…", "*", path.rstrip("/").partition("::")[0])
+    pattern = re.sub(r"<[^>]*>|\{[^}]*\}|[A-Z]{4,}|…", "*", path.rstrip("/").partition("::")[0])
     first = pattern.split("/", 1)[0]
-    base = SOURCES.get(first, ROOT)
-    return path in MADE or any(base.glob(pattern))
+    bases = (ROOT / "tests", SOURCES[first]) if first in SOURCES else (ROOT,)
+    return path in ELSEWHERE or any(any(base.glob(pattern)) for base in bases)
 
 
 def wrong(mark: str) -> str:
@@ -80,8 +80,9 @@ def wrong(mark: str) -> str:
         target = mark.split(" ")[1]
         return "" if re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.MULTILINE) else mark
     if found := re.match(r"(megaplan|megarun) ([a-z]\S*)", mark):
-        commands = getattr(COMMANDS[found[1]], "commands", {})
-        return "" if all(name in commands for name in found[2].split("|")) else mark
+        main = SOURCES[found[1]] / found[1] / "cli/main.py"  # groups are loaded when they are named
+        known = {*getattr(COMMANDS[found[1]], "commands", {}), *names_of(main)}
+        return "" if all(name in known for name in found[2].split("|")) else mark
     if re.fullmatch(r"(megaplan|megarun|megakernels)(\.\w+)+", word) and not word.endswith((".json", ".yaml")):
         return "" if module_exists(word) or re.search(r"\.(spec|plan|checkpoint|search)$", word) else word
     if re.match(rf"(?:{'|'.join((*FOLDERS, *SOURCES))})/\S", word) and not re.search(r"/\d+$", word):

@@ -50,6 +50,7 @@ LATER = (
     "benchmarks/step_times/priors.py",
     "benchmarks/step_times/rows.py",
     "benchmarks/step_times/specs.py",
+    "docs/decisions/0010-peak-moments.md",
     "docs/errors/README.md",
     "docs/reference/megatron-arguments.md",
     "src/megaplan/budget/megatron.py",
@@ -97,9 +98,12 @@ ALLOWED = {
     r"precision[.]moments|moments: (?:bf16|fp32)|store its moments|AdamW.* moments|[Mm]oments (?:of zero|in a dtype)": "of the optimizer",
     r"[Mm]oments of (?:the (?:matrix group|rest)|evenly|their parameters)|rounding of moments": "of the optimizer",
     r"(?:parameters|gradients) and moments|moments: \{|optimizer moments|keeps? moments|both moments|^Moment Type$": "of the optimizer",
+    r"[|] moments [|]|[Oo]ptimizer.* moments?": "of the optimizer",
     r"where it has moments": "statistical moments of a distribution",
     r"one E layer a stage": "a reason that pinned random plans have drawn",
-    r"-beside-": "names of plans of the accuracy matrix",
+    r"-beside-|cost/beside[.]py": "names of plans of the accuracy matrix and of decision 19, and a module of megaplan",
+    r"0010-peak-moments|schedules?[.]moments": "a decision on that module",
+    r"^\"Of[|]What[|]Whether": "the words that begin fragments, in test_fragments.py",
 }
 """Pattern of a text in which a listed word is legal, with the reason."""
 
