@@ -14,7 +14,7 @@ FORMULAS = {
     ),
     "indexer": Formula(
         "scores of a sparse-attention indexer for every visible pair",
-        "F = 2 · pairs / T · heads · (dim + 1), I = 3 · F, beside its three linears, which have no I",
+        "F = 2 · pairs / T · heads · (dim + 1), I = 3 · F, in addition to its three linears, which have no I",
         "FLOPs per token, rounded up",
         "arXiv:2512.02556, equation 1",
         "2 · (4096 · 4097 / 2) / 4096 · 8 · (64 + 1) = 2130440",

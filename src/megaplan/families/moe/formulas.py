@@ -6,7 +6,7 @@ from megaplan.blocks.formula import Formula
 
 FORMULAS = {
     "experts": Formula(
-        "the experts a token chooses, beside the router and the shared expert",
+        "the experts that a token chooses, without the router and the shared expert",
         "F = I = W = top_k · m · 2 · h · f; m = 3 matrices with swiglu, 2 without",
         "FLOPs per token",
         "arXiv:2401.04088, section 2.1",

@@ -188,7 +188,7 @@ def _backward_fields(backward: tuple[LiveSet, ...]) -> dict[str, Any]:
         "backward_peaks": tuple(
             (point, _pick(point.tensors), len(point.params)) for point in largest_points(backward, lambda point: point.params)
         ),
-        "again_peaks": tuple(
+        "accumulating_peaks": tuple(
             (point, _pick(point.tensors), _pick(point.new_params)) for point in largest_points(backward, lambda point: point.new_params)
         ),
         "of_params": _pick(backward[-1].params),
@@ -243,6 +243,19 @@ class Pending(NamedTuple):
     gradient: str
 
 
+def _waiting(graph: Graph, *, splits: bool) -> dict[str, set[str]]:
+    """The keepers of each storage whose backward has not run, when backward begins."""
+    found = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
+    for name in graph.entering & graph.saved:
+        found.setdefault(name, set()).update(graph.region)
+    for name in graph.cached:
+        found.setdefault(name, set()).add(AGAIN)
+    for op in graph.ops if splits else ():
+        if op.late and graph.roots[op.keeps[0]] != INPUT:
+            found[graph.roots[op.keeps[0]]].add(LATER)
+    return found
+
+
 class Backward:
     """The replay of a backward.
 
@@ -265,15 +278,7 @@ class Backward:
         self._graph, self._splits, self._pinned = graph, splits, program.pinned
         self._gradients = dict(program.arriving)
         self._views, self._splittable = set[str](), splits or splittable
-        self._waiting = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
-        for name in graph.entering & graph.saved:
-            self._waiting.setdefault(name, set()).update(graph.region)
-        for name in graph.cached:
-            self._waiting.setdefault(name, set()).add(AGAIN)
-        if splits:
-            for op in graph.ops:
-                if op.late and graph.roots[op.keeps[0]] != INPUT:
-                    self._waiting[graph.roots[op.keeps[0]]].add(LATER)
+        self._waiting = _waiting(graph, splits=splits)
         self._live = dict.fromkeys(program.order)
         self._params: tuple[str, ...] = ()
         self.points: tuple[LiveSet, ...] = ()
