@@ -69,7 +69,7 @@ def path_exists(path: str) -> bool:
     """True if a path of the repository, with `*` and `<placeholders>`, leads to something."""
     pattern = re.sub(r"<[^>]*>|\{[^}]*\}|[A-Z]{4,}|…", "*", path.rstrip("/").partition("::")[0])
     first = pattern.split("/", 1)[0]
-    bases = (ROOT / "tests", SOURCES[first]) if first in SOURCES else (ROOT,)
+    bases = (ROOT, ROOT / "tests", *([SOURCES[first]] if first in SOURCES else []))
     return path in ELSEWHERE or any(any(base.glob(pattern)) for base in bases)
 
 
