@@ -37,7 +37,7 @@ from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns
 from megaplan.dtypes import DType
-from megaplan.inventory.tensors import Inventory, Owner, RankGroup
+from megaplan.inventory.tensors import Inventory, Owner, Group
 from megaplan.spec.models import Spec
 
 OPTIMIZER_BYTES = 30
@@ -111,11 +111,11 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalEle
                 own = whole // (tp if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None else 1)
             elements[in_bank] += count * own
             tensors += count
-            if tensor.group is RankGroup.FROZEN:
+            if tensor.group is Group.FROZEN:
                 continue
             trained[in_bank] += count * own
             trained_tensors += count
-            if tensor.group is RankGroup.MATRIX:
+            if tensor.group is Group.MATRIX:
                 columns, local = tensor.shape[-1], tensor.local_matrices(tp, ep)
                 rows = whole // tensor.num_matrices // columns
                 muon[in_bank] += count * own

@@ -185,7 +185,7 @@ def _backward_fields(backward: tuple[LiveSet, ...]) -> dict[str, Any]:
         "backward_peaks": tuple(
             (point, _pick(point.tensors), len(point.params)) for point in largest_points(backward, lambda point: point.params)
         ),
-        "again_peaks": tuple(
+        "accumulating_peaks": tuple(
             (point, _pick(point.tensors), _pick(point.new_params)) for point in largest_points(backward, lambda point: point.new_params)
         ),
         "of_params": _pick(backward[-1].params),
