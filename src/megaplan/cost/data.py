@@ -37,7 +37,7 @@ from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns
 from megaplan.dtypes import DType
-from megaplan.inventory.tensors import Inventory, Owner, Group
+from megaplan.inventory.tensors import Group, Inventory, Owner
 from megaplan.spec.models import Spec
 
 OPTIMIZER_BYTES = 30
