@@ -187,9 +187,7 @@ class Chunk:
         return peak
 
     def _around_bank(self, index: int, held: tuple[int, int], *, accumulates: bool) -> Peak:
-        """The largest point of the backward of a layer that gathers experts: they are in flight until their operation, then the next layer
-        is.
-        """
+        """The peak of the backward of a layer that gathers experts: in flight until their operation, then the next layer is."""
         block, bank, storage = self.units[index].block, self.units[index].bank, self.units[index].storage
         if bank is None or storage is None:
             raise ValueError(f"{self.names[index]} has no experts")
