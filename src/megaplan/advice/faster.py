@@ -56,7 +56,7 @@ def faster(spec: Spec, before_ns: int, pricer: Pricer) -> list[Faster]:
 
     Args:
         spec: A spec that fits.
-        before_ns: Its step.
+        before_ns: Step of the spec.
         pricer: Prices changes as the command would, within its work limit.
     """
     singles = _candidates(spec, ((edit,) for edit in faster_edits(spec)), pricer, set())

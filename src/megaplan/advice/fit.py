@@ -25,7 +25,7 @@ def misfit(
 
     Args:
         subject: Name of the estimated job.
-        budget: Its budget, in which a rank does not fit.
+        budget: Budget of the job, in which a rank does not fit.
         pricer: Prices changes of the spec as the command would; its work limit is set here.
         of_cuts: Diagnostics from choosing the cuts; an MP501 of them names the slot, and says whether any split needs less.
         severity: Warning if an estimate was asked for, where "no" is an answer and not a failure.

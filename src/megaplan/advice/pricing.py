@@ -135,7 +135,7 @@ class Pricer:
         return found if found is None or found.over_bytes > 0 else self.climbed(spec, found)
 
     def quick(self, spec: Spec) -> Price | None:
-        """As `price`, but under the cuts from which the command searches for others that fit and have a shorter step (`climbed`)."""
+        """The price, but under the cuts from which the command searches for others that fit and have a shorter step (`climbed`)."""
         self.work.spent += WORK_OF_ACTION * spec.num_actions
         try:
             return self._own(spec) if self._searches(spec) else self._priced(spec, self._spans(spec))

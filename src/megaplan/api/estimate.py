@@ -152,7 +152,7 @@ def estimate(source: Source, /, *changes: str, costs: FilePath | None = None, **
 
     Raises:
         MegaplanError: Every error of the source, the changes and the costs file; no split is feasible.
-        TypeError: As `megaplan.load`.
+        TypeError: The same as for `megaplan.load`.
 
     Examples:
         >>> import megaplan

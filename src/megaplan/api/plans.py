@@ -26,7 +26,7 @@ PlanSource: TypeAlias = "FilePath | Mapping[str, Any] | PlanDocument"
 
 @dataclass(frozen=True)
 class Diff:
-    """What changes from one plan to another.
+    """Changes from one plan to another.
 
     Attributes:
         before: The current plan.

@@ -146,7 +146,7 @@ def search(
 
     Raises:
         MegaplanError: Every error of the source and the changes; an unknown key of `fix`, word of `vary` or objective (MP489).
-        TypeError: As `megaplan.load`.
+        TypeError: The same as for `megaplan.load`.
 
     Examples:
         >>> import megaplan

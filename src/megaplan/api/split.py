@@ -112,7 +112,7 @@ def split(
     Raises:
         InfeasibleError: No split meets the constraints, or none fits.
         MegaplanError: Every error of the source, the changes, the baseline and the costs file.
-        TypeError: As `megaplan.load`.
+        TypeError: The same as for `megaplan.load`.
 
     Examples:
         >>> import megaplan

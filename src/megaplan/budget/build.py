@@ -13,8 +13,8 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
 
     Returns:
         The budget; ranks with equal cells are listed together, largest peak first.

@@ -33,7 +33,7 @@ class ChunkPolicy(NamedTuple):
     Attributes:
         pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
         reshard: Gathered parameters of layers are freed after forward.
-        splits_backward: Its schedule computes weight gradients in an action of their own.
+        splits_backward: The schedule computes weight gradients in an action of their own.
         in_place: Gradients accumulate in the dtype autograd makes them in.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
@@ -187,7 +187,7 @@ class Chunk:
         return peak
 
     def _around_bank(self, index: int, held: tuple[int, int], *, accumulates: bool) -> Peak:
-        """As `backward`, for a layer that gathers its experts too: they are in flight until their operation, then the next layer."""
+        """The peak of the backward of a layer that gathers experts: in flight until their operation, then the next layer is."""
         block, bank, storage = self.units[index].block, self.units[index].bank, self.units[index].storage
         if bank is None or storage is None:
             raise ValueError(f"{self.names[index]} has no experts")
@@ -220,7 +220,7 @@ class Chunk:
             index: Index of the unit.
             where: Description.
             point: Point of the unit.
-            params: Its parameter gradients that count.
+            params: Parameter gradients of the point that count.
             held: Other gradients, and communication.
             activations: Further activations.
             size: Allocated bytes of the unit, if known.

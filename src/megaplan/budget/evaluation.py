@@ -150,8 +150,8 @@ class Evaluation:
 
         Args:
             spec: A checked spec.
-            inventory: Its parameter tensors.
-            layout: Its slots.
+            inventory: Parameter tensors of the spec.
+            layout: Slots of the spec.
             is_last_cp_rank: True if it is the last rank of its CP group.
             padded: True if shards are padded, as FSDP2 does.
             memo: Blocks of other specs of a search.

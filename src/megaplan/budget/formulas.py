@@ -78,7 +78,7 @@ FORMULAS: dict[str, ColumnFormula] = {
     Column.ACTIVATIONS: ColumnFormula(
         "What blocks keep from forward to backward, times the microbatches in flight; the running block's working set; logits and loss;"
         " MTP; token ids and rotary tables.",
-        "largest over points of: Σ over chunks (microbatches in flight · Σ ledger) + the block that runs; the counts are the schedule's"
+        "largest over states of a rank: Σ over chunks (microbatches in flight · Σ ledger) + the block that runs; counts are the schedule's"
         " vectors, never a peak count times a mean",
         "bytes",
         "megaplan/families: the operations of a block, which megaplan/hosts/megarun replays",

@@ -38,8 +38,8 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
 
     Args:
         spec: A checked spec whose host is megarun.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
         padded: True if shards are padded, as FSDP2 does; the difference is the cost of padding (`megaplan.budget.padding`).
         shards: Pool of gradient shards; another than the runtime's own describes older versions.
     """

@@ -49,8 +49,8 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 
     Args:
         spec: A checked spec whose host is Megatron-Core.
-        inventory: Its parameter tensors, for the parameters of stages and of the model.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec, for the parameters of stages and of the model.
+        layout: Slots of the spec.
     """
     run, found = MegatronRun(spec, inventory), list[RankBudget]()
     device = _device(run)

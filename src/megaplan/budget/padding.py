@@ -51,8 +51,8 @@ def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
         budget: Budget of the spec, if known.
     """
     if not spec.host.kind.trained or not any(_uneven(spec.mesh, inventory)):

@@ -27,7 +27,7 @@ class StagePeaks:
 
     Attributes:
         num_stages: pp ranks evaluated so far; all of a layout's for a host whose peaks are those of its budget.
-        work: Their work in steps of about a microsecond; the same on every machine.
+        work: Work of these evaluations in steps of about a microsecond; the same on every machine.
     """
 
     def __init__(self, spec: Spec, inventory: Inventory, memo: BlockMemo | None = None) -> None:

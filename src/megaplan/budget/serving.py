@@ -16,7 +16,7 @@ def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
 
     Raises:
         MegaplanError: MP504 if the device is unknown.

@@ -40,8 +40,8 @@ def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budg
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
         budget: Budget of the spec as written: one of the two ends.
     """
     moe = spec.model.moe

@@ -18,8 +18,8 @@ def kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBy
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
     """
     kept: tuple[KeptBytes, ...] = spec.host.kind.kept(spec, inventory, layout)
     return kept
@@ -33,8 +33,8 @@ def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: B
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
         budget: Budget of these three.
         step: The schedule's replay.
     """

@@ -47,7 +47,7 @@ class SplitBackwardChunk(Chunk):
         """Computes the sums.
 
         Args:
-            stored: As for `Chunk`, like the next two.
+            stored: The same as for `Chunk`, like the next two.
             units: The blocks of its names; layers with their halves.
             policy: Settings of the host.
             sends_locally: True if the next stage is on the same rank, so that the gradient of its output is in no receive buffer.

@@ -159,8 +159,8 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budge
 
     Args:
         spec: A checked spec whose host is torchtitan.
-        inventory: Its parameter tensors.
-        layout: Its slots, which end between transformer blocks.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec, which end between transformer blocks.
     """
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
     evaluation, counts = TitanEvaluation(spec, inventory, layout), schedule_counts(spec)

@@ -38,10 +38,10 @@ class ExpertPoints(NamedTuple):
         during: The operation.
         during_bytes: Allocated bytes there.
         taken: Live set just after it, if FSDP2 takes the bank's gradients.
-        taken_params: Its other parameter gradients.
+        taken_params: Other parameter gradients.
         taken_bytes: Allocated bytes there.
         later: The largest point after that, without the bank's gradients.
-        later_params: Its other parameter gradients.
+        later_params: Other parameter gradients.
         later_bytes: Allocated bytes there.
     """
 
@@ -69,7 +69,7 @@ class Unit(NamedTuple):
         block: Sums of its ledger.
         storage: FSDP2's storage of its parameters; None if they are those of another unit or of a copy on the slot (a tied head).
         layer: True if it is a layer or a prediction depth, with groups of its own; everything else is the slot's group.
-        input_bytes: Its input, if it keeps it and the chunk owns it.
+        input_bytes: Input of the block, if it keeps it and the chunk owns it.
         kept_bytes: Bytes that it keeps in all columns, its input included.
         forward_bytes: Allocated bytes at the peak of its forward, its input included; the same for the next two.
         backward_bytes: Allocated bytes at the peak of its backward.
@@ -82,7 +82,7 @@ class Unit(NamedTuple):
         slack_bytes: Bytes that the allocator's rounding adds to the kept tensors.
         elsewhere: Kept bytes in columns other than activations.
         has_experts: True if it is a layer with experts, which have their own group.
-        passing_bytes: Its input, if the chunk owns it and it does not keep it: allocated until its forward has ended.
+        passing_bytes: Input of the block, if the chunk owns it and it does not keep it: allocated until its forward has ended.
         last_own: For a layer, the tensor that FSDP2 lists after those of its children; "" if there is none.
         bank: For a layer with experts, the largest points of its backward.
         shared: For the first prediction depth, the parameters of other blocks whose gradients it passes on.
@@ -169,7 +169,7 @@ class Peak(NamedTuple):
         unit: The running block.
         before: Bytes that the blocks before it keep, its own input included while that is allocated.
         point: Live set of the running block; None between blocks.
-        params: Its parameter gradients.
+        params: Parameter gradients of that block.
         gradients: Other gradients: accumulated ones, and those of the slot's own parameters.
         communication: Gathered parameters and reduce buffers.
         activations: Other activations.

@@ -100,7 +100,7 @@ class Evaluator:
         return self.side(self.spec(layout, policy)) if known is None else known
 
     def spec(self, layout: LayoutChoice, policy: MemoryPolicy) -> Spec:
-        """As `Space.spec_of`, cached for the current layout."""
+        """The result of `Space.spec_of`, cached for the current layout."""
         if self._looked_at[0] != layout:
             self._looked_at = layout, {}
         known = self._looked_at[1]

@@ -31,7 +31,7 @@ class LayoutRow:
 
     Attributes:
         exact: The layout with its policy, cuts, time and memory.
-        spec: Its spec; the cuts are manual, with the search as their reason.
+        spec: Spec of the row; the cuts are manual, with the search as their reason.
         step_seconds: Modelled time of an optimizer step.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
         mfu: Model FLOPs over the peak of the dtype.

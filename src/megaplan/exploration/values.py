@@ -75,7 +75,7 @@ class Exact(NamedTuple):
 
     Attributes:
         layout: The layout.
-        policy: Its policy.
+        policy: Policy of the layout.
         spans: Layers of each slot.
         step_ns: Modelled time of an optimizer step.
         peak_bytes: Largest peak of any rank.
@@ -101,7 +101,7 @@ class Outcome:
 
     Attributes:
         layout: The layout.
-        best: Its best policy that fits; None if none fits or none could win.
+        best: The best policy that fits; None if none fits or none could win.
         num_evaluated: Policies whose memory or time was evaluated exactly.
         num_pruned: Policies that a bound left out.
         bound_ns: Lower bound on the step over all cuts and all policies that may fit.

@@ -50,8 +50,8 @@ class Source:
 
     Attributes:
         spec: Spec of the plan.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
     """
 
     spec: Spec

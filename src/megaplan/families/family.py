@@ -23,7 +23,7 @@ class Selective(NamedTuple):
     Attributes:
         method: Method of the family's module in megarun that runs under a checkpoint; `experts.forward` names a submodule's.
         reruns: Names of its operations that run again before backward.
-        caches: Its operations whose outputs are kept instead, by the operation of megakernels that runs each.
+        caches: Operations in it whose outputs are kept instead, by the operation of megakernels that runs each.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""How a block reads the residual stream and adds to it: the kind and the place of the norm.
+"""The residual path of a block: the kind and the place of the norm between stream and block.
 
 A family's tensors, program and work are those of a block that reads an RMSNorm of the stream and adds its result. For another norm, or
 another place, these functions derive the block's from the family's: the norm is the first tensor, its operation is `norm`, and the

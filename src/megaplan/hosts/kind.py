@@ -53,10 +53,10 @@ class HostKind(NamedTuple):
         schedules: Schedules that searches and advice try; empty for all.
         trained: megarun trains it: formulas of columns and padding come from its budget, its step is a replayed schedule, adapters are
             priced.
-        own_layers: Its layers are not the families' operations: positions, norms and prediction modules are its own.
+        own_layers: The layers are not the families' operations: positions, norms and prediction modules are its own.
         vocab_with_tp: Embedding and head are sharded over the vocabulary if mesh.tp is above 1.
         reshards: Searches and advice vary sharding.reshard_after_forward.
-        expandable: Its launch sets expandable segments of torch's allocator unless the spec says otherwise.
+        expandable: The launch sets expandable segments of torch's allocator unless the spec says otherwise.
         empty_slots: A slot may have only the embedding or the head, or nothing.
         block_layers: Layers of one of its blocks, which no cut separates.
     """

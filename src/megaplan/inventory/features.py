@@ -23,7 +23,7 @@ class SideEmbedding(NamedTuple):
     Attributes:
         home: Stage that holds its parameters and adds it to the residual stream; `Inventory.ahead` names those that the last holds too.
         maker: Source of the ids that it looks up.
-        checkpoint: Its contents in a checkpoint.
+        checkpoint: Contents in a checkpoint.
     """
 
     home: str

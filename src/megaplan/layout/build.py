@@ -25,7 +25,7 @@ def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
 
     Args:
         spec: The spec.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         spans: One half-open layer span for each slot, in model order.
 
     Returns:

@@ -63,8 +63,8 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
 
     Args:
         spec: A checked spec.
-        spans: Its cuts: one half-open span of layers for each slot.
-        inventory: Its parameter tensors; built on demand if not given.
+        spans: Cuts of the spec: one half-open span of layers for each slot.
+        inventory: Parameter tensors of the spec; built on demand if not given.
 
     Returns:
         The time, or the reason that this spec has none, for example that an altered plan's cuts do not match its model and mesh.

@@ -44,7 +44,7 @@ def choose_cuts(
 
     Args:
         spec: A checked spec. A pattern with `|` is a manual split in every mode.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         baseline: Spans of an earlier plan; of equally good weighted cuts, those that move the fewest of its boundaries are chosen.
         costs: Layer costs for objective bottleneck; by default those of the costs file, else FLOPs per token.
         measured: A costs file.
@@ -89,7 +89,7 @@ def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
     """Existing cuts, whatever the spec would decide, with their certificate under today's costs.
 
     Raises:
-        MegaplanError: As `choose_cuts`, except for memory.
+        MegaplanError: The same as for `choose_cuts`, except for memory.
     """
     constraints_of(spec).check(len(inventory.layers), num_filled(spans))
     mode: Mode = "manual" if parse_pattern(spec.model.pattern, spec.model.num_layers).spans is not None else spec.split.mode
@@ -133,7 +133,7 @@ def _weighted_cuts(
 
     Args:
         spec: A checked spec whose constraints leave a split.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         costs: Layer costs for objective bottleneck.
         measured: A costs file.
         baseline: Cuts to keep where that is free.

@@ -18,7 +18,7 @@ def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None
 
     Args:
         spec: The spec.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         measured: A costs file of as many layers: nanoseconds of one microbatch on one rank.
 
     Without a costs file: executed FLOPs per token, including work that an op itself repeats, without recompute policies. The token

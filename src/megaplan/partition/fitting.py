@@ -56,7 +56,7 @@ class Effort:
     Attributes:
         most: Limit of work on partitions.
         memory: Evaluator of stages.
-        last: Its work at which no more are evaluated.
+        last: Work of `memory` at which no more stages are evaluated.
         spent: Work on partitions so far.
     """
 

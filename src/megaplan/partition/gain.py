@@ -45,7 +45,7 @@ def gain_of_optimum(spec: Spec, inventory: Inventory, spans: Spans, measured: Me
 
     Args:
         spec: A checked spec, whose constraints also hold for the optimum.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         spans: The existing cuts.
         measured: A costs file.
     """

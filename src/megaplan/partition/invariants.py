@@ -18,7 +18,7 @@ def invariant_digests(spec: Spec, inventory: Inventory, costs: StackCosts | None
 
     Args:
         spec: The spec.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         costs: Costs of the layers; FLOPs per token by default.
 
     Returns:
@@ -50,7 +50,7 @@ def stale_reasons(decided_against: Mapping[str, str], spec: Spec, inventory: Inv
     Args:
         decided_against: `invariant_digests` at the time of the decision.
         spec: The current spec.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         costs: Current costs of the layers.
     """
     now = invariant_digests(spec, inventory, costs)

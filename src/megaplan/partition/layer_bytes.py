@@ -63,7 +63,7 @@ def necessary_limits(
 
     Args:
         spec: The spec; its step is pipelined.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         layout: Layout of any split; it gives the blocks outside the layers on the first and the last slot.
         usable_bytes: Usable bytes of the device.
         measured: A costs file; its bytes, where given, replace the budget's.

@@ -36,7 +36,7 @@ class Memory:
 
         Args:
             spec: A checked spec.
-            inventory: Its parameter tensors.
+            inventory: Parameter tensors of the spec.
             measured: A costs file.
             headroom_bytes: Usable bytes that must stay free.
             memo: Blocks of a search's other specs.

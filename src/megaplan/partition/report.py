@@ -24,8 +24,8 @@ def in_flight_lines(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        spans: Its cuts.
+        inventory: Parameter tensors of the spec.
+        spans: Cuts of the spec.
     """
     mesh, schedule = spec.mesh, spec.schedule
     if mesh.pp == 1:
@@ -57,7 +57,7 @@ def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Seque
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         costs: Costs of layers and ends.
         cuts: The weighted cuts.
     """

@@ -61,7 +61,7 @@ def check_plan(loaded: LoadedPlan, name: str, costs: MeasuredCosts | None = None
         costs: The costs file that decides the cuts; without it a plan that was cut by a costs file keeps its cuts (MP415).
 
     Raises:
-        MegaplanError: Its inputs cannot be planned any more.
+        MegaplanError: The inputs cannot be planned any more.
     """
     plan = loaded.plan
     replanned, place = replan(plan, costs), Location(file=name)

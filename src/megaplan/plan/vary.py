@@ -46,7 +46,7 @@ def vary_plan(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[
     """The plan estimated again with overrides, its cuts kept and judged by today's costs; and warnings.
 
     Raises:
-        MegaplanError: As `varied_spec`.
+        MegaplanError: The same as for `varied_spec`.
     """
     spec, found = varied_spec(plan, name, overrides)
     inventory = build_inventory(spec)

@@ -1,4 +1,4 @@
-"""As-soon-as-possible replay of action orders: the length of the step, and each rank's waits.
+"""Replay, as soon as possible, of action orders: the length of the step, and each rank's waits.
 
 Times are integers in any one unit. Dependencies do not depend on them, so an order is linked once (`link`) and replayed for any number of
 times.

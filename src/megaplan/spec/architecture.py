@@ -194,11 +194,11 @@ class Model(OptionsSection):
 
     @property
     def residual_path(self) -> ResidualPath:
-        """How blocks read the residual stream and add to it."""
+        """Residual path of the blocks."""
         return ResidualPath(self.norm, self.norm_placement)
 
     def path_of(self, layer: int) -> ResidualPath:
-        """How one layer does so; `layer` is its global index."""
+        """Residual path of one layer; `layer` is its global index."""
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)
         return path._replace(placement="post") if layer in self.post_norm_layers else path
 

@@ -72,7 +72,7 @@ def plain(overrides: dict[str, Any]) -> Spec:
         "name": "t",
         "model": model,
         "batch": {"micro_batch_size": 1, "seq_length": 8},
-        "precision": dict.fromkeys(("params", "grads", "master", "points", "reduce"), "fp32"),
+        "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
     }
     for key, value in overrides.items():
         section, name = key.split(".")
@@ -152,7 +152,7 @@ def test_steps_of_an_update_share_receive_buffers(budget_of: Callable[..., Budge
 
 
 def test_uneven_shards_by_hand(budget_of: Callable[..., Budget]) -> None:
-    """dp_shard 3: 16 rows are chunks of 6, 6, 4; 32 of 11, 11, 10; 64 of 22, 22, 20. Shards are padded, points are not."""
+    """dp_shard 3: 16 rows are chunks of 6, 6, 4; 32 of 11, 11, 10; 64 of 22, 22, 20. Shards are padded, moments are not."""
     budget = budget_of(plain({"mesh.dp_shard": 3}))
     assert [group.ranks for group in sorted(budget.ranks, key=lambda group: group.ranks)] == [(0, 1), (2,)]
     first, last = (budget.of_rank(rank).cells[Phase.OPTIMIZER] for rank in (0, 2))
@@ -200,7 +200,7 @@ def test_a_peak_can_lie_in_the_update(budget_of: Callable[..., Budget]) -> None:
         "name": "t",
         "model": model,
         "mesh": {"dp_shard": 4},
-        "precision": dict.fromkeys(("params", "grads", "master", "points", "reduce"), "bf16"),
+        "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16"),
         "optimizer": {"newton_schulz_dtype": "fp32"},
     }
     phases = {

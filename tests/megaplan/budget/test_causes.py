@@ -58,12 +58,12 @@ def test_a_tied_embedding_on_one_rank_has_two_gradients_and_their_sum(
 
 
 def uneven(rows: int, degree: int, row_bytes: int) -> Uneven:
-    """A matrix of which AdamW keeps two fp32 points, in fp32."""
+    """A matrix of which AdamW keeps two fp32 moments, in fp32."""
     return Uneven(rows, -(-rows // degree), degree, 2 * row_bytes, row_bytes, expert=False, matrix=True)
 
 
 def test_adamw_s_first_step_counts_what_the_rank_holds() -> None:
-    """A rank without rows makes no points of a matrix, and none are still to be made: neither is there anything to cast."""
+    """A rank without rows makes no moments of a matrix, and none are still to be made: neither is there anything to cast."""
     short = uneven(rows=3, degree=5, row_bytes=400)
     casts = [Cast(400, 804, matrix=True, uneven=short), Cast(100, 204, matrix=False)]
     assert last_peak(casts, 0, 0).largest_bytes == 400
@@ -151,9 +151,9 @@ def test_a_one_rank_mesh_fills_parameters_from_casts(hybrid: Callable[..., Spec]
             continue
         tensors = sorted(inventory.layers[int(name.removeprefix("layers."))].tensors, key=lambda tensor: "." not in tensor.name)
         sizes = [prod(tensor.shape) for tensor in tensors if not tensor.name.startswith("experts.")]
-        points = [sum(sizes[:place]) + sizes[place] + sizes[max(place - 1, 0)] for place in range(1, len(sizes))]
-        points += [sum(sizes[: place + 1]) + size for place, size in enumerate(sizes)]
-        assert first.later_gathers.starting[index] == (max(points) - sum(sizes)) * beside
+        moments = [sum(sizes[:place]) + sizes[place] + sizes[max(place - 1, 0)] for place in range(1, len(sizes))]
+        moments += [sum(sizes[: place + 1]) + size for place, size in enumerate(sizes)]
+        assert first.later_gathers.starting[index] == (max(moments) - sum(sizes)) * beside
 
 
 def test_the_last_parameter_of_a_slot_is_fsdp2s(hybrid: Callable[..., Spec]) -> None:
@@ -192,7 +192,7 @@ def test_experts_are_in_flight_until_their_operation_and_then_the_layer_before(h
 @pytest.mark.parametrize("master", ["bf16", "fp32"])
 def test_the_layer_before_is_gathered_from_a_cast(dense: Callable[..., Spec], master: str) -> None:
     """Where parameters are stored wider than used a cast of the shard is alive beside the output; the last layer's after the loss."""
-    stored = {"precision": {"params": "bf16", "grads": "bf16", "master": master, "points": master}}
+    stored = {"precision": {"params": "bf16", "grads": "bf16", "master": master, "moments": master}}
     spec = dense({"mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True, "host.kernels": "reference", **stored})
     inventory = build_inventory(spec)
     (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 2)]))
@@ -213,8 +213,8 @@ def test_a_depth_does_not_name_what_its_attention_block_did(kernels: str, nam56r
     """The block's forward returns before the depth's; so latent attention's queries before rotation are gone by the MLP."""
     spec = nam56r({"host": {"kernels": kernels}})
     inventory = build_inventory(spec)
-    points = block_bytes(spec, local_dims(spec), "mtp.0", inventory.block("mtp.0")).part.replay.forward
+    moments = block_bytes(spec, local_dims(spec), "mtp.0", inventory.block("mtp.0")).part.replay.forward
     queries = {"attention.q_flat"}
-    at = {point.op: queries & set(point.storages) for point in points}
+    at = {moment.op: queries & set(moment.storages) for moment in moments}
     assert at["attention.residual"] == queries
     assert not any(at[name] for name in ("mlp.norm", "output_norm"))

@@ -45,7 +45,7 @@ def made(**lora: Any) -> tuple[Spec, Inventory]:
 
 
 def test_states_by_hand() -> None:
-    """bf16 of all frozen parameters and fp32 of adapters; two points and a counter of each adapter; gradients of nothing else."""
+    """bf16 of all frozen parameters and fp32 of adapters; two moments and a counter of each adapter; gradients of nothing else."""
     spec, inventory = made()
     layout = build_layout(spec, inventory, [(0, 6)])
     cells = build_budget(spec, inventory, layout).worst.cells

@@ -50,7 +50,7 @@ def test_nothing_is_padded_where_shards_are_even(pattern: str, hybrid: Callable[
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a made-up rank: what its optimizers hold and need temporarily, in bytes that tell them apart."""
+    """Of a made-up rank: what its optimizers hold and need for a moment, in bytes that tell them apart."""
 
     shards: int
     dropped: int
@@ -80,7 +80,7 @@ def made_up(random: Random) -> Sizes:
 
 
 def test_a_phase_is_as_large_as_the_largest_of_its_moments() -> None:
-    """Every point that an update has, with what is alive then: gradients, points made, scratch."""
+    """Every moment that an update has, with what is alive then: gradients, moments made, scratch."""
     random = Random(8)
     for _ in range(500):
         sizes = made_up(random)
@@ -93,13 +93,13 @@ def test_a_phase_is_as_large_as_the_largest_of_its_moments() -> None:
         updates = Updates(sizes.matrix, sizes.other, adamw, muon)
         cells, where = rank_cells(persistent, StepPeak(0, "step", NO_BYTES.copy(), 0), init, updates)
         found = {phase: sum(columns.values()) - columns[Column.OVERHEAD] for phase, columns in cells.items()}
-        points = sizes.matrix + sizes.other
+        moments = sizes.matrix + sizes.other
         assert (found[Phase.INIT], where[Phase.INIT]) == (sizes.buffers + sizes.padding, "a short shard")
-        assert found[Phase.OPTIMIZER] == sizes.buffers + points + sizes.shards + max(sizes.cast, sizes.scratch - sizes.dropped)
-        by_adamw = points - sizes.momenta - sizes.made_matrix - sizes.made_other + sizes.made_scratch
-        by_muon = points - sizes.momenta - sizes.dropped + sizes.first_momenta + sizes.first_scratch
+        assert found[Phase.OPTIMIZER] == sizes.buffers + moments + sizes.shards + max(sizes.cast, sizes.scratch - sizes.dropped)
+        by_adamw = moments - sizes.momenta - sizes.made_matrix - sizes.made_other + sizes.made_scratch
+        by_muon = moments - sizes.momenta - sizes.dropped + sizes.first_momenta + sizes.first_scratch
         assert found[Phase.FIRST_OPTIMIZER] == sizes.buffers + sizes.shards + max(by_adamw, by_muon)
-        assert found[Phase.FORWARD_BACKWARD] - found[Phase.FIRST_FORWARD_BACKWARD] == points
+        assert found[Phase.FORWARD_BACKWARD] - found[Phase.FIRST_FORWARD_BACKWARD] == moments
         if by_adamw == by_muon:
-            assert "Newton-Schulz" not in where[Phase.FIRST_OPTIMIZER]  # the earlier of two equal points
+            assert "Newton-Schulz" not in where[Phase.FIRST_OPTIMIZER]  # the earlier of two equal moments
         assert min(min(columns.values()) for columns in cells.values()) >= 0

@@ -173,9 +173,9 @@ def counted(linked: LinkedOrders, times: SlotTimes, p2p: int, monkeypatch: pytes
         original(self, stops, free, lengths, p2p, stop)
         replayed += len(stops) - before
 
-    original = LinkedOrders._go_on
+    original = LinkedOrders._advance
     with monkeypatch.context() as patched:
-        patched.setattr(LinkedOrders, "_go_on", count)
+        patched.setattr(LinkedOrders, "_advance", count)
         return linked.replay(times, p2p=p2p), replayed
 
 

@@ -28,7 +28,7 @@ class MixtureOfExperts(OptionsSection):
         latent_size: Width of the routed experts' inputs and outputs, between two projections that all share; null for hidden_size.
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
         bias: Bias on every projection of the routed experts.
-        swiglu_limit: As in gpt-oss gate is at most this, up within ± this plus 1, and the sigmoid is of 1.702 gate; null for plain swiglu.
+        swiglu_limit: Limit of gpt-oss: gate is at most this, up within ± this plus 1, the sigmoid of 1.702 gate; null for plain swiglu.
         router_bias: Bias on the router's projection.
         score_correction: A parameter per expert, added to its score only for the choice; it has no gradient and keeps its value.
         score: A token's scores of its experts: softmax over all, or sigmoid of each.

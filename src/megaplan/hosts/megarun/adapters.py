@@ -33,7 +33,7 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
 
     Args:
         program: The family's program.
-        shapes: Its storages.
+        shapes: Storages of the program.
         block: The layer's tensors.
         lora: Section of the spec.
         dims: Local sizes.

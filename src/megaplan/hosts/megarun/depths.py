@@ -145,7 +145,7 @@ def _blocks_ops(programs: Programs, hidden: str) -> tuple[Op, ...]:
 
 
 SharedGradient = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-"""How a backward makes a part of a shared parameter's gradient: parameters, storages in addition to a sum, sums that end here."""
+"""Part of a shared parameter's gradient in a backward: parameters, storages in addition to a sum, sums that end here."""
 
 
 def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[SharedGradient, tuple[str, ...]]:

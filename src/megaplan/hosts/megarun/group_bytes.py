@@ -18,7 +18,7 @@ class GroupBytes(NamedTuple):
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype in which autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
-        reduced_bytes: Its output, a padded shard.
+        reduced_bytes: Reduce-scatter output, a padded shard.
         divided_bytes: If shards are whole and have replicas, its input divided by the gradient divisor.
         recast_bytes: The output once more, in `precision.grads`, if that is another dtype.
         shard_bytes: Gradient shards in `precision.grads`, padded.

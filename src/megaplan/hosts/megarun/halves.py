@@ -93,7 +93,7 @@ class HalvedBytes(NamedTuple):
         inputs: The block's sums with I instead of its backward.
         late_bytes: Gradients left to W, in the dtype in which autograd makes them.
         pending: Bytes kept between I and W, by column.
-        pending_bytes: Their sum.
+        pending_bytes: Sum of `pending`.
         arrived_bytes: Part of that sum: the gradient of the block's own output.
         weights: W's points, with the allocated bytes at each: pending storages, and the new gradient.
     """

@@ -58,7 +58,7 @@ def in_low_precision(
 
     Args:
         program: Program of a block.
-        shapes: Its storages.
+        shapes: Storages of the program.
         recipe: Scaling of operands.
         parameters: Shapes of the block's parameters on the rank, by name.
     """

@@ -52,7 +52,7 @@ class BlockBytes(NamedTuple):
         part: The summed replay.
         gradients: Bytes of each parameter's gradient, in the dtype in which autograd makes it.
         saved: Bytes kept, by column.
-        saved_bytes: Their sum.
+        saved_bytes: Sum of `saved`.
         saved_slack_bytes: Bytes that the allocator's rounding adds to them.
         keeps_input: True if the block keeps its input, which belongs to the block before.
         output_bytes: The block's output in the residual stream.

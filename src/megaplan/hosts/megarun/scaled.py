@@ -33,7 +33,7 @@ class Call(NamedTuple):
         name: Name of the first linear.
         source: The storage or view that they read.
         gathered: The gathered input, if tokens are gathered first, else None.
-        weights: Their weights.
+        weights: Weights of the linears.
         keeps_low: True if the input's copy is saved instead of the input.
     """
 
@@ -80,7 +80,7 @@ def in_eight_bits(
 
     Args:
         program: Program of a block.
-        shapes: Its storages.
+        shapes: Storages of the program.
         name: The recipe.
         parameters: Shapes of the block's parameters on the rank, by name.
         policy: Recompute policy of the block.

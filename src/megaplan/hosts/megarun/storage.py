@@ -50,7 +50,7 @@ class Shard(NamedTuple):
     """A tensor's part on a rank, in construction order.
 
     Attributes:
-        column: Its column in `resident_bytes`.
+        column: Column in `resident_bytes`.
         padded_bytes: A whole chunk, as stored.
         expert: True if it belongs to an expert bank.
         uneven: Present if its last chunks are short.

@@ -56,7 +56,7 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, kept_gather_
 
     Args:
         spec: A checked spec.
-        dims: Its local sizes.
+        dims: Local sizes of the spec.
         name: Name of the block among transformer blocks.
         block: The block.
         kept_gather_bytes: Gathered parameters of the last block that stay during the head.

@@ -44,7 +44,7 @@ class BlockKey(NamedTuple):
         context: CP is above 1.
         compiled: torch.compile runs the block.
         low: Linears multiply in 8 bits.
-        casts_weights: Their weights are cast on every use, because they are gathered in 16 bits.
+        casts_weights: Weights of linears are cast on every use, because they are gathered in 16 bits.
     """
 
     qk_norm: bool

@@ -127,8 +127,8 @@ def test_the_loss_of_each_kind_at_its_highest():
     wide = [name for name in cut.backward.tensors if cut.part.tensors[name][0] == 4 * part]
     assert len(wide) == 4
     compiled, elements = loss("host.compile_loss=true")
-    point = next(point for point in compiled.part.replay.backward if point.op == "cross_entropy")
-    assert [name for name in point.tensors if compiled.part.tensors[name][0] == 2 * elements] == ["logits", "logits"]
+    moment = next(moment for moment in compiled.part.replay.backward if moment.op == "cross_entropy")
+    assert [name for name in moment.tensors if compiled.part.tensors[name][0] == 2 * elements] == ["logits", "logits"]
 
 
 def test_shards_are_over_data_and_context_ranks_and_the_reductions_pool_stays():
@@ -139,8 +139,8 @@ def test_shards_are_over_data_and_context_ranks_and_the_reductions_pool_stays():
         resident = cells[Column.REPLICATED_PARAMS] + cells[Column.TENSOR_PARALLEL_PARAMS]
         assert resident == parameters  # 4 bytes over 4 ranks
         assert cells[Column.GRADIENTS] >= parameters
-        points = cells[Column.MATRIX_OPTIMIZER] + cells[Column.OTHER_OPTIMIZER]
-        assert 2 * parameters < points < 2 * parameters + 4 * 100
+        moments = cells[Column.MATRIX_OPTIMIZER] + cells[Column.OTHER_OPTIMIZER]
+        assert 2 * parameters < moments < 2 * parameters + 4 * 100
 
 
 def test_uneven_shards_differ_between_ranks():
@@ -186,8 +186,8 @@ def test_the_last_stage_keeps_outputs_until_the_step_has_ended():
 
 def test_a_foreach_update_has_roots_of_second_moments():
     fused, foreach = budget().worst.cells[Phase.OPTIMIZER], budget("host.foreach_optimizer=true").worst.cells[Phase.OPTIMIZER]
-    points = fused[Column.MATRIX_OPTIMIZER] + fused[Column.OTHER_OPTIMIZER]
-    assert foreach[Column.WORKSPACE] - fused[Column.WORKSPACE] == points // 2
+    moments = fused[Column.MATRIX_OPTIMIZER] + fused[Column.OTHER_OPTIMIZER]
+    assert foreach[Column.WORKSPACE] - fused[Column.WORKSPACE] == moments // 2
 
 
 @pytest.mark.parametrize("kind", ["interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev", "looped_bfs"])

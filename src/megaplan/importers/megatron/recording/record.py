@@ -60,7 +60,7 @@ class Recording:
 
     Attributes:
         rows: Commands that it started, in order.
-        status: Its exit status; None if it was terminated.
+        status: Exit status; None if it was terminated.
         ended: Reason that it was terminated; empty if it was not.
         said: End of its error output.
     """
@@ -71,7 +71,7 @@ class Recording:
     said: str
 
     def of_kind(self, *kinds: str) -> tuple[RecordLine, ...]:
-        """Its rows of the given kinds."""
+        """Rows of the given kinds."""
         return tuple(row for row in self.rows if row.kind in kinds)
 
 
