@@ -118,7 +118,7 @@ def _is_uneven(spec: Spec) -> bool:
 
 
 def _places(stage: MegatronStage, held: Parameters) -> list[tuple[tuple[int, int], list[Run]]]:
-    """Of the data ranks of a pipeline rank those that are alike: places among dense and among experts' ranks, and the runs of ranks."""
+    """Groups of equal data ranks of a pipeline rank: places among dense and among experts' ranks, and the runs of ranks."""
     mesh = stage.spec.mesh
     kinds = [(mesh.tp, mesh.dp_shard * mesh.cp, False), (mesh.ep * mesh.etp, mesh.efsdp, True)]
     dealt = [(size, dealt_elements(held, ranks, experts=experts) if _is_uneven(stage.spec) else []) for size, ranks, experts in kinds]
@@ -213,7 +213,7 @@ def _owner(expert: bool, sharded: bool) -> Column:
 
 
 def _routing_bytes(stage: MegatronStage) -> int:
-    """What the experts' routing keeps, of the microbatches in flight."""
+    """Bytes that the experts' routing keeps for the microbatches in flight."""
     run = stage.run
     if run.spec.model.moe is None:
         return 0
