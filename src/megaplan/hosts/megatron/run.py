@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from megaplan.hosts.megarun.dims import local_dims
@@ -45,7 +45,7 @@ class MegatronRun:
         self.ahead = "".join(LETTERS[letter] for letter in mtp.letters) if mtp is not None else ""
         if recipe is not None and not recipe.prediction:
             self.ahead = "".join(IN_SIXTEEN_BIT[letter] for letter in self.ahead)
-        modules = (host.cuda_graph_modules or GRAPHED) if host.cuda_graphs == "layers" else ()
+        modules: Iterable[str] = (host.cuda_graph_modules or GRAPHED) if host.cuda_graphs == "layers" else ()
         self.graphed = frozenset("".join(GRAPHED[module] for module in modules))
         self._operators: dict[str, Operator] = {}
         self._parameters: dict[str, Parameters] = {}
