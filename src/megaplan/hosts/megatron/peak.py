@@ -11,7 +11,8 @@ from megaplan.hosts.megatron.experts import dispatcher, dispatcher_bytes
 from megaplan.hosts.megatron.pattern import LOSS, MTP, count, operators
 from megaplan.hosts.megatron.programs import num_scores
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
-from megaplan.hosts.megatron.storage import Parameters, gathered_bytes, gradient_copies_bytes, is_fsdp, parameters, storage_bytes
+from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, is_fsdp, parameters, storage_bytes
+from megaplan.hosts.megatron.tensors import Parameters
 from megaplan.hosts.megatron.workspaces import engine_bytes
 from megaplan.spec.device import device_of
 
