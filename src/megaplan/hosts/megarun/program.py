@@ -288,8 +288,7 @@ class Backward:
             if waits and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
                 self._recompute()
                 waits = False
-            if graph.away:
-                self._live |= dict.fromkeys(graph.roots[name] for name in op.keeps if graph.roots[name] in graph.away)
+            self._live |= dict.fromkeys(sorted(graph.away.intersection(map(graph.roots.__getitem__, op.keeps))))
             made, params = self._pass_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
             for name in op.makes:
                 self._gradients.pop(name, None)

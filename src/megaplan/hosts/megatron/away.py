@@ -1,4 +1,4 @@
-"""What of an operator's kept tensors is not there between forward and backward: made again by selective recompute, or on the host.
+"""Kept tensors that are not there between forward and backward: selective recompute makes them again, or they are on the host.
 
 Source: `recompute_modules` and `offload_modules` of `megatron/core/transformer/transformer_config.py`.
 """

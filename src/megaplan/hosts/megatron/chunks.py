@@ -1,4 +1,4 @@
-"""What a model chunk keeps for one microbatch, and what its forward and backward hold beside that."""
+"""Bytes that a model chunk keeps for one microbatch, and the peaks of its forward and backward above that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaplan.hosts.megatron.run import MegatronRun
 
 
 def recomputed_groups(run: MegatronRun, own: str) -> tuple[tuple[str, ...], str]:
-    """Of a chunk's operators the groups that full recompute makes again, and those that stay.
+    """Groups of a chunk's operators that full recompute makes again, and the operators that it leaves.
 
     Under the block method each of the first layers of a chunk is a group, else all operators are, some layers together.
     """
@@ -67,7 +67,7 @@ def _is_graphed(run: MegatronRun, letter: str) -> bool:
 
 
 def _parts(run: MegatronRun, letters: str) -> Iterator[tuple[str | None, int]]:
-    """Operators in the order of forward, and what stands between them, each with what it keeps."""
+    """Operators and ends of the model in the order of forward, each with the bytes that it keeps; ends have no letter."""
     stream = run.boundary_bytes
     for letter in letters:
         if letter == EMBEDDING:

@@ -75,11 +75,11 @@ def handle_bytes(at: Setting, moe: MixtureOfExperts) -> int:
 
 
 def dispatcher_bytes(at: Setting) -> int:
-    """What the dispatcher of one layer's experts holds on to until the next microbatch.
+    """Bytes that the dispatcher of one layer's experts keeps referenced until the next microbatch.
 
     All-gather: its rows' places and probabilities, and its map. All-to-all: probabilities and map of its tokens, and where their rows went.
-    HybridEP: probabilities in fp32 and map, the rows' probabilities, and through their place in the graph the maps of the dispatch. What
-    DeepEP's holds on to is left out.
+    HybridEP: probabilities in fp32 and map, the rows' probabilities, and through their place in the graph the maps of the dispatch.
+    DeepEP's are left out.
 
     Source: the attributes of the dispatchers in `megatron/core/transformer/moe/token_dispatcher.py`.
     """

@@ -1,4 +1,4 @@
-"""What an operator keeps for backward, per microbatch, and holds beside that for a moment."""
+"""Bytes that an operator keeps for backward, per microbatch, and bytes that it needs temporarily."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Operator(NamedTuple):
     """Bytes of an operator.
 
     Attributes:
-        tensors: What it keeps, by tensor.
+        tensors: Bytes of each tensor that it keeps.
         kept: Their sum.
-        routing: What of it is routing.
-        forward: Most bytes of its forward besides; what selective recompute drops is there until then.
-        backward: Most bytes of its backward over what it keeps, the residual stream's gradient left out.
+        routing: The part of the sum that is routing.
+        forward: Peak of its forward minus `kept`; tensors that recompute drops are counted.
+        backward: Peak of its backward minus `kept`, without the residual stream's gradient.
         stream_gradient: That gradient; before a dropout the operator's output has one of its own.
-        offloaded: What it keeps on the host.
+        offloaded: Bytes of the tensors that are on the host.
     """
 
     tensors: dict[str, int]
@@ -74,9 +74,10 @@ def evaluate(at: Setting, letter: str) -> Operator:
 
 
 def _delayed_bytes(sums: BlockBytes) -> int:
-    """Most bytes of a backward whose weight gradients come after all others: their operands stay.
+    """Peak of a backward whose weight gradients are computed after all input gradients.
 
-    That is what the operator kept, and the gradients of its products' outputs: half of what each step makes.
+    Their operands stay until then: the tensors that the operator kept, and the gradients of its products' outputs, which are taken as half
+    of what each step makes.
     """
     run, tensors = sums.part.replay, sums.part.tensors
     away = run.program.graph.away

@@ -27,7 +27,7 @@ LETTERS = {ours: symbol for symbol, ours in reversed(OURS.items())}
 MODULE, SEGMENT = "/", "|"
 _OTHER_ATTENTION = "D+"
 EMBEDDING, LOSS, MTP = "e", "l", "m"
-"""What stands for embedding, loss and one prediction module among the letters of a rank's operators."""
+"""Letters of embedding, loss and one prediction module among those of a rank's operators."""
 SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
 """Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}

@@ -28,13 +28,13 @@ class MegatronMemory(NamedTuple):
     """Bytes of one rank.
 
     Attributes:
-        static: What stays for the whole run, by part.
-        leftover: What the last step leaves besides, and the next replaces.
-        gradient_copies: Of the optimizer's step, dropped before the next forward.
+        static: Bytes that stay for the whole run, by part.
+        leftover: Further bytes that the last step leaves, and the next replaces.
+        gradient_copies: Copies of gradients that the optimizer's step makes, freed before the next forward.
         activations: Kept by the microbatches in flight.
-        phases: What each phase adds to both, by its name.
-        gathered: What of each phase is parameters and gradients that Megatron-FSDP has whole.
-        received: What of each phase is the previous microbatch's, named by the pipeline's schedule.
+        phases: Bytes that each phase adds to both, by its name.
+        gathered: The part of each phase that is parameters and gradients that Megatron-FSDP has unsharded.
+        received: The part of each phase that belongs to the previous microbatch, and is named by the pipeline's schedule.
     """
 
     static: dict[str, int]
@@ -107,7 +107,7 @@ def _modules(stage: MegatronStage) -> int:
 
 
 def received_bytes(stage: MegatronStage, *, backward: bool) -> int:
-    """What the pipeline's schedule names of the previous microbatch while the rank is at its fullest.
+    """Bytes of the previous microbatch that the pipeline's schedule names while the rank is at its fullest.
 
     Of that microbatch it names the gradient it sent to the stage before, until its next backward; until its next forward has ended, also
     the one it received from the stage after, or on the last stage the loss, whose graph ends in the microbatch's input.
@@ -155,7 +155,7 @@ def fullest_counts(sizes: tuple[int, ...], behind: int, group: int, num_microbat
         sizes: Bytes that one microbatch keeps on each chunk. Of other sizes the moment is one of the rank's, not the fullest.
         behind: Pipeline ranks after this one.
         group: Microbatches that a chunk takes in turn.
-        num_microbatches: Of a step.
+        num_microbatches: Microbatches of a step.
     """
     virtual = len(sizes)
     forwards = num_microbatches * virtual
@@ -219,7 +219,7 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
 
 
 def _cublas_bytes(run: MegatronRun) -> int:
-    """What the launch sets, or torch's default on the device, whose record counts the two handles together."""
+    """Bytes of one handle's workspace: the launch's, or torch's default on the device, whose record counts the two handles together."""
     if run.spec.host.cublas_workspace_kib is not None:
         return run.spec.host.cublas_workspace_kib * 1024
     return device_of(run.spec.device).gemm_workspace_bytes // 2
@@ -251,7 +251,7 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
 
 
 def _group_bytes(run: MegatronRun, letters: str) -> int:
-    """What full recompute makes again of one group of operators, and holds while it does and while its backward runs.
+    """Peak of the largest group of operators that full recompute makes again, while it does and while the group's backward runs.
 
     Under the block method the layers behind have had their backward then; while they have theirs, they hold what they would without it.
     """

@@ -1,8 +1,7 @@
 """Attention, MLP, Mamba-2 and gated delta net as Megatron-Core runs them: operations, and the storages that their names stand for.
 
 A storage that an operation keeps is Megatron-Core's or Transformer Engine's saved tensor, freed when the backward of its last keeper has
-ended. In forward all that an operator keeps is there at its highest moment. What backward makes and no operation's storage has the size of
-is listed in `fetches`.
+ended. All that an operator keeps is there at the peak of its forward. `fetches` lists gradients that have no kept storage of their size.
 
 Source: the saved tensors of `megatron/core` at d98e8a64 and of Transformer Engine at d0067d0d, and
 `mamba_ssm/ops/triton/ssd_combined.py`, by module.
@@ -33,7 +32,7 @@ from megaplan.hosts.megatron.setting import (
 )
 
 Sized = tuple[Shapes, Shapes]
-"""What an operator keeps beside `Setting.common`, and what it holds for a moment beside `Setting.around`."""
+"""Storages that an operator keeps in addition to `Setting.common`, and those that it needs temporarily, in addition to `Setting.around`."""
 MAMBA_CHUNK = 128
 """Tokens of one chunk of Megatron's scan."""
 DELTA_CHUNK = 64
@@ -217,7 +216,7 @@ def mamba_replay(names: Names, away: Names) -> Replay:
 def delta_shapes(at: Setting) -> Sized:
     """Inputs of convolution, of the norms of queries and keys and of the rule's kernel, which repeats keys to the values' heads.
 
-    States between chunks are in 16 bits, beside what a chunk writes to them.
+    States between chunks are in 16 bits; each chunk also writes its own update in 16 bits.
 
     Source: `megatron/core/ssm/gated_delta_net/common.py`, and `ChunkGatedDeltaRuleFunction` of flash-linear-attention.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from megaplan.hosts.megarun.dims import local_dims
@@ -21,7 +21,7 @@ GRAPHED = {"attn": "*", "mamba": "M", "mlp": "-", "moe": "E", "moe_router": "", 
 
 
 class MegatronRun:
-    """What the pipeline ranks of a spec share: sizes, and what each operator keeps, holds and stores, evaluated once.
+    """The part of a run that all pipeline ranks share: sizes, and the bytes and parameters of each operator, evaluated once.
 
     Attributes:
         spec: A checked spec whose host is Megatron-Core.
@@ -34,7 +34,7 @@ class MegatronRun:
     """
 
     def __init__(self, spec: Spec, inventory: Inventory) -> None:
-        """Only sizes; operators are evaluated when they are asked for."""
+        """Set sizes; operators are evaluated at their first use."""
         self.spec, self.inventory = spec, inventory
         self.letters = "".join(block.family for block in inventory.layers)
         recipe, mtp, host, dims = spec.precision.recipe, spec.model.features.mtp, spec.host, local_dims(spec)
@@ -45,7 +45,7 @@ class MegatronRun:
         self.ahead = "".join(LETTERS[letter] for letter in mtp.letters) if mtp is not None else ""
         if recipe is not None and not recipe.prediction:
             self.ahead = "".join(IN_SIXTEEN_BIT[letter] for letter in self.ahead)
-        modules = (host.cuda_graph_modules or GRAPHED) if host.cuda_graphs == "layers" else ()
+        modules: Iterable[str] = (host.cuda_graph_modules or GRAPHED) if host.cuda_graphs == "layers" else ()
         self.graphed = frozenset("".join(GRAPHED[module] for module in modules))
         self._operators: dict[str, Operator] = {}
         self._parameters: dict[str, Parameters] = {}
@@ -56,7 +56,7 @@ class MegatronRun:
         return own if recipe is None or recipe.covers(self.letters[layer], layer, len(self.letters)) else IN_SIXTEEN_BIT[own]
 
     def operator(self, letter: str) -> Operator:
-        """What an operator keeps and holds."""
+        """Bytes of an operator."""
         found = self._operators.get(letter)
         if found is None:
             found = self._operators[letter] = evaluate(*self._plain(letter))
@@ -95,7 +95,7 @@ class MegatronRun:
 
     @property
     def boundary_bytes(self) -> int:
-        """What one stage sends to the next of a microbatch: the residual stream."""
+        """Bytes that one stage sends to the next of a microbatch: the residual stream."""
         return 2 * self.at.stream_tokens * self.at.dims.hidden
 
 
@@ -103,7 +103,7 @@ class MegatronStage(NamedTuple):
     """One pipeline rank.
 
     Attributes:
-        run: What all ranks share.
+        run: The part that all ranks share.
         chunks: Letters of its chunks' operators: those of Megatron's hybrid pattern, of ends, and of operators in 16 bits.
         pp_rank: The pipeline rank.
         data_index: Its place among the ranks that share dense state; None for the last.

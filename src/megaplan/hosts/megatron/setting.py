@@ -1,4 +1,4 @@
-"""`Setting`: what decides the bytes of an operator, and the storages that all operators have."""
+"""`Setting`, which decides the bytes of an operator, and the storages and operations that all operators have."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from megaplan.spec.models import LatentAttention, Spec
 
 Names = frozenset[str]
 GATHERED, PARTIAL, SHARE = "gathered", "partial", "share"
-"""A gathered gradient; what a row-parallel linear makes, and under sequence parallelism this rank's share of the sum."""
+"""A gathered gradient; a row-parallel linear's product, and under sequence parallelism this rank's share of the sum."""
 INPUT_GRADIENT = (GATHERED, PARTIAL, SHARE)
-"""What a column-parallel linear holds in backward: its input gathered again, and that input's gradient before and after the reduction."""
+"""Storages of a column-parallel linear's backward: its input gathered again, and that input's gradient before and after its reduction."""
 COMMON = ("norm.input", "norm.output", "norm.stats", "dropout.mask")
-"""Kept tensors that an operator may have beside its own."""
+"""Kept tensors that operators of all kinds may have."""
 
 
 class Setting(NamedTuple):
@@ -54,15 +54,15 @@ class Setting(NamedTuple):
         return storages(self.dims.stat_dtype, column, shapes)
 
     def input_bytes(self, rows: int, columns: int) -> int:
-        """What a linear saves of an input that no other operation keeps: in low precision the copy that its weight gradient multiplies."""
+        """Bytes that a linear saves of an input that no other operation keeps: in low precision of the copy for its weight gradient."""
         return 2 * rows * columns if self.recipe is None else self.recipe.columnwise_bytes(rows, columns)
 
     def gradient_copies_bytes(self, rows: int, columns: int) -> int:
-        """Low-precision copies of the gradient of a linear's output, which both of its products in backward multiply."""
+        """Bytes of the low-precision copies of an output's gradient, which both products of a linear's backward multiply."""
         return 0 if self.recipe is None else self.recipe.both_bytes(rows, columns)
 
     def common(self, letter: str) -> Shapes:
-        """What every operator keeps: the input of its norm, what the norm makes, and the mask of its dropout."""
+        """Tensors that every operator keeps: the input of its norm, the norm's results, and the mask of its dropout."""
         dims, latent, hidden = self.dims, letter == "*" and is_latent(self.spec), self.dims.hidden
         if letter == "E" or (latent and "layernorm" in recomputed_modules(self.spec)):
             output = 2 * self.stream_tokens * hidden  # the router keeps it in 16 bits; projections do where it is made again
@@ -76,7 +76,7 @@ class Setting(NamedTuple):
         }
 
     def around(self) -> Shapes:
-        """What row- and column-parallel linears hold for a moment, and the gradients of the stream: one more before a dropout."""
+        """Storages that row- and column-parallel linears need temporarily, and the gradients of the stream: one more before a dropout."""
         dims, sharded = self.dims, self.spec.host.sequence_parallel and self.dims.tp > 1
         copies = 2 if self.spec.host.hidden_dropout else 1
         none: tuple[int, ...] = (0,)
@@ -113,10 +113,10 @@ def operator_replay(names: Names, away: Names, ops: tuple[Op, ...], *, held: Nam
     """The replay of an operator: its norm, its own operations, and an addition to the residual stream in place.
 
     Args:
-        names: What it keeps, but for recompute and offloading.
-        away: What of that recompute makes again, or the host's memory has, between forward and backward.
-        ops: Its own operations. What none of them keeps is counted to the operator's end.
-        held: What of `away` is there until the forward has ended.
+        names: Tensors that it keeps without recompute and offloading.
+        away: Those that recompute makes again, or that are in the host's memory, between forward and backward.
+        ops: Its own operations. Tensors that none of them keeps are counted to the operator's end.
+        held: Those of `away` that are there until the forward has ended.
         again: A forward of the whole operator that backward begins with.
     """
     kept = {name for op in ops for name in op.keeps}

@@ -59,7 +59,7 @@ class State(NamedTuple):
 
     @property
     def moments(self) -> int:
-        """What the first step makes."""
+        """State that the first step makes."""
         return self.matrix_moments + self.other_moments
 
     @property
@@ -107,7 +107,7 @@ class Gathered(NamedTuple):
 
 
 def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
-    """What Megatron-FSDP has whole: parameters at the loss; parameters and gradients when backward reaches the first layer.
+    """Bytes that Megatron-FSDP has unsharded: parameters at the loss; parameters and gradients when backward reaches the first layer.
 
     What lies outside layers stays gathered. The final norm's gather also fetches the layers from the first on, until they hold 500
     million elements, or one layer if that is larger; forward released them, and only their own backward does so again. Gradients wait

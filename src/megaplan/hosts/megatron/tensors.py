@@ -54,7 +54,7 @@ class Parameters:
 
     Attributes:
         tensors: One each.
-        counts: How many tensors are alike.
+        counts: Number of equal tensors.
         shapes: Distinct shapes of linear weights.
         dealt: Elements that Muon gives each data rank, by ranks and kind, for `megaplan.hosts.megatron.storage`.
     """
@@ -102,7 +102,7 @@ class _Module(NamedTuple):
 
 
 def operator_parameters(at: Setting, inventory: Inventory, letter: str) -> Parameters:
-    """The parameters of an operator or, of `MTP`, of what a prediction module has beside its operators."""
+    """The parameters of an operator or, of `MTP`, of a prediction module without its operators."""
     found, dims, joined = Parameters(), at.dims, JOINED.get(letter, {})
     modules: dict[str, _Module] = {}
     for name, tensor in _tensors_of(inventory, letter):

@@ -31,7 +31,7 @@ def kept_by(stage: MegatronStage, letter: str, **changes: Any) -> dict[str, int]
 
 
 def kept_with(stage: MegatronStage, **widths: int) -> dict[str, int]:
-    return kept_by(stage, "*", model__attention=LatentAttention(kind="mla", num_heads=16, **{**WIDTHS, **widths}))
+    return kept_by(stage, "*", model__attention=LatentAttention.model_validate({"kind": "mla", "num_heads": 16, **WIDTHS, **widths}))
 
 
 @pytest.mark.parametrize(
