@@ -53,7 +53,7 @@ class Replay:
         outside: Distance of the second step's measured peak from the quoted range; 0 inside it.
         run_outside: The same of the whole run's.
         implied_skew: Rows of the measured rank over its even share, if nothing but routing misses; None without experts.
-        ranged: Why no single number is quoted; None where one is.
+        ranged: Reason why no single number is quoted; None if one is.
         experts: Number of the rank's experts; 0 without.
     """
 

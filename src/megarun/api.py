@@ -59,7 +59,7 @@ def prepare_run(
     compiled: bool = False,
     elastic: bool = False,
 ) -> Run:
-    """A run with all that is asked of it, checked before torch is loaded.
+    """A run with all its settings, checked before torch is loaded.
 
     Args:
         planned: The plan's job, and the plan as checkpoints keep it.

@@ -86,6 +86,7 @@ ALLOWED = {
     r"-beside-|cost/beside[.]py": "names of plans of the accuracy matrix and of decision 19, and a module of megaplan",
     r"0010-peak-moments|schedules?[.]moments": "a decision on that module",
     r"^\"Of[|]What[|]Whether": "the words that begin fragments, in test_fragments.py",
+    r"reader[.]tell|`moments": "functions of megaplan that pages name",
     r"^wants json$": "a function of megaplan.terminal, which is not revised yet",
 }
 """Pattern of a text in which a listed word is legal, with the reason."""
