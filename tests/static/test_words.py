@@ -78,7 +78,8 @@ WORDS = {
 
 ALLOWED = {
     r"^(?:\"moments\"|moments(?: dtype)?)$": "the spec's key precision.moments and its variables: moments of the optimizer",
-    r"precision[.]moments|moments: (?:bf16|fp32)|store its moments|(?:AdamW|[Oo]ptimizer).* moments?|optimizer moments|[Mm]oments (?:of zero|in a dtype)|[|] moments [|]": "of the optimizer",
+    r"precision[.]moments|moments: (?:bf16|fp32)|store its moments|[Mm]oments (?:of zero|in a dtype)|[|] moments [|]": "of the optimizer",
+    r"(?:AdamW|[Oo]ptimizer).* moments?|optimizer moments": "of the optimizer, in sentences",
     r"ranks\[0\]\.moments": "a field of megaplan's budget, whose folder is not revised yet",
     r"where it has moments": "statistical moments of a distribution",
     r"budget\.moments": "a field of megaplan's budget, whose folder is not revised yet",
