@@ -124,7 +124,7 @@ def _percent(estimate: float, measured: float) -> float:
 
 
 def _implied_skew(row: dict[str, Any], job: MegatronJob, balanced: MegatronMemory) -> float | None:
-    """From what the second step's peak has over what stays after it."""
+    """Routing skew that explains the second step's peak over the memory after it."""
     if job.moe is None:
         return None
     double = memory(skewed(job, 2.0))

@@ -67,7 +67,7 @@ def prepare_run(
         out: A new folder, or one of a run that is resumed.
         command: Command line after `megarun`, for hints.
         steps: Optimizer steps; None: the plan's `training.steps`.
-        checkpoints: When to save, and what to start from.
+        checkpoints: Settings for saving, and the checkpoint to start from.
         evaluation: Settings of evaluation.
         tensorboard: Write the metrics for TensorBoard too.
         compiled: torch.compile each block.

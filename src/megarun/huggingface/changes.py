@@ -1,4 +1,4 @@
-"""Values of a rule, from theirs to ours and back: every change moves elements and is undone exactly."""
+"""Conversion of a rule's values between theirs and ours: every change only moves elements and has an exact inverse."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, partial: Tensor) -> Tensor:
-        """Same shape in and out."""
+        """Return a tensor of the same shape."""
         ctx.tp = tp
         return tp.sum(partial.clone())
 
