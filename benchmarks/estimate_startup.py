@@ -31,7 +31,7 @@ def seconds(command: list[str]) -> float:
 
 
 def main() -> int:
-    """Take all commands in turn, print medians and ratios; 1 if one is past the bar."""
+    """Time all commands in turn and print medians and ratios; return 1 if a ratio exceeds its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds

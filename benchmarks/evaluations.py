@@ -2,12 +2,12 @@
 
 python benchmarks/evaluations.py [--count 1000] [--cold] [--search]
 
-52 layers, 64 ranks in 8 pipeline stages (9 distinct: one stage's shards are uneven), another micro-batch each time. What follows from the
-model and its sharding alone, the inventory and what FSDP2 stores of it, is remembered between evaluations; `--cold` drops it before each.
+52 layers, 64 ranks in 8 pipeline stages (9 distinct: one stage's shards are uneven), another micro-batch each time. Values that depend
+only on the model and its sharding (the inventory and FSDP2's storages) are cached between evaluations; `--cold` drops them before each.
 The bar is 2 s for 1,000, by the clock; CPU time, printed with it, shows whether the machine had something else to do.
 
-With `--search` layouts of NAM56R on 8 ranks, drawn from those of a search, are evaluated as a search evaluates them: so many a second of
-CPU.
+With `--search` layouts of NAM56R on 8 ranks, drawn from those of a search, are evaluated as a search evaluates them; the result is the
+number per CPU second.
 """
 
 from __future__ import annotations

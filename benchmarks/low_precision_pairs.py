@@ -89,7 +89,7 @@ class Pair:
 
 
 def pairs() -> Iterator[Pair]:
-    """Every pair that states enough of its run."""
+    """All published pairs whose run is described well enough to estimate it."""
     recipe, side = Recipe("fp8_current", "blackwell"), 1024
     linear = recipe.both_bytes(side, side, weight=True) + recipe.columnwise_bytes(side, side) - 2 * side * side
     note = "a copy of the weight more, the saved input in 8 bits; on Hopper the weight's transpose would add 1 MiB"

@@ -109,7 +109,7 @@ class Outcome:
 
     @property
     def key(self) -> str:
-        """Names it in the list of reviewed ones, whatever line it has moved to."""
+        """Key of the mutant in the list of reviewed mutants, independent of its line number."""
         return f"{self.mutant.path}: {self.before} → {self.after}"
 
 
@@ -127,7 +127,7 @@ class _Known:
         return None if found is None else (found[0], found[1])
 
     def keep(self, mutant: Mutant, source: bytes, verdict: str, by: str) -> None:
-        """For the next run."""
+        """Record a killed mutant for the next run."""
         if verdict != SURVIVED:
             self._outcomes[self._key(mutant, source)] = [verdict, by]
             self._file.write_text(json.dumps(self._outcomes, indent=0))

@@ -20,7 +20,7 @@ FIELDS = ("plan", "rank", "phase", "column", "estimate_bytes", "trace_bytes")
 
 Cells = dict[tuple[Phase, Column], tuple[int, int]]
 Recorded = dict[str, dict[int, Cells]]
-"""By plan and rank: (estimate, trace) of every cell that is not 0 on both sides."""
+"""(Estimate, trace) of every cell that is not 0 on both sides, by plan and rank."""
 
 
 def read(table: Path) -> Recorded:

@@ -87,7 +87,7 @@ def _with(section: Any, path: list[str], value: Any) -> Any:
 
 
 def refusals(arguments: Mapping[str, Any], gpus: int | None = None, vocab_size: int | None = 1024) -> tuple[str, ...]:
-    """Why the import refuses a launch; empty if it takes it."""
+    """Reason why the import refuses a launch; empty if it accepts it."""
     try:
         spec_of_launch(arguments, gpus, vocab_size, "h100")
     except MegaplanError as error:
@@ -96,7 +96,7 @@ def refusals(arguments: Mapping[str, Any], gpus: int | None = None, vocab_size: 
 
 
 def stale(row: Mapping[str, Any]) -> str | None:
-    """Why a measurement is of other software than what is priced, by its day and branch; None where it is not."""
+    """Reason, by day and branch, why a measurement is of other software than the priced one; None if it is not."""
     if row["branch"] == "long-term":
         return "the long-term branch runs older software"
     if row["measured"] < STALE_BEFORE:
@@ -115,7 +115,7 @@ def offloaded(arguments: Mapping[str, Any]) -> bool:
 
 
 def unbalanced(arguments: Mapping[str, Any]) -> str | None:
-    """Why no single number can be quoted for a rank with some of the experts: nothing in the run balances routing; None where it is.
+    """Reason why no single number can be quoted for a rank with some of the experts: nothing in the run balances routing; None if it can.
 
     A balancing loss has the coefficient 0 unless `--moe-aux-loss-coeff` is given. Sinkhorn and the expert bias balance without one.
     """

@@ -53,7 +53,7 @@ class Replay:
         outside: Distance of the second step's measured peak from the quoted range; 0 inside it.
         run_outside: The same of the whole run's.
         implied_skew: Rows of the measured rank over its even share, if nothing but routing misses; None without experts.
-        ranged: Why no single number is quoted; None where one is.
+        ranged: Reason why no single number is quoted; None if one is.
         experts: Number of the rank's experts; 0 without.
     """
 
@@ -124,7 +124,7 @@ def _percent(estimate: float, measured: float) -> float:
 
 
 def _implied_skew(row: dict[str, Any], stage: MegatronStage, balanced: MegatronMemory) -> float | None:
-    """From what the second step's peak has over what stays after it."""
+    """Routing skew that explains the second step's peak over the memory after it."""
     if stage.spec.model.moe is None:
         return None
     double = memory(skewed(stage, 2.0))

@@ -16,7 +16,7 @@ AO = "pytorch/ao, docs/source/workflows/training.md"
 CHUNKED = "pytorch/torchtitan, pull request 996, before the change"
 H100, H200, MI300X, B200 = (f"device.name={name}" for name in ("h100-sxm-500w", "h200", "mi300x", "b200"))
 AUGUST_2025 = "host.fsdp_ends=separate"
-"""From July 2025 on, with the same keys."""
+"""Override for rows from July 2025 on, which have the same keys."""
 
 SHARED: dict[str, Any] = {
     "training.seq_len": 8192,

@@ -151,7 +151,7 @@ def _attention(
     document: int = 0,
     cap: float | None = None,
 ) -> KernelCase:
-    """With `document`, rows of documents of so many positions, of which the FLOPs count those pairs alone that see each other."""
+    """Case of attention; with `document`, rows hold documents of so many positions, and FLOPs count only pairs within one document."""
 
     @cache
     def starts(device: torch.device, length: int) -> Tensor:

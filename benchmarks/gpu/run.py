@@ -114,7 +114,7 @@ def chosen(jobs: Sequence[Any], only: Sequence[str], match: str, known: dict[str
 
 
 def header(given: argparse.Namespace) -> dict[str, Any]:
-    """When, what and of which commit."""
+    """Header of the results: time, machine, selection and commit."""
     try:
         done = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
         commit = done.stdout.strip()

@@ -19,7 +19,7 @@ from megaplan.importers.megatron.spec import import_megatron
 
 Row = dict[str, Any]
 BASELINE = "native Mamba-2"
-"""In a row's phase: before graphs, fused cross entropy and the overlap of shared experts were turned on."""
+"""Phase of the rows from before CUDA graphs, fused cross entropy and the overlap of shared experts were turned on."""
 GRAPHED = ("attn", "mamba", "moe_router", "moe_preprocess")
 FULL_MOE = ("attn", "mamba", "moe")
 

@@ -21,7 +21,7 @@ class Size(NamedTuple):
     """Magnitude of the numbers of a draw.
 
     Attributes:
-        name: In the streams, so that sizes differ in more than bounds.
+        name: Name within the random streams, so that sizes differ in more than bounds.
         work: Layers times microbatches of an update: what a trace or a step takes time for.
         hidden: Bounds of the residual stream's width.
         width: Largest width of an MLP, an expert or a latent.
@@ -42,11 +42,11 @@ class Size(NamedTuple):
 
 
 LARGE = Size("large", 28, (160, 4096), 3072, 128, 200_000, 4096, few_ranks=False)
-"""For `make accuracy-random`: tensors are large enough for shares of them to mean something, and no values are computed."""
+"""Size for `make accuracy-random`: tensors are so large that shares of them are meaningful, and no values are computed."""
 SMALL = Size("small", 16, (160, 768), 640, 128, 200_000, 512, few_ranks=True)
-"""For tests that trace or estimate many."""
+"""Size for tests that trace or estimate many plans."""
 TINY = Size("tiny", 16, (16, 64), 48, 12, 140, 32, few_ranks=False)
-"""For training on a CPU."""
+"""Size for training on a CPU."""
 
 
 class Draw(Random):

@@ -24,7 +24,7 @@ from megarun.trace.compare import Pair, RankComparison
 from megarun.trace.run import choose_ranks
 
 OK, FAILED, ILLEGAL, NOTED = "ok", "failed", "illegal", "noted"
-"""Within tolerance; wrong; refused by `megaplan split` with diagnostics; not built by megarun, and the plan says so."""
+"""Verdicts: within tolerance; wrong; refused by `megaplan split` with diagnostics; not built by megarun, as the plan notes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def later_letters(draw: Draw, pattern: str, letters: str, scope: Scope, *, hidde
 
     Args:
         draw: The stream.
-        pattern: Without bars.
+        pattern: Pattern without bars.
         letters: One a layer.
         scope: Scope of the draw.
         hidden: Width of the residual stream, which C shards.

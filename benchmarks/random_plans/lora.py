@@ -42,7 +42,7 @@ def add_lora(draw: Draw, sections: dict[str, Any], scope: Scope) -> None:
 
 
 def _named(draw: Draw, linears: list[tuple[str, str]]) -> list[str]:
-    """Some letters, or some linears by one of their names."""
+    """Draw some letters of families, or names of some linears."""
     letters = sorted({letter for letter, _ in linears})
     if draw.chance(0.4):
         return draw.sample(letters, draw.randint(1, len(letters)))

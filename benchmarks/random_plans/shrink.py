@@ -1,4 +1,4 @@
-"""From a failing spec to a small one that fails in the same class: greedy, the changes that take most away first."""
+"""Greedy reduction of a failing spec to a small one that fails in the same class; the changes that remove most come first."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def launch_is_said(row: Row) -> bool:
 
 
 def spec_path(row: Row) -> str | None:
-    """Why a row is not written as a spec; None if it is."""
+    """Reason why a row is not written as a spec; None if it is."""
     found = specs.spec_of(row)
     return found if isinstance(found, str) else None
 

@@ -57,7 +57,7 @@ def _unsayable(row: Row) -> str | None:
 
 
 def _checked(row: Row) -> Spec | str:
-    """With what ran the row where specs say it and no rule refuses it, else without."""
+    """The spec with the software that ran the row, if specs can state it and no rule refuses it, otherwise without."""
     plain, launch = document(row), launch_of(row)
     if launch is not None:
         try:

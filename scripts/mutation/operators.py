@@ -62,7 +62,7 @@ class Mutant(NamedTuple):
         start: Start of the replaced text, in bytes.
         stop: End of the replaced text, in bytes.
         text: Replacement.
-        what: In words.
+        what: Description of the change.
         on_import: True if it runs when the module is imported, not when a function is called.
     """
 
@@ -92,7 +92,7 @@ class Mutant(NamedTuple):
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
-    """Every change of a module, in the order of its text."""
+    """All mutants of a module, in source order."""
     return sorted(_Finder(path, source).found, key=lambda mutant: (mutant.start, mutant.stop, mutant.text))
 
 

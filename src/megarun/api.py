@@ -59,7 +59,7 @@ def prepare_run(
     compiled: bool = False,
     elastic: bool = False,
 ) -> Run:
-    """A run with all that is asked of it, checked before torch is loaded.
+    """A run with all its settings, checked before torch is loaded.
 
     Args:
         planned: The plan's job, and the plan as checkpoints keep it.
@@ -67,7 +67,7 @@ def prepare_run(
         out: A new folder, or one of a run that is resumed.
         command: Command line after `megarun`, for hints.
         steps: Optimizer steps; None: the plan's `training.steps`.
-        checkpoints: When to save, and what to start from.
+        checkpoints: Settings for saving, and the checkpoint to start from.
         evaluation: Settings of evaluation.
         tensorboard: Write the metrics for TensorBoard too.
         compiled: torch.compile each block.

@@ -57,7 +57,7 @@ class RemotePath:
         return RemotePath(self.url.rpartition("/")[0])
 
     def resolve(self) -> RemotePath:
-        """Itself: there are no links."""
+        """Return the path itself: a storage has no links."""
         return self
 
     def exists(self) -> bool:
@@ -143,7 +143,7 @@ class RemotePath:
             raise _failed(self.url, "written", 1, error) from error
 
     def _tried(self, what: str, action: Callable[[], _Result]) -> _Result:
-        """The action's result, after some attempts if it fails in a way that may pass."""
+        """Run the action, and repeat it after failures that may be transient."""
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             try:

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "scripts", "src/megarun", "tests/static")
 """Folders whose docstrings are revised."""
 
-WORDS = "Of|What|Whether|Beside|Besides|How|Which|Where|Who|As|Its|Their|Also|Likewise"
+WORDS = (
+    "Of|What|Whether|Beside|Besides|How|Which|Where|Who|Why|When|By|For|From|With|Within|Without|Same|Than|Until|As|Its|Their|Also|Likewise"
+)
 _START = re.compile(rf"(?:{WORDS})\b")
 _FIELD = re.compile(rf"^ +[*\w][\w*, .]*: (?:{WORDS})\b")
 

@@ -44,7 +44,7 @@ FOLDERS = (
     "tests/static",
 )
 """Folders whose texts are revised."""
-PAGES = ("CONTRIBUTING.md", "README.md")
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md")
 LATER = (
     "benchmarks/step_times/pins.py",
     "benchmarks/step_times/priors.py",
@@ -140,9 +140,10 @@ _WORDS = [(re.compile(rf"\b(?:{words})\b", re.IGNORECASE), plain) for words, pla
 _ALLOWED = [re.compile(pattern) for pattern in ALLOWED]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [*FOLDERS, *PAGES])
 def test_no_listed_word(folder: str) -> None:
-    files = [path for suffix in ("md", "py", "sh") for path in sorted((ROOT / folder).rglob(f"*.{suffix}"))]
+    place = ROOT / folder
+    files = [place] if place.is_file() else [path for suffix in ("md", "py", "sh") for path in sorted(place.rglob(f"*.{suffix}"))]
     assert files
     revised = [path for path in files if path != Path(__file__) and not path.relative_to(ROOT).as_posix().startswith(LATER)]
     found = [hit for path in revised for hit in hits(path)]

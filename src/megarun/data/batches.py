@@ -200,7 +200,7 @@ class Batches:
         return torch.stack(found, 1).to(self._mesh.device)
 
     def _classes(self, rows: Tensor, ahead: int) -> Tensor:
-        """From classes uint8 [n, T + 1] those of the tokens `ahead` positions after local ones, 0 past the end of a row: uint8 [n, t]."""
+        """Classes of the tokens `ahead` positions after local ones, from uint8 [n, T + 1]; 0 past the end of a row: uint8 [n, t]."""
         found = torch.zeros_like(rows[:, : self._seq_length])
         known = max(self._seq_length + 1 - ahead, 0)
         found[:, :known] = rows[:, ahead : ahead + self._seq_length]
@@ -229,13 +229,13 @@ def _later(rows: Tensor, starts: Tensor | None, places: int) -> Tensor:
 
 
 def _earlier(rows: Tensor, starts: Tensor | None, places: int, ahead: int = 0) -> Tensor:
-    """For the token `ahead` positions after each token: the one `places` positions before it in its document, else `MISSING`.
+    """Tokens `places` positions before the token that is `ahead` positions after each token; `MISSING` outside of its document.
 
     Args:
         rows: int64 [n, T + 1].
         starts: int32 [n, T + 1], see `TokenRows.starts`; None for one document a row.
-        places: From 1 on.
-        ahead: From 0 on.
+        places: Distance backwards, from 1 on.
+        ahead: Distance forwards, from 0 on.
 
     Returns:
         int64 [n, T].

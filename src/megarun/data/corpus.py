@@ -21,7 +21,7 @@ def silent(_what: str, _done: int, _total: int) -> None:
 
 
 class SkipReason(StrEnum):
-    """Why a file is not a document."""
+    """Reason why a file is not a document."""
 
     HIDDEN = "hidden: the name starts with a dot"
     NOT_INCLUDED = "not matched by --include"

@@ -1,4 +1,4 @@
-"""Values of a rule, from theirs to ours and back: every change moves elements and is undone exactly."""
+"""Conversion of a rule's values between theirs and ours: every change only moves elements and has an exact inverse."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _rows(rule: Rule) -> list[int]:
 
 
 def _swapped(rule: Rule, whole: Tensor) -> Tensor:
-    """The halves of the columns in the other order, if the rule says so; the same both ways."""
+    """Exchange the two halves of the columns if the rule requires it; import and export do the same."""
     return torch.cat(torch.chunk(whole, 2, -1)[::-1], -1) if rule.swapped else whole
 
 

@@ -71,7 +71,7 @@ class Moved:
 
 
 class _Lazy(Pieces):
-    """A tensor that is read when DCP writes it: its shape and dtype are known before."""
+    """A tensor that is read only when DCP writes it; its shape and dtype are known before."""
 
     def __init__(self, rule: Rule, index: int, files: WeightFiles) -> None:
         whole = Pieces.unsharded(torch.empty(rule.ours[index].shape, dtype=files.header(rule.theirs[0]).dtype, device="meta"))

@@ -37,7 +37,7 @@ class WeightFiles:
     """The tensors of a folder.
 
     Attributes:
-        folder: With `model.safetensors`, or an index and its shards.
+        folder: Folder with `model.safetensors`, or an index and its shards.
         places: File of each tensor.
     """
 
@@ -137,8 +137,8 @@ def write_shards(folder: Path, groups: Sequence[Group], num_parameters: int, lim
 
     Args:
         folder: Destination folder.
-        groups: In order; a group is never parted, so one larger than the limit has a shard of its own.
-        num_parameters: For the index.
+        groups: Groups in order; a group is never divided, so one larger than the limit has its own shard.
+        num_parameters: Number of parameters, for the index.
         limit: Bytes of a shard.
     """
     shards = list(_shards(groups, limit))

@@ -1,4 +1,4 @@
-"""From a table of names to tensors: which of ours are which of theirs, of which shapes; needs no torch."""
+"""Rules from a table of names: the pairs of our tensors and theirs, with their shapes; needs no torch."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
         compiled: Those of them that were compiled.
         seconds: Time from the device's being known to the last kernel.
         failed: Kernels that did not compile, with the compiler's word.
-        error: Why not all kernels are known or compiled; empty if they are.
+        error: Reason why not all kernels are known or compiled; empty if they are.
     """
 
     found: int = 0

@@ -38,7 +38,7 @@ class Compiled(NamedTuple):
         name: Name of the kernel's function.
         seconds: Time that it took.
         cached: True if the cache had it.
-        error: Why it is not there; empty if it is.
+        error: Reason why it is not there; empty if it is.
     """
 
     name: str
@@ -52,14 +52,14 @@ class CompileError(Exception):
 
 
 def default_processes() -> int:
-    """One process a CPU that this process may use."""
+    """One process per CPU that this process may use."""
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def compile_kernels(
     job: Job, ranks: Sequence[int], target: Target, num_processes: int, *, only_look: bool = False
 ) -> Iterator[tuple[int, Compiled]]:
-    """Compile what the ranks launch into the cache of this environment; the number of kernels found so far, with each that is done.
+    """Compile the ranks' kernels into this environment's cache; yield each finished kernel with the number of kernels found so far.
 
     Args:
         job: Job that megarun can build, with Triton kernels.
@@ -181,7 +181,7 @@ def _looked_up(launch: KernelLaunch) -> Compiled:
 
 
 def replay_and_build(launch: KernelLaunch) -> bool:
-    """Compile a kernel, and what Triton compiles to launch it; whether the cache had the kernel."""
+    """Compile a kernel and its launcher; return True if the cache had the kernel."""
     cached = not missing(launch)
     build_launcher(replay(launch))
     return cached

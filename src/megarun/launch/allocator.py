@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-"""In the order in which torch looks; the first that is set is the only one that it reads."""
+"""Variables in the order in which torch looks; it reads only the first that is set."""
 OPTION, BACKEND, ASYNC = "expandable_segments", "backend", "cudaMallocAsync"
 TORCHS_DEFAULT, RUNTIME = "torch's default", "megarun"
 

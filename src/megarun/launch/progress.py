@@ -19,7 +19,7 @@ class Timeouts:
     """Time limits of a rank in one place of a step, in seconds.
 
     Attributes:
-        first_step: Until the end of the first step, which compiles and connects, and for evaluations and saves.
+        first_step: Time limit of the first step, which compiles and connects, and of evaluations and saves.
         step: After that; at least five times the longest that the rank has been in one place of a step.
     """
 

@@ -89,7 +89,7 @@ class Decision:
     Attributes:
         decision: `skip`: the batch is skipped; `rewind`: the run continues from a checkpoint; `stop`: the run ends.
         step: Number of the bad step (1-based).
-        reason: Why the step is bad.
+        reason: Reason why the step is bad.
         loss: Loss in nats per token; None if not finite.
         grad_norm: Global gradient norm; None if not finite.
         batches: Newly skipped batches, a half-open range.

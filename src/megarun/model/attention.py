@@ -177,7 +177,7 @@ class LatentAttention(Block):
         sin: Tensor,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`core` over the keys that the indexer selects, from its outputs and the layer's rotary table; with these keys, if sent."""
+        """Run `core` over the keys that the indexer selects from its outputs and the rotary table; return the keys too, if sent."""
         if self.indexer is None:
             raise RuntimeError("a layer without an indexer attends to all keys")
         choice = IndexerSettings(self.scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)

@@ -82,7 +82,7 @@ class RoutingOptions(TypedDict):
 
 
 class Router(nn.Module):
-    """Weight [E, h]; a bias [E] of the logits, and numbers [E] added to the scores for the choice alone, where the router has them."""
+    """Router with weight [E, h]; optionally a bias [E] of the logits, and a correction [E] of the scores for the choice of experts only."""
 
     def __init__(self, hidden_size: int, num_experts: int, *, bias: bool, correction: bool) -> None:
         super().__init__()

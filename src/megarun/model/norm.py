@@ -94,7 +94,7 @@ class Block(nn.Module):
         self._normed: Tensor | None = None
 
     def place_norms(self, path: ResidualPath, width: int, eps: float) -> None:
-        """Put norms of the path's kind where the path has them, in the place of the RMSNorm before the block."""
+        """Replace the RMSNorm before the block by norms of the path's kind, at the path's places."""
         if path.placement == "post":
             self.norm = nn.Identity()
         elif path.norm != "rmsnorm":
@@ -103,11 +103,11 @@ class Block(nn.Module):
             self.post_norm = stream_norm(path.norm, width, eps)
 
     def add(self, x: Tensor, made: Tensor) -> Tensor:
-        """The residual stream with what the block has made, [B, t, h] each."""
+        """Add the block's output to the residual stream, [B, t, h] each."""
         return torch.add(x, made if self.post_norm is None else self.post_norm(made), alpha=self.multiplier)
 
     def share_norm(self, *, reads: bool, passes_on: bool) -> None:
-        """Read what the block before has normed, or hand what this block reads to the next; stream and normed stream are then a pair."""
+        """Read the previous block's normed input, or pass this block's to the next; stream and normed stream are then a pair."""
         if reads:
             self.norm = GivenNorm()
         if passes_on:

@@ -49,17 +49,17 @@ class RelationBias(nn.Module):
         self.register_buffer("gradient_parts", torch.zeros(self.shape, dtype=torch.float32, device=device), persistent=False)
 
     def forward(self, x: Tensor, classes: Tensor) -> tuple[Tensor, Relations]:
-        """Residual stream in and out, behind which the table's gradient is made; classes uint8 [B, T]."""
+        """Return the residual stream, whose backward ends with the table's gradient, and the inputs of A layers; classes uint8 [B, T]."""
         through: Tensor = _FromSums.apply(x, self.weight, self.gradient_parts)  # type: ignore[no-untyped-call]
         return through, Relations(classes.to(torch.int32), self.weight.detach(), self.gradient_parts, x.new_empty(0, requires_grad=True))
 
 
 class _IntoSums(torch.autograd.Function):
-    """The weight; its gradient goes into the sums."""
+    """Identity of the weight; its gradient is added to the sums."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, sums: Tensor, _empty: Tensor) -> Tensor:
-        """The weight as it is."""
+        """Return the weight."""
         ctx.sums = sums
         return weight.view_as(weight)
 

@@ -21,7 +21,7 @@ class Rotary(NamedTuple):
         window_cos: Cosines for layers with a window, if these have another base.
         window_sin: Sines for layers with a window, if these have another base.
         relations: A relation bias.
-        choice: For a layer that shares it, the keys that an earlier layer chose: int32 [B, T, words].
+        choice: Keys that an earlier layer chose, for a layer that shares the choice: int32 [B, T, words].
     """
 
     cos: Tensor

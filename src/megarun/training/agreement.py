@@ -42,7 +42,7 @@ ABSENT = "absent"
 MOST_NAMED = 8
 
 ComparedInputs = dict[str, tuple[str, str]]
-"""By key: the compared value, and its text for messages."""
+"""The compared value and its text for messages, by key."""
 
 
 def require_agreement(run: Run, launch: Launch, device: str) -> None:

@@ -170,7 +170,7 @@ class RunFolder:
 
 
 def sees(folder: Path, token: str, seconds: float) -> str:
-    """Why this process does not see the lock with this token; empty if it does.
+    """Reason why this process does not see the lock with this token; empty if it does.
 
     Args:
         folder: `--out` of this process.

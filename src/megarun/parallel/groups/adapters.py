@@ -89,16 +89,16 @@ def frozen_column_parallel(
 
 
 class _Start(torch.autograd.Function):
-    """Identity of x; the second input is there to require a gradient, and gets none."""
+    """Identity of x without a gradient; the second input makes the output require one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _start: Tensor) -> Tensor:  # noqa: ARG004 (autograd's signature)
-        """X itself."""
+        """Return x."""
         return x
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # noqa: ARG004 (autograd's signature)
-        """Drop it."""
+        """Drop the gradient."""
         return None, None
 
 

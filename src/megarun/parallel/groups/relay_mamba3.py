@@ -34,7 +34,7 @@ from megarun.parallel.groups.relay import (
 ScanInputs = Sequence[Tensor | None]
 """x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z and mimo_o of `megakernels.mamba3`."""
 ANGLES, DT_BIAS = 7, 11
-"""Indices of these inputs; those before the angles have heads or groups and tokens, those after have only heads."""
+"""Indices of these inputs; inputs before the angles have heads or groups and tokens, inputs after them only heads."""
 
 
 def trapezoidal_scan(

@@ -122,7 +122,7 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *kept: Tensor) -> Tensor:
-        """X as it is; keeps what is given, x if nothing is."""
+        """Identity of x; saves the given tensors for backward, or x if none is given."""
         ctx.save_for_backward(*(kept or (x,)))
         ctx.num_kept = len(kept)
         return x.view_as(x)
