@@ -38,8 +38,8 @@ def orders(pp, vpp, num_microbatches):
 '''
 ENTRY = [
     ("from megaplan.schedules import dualpipev, ", "reversed_order, "),
-    ('    "gpipe": Schedule("single", gpipe.problems, gpipe.orders, "GPipe"),\n',
-     '    "reversed": Schedule("single", reversed_order.problems, reversed_order.orders, "Reversed"),\n'),
+    ('    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe"),\n',
+     '    "reversed": RegisteredSchedule("single", reversed_order.problems, reversed_order.orders, "Reversed"),\n'),
 ]  # fmt: skip
 """What is put after which text of the registry."""
 
@@ -102,6 +102,12 @@ def test_a_device_is_one_entry_of_the_data_file(copy: Path) -> None:
     toy["peak_flops"] = {name: figure | {"value": figure["value"] // 2} for name, figure in toy["peak_flops"].items()}
     data["devices"]["toy-48gb"] = toy
     path.write_text(json.dumps(data), encoding="utf-8")
+    shown = run(copy, "devices", "toy-48gb").stdout
+    assert f"capacity: {40 * 2**30:,} bytes, modelled" in shown
+    (share,) = re.findall(r"reached.bf16: (\S+) of the peak, fitted", run(copy, "devices", "h100-sxm").stdout)
+    assert f"reached.bf16: {share} of the peak, modelled" in shown  # that of the first device of its generation
+    megatron = run(copy, "estimate", "plans/llama-3.1-8b.yaml", "--set", "device.name=toy-48gb", "--set", "host={name: megatron}", "--json")
+    assert json.loads(megatron.stdout)["time"]["calibration"] == "uncalibrated", megatron.stderr
     found = {
         name: json.loads(run(copy, "estimate", "plans/llama-3.1-8b.yaml", "--set", f"device.name={name}", "--json").stdout)
         for name in ("h200", "toy-48gb")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from megaplan.cost.step.constants import rated_as
 from megaplan.cost.step.frameworks import Framework, framework, known_release
 from megaplan.cost.step.workload import Software, StepWorkload
 
@@ -43,7 +44,7 @@ def _release(work: StepWorkload, *, is_moe: bool) -> str | None:
 
 def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     software, machine = work.software, work.machine
-    device, generation = machine.name, machine.generation
+    device, generation = rated_as(machine.name, machine.generation), machine.generation
     library = f"library.{software.name}" if host.library else None
     tuned = "library.flash1-era.hopper" if software.name == "llm-foundry" and generation == "hopper" else None
     dtypes = {"bf16", software.dtype, software.linear_dtype or software.dtype}
@@ -78,7 +79,8 @@ def _has_sinks(work: StepWorkload) -> bool:
 def _attention(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     machine, found = work.machine, {}
     generation = machine.generation
-    product = (f"gemm.{machine.name}.bf16", f"clock.{machine.name}", f"gemm.{generation}.bf16")
+    device = rated_as(machine.name, generation)
+    product = (f"gemm.{device}.bf16", f"clock.{device}", f"gemm.{generation}.bf16")
     low, sinks = "attention.fp8" if work.software.fp8_attention else None, "attention.sinks" if _has_sinks(work) else None
     for number, run in enumerate(("forward", "backward")):
         kernel = f"attention.{host.attention}.{run}" if host.attention == "flash1" else None

@@ -11,7 +11,7 @@ from megaplan.cost.step.attention import attention_seconds
 from megaplan.cost.step.blocks import ledger_of
 from megaplan.cost.step.compose import Once, PassTerms, StageTerms, step_seconds
 from megaplan.cost.step.constants import constants as constants_by_name
-from megaplan.cost.step.constants import values
+from megaplan.cost.step.constants import rated_as, values
 from megaplan.cost.step.data import data_work
 from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.gemm import product_seconds
@@ -122,10 +122,11 @@ def given_rates(machine: Machine) -> dict[str, float]:
 
 
 def reached_share(machine: Machine, dtype: str) -> tuple[float, float, bool]:
-    """Share of its peak that a device's large products reach, the spread of its logarithm, and whether measured steps moved it."""
-    names = (f"gemm.{machine.name}.{dtype}", f"clock.{machine.name}", f"gemm.{machine.generation}.{dtype}")
+    """Share of its peak that a device's large products reach, its logarithm's spread, and if measured steps of this device moved it."""
+    device = rated_as(machine.name, machine.generation)
+    names = (f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{machine.generation}.{dtype}")
     found = [constants_by_name()[name] for name in names]
-    return prod(each.value for each in found), max(each.spread for each in found), found[0].basis is Basis.FITTED
+    return prod(each.value for each in found), max(each.spread for each in found), device == machine.name and found[0].basis is Basis.FITTED
 
 
 def links_crossed(work: StepWorkload) -> tuple[bool, ...]:
