@@ -183,7 +183,7 @@ def test_experts_are_in_flight_until_their_operation_and_then_the_layer_before(h
     assert storage is not None
     gathered, prefetched = storage.both.gathered_bytes, only.prefetched(index)
     assert bank.early_bytes > bank.during_bytes + prefetched > bank.during_bytes  # the shared expert
-    peak = only.backward(index, 0, gathered, again=False, fetches=True)
+    peak = only.backward(index, 0, gathered, accumulates=False, fetches=True)
     communication = storage.dense.gathered_bytes + storage.experts.flat_bytes + only.root.gathered_bytes
     assert peak.communication == communication
     assert peak.total == peak.before + bank.early_bytes + communication + only.backward_extra[index]

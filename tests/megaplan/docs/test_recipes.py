@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not RECIPES, reason="runs beside the sources")
 
 SCHEDULE = '''"""All forwards in order, all backwards in reverse."""
 
-from megaplan.schedules.actions import Action, Kind
+from megaplan.schedules.actions import Action, ActionKind
 from megaplan.schedules.problems import one_chunk_a_rank
 
 
@@ -32,8 +32,8 @@ def problems(pp, vpp, num_microbatches):
 
 
 def orders(pp, vpp, num_microbatches):
-    forward = [(Kind.FORWARD, index) for index in range(num_microbatches)]
-    backward = [(Kind.BACKWARD, index) for index in reversed(range(num_microbatches))]
+    forward = [(ActionKind.FORWARD, index) for index in range(num_microbatches)]
+    backward = [(ActionKind.BACKWARD, index) for index in reversed(range(num_microbatches))]
     return tuple(tuple(Action(kind, slot, index) for kind, index in forward + backward) for slot in range(pp))
 '''
 ENTRY = [

@@ -256,7 +256,7 @@ def test_a_yaml_key_that_stands_twice_is_taken_the_last_time_and_noted() -> None
     lines = [f"  --{key}: {value}" for key, value in words.items()]
     text = "MODEL_ARGS:\n" + "\n".join([*lines, "  --micro-batch-size: 1", "  --micro-batch-size: 2"])
     assert import_megatron(text, "x.yaml").loaded.spec.batch.micro_batch_size == 2
-    assert any("stands on line" in note and note.endswith("the last is taken") for note in notes(text, "x.yaml"))
+    assert any("is already on line" in note and note.endswith("the last is taken") for note in notes(text, "x.yaml"))
 
 
 def test_a_run_that_ends_within_its_warm_up_has_none() -> None:
