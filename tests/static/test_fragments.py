@@ -13,7 +13,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("benchmarks", "scripts", "src/megarun", "tests/static")
+FOLDERS = (
+    "benchmarks",
+    "scripts",
+    *(
+        f"src/megaplan/{name}"
+        for name in (
+            *("advice", "api", "blocks", "diagnostics", "exporters", "families", "hosts", "importers", "inventory", "layout", "measured"),
+            *("report", "schedules"),
+        )
+    ),
+    "src/megarun",
+    "tests/static",
+)
 """Folders whose docstrings are revised."""
 
 WORDS = (

@@ -10,9 +10,9 @@ class Formula:
     """One formula as a person reads it.
 
     Attributes:
-        summary: What it counts, in one line.
-        formula: With the field's symbols, all of them defined in it.
-        unit: Of the result.
+        summary: The counted quantity, in one line.
+        formula: Formula with the field's symbols, each defined in it.
+        unit: Unit of the result.
         source: Paper and equation, or the counting argument.
         example: The formula with numbers, `expression = value`.
     """

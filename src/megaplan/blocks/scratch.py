@@ -21,7 +21,7 @@ INSIDE, INSIDE_BACKWARD = "inside", "inside_backward"
 
 
 class Lane(NamedTuple):
-    """What one run sees: positions, heads and groups, of how many lanes, and the document starts that are copied, being a view."""
+    """Sizes of one run: positions, heads, groups, number of lanes, and the document starts that are copied because they are a view."""
 
     positions: int
     heads: int
@@ -54,7 +54,7 @@ class Lane(NamedTuple):
 
 
 def lane_of(dims: Dims, heads: int, groups: int) -> Lane:
-    """What one run sees of a rank with these heads and groups of heads."""
+    """Sizes of one run on a rank with these heads and groups of heads."""
     if dims.cp == 1:
         return Lane(dims.tokens, heads, groups, 1, 0)
     lanes, positions = num_lanes(groups, dims.cp), dims.tokens // PIECES

@@ -34,8 +34,8 @@ class Matrices(NamedTuple):
     Attributes:
         num_tensors: Tensors alike.
         stack: Matrices of one tensor that a rank orthogonalises.
-        rows: Of one matrix, whole.
-        columns: Likewise.
+        rows: Rows of one whole matrix.
+        columns: Columns of one whole matrix.
     """
 
     num_tensors: int
@@ -54,11 +54,11 @@ class StoredParameters(NamedTuple):
 
     Attributes:
         elements: That it gathers.
-        trained: Of them, those with gradients.
-        shard: Of these, its own.
-        shard_matrices: Of its own, those that Muon updates.
+        trained: Elements with gradients.
+        shard: Trained elements of the rank's own shard.
+        shard_matrices: Elements of the shard that Muon updates.
         tensors: That it gathers.
-        trained_tensors: Of them, those with gradients.
+        trained_tensors: Tensors with gradients.
         groups: Blocks that are gathered and reduced together.
         matrices: That Muon updates.
     """
@@ -90,7 +90,7 @@ def reduce_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def sum_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """For each reduction after the first: it is added to the sum."""
+    """The addition of each reduction after the first to the sum."""
     yield KindWork(SUM, held.trained // spec.mesh.dp_shard * 3 * spec.precision.grads.bytes, 0, held.trained_tensors)
 
 

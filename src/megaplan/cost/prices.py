@@ -22,7 +22,7 @@ class Seen:
     """Kinds of kernels that run in some passes.
 
     Attributes:
-        kinds: Their names; of an operation without kinds, its own.
+        kinds: Names of the kinds; an operation without kinds has its own name.
         notes: Each kind of each pass; None where they are not listed.
     """
 

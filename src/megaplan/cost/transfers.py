@@ -30,13 +30,13 @@ from megaplan.spec.models import Spec
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What a layer waits for, in nanoseconds.
+    """Times that a layer waits for transfers, in nanoseconds.
 
     Attributes:
         forward_ns: In F.
         input_ns: In I.
-        again_ns: Of F, what a whole-block recompute waits for once more.
-        core_again_ns: Of these, what selective recompute waits for once more: keys and values of the context group.
+        again_ns: Part of F that a whole-block recompute waits for once more.
+        core_again_ns: Part of these that selective recompute waits for once more: keys and values of the context group.
     """
 
     forward_ns: int = 0
@@ -53,7 +53,7 @@ class Transfers:
         )
 
     def repeated_ns(self, policy: str) -> int:
-        """What a recompute policy waits for once more."""
+        """Time that a recompute policy waits once more."""
         return {"none": 0, "selective": self.core_again_ns}.get(policy, self.again_ns)
 
 
@@ -65,12 +65,12 @@ class RankGroup:
     stride: int
 
     def crosses(self, spec: Spec) -> bool:
-        """Whether any such group leaves a node."""
+        """True if any such group leaves a node."""
         span, per_node = self.size * self.stride, spec.device.per_node
         return spec.mesh.world_size > per_node and per_node % span != 0
 
     def per_node(self, spec: Spec) -> int:
-        """How many of its ranks share a node, at least."""
+        """Smallest number of its ranks that share a node."""
         return min(self.size, max(1, spec.device.per_node // self.stride)) if self.crosses(spec) else self.size
 
 
@@ -106,13 +106,13 @@ def boundary_ns(rates: Rates, spec: Spec, load: Workload) -> int:
 
 
 def layer_transfers(rates: Rates, spec: Spec, load: Workload, block: Block) -> Transfers:
-    """What one layer waits for."""
+    """Times that one layer waits."""
     family = FAMILIES[block.family]
     return block_transfers(rates, spec, load, family.exchanges(family.section_of(spec.model), spec.model.hidden_size))
 
 
 def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
-    """What a block waits for: its tensor group, its context group, and its expert group."""
+    """Times that a block waits for its groups: its tensor group, its context group, and its expert group."""
     found = tensor_transfers(rates, spec, load, exchanges.gathered_width) if exchanges.sharded else Transfers()
     if exchanges.context_width:
         keys = load.num_tokens * spec.mesh.cp * (exchanges.context_width // load.tp) * load.itemsize

@@ -67,7 +67,7 @@ def scale_of(largest, EXPONENT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def reciprocal(scale):  # type: ignore[no-untyped-def]
-    """The exponent of a power of two."""
+    """The reciprocal of a scale that is a power of two, from its exponent; 0 for infinity and NaN."""
     field = magnitudes(scale) >> 23
     factor = tl.where(field == 0, INFINITE, (254 - field) << 23)
     return tl.where(field == 255, 0, factor).to(tl.float32, bitcast=True)

@@ -35,7 +35,7 @@ class Operator(NamedTuple):
 
     Attributes:
         tensors: Bytes of each tensor that it keeps.
-        kept: Their sum.
+        kept: Sum of the tensors.
         routing: The part of the sum that is routing.
         forward: Peak of its forward minus `kept`; tensors that recompute drops are counted.
         backward: Peak of its backward minus `kept`, without the residual stream's gradient.

@@ -190,7 +190,7 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _routing(spec: Spec) -> Iterator[Limit]:
-    """How experts are scored and chosen, clamped swiglu, and constants of norms and angles, which launches are written without."""
+    """Routing scores and choices, clamped swiglu, and constants of norms and angles, which launches are written without."""
     for option in given_options(spec.model):
         if option.key in ROUTING | SCALES | {"model.moe.swiglu_limit"}:
             detail = f"{option.key} = {option.shown}, and Megatron is written with {option.neutral}"

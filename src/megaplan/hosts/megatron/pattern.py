@@ -52,7 +52,7 @@ class HybridPattern(NamedTuple):
         segments: Symbols of each segment, empty ones included; one segment if the text has no `|`.
         module: Symbols of one prediction module, None if there is none.
         num_modules: Prediction modules.
-        has_pipes: Whether the text says where stages begin.
+        has_pipes: True if the text states where stages begin.
     """
 
     segments: tuple[str, ...]
@@ -80,7 +80,7 @@ class HybridPattern(NamedTuple):
             first: Layers of the first rank, where the pattern has no `|`.
             last: Layers of the last rank, likewise.
             vpp: Virtual stages a rank that were asked for, where the pattern has no `|`.
-            where: Where the text stands, for diagnostics.
+            where: Location of the text, for diagnostics.
 
         Raises:
             MegaplanError: MP911.

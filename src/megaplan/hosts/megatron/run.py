@@ -25,7 +25,7 @@ class MegatronRun:
 
     Attributes:
         spec: A checked spec whose host is Megatron-Core.
-        inventory: Its parameter tensors, unsharded.
+        inventory: Unsharded parameter tensors.
         letters: The model's letters, one a layer.
         at: Local sizes, and the recipe of linears in low precision.
         depth: Prediction modules.
@@ -106,8 +106,8 @@ class MegatronStage(NamedTuple):
         run: The part that all ranks share.
         chunks: Letters of its chunks' operators: those of Megatron's hybrid pattern, of ends, and of operators in 16 bits.
         pp_rank: The pipeline rank.
-        data_index: Its place among the ranks that share dense state; None for the last.
-        expert_index: Its place among those that share experts' state; None for the last.
+        data_index: Place among the ranks that share dense state; None for the last.
+        expert_index: Place among those that share experts' state; None for the last.
     """
 
     run: MegatronRun

@@ -115,7 +115,7 @@ def operator_replay(names: Names, away: Names, ops: tuple[Op, ...], *, held: Nam
     Args:
         names: Tensors that it keeps without recompute and offloading.
         away: Those that recompute makes again, or that are in the host's memory, between forward and backward.
-        ops: Its own operations. Tensors that none of them keeps are counted to the operator's end.
+        ops: Operations of the operator. Tensors that none of them keeps are counted to the operator's end.
         held: Those of `away` that are there until the forward has ended.
         again: A forward of the whole operator that backward begins with.
     """

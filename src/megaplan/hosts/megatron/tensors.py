@@ -18,7 +18,7 @@ from megaplan.inventory.tensors import Group, Inventory, Outside, Owner, ParamTe
 
 
 class Rule(Enum):
-    """How a parameter is stepped: which optimizer under Muon, over which ranks."""
+    """Update rule of a parameter: its optimizer under Muon, and the ranks that share it."""
 
     MATRIX = "matrix"
     OTHER = "other"

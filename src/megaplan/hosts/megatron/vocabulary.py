@@ -28,7 +28,7 @@ def section_rows(section: str) -> Iterator[Argument]:
 
 
 def other_fsdp(value_of: Callable[[str], Any]) -> list[str]:
-    """How Megatron-FSDP's own arguments, `FSDP`, depart from what is priced: all is sharded, state in fp32.
+    """Differences of Megatron-FSDP's own arguments, `FSDP`, from the priced setting: all is sharded, state in fp32.
 
     Args:
         value_of: An argument's value, or None where it is absent.

@@ -9,7 +9,7 @@ from megaplan.hosts.megatron.setting import Setting
 
 KIB = 2**10
 LARGE_KIB, SMALL_KIB = 32_768, 8_320
-"""Of a handle where `CUBLAS_WORKSPACE_CONFIG` is not set: 32 MiB, or two buffers of 4,096 KiB and eight of 16."""
+"""Workspace of a handle if `CUBLAS_WORKSPACE_CONFIG` is not set: 32 MiB, or two buffers of 4,096 KiB and eight of 16."""
 BLACKWELL_LARGE = "2026-05"
 """The month of NVIDIA's first image whose torch gives Blackwell what it gives Hopper. Earlier ones give it what Ampere has."""
 _MAJOR = {"a100": 8, "h100": 9, "h200": 9, "b200": 10, "gb200": 10, "b300": 10, "gb300": 10}
@@ -21,9 +21,9 @@ def cublas_bytes(device: str, setting: str | None = None, month: str | None = No
     Source: `parseChosenWorkspaceSize` of `aten/src/ATen/cuda/CublasHandlePool.cpp`, before and after it names Blackwell beside Hopper.
 
     Args:
-        device: Its name, such as `gb200`.
+        device: Name of the device, such as `gb200`.
         setting: `CUBLAS_WORKSPACE_CONFIG`; None where it is not set.
-        month: Of the image that runs, as `2026-05`; None for a new one.
+        month: Month of the image that runs, as `2026-05`; None for a new one.
     """
     if setting is not None:
         return setting_bytes(setting)
@@ -33,7 +33,7 @@ def cublas_bytes(device: str, setting: str | None = None, month: str | None = No
 
 
 def setting_bytes(setting: str) -> int:
-    """Of a `CUBLAS_WORKSPACE_CONFIG`: `:4096:2:16:8` is two buffers of 4,096 KiB and eight of 16."""
+    """Bytes of a `CUBLAS_WORKSPACE_CONFIG`: `:4096:2:16:8` is two buffers of 4,096 KiB and eight of 16."""
     return KIB * sum(int(size) * int(count) for size, count in re.findall(r":(\d+):(\d+)", setting))
 
 
@@ -43,7 +43,7 @@ def engine_bytes(device: str) -> int:
 
 
 def hybrid_ep_bytes(at: Setting, domain: int) -> int:
-    """What HybridEP takes from the driver, outside torch's allocator, on each rank; 0 under another dispatcher.
+    """Bytes that HybridEP takes from the driver, outside torch's allocator, on each rank; 0 under another dispatcher.
 
     Rows of all tokens of the ranks that share the experts, with a score for each expert of the NVLink domain and a scale for 128 channels:
     one buffer for dispatch and combine within a domain, two beyond. Between domains there are three more of this rank's tokens for each
