@@ -14,7 +14,7 @@ from megarun.trace.rank import trace_rank
 from megarun.trace.values import Row
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-47")]
-BF16 = dict.fromkeys(("params", "grads", "master", "points", "reduce"), "bf16")
+BF16 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 SQUARE = {"pattern": "D", "num_layers": 4, "hidden_size": 256, "vocab_size": 64, "mlp": {"ffn_hidden_size": 256, "activation": "gelu"}}
 
 
