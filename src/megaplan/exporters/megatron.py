@@ -6,12 +6,14 @@ import shlex
 from collections.abc import Iterator
 from math import nextafter
 
+from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
+from megaplan.errors import Location, MegaplanError
 from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.limits import MEGATRON_RECIPES, launch_limits
-from megaplan.hosts.megatron.pattern import LETTERS, format_hybrid
+from megaplan.hosts.megatron.pattern import LETTERS, OURS, format_hybrid
 from megaplan.hosts.megatron.stages import format_layout
 from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.low_precision import FORMATS
@@ -35,7 +37,14 @@ AS_MEGARUN = Host(
 
 
 def export_megatron(source: Source) -> Exported:
-    """A shell script. Settings that Megatron cannot run are written as the nearest ones it can, and reported."""
+    """A shell script. Settings that Megatron cannot run are written as the nearest ones it can, and reported.
+
+    Raises:
+        MegaplanError: MP921, a family has no letter of Megatron's, not even a nearest one.
+    """
+    if unknown := sorted(set(source.letters) - set(SYMBOLS)):
+        why = f"layers are {', '.join(unknown)}, and Megatron's letters are {' '.join(OURS)}"
+        raise MegaplanError([diagnostic("MP921", why, Location(key="model.pattern"), ("megaplan export PLAN --to fsdp2",))])
     host = source.spec.host if source.is_of(HOST.name) else AS_MEGARUN
     spec = source.spec.model_copy(update={"host": host})
     limits = [*launch_limits(spec, source.letters)]

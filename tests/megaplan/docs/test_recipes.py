@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-import megaplan
-from megaplan.diagnostics.pages import PACKAGED
+from copied import copy_of_megaplan, run
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "docs/recipes").glob("*.md"))
 MOST_LINES = 60
+TINY, LLAMA = (str(ROOT / "plans" / name) for name in ("tiny-hybrid.yaml", "llama-3.1-8b.yaml"))
 NEEDED = ("family", "estimate", "column", "schedule", "device", "host", "kernel", "low-precision", "huggingface")
 
 pytestmark = pytest.mark.skipif(not RECIPES, reason="runs beside the sources")
@@ -58,44 +54,25 @@ def test_a_recipe_is_short_and_names_files_of_the_tree(page: Path) -> None:
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """The folder of a copy of megaplan."""
-    shutil.copytree(Path(megaplan.__file__).parent, tmp_path / "megaplan", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "docs/errors", tmp_path / "megaplan" / PACKAGED, dirs_exist_ok=True)
-    return tmp_path
-
-
-def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of the copy."""
-    path = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "megaplan", *words]
-    return subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True, check=False)
-
-
-def test_a_schedule_is_one_file_and_one_entry(copy: Path) -> None:
+def test_a_schedule_is_one_file_and_one_entry(tmp_path: Path) -> None:
     """It is known to rules, help, timelines, cuts and estimates from then on."""
-    registry = copy / "megaplan/schedules/registry.py"
-    text = registry.read_text(encoding="utf-8")
-    for after, added in ENTRY:
-        assert text.count(after) == 1
-        text = text.replace(after, after + added)
-    registry.write_text(text, encoding="utf-8")
-    (copy / "megaplan/schedules/reversed_order.py").write_text(SCHEDULE, encoding="utf-8")
+    copy = copy_of_megaplan(tmp_path, {"src/megaplan/schedules/registry.py": ENTRY})
+    (copy / "src/megaplan/schedules/reversed_order.py").write_text(SCHEDULE, encoding="utf-8")
     drawn = run(copy, "schedule", "--kind", "reversed", "--pp", "2", "--microbatches", "3")
     assert drawn.returncode == 0, drawn.stderr
     assert "reversed" in run(copy, "schema", "spec").stdout
     changed = ("--set", "schedule.kind=reversed", "--set", "mesh.vpp=1")
-    estimated = run(copy, "estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.pp=2", *changed)
+    estimated = run(copy, "estimate", TINY, "--set", "mesh.pp=2", *changed)
     assert "reversed, " in estimated.stdout, estimated.stderr
-    refused = run(copy, "estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.pp=2", *changed[:2], "--set", "mesh.vpp=2")
+    refused = run(copy, "estimate", TINY, "--set", "mesh.pp=2", *changed[:2], "--set", "mesh.vpp=2")
     assert "one chunk" in refused.stderr + refused.stdout or "vpp" in refused.stderr
     assert refused.returncode == 2
 
 
-def test_a_device_is_one_entry_of_the_data_file(copy: Path) -> None:
+def test_a_device_is_one_entry_of_the_data_file(tmp_path: Path) -> None:
     """Capacity, reserve and rates are the entry's; a step time has the interval of a device without measured steps, and says so."""
-    path = copy / "megaplan/devices.json"
+    copy = copy_of_megaplan(tmp_path, {})
+    path = copy / "src/megaplan/devices.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     toy = {key: value for key, value in data["devices"]["h200"].items() if key != "reserve_bytes"}
     toy["capacity_bytes"] = {"value": 40 * 2**30, "basis": "modelled", "source": "a data sheet of 48 GB"}
@@ -106,11 +83,10 @@ def test_a_device_is_one_entry_of_the_data_file(copy: Path) -> None:
     assert f"capacity: {40 * 2**30:,} bytes, modelled" in shown
     (share,) = re.findall(r"reached.bf16: (\S+) of the peak, fitted", run(copy, "devices", "h100-sxm").stdout)
     assert f"reached.bf16: {share} of the peak, modelled" in shown  # that of the first device of its generation
-    megatron = run(copy, "estimate", "plans/llama-3.1-8b.yaml", "--set", "device.name=toy-48gb", "--set", "host={name: megatron}", "--json")
+    megatron = run(copy, "estimate", LLAMA, "--set", "device.name=toy-48gb", "--set", "host={name: megatron}", "--json")
     assert json.loads(megatron.stdout)["time"]["calibration"] == "uncalibrated", megatron.stderr
     found = {
-        name: json.loads(run(copy, "estimate", "plans/llama-3.1-8b.yaml", "--set", f"device.name={name}", "--json").stdout)
-        for name in ("h200", "toy-48gb")
+        name: json.loads(run(copy, "estimate", LLAMA, "--set", f"device.name={name}", "--json").stdout) for name in ("h200", "toy-48gb")
     }
     assert found["toy-48gb"]["device"]["capacity_bytes"] == 40 * 2**30
     assert found["toy-48gb"]["time"]["step_seconds"] > 1.5 * found["h200"]["time"]["step_seconds"]
