@@ -1,6 +1,6 @@
 """Counts the files, functions and moves between files of megaplan in a command: how much code a reader walks through to follow it.
 
-    scripts/walks.py [WALK ...]      default: every walk
+    python scripts/walks.py [WALK ...]      default: every walk
 
 A file counts if one of its named functions is called; lambdas, comprehensions and the statements of a module do not count. A move is a
 call of a named function in another file than that of the last one.
@@ -27,7 +27,7 @@ class Walk:
     """Calls of named functions of the package.
 
     Attributes:
-        functions: Those called, as (file, qualified name).
+        functions: Called functions, as (file, qualified name).
         moves: Calls that change the file.
         file: File of the last call.
     """
@@ -71,7 +71,7 @@ def _budget() -> Callable[[], object]:
 
 
 def walks(folder: str) -> dict[str, Callable[[], Callable[[], object]]]:
-    """Name to what prepares the walk; what that returns is counted."""
+    """Each walk's preparation by name, which returns the function that is counted."""
     return {
         "build_budget": _budget,
         "estimate": lambda: _command("estimate", str(FLAGSHIP)),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from megaplan.cost.step.constants import rated_as
 from megaplan.cost.step.frameworks import Framework, framework, known_release
-from megaplan.cost.step.workload import Software, StepWorkload
+from megaplan.cost.step.workload import Machine, Software, StepWorkload
 
 Factors = tuple[str, ...]
 """Constants whose product a rate is; a rate without any is 1."""
@@ -42,16 +42,19 @@ def _release(work: StepWorkload, *, is_moe: bool) -> str | None:
     return f"{work.software.name}.{release}" if release else None
 
 
+def product_names(machine: Machine, dtype: str) -> tuple[str, str, str]:
+    """Names of the factors of the rate that large products reach: the device's share of its peak, its clock, the generation's kernels."""
+    device = rated_as(machine.name, machine.generation)
+    return f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{machine.generation}.{dtype}"
+
+
 def _kernels(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     software, machine = work.software, work.machine
-    device, generation = rated_as(machine.name, machine.generation), machine.generation
+    generation = machine.generation
     library = f"library.{software.name}" if host.library else None
     tuned = "library.flash1-era.hopper" if software.name == "llm-foundry" and generation == "hopper" else None
     dtypes = {"bf16", software.dtype, software.linear_dtype or software.dtype}
-    found = {
-        f"product.{dtype}": _product(f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{generation}.{dtype}", library, tuned)
-        for dtype in dtypes
-    }
+    found = {f"product.{dtype}": _product(*product_names(machine, dtype), library, tuned) for dtype in dtypes}
     found |= {f"depth.{dtype}": _product("gemm.depth.bf16" if dtype == "bf16" else "gemm.depth.low") for dtype in dtypes}
     found["quality"] = _product("gemm.quality")
     found |= _attention(work, host)
@@ -79,8 +82,7 @@ def _has_sinks(work: StepWorkload) -> bool:
 def _attention(work: StepWorkload, host: Framework) -> dict[str, Factors]:
     machine, found = work.machine, {}
     generation = machine.generation
-    device = rated_as(machine.name, generation)
-    product = (f"gemm.{device}.bf16", f"clock.{device}", f"gemm.{generation}.bf16")
+    product = product_names(machine, "bf16")
     low, sinks = "attention.fp8" if work.software.fp8_attention else None, "attention.sinks" if _has_sinks(work) else None
     for number, run in enumerate(("forward", "backward")):
         kernel = f"attention.{host.attention}.{run}" if host.attention == "flash1" else None

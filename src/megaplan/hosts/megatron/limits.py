@@ -14,6 +14,7 @@ from megaplan.errors import Diagnostic, Severity
 from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megatron import HOST
+from megaplan.hosts.megatron.pattern import LETTERS
 from megaplan.hosts.values import Limit
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.context import Checked
@@ -32,8 +33,6 @@ PRICED_OPTIONS = frozenset({
 """Options of blocks that the byte model of Megatron-Core has terms for."""
 MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_blockwise": "blockwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 """Megatron's word for each recipe that it has."""
-PRICED_LETTERS = "AMEDG"
-"""Families that Megatron-Core has; another one is refused."""
 NEAREST = {"R": "Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"}
 MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
@@ -113,7 +112,7 @@ def _families(spec: Spec, letters: str) -> Iterator[Limit]:
     """Families and kinds that Megatron is priced without."""
     model = spec.model
     for letter, family in FAMILIES.items():
-        if letter in PRICED_LETTERS or letter not in letters:
+        if letter in LETTERS or letter not in letters:
             continue
         why = NEAREST.get(letter, f"Megatron is priced without {family.title}")
         yield Limit(f"model.{family.section}", f"{letters.count(letter)} layers are {letter}, and {why}")
