@@ -8,7 +8,7 @@ GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,python3)
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: measured demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
+.PHONY: measured demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-jobs test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -16,9 +16,9 @@ demo: ## estimate, split, diff and train, end to end
 demo-picture: demo ## the README's picture, from this machine's demo
 	cp runs/demo/curve.svg docs/demo.svg
 
-test: check test-planner test-kernels test-runtime test-wheel ## the README's test command
+test: check test-planner test-kernels test-runtime ## the README's test command
 
-test-all: test test-random ## exhaustive sweeps, the wheel with torch, and the oldest torch
+test-all: test test-jobs test-wheel test-random ## exhaustive sweeps, the wheel with torch, and the oldest torch
 	$(BIN)/pytest tests -m slow
 	scripts/test_wheel.sh run
 	scripts/test_torch_2_11.sh
@@ -58,7 +58,10 @@ test-kernels: $(READY)
 	$(call timed,kernel tests,$(BIN)/pytest tests/kernels -m "not slow" -n 2 --maxschedchunk=1)
 
 test-runtime: $(READY)
-	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow and not random_seeds" -n 2 --dist loadfile)
+	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow and not random_seeds and not jobs" -n 2 --dist loadfile)
+
+test-jobs: $(READY) ## whole jobs that are started, killed, resumed or compiled, and the harness of the GPU's jobs
+	$(call timed,whole jobs,$(BIN)/pytest tests/megarun -m "jobs and not slow" -n 2 --dist loadfile)
 
 test-random: $(READY) ## 30 random plans traced and 8 random layouts trained, of fixed seeds
 	$(call timed,random plans,$(BIN)/pytest tests/megarun/trace/test_random_plans.py -m random_seeds -n 2)

@@ -1,4 +1,4 @@
-"""How long training waits inside asynchronous saves, against its steps without saving: one process, 98 million parameters, fp32, AdamW.
+"""Time that training waits inside asynchronous saves, against its steps without saving: one process, 98 million parameters, fp32, AdamW.
 
 python benchmarks/checkpoint_blocking.py [--steps 5] [--every 2]    writes results/checkpoint_blocking.json
 

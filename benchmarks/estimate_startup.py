@@ -1,4 +1,4 @@
-"""How long `megaplan estimate` takes under each host against the bare import of its libraries, measured in turn.
+"""Time of `megaplan estimate` under each host against the bare import of its libraries, measured in turn.
 
 python benchmarks/estimate_startup.py [--rounds 15]
 
@@ -31,7 +31,7 @@ def seconds(command: list[str]) -> float:
 
 
 def main() -> int:
-    """Take all commands in turn, print medians and ratios; 1 if one is past the bar."""
+    """Time all commands in turn and print medians and ratios; return 1 if a ratio exceeds its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds

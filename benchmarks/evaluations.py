@@ -1,13 +1,13 @@
-"""How fast one plan after another is evaluated in process: Spec value with fixed cuts → Budget.
+"""Time to evaluate one plan after another in one process: Spec value with fixed cuts → Budget.
 
 python benchmarks/evaluations.py [--count 1000] [--cold] [--search]
 
-52 layers, 64 ranks in 8 pipeline stages (9 distinct: one stage's shards are uneven), another micro-batch each time. What follows from the
-model and its sharding alone, the inventory and what FSDP2 stores of it, is remembered between evaluations; `--cold` drops it before each.
-The bar is 2 s for 1,000, by the clock; CPU time beside it shows whether the machine had something else to do.
+52 layers, 64 ranks in 8 pipeline stages (9 distinct: one stage's shards are uneven), another micro-batch each time. Values that depend
+only on the model and its sharding (the inventory and FSDP2's storages) are cached between evaluations; `--cold` drops them before each.
+The bar is 2 s for 1,000, by the clock; CPU time, printed with it, shows whether the machine had something else to do.
 
-With `--search` layouts of NAM56R on 8 ranks, drawn from those of a search, are evaluated as a search evaluates them: so many a second of
-CPU.
+With `--search` layouts of NAM56R on 8 ranks, drawn from those of a search, are evaluated as a search evaluates them; the result is the
+number per CPU second.
 """
 
 from __future__ import annotations

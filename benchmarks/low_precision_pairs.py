@@ -1,4 +1,4 @@
-"""Published runs with and without low precision, beside what the estimate says of the difference: docs/reference/low-precision.md.
+"""Published runs with and without low precision, and the difference by the estimate: docs/reference/low-precision.md.
 
 python benchmarks/low_precision_pairs.py [--check]     with --check: nothing written, exit 1 if the page would change
 """
@@ -22,38 +22,38 @@ CPPMEGA = "DatasunriseOU/cppmega at d57d1c1, `docs/fp8_optimization_session_2026
 RECOMPUTED = ("moe_act", "mlp", "mla_up_proj")
 TRAINED_SECTION = """## What megarun trains
 
-`fp8_current` (a scale for each matrix) and `fp8_rowwise` (for each row and column of a product), for the linears of the layers that
-`families` and `first_last_bf16` cover, and for their banks of experts; head, prediction, embeddings, routers, the sparse indexer and the
-attention core keep 16 bits.
+`fp8_current` (one scale per matrix) and `fp8_rowwise` (one scale per row and column of a product), for the linears and the expert banks
+of the layers that `families` and `first_last_bf16` cover. Head, prediction depths, embeddings, routers, the sparse indexer and the
+attention core stay in 16 bits.
 Inputs and weights are e4m3. Outputs' gradients are e5m2 under fp8_current and e4m3 under fp8_rowwise, as in torchao, unless `format` says
 otherwise; all three products of a linear multiply in 8 bits. Scales are powers of two ([decision
 14](../decisions/0014-powers-of-two-as-scales.md)).
 
-A bank of experts multiplies all its products so: both forward, and the gradients of rows and matrices. Its gradients are e4m3 whatever
-`format` says, since torch's scaled product of groups multiplies nothing else; that product gives bf16 on Hopper, and with other dtypes and
-generations each expert has a product of its own. Under fp8_current a bank of matrices has one scale, as its rows have; under fp8_rowwise
-each row of a matrix has one, or where a product sums over rows, each column of an expert's matrix or rows. Widths of experts are multiples
-of 16 (MP508). Tokens are quantised once, and their copies gathered for each expert. On one rank they are kept in 16 bits, as the router
-keeps them anyway, and quantised again in backward; of rows that arrived from other ranks, which nothing else keeps, the transposed copy is
-kept that the weight gradients multiply, each expert's rows filled up to a multiple of 16, at least 16. Under selective recompute, which
-runs the bank again, the rows are kept.
+All products of an expert bank are in 8 bits: the forward products and the gradients of rows and matrices. The bank's gradients are e4m3
+whatever `format` says, since torch's scaled grouped product accepts nothing else. That product returns bf16 on Hopper; with other dtypes
+and generations each expert has its own product. Under fp8_current the bank's matrices share one scale, and so do its rows. Under
+fp8_rowwise each row of a matrix has a scale, or, if a product sums over rows, each column of an expert's matrix or rows. Widths of experts
+are multiples of 16 (MP508). Tokens are quantised once, and their copies are gathered for each expert. On one rank the tokens are kept in
+16 bits, since the router keeps them anyway, and are quantised again in backward. Rows from other ranks are kept by nothing else, so for
+them the transposed copy is kept that the weight gradients multiply; each expert's rows are padded to a multiple of 16, at least 16. Under
+selective recompute, which runs the bank again, the rows are kept.
 
-On a GPU torch's scaled matmul multiplies, on a CPU a product in fp32 of the same 8-bit values, so that parity, ledger and trace run
-everywhere. Linears of one input share its copy, which is kept for the weight gradients with its scales, in place of the input. Where
-another operation keeps the input in 16 bits anyway (attention its output, the router its tokens), or two calls read it (the down
-projections of latent attention), that is kept once, and quantised again in backward. A weight is gathered in 16 bits, and its copy lives
-while one product runs. Under TP tokens are gathered in 16 bits in forward, and as 8-bit copies in backward. Widths that 16 does not
-divide are padded inside the products.
+On a GPU the products are torch's scaled matmul; on a CPU they are fp32 products of the same 8-bit values, so that parity, ledger and trace
+run everywhere. Linears with the same input share its 8-bit copy, which is kept for the weight gradients with its scales, in place of the
+input. If another operation keeps the input in 16 bits anyway (attention its output, the router its tokens), or if two calls read it (the
+down projections of latent attention), the input itself is kept once and quantised again in backward. A weight is gathered in 16 bits, and
+its 8-bit copy exists while one product runs. Under TP tokens are gathered in 16 bits in forward, and as 8-bit copies in backward. Widths
+that are not multiples of 16 are padded inside the products.
 
-The estimate counts all of it, and a trace the same to the byte: kept copies and scales in `activations`, gathered copies in
-`communication`, copies inside a product in `workspace`, with what making one holds: the maxima of tiles of 128 by 128 where Triton
-kernels make it (`host.kernels: triton`), in plain torch the slice of at most 4 Mi elements that is being scaled. Inside a bank plain
-torch's own intermediates are not counted, as those of a bank in 16 bits are not.
+The estimate counts all of these tensors, and a trace finds the same bytes: kept copies and scales are in `activations`, gathered copies in
+`communication`, and copies inside a product in `workspace`, together with the scratch of making a copy. That scratch is the maxima of
+tiles of 128 × 128 with Triton kernels (`host.kernels: triton`), and in plain torch the slice of at most 4 Mi elements that is being scaled.
+Intermediates of plain torch inside a bank are not counted, as for a bank in 16 bits.
 
 200 steps of the demo's model in bf16, with its batch of 4,096 tokens, against the same without a recipe: the mean loss of the last 20
 steps differs by +0.66 % under fp8_rowwise and by +0.10 % under fp8_current, and with banks of experts in 16 bits by +0.19 % and +0.44 %;
-a slow test holds the first two to 1 %. With batches of 512 tokens and banks in 16 bits it was +0.7 % and +1.5 %, which is within what
-the difference moves by from one window of 20 steps to the next.
+a slow test requires at most 1 % for the first two. With batches of 512 tokens and banks in 16 bits it was +0.7 % and +1.5 %, which is no
+more than the variation of the difference between windows of 20 steps.
 
 Refused by megarun, planned with a note (MP790): the other recipes, `param_gather`, schedules that split the backward, and `--compile`
 (MP625).
@@ -65,13 +65,13 @@ class Pair:
     """One pair; sizes in `unit` bytes.
 
     Attributes:
-        name: Of the run.
-        source: Who published it.
+        name: Name of the run.
+        source: Publisher of the run.
         unit: Bytes of a unit, and its name.
         before: Measured without.
         after: Measured with.
         change: Bytes that the estimate adds; negative where it saves.
-        note: How it was estimated.
+        note: Remark on how the run was estimated.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Pair:
 
 
 def pairs() -> Iterator[Pair]:
-    """Every pair that states enough of its run."""
+    """All published pairs whose run is described well enough to estimate it."""
     recipe, side = Recipe("fp8_current", "blackwell"), 1024
     linear = recipe.both_bytes(side, side, weight=True) + recipe.columnwise_bytes(side, side) - 2 * side * side
     note = "a copy of the weight more, the saved input in 8 bits; on Hopper the weight's transpose would add 1 MiB"
@@ -110,7 +110,7 @@ def pairs() -> Iterator[Pair]:
 
 
 def nam56r(batch: int, name: str, *, param_gather: bool = False, recomputed: tuple[str, ...] = ()) -> int:
-    """What a recipe changes of the peak of NAM56R's attention, experts and prediction modules under Megatron-Core."""
+    """Change that a recipe makes to the peak of NAM56R's attention, experts and prediction modules under Megatron-Core."""
     peaks = [
         megaplan.estimate(_nam56r(batch, recipe, recomputed)).worst.allocated_bytes
         for recipe in (None, {"name": name, "param_gather": param_gather})
@@ -151,14 +151,16 @@ def page() -> str:
     lines = [
         "# Low precision: what grows and what shrinks",
         "",
-        "`benchmarks/low_precision_pairs.py` writes this page. `precision.recipe` has linears multiply in 8 or 4 bits; activations between",
-        "them keep 16. Halving is wrong in both directions. What grows: each 16-bit weight gains copies that stay for the step; outputs of",
-        "attention, and the input of routers and shared experts, which others keep in 16 bits, gain a copy under delayed scaling. What",
-        "shrinks: an input that a linear alone keeps, and with `param_gather` the weights themselves.",
+        "`benchmarks/low_precision_pairs.py` writes this page. With `precision.recipe`, linears multiply in 8 or 4 bits, and activations",
+        "between them stay in 16. Memory is not simply halved. Some tensors are added: each 16-bit weight gets copies that stay",
+        "for the step, and",
+        "under delayed scaling so do attention outputs and the inputs of routers and shared experts, which other operations keep",
+        "in 16 bits. Others",
+        "shrink: an input that only a linear keeps, and with `param_gather` the weights themselves.",
         "",
         "## Bytes of an element",
         "",
-        "Of a matrix of 4096 × 4096, with its scales: as a row-wise copy, with the column-wise copy, and alone as a saved input.",
+        "Bytes per element of a 4096 × 4096 matrix, with its scales: the row-wise copy, both copies, and the saved input alone.",
         "",
         "| Recipe | Generation | Row-wise | Both | Saved input |",
         "|---|---|---|---|---|",
@@ -172,8 +174,8 @@ def page() -> str:
         "",
         "## Published pairs",
         "",
-        "Runs that were published with and without low precision, all else equal. *Estimated* is the change by the estimate, *miss* its",
-        "distance from the measured change in percent of the whole. Figures are as published, so most are whole GiB.",
+        "Runs that were published with and without low precision, everything else equal. *Estimated* is the change by the estimate, *miss*",
+        "its distance from the measured change in percent of the whole. Figures are as published, so most are whole GiB.",
         "",
         "| Run | Without | With | Estimated | Miss % | How |",
         "|---|---|---|---|---|---|",
@@ -190,7 +192,7 @@ def page() -> str:
         f"Sources: {sources}.",
         "",
         "Not estimated: marin-community/marin, issue 4311, on GH200, 65.95 GiB without and 71.37 GiB with; its model and batch are not",
-        "stated beside the figures, and the compiler there decides which copies live.",
+        "stated with the figures, and the compiler there decides which copies exist.",
         "",
         "Megatron-Core's own runs in fp8 are among the [replayed measurements](accuracy-megatron.md).",
         "",

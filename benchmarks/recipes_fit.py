@@ -1,4 +1,4 @@
-"""Which published recipes of Megatron-Bridge fit by the estimate: all of them ran, so each that does not is a false out-of-memory.
+"""Published recipes of Megatron-Bridge that fit by the estimate: all of them ran, so each that does not is a false out-of-memory.
 
 python benchmarks/recipes_fit.py FILE.json [--json OUT] [--page]
 

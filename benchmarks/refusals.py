@@ -1,4 +1,4 @@
-"""How long every bad input is in hand before it is refused: the bar is 2 s each.
+"""Time to read and refuse every bad input: the bar is 2 s each.
 
 python benchmarks/refusals.py
 

@@ -36,7 +36,7 @@ JOBS = (
     ("An 8 B dense model on 8 H200", SPECS / "dense-8b.yaml", ()),
     ("A hybrid like Nemotron-3-Nano on 8 H200", SPECS / "nemotron-3-nano.yaml", ()),
 )
-"""What the page shows: title, spec, and what is set in it."""
+"""Cases of the page: title, spec, and keys that are set in it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""How long searches take, in seconds of CPU, and how many exact evaluations they make.
+"""CPU seconds and exact evaluations of searches.
 
 python benchmarks/searches.py [NAME ...] [--processes N] [--profile]
 

@@ -1,8 +1,8 @@
-"""Step time of `objective: step_time` beside equal cuts and two published partitioners, on 20 seeded hybrid specs.
+"""Step time of `objective: step_time` compared with equal cuts and two published partitioners, on 20 seeded hybrid specs.
 
 python benchmarks/step_time.py [--seed 20260101] [--output docs/reference/step-time.md]
 
-All cuts of a spec are replayed by the same schedule with the same times, the model's own for an H200; memory is left aside, for the others
+All cuts of a spec are replayed by the same schedule with the same times, the model's own for an H200; memory is ignored, since the others
 do not know it. The two partitioners are written from their descriptions, and are given the time of every layer, forward and backward
 together, the embedding's counted with the first layer and the head's with the last:
 

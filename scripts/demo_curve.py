@@ -49,8 +49,8 @@ class Broken:
     """The losses of a run that was killed once.
 
     Attributes:
-        before: By step, of the first start.
-        after: By step, of the second.
+        before: Losses of the first start, by step.
+        after: Losses of the second start, by step.
     """
 
     before: dict[int, float]
@@ -96,10 +96,10 @@ def draw(whole: dict[int, float], broken: Broken, before: str, after: str) -> st
     """The picture as SVG.
 
     Args:
-        whole: Losses of the run that nothing interrupted, by step.
-        broken: Those of the other.
-        before: The name of its first layout.
-        after: The name of its second.
+        whole: Losses of the uninterrupted run, by step.
+        broken: Losses of the interrupted run.
+        before: Name of the interrupted run's first layout.
+        after: Name of its second layout.
     """
     last = max(whole)
     low, high = min([*whole.values(), *broken.losses.values()]), max([*whole.values(), *broken.losses.values()])

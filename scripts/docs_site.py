@@ -49,7 +49,7 @@ def site_links(markdown: str, path: str, place: str) -> str:
     """Links of a repository file as links of the site.
 
     Args:
-        markdown: Its text.
+        markdown: Text of the page.
         path: The file in the repository.
         place: The page on the site.
     """

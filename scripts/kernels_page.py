@@ -76,7 +76,7 @@ def saved(name: str) -> tuple[str, ...]:
 
 
 def states_scratch(name: str) -> str:
-    """Which directions state bytes that they hold inside themselves."""
+    """Directions of an operation that state the bytes of their scratch."""
     if name.endswith(GRADIENTS):
         return "backward" if any(op in STATED for op in torch_ops(name)) else ""
     forward = any(op in STATED for op in torch_ops(name))
@@ -105,7 +105,7 @@ def described(name: str, function: Callable[..., Any]) -> Iterator[str]:
         "Triton": " ".join(found.get("Triton", "").split()),
         "Raises": " ".join(found.get("Raises", "").split()),
         "Source": " ".join(found.get("Source", "").split()),
-        "Torch op": ", ".join(f"`{op.removesuffix('.default')}`" for op in torch_ops(name)),
+        "Torch op": ", ".join(f"`torch.ops.{op.removesuffix('.default')}`" for op in torch_ops(name)),
         "Reference": f"`kernels/megakernels/ops/{folder_of(function)}/reference.py`" if torch_ops(name) else "",
     }
     yield ""

@@ -160,7 +160,7 @@ SILENT = {"num_nextn_predict_layers", "attention_dropout", "residual_in_fp32", "
 
 
 def trained(imported: ImportedSpec) -> str:
-    """What megarun does with a model."""
+    """Support of a model in megarun."""
     refused = [line.partition(" = ")[0] for item in megarun_refuses(imported.loaded.spec) for line in item.detail.splitlines()]
     reported = [
         line.partition(" = ")[0] for item in imported.loaded.diagnostics if item.code == "MP820" for line in item.detail.splitlines()

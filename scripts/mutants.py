@@ -60,15 +60,15 @@ PRELOADED = (
     "torch.distributed.pipelining",
 )
 FAST_TESTS = 60
-"""As many of the fastest tests of a line run before all others: collecting few files takes little."""
+"""Number of a line's fastest tests that run before all others: collecting few files takes little time."""
 MOST_BYTES = 6 << 30
-"""Of a process with a mutant: one that never stops growing ends before the machine does."""
+"""Memory limit of a process with a mutant: one that never stops growing ends before the machine does."""
 KILLED, TIMED_OUT, SURVIVED = "killed", "killed by time-out", "survived"
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which tests run which lines: (node id, seconds) of tests, and for each module's lines the indices of tests."""
+    """Coverage of lines by tests: (node id, seconds) of tests, and for each module's lines the indices of tests."""
 
     tests: list[tuple[str, float]]
     lines: dict[str, dict[int, list[int]]]
@@ -91,7 +91,7 @@ class Coverage:
 
 @cache
 def _shares_work(test_file: str) -> bool:
-    """Whether fixtures of a test file, or of its folder, live longer than a test."""
+    """True if fixtures of a test file, or of its folder, live longer than a test."""
     file = ROOT / test_file
     return any('scope="' in path.read_text() for path in (file, file.parent / "conftest.py") if path.exists())
 
@@ -109,7 +109,7 @@ class Outcome:
 
     @property
     def key(self) -> str:
-        """Names it in the list of reviewed ones, whatever line it has moved to."""
+        """Key of the mutant in the list of reviewed mutants, independent of its line number."""
         return f"{self.mutant.path}: {self.before} → {self.after}"
 
 
@@ -122,12 +122,12 @@ class _Known:
         self._outcomes: dict[str, list[str]] = json.loads(self._file.read_text()) if read else outcomes or {}
 
     def of(self, mutant: Mutant, source: bytes) -> tuple[str, str] | None:
-        """What became of it, if it was killed."""
+        """Reason why the mutant was killed."""
         found = self._outcomes.get(self._key(mutant, source))
         return None if found is None else (found[0], found[1])
 
     def keep(self, mutant: Mutant, source: bytes, verdict: str, by: str) -> None:
-        """For the next run."""
+        """Record a killed mutant for the next run."""
         if verdict != SURVIVED:
             self._outcomes[self._key(mutant, source)] = [verdict, by]
             self._file.write_text(json.dumps(self._outcomes, indent=0))
@@ -255,7 +255,7 @@ def _meet(tree: Path, coverage: Coverage, mutant: Mutant, source: bytes, most_se
 
 
 def _run(tree: Path, tests: Sequence[str], limit_seconds: float) -> tuple[str, str] | None:
-    """What a process of its own that has the libraries already, and nothing of megaplan, says of these tests; None if all pass."""
+    """Failure that these tests report in a new process, which has the libraries loaded and nothing of megaplan; None if all pass."""
     log, selected = tree / "mutant.log", tree / "mutant.tests"
     selected.write_text("\n".join(tests))
     process = os.fork()

@@ -21,7 +21,7 @@ TARGET = Path(__file__).parents[1] / "src/megaplan/importers/transformers_defaul
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it; the infinite limits of time steps as Python's JSON writes them."""
+    """A value as JSON; infinite limits of time steps as Python's JSON writes them."""
     if isinstance(value, tuple | list):
         return [plain(one) for one in value]
     return value
@@ -39,7 +39,7 @@ def defaults(config: type[PreTrainedConfig]) -> dict[str, Any]:
 
 
 def facts(model_type: str) -> dict[str, Any]:
-    """What the table holds of a model type."""
+    """Entry of the table for a model type."""
     config = CONFIG_MAPPING[model_type]
     fields = defaults(config)
     theta = getattr(config, "default_theta", None)

@@ -23,8 +23,8 @@ class Case:
     """One plan of the matrix.
 
     Attributes:
-        name: As in the file.
-        job: What megarun would build.
+        name: Name in the matrix file.
+        job: Job that megarun would build.
         budget: megaplan's estimate.
         in_ci: Part of the subset that CI traces.
     """

@@ -20,7 +20,7 @@ FIELDS = ("plan", "rank", "phase", "column", "estimate_bytes", "trace_bytes")
 
 Cells = dict[tuple[Phase, Column], tuple[int, int]]
 Recorded = dict[str, dict[int, Cells]]
-"""By plan and rank: (estimate, trace) of every cell that is not 0 on both sides."""
+"""(Estimate, trace) of every cell that is not 0 on both sides, by plan and rank."""
 
 
 def read(table: Path) -> Recorded:
@@ -33,7 +33,7 @@ def read(table: Path) -> Recorded:
     with table.open(newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != FIELDS:
-            raise ValueError(f"{table} has the columns {reader.fieldnames}, not {', '.join(FIELDS)}; write it anew with `make accuracy`")
+            raise ValueError(f"{table} has the columns {reader.fieldnames}, not {', '.join(FIELDS)}; write it again with `make accuracy`")
         for row in reader:
             cells = found.setdefault(row["plan"], {}).setdefault(int(row["rank"]), {})
             cells[Phase(row["phase"]), Column(row["column"])] = int(row["estimate_bytes"]), int(row["trace_bytes"])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from megaplan.errors import MegaplanError, Severity
-from megaplan.hosts.megatron.from_spec import jobs_from_spec
-from megaplan.hosts.megatron.job import MegatronJob
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.workspaces import BLACKWELL_LARGE, SMALL_KIB
 from megaplan.importers.megatron.spec import import_megatron
 from megaplan.inventory.build import build_inventory
@@ -19,7 +17,7 @@ from megaplan.partition.choose import choose_cuts
 from megaplan.spec.models import Spec
 
 DEVICES = {"a100": "a100-80gb", "h100": "h100-sxm"}
-"""Of a platform whose name is not a device's."""
+"""Device of each platform that is not named after a device."""
 STALE_BEFORE = "2025-11"
 """The month from which measurements are of the software that is priced: October's experts and native cross entropy are others."""
 
@@ -43,11 +41,11 @@ def spec_of_launch(
 
     Args:
         arguments: Launch arguments, underscores for dashes.
-        gpus: Of the job; None for the fewest.
+        gpus: Number of the job's GPUs; None for the fewest.
         vocab_size: Padded vocabulary; None for that of the tokenizer.
         platform: A device, such as `h100`; a prefix `dgx_` is dropped.
         environment: Variables of the launch.
-        month: Of the image that runs, as `2026-05`; None for a new one.
+        month: Month of the container image, as `2026-05`; None for a new one.
 
     Raises:
         MegaplanError: It is refused.
@@ -61,22 +59,35 @@ def spec_of_launch(
     return import_megatron(launch_text(given, environment), "launch.yaml", overrides, gpus).loaded.spec
 
 
-def jobs_of_spec(spec: Spec) -> tuple[MegatronJob, ...]:
-    """What the estimate prices: one run a pipeline rank."""
+def stages_of_spec(spec: Spec) -> tuple[MegatronStage, ...]:
+    """The pipeline ranks that the estimate prices."""
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, choose_cuts(spec, inventory).spans)
-    return jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout)
+    return stages_of(MegatronRun(spec, inventory), layout)
 
 
-def job_of_launch(
+def stage_of_launch(
     arguments: Mapping[str, Any], gpus: int | None, vocab_size: int | None, platform: str, *, pp_rank: int = -1, **more: Any
-) -> MegatronJob:
-    """A pipeline rank's run, of `spec_of_launch`; the last rank's by default."""
-    return jobs_of_spec(spec_of_launch(arguments, gpus, vocab_size, platform, **more))[pp_rank]
+) -> MegatronStage:
+    """A pipeline rank of `spec_of_launch`, by default the last."""
+    return stages_of_spec(spec_of_launch(arguments, gpus, vocab_size, platform, **more))[pp_rank]
+
+
+def changed(stage: MegatronStage, **values: Any) -> MegatronStage:
+    """The same rank and cuts with other values of keys of the spec, `__` for a dot: `model__moe__routing_skew=2.0`."""
+    spec = stage.spec
+    for key, value in values.items():
+        spec = _with(spec, key.split("__"), value)
+    return stage._replace(run=MegatronRun(spec, build_inventory(spec)))
+
+
+def _with(section: Any, path: list[str], value: Any) -> Any:
+    first, *rest = path
+    return section.model_copy(update={first: _with(getattr(section, first), rest, value) if rest else value})
 
 
 def refusals(arguments: Mapping[str, Any], gpus: int | None = None, vocab_size: int | None = 1024) -> tuple[str, ...]:
-    """Why the import refuses a launch; empty if it takes it."""
+    """Reason why the import refuses a launch; empty if it accepts it."""
     try:
         spec_of_launch(arguments, gpus, vocab_size, "h100")
     except MegaplanError as error:
@@ -85,7 +96,7 @@ def refusals(arguments: Mapping[str, Any], gpus: int | None = None, vocab_size: 
 
 
 def stale(row: Mapping[str, Any]) -> str | None:
-    """Why a measurement is of other software than what is priced, by its day and branch; None where it is not."""
+    """Reason, by day and branch, why a measurement is of other software than the priced one; None if it is not."""
     if row["branch"] == "long-term":
         return "the long-term branch runs older software"
     if row["measured"] < STALE_BEFORE:
@@ -94,17 +105,17 @@ def stale(row: Mapping[str, Any]) -> str | None:
 
 
 def graphed(arguments: Mapping[str, Any]) -> bool:
-    """Whether layers run from CUDA graphs: torch counts what their pool holds between replays as free, so no count is what is priced."""
+    """True if layers run from CUDA graphs: torch counts what their pool holds between replays as free, so no count is what is priced."""
     return arguments.get("cuda_graph_impl", "none") != "none"
 
 
 def offloaded(arguments: Mapping[str, Any]) -> bool:
-    """Whether modules keep their inputs on the host: how many of them are on the device at once is approximate."""
+    """True if modules keep their inputs on the host: how many of them are on the device at once is approximate."""
     return bool(arguments.get("fine_grained_activation_offloading"))
 
 
 def unbalanced(arguments: Mapping[str, Any]) -> str | None:
-    """Why no single number can be quoted for a rank with some of the experts: nothing in the run balances routing; None where it is.
+    """Reason why no single number can be quoted for a rank with some of the experts: nothing in the run balances routing; None if it can.
 
     A balancing loss has the coefficient 0 unless `--moe-aux-loss-coeff` is given. Sinkhorn and the expert bias balance without one.
     """
@@ -117,7 +128,6 @@ def unbalanced(arguments: Mapping[str, Any]) -> str | None:
     return f"moe_router_load_balancing_type = {kind} with moe_aux_loss_coeff = 0: nothing balances routing"
 
 
-def skewed(job: MegatronJob, skew: float) -> MegatronJob:
-    """The run with so many rows on its experts, over the even share."""
-    assert job.moe is not None
-    return replace(job, moe=replace(job.moe, routing_skew=skew))
+def skewed(stage: MegatronStage, skew: float) -> MegatronStage:
+    """The rank with so many rows on its experts, over the even share."""
+    return changed(stage, model__moe__routing_skew=skew)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launches import job_of_launch
+from launches import stage_of_launch
 
 from megaplan.hosts.megatron.peak import memory
 from megaplan.hosts.megatron.storage import optimizer_state, parameters
@@ -23,10 +23,10 @@ def recompute_lines() -> list[str]:
         "",
         "Megatron-Bridge publishes the largest allocated bytes of two models under selective recompute, in 10⁹ bytes. No term of the",
         "estimate was made from them. *Saved* is against the first run of the same step. Nemotron 3 Nano, a hybrid on 16 H100 with",
-        "HybridEP and 16-bit gradients (inferred: in 32 bits its first step would not fit), lies within a percent, and each module",
-        "saves what it is credited; that it ran attention and Mamba in CUDA graphs is left out. Moonlight is not explained: 5.5 GB are",
-        "open with and without recompute, and whatever is recomputed ends within 0.05 GB of one height, so a moment that is not priced",
-        "here sets its peak.",
+        "HybridEP and 16-bit gradients (inferred: in 32 bits its first step would not fit), is within a percent, and each module",
+        "saves what the estimate says; its CUDA graphs of attention and Mamba are ignored. Moonlight is not explained: 5.5 GB are",
+        "missing with and without recompute, and every choice of recompute ends within 0.05 GB of the same peak, so that a part of the",
+        "step that is not priced sets its peak.",
         "",
         "| Model | Recomputed | Step | Peak GB | Error | Saved GB | Estimated |",
         "|---|---|---|---|---|---|---|",
@@ -47,6 +47,6 @@ def _peak_gb(model: dict[str, Any], run: dict[str, Any]) -> float:
     arguments = dict(model["arguments"])
     if run["modules"]:
         arguments |= {"recompute_granularity": "selective", "recompute_modules": run["modules"]}
-    job = job_of_launch(arguments, model["gpus"], model["padded_vocab_size"], model["platform"])
-    moments = optimizer_state(job, parameters(job)).moments if run["first_step"] else 0
-    return (memory(job).peak - moments) / GB
+    stage = stage_of_launch(arguments, model["gpus"], model["padded_vocab_size"], model["platform"])
+    moments = optimizer_state(stage, parameters(stage)).moments if run["first_step"] else 0
+    return (memory(stage).peak - moments) / GB

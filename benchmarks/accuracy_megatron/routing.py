@@ -1,6 +1,6 @@
-"""How far random first weights alone spread the rows of ranks, for the model whose replayed runs balance no routing.
+"""Uneven routing that random initial weights alone cause, for the model whose replayed runs balance no routing.
 
-python benchmarks/accuracy_megatron/routing.py [--models 24]     writes routing.json beside it; needs torch
+python benchmarks/accuracy_megatron/routing.py [--models 24]     writes routing.json next to it; needs torch
 
 The model of the `gpt3_moe_mcore_te_ep8` runs as Megatron-LM initialises it: normal weights of deviation 0.02, those that write to the
 residual stream 0.02 / √(2 · layers). Its text is not published: tokens are drawn from Zipf's law over its vocabulary, and dropout is
@@ -54,7 +54,7 @@ def rows_of_experts(seed: int) -> Tensor:
 
 
 def spread(rows: Tensor, experts_per_rank: int) -> dict[str, float | int]:
-    """Of every rank of every model, [models, experts]: its rows over the even share."""
+    """Rows of every rank of every model as a ratio to the even share, [models, experts]."""
     groups = rows.view(len(rows), -1, experts_per_rank).sum(-1)
     shares = (groups / groups.float().mean(-1, keepdim=True)).flatten().tolist()
     cuts = quantiles(shares, n=20)

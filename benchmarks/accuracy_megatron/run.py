@@ -12,14 +12,14 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from launches import graphed, job_of_launch, offloaded, refusals, skewed, stale, unbalanced
+from launches import graphed, offloaded, refusals, skewed, stage_of_launch, stale, unbalanced
 from published import published_bytes
 from recompute import recompute_lines
 from stages import stage_lines
 
 from megaplan.budget.skew import largest_skew
-from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import MegatronMemory, memory
+from megaplan.hosts.megatron.run import MegatronStage
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GOLDENS = ROOT / "tests/megaplan/hosts/megatron/goldens.json"
@@ -45,16 +45,16 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One measured run; errors in percent of the measurement, negative where the estimate is under.
+    """One measured run; errors in percent of the measurement, negative where the estimate is low.
 
     Attributes:
-        peak: Of the second step, routing balanced.
-        run_peak: Of the whole run, routing balanced.
-        outside: How far the measured peak of the second step lies outside what is quoted; 0 inside.
+        peak: Estimated peak of the second step with balanced routing.
+        run_peak: Estimated peak of the whole run with balanced routing.
+        outside: Distance of the second step's measured peak from the quoted range; 0 inside it.
         run_outside: The same of the whole run's.
         implied_skew: Rows of the measured rank over its even share, if nothing but routing misses; None without experts.
-        ranged: Why no single number is quoted; None where one is.
-        experts: Of the rank; 0 without.
+        ranged: Reason why no single number is quoted; None if one is.
+        experts: Number of the rank's experts; 0 without.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Replay:
 
 def replay(row: dict[str, Any]) -> Replay:
     """Price one run."""
-    job = job_of_launch(
+    stage = stage_of_launch(
         row["arguments"],
         row["gpus"],
         row["padded_vocab_size"],
@@ -85,23 +85,23 @@ def replay(row: dict[str, Any]) -> Replay:
         environment=row["environment"],
         month=row["measured"][:7],
     )
-    found = memory(job)
+    found, spec, moe = memory(stage), stage.spec, stage.spec.model.moe
     ranged = unbalanced(row["arguments"])
     ends = [found.peak]
-    if job.moe is not None and job.ep > 1 and job.moe.capacity_factor is None:
+    if moe is not None and spec.mesh.ep > 1 and moe.capacity_factor is None:
         if ranged:
-            ends = [memory(skewed(job, 0)).peak]
-        ends.append(memory(skewed(job, largest_skew(job.ep, job.moe.num_experts, job.moe.top_k))).peak)
+            ends = [memory(skewed(stage, 0)).peak]
+        ends.append(memory(skewed(stage, largest_skew(spec.mesh.ep, moe.num_experts, moe.top_k))).peak)
 
     def outside(key: str) -> float:
         """Signed distance from the quote."""
         measured = row[key]
         return 100 * (max(ends[0] - measured, 0) + min(ends[-1] - measured, 0)) / measured
 
-    published = published_bytes(job, row["arguments"])
+    published = published_bytes(stage, row["arguments"])
     return Replay(
         name=row["name"].partition("/")[2],
-        family="MoE hybrid" if job.hybrid and job.moe else "hybrid" if job.hybrid else "MoE" if job.moe else "dense",
+        family=" ".join(["MoE"] * (moe is not None) + ["hybrid"] * (spec.host.model == "hybrid")) or "dense",
         platform=row["platform"].removeprefix("dgx_"),
         gpus=row["gpus"],
         phase=found.peak_phase,
@@ -110,9 +110,9 @@ def replay(row: dict[str, Any]) -> Replay:
         run_peak=_percent(found.peak, row["run_peak_bytes"]),
         outside=outside("peak_bytes"),
         run_outside=outside("run_peak_bytes"),
-        implied_skew=_implied_skew(row, job, found),
+        implied_skew=_implied_skew(row, stage, found),
         ranged=ranged,
-        experts=job.moe.num_experts // job.ep if job.moe else 0,
+        experts=moe.num_experts // spec.mesh.ep if moe else 0,
         published=None if published is None else _percent(published, row["peak_bytes"]),
         measured_mib=(row["after_step_bytes"] / MIB, row["peak_bytes"] / MIB, row["run_peak_bytes"] / MIB),
         quoted_mib=tuple(end / MIB for end in ends),
@@ -123,11 +123,11 @@ def _percent(estimate: float, measured: float) -> float:
     return 100 * (estimate / measured - 1)
 
 
-def _implied_skew(row: dict[str, Any], job: MegatronJob, balanced: MegatronMemory) -> float | None:
-    """From what the second step's peak has over what stays after it."""
-    if job.moe is None:
+def _implied_skew(row: dict[str, Any], stage: MegatronStage, balanced: MegatronMemory) -> float | None:
+    """Routing skew that explains the second step's peak over the memory after it."""
+    if stage.spec.model.moe is None:
         return None
-    double = memory(skewed(job, 2.0))
+    double = memory(skewed(stage, 2.0))
     even_share = (double.peak - double.after_step) - (balanced.peak - balanced.after_step)
     missing = (row["peak_bytes"] - row["after_step_bytes"]) - (balanced.peak - balanced.after_step)
     return 1 + missing / even_share if even_share else None
@@ -188,34 +188,38 @@ def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, 
         "",
         "`make accuracy-megatron` writes this page. Megatron-LM publishes what torch had allocated on the last rank of",
         "its functional tests: after each step, and at the largest since the start. Of the",
-        f"{runs} runs in the data {stated} state their GPU count and vocabulary; {priced} are priced, {ranged} have a range alone since",
-        f"nothing in them balances routing, {older} were measured on older software, which is told by the day of the measurement and not",
-        f"by its error, {from_graphs} ran from CUDA graphs, {on_host} had activations on the host, and {refused} are refused. The errors",
-        "here are of those that are priced.",
-        "Errors are percent of the measurement, negative where the estimate is under. There is no multiplier. Most terms are",
+        f"{runs} runs in the data {stated} state their GPU count and vocabulary; {priced} are priced, {ranged} have only a range because",
+        f"nothing in them balances routing, {older} were measured on older software (a matter of their date, not",
+        f"of their error), {from_graphs} ran from CUDA graphs, {on_host} had activations on the host, and {refused} are refused.",
+        "The errors",
+        "here are those of the priced runs.",
+        "Errors are percent of the measurement, negative where the estimate is low. There is no multiplier. Most terms are",
         "tensors and workspaces read in the sources; five are inferred from measurements of this kind or approximate: what",
         "interleaving leaves after a step and a pipeline's second attention mask, the workspace of overlapped expert communication,",
         "the router's 16 bytes a token and expert, a prediction module's 16 bytes a token and channel, and flash attention",
-        "where a run leaves the backend to Transformer Engine. So these runs are no held-out test of those terms.",
+        "where a run leaves the backend to Transformer Engine. These runs are therefore no held-out test of those terms.",
         "",
         "*After step* and *peak* are of the second step, the first with all of the optimizer's state; *peak of the run* is the",
-        "largest of all steps. Runs in fp16 skip their first steps until the loss scale fits: theirs are of the end of the run.",
-        "All three take routing as balanced. *Outside* is how far the measurement lies outside what an estimate quotes. Without",
+        "largest of all steps. Runs in fp16 skip their first steps until the loss scale fits: their values are those at the end",
+        "of the run.",
+        "All three assume balanced routing. *Outside* is the distance of the measurement from the range that an estimate quotes. Without",
         "experts that is the one figure, and *outside* is its error. With experts spread over ranks an estimate always quotes",
-        "two, balanced routing and the most that routing can bring to one rank (each token's experts all there, as far as the",
+        "two: for balanced routing, and for the most tokens that routing can send to one rank (all experts of each token there,",
+        "as far as the",
         "rank has as many), and a measurement between the two is 0 outside. That range is wide, so 0 outside proves little;",
-        "*peak* says how far balanced routing alone serves. The last column is Megatron-LM's own estimator by its published",
-        "formulas, which takes no hybrids and prices the first stage.",
+        "*peak* shows how well balanced routing alone predicts. The last column is Megatron-LM's own estimator by its published",
+        "formulas, which accepts no hybrids and prices the first stage.",
         "",
     ]
 
 
 def _imported(rows: list[dict[str, Any]]) -> list[str]:
-    """How many of all runs the command takes; those that state no vocabulary have that of their tokenizer, or of a thousand tokens here."""
+    """Text on the number of runs that the import accepts; runs without a stated vocabulary get their tokenizer's, or a thousand tokens."""
     taken = sum(not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"] or 1024) for row in rows)
     return [
-        "Every run here goes the users' way: `megaplan import megatron` reads its launch arguments, with `--gpus` and the device, and what",
-        f"is priced is the spec that results. The command takes {taken} of the {len(rows)} runs in the data.",
+        "Every run here is imported as a user would: `megaplan import megatron` reads its launch arguments, with `--gpus` and",
+        "the device, and",
+        f"the resulting spec is priced. The command accepts {taken} of the {len(rows)} runs in the data.",
         "",
     ]
 
@@ -270,9 +274,9 @@ def _ranged(some: list[Replay]) -> list[str]:
         "## Ranged",
         "",
         f"`{why}`.",
-        "So the rows of a rank are what the random first weights make of them, and between none and all nothing is promised.",
-        "*Balanced* is the error that one number for even routing would have, and *rows* those of the measured rank over the even",
-        "share that would close the gap between peak and after-step bytes.",
+        "The random initial weights therefore decide the rows of a rank, and any number between none and all is possible.",
+        "*Balanced* is the error of the estimate for even routing; *rows* is the ratio of the measured rank's rows to the even",
+        "share that would explain the gap between peak and after-step bytes.",
         "",
     ]
     lines += _header("Run, Platform, GPUs, After step MiB, error, Peak MiB, Balanced, Quoted MiB, Outside, of the run, Rows")
@@ -287,17 +291,19 @@ def _ranged(some: list[Replay]) -> list[str]:
 def _spread(some: list[Replay]) -> list[str]:
     found = json.loads(SPREAD.read_text(encoding="utf-8"))
     drawn = {row["experts"]: (row["least"], row["most"]) for row in found["ranks"]}
-    alike = [one for one in some if SPREAD_MODEL in one.name]
-    within = [one for one in alike if drawn[one.experts][0] <= (one.implied_skew or 0) <= drawn[one.experts][1]]
+    same_model = [one for one in some if SPREAD_MODEL in one.name]
+    within = [one for one in same_model if drawn[one.experts][0] <= (one.implied_skew or 0) <= drawn[one.experts][1]]
     lines = [
         "",
-        f"{len(alike)} of them are of one model of 12 layers, run with Adam and with Muon, Muon's state whole or dealt to ranks, on",
-        "two platforms and two GPU counts. Their rows are the same under every optimizer and differ with the platform and the GPU count,",
-        "both of which decide the random first weights: so what misses is neither scratch of Newton–Schulz nor of gathered matrices. A",
+        f"{len(same_model)} of them are of one model of 12 layers, run with Adam or Muon, Muon's state replicated or divided",
+        "among ranks, on two",
+        "platforms and two GPU counts. Their rows are the same under every optimizer and differ with the platform and the GPU count,",
+        "both of which decide the random first weights: so Newton–Schulz's scratch and gathered matrices are not the cause. A",
         "rank has one of 8 experts on 8 GPUs and two on 4. `benchmarks/accuracy_megatron/routing.py` draws the first weights of that model",
         f"{found['models']} times and counts the rows of {found['tokens']:,} tokens of Zipf's law over all layers:",
-        f"{len(within)} of the {len(alike)} lie within what it draws. The other run, on two pipeline stages with four experts a rank, does",
-        "not; dense runs on as many stages lack up to 0.8 % too.",
+        f"{len(within)} of the {len(same_model)} are in the range that it draws. The other run, with two stages and four experts",
+        "per rank, is",
+        "not; dense runs on as many stages are up to 0.8 % low too.",
         "",
     ]
     lines += _header("Experts a rank, Ranks drawn, Rows over the even share: least, 5 %, 95 %, most, Standard deviation")

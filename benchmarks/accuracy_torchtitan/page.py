@@ -23,13 +23,13 @@ SOURCES = tuple(dict.fromkeys(row.source for row in ROWS))
 
 
 class Compared(NamedTuple):
-    """A row beside its estimate.
+    """A row and its estimate.
 
     Attributes:
-        row: As published.
-        peak_bytes: Of the fullest rank: reserved.
-        allocated_bytes: Of that, without what is reserved above the pools.
-        where: The moment of its peak.
+        row: The published row.
+        peak_bytes: Estimated reserved bytes of the fullest rank.
+        allocated_bytes: Estimated bytes of that rank without the part that is reserved above the pools.
+        where: Time of its peak.
     """
 
     row: Published
@@ -39,12 +39,12 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the peak, in percent."""
+        """Error of the peak in percent."""
         return 100 * (self.peak_bytes / GIB / self.row.gib - 1)
 
     @property
     def reserved_percent(self) -> float:
-        """What was reserved above the pools, by the published peak."""
+        """Percentage reserved above the pools, from the published peak."""
         return 100 * (self.row.gib * GIB / self.allocated_bytes - 1)
 
 
@@ -54,7 +54,7 @@ def compare(row: Published) -> Compared:
     inventory = build_inventory(spec)
     spans = choose_cuts(spec, inventory).spans
     worst = build_budget(spec, inventory, build_layout(spec, inventory, spans)).worst
-    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.moments[worst.peak_phase])
+    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.peak_places[worst.peak_phase])
 
 
 def compared() -> list[Compared]:
@@ -102,18 +102,18 @@ def _line(one: Compared) -> str:
 INTRODUCTION = """# Accuracy: torchtitan
 
 `make accuracy-torchtitan` writes this page. Each of {count} published runs of torchtitan is written as its own job file, with the defaults
-of its version where a table leaves something open, read by `megaplan import torchtitan`, and estimated. torchtitan logs torch's largest
+of its version where a table does not state a key, read by `megaplan import torchtitan`, and estimated. torchtitan logs torch's largest
 reserved bytes, so estimates are of reserved memory: live tensors, the pools that the streams of FSDP2's collectives keep for themselves
 (gradient shards, two gathers' outputs), and {percent} % for what the allocator reserves above these.
 
-**That percentage is the one fitted constant.** It is from {num_fitted} runs of one model (8B, tables 1 and 3 of December 2024), where it
+**That percentage is the only fitted constant.** It is from {num_fitted} runs of one model (8B, tables 1 and 3 of December 2024), where it
 was {least:.1f} to {most:.1f} % (mean {mean:.1f}). The mean error of those runs is {fitted_error:.1f} %; of the {num_held} others, on which
 no number was tuned, it is {held_error:.1f} %, and {near} of them are within 5 %. There it would be {others_least:.1f} to
 {others_most:.1f} %, errors of everything else included: set `host.reserved_percent` to what your own runs show.
 
-Formulas were written from the sources, with December's tables in view. The {num_unseen} rows of other tables were estimated only after
-they stood: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. One term came later, from the
-source: until July 2025 the last block stays gathered beside the head, at most 1 % of a row.
+The formulas were written from the sources, with December's tables known. The {num_unseen} rows of other tables were estimated only after
+they were final: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. One term came later, from the
+source: until July 2025 the last block stays gathered together with the head, at most 1 % of a row.
 
 Worst first; *reserved* is the published peak above live tensors and pools, *fitted* whether the percentage is from the row. The time of a
 step has [a page of its own](accuracy-time.md), with many of the same rows.
@@ -125,11 +125,12 @@ OPEN = """
 ## What stays open
 
 - The B200 rows are of the same job and month as those of MI300X, which are 5.4 to 5.7 GiB higher; what differs is not stated.
-- The tables do not say how many microbatches a pipeline had. Their version took as many as there are ranks unless told otherwise; with
+- The tables do not say how many microbatches a pipeline had. Their version took as many as there are ranks unless set otherwise; with
   more, estimates of the 405B runs are lower.
 - At the longest contexts of the 405B runs the published peak rises, and the estimate does not: ring attention's buffers are counted as one
   gather of keys and values and an fp32 copy of its output.
-- Tensor parallelism with async TP on symmetric memory is priced as without it; the table's 2D run without it is the higher of the two.
-- Under `checkpoint_every` a pipeline rank counts its own blocks, and the estimate the model's: one checkpoint of a stage more or less.
+- Tensor parallelism with async TP on symmetric memory is priced as if without async TP; of the table's two 2D runs,
+  the one without it has the higher peak.
+- Under `checkpoint_every` a pipeline rank counts its own blocks, and the estimate the model's: they can differ by one checkpoint per stage.
 - Experts, latent attention, flex attention and masks of packed documents are refused, as is the chunked loss of 2026.
 """

@@ -16,7 +16,7 @@ AO = "pytorch/ao, docs/source/workflows/training.md"
 CHUNKED = "pytorch/torchtitan, pull request 996, before the change"
 H100, H200, MI300X, B200 = (f"device.name={name}" for name in ("h100-sxm-500w", "h200", "mi300x", "b200"))
 AUGUST_2025 = "host.fsdp_ends=separate"
-"""From July 2025 on, with the same keys."""
+"""Override for rows from July 2025 on, which have the same keys."""
 
 SHARED: dict[str, Any] = {
     "training.seq_len": 8192,
@@ -53,13 +53,13 @@ class Published:
     """A row of a table.
 
     Attributes:
-        name: What the table calls it.
+        name: Name in the table.
         source: Repository and file.
         gib: Peak memory, as torch's largest reserved bytes.
-        gpus: Of the run.
-        keys: Of the job file.
+        gpus: Number of the run's GPUs.
+        keys: Keys of the job file.
         sets: `--set` of the import.
-        fitted: Whether `host.reserved_percent` is from this row; all others were held back.
+        fitted: True if `host.reserved_percent` is from this row; all others were held back.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Published:
 
     @property
     def unseen(self) -> bool:
-        """Whether it was estimated only after every formula stood."""
+        """True if the row was estimated only after every formula was final."""
         return self.source != DECEMBER
 
     @property

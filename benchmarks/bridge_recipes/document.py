@@ -1,7 +1,7 @@
 """A published recipe of Megatron-Bridge as the configuration that `megaplan import megatron` reads.
 
 A recipe is a flat mapping of dotted keys (`model.tensor_model_parallel_size`). It states what it changes; the architecture is that of the
-model in its name, from `architectures.json`, and its mixed precision is the preset that the end of its name stands for.
+model in its name, from `architectures.json`, and its mixed precision is the preset that the end of its name refers to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megaplan.importers.megatron.bridge import MIXED_PRECISIONS
 
 TABLE = Path(__file__).with_name("architectures.json")
 DEVICES = {"h100": "h100-sxm", "a100": "a100-80gb"}
-"""Of a platform whose name is not a device's."""
+"""Device of each platform that is not named after a device."""
 PER_NODE = {"gb200": 4, "gb300": 4, "vr200": 4}
 """Devices of a node where there are not eight."""
 PRECISIONS = {
@@ -52,7 +52,7 @@ def bridge_document(name: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe in Megatron-Bridge's sections.
 
     Args:
-        name: Of the recipe, such as `llama3_8b_pretrain_8gpu_h100_bf16_config`.
+        name: Name of the recipe, such as `llama3_8b_pretrain_8gpu_h100_bf16_config`.
         recipe: Values by dotted key.
 
     Raises:

@@ -18,8 +18,8 @@ GIB = 2**30
 INTRODUCTION = """# Published recipes: does the estimate let them fit?
 
 `make recipes-fit FILE=…` writes this page. Megatron-Bridge publishes performance recipes, complete configurations of runs on named
-devices. A recipe that ran fits its device; where the estimate says otherwise it is a false out-of-memory. Each of the {count} recipes in
-the data goes the users' way: `megaplan import megatron` reads its configuration, with the GPUs and the device of its name, and the
+devices. A recipe that ran fits its device; an estimate that does not fit is a false out-of-memory. Each of the {count} recipes in
+the data is imported as a user would: `megaplan import megatron` reads its configuration, with the GPUs and the device of its name, and the
 estimate of the resulting spec, for Megatron-Core, is compared with what the device has. A recipe states its model by name, so the
 architectures come from `benchmarks/bridge_recipes/architectures.json`.
 

@@ -18,9 +18,9 @@ class Row:
     """One recipe.
 
     Attributes:
-        recipe: Its name.
+        recipe: Name of the recipe.
         peak: Bytes of its largest rank, reserve of the allocator included; None where no spec says the recipe.
-        usable: Bytes that the device has for it; None likewise.
+        usable: Bytes that the device has for it; None in the same case.
         reason: The largest column of that rank, or why no spec says the recipe.
     """
 
@@ -65,7 +65,7 @@ def estimate_of(name: str, recipe: Mapping[str, Any]) -> megaplan.Estimate:
 
 
 def result(rows: Sequence[Row]) -> dict[str, Any]:
-    """How many fit, and the others with their reasons."""
+    """Number of recipes that fit, and the others with their reasons."""
     found: dict[str, Any] = {"fit": 0, "not_fit": [], "not_expressed": []}
     for row in rows:
         if row.verdict == "fit":

@@ -1,4 +1,4 @@
-"""The blocks alive at a GPU's highest moment, beside the storages that a trace has alive in that phase: what to hunt a miss by."""
+"""Blocks alive at a GPU's peak, compared with the storages that a trace has alive in that phase, to find the cause of a miss."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SizeRow:
         block_bytes: Rounded up as the allocator rounds.
         num_measured: Alive at the measured peak.
         num_traced: Alive at the trace's peak of the same phase.
-        places: Where the measured ones were asked for: innermost line of ours, with how many.
-        rows: What the traced ones are.
+        places: Places that allocated the measured blocks, as the innermost line of megarun or megakernels, with counts.
+        rows: Rows of the trace with the traced blocks.
     """
 
     block_bytes: int
@@ -37,25 +37,25 @@ class SizeRow:
 
 
 def blocks_at_peak(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, str, int]]:
-    """(Bytes, place, count) of the allocations alive at the highest moment of a recorded history.
+    """(Bytes, place, count) of the allocations alive at the peak of a recorded history.
 
     Args:
-        events: Of torch's memory history, from the process's first allocation on. Bytes count from `alloc` to `free_requested`: until then
+        events: Events of torch's memory history since the first allocation. Bytes count from `alloc` to `free_requested`: until then
             they are inside `max_memory_allocated`.
     """
     entries = list(events)
-    moment, total, highest = 0, 0, 0
+    peak, total, highest = 0, 0, 0
     sizes: dict[int, int] = {}
     for index, event in enumerate(entries):
         if event["action"] == "alloc":
             sizes[event["addr"]] = event["size"]
             total += event["size"]
             if total > highest:
-                moment, highest = index, total
+                peak, highest = index, total
         elif event["action"] == "free_requested":
             total -= sizes.pop(event["addr"], 0)
     alive: dict[int, tuple[int, str]] = {}
-    for event in entries[: moment + 1]:
+    for event in entries[: peak + 1]:
         if event["action"] == "alloc":
             alive[event["addr"]] = _rounded(event["size"]), _place(event.get("frames", ()))
         elif event["action"] == "free_requested":
@@ -67,8 +67,8 @@ def compared_with_trace(blocks: Iterable[tuple[int, str, int]], rows: Sequence[A
     """Measured blocks and a trace's rows by size, largest difference first.
 
     Args:
-        blocks: As `blocks_at_peak` returns them.
-        rows: Of one phase of a `RankTrace`.
+        blocks: Blocks from `blocks_at_peak`.
+        rows: Rows of one phase of a `RankTrace`.
     """
     measured: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for size, place, count in blocks:

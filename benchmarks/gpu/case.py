@@ -20,16 +20,16 @@ class KernelCase:
     Attributes:
         name: Operation and size.
         num_tokens: Tokens of a call.
-        shapes: Of the inputs, by argument; the first begins with the rows, sequences and positions.
+        shapes: Shapes of the inputs, by argument; the first begins with the rows, sequences and positions.
         call: The operation on the inputs.
         work: Per token, from the cost model.
-        bound: What the target is a share of: `copy` bandwidth, or `matmul` rate.
+        bound: Limit of which the target is a share: `copy` bandwidth, or `matmul` rate.
         scales: Standard deviations of inputs, where they are not 1.
-        differentiable: Whether all inputs have gradients.
-        labels: Of a loss: those of an input's rows.
-        window: Of attention: positions that a query sees.
-        documents: Of attention: whether rows hold several documents.
-        capped: Of attention: whether scores are capped.
+        differentiable: True if all inputs have gradients.
+        labels: Label of each of an input's rows, for a loss.
+        window: Positions that a query sees, for attention.
+        documents: True if rows hold several documents, for attention.
+        capped: True if scores are capped, for attention.
         tile: Positions that a program of the kernels takes at once: a check looks at one less and one more.
     """
 

@@ -1,4 +1,4 @@
-"""The demo's training on the device beside the same training on the CPU, at fp32."""
+"""The demo's training on the device, compared with the same training on the CPU, at fp32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where one plan's peak on a GPU differs from the trace of the same phase, size by size."""
+"""Difference between one plan's peak on a GPU and the trace of the same phase, size by size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures put into jobs on purpose, to show that the others go on."""
+"""Failures put into jobs on purpose, to show that the other jobs continue."""
 
 from __future__ import annotations
 

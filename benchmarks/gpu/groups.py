@@ -48,8 +48,8 @@ def group_of(kernel_name: str, operation: str | None = None) -> str:
     """The part of a step that a kernel belongs to.
 
     Args:
-        kernel_name: As a profile has it; its first 110 characters are enough.
-        operation: What launched it, such as `aten::baddbmm`, where that is known.
+        kernel_name: Kernel name of a profile; its first 110 characters are enough.
+        operation: Operation that launched the kernel, such as `aten::baddbmm`, where it is known.
 
     Returns:
         One of `GROUPS`.

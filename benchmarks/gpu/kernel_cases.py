@@ -35,7 +35,7 @@ from megakernels.ops.activation.facts import activation
 from megakernels.ops.attention.facts import AttentionSizes, pairs_before
 from megakernels.ops.causal_conv1d.facts import causal_conv1d as conv_work
 from megakernels.ops.cross_entropy.facts import cross_entropy as loss_work
-from megakernels.ops.gated_conv1d.facts import GatedConvolution
+from megakernels.ops.gated_conv1d.facts import GatedConvolutionSizes
 from megakernels.ops.library import linear
 from megakernels.ops.rms_norm.facts import gated_norm, norm
 from megakernels.ops.rope.facts import rope as rope_work
@@ -122,7 +122,7 @@ def _conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 4) -
 def _gated_conv(load: Workload, rows: tuple[int, int], channels: int, taps: int = 3) -> KernelCase:
     sequences = dict.fromkeys(("input_gate", "output_gate", "value"), (*rows, channels))
     shapes: dict[str, tuple[int, ...]] = {**sequences, "weight": (channels, taps)}
-    work = GatedConvolution(*rows, channels, taps, False, load.itemsize).work()
+    work = GatedConvolutionSizes(*rows, channels, taps, False, load.itemsize).work()
     return KernelCase(f"gated_conv1d {channels}x{taps}", load.num_tokens, shapes, gated_conv1d, work, "copy")
 
 
@@ -151,7 +151,7 @@ def _attention(
     document: int = 0,
     cap: float | None = None,
 ) -> KernelCase:
-    """With `document`, rows of documents of so many positions, of which the FLOPs count those pairs alone that see each other."""
+    """Case of attention; with `document`, rows hold documents of so many positions, and FLOPs count only pairs within one document."""
 
     @cache
     def starts(device: torch.device, length: int) -> Tensor:

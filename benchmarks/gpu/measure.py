@@ -54,17 +54,17 @@ SMALL = {
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a plan is trained.
+    """Settings of one measured training run.
 
     Attributes:
         num_steps: Steps, the first of which compiles kernels and makes the optimizer's state.
         most_seconds: No further step begins after so long.
         compiled: Blocks by torch.compile.
-        expandable: Whether torch's allocator has expandable segments.
-        overrides: Of the spec.
-        alone: Whether no other process uses the device, so that the driver's number counts this one.
-        profile: Whether one more step is profiled.
-        explain: Whether the blocks alive at the highest moment are kept.
+        expandable: True if torch's allocator has expandable segments.
+        overrides: Overrides of the spec.
+        alone: True if no other process uses the device, so that the driver's number counts this one.
+        profile: True if one more step is profiled.
+        explain: True if the blocks alive at the peak are kept.
     """
 
     num_steps: int = 3
@@ -235,7 +235,7 @@ def train_plan(name: str, how: How, emit: Emit) -> None:
         if how.profile:
             try:
                 emit({**about, "gpu": profiled(lambda: one_step(len(losses)), on_gpu=cuda is not None)})
-            except RuntimeError as failure:  # the run's numbers stand
+            except RuntimeError as failure:  # the run's numbers are valid
                 emit({**about, "failure": f"profile: {said(failure)}"})
 
 
@@ -267,7 +267,7 @@ def expandable_now(cuda: Any, how: How) -> bool:
 
 
 def blocks_now(cuda: Any) -> list[tuple[int, str, int]]:
-    """Blocks alive at the highest moment of the recorded history."""
+    """Blocks alive at the peak of the recorded history."""
     events = [event for trace in cuda.memory._snapshot()["device_traces"] for event in trace]
     if len(events) >= MAX_EVENTS:
         raise RuntimeError(f"more than {MAX_EVENTS:,} events; the first are lost, and with them what is alive")

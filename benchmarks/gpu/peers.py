@@ -1,4 +1,4 @@
-"""Operations of public libraries that do what one of ours does, on the same inputs; measured beside ours where their library is installed.
+"""Operations of public libraries that compute what one of ours does; measured on the same inputs where the library is installed.
 
 Each takes the inputs of a `KernelCase` by name. A loss is a sum over rows, labels are the case's own. A library that refuses the device or
 the Triton version refuses by itself: its row has the message.

@@ -20,9 +20,9 @@ class Line:
     """One line.
 
     Attributes:
-        text: What is not known.
+        text: The open question.
         jobs: Matches the names of the jobs that settle it; none for what one GPU can not.
-        command: How they are run.
+        command: Command that runs its jobs.
     """
 
     text: str
@@ -44,12 +44,12 @@ LINES = (
     ),
     Line("`make demo`'s training: 20 steps, losses within 1e-3 of the CPU's at fp32, again", r"^checks/demo$", "`make gpu ONLY=checks`"),
     Line(
-        "Time of every operation: ratios to copy bandwidth and cuBLAS rate of the same run, highest bytes beside what the operation states",
+        "Time of every operation: ratios to copy bandwidth and cuBLAS rate of the same run, peak bytes against the stated ones",
         r"^times/(?!.* by )",
         "`make gpu ONLY=times`",
     ),
     Line(
-        "torch's flash and cuDNN attention, forward and backward, beside ours on the same inputs: whether the choice in"
+        "torch's flash and cuDNN attention, forward and backward, compared with ours on the same inputs: whether the choice in"
         " `ops/attention/vendor.py` is the fastest"
         " ([decision 11](../docs/decisions/0011-attention-forward-of-libraries-backward-of-its-own.md)); plain torch, and liger-kernel,"
         " flash-linear-attention and mamba-ssm where they are installed",
@@ -73,7 +73,11 @@ LINES = (
         r"^memory/",
         "`make gpu ONLY=memory`",
     ),
-    Line("Reserve of the device with several ranks: what NCCL takes beside the context's 1.30 GiB, which one rank has", "", "two GPUs"),
+    Line(
+        "Reserve of the device with several ranks: what NCCL takes in addition to the context's 1.30 GiB, which one rank has",
+        "",
+        "two GPUs",
+    ),
     Line("What NCCL keeps alive of sent tensors under interleaved 1F1B (gloo keeps all sends of a step)", "", "two GPUs"),
     Line(
         "Scratch inside the plain-torch operations (fp32 copies of their inputs and products of them): neither estimate nor trace counts"
@@ -88,7 +92,7 @@ def page(names: Iterable[str], statuses: Mapping[str, str]) -> Iterator[str]:
     """The page: lines of which a job is missing, with how many of how many are.
 
     Args:
-        names: Of all jobs.
+        names: Names of all jobs.
         statuses: Last status of each that was started.
     """
     yield HEAD

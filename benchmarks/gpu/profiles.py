@@ -27,8 +27,8 @@ def summary(events: Iterable[Any], *, on_gpu: bool) -> dict[str, Any]:
     """Kernels by name, and by part of the step.
 
     Args:
-        events: Of one step, of torch's profiler.
-        on_gpu: Whether the device's events count; else all.
+        events: Events of one step, from torch's profiler.
+        on_gpu: True if the device's events count; else all.
 
     Returns:
         `kernels` launches; `busy_ms`, the time in which at least one ran; `span_ms` from the first's start to the last's end; `sum_ms` of

@@ -18,9 +18,9 @@ class Results:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE
-        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        truncated = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
-        if torn:  # the machine went away while a line was written
+        if truncated:  # the machine went away while a line was written
             self._file.write("\n")
 
     def add(self, line: dict[str, Any]) -> None:

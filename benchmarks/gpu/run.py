@@ -2,7 +2,7 @@ r"""Everything that needs a GPU, in one command: checks, times, training and mem
 
 python benchmarks/gpu/run.py [--seconds 600] [--out DIR] [--resume DIR] [--only checks,times,train,memory] [--match REGEX]
 python benchmarks/gpu/run.py --cpu --out DIR                 no GPU: every job's code at small sizes; what it writes measures nothing
-python benchmarks/gpu/run.py --explain NAME                  one plan: blocks alive at its peak beside the trace's storages
+python benchmarks/gpu/run.py --explain NAME                  one plan: blocks alive at its peak and the trace's storages
 
 Jobs run in the order of `jobs.py`, cheap and important ones first, until the time is up. Each writes lines of JSON to DIR/results.jsonl as
 soon as it knows them, and has a deadline; one that fails, hangs, crashes or writes nonsense is a line that says so, and the next one runs.
@@ -50,7 +50,7 @@ class Run:
         self.statuses: dict[str, str] = {}
 
     def run(self, jobs: Sequence[Any]) -> None:
-        """Run the jobs in order; a later one of the running lane goes first where an earlier one of it does not fit beside the others."""
+        """Run the jobs in order; a later job of the running lane goes first if an earlier one does not fit together with the others."""
         waiting = list(jobs)
         try:
             while waiting or self._running:
@@ -114,7 +114,7 @@ def chosen(jobs: Sequence[Any], only: Sequence[str], match: str, known: dict[str
 
 
 def header(given: argparse.Namespace) -> dict[str, Any]:
-    """When, what and of which commit."""
+    """Header of the results: time, machine, selection and commit."""
     try:
         done = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
         commit = done.stdout.strip()

@@ -50,7 +50,7 @@ def ssd_case(load: Workload, rows: tuple[int, int], heads: int, width: int, stat
 def mamba3_case(
     load: Workload, rows: tuple[int, int], heads: int, width: int, state: int, groups: int, rank: int, angles: int
 ) -> KernelCase:
-    """With one rank the single-input form."""
+    """Case of Mamba-3's scan; one rank is the single-input form."""
     per_rank = {"mimo_x", "mimo_z", "mimo_o"} if rank > 1 else set()
     shapes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(("x", "z"), (*rows, heads, width)),
@@ -94,7 +94,7 @@ def m2rnn_case(load: Workload, rows: tuple[int, int], heads: int, keys: int, val
 def delta_case(
     load: Workload, rows: tuple[int, int], key_heads: int, heads: int, keys: int, values: int, *, per_row: bool = False
 ) -> KernelCase:
-    """With `per_row` a decay for each row of the state, as in Kimi delta attention."""
+    """Case of the delta rule; with `per_row` each row of the state has a decay, as in Kimi delta attention."""
     work = DeltaSizes(*rows, heads, key_heads, keys, values, per_row, DELTA_CHUNK, SAVE_EVERY, load.itemsize).work(load.seq_length)
     decays = (keys,) if per_row else ()
     shapes: dict[str, tuple[int, ...]] = {

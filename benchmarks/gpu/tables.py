@@ -103,10 +103,10 @@ def times_table(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def train_tables(lines: Sequence[Line], floors: dict[str, dict[str, float]]) -> Iterator[str]:
-    """Steps, and each profiled step by part beside its counted floor.
+    """Steps, and each profiled step by part with its counted floor.
 
     Args:
-        lines: What was found.
+        lines: Lines of results.
         floors: Counted milliseconds of each run by part; of runs that were counted.
     """
     runs = [line for line in lines if line["kind"] == "train" and "step_s" in line]

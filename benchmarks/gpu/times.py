@@ -1,4 +1,4 @@
-"""How long an operation takes: kernel time of a captured graph, wall time of the eager call, both beside the device's own limits."""
+"""Time of an operation: kernel time of a captured graph and wall time of the eager call, both compared with the device's own limits."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def counted(case: KernelCase) -> dict[str, int]:
 
 
 def time_call(case: KernelCase, call: Callable[..., Tensor], emit: Emit, device: str, about: dict[str, Any]) -> None:
-    """Emit wall time and memory first, then kernel times: a capture that fails poisons the process, and what was found before stands."""
+    """Emit wall time and memory first, then kernel times: a capture that fails makes the process unusable; earlier results are kept."""
     clock = Clock(device)
     inputs = case.make(device, torch.bfloat16)
     grad = torch.randn_like(call(**inputs)) if case.differentiable else None

@@ -20,7 +20,7 @@ from gpu.checks import Emit, said
 
 MOST_SHOWN = 200
 """Characters of a line that is no JSON, or of a log's end, that a failure quotes."""
-DIES_WITH_PARENT = 1
+ENDS_WITH_PARENT = 1
 """prctl's option PR_SET_PDEATHSIG."""
 
 
@@ -35,7 +35,7 @@ class Job:
         seconds: It is stopped after so long.
         least: It is not started with less time left.
         lane: Jobs of one lane may run together; those of two never do.
-        gib: What it may hold on the device; jobs that run together hold no more than the device has.
+        gib: Device memory that the job may use; jobs that run together use no more than the device has.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """Its name in the file of results."""
+        """Name of the job in the file of results."""
         return f"{self.kind}/{self.name}"
 
 
@@ -57,17 +57,17 @@ class Running:
     """A started job.
 
     Attributes:
-        job: What runs.
-        pid: Its process, which leads a process group.
-        pipe: Where its lines arrive.
-        log: Its output and errors.
+        job: The job that runs.
+        pid: The job's process, which leads a process group.
+        pipe: Pipe from which the job's lines are read.
+        log: File with the job's output and errors.
         stop: Time at which it is stopped.
         began: Time of its start.
         rest: The beginning of a line that is not complete.
         num_lines: Lines that were JSON.
         garbage: The first line that was not.
-        failure: What the job itself said of its end.
-        stopped: Whether it was stopped at its deadline.
+        failure: The job's own account of its failure.
+        stopped: True if it was stopped at its deadline.
     """
 
     job: Job
@@ -123,7 +123,7 @@ def _run(job: Job, log: Path, write: int, read: int) -> None:
 
 def _die_with_parent() -> None:
     try:
-        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(ENDS_WITH_PARENT, signal.SIGKILL)
     except (OSError, AttributeError):  # no Linux: the deadline is all there is
         return
 
@@ -173,7 +173,7 @@ def read_lines(running: Running) -> list[dict[str, Any]]:
 
 
 def has_ended(running: Running) -> bool:
-    """True once the process is gone; it is stopped at its deadline."""
+    """True once the process has ended; it is stopped at its deadline."""
     if running.status is not None:
         return True
     pid, status = os.waitpid(running.pid, os.WNOHANG)

@@ -1,1 +1,1 @@
-"""NAM56R's published runs on eight H200 beside the estimates of their launches."""
+"""NAM56R's published runs on eight H200 and the estimates of their launches."""

@@ -19,13 +19,13 @@ from megaplan.importers.megatron.spec import import_megatron
 
 Row = dict[str, Any]
 BASELINE = "native Mamba-2"
-"""In a row's phase: before graphs, fused cross entropy and the overlap of shared experts were turned on."""
+"""Phase of the rows from before CUDA graphs, fused cross entropy and the overlap of shared experts were turned on."""
 GRAPHED = ("attn", "mamba", "moe_router", "moe_preprocess")
 FULL_MOE = ("attn", "mamba", "moe")
 
 
 def is_launch(row: Row) -> bool:
-    """Whether a run is one that Megatron-Core has the layers of: Mamba-2 for M and R, no prediction depths."""
+    """True if a run is one that Megatron-Core has the layers of: Mamba-2 for M and R, no prediction depths."""
     return row["ssm"] == "mamba2-ssd" and not row["mtp_depths"]
 
 

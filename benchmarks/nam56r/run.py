@@ -51,7 +51,7 @@ def found(row: Row) -> Found:
     """The estimate of a run.
 
     Raises:
-        TypeError: Its step has no time.
+        TypeError: The step has no time.
     """
     estimate = megaplan.estimate(imported(row))
     if not isinstance(estimate.step_time, PlannedTime):

@@ -1,1 +1,1 @@
-"""Random plans: specs drawn from a seed over every key of the schema, traced beside their estimates, shrunk where the two differ."""
+"""Random plans: specs drawn from a seed over every key of the schema, traced, compared with their estimates, and shrunk on a difference."""

@@ -12,7 +12,7 @@ from random_plans.examine import FAILED, Failure, Verdict, examine
 
 
 class Bench:
-    """Where plans are examined."""
+    """Folder in which plans are examined."""
 
     def __init__(self, seconds: float) -> None:
         """Prepare a server of processes.
@@ -22,7 +22,7 @@ class Bench:
         """
         self._seconds = seconds
         os.environ["OMP_NUM_THREADS"] = "1"
-        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # Python 3.11 tells the server no path
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # Python 3.11 passes the server no path
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
             [
@@ -36,7 +36,7 @@ class Bench:
         )
 
     def examine(self, document: dict[str, Any], wanted: str | None = None) -> Verdict:
-        """`random_plans.examine.examine`, or a failure that says that the process died or took too long."""
+        """`random_plans.examine.examine`, or a failure if the process crashed or took too long."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_send, args=(theirs, document, wanted), daemon=True)
         process.start()
@@ -47,7 +47,7 @@ class Bench:
             verdict: Verdict = ours.recv()
             return verdict
         except EOFError:
-            return Verdict(FAILED, (Failure("crash", "the process died", weight=1.0),))
+            return Verdict(FAILED, (Failure("crash", "the process crashed", weight=1.0),))
         finally:
             process.kill()
             process.join()

@@ -11,24 +11,24 @@ T = TypeVar("T")
 
 
 class Scope(StrEnum):
-    """What a draw may hold: all that megaplan prices, or only what megarun builds."""
+    """Scope of a draw: everything that megaplan prices, or only what megarun builds."""
 
     ANY = "any"
     RUNTIME = "runtime"
 
 
 class Size(NamedTuple):
-    """How large the numbers of a draw are.
+    """Magnitude of the numbers of a draw.
 
     Attributes:
-        name: In the streams, so that sizes differ in more than bounds.
+        name: Name within the random streams, so that sizes differ in more than bounds.
         work: Layers times microbatches of an update: what a trace or a step takes time for.
         hidden: Bounds of the residual stream's width.
         width: Largest width of an MLP, an expert or a latent.
         head: Largest width of a head or of a head's state.
         vocabulary: Largest vocabulary.
         seq_length: Most tokens of a sequence.
-        few_ranks: Whether degrees are 1, 2 or 3.
+        few_ranks: True if degrees are 1, 2 or 3.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Size(NamedTuple):
 
 
 LARGE = Size("large", 28, (160, 4096), 3072, 128, 200_000, 4096, few_ranks=False)
-"""For `make accuracy-random`: tensors are large enough for shares of them to mean something, and no values are computed."""
+"""Size for `make accuracy-random`: tensors are so large that shares of them are meaningful, and no values are computed."""
 SMALL = Size("small", 16, (160, 768), 640, 128, 200_000, 512, few_ranks=True)
-"""For tests that trace or estimate many."""
+"""Size for tests that trace or estimate many plans."""
 TINY = Size("tiny", 16, (16, 64), 48, 12, 140, 32, few_ranks=False)
-"""For training on a CPU."""
+"""Size for training on a CPU."""
 
 
 class Draw(Random):
@@ -80,6 +80,6 @@ class Draw(Random):
 
 
 def divisors(number: int) -> list[int]:
-    """Of a positive integer, rising."""
+    """Divisors of a positive integer, rising."""
     small = [candidate for candidate in range(1, int(number**0.5) + 1) if number % candidate == 0]
     return sorted({*small, *(number // candidate for candidate in small)})

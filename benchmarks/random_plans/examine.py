@@ -24,7 +24,7 @@ from megarun.trace.compare import Pair, RankComparison
 from megarun.trace.run import choose_ranks
 
 OK, FAILED, ILLEGAL, NOTED = "ok", "failed", "illegal", "noted"
-"""Within tolerance; wrong; refused by `megaplan split` with diagnostics; not built by megarun, and the plan says so."""
+"""Verdicts: within tolerance; wrong; refused by `megaplan split` with diagnostics; not built by megarun, as the plan notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Failure:
         kind: `phase` or `column` past tolerance, `negative` cell, `refused` without a note, `crash`, `timeout`.
         where: The phase, or phase and column, or code, or place of a crash; with `kind` the class of the failure.
         rank: A rank that has it; -1 for the whole plan.
-        weight: How far off, as a share of the trace or, of a column, of the rank's peak.
+        weight: Size of the error, as a share of the trace or, for a column, of the rank's peak.
         said: Numbers and names, for a person.
     """
 
@@ -53,13 +53,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an examination found.
+    """Result of an examination.
 
     Attributes:
         outcome: One of the four words above.
         failures: The heaviest first.
         ranks: Distinct ranks traced.
-        codes: Of diagnostics, where the plan was refused or noted.
+        codes: Codes of the diagnostics, if the plan was refused or noted.
         worst: The largest error of a peak or phase, signed.
         seconds: Processor time.
     """
@@ -99,7 +99,7 @@ def examine(document: dict[str, Any], wanted: str | None = None) -> Verdict:
 
 
 def prepare(document: dict[str, Any]) -> Verdict | tuple[Job, Budget]:
-    """What is traced, or the verdict where that does not come to it."""
+    """The plan to trace, or a verdict if the plan cannot be traced."""
     try:
         loaded = check_document(Document(document, SourceMap()))
         job = Job.from_plan(make_plan(loaded.spec))

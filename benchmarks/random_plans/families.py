@@ -17,11 +17,11 @@ def later_letters(draw: Draw, pattern: str, letters: str, scope: Scope, *, hidde
 
     Args:
         draw: The stream.
-        pattern: Without bars.
+        pattern: Pattern without bars.
         letters: One a layer.
-        scope: What may be drawn.
+        scope: Scope of the draw.
         hidden: Width of the residual stream, which C shards.
-        tp: Its degree.
+        tp: Degree of tensor parallelism.
     """
     if not draw.chance(SHARE):
         return pattern, letters

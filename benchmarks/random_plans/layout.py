@@ -17,15 +17,15 @@ IN_ROUNDS = ("interleaved_1f1b", "interleaved_zero_bubble")
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """Where a plan runs.
+    """Parallel layout of a drawn plan.
 
     Attributes:
         mesh: Degrees by axis, without ep and etp, which need experts to shard.
-        kind: Of the schedule.
-        num_microbatches: Of a schedule step.
+        kind: Kind of schedule.
+        num_microbatches: Number of microbatches of a schedule step.
         steps: Schedule steps of an update.
-        num_layers: Of the model.
-        vocab_parallel: Whether embedding and head are sharded over the vocabulary.
+        num_layers: Number of the model's layers.
+        vocab_parallel: True if embedding and head are sharded over the vocabulary.
     """
 
     mesh: dict[str, int]
@@ -110,11 +110,11 @@ def split_section(draw: Draw, num_layers: int, slots: int, cuts: list[int], *, b
 
     Args:
         draw: The stream.
-        num_layers: Of the model.
+        num_layers: Number of the model's layers.
         slots: Stage slots.
         cuts: A partition that all constraints allow.
-        bars: Whether the pattern has `|` at these cuts, which is a manual split.
-        pairs: Whether layers go in pairs, so that no other cut will do.
+        bars: True if the pattern has `|` at these cuts, which is a manual split.
+        pairs: True if layers go in pairs, so that no other cut will do.
     """
     mode = "manual" if bars or (pairs and slots > 1) else draw.weighted({"equal": 2, "weighted": 4, "manual": 2})
     split: dict[str, Any] = {"mode": mode} if not bars or draw.chance(0.5) else {}

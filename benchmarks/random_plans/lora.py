@@ -17,7 +17,7 @@ SHARE, RUNTIME_SHARE = 0.06, 0.15
 
 
 def add_lora(draw: Draw, sections: dict[str, Any], scope: Scope) -> None:
-    """Add adapters now and then; a spec that refuses them, or that was refused before, stays as it is."""
+    """Add adapters with some probability; a spec that refuses them, or that was refused before, stays as it is."""
     if not draw.chance(SHARE if scope is Scope.ANY else RUNTIME_SHARE) or sections.get("host", {}).get("name") == "megatron":
         return
     try:
@@ -42,7 +42,7 @@ def add_lora(draw: Draw, sections: dict[str, Any], scope: Scope) -> None:
 
 
 def _named(draw: Draw, linears: list[tuple[str, str]]) -> list[str]:
-    """Some letters, or some linears by one of their names."""
+    """Draw some letters of families, or names of some linears."""
     letters = sorted({letter for letter, _ in linears})
     if draw.chance(0.4):
         return draw.sample(letters, draw.randint(1, len(letters)))

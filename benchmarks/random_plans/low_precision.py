@@ -36,7 +36,7 @@ WIDTHS = (
 
 
 def add_low_precision(stream: Callable[[str], Draw], sections: dict[str, Any], scope: Scope) -> None:
-    """Give `precision` a recipe now and then: any that fits, or one that megarun trains."""
+    """Give `precision` a recipe with some probability: any that fits, or one that megarun trains."""
     if scope is Scope.ANY:
         add_recipe(stream("low precision"), sections)
         return
@@ -45,7 +45,7 @@ def add_low_precision(stream: Callable[[str], Draw], sections: dict[str, Any], s
 
 
 def add_recipe(draw: Draw, sections: dict[str, Any]) -> None:
-    """Give `precision` a recipe now and then; a spec that no recipe fits stays as it is."""
+    """Give `precision` a recipe with some probability; a spec that no recipe fits stays as it is."""
     host = sections.get("host", {})
     megatron = host.get("name") == "megatron"
     if not draw.chance(SHARE if megatron else SHARE / 2):
@@ -73,7 +73,7 @@ def add_recipe(draw: Draw, sections: dict[str, Any]) -> None:
 
 
 def add_trained_recipe(draw: Draw, sections: dict[str, Any]) -> None:
-    """Give `precision` a recipe that megarun trains now and then, with what it trains beside it."""
+    """Give `precision` a recipe that megarun trains with some probability, with the keys that it trains together with it."""
     model, mesh = sections["model"], sections.get("mesh", {})
     letters = sorted({*model["pattern"].replace("|", "").upper()} - {BANKS})
     splits = sections.get("schedule", {}).get("kind") in SPLIT_BACKWARD
@@ -123,7 +123,7 @@ def _round(section: dict[str, Any], multiple: int) -> None:
 
 
 def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
-    """Its keys, as far as the host has terms for them."""
+    """Keys of a recipe that the host has terms for."""
     recipe: dict[str, Any] = {"name": name, "param_gather": draw.chance(0.5)}
     step = 2 if spec.host.model == "gpt" else 1
     if name != "fp8_delayed" and spec.model.num_layers >= 2 * step:
@@ -146,7 +146,7 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
 
 
 def _runs(name: str, sections: dict[str, Any]) -> bool:
-    """Whether Megatron-Core takes the recipe here."""
+    """True if Megatron-Core takes the recipe here."""
     host = sections["host"]
     twice = name == "fp8_delayed" and set(SCALED_TWICE) & set(host.get("recompute_modules", ()))
     plain = host.get("transformer_impl") != "local" and not sections.get("sharding", {}).get("reshard_after_forward")

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megaplan.families.registry import FAMILIES
 from random_plans.choices import Draw, Scope, Size, divisors
 from random_plans.families import linear_attention, short_convolution
 from random_plans.layout import Degrees
 
-SECTIONS = {
-    "A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp", "G": "linear_attention", "C": "short_convolution",
-}  # fmt: skip
 PRIMES = (61, 251, 1009, 4093, 8191, 20011, 32003, 50021, 65537, 131071)
 VOCABULARIES = (*PRIMES, 64, 1024, 32000, 32768, 65536, 151936)
 STATES = (5, 8, 11, 16, 32, 64, 96, 128, 129)
@@ -21,15 +19,15 @@ ACTIVATIONS = ("swiglu", "relu2", "gelu")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What every family's section is drawn for.
+    """Inputs of the draw of every family's section.
 
     Attributes:
         hidden: Width of the residual stream.
         tp: Divides heads, groups and widths.
         letters: One a layer.
         size: Bounds of widths.
-        scope: What may be drawn.
-        megatron: Whether the host is Megatron, which has fewer kinds.
+        scope: Scope of the draw.
+        megatron: True if the host is Megatron, which has fewer kinds.
     """
 
     hidden: int
@@ -72,9 +70,9 @@ def model_section(
 
     Args:
         draw: The stream.
-        degrees: What divides.
+        degrees: Degrees that must divide the sizes.
         shape: Widths and letters.
-        pattern: As the spec writes it.
+        pattern: Pattern in the spec's form.
         sharded: `ep` and `etp`.
         tie: Share of plans with tied embeddings.
     """
@@ -91,9 +89,10 @@ def model_section(
     if draw.chance(tie):
         model["tie_embeddings"] = True
     activation = draw.choice(ACTIVATIONS)
-    for letter, section in SECTIONS.items():
+    for letter, draw_section in _FAMILIES.items():
+        section = FAMILIES[letter].section
         if letter in shape.letters:
-            model[section] = _FAMILIES[letter](draw, shape, sharded)
+            model[section] = draw_section(draw, shape, sharded)
             if shape.megatron and "activation" in model[section]:
                 model[section]["activation"] = activation
     features = _features(draw, shape)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from megaplan.families.registry import FAMILIES
 from random_plans.choices import SMALL, Draw, Scope
 from random_plans.draw import draw
-from random_plans.model import SECTIONS
 
 Spec = dict[str, Any]
 WRONG_VALUES: tuple[Any, ...] = (None, True, 0, -1, 1.5, 2**48 + 1, "", "x", "1", [], {}, [0], [None], {"kind": "x"}, float("nan"))
@@ -92,7 +92,7 @@ def _the_pattern(choice: Draw, spec: Spec) -> None:
 
 def _a_section(choice: Draw, spec: Spec) -> None:
     """A section without its letter, a letter without its section, or another kind's keys."""
-    name = choice.choice(list(SECTIONS.values()))
+    name = choice.choice([family.section for family in FAMILIES.values()])
     other = draw(choice.randrange(1000), Scope.ANY, SMALL)["model"].get(name)
     if name in spec["model"] and (other is None or choice.chance(0.3)):
         del spec["model"][name]

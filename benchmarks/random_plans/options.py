@@ -24,10 +24,10 @@ def add_options(draw: Draw, model: dict[str, Any], shape: Shape, slots: int, seq
     Args:
         draw: The stream.
         model: The section `model`.
-        shape: What it was drawn for.
+        shape: Shape for which the options are drawn.
         slots: Stage slots; layers that share their input are drawn for one, since no cut may part them.
-        seq_length: Of the batch, which learned positions cover.
-        runtime: Whether options that megarun does not build are left out.
+        seq_length: Sequence length of the batch, which learned positions cover.
+        runtime: True if options that megarun does not build are left out.
     """
     if not draw.chance(RUNTIME_SHARE if runtime else SHARE):
         return
@@ -116,7 +116,7 @@ ROUTING_SHARE = 0.2
 
 
 def _add_routing(draw: Draw, model: dict[str, Any]) -> None:
-    """How the experts of a drawn model are scored and chosen."""
+    """Scoring and selection of a drawn model's experts."""
     if "moe" not in model or not draw.chance(ROUTING_SHARE):
         return
     moe = model["moe"]
@@ -189,7 +189,7 @@ def _add_caps(draw: Draw, model: dict[str, Any]) -> None:
 
 
 def _add_depths(draw: Draw, model: dict[str, Any]) -> None:
-    """What stands behind the attention of prediction depths: an MLP of another kind, or experts."""
+    """Block after the attention of prediction depths: an MLP of another kind, or experts."""
     mtp = model.get("features", {}).get("mtp")
     if mtp is None:
         return
@@ -253,8 +253,8 @@ def _add_choices(draw: Draw, model: dict[str, Any], cuts: Collection[int]) -> No
     source, layers, shared = -1, [], []
     for layer in [index for index, letter in enumerate(letters) if letter == "A"]:
         together = source >= 0 and not any(source < cut <= layer for cut in cuts)
-        alike = (source in full) == (layer in full)
-        if together and alike and draw.chance(0.7):
+        same_window = (source in full) == (layer in full)
+        if together and same_window and draw.chance(0.7):
             shared.append(layer)
         elif layer in indexer["layers"]:
             layers.append(layer)

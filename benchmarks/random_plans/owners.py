@@ -1,4 +1,4 @@
-"""Which storages make a difference: what the trace holds in the column at its peak, and what of either side is exactly as large."""
+"""Storages behind a difference: those of the column at the trace's peak, and those of either side that are exactly as large."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MOST_MATCHES = 4
 
 
 def differing_owners(job: Job, compared: RankComparison, phase: Phase, column: Column) -> Iterator[str]:
-    """Where the estimate says that the phase peaks, all columns that are off, storages of exactly the difference, and the largest rows."""
-    yield f"the estimate peaks at: {compared.budget.moments.get(phase, '')}"
+    """The phase's estimated peak, all columns that are off, storages of exactly the difference, and the largest rows."""
+    yield f"the estimate peaks at: {compared.budget.peak_places.get(phase, '')}"
     off = {own: pair.difference for own, pair in compared.columns(phase).items() if pair.difference}
     yield f"columns that differ in {phase}: " + ", ".join(f"{own} {size:+,}" for own, size in off.items())
     difference = compared.columns(phase)[column].difference

@@ -1,4 +1,4 @@
-"""Trace random plans beside their estimates and shrink each that is past tolerance to a small spec.
+"""Trace random plans, compare them with their estimates, and shrink each that is past tolerance to a small spec.
 
 python benchmarks/random_plans/run.py --seed 0 --count 60          60 plans
 python benchmarks/random_plans/run.py --spec FILE …                 these specs
@@ -43,10 +43,10 @@ class Result:
 
     Attributes:
         name: `seed 12`, or the file.
-        document: As drawn or read.
-        verdict: Of it.
+        document: Document as it was drawn or read.
+        verdict: Verdict on the document.
         small: A spec that fails in the same class, if it was shrunk.
-        small_verdict: Of that.
+        small_verdict: Verdict on the small spec.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Result:
 
 
 def specs(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What to trace, by name."""
+    """Documents to trace, by name."""
     for path in given.spec:
         yield path, parse_document(Path(path).read_text(), path).value
     if not given.spec:
@@ -94,7 +94,7 @@ def examined(bench: Bench, name: str, document: dict[str, Any], shrunk: Counter[
 
 
 def report(result: Result) -> str:
-    """What a failing plan is, at its smallest, and how the two sides differ."""
+    """The smallest spec of a failing plan, and how estimate and trace differ."""
     document, verdict = result.small or result.document, result.small_verdict or result.verdict
     lines = [f"{result.name} FAILED: {describe(result.document)}"]
     lines += [f"  {key} ({count}x)" for key, count in Counter(failure.key for failure in result.verdict.failures).items()]
@@ -119,7 +119,7 @@ def yaml_text(document: dict[str, Any]) -> str:
 
 
 def save(folder: Path, result: Result) -> None:
-    """The smallest spec and the report beside it."""
+    """The smallest spec, and the report next to it."""
     name = Path(result.name).stem.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.yaml").write_text(yaml_text(result.small or result.document))

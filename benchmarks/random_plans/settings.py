@@ -18,7 +18,7 @@ PEAKS = ("fp32", "bf16", "fp16", "fp8", "fp4")
 
 
 def precision_section(draw: Draw, scope: Scope, letters: str, *, pipelined: bool, megatron: bool) -> dict[str, Any]:
-    """`precision`: mostly what megarun keeps; now and then a pair that torch does not, which a plan must say."""
+    """`precision`: mostly dtypes that megarun keeps; sometimes a pair that torch does not, which a plan must say."""
     if megatron:
         grads = draw.choice([FP32, BF16])
         return {"params": BF16, "grads": grads, "reduce": grads} if draw.chance(0.7) else {}
@@ -172,7 +172,7 @@ def megatron_section(
 
 
 def add_framework(draw: Draw, section: dict[str, Any]) -> None:
-    """What decides the time alone of a plan for Megatron-Core: who runs it, and what is overlapped."""
+    """Settings of a Megatron-Core plan that change its time alone: the framework that runs it, and which transfers overlap."""
     draw.maybe(section, 0.3, framework=lambda: draw.choice(["megatron-lm", "megatron-bridge", "nemo", "mlperf"]))
     if section.get("framework") in RELEASED:
         draw.maybe(section, 0.5, release=lambda: draw.choice(["25.04", "26.04"]))

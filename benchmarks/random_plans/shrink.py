@@ -1,4 +1,4 @@
-"""From a failing spec to a small one that fails in the same class: greedy, the changes that take most away first."""
+"""Greedy reduction of a failing spec to a small one that fails in the same class; the changes that remove most come first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from megaplan.errors import MegaplanError
+from megaplan.families.registry import FAMILIES
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import spec_from_document
-from random_plans.model import SECTIONS
 
 Spec = dict[str, Any]
 Fails = Callable[[Spec], bool]
 Change = tuple[str, Spec]
-"""What is changed, in words that stay the same while other keys go, and the spec after it."""
+"""One change, in words that do not depend on the other keys, and the spec after it."""
 Simplify = Callable[[Spec], Iterator[Change]]
 AXES = ("dp_replicate", "cp", "etp", "ep", "tp", "dp_shard", "vpp", "pp")
 NEEDED = {
@@ -29,7 +29,7 @@ OPTIONAL = (
     *("training", "serving", "device", "data", "model__norm_eps", "split", "schedule__steps_per_update", "optimizer", "sharding"),
     *("recompute", "host", "model__features", "mesh__vocab_parallel", "model__tie_embeddings", "precision"),
 )
-"""What a spec may lack, the least likely to matter first."""
+"""Parts that a spec may lack, the least likely to matter first."""
 KEPT = {*NEEDED["attention"], "v_head_dim"}
 
 
@@ -38,7 +38,7 @@ def shrink(document: Spec, fails: Fails, seconds: float) -> Spec:
 
     Args:
         document: A spec that fails.
-        fails: Whether a spec fails in the same class.
+        fails: True if a spec fails in the same class.
         seconds: Wall time to spend; a spec under test is finished.
     """
     end, best = time.monotonic() + seconds, {**copy.deepcopy(document), "name": "mini"}
@@ -96,13 +96,13 @@ def _changed(document: Spec, **sections: Any) -> Change:
 
 
 def _fitting(spec: Spec) -> Spec:
-    """What no longer has a layer, a slot or a letter to stand for is left out; everything else stays as it is."""
+    """Remove everything that refers to a layer, slot or letter that no longer exists; keep the rest."""
     model = spec["model"]
     letters = model["pattern"].upper().replace("|", "")
     letters = (letters * model["num_layers"])[: model["num_layers"]]
-    for letter, section in SECTIONS.items():
+    for letter, family in FAMILIES.items():
         if letter not in letters:
-            model.pop(section, None)
+            model.pop(family.section, None)
     attention = model.get("attention", {})
     places = [index for index, letter in enumerate(letters) if letter == "A"]
     indexer = attention.get("indexer")

@@ -159,13 +159,13 @@ def _same_storage(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_same_data(one: Tensor, other: Tensor) -> bool:
-    """Whether both are the same view of the same storage. Source: pytorch, aten/src/ATen/native/Copy.cpp, copy_."""
+    """True if both are the same view of the same storage. Source: pytorch, aten/src/ATen/native/Copy.cpp, copy_."""
     views = [(each.shape, each.stride(), each.storage_offset(), each.dtype) for each in (one, other)]
     return _same_storage(one, other) and views[0] == views[1]
 
 
 def _leaves_device(operands: list[Tensor], fresh: list[Tensor]) -> bool:
-    """Whether a tensor of another device is copied to the host."""
+    """True if a tensor of another device is copied to the host."""
     return any(each.device.type != "cpu" for each in operands) and any(each.device.type == "cpu" for each in fresh)
 
 

@@ -71,7 +71,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
         events: Recorded operations, in order.
         action: Current computation of a microbatch, see `Event`.
         phase: Current phase of the step, see `Event`.
-        counts: Whether operations are recorded.
+        counts: True if operations are recorded.
     """
 
     def __init__(self, places: Places, device: Device) -> None:

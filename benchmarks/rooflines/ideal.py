@@ -39,7 +39,7 @@ def listed() -> dict[str, Listed]:
 
 
 def moved(rows: Iterable[Row]) -> dict[str, tuple[float, str]]:
-    """Largest ratio of moved to ideal bytes of each operation, rounded to 0.01, and its implementation."""
+    """Largest ratio of moved to ideal bytes for each operation, rounded to 0.01, with the implementation that has it."""
     found: dict[str, tuple[float, str]] = {}
     for row in rows:
         if row.ideal_bytes > 0 and row.inside in ("triton", "library", "torch"):

@@ -36,7 +36,7 @@ class Bodies:
         """Count one call. Must not run under a counting mode.
 
         Raises:
-            ValueError: Its Triton kernels have products and it registers no cost.
+            ValueError: An operation whose Triton kernels have products registers no cost.
         """
         key = func, signature_of(args)
         if key not in self._known:
@@ -66,7 +66,7 @@ class Bodies:
             _touched(kernels, 0 if cost is None else cost.untouched_bytes),
             products,
             0 if cost is None else cost.steps,
-            0 if cost is None else cost.again_bytes,
+            0 if cost is None else cost.repeated_bytes,
             ideal,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from megaplan.cost.rates import SECOND_NS, Rates, rates_of
-from megaplan.cost.transfers import Group, exchange_ns, gather_ns
+from megaplan.cost.transfers import RankGroup, exchange_ns, gather_ns
 from megaplan.spec.models import Spec
 from rooflines.work import Kernel, Transfer, Work
 
@@ -53,7 +53,7 @@ class Prices:
 
     def transfer(self, transfer: Transfer) -> float:
         """Time of one collective; messages between pipeline ranks are part of the schedule."""
-        group = Group(transfer.size, transfer.stride)
+        group = RankGroup(transfer.size, transfer.stride)
         if transfer.kind == "gather":
             nanoseconds = gather_ns(self.rates, self._spec, group, transfer.payload_bytes)
         elif transfer.kind == "reduce":  # a reduce-scatter and an all-gather, with one latency

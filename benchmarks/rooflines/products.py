@@ -1,4 +1,4 @@
-"""Which Triton kernels multiply matrices."""
+"""Triton kernels that multiply matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 
 @cache
 def multiplies(kernel: Any) -> bool:
-    """Whether a Triton kernel, or a Triton function that it calls, has a `dot`."""
+    """True if a Triton kernel, or a Triton function that it calls, has a `dot`."""
     source = inspect.getsource(kernel.fn)
     if re.search(r"\bdot\(", source.partition("):")[2]):
         return True

@@ -129,7 +129,7 @@ def _actions(counter: Counter, *, alone: bool) -> Iterator[None]:
     part, loss = Batch.part, _PipelineSchedule._maybe_compute_loss
 
     def taken(batch: Batch, index: int, num_parts: int) -> Batch:
-        """Without a pipeline the runner takes microbatches one by one."""
+        """Part of a batch; without a pipeline the runner takes microbatches one by one."""
         if alone:
             counter.action = Action(0, "B", index)
         return part(batch, index, num_parts)

@@ -30,7 +30,7 @@ class Row:
         seconds: Time on the device.
         launching: Part of `seconds` due to launch time.
         syncs: Number of host synchronisations.
-        ideal_bytes: As `Work.ideal_bytes`.
+        ideal_bytes: The field `Work.ideal_bytes`.
         overlapped: Time of overlapped collectives, not part of `seconds`.
     """
 

@@ -18,8 +18,8 @@ class Kernel:
         other_flops: Other arithmetic, counted as one per element of the largest operand or result.
         launches: Number of kernel launches.
         syncs: Number of host synchronisations.
-        triton: Whether it is a Triton kernel.
-        library: Whether it is a fused kernel of a library, such as cuDNN attention.
+        triton: True if it is a Triton kernel.
+        library: True if it is a fused kernel of a library, such as cuDNN attention.
     """
 
     op: str
@@ -38,10 +38,10 @@ class Work:
 
     Attributes:
         op: Name in `torch.ops`, without the overload.
-        kernels: Its kernels.
+        kernels: Kernels of the operation.
         products: FLOPs of the matrix products inside its Triton kernels, by dtype; those of aten operations are in `kernels`.
         steps: Number of sequential steps of a recurrence.
-        again_bytes: Bytes in addition to one pass over each operand of each kernel.
+        repeated_bytes: Bytes in addition to one pass over each operand of each kernel.
         ideal_bytes: Bytes of its operands and results, once each, which one fused kernel would move; for an aten operation `num_bytes`.
     """
 
@@ -49,13 +49,13 @@ class Work:
     kernels: tuple[Kernel, ...]
     products: Mapping[str, int] = field(default_factory=dict)
     steps: int = 0
-    again_bytes: int = 0
+    repeated_bytes: int = 0
     ideal_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
         """HBM bytes."""
-        return self.again_bytes + sum(kernel.num_bytes for kernel in self.kernels)
+        return self.repeated_bytes + sum(kernel.num_bytes for kernel in self.kernels)
 
     @property
     def launches(self) -> int:
@@ -96,12 +96,12 @@ class Transfer:
     """One collective or message.
 
     Attributes:
-        op: As `torch.ops` names it.
+        op: Name in `torch.ops`.
         kind: gather (all-gather and reduce-scatter), reduce (all-reduce), exchange (all-to-all) or send.
         payload_bytes: Bytes of the gathered or reduced tensor; for an exchange or send the bytes that the rank sends.
         size: Ranks of the group.
         stride: Distance of neighbouring ranks of the group.
-        overlapped: Whether it runs on its own stream, overlapped with computation.
+        overlapped: True if it runs on its own stream, overlapped with computation.
     """
 
     op: str

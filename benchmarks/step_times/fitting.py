@@ -23,7 +23,7 @@ STEP = 1e-4
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants in the order of `names`, as logarithms beside their priors, and their spreads."""
+    """Logarithms of the constants relative to their priors, in the order of `names`, and the spreads of the priors."""
 
     names: tuple[str, ...]
     shifts: Array

@@ -40,13 +40,13 @@ class Errors(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """How well layouts of one model, machine and batch are ordered.
+    """Ranking quality among layouts of one model, machine and batch.
 
     Attributes:
         groups: Groups of at least two layouts.
         pairs: Pairs that differ by more than 1 %.
         tau: Kendall's, over all pairs.
-        mean_regret: Of the layout that is predicted to be the fastest, beside the measured fastest.
+        mean_regret: Mean excess time of the layout predicted to be the fastest over the measured fastest.
         worst_regret: The largest.
     """
 
@@ -64,7 +64,7 @@ def usable(path: Path) -> tuple[list[Row], list[Row]]:
 
 
 def group_of(row: Row) -> str:
-    """Rows that never stand on both sides: one framework, model and device."""
+    """Rows that are never on both sides: one framework, model and device."""
     return "|".join((row["framework"], row["model"], row["device"]))
 
 
@@ -74,7 +74,7 @@ def fold_of(row: Row, num_folds: int = NUM_FOLDS) -> int:
 
 
 def is_held_back(row: Row) -> bool:
-    """Whether a row's group was left out while the terms and priors were chosen: an eighth of each family's groups, by a hash."""
+    """True if a row's group was left out while the terms and priors were chosen: an eighth of each family's groups, by a hash."""
     return group_of(row) in HELD_BACK
 
 

@@ -1,4 +1,4 @@
-"""What ran a published row, as a spec's `host`, `precision.recipe`, `recompute` and `sharding` say it."""
+"""Software of a published row as a spec's `host`, `precision.recipe`, `recompute` and `sharding`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def release_of(row: Row) -> str | None:
 
 
 def has_low_head(row: Row) -> bool:
-    """Whether the head multiplies in the recipe's dtype."""
+    """True if the head multiplies in the recipe's dtype."""
     return "full" in row["cuda_graph"] and row["model"] in LOW_HEADS and row["framework"] == "bridge"
 
 
 def has_padded_rows(row: Row) -> bool:
-    """Whether every rank fills its rows of an expert up to a multiple."""
+    """True if every rank fills its rows of an expert up to a multiple."""
     since = PADDED_ROWS.get(row["model"])
     return row["framework"] == "bridge" and row["precision"] != "bf16" and since is not None and (release_of(row) or "") >= since
 

@@ -1,4 +1,4 @@
-"""The page's section on SimuMax's runs: every row of its table, beside its own prediction."""
+"""The page's section on SimuMax's runs: every row of its table, with its own prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Replayed(NamedTuple):
     """Rows of one machine, all of them replayed and some of them fitted.
 
     Attributes:
-        rows: Of `simumax.rows_of`.
+        rows: Rows from `simumax.rows_of`.
         own: Predicted over measured, by the constants of the data file.
         others: The same, by constants fitted without any row of the machine.
     """

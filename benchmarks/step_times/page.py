@@ -31,7 +31,7 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         own: Predicted over measured, constants fitted to all rows.
         blind: The same, cross-validated.
         foreign: The same, without the row's device or framework.
-        megarun: Of bf16 rows, by megarun's model, see `folds.replayed`.
+        megarun: Values of bf16 rows by megarun's model, see `folds.replayed`.
         machine: SimuMax's whole table.
     """
     tables = "".join(f"## Cross-validated, by {title}\n\n{_table(title, folds.by(rows, blind, key))}\n\n" for title, key in _KEYS)

@@ -1,4 +1,4 @@
-"""What each constant is expected to be before steps are fitted: value, spread of its logarithm, unit and source."""
+"""Priors of the constants that are fitted to steps: value, spread of its logarithm, unit and source."""
 
 from __future__ import annotations
 

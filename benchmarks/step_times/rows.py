@@ -22,7 +22,7 @@ PACKED = frozenset({"nemo", "bridge"})
 """Frameworks whose fine-tuning benchmarks pack SQuAD: NeMo's recipes by performance_mode, Bridge's by packed_sequence_specs. Automodel's
 mock rows are whole."""
 SQUAD_TOKENS = 180.0
-"""Of a packed question: contexts of SQuAD 1.1 have about 120 words, questions 10, answers 3."""
+"""Tokens of a packed question: contexts of SQuAD 1.1 have about 120 words, questions 10, answers 3."""
 HYBRID_SHARDED = frozenset({"nemotron3-ultra"})
 """Models whose Bridge recipes shard inside an NVLink domain and replicate over domains."""
 RECOMPUTE_MODULES = frozenset({"core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act"})
@@ -40,7 +40,7 @@ def workload(row: Row) -> TimedStep:
 
 
 def launch_is_said(row: Row) -> bool:
-    """Whether the row's spec also has what ran it: its host, recipe and recompute give the software that the row alone gives."""
+    """True if the row's spec also has what ran it: its host, recipe and recompute give the software that the row alone gives."""
     spec, alone = specs.spec_of(row), software_of(row)
     if not framework(alone.name).releases:
         alone = alone._replace(release=None)  # no constant depends on it
@@ -82,7 +82,7 @@ def software_of(row: Row) -> Software:
 
 
 def recomputed_of(row: Row) -> Recomputed:
-    """What backward computes again."""
+    """Operations that backward computes again."""
     given = row["recompute"]
     modules = frozenset(name for name in RECOMPUTE_MODULES if given.get(name))
     return Recomputed(float(given.get("full", 0.0)), bool(given.get("sac_op")), modules)

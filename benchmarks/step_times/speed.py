@@ -1,4 +1,4 @@
-"""CPU time that 1,000 step times of one model under different meshes take, beside their memory evaluations.
+"""CPU time of 1,000 step times of one model under different meshes, and of their memory evaluations.
 
 python benchmarks/step_times/speed.py [SPEC.yaml]
 """

@@ -1,8 +1,8 @@
 """The vocabulary of the operations' facts: plain integers, without torch.
 
-`ops/<operation>/facts.py` has a record of the sizes of a call. From it follow which sizes the Triton kernels take, their tiles, the bytes
-they hold inside themselves, and, for each implementation, what a pass moves, multiplies and launches. The kernels' launch code, the
-registration of scratch and cost, the roofline and `megaplan` read the same record.
+`ops/<operation>/facts.py` has a record of the sizes of a call. Its methods say which sizes the Triton kernels take, with which tiles and
+scratch, and how many bytes, FLOPs and launches a pass of each implementation has. The kernels' launch code, the registration of scratch
+and cost, the roofline and `megaplan` read the same record.
 
 FLOPs of a pass are counted in bf16 products: TF32 runs at half that rate, and an fp32 product is three TF32 ones.
 """
@@ -14,6 +14,12 @@ from typing import NamedTuple, Protocol
 
 SMALLEST_DOT = 16
 """Smallest side of a matrix product's tile, in elements."""
+LARGEST_TILE = {2: 64, 4: 16}
+"""Largest number of positions of a scan's tile, by bytes of an element: a warp group's rows of a product, and fewer in fp32."""
+TILE_ELEMENTS = 2048
+"""Elements of a tile of narrow rows, which share it."""
+LARGEST_TILE_WIDTH = 1024
+"""Columns of a tile of rows that several programs share."""
 SUMS_BYTES = 4
 """Bytes of an accumulated value: fp32."""
 TF32 = 2
@@ -21,7 +27,7 @@ TF32 = 2
 EXACT = 3 * TF32
 """bf16 products that take the time of one fp32 product."""
 ISSUED = 32
-"""bf16 products in the time that issues one instruction of a thread: 4,096 and 128 a clock and multiprocessor of Hopper."""
+"""bf16 products in the time of one issued instruction of a thread: a multiprocessor of Hopper does 4,096 and 128 per clock."""
 
 
 PRODUCT, MEMORY, ADD, SUM, JOIN = "product", "memory", "add", "add.fp32", "join"
@@ -91,7 +97,7 @@ class Work:
         )
 
 
-class Part(NamedTuple):
+class KindWork(NamedTuple):
     """The kernels of one kind in a pass: those that reach the same share of their counted floor.
 
     Attributes:
@@ -109,8 +115,16 @@ class Part(NamedTuple):
     steps: int = 0
 
 
-class Share(NamedTuple):
-    """The kernels of one kind as parts of `of` of a pass's bytes and products."""
+class KindShare(NamedTuple):
+    """The kernels of one kind in a pass, as fractions of its bytes and products.
+
+    Attributes:
+        kind: Name of the kind, as in a device's measured constants.
+        num_bytes: Numerator of the fraction of the bytes.
+        flops: Numerator of the fraction of the products.
+        launches: Number of kernels.
+        of: Denominator of both.
+    """
 
     kind: str
     num_bytes: int = 100
@@ -123,27 +137,27 @@ class Pass(NamedTuple):
     """One pass of an operation on a rank's microbatch.
 
     Attributes:
-        num_bytes: Bytes read and written, weights left out.
-        flops: FLOPs of products, in bf16's.
+        num_bytes: Bytes read and written, without weights.
+        flops: FLOPs of products, in units of bf16 products.
         launches: Number of kernels.
-        kinds: Kinds of kernels that the pass consists of; of shares, the first has the launches that the others leave. Empty where no
-            constants are measured.
+        kinds: Kinds of kernels that the pass consists of; if they are fractions, the first has the launches that are left after the
+            others. Empty if no constants are measured.
         is_fp32: True if products run in fp32, outside tensor cores; plain torch only.
     """
 
     num_bytes: int
     flops: int
     launches: int
-    kinds: tuple[Part | Share, ...] = ()
+    kinds: tuple[KindWork | KindShare, ...] = ()
     is_fp32: bool = False
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[KindWork, ...]:
         """The kinds with their bytes and products."""
         rest = self.launches - sum(kind.launches for kind in self.kinds[1:])
         return tuple(
             kind
-            if isinstance(kind, Part)
-            else Part(
+            if isinstance(kind, KindWork)
+            else KindWork(
                 kind.kind,
                 self.num_bytes * kind.num_bytes // kind.of,
                 self.flops * kind.flops // kind.of,
@@ -157,7 +171,7 @@ Passes = tuple[Pass, Pass]
 """Forward, and backward with the gradients of weights."""
 
 
-class Inside(NamedTuple):
+class KernelScratch(NamedTuple):
     """Peak bytes that an operation holds inside itself, in addition to operands and results, forward and backward."""
 
     forward: int
@@ -195,7 +209,7 @@ class Facts(Protocol):
         ...
 
 
-class Multiple(NamedTuple):
+class KernelPass(NamedTuple):
     """A pass by Triton kernels whose bytes and products are percentages of the ideal ones.
 
     Attributes:
@@ -208,7 +222,7 @@ class Multiple(NamedTuple):
     percent: int = 100
     launches: int = 1
     products: int = 100
-    kinds: tuple[Share, ...] = ()
+    kinds: tuple[KindShare, ...] = ()
 
 
 class PlainPass(NamedTuple):
@@ -225,7 +239,7 @@ class PlainPass(NamedTuple):
     launches: int = 1
 
 
-class Plain(NamedTuple):
+class PlainPasses(NamedTuple):
     """An operation by plain torch.
 
     Attributes:
@@ -271,7 +285,7 @@ def ideal(work: Work, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
     )
 
 
-class Multiples(NamedTuple):
+class FixedRatios(NamedTuple):
     """Facts of an operation whose implementations move multiples of its ideal bytes, whatever its sizes.
 
     Attributes:
@@ -280,9 +294,9 @@ class Multiples(NamedTuple):
         torch: The operation by plain torch; None for one kernel that is ideal.
     """
 
-    forward: Multiple | None = None
-    backward: Multiple | None = None
-    torch: Plain | None = None
+    forward: KernelPass | None = None
+    backward: KernelPass | None = None
+    torch: PlainPasses | None = None
 
     def kernels(self, work: Work, tokens: int) -> Passes | None:
         """See `Facts`."""

@@ -56,14 +56,14 @@ class Mutant(NamedTuple):
     """A change of one node.
 
     Attributes:
-        path: Of the module, from the root of the tree.
-        line: Of the node, from 1.
+        path: Path of the module, from the root of the tree.
+        line: Line of the node, from 1.
         statement: First line of its statement.
-        start: Of the replaced text, in bytes.
-        stop: Its end.
-        text: What takes its place.
-        what: In words.
-        on_import: Whether it runs when the module is imported, not when a function is called.
+        start: Start of the replaced text, in bytes.
+        stop: End of the replaced text, in bytes.
+        text: Replacement.
+        what: Description of the change.
+        on_import: True if it runs when the module is imported, not when a function is called.
     """
 
     path: str
@@ -92,7 +92,7 @@ class Mutant(NamedTuple):
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
-    """Every change of a module, in the order of its text."""
+    """All mutants of a module, in source order."""
     return sorted(_Finder(path, source).found, key=lambda mutant: (mutant.start, mutant.stop, mutant.text))
 
 
@@ -128,21 +128,21 @@ class _Finder(ast.NodeVisitor):
         self._statement = outer
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """A text."""
+        """Skip texts."""
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """What is said of an error."""
+        """Skip expressions whose only purpose is the text of an error."""
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """Kept by whoever reads the code."""
+        """Skip assertions, which are for readers."""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Its body alone."""
+        """Visit only the body of a class."""
         for each in node.body:
             self.visit(each)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Its defaults and its body: no decorators, no annotations."""
+        """Visit defaults and body of a function, without decorators and annotations."""
         for default in (*node.args.defaults, *node.args.kw_defaults):
             if default is not None:
                 self.visit(default)
@@ -278,5 +278,5 @@ class _Finder(ast.NodeVisitor):
 
 
 def all_mutants(files: Iterator[tuple[str, bytes]]) -> list[Mutant]:
-    """Of all modules, in their order; every one is a program that parses."""
+    """Mutants of all modules, in their order; every one is a program that parses."""
     return [mutant for path, source in files for mutant in mutants_of(path, source)]

@@ -1,11 +1,11 @@
-"""megaplan: what each GPU of a training run will hold, and where to cut the model into pipeline stages.
+"""megaplan: the memory of each GPU in a training run, and the best cuts of a model into pipeline stages.
 
     import megaplan
 
     megaplan.estimate("plans/nam56r-8xh200.yaml").peak_bytes
     megaplan.split("spec.yaml", mesh__pp=4).write("plan.json")
 
-Each name is imported when it is first asked for; none of them needs torch.
+Each name is imported on first use; none of them needs torch.
 """
 
 from __future__ import annotations

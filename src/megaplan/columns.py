@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Column(StrEnum):
-    """Where a byte is booked: by owner rule, whatever the degree (see `megaplan explain COLUMN`)."""
+    """Kind of a byte's owner, the same for every degree (see `megaplan explain COLUMN`)."""
 
     REPLICATED_PARAMS = "replicated_params"
     TENSOR_PARALLEL_PARAMS = "tensor_parallel_params"
@@ -38,7 +38,7 @@ class Phase(StrEnum):
 
 
 class Basis(StrEnum):
-    """How sure a number is.
+    """Source and accuracy of a number.
 
     Counted from shapes, from a model of the runtime, from a data sheet or trace by others, measured by us, fitted to published
     measurements, or given in the spec.

@@ -1,4 +1,4 @@
-"""Devices: memory, speed and what lies outside torch's allocator, each number with its basis and source (`devices.json`)."""
+"""Devices: memory, speed and memory outside torch's allocator, each number with its basis and source (`devices.json`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = Path(__file__).with_name("devices.json")
 
 
 class Figure(NamedTuple):
-    """A number with where it comes from."""
+    """A number with its source."""
 
     value: int
     basis: Basis
@@ -28,22 +28,23 @@ class Device(NamedTuple):
     """One device of the data file.
 
     Attributes:
-        name: As specs name it.
-        generation: Of its kernels: devices of one generation share what kernels reach (`ampere`, `hopper`, `blackwell`, `cdna`).
+        name: Name in specs.
+        generation: Generation of its kernels; devices of one generation share the kernels' efficiencies (`ampere`, `hopper`, `blackwell`,
+            `cdna`).
         num_sms: Multiprocessors, or compute units.
-        note: What a reader should know before the figures are used; None for nothing.
+        note: Note to read before using the figures; None for none.
         capacity: Bytes torch reports as the device's total.
         reserve: Bytes outside torch's allocator, by item.
         gemm_workspace: Bytes that GEMM libraries take inside torch's allocator.
-        peak_flops: Dense multiply-add FLOPs per second, by short dtype name; a dtype that the device does not multiply is absent.
+        peak_flops: Dense multiply-add FLOPs per second, by short dtype name; dtypes that the device does not multiply are absent.
         memory_bandwidth: Bytes per second of device memory.
         node_bandwidth: Bytes per second to the other devices of a node, one direction.
         network_bandwidth: Bytes per second of one device to other nodes, one direction: its adapter.
-        domain: Devices that reach each other at `node_bandwidth`.
+        domain: Number of devices that reach each other at `node_bandwidth`.
         efficiency: Percent of a peak that is reached: of FLOPs for the linears of a letter's blocks and of the `head`, and for
             the kernels `attention`, `scan`, `experts` and `recurrence`; of `memory`, `node` and `network` bandwidth.
-        launch: Nanoseconds of one kernel beside its work.
-        collective_latency: Nanoseconds of one send or collective beside its bytes.
+        launch: Nanoseconds of one kernel in addition to its work.
+        collective_latency: Nanoseconds of one send or collective in addition to the transfer of its bytes.
         recurrence_step: Nanoseconds of one step of a recurrence that cannot run in parallel over positions.
     """
 
@@ -70,7 +71,7 @@ class Device(NamedTuple):
         return self.gemm_workspace.value
 
     def with_reserve(self, given: Mapping[str, Figure]) -> Device:
-        """The device with other items of its reserve, or with more of them."""
+        """The device with other or additional items of its reserve."""
         return self._replace(reserve=tuple((dict(self.reserve) | dict(given)).items()))
 
     def with_peaks(self, given: Mapping[str, Figure]) -> Device:
@@ -80,7 +81,7 @@ class Device(NamedTuple):
 
 @cache
 def _data() -> dict[str, Any]:
-    """Every device's record: what devices share, and in its place what a device has of its own."""
+    """Every device's record: shared values, overridden by the device's own."""
     document: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return {name: document["shared"] | record for name, record in document["devices"].items()}
 
@@ -92,7 +93,7 @@ def device_names() -> tuple[str, ...]:
 
 @cache
 def load_device(name: str) -> Device:
-    """The device called `name`.
+    """The device with this name.
 
     Raises:
         MegaplanError: MP504 if the data file has none.

@@ -9,7 +9,7 @@ class DType(StrEnum):
     """An element type by its short name, as specs and plans spell it.
 
     Attributes:
-        bytes: Of one element.
+        bytes: Bytes of one element.
     """
 
     bytes: int
@@ -29,5 +29,5 @@ class DType(StrEnum):
 
     @property
     def of_products(self) -> DType:
-        """What a matrix product of weights of this dtype makes, activation or gradient: fp8 is a dtype of weights alone, and makes bf16."""
+        """Dtype of the result of a product with weights of this dtype, activation or gradient: fp8 is for weights only, and gives bf16."""
         return DType.BF16 if self is DType.FP8 else self

@@ -15,7 +15,7 @@ from megaplan.foreign import one_line, printable
 
 
 class Severity(StrEnum):
-    """How much a diagnostic matters: an error stops the command, a warning states a consequence, a note informs."""
+    """Effect of a diagnostic: an error stops the command, a warning states a consequence, a note informs."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -23,7 +23,7 @@ class Severity(StrEnum):
 
 
 class Location(NamedTuple):
-    """Where a diagnostic points: file as the user named it, 1-based line and column, dotted key (`mesh.ep`)."""
+    """Position of a diagnostic: file as the user named it, 1-based line and column, dotted key (`mesh.ep`)."""
 
     file: str | None = None
     line: int | None = None
@@ -51,7 +51,7 @@ class MegaplanError(Exception):
         super().__init__("; ".join(f"{d.code}: {d.summary} ({d.detail})" for d in self.diagnostics))
 
     def __reduce__(self) -> tuple[type[MegaplanError], tuple[tuple[Diagnostic, ...]]]:
-        return type(self), (self.diagnostics,)  # of a rank, read by others
+        return type(self), (self.diagnostics,)  # of a rank; other ranks read it
 
 
 class Diagnostics:
@@ -83,7 +83,7 @@ class Diagnostics:
 
 
 def render_diagnostic(found: Diagnostic) -> str:
-    """Plain text of one finding: summary, the values, the place, the hints; the command line only adds colour.
+    """Plain text of one finding: summary, values, position, hints; the command line only adds colour.
 
     Values come from files that others wrote: control characters are escaped (`megaplan.foreign`).
     """
@@ -100,7 +100,7 @@ def render_diagnostic(found: Diagnostic) -> str:
 
 
 def render_location(location: Location) -> str:
-    """`file:line: key`, as far as they are known; empty if nothing is."""
+    """`file:line: key`, as far as known; empty if nothing is."""
     place = location.file or ""
     if location.line is not None:
         place = f"{place}:{location.line}" if place else f"line {location.line}"

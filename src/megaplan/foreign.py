@@ -1,7 +1,7 @@
-"""Text from files that others wrote, made safe to show: on a terminal, in Markdown, in XML.
+"""Text from foreign files, made safe for display: on a terminal, in Markdown, in XML.
 
-A terminal runs escape sequences, a line break forges a line of output, Markdown takes HTML and links, and a mark of writing direction shows
-characters in another order than they have. So every control character is shown as its escape, in the form that JSON has.
+A terminal runs escape sequences, a line break forges a line of output, Markdown takes HTML and links, and a direction mark shows
+characters out of order. Therefore every control character is shown as its escape, in the form of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def printable(text: str) -> str:
-    """The text with every control character but tabs and line feeds as an escape."""
+    """The text with every control character except tabs and line feeds as an escape."""
     return _CONTROL.sub(_escape, text)
 
 

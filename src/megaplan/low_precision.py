@@ -19,7 +19,7 @@ FORMATS = {
     "fp8_blockwise": "e4m3",
     "mxfp8": "e4m3",
 }
-"""hybrid: e4m3 forward and e5m2 for gradients; 4 bits have one format."""
+"""Number formats. hybrid: e4m3 forward and e5m2 for gradients; 4 bits have one format."""
 TRAINED = frozenset({"fp8_current", "fp8_rowwise"})
 """Recipes that megarun trains."""
 GENERATIONS = {
@@ -32,44 +32,44 @@ GENERATIONS = {
 }
 """Generations whose tensor cores multiply under a recipe; blockwise runs as MXFP8 on Blackwell, with its own scales."""
 MULTIPLE = {"mxfp8": 32}
-"""What both dimensions of a weight divide by where that is not 16; partial blocks of 128 have a scale too."""
+"""Required divisor of both dimensions of a weight, if it is not 16; partial blocks of 128 have a scale too."""
 ROLES_FORWARD, ROLES_BACKWARD = 3, 2
-"""Tensors of a linear that delayed scaling keeps a history for: input, weight, output; the output's gradient, the input's."""
+"""Tensors of a linear with a history under delayed scaling: input, weight, output; the output's gradient, the input's."""
 SCALE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How matrices are scaled, on a generation of devices."""
+    """Scaling of matrices on a generation of devices."""
 
     name: RecipeName
     generation: str
 
     @property
     def transposes(self) -> bool:
-        """Whether the column-wise copy has bytes of its own: before Blackwell, and wherever blocks are scaled."""
+        """True if the column-wise copy has its own bytes: before Blackwell, and for scaled blocks."""
         return self.name not in PER_TENSOR or self.generation != "blackwell"
 
     @property
     def multiple(self) -> int:
-        """What the dimensions of a weight, and the rows of an expert, divide by."""
+        """Required divisor of the dimensions of a weight, and of the rows of an expert."""
         return MULTIPLE.get(self.name, 16)
 
     @property
     def row_padding(self) -> int:
-        """What an expert's rows are padded to a multiple of."""
+        """Multiple to which an expert's rows are padded."""
         return 32 if self.name in ("mxfp8", "nvfp4") else 16
 
     def rowwise_bytes(self, rows: int, columns: int, *, weight: bool = False) -> int:
-        """Of a copy scaled along its columns."""
+        """Bytes of a copy scaled along its columns."""
         return self._elements(rows * columns) + self._scales(rows, columns, weight)
 
     def columnwise_bytes(self, rows: int, columns: int, *, weight: bool = False) -> int:
-        """Of a copy scaled along its rows, alone."""
+        """Bytes of the separate copy scaled along its rows."""
         return self._elements(rows * columns) + self._scales(columns, rows, weight)
 
     def both_bytes(self, rows: int, columns: int, *, weight: bool = False) -> int:
-        """Of both copies, where the device needs two."""
+        """Bytes of both copies, if the device needs two."""
         second = self.columnwise_bytes(rows, columns, weight=weight) if self.transposes else 0
         return self.rowwise_bytes(rows, columns, weight=weight) + second
 
@@ -77,7 +77,7 @@ class Recipe:
         return count // 2 if self.name == "nvfp4" else count
 
     def _scales(self, rows: int, columns: int, weight: bool) -> int:
-        """Of blocks along `columns`, padded as the products read them."""
+        """Number of scales for blocks along `columns`, padded as the products read them."""
         if self.name in PER_TENSOR:
             return SCALE
         if self.name == "fp8_rowwise":
@@ -90,7 +90,7 @@ class Recipe:
 
 
 def history_bytes(length: int) -> int:
-    """Of one linear's histories of maxima under delayed scaling, with its scales."""
+    """Bytes of one linear's histories of maxima under delayed scaling, with its scales."""
     return SCALE * (length + 1) * (ROLES_FORWARD + ROLES_BACKWARD)
 
 

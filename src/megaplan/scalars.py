@@ -29,7 +29,7 @@ FactorFromOne = Annotated[float, Field(ge=1, allow_inf_nan=False, strict=True)]
 FactorAboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False, strict=True)]
 Text = Annotated[str, Field(strict=True)]
 StrictBool = Annotated[bool, Field(strict=True)]
-Policy = Literal["none", "selective", "full"]
+RecomputePolicy = Literal["none", "selective", "full"]
 Percent = Annotated[int, Field(gt=0, le=100, strict=True)]
 Rate = Annotated[int, Field(gt=0, le=10**18, strict=True)]
 Nanoseconds = Annotated[int, Field(ge=0, le=10**9, strict=True)]
@@ -50,13 +50,13 @@ else:
 
 
 class Section(BaseModel):
-    """Base of every section: immutable, unknown keys are errors. Keys are described under `Attributes:`, one line each."""
+    """Base of every section: immutable, unknown keys are errors. `Attributes:` describes its keys, one line each."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # one validator is built, the spec's, instead of thirty
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # only the spec's validator is built, instead of thirty
 
 
 class OptionsSection(Section):
-    """A section with keys that are written only where they are given, so that adding one changes no plan's digest.
+    """A section whose optional keys are written only where they are given, so that a new one changes no plan's digest.
 
     `options` names them; `megaplan.spec.options` lists those that a spec sets, for everything that cannot build them.
     """

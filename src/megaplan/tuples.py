@@ -1,6 +1,6 @@
-"""Making named tuples where an evaluation makes hundreds."""
+"""A faster constructor of named tuples, for evaluations that make hundreds."""
 
 from __future__ import annotations
 
 new = tuple.__new__
-"""`new(Class, (…))`, from all fields in order: what the class's own constructor ends in, in half its time."""
+"""`new(Class, (…))` makes a tuple from all fields in order: the core of the class's own constructor, in half its time."""

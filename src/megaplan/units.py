@@ -1,4 +1,4 @@
-"""Bytes, counts, FLOPs and times: parsed exactly, formatted for people. Everything inside is an integer; GiB is display only."""
+"""Bytes, counts, FLOPs and times: parsed exactly, formatted for display. Internal values are integers; GiB is display only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parse_bytes(text: str) -> int:
     """Bytes of a size with its unit: `4GiB`, `512 MiB`, `80GB`, `1.5KiB`.
 
     Raises:
-        ValueError: If the text is no size, has no or an unknown unit, or is no whole number of bytes.
+        ValueError: The text is no size, has no or an unknown unit, or is no whole number of bytes.
     """
     match = _SIZE.fullmatch(text) if len(text) <= _MAX_SIZE_TEXT else None
     if match is None:
@@ -44,7 +44,7 @@ def format_bytes(num_bytes: int, digits: int = 2) -> str:
 
 
 def format_gib(num_bytes: int, digits: int = 2) -> str:
-    """Gibibytes whatever the size, for columns of a table: `0.03`."""
+    """Gibibytes for any size, for columns of a table: `0.03`."""
     return f"{num_bytes / 2**30:.{digits}f}"
 
 

@@ -1,4 +1,4 @@
-"""How diagnostics show values: short, on one line, safe for a terminal."""
+"""Display of values in diagnostics: short, on one line, safe for a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def quoted(text: str, limit: int = MAX_SHOWN) -> str:
 
 
 def show(value: Any) -> str:
-    """A plain value as a spec would write it; long ones are cut."""
+    """A plain value in the notation of a spec; long ones are truncated."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, list | tuple):
@@ -39,12 +39,12 @@ def show(value: Any) -> str:
 
 
 def argument(value: Any) -> str:
-    """A value of the spec as `--set KEY=VALUE` takes it, whole."""
+    """A complete value of the spec as `--set KEY=VALUE` takes it."""
     return f"[{', '.join(value)}]" if isinstance(value, tuple) else value if isinstance(value, str) else _scalar(value)
 
 
 def _inside(item: Any) -> str:
-    """An item of a list: a short list of scalars is shown, anything deeper is not."""
+    """An item of a list: a short list of scalars is shown, deeper values are not."""
     if isinstance(item, list | tuple):
         flat = len(item) <= 4 and not any(isinstance(part, list | tuple | dict) for part in item)
         return f"[{', '.join(show(part) for part in item)}]" if flat else "[…]"

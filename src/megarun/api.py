@@ -28,7 +28,7 @@ EVAL_EVERY = 100
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What to evaluate on, and when.
+    """Data and interval of evaluation.
 
     Attributes:
         data: A held-out token file; None: no such file.
@@ -59,22 +59,22 @@ def prepare_run(
     compiled: bool = False,
     elastic: bool = False,
 ) -> Run:
-    """A run with all that is asked of it, checked before torch is loaded.
+    """A run with all its settings, checked before torch is loaded.
 
     Args:
         planned: The plan's job, and the plan as checkpoints keep it.
         data: Token files, as `--data` names them.
         out: A new folder, or one of a run that is resumed.
-        command: What follows `megarun`, for hints.
+        command: Command line after `megarun`, for hints.
         steps: Optimizer steps; None: the plan's `training.steps`.
-        checkpoints: When to save, and what to start from.
-        evaluation: What to evaluate on.
+        checkpoints: Settings for saving, and the checkpoint to start from.
+        evaluation: Settings of evaluation.
         tensorboard: Write the metrics for TensorBoard too.
         compiled: torch.compile each block.
         elastic: The plan was chosen for the processes; there may be spare ones.
 
     Raises:
-        MegaplanError: What megarun does not build, a wrong number of processes, or the token files.
+        MegaplanError: The plan has something that megarun does not build, the number of processes is wrong, or the token files do not fit.
     """
     num_processes = planned[0].spec.mesh.world_size if elastic else started_processes()
     run = prepare(planned, data, out, steps, checkpoints, num_processes=num_processes, command=command)
@@ -127,7 +127,7 @@ def train(
         data: A token file; several as `FILE=WEIGHT` texts, or as a mapping from file to integer weight.
         out: A new folder, or that of the run to resume.
         steps: Optimizer steps, instead of the plan's `training.steps`.
-        seed: Of parameters and data, instead of the plan's `training.seed`.
+        seed: Seed of parameters and data, instead of the plan's `training.seed`.
         save_every: Optimizer steps between checkpoints; 0: only when a signal stops the run.
         keep: Checkpoints to leave, the newest; at least 2.
         resume: `auto` (the newest whole checkpoint of `out`), `never`, or a checkpoint's folder.
@@ -150,8 +150,8 @@ def train(
         the signal that ended the run before its last step, 0 if none did.
 
     Raises:
-        MegaplanError: What megarun does not build, a wrong number of processes, the token files, a run that `out` holds, ranks that do not
-            train the same, steps that stay bad.
+        MegaplanError: The plan has something that megarun does not build, the number of processes is wrong, the token
+            files do not fit, `out` holds another run, ranks do not train the same, or steps stay bad.
 
     Examples:
         >>> import megaplan, megarun

@@ -19,7 +19,7 @@ def open_regular(path: AnyPath) -> BinaryIO:
 
     Raises:
         OSError: It does not exist, cannot be opened, is a loop of links, or is not a regular file.
-        StorageError: Its storage fails.
+        StorageError: The storage of the file fails.
     """
     if isinstance(path, RemotePath):
         return path.open()
@@ -39,7 +39,7 @@ def read_bounded(path: AnyPath, max_bytes: int) -> str:
     Raises:
         OSError: See `open_regular`.
         ValueError: The file is larger, or not UTF-8.
-        StorageError: Its storage fails.
+        StorageError: The storage of the file fails.
     """
     if isinstance(path, RemotePath):
         data = path.read_bytes(max_bytes)
@@ -56,16 +56,16 @@ def size_of(path: AnyPath) -> int:
 
     Raises:
         OSError: It does not exist.
-        StorageError: Its storage fails.
+        StorageError: The storage of the file fails.
     """
     return path.size() if isinstance(path, RemotePath) else path.stat().st_size
 
 
 def entries(folder: AnyPath) -> list[AnyPath]:
-    """What is in a folder, by name; empty if it cannot be listed.
+    """Entries of a folder, by name; empty if it cannot be listed.
 
     Raises:
-        StorageError: Its storage fails.
+        StorageError: The storage of the folder fails.
     """
     try:
         return sorted(folder.iterdir())

@@ -57,19 +57,19 @@ class RemotePath:
         return RemotePath(self.url.rpartition("/")[0])
 
     def resolve(self) -> RemotePath:
-        """Itself: there are no links."""
+        """Return the path itself: a storage has no links."""
         return self
 
     def exists(self) -> bool:
-        """Whether it is a file, or a folder with something in it."""
+        """True if it is a file, or a folder with something in it."""
         return bool(self._tried("looked at", lambda: _filesystem(self.url).exists(self._path)))
 
     def is_file(self) -> bool:
-        """Whether it is a file."""
+        """True if it is a file."""
         return bool(self._tried("looked at", lambda: _filesystem(self.url).isfile(self._path)))
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What is in the folder; nothing if it does not exist."""
+        """Entries of the folder; nothing if it does not exist."""
         try:
             found = self._tried("listed", lambda: _filesystem(self.url).ls(self._path, detail=False))
         except FileNotFoundError:
@@ -143,7 +143,7 @@ class RemotePath:
             raise _failed(self.url, "written", 1, error) from error
 
     def _tried(self, what: str, action: Callable[[], _Result]) -> _Result:
-        """The action's result, after some attempts if it fails in a way that may pass."""
+        """Run the action, and repeat it after failures that may be transient."""
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             try:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients, scratch_bytes
 from megakernels._common import device
-from megakernels.ops.fp8_linear import choice, facts, reference
+from megakernels.ops.fp8_linear import facts, reference
 from megakernels.ops.fp8_linear import op as fp8_linear
 
 SCALED = pytest.mark.parametrize("scaling", ["tensor", "rows"])
@@ -71,7 +71,7 @@ def test_slices_give_the_same_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         return [tensor.float() for pair in (kept, *others) for tensor in pair]
 
     whole = copies()
-    monkeypatch.setattr(facts, "SLICE_ELEMENTS", 5 * 48)
+    monkeypatch.setattr(facts, "SCALED_SLICE_ELEMENTS", 5 * 48)
     assert reference.slice_rows(37, 48) == 5
     assert all(torch.equal(first, second) for first, second in zip(whole, copies(), strict=True))
 
@@ -189,7 +189,7 @@ def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: boo
     monkeypatch.setitem(device._chosen, "kernels", kernels)
     if kernels == "triton":
         kernel = pytest.importorskip("megakernels.ops.fp8_linear.kernel")
-        monkeypatch.setattr(choice, "runs_triton", lambda _: True)
+        monkeypatch.setattr(device, "runs_triton", lambda *_: True)
         for name in ("fp8_maxima_kernel", "fp8_scale_kernel", "fp8_round_kernel", "fp8_turn_kernel"):
             monkeypatch.setattr(kernel, name, Idle())
     monkeypatch.setattr(reference, "has_tensor_cores", lambda _: True)

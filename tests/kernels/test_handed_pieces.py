@@ -31,7 +31,7 @@ from megakernels import (
     ssd_piece_backward,
 )
 from megakernels.ops.gated_delta.piece import DeltaSettings
-from megakernels.ops.mamba3.piece import Settings
+from megakernels.ops.mamba3.piece import Mamba3Settings
 
 pytestmark = pytest.mark.requirement("R-33")
 PIECES, LENGTH, BATCH = 4, 6, 2
@@ -177,7 +177,7 @@ def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_ang
     inputs += [draw(heads, rank, dim), draw(heads, rank, dim), draw(heads), draw(heads)]
     inputs += [draw(heads, rank, width) if rank > 1 else None for _ in range(3)]
     whole_starts, starts = document_starts(packed)
-    settings = Settings(chunk_size=3, save_every=4, heavy_tail=heavy_tail)
+    settings = Mamba3Settings(chunk_size=3, save_every=4, heavy_tail=heavy_tail)
     expected = mamba3(*inputs, 3, whole_starts, save_every=4, heavy_tail=heavy_tail)
     gradient = torch.randn_like(expected)
     given = [tensor for tensor in inputs if tensor is not None]

@@ -40,7 +40,7 @@ def test_an_indexer_is_trained_by_its_own_loss_alone() -> None:
 @pytest.mark.parametrize("num_queries", [7, 64])
 def test_of_equal_scores_the_first_keys_are_chosen(num_queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero weights score all keys equally: the first three are selected, as if the others did not exist, also in backward."""
-    monkeypatch.setattr(reference, "BLOCK_QUERIES", num_queries)
+    monkeypatch.setattr(reference, "PLAIN_QUERIES", num_queries)
     inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64)
     inputs["index_weights"] = torch.zeros_like(inputs["index_weights"])
     found = indexed_attention(**inputs, scale=0.3, top_k=3, loss_factor=1.0, eps=1e-5)
@@ -58,7 +58,7 @@ def test_of_equal_scores_the_first_keys_are_chosen(num_queries: int, monkeypatch
 @pytest.mark.parametrize(("window", "packed"), [(None, False), (9, False), (None, True)])
 def test_another_layer_attends_to_the_choice(num_queries: int, window: int | None, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice is the largest scores, by sorting them; attention to it has the values and gradients of the layer that chose."""
-    monkeypatch.setattr(reference, "BLOCK_QUERIES", num_queries)
+    monkeypatch.setattr(reference, "PLAIN_QUERIES", num_queries)
     inputs = next(case for case in CASES if case.name == "indexed_attention").make(40, torch.float64)
     starts, numbers = document_starts(40) if packed else None, {"scale": 0.3, "top_k": 6, "loss_factor": 0.0, "eps": 1e-5}
     expected = indexed_attention(**inputs, **numbers, window=window, starts=starts)

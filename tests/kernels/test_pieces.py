@@ -18,7 +18,7 @@ from megakernels import (
     indexed_attention_pieces_backward,
     indexed_attention_pieces_choice,
 )
-from megakernels.ops.indexed_attention.pieces import Settings
+from megakernels.ops.indexed_attention.pieces import IndexedSettings
 
 NUM_RANKS, LENGTH = 2, 6
 T = 2 * NUM_RANKS * LENGTH
@@ -94,7 +94,7 @@ def test_indexed_attention_of_all_pieces_chooses_as_over_the_sequence(window: in
     for rank, (q, _, _, index_q, _, weights) in enumerate(parts):
         k, v, keys = gathered
         given = q, k, v, index_q, keys, weights, *tables[rank], None if starts is None else own(starts, rank)
-        settings = Settings(**numbers, query_pieces=zig_zag(rank), key_pieces=stored)
+        settings = IndexedSettings(**numbers, query_pieces=zig_zag(rank), key_pieces=stored)
         found = indexed_attention_pieces(*given, settings)
         assert rms_ratio(found[0], own(expected, rank)) < 1e-12
         with_choice = indexed_attention_pieces_choice(*given, settings)

@@ -73,7 +73,7 @@ def test_slices_of_a_vocabulary_make_the_whole_loss_and_gradient(num_slices: int
 @pytest.mark.parametrize("num_parts", [1, 2, 5])
 def test_parts_of_a_head_make_the_whole_loss_and_gradients(num_parts: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part walks over slices of its own words."""
-    monkeypatch.setattr(linear_facts, "SLICE_ELEMENTS", 7 * 4)
+    monkeypatch.setattr(linear_facts, "LOGITS_SLICE_ELEMENTS", 7 * 4)
     _, labels = words(num_parts, dtype)
     generator = torch.Generator().manual_seed(3)
     x, weight = (torch.randn(count, 9, generator=generator, dtype=torch.float64).to(dtype) for count in (7, 6 * num_parts))
@@ -104,7 +104,7 @@ class InPlace:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_walk_holds_what_it_states(dtype: torch.dtype, needs: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that multiplies bf16 into fp32, which `meta` represents; without per-row values, smaller than any tensor here."""
-    monkeypatch.setattr(linear_facts, "SLICE_ELEMENTS", 256 * 33)
+    monkeypatch.setattr(linear_facts, "LOGITS_SLICE_ELEMENTS", 256 * 33)
     x, weight = (torch.empty(count, 64, dtype=dtype, device="meta") for count in (256, 100))
     labels, lse, share = torch.empty(256, dtype=torch.int64, device="meta"), torch.empty(256, device="meta"), torch.empty((), device="meta")
     with Storages(smallest=1001) as forward:

@@ -53,7 +53,7 @@ def forward_and_backward(call: Callable[..., Tensor], *inputs: Tensor) -> tuple[
 
 
 def test_attention_never_holds_a_score_matrix_of_all_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_reference, "SCRATCH_ELEMENTS", MEBIBYTE // 4 // 8)  # 128 KiB of fp32 scores
+    monkeypatch.setattr(attention_reference, "PLAIN_SCORES", MEBIBYTE // 4 // 8)  # 128 KiB of fp32 scores
     q, k, v = (torch.randn(1, 1024, 4, 16, requires_grad=True) for _ in range(3))
     whole_matrix_bytes = 4 * 1024 * 1024 * 4
     assert peak_bytes(lambda: forward_and_backward(lambda q, k, v: attention(q, k, v, 0.25), q, k, v)) < whole_matrix_bytes // 4
@@ -64,13 +64,13 @@ def test_attention_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPat
     for window in (None, 1, 37):
         whole = forward_and_backward(lambda q, k, v, window=window: attention(q, k, v, 0.3, window), q, k, v)
         with monkeypatch.context() as patch:
-            patch.setattr(attention_reference, "BLOCK_QUERIES", 7)
+            patch.setattr(attention_reference, "PLAIN_QUERIES", 7)
             blocks = forward_and_backward(lambda q, k, v, window=window: attention(q, k, v, 0.3, window), q, k, v)
         assert max(rms_ratio(a, b) for a, b in zip(blocks, whole, strict=True)) < 1e-12
 
 
 def test_cross_entropy_holds_no_fp32_copy_of_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy_reference, "SCRATCH_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(cross_entropy_reference, "PLAIN_LOGITS", 1 << 14)
     logits = torch.randn(1024, 1024, dtype=torch.bfloat16, requires_grad=True)
     labels = torch.arange(1024)
     gradient_bytes = logits.numel() * 2
@@ -78,7 +78,7 @@ def test_cross_entropy_holds_no_fp32_copy_of_the_logits(monkeypatch: pytest.Monk
 
 
 def test_logits_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_facts, "SLICE_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(linear_facts, "LOGITS_SLICE_ELEMENTS", 1 << 14)
     x, labels = torch.randn(256, 16, requires_grad=True), torch.zeros(256, dtype=torch.int64)
     weight = torch.randn(4096, 16)
     peak = peak_bytes(lambda: forward_and_backward(lambda x: linear_cross_entropy(x, weight, labels), x))

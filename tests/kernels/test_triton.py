@@ -32,7 +32,7 @@ GROUPS = 4
 
 OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.stem not in ("compile", "issue", "overwritten"))
 CHECKS = sorted(path.stem.removeprefix("check_") for path in (HERE / "interpreted").glob("check_*.py"))
-LOADERS = ("load_part", "tile_at")
+LOADERS = ("load_part", "load_rows", "tile_at")
 """Functions that return what they load: their callers widen it."""
 NO_ARITHMETIC = (
     *("rstd", "maxima", "scales", "starts", "classes", "labels", "bits"),

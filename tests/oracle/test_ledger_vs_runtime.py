@@ -192,7 +192,7 @@ def test_a_stage_keeps_the_sum_of_its_blocks(kind: str, seed: int, random_specs:
 
 
 def expected_peaks(sums: BlockBytes) -> list[tuple[int, int]]:
-    return [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
+    return [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.accumulating_bytes)]
 
 
 @pytest.mark.parametrize(("kind", "seed"), CASES)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megakernels import scratch_bytes, use_kernels
-from megakernels.facts import Inside
+from megakernels.facts import KernelScratch
 from megakernels.ops.gated_delta import facts as delta_facts
 from megakernels.ops.mamba3 import facts as trapezoidal_facts
 from megaplan.blocks.dims import Dims
@@ -72,7 +72,7 @@ def stated(name: str, operands: tuple[Any, ...]) -> int:
     return scratch_bytes(f"megakernels.{name}.default", operands)
 
 
-def expected(found: Inside | None) -> tuple[int, int]:
+def expected(found: KernelScratch | None) -> tuple[int, int]:
     return (0, 0) if found is None else (found.forward, found.backward)
 
 

@@ -131,7 +131,7 @@ def test_the_working_set_of_a_tp_rank(kind: str, policy: str, kernels: str, tp: 
     inventory, stage, _ = built(spec)
     sums = block_bytes(spec, local_dims(spec), "layers.0", inventory.layers[0])
     found = live_storages.peaks(Alone(stage, 0), residual(spec))
-    assert found == [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
+    assert found == [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.accumulating_bytes)]
 
 
 class HeadAndLoss(nn.Module):
@@ -157,7 +157,7 @@ def test_the_working_set_of_head_and_loss(vocab_parallel: bool, tp: int, live_st
     ledger = block_ledger(spec, "head", inventory.block("head"))
     assert sorted(storage.nbytes for storage in kept) == sorted(tensor.bytes for tensor in ledger.saved)
     sums = block_bytes(spec, local_dims(spec), "head", inventory.block("head"))
-    expected = [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
+    expected = [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.accumulating_bytes)]
     slack = (1 if vocab_parallel else 0) * labels.numel() + 16
     for found, wanted in zip(live_storages.peaks(module, residual(spec)), expected, strict=True):
         assert all(abs(a - b) <= slack for a, b in zip(found, wanted, strict=True)), (found, wanted)
@@ -172,7 +172,7 @@ def test_the_working_set_of_a_cut_embedding(tp: int, live_storages: ModuleType) 
     arriving = sums.output_bytes  # the caller's gradient, which a chunk would have freed
     for index, (forward, backward) in enumerate(live_storages.peaks(stage.embedding, tokens)):
         assert 0 <= forward - sums.forward_bytes <= tokens.numel()
-        assert 0 <= backward - arriving - (sums.again_bytes if index else sums.backward_bytes) <= tokens.numel() + 16
+        assert 0 <= backward - arriving - (sums.accumulating_bytes if index else sums.backward_bytes) <= tokens.numel() + 16
 
 
 class JoinedHead(nn.Module):
@@ -198,7 +198,7 @@ def test_the_working_set_of_head_and_loss_in_one(vocab_parallel: bool, precision
     ledger = block_ledger(spec, "head", inventory.block("head"))
     sums = block_bytes(spec, local_dims(spec), "head", inventory.block("head"))
     assert sorted(storage.nbytes for storage in saved_storages(module, (x,)).kept) == sorted(tensor.bytes for tensor in ledger.saved)
-    expected = [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.again_bytes)]
+    expected = [(sums.forward_bytes, sums.backward_bytes), (sums.forward_bytes, sums.accumulating_bytes)]
     slack = (1 if vocab_parallel else 0) * labels.numel() + 16
     for found, wanted in zip(live_storages.peaks(module, residual(spec)), expected, strict=True):
         assert all(abs(one - other) <= slack for one, other in zip(found, wanted, strict=True)), (found, wanted)

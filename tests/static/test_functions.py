@@ -40,7 +40,7 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def complexity(function: Function) -> int:
-    """Of a function, by the rule above."""
+    """Complexity of a function by the rule above."""
     found = 1
     for node in own_nodes(function):
         if isinstance(node, DECISIONS):
@@ -53,7 +53,7 @@ def complexity(function: Function) -> int:
 
 
 def is_triton(function: Function) -> bool:
-    """Whether Triton compiles it."""
+    """True if Triton compiles it."""
     return any("triton.jit" in ast.unparse(each) for each in function.decorator_list)
 
 

@@ -1,4 +1,4 @@
-"""What CI and `make` install: every file by its hash, in the versions of constraints.txt."""
+"""Locked requirements of CI and `make`: every file by its hash, in the versions of constraints.txt."""
 
 import re
 import tomllib

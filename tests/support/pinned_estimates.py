@@ -27,7 +27,7 @@ def estimated(document: Any) -> dict[str, str]:
     time = found.step_time
     if isinstance(time, PlannedTime):
         row |= {"step_microseconds": str(round(time.seconds * 1e6)), "time": digest(time.as_document())}
-    memory = [(rank.ranks, rank.cells, rank.moments, rank.parameters) for rank in found.ranks], found.serving, found.routing
+    memory = [(rank.ranks, rank.cells, rank.peak_places, rank.parameters) for rank in found.ranks], found.serving, found.routing
     return row | {
         "cuts": " ".join(str(slot.stop) for slot in found.job.layout.slots),
         "peak_bytes": str(found.peak_bytes),

@@ -145,11 +145,11 @@ def test_which_dims_an_angle_turns(pairwise: bool) -> None:
     reference = pytest.importorskip("upstream_mamba").apply_rotary_qk_inference_reference
     rank = 1 if pairwise else 2
     given = inputs_of(rank)
-    from megakernels.ops.mamba3.chunk import Scan, make_chunk, make_steps  # noqa: PLC0415
+    from megakernels.ops.mamba3.chunk import Mamba3Inputs, make_chunk, make_steps  # noqa: PLC0415
 
     mimo = [given.get(name) for name in ("mimo_x", "mimo_z", "mimo_o")]
     tensors = [given[name] for name in ("x", "z", "B", "C", "dt", "A", "trapezoid", "angles", "B_bias", "C_bias", "D", "dt_bias")]
-    scan = Scan(*tensors, *mimo, None, LENGTH, LENGTH, False)
+    scan = Mamba3Inputs(*tensors, *mimo, None, LENGTH, LENGTH, False)
     chunk = make_chunk(scan, make_steps(scan, torch.zeros(1, HEADS)), slice(0, LENGTH), torch.zeros(1, HEADS, ANGLES))
     step = functional.softplus(given["dt"] + given["dt_bias"])
     state = torch.zeros(1, HEADS, ANGLES)

@@ -1,1 +1,1 @@
-"""The page that sets what a GPU measured beside the estimate and the model of the same plan."""
+"""The page that compares a GPU's measurements with the estimate and the step-time model of the same plan."""

@@ -1,4 +1,4 @@
-"""Writes docs/reference/measured.md: a GPU's measurements beside the estimate, the modelled step and the counted floor of the same plans.
+"""Writes docs/reference/measured.md: a GPU's measurements, the estimate, the modelled step and the counted floor of the same plans.
 
 python benchmarks/gpu/measured/page.py        of the newest benchmarks/results/h200-YYYY-MM-DD.json
 

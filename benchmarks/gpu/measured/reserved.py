@@ -1,4 +1,4 @@
-"""Reserved memory of measured runs beside the estimate, phase by phase."""
+"""Reserved memory of measured runs and of the estimate, phase by phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec
 
 RUN_WITH: Mapping[str, ShardsPool] = {"2ee927c8": ShardsPool.REDUCE_SCATTER}
-"""Where the runtime of a commit made gradient shards; of one that is not here, where today's does."""
+"""Place where the runtime of a commit made gradient shards; for other commits today's place applies."""
 
 
 class ReservedRow(NamedTuple):
@@ -25,12 +25,12 @@ class ReservedRow(NamedTuple):
 
     Attributes:
         run: Name of its spec.
-        expandable_segments: Whether the allocator had them.
-        phase: Of the step.
+        expandable_segments: True if the allocator had them.
+        phase: Phase of the step.
         allocated: Measured bytes.
-        estimated_allocated: Likewise of the estimate.
+        estimated_allocated: Allocated bytes of the estimate.
         reserved: Measured bytes.
-        estimated: Likewise of the estimate, for the runtime as it was.
+        estimated: Reserved bytes of the estimate, for the runtime at that commit.
         today: Estimate for the runtime as it is.
         device: Measured bytes that the device has in use.
         estimated_device: Estimate with the reserve.

@@ -1,4 +1,4 @@
-"""The profiled steps of a results file beside the step-time model, part by part.
+"""The profiled steps of a results file, compared with the step-time model part by part.
 
 `rows(results)` gives the parts, `steps(results)` the steps; `table` and `step_table` make Markdown of them.
 """
@@ -12,7 +12,7 @@ from gpu.measured.results import SPECS
 
 import megaplan
 from megaplan.cost.replay import ReplayTimer
-from megaplan.layout.profile import Task, counts_of
+from megaplan.layout.profile import TrainedPlan, counts_of
 from megaplan.layout.step_time import PlannedTime, planned_time
 from megaplan.measured.constants import measured
 from megaplan.measured.kernels import FAMILIES, seen_by_step
@@ -26,10 +26,10 @@ class GroupRow(NamedTuple):
     """One part of one run.
 
     Attributes:
-        run: Its name.
+        run: Name of the run.
         group: The part.
-        measured_ms: Of the profiled step.
-        modelled_ms: Of the model.
+        measured_ms: Measured time of the part in the profiled step.
+        modelled_ms: Time of the part by the model.
         floor_ms: Counted, at the device's peaks; 0 where nothing is counted.
         share: Measured, of the step.
         error: Modelled over measured less 1; None below a hundredth of the step.
@@ -80,10 +80,10 @@ def steps(results: Mapping[str, Any]) -> list[StepRow]:
     return found
 
 
-def task_of(name: str) -> Task:
+def task_of(name: str) -> TrainedPlan:
     """The plan that a run trained."""
     job = megaplan.load(str(SPECS / f"{name}.yaml"))
-    return Task(job.spec, job.inventory, job.spans)
+    return TrainedPlan(job.spec, job.inventory, job.spans)
 
 
 def _rows_of(run: Mapping[str, Any]) -> list[GroupRow]:

@@ -17,13 +17,13 @@ class Cost(NamedTuple):
     Attributes:
         products: FLOPs of tensor-core products by operand dtype; a multiply-add counts as two.
         steps: Number of sequential steps of a recurrence.
-        again_bytes: Bytes of repeated reads that caches cannot serve, in addition to one pass over each operand of each kernel.
+        repeated_bytes: Bytes of repeated reads that caches cannot serve, in addition to one pass over each operand of each kernel.
         untouched_bytes: Bytes that launches over parts of operands do not touch: they are given the operands whole.
     """
 
     products: Mapping[torch.dtype, int]
     steps: int = 0
-    again_bytes: int = 0
+    repeated_bytes: int = 0
     untouched_bytes: int = 0
 
 

@@ -74,7 +74,7 @@ HAZARDS = (
 
 
 def hazards_of(tool: str, version: str) -> tuple[Hazard, ...]:
-    """Those that a version of `triton` or `ptxas` has."""
+    """The hazards that a version of `triton` or `ptxas` has."""
     return tuple(each for each in HAZARDS if each.tool == tool and each.affects(version))
 
 

@@ -42,22 +42,15 @@ def declare(name: str, run: Callable[[dict[str, Any]], Any], arguments: Types, r
 
 
 def operation(
-    name: str,
-    arguments: Types,
+    name: str, arguments: Types,
     bind: Callable[..., Any],
-    *,
-    outputs: Sequence[str],
-    saved: Sequence[str],
-    gradients: Sequence[str],
-    forward: Callable[[Any], tuple[Tensor, ...]],
-    backward: Callable[..., Sequence[Tensor | None]],
+    *, outputs: Sequence[str], saved: Sequence[str], gradients: Sequence[str],
+    forward: Callable[[Any], tuple[Tensor, ...]], backward: Callable[..., Sequence[Tensor | None]],
     fake: Callable[[Any], tuple[Tensor, ...]],
     differentiable: bool = True,
-    forward_scratch: Callable[[Any], int] | None = None,
-    backward_scratch: Callable[..., int] | None = None,
-    forward_cost: Callable[..., Cost] | None = None,
-    backward_cost: Callable[..., Cost] | None = None,
-) -> tuple[CustomOpDef, CustomOpDef]:
+    forward_scratch: Callable[[Any], int] | None = None, backward_scratch: Callable[..., int] | None = None,
+    forward_cost: Callable[..., Cost] | None = None, backward_cost: Callable[..., Cost] | None = None,
+) -> tuple[CustomOpDef, CustomOpDef]:  # fmt: skip
     """Registers an operation and its backward.
 
     Args:
@@ -71,7 +64,7 @@ def operation(
         backward: Function of the gradient of the first output, the result of `bind`, the saved outputs in order and, if the operation is
             differentiable, the required gradients; returns all gradients, None or any value for those not required.
         fake: Function that returns the outputs, uninitialised.
-        differentiable: Whether autograd calls the backward. If not, the backward has no `needs` and is called explicitly.
+        differentiable: True if autograd calls the backward. If not, the backward has no `needs` and is called explicitly.
         forward_scratch: Function for the scratch bytes of `forward`, as in `register_scratch`.
         backward_scratch: Function for the scratch bytes of `backward`, with its arguments.
         forward_cost: Function for the cost of the kernels of `forward`, with its arguments, as in `register_cost`.
@@ -124,20 +117,13 @@ def operation(
 
 
 def piece(
-    name: str,
-    arguments: Types,
+    name: str, arguments: Types,
     bind: Callable[..., Any],
-    *,
-    made: Sequence[str],
-    gradients: Sequence[str],
-    summed: Sequence[str],
-    forward: Callable[..., tuple[Tensor, ...]],
-    backward: Callable[..., tuple[Sequence[Tensor | None], Tensor]],
-    forward_scratch: Callable[..., int] | None = None,
-    backward_scratch: Callable[..., int] | None = None,
-    forward_cost: Callable[..., Cost] | None = None,
-    backward_cost: Callable[..., Cost] | None = None,
-) -> tuple[CustomOpDef, CustomOpDef]:
+    *, made: Sequence[str], gradients: Sequence[str], summed: Sequence[str],
+    forward: Callable[..., tuple[Tensor, ...]], backward: Callable[..., tuple[Sequence[Tensor | None], Tensor]],
+    forward_scratch: Callable[..., int] | None = None, backward_scratch: Callable[..., int] | None = None,
+    forward_cost: Callable[..., Cost] | None = None, backward_cost: Callable[..., Cost] | None = None,
+) -> tuple[CustomOpDef, CustomOpDef]:  # fmt: skip
     """Registers a recurrence over a piece of a sequence, from an initial to the final state, and its backward.
 
     Neither has an autograd formula: both write into parts of tensors of the caller, so that groups of heads are processed in turn.

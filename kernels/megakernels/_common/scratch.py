@@ -10,8 +10,6 @@ from typing import Any
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
-from megakernels.facts import KernelBytes
-
 STATED: dict[str, Callable[..., int]] = {}
 """Scratch functions of operations, by name in `torch.ops`."""
 
@@ -36,54 +34,3 @@ def copies_bytes(dense: Iterable[Tensor] = (), rows: Iterable[Tensor] = ()) -> i
 def dropped_bytes(inputs: Iterable[Tensor], needs: Iterable[bool]) -> int:
     """Bytes of gradients that a kernel computes and that are not required."""
     return sum(each.nbytes for each, need in zip(inputs, needs, strict=True) if not need)
-
-
-def scan_scratch(
-    chooses_kernel: Callable[[Any], bool],
-    forward_bytes: Callable[..., KernelBytes],
-    backward_bytes: Callable[..., KernelBytes],
-    gradients: Iterable[str],
-) -> tuple[Callable[[Any], int], Callable[..., int]]:
-    """Scratch of a scan over whole sequences, forward and backward: it drops the last state, and gradients that are not required.
-
-    Args:
-        chooses_kernel: Function of the scan's arguments; plain torch has no scratch of its own.
-        forward_bytes: Function of the initial state and the arguments.
-        backward_bytes: Function of the gradients of the last state and of y, the arguments and the saved states.
-        gradients: Names of the arguments that have a gradient, in the order of `needs`.
-    """
-    names = tuple(gradients)
-
-    def forward(given: Any) -> int:
-        if not chooses_kernel(given):
-            return 0
-        inside = forward_bytes(None, given)
-        return inside.last + inside.scratch
-
-    def backward(grad_y: Tensor, given: Any, states: Tensor, needs: Iterable[bool]) -> int:
-        if not chooses_kernel(given):
-            return 0
-        inside = backward_bytes(None, grad_y, given, states)
-        return dropped_bytes((getattr(given, name) for name in names), needs) + inside.last + inside.scratch
-
-    return forward, backward
-
-
-def piece_scratch(
-    chooses_kernel: Callable[[Any], bool], forward_bytes: Callable[..., KernelBytes], backward_bytes: Callable[..., KernelBytes]
-) -> tuple[Callable[..., int], Callable[..., int]]:
-    """Scratch of a scan over a piece, forward and backward: results are copied to the caller's tensors; arguments as for `scan_scratch`."""
-
-    def forward(state: Tensor, given: Any) -> int:
-        if not chooses_kernel(given):
-            return 0
-        inside = forward_bytes(state, given)
-        return inside.results + inside.scratch
-
-    def backward(grad_last: Tensor, grad_y: Tensor, given: Any, states: Tensor) -> int:
-        if not chooses_kernel(given):
-            return 0
-        inside = backward_bytes(grad_last, grad_y, given, states)
-        return inside.results + inside.scratch
-
-    return forward, backward

@@ -64,10 +64,10 @@ def widen(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def once(x):  # type: ignore[no-untyped-def]
+def computed_once(x):  # type: ignore[no-untyped-def]
     """The same fp32 values, computed once: no instruction, but the compiler exchanges what follows from them between threads.
 
-    Where two layouts are needed it would else compute again all that it takes for cheap, from the loads on.
+    Where two layouts are needed it would otherwise recompute everything that it takes for cheap, from the loads on.
     """
     if INTERPRETED:
         return x

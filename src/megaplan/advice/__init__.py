@@ -1,1 +1,1 @@
-"""What to change where a spec does not fit: changes that were priced as the command would price them."""
+"""Changes for a spec that does not fit, priced as the command would price them."""

@@ -1,9 +1,9 @@
-"""Advice for a spec that does not fit: the smallest changes after which it does, fastest first.
+"""Advice for a spec that does not fit: the smallest changes that make it fit, fastest first.
 
-Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Of the changes with the
-same number of edits, those whose lower bound of memory exceeds the device are left out, and the others are priced in the order of their
-bound of time, those first that are likely to fit. Where the command chooses cuts by the time of a step, that search is made for the changes
-that are shown alone; the others are priced under the cuts that it starts from, whose step is no shorter.
+Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Among changes with the
+same number of edits, those whose lower bound on memory exceeds the device are left out, and the others are priced in the order of their
+bound on time, likely fits first. If the command chooses cuts by the time of a step, that search is made only for the changes that are
+shown; the others are priced under the cuts that it starts from, whose step is no shorter.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from megaplan.schedules import MAX_REPLAYED
 from megaplan.spec.models import Spec
 
 MOST = 4
-"""Changes that are shown."""
+"""Number of changes that are shown."""
 WORK = 240_000
-"""Of all prices of one spec, in steps of about a microsecond."""
+"""Work limit for all prices of one spec, in steps of about a microsecond."""
 CLIMBS = 400_000
-"""Of cuts by the time of a step for the changes that are shown."""
+"""Work limit for cuts by the time of a step, for the changes that are shown."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
-"""Edits of the mesh, and others, that pairs are made of; triples have half as many."""
+"""Number of edits of the mesh, and of others, that are combined in pairs; triples use half as many."""
 HOPELESS = 1.5
-"""More GPUs are not tried where a peak is likely to be so many times what is usable."""
+"""Ratio of a likely peak to usable memory from which more GPUs are not tried."""
 GROWTH = tuple(2**power for power in range(1, 11))
-"""Times as many GPUs."""
+"""Factors of the number of GPUs."""
 
 
 class Advice(NamedTuple):
     """A change, priced as the command would price it.
 
     Attributes:
-        overrides: Texts for `--set`, to be given after those of the spec.
-        devices: GPUs, where they are more than the spec's; else None.
+        overrides: Texts for `--set`, to be appended to those of the spec.
+        devices: Number of GPUs if it is larger than the spec's; else None.
         price: Cuts and peak under the change.
-        lost: By how much the modelled step is longer, as a share; negative where it is shorter.
+        lost: Relative increase of the modelled step; negative if it is shorter.
     """
 
     overrides: tuple[str, ...]
@@ -46,14 +46,14 @@ class Advice(NamedTuple):
     lost: float
 
 
-class Candidate(NamedTuple):
+class LegalChange(NamedTuple):
     """A legal change.
 
     Attributes:
-        edits: What it is made of.
+        edits: Edits of the change.
         spec: The changed spec.
-        floor_bytes: Its peak is at least this.
-        bound_ns: Its step is at least this.
+        floor_bytes: Lower bound on its peak.
+        bound_ns: Lower bound on its step.
     """
 
     edits: tuple[Edit, ...]
@@ -66,18 +66,18 @@ class Adviser:
     """Tries changes of one spec within a limit of work."""
 
     def __init__(self, spec: Spec, before: Price, pricer: Pricer) -> None:
-        """`before`: the spec as it is."""
+        """`before` is the current spec."""
         self._spec, self._before, self._pricer = spec, before, pricer
         self._usable_bytes = pricer.usable_bytes(spec)
         self._floor_bytes = pricer.floor_bytes(spec)
         self._bound_ns = pricer.bound_ns(spec)
         self._seen: set[tuple[str, ...]] = set()
         self._ratios: dict[Edit, float] = {}
-        self._closest: Candidate | None = None
+        self._closest: LegalChange | None = None
         self._least_bytes = before.peak_bytes
 
     def find(self) -> list[Advice]:
-        """The best of the smallest changes; if none fits, the one that comes closest, if it lowers the peak."""
+        """The best of the smallest changes; if none fits, the closest one, if it lowers the peak."""
         singles = self._candidates((edit,) for edit in single_edits(self._spec))
         found = self._level(singles)
         for candidate in singles:
@@ -89,15 +89,15 @@ class Adviser:
         return found or self._nearest()
 
     def _nearest(self) -> list[Advice]:
-        """The change that comes closest, with the cuts that the command chooses where nothing fits."""
+        """The closest change, with the cuts that the command chooses if nothing fits."""
         if self._closest is None:
             return []
         candidate = self._closest
         price = self._pricer.chosen(candidate.spec)
         return [self._advice(candidate, price)] if price is not None else []
 
-    def _candidates(self, changes: Iterable[tuple[Edit, ...]]) -> list[Candidate]:
-        """Legal changes that were not seen before, without those whose schedule is too long to be looked at."""
+    def _candidates(self, changes: Iterable[tuple[Edit, ...]]) -> list[LegalChange]:
+        """New legal changes, without those whose schedule is too long to examine."""
         found, longest = [], max(MAX_REPLAYED, self._spec.num_actions)
         for edits in changes:
             spec = changed(self._spec, edits)
@@ -109,12 +109,12 @@ class Adviser:
             self._seen.add(key)
             if self._pricer.legal(spec):
                 floor = self._pricer.floor_bytes(spec)
-                found.append(Candidate(edits, spec, floor, self._pricer.bound_ns(spec)))
+                found.append(LegalChange(edits, spec, floor, self._pricer.bound_ns(spec)))
         return found
 
-    def _level(self, candidates: Sequence[Candidate]) -> list[Advice]:
+    def _level(self, candidates: Sequence[LegalChange]) -> list[Advice]:
         """The fastest changes that fit among those of one size."""
-        found: list[tuple[Advice, Candidate]] = []
+        found: list[tuple[Advice, LegalChange]] = []
         left = [candidate for candidate in candidates if candidate.floor_bytes <= self._usable_bytes]
         for candidate in sorted(left, key=self._order):
             if self._pricer.work.left <= 0 or (len(found) == MOST and not self._may_win(candidate, found)):
@@ -130,8 +130,8 @@ class Adviser:
                 self._closest, self._least_bytes = candidate, price.peak_bytes
         return self._climbed(found)
 
-    def _climbed(self, found: Sequence[tuple[Advice, Candidate]]) -> list[Advice]:
-        """With the command's own cuts, as many as a further limit of work allows; those that are fastest without come first."""
+    def _climbed(self, found: Sequence[tuple[Advice, LegalChange]]) -> list[Advice]:
+        """Changes with the command's own cuts, as many as a further work limit allows; the fastest without them come first."""
         work, advised = Work(CLIMBS), list[Advice]()
         searched, self._pricer.work = self._pricer.work, work
         for advice, candidate in found:
@@ -140,39 +140,39 @@ class Adviser:
         self._pricer.work = searched
         return sorted(advised, key=_rank)
 
-    def _order(self, candidate: Candidate) -> tuple[object, ...]:
-        """Those that are likely to fit by their bound of time, then the others by what they are likely to need."""
+    def _order(self, candidate: LegalChange) -> tuple[object, ...]:
+        """Likely fits by their bound on time, then the others by their likely memory."""
         likely = self._likely_bytes(candidate)
         fits = likely <= self._usable_bytes
         return not fits, candidate.bound_ns if fits else likely, texts(self._spec, candidate.spec)
 
-    def _likely_bytes(self, candidate: Candidate) -> int:
-        """The peak, if edits lower it as much together as each does alone, or as its floor says."""
+    def _likely_bytes(self, candidate: LegalChange) -> int:
+        """The peak if the reductions of the edits multiply, or the lower bound if that is larger."""
         share = 1.0
         for edit in candidate.edits:
             share *= self._ratios.get(edit, self._floor_ratio(candidate))
         return int(self._before.peak_bytes * share)
 
-    def _floor_ratio(self, candidate: Candidate) -> float:
-        """What the bound of the peak is of the spec's own; of a host without bounds, as if more GPUs shared all of it."""
+    def _floor_ratio(self, candidate: LegalChange) -> float:
+        """Bound on the peak relative to the spec's own; for a host without bounds, as if more GPUs shared everything."""
         if self._floor_bytes:
             return candidate.floor_bytes / self._floor_bytes
         return self._spec.mesh.world_size / candidate.spec.mesh.world_size
 
-    def _may_win(self, candidate: Candidate, found: Sequence[tuple[Advice, Candidate]]) -> bool:
+    def _may_win(self, candidate: LegalChange, found: Sequence[tuple[Advice, LegalChange]]) -> bool:
         return candidate.bound_ns < self._bound_ns * (1 + found[-1][0].lost)
 
-    def _useful(self, singles: Sequence[Candidate]) -> list[Edit]:
-        """Edits that lower the peak, those of the mesh and others in turn, the most saving first."""
+    def _useful(self, singles: Sequence[LegalChange]) -> list[Edit]:
+        """Edits that lower the peak, alternating between those of the mesh and others, largest saving first."""
         edits = sorted({candidate.edits[0] for candidate in singles}, key=lambda edit: (self._ratios[edit], edit.group, str(edit)))
         mesh = [edit for edit in edits if edit.factors and self._ratios[edit] < 1][:USEFUL_MOVES]
         others = [edit for edit in edits if not edit.factors][:USEFUL_OTHERS]
         return [edit for pair in zip(mesh, others, strict=False) for edit in pair] + mesh[len(others) :] + others[len(mesh) :]
 
     def _more_devices(self, useful: Sequence[Edit]) -> list[Advice]:
-        """On the fewest more GPUs on which the spec fits, as it is or with edits."""
+        """Changes to the smallest larger number of GPUs that fits, with or without edits."""
         pricer = self._pricer
-        pricer.work = Work(pricer.work.most)  # on as many GPUs nothing was found: a further search of the same length
+        pricer.work = Work(pricer.work.most)  # with the same number of GPUs nothing was found: a further search with the same limit
         saving = _saving(useful)
         for factor in GROWTH:
             for with_edits in ((), saving[:1], saving) if saving else ((),):
@@ -182,7 +182,7 @@ class Adviser:
                     return found
         return []
 
-    def _advice(self, candidate: Candidate, price: Price) -> Advice:
+    def _advice(self, candidate: LegalChange, price: Price) -> Advice:
         spec, devices = candidate.spec, candidate.spec.mesh.world_size
         lost = self._pricer.lost((self._spec, self._before.spans), (spec, price.spans))
         more = devices if devices != self._spec.mesh.world_size else None
@@ -190,12 +190,12 @@ class Adviser:
 
 
 def _saving(useful: Sequence[Edit]) -> tuple[Edit, ...]:
-    """Of each group but the mesh, the edit that saves the most."""
+    """The edit of each group, except the mesh, that saves the most."""
     found: dict[str, Edit] = {}
     for edit in useful:
         if not edit.factors:
             group = edit.group.partition(".")[0]
-            found.setdefault("recompute" if group == "modules" else group, edit)  # Megatron does one of full and selective recompute
+            found.setdefault("recompute" if group == "modules" else group, edit)  # Megatron runs either full or selective recompute
     return tuple(found.values())
 
 

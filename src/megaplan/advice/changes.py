@@ -1,4 +1,4 @@
-"""Changes of a spec that may lower its peak: the global batch stays, and so does the number of GPUs unless a factor says otherwise."""
+"""Changes of a spec that may lower its peak; the global batch is kept, and so is the number of GPUs unless a factor changes it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from megaplan.wording import argument
 AXES = ("pp", "cp", "tp", "dp_shard", "dp_replicate")
 """Axes whose product is the number of GPUs."""
 EXPERT_AXES = ("dp_shard", "cp", "tp")
-"""Axes of the ranks that expert groups are made of."""
+"""Axes whose ranks form expert groups."""
 KEYS = (
     *(f"mesh.{name}" for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "vocab_parallel")),
     *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
     *("sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
     *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer", "host.kernels"),
 )
-"""Keys that a change may have, in the order in which a hint has them."""
+"""Keys that a change may have, in the order of a hint."""
 SLOTS = (2, 3, 4, 6, 8)
 STRENGTH = ("none", "selective", "full")
 
@@ -34,9 +34,9 @@ class Edit(NamedTuple):
     """One decision of a change.
 
     Attributes:
-        group: Two edits of a group are never made together; those of "mesh" are, if they move other factors.
+        group: Group of the edit: two edits of a group are never combined, except those of "mesh" that move different factors.
         values: Keys and their values.
-        factors: Axes of the mesh, and what their degrees are multiplied by.
+        factors: Axes of the mesh, and the factors of their degrees.
     """
 
     group: str
@@ -45,12 +45,12 @@ class Edit(NamedTuple):
 
 
 def single_edits(spec: Spec) -> list[Edit]:
-    """Every edit that keeps the number of GPUs."""
+    """Every single edit that keeps the number of GPUs."""
     return [*moves(spec), *_policies(spec), *_batches(spec), *_schedules(spec)]
 
 
 def moves(spec: Spec) -> Iterator[Edit]:
-    """A factor moved from one axis of the mesh to another, and other numbers of expert ranks."""
+    """A factor moved between axes of the mesh, and other numbers of expert ranks."""
     mesh = spec.mesh
     for source in AXES:
         for factor in divisors(getattr(mesh, source))[1:]:
@@ -62,7 +62,7 @@ def moves(spec: Spec) -> Iterator[Edit]:
 
 
 def growth(spec: Spec, factor: int) -> Iterator[Edit]:
-    """More GPUs: a factor on one axis, or shared by two; with what grows inside a stage also as many expert ranks as there can be."""
+    """More GPUs: a factor on one axis, or divided between two; if axes inside a stage grow, also the most expert ranks possible."""
     pairs = [(first, factor // first) for first in divisors(factor)]
     for index, one in enumerate(AXES):
         for other in AXES[index:]:
@@ -75,7 +75,7 @@ def growth(spec: Spec, factor: int) -> Iterator[Edit]:
 
 
 def _expert_ranks(spec: Spec, factors: Sequence[tuple[str, Fraction]]) -> int:
-    """Expert ranks after a growth of the axes that their groups are made of, as many as the experts can be divided by."""
+    """Expert ranks after a growth of the axes that form their groups: the most that divide the experts."""
     if spec.model.moe is None or "E" not in _letters(spec):
         return spec.mesh.ep
     inside = prod(int(by) for axis, by in factors if axis in EXPERT_AXES)
@@ -83,7 +83,7 @@ def _expert_ranks(spec: Spec, factors: Sequence[tuple[str, Fraction]]) -> int:
 
 
 def changed(spec: Spec, edits: Sequence[Edit]) -> Spec | None:
-    """The spec with some edits, and with what they entail; None if the global batch or a degree cannot be kept whole.
+    """The spec with some edits and their consequences; None if the global batch or a degree cannot be kept integral.
 
     The number of microbatches follows from the global batch. A mesh without a pipeline has no schedule, and vocabulary ranks are tensor
     ranks. The result may break rules.
@@ -109,7 +109,7 @@ def changed(spec: Spec, edits: Sequence[Edit]) -> Spec | None:
 
 
 def together(edits: Sequence[Edit], size: int) -> Iterator[tuple[Edit, ...]]:
-    """Edits that can be made together."""
+    """Edits that can be combined."""
     for chosen in combinations(edits, size):
         groups = [edit.group for edit in chosen if not edit.factors]
         if len(set(groups)) == len(groups):
@@ -122,7 +122,7 @@ def texts(before: Spec, after: Spec) -> tuple[str, ...]:
 
 
 def value_of(spec: Spec, key: str) -> Any:
-    """The value of a key of `KEYS`; of a letter, the policy of its layers as far as it is not the default's."""
+    """The value of a key of `KEYS`; for a letter, the policy of its layers if it differs from the default."""
     section, _, name = key.partition(".")
     if name.startswith("blocks."):
         return spec.recompute.blocks.get(name.removeprefix("blocks."))
@@ -130,7 +130,7 @@ def value_of(spec: Spec, key: str) -> Any:
 
 
 def _divide_batch(spec: Spec, values: dict[str, Any]) -> bool:
-    """Set the microbatches that give the global batch, with fewer sequences each where it must be; False if none do."""
+    """Set the microbatches that give the global batch, with fewer sequences each if necessary; False if none do."""
     data = values["mesh.dp_shard"] * values["mesh.dp_replicate"]
     sequences, rest = divmod(spec.global_batch_size, data)
     size = values.get("batch.micro_batch_size", spec.batch.micro_batch_size)
@@ -172,7 +172,7 @@ def _recompute(spec: Spec) -> Iterator[Edit]:
 
 
 def _recompute_modules(spec: Spec) -> Iterator[Edit]:
-    """Modules of selective recompute, and full recompute, which takes none of them beside it."""
+    """Modules of selective recompute, and full recompute, which excludes them."""
     host, letters, attends = spec.host, _letters(spec), spec.recompute.of("A") == "selective"
     if host.recompute_num_layers is not None:
         return
@@ -196,7 +196,7 @@ def _batches(spec: Spec) -> Iterator[Edit]:
         yield Edit("batch", (("batch.micro_batch_size", size),))
     if size > 1:
         yield Edit("batch", (("batch.micro_batch_size", 1),))
-    if spec.host.kind.trained and spec.mesh.pp > 1:  # fewer receive buffers, and under gpipe fewer microbatches in flight
+    if spec.host.kind.trained and spec.mesh.pp > 1:  # reduces receive buffers, and under gpipe microbatches in flight
         for parts in divisors(schedule.num_microbatches)[1:]:
             yield Edit("steps", (("schedule.steps_per_update", schedule.steps_per_update * parts),))
 

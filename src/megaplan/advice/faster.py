@@ -1,7 +1,7 @@
-"""Advice for a spec that fits: the changes that shorten its modelled step the most on as many GPUs.
+"""Advice for a spec that fits: the changes that shorten its modelled step the most on the same number of GPUs.
 
-Changes of one edit and of two are priced in the order of their bound of time until the work is spent, or none that is left can be among
-the best. What is kept fits, and is shorter than the spec as it is by what a reader would notice.
+Changes of one edit and of two are priced in the order of their bound on time until the work limit is reached, or none of the rest can be
+among the best. The results fit, and are shorter than the spec's step by a noticeable amount.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
 
 MOST = 4
-"""Changes that are shown."""
+"""Number of changes that are shown."""
 FASTER_WORK = 480_000
-"""Of all prices of one spec, in steps of about a microsecond."""
+"""Work limit for all prices of one spec, in steps of about a microsecond."""
 USEFUL = 14
-"""Edits that pairs are made of: those of the smallest bounds."""
+"""Number of edits that are combined in pairs: those with the smallest bounds."""
 LEAST = 100
-"""A change is shown if its step is shorter by this part of the spec's at least."""
+"""Smallest relative gain that is shown."""
 
 
 class Faster(NamedTuple):
     """A change, priced as the command would price it.
 
     Attributes:
-        overrides: Texts for `--set`, to be given after those of the spec.
+        overrides: Texts for `--set`, to be appended to those of the spec.
         price: Cuts and peak under the change.
         step_ns: The modelled step, as the command prints it.
-        gained: By how much it is shorter, as a share of the spec's.
+        gained: Relative reduction of the spec's step.
     """
 
     overrides: tuple[str, ...]
@@ -56,8 +56,8 @@ def faster(spec: Spec, before_ns: int, pricer: Pricer) -> list[Faster]:
 
     Args:
         spec: A spec that fits.
-        before_ns: Its step.
-        pricer: Prices changes as the command would, within its work.
+        before_ns: Step of the spec.
+        pricer: Prices changes as the command would, within its work limit.
     """
     singles = _candidates(spec, ((edit,) for edit in faster_edits(spec)), pricer, set())
     useful = [candidate.edits[0] for candidate in sorted(singles)[:USEFUL]]
@@ -81,7 +81,7 @@ def _rank(found: Faster) -> tuple[object, ...]:
 
 
 def _candidates(spec: Spec, changes: Iterable[tuple[Edit, ...]], pricer: Pricer, seen: set[tuple[str, ...]]) -> list[_Candidate]:
-    """Legal changes whose bounds do not say that they do not fit."""
+    """Legal changes that their bounds do not rule out."""
     found, usable = [], pricer.usable_bytes(spec)
     for edits in changes:
         after = changed(spec, edits)
@@ -97,7 +97,7 @@ def _candidates(spec: Spec, changes: Iterable[tuple[Edit, ...]], pricer: Pricer,
 
 
 def faster_edits(spec: Spec) -> list[Edit]:
-    """Every edit that may shorten the step: degrees that change places, schedule, micro-batch, and what trades time for memory given up."""
+    """Every edit that may shorten the step: exchanged degrees, schedule, micro-batch, and settings that use more memory for less time."""
     return [*moves(spec), *_schedules(spec), *_batches(spec), *_policies(spec)]
 
 
@@ -122,7 +122,7 @@ def _batches(spec: Spec) -> Iterator[Edit]:
 
 
 def _policies(spec: Spec) -> Iterator[Edit]:
-    """Less that runs again, parameters that stay, and kernels in place of plain torch."""
+    """Less recompute, parameters that stay gathered, and kernels instead of plain torch."""
     letters = [letter for letter in FAMILIES if letter in parse_pattern(spec.model.pattern, spec.model.num_layers).layers]
     again = [letter for letter in letters if spec.recompute.of(letter) != "none"]
     for letter in again:

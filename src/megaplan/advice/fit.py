@@ -1,4 +1,4 @@
-"""MP501: what does not fit, by how much, and what to change."""
+"""MP501: the ranks that do not fit, the excess, and the changes that help."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def misfit(
     """MP501 with changes that fit.
 
     Args:
-        subject: What was estimated.
-        budget: Its budget, in which a rank does not fit.
-        pricer: Prices changes of the spec as the command would; the work that it may do is set here.
-        of_cuts: What choosing the cuts said; an MP501 of it names the slot, and says whether any split needs less.
-        severity: A warning where an estimate was asked for: "no" is an answer, not a failure.
+        subject: Name of the estimated job.
+        budget: Budget of the job, in which a rank does not fit.
+        pricer: Prices changes of the spec as the command would; its work limit is set here.
+        of_cuts: Diagnostics from choosing the cuts; an MP501 of them names the slot, and says whether any split needs less.
+        severity: Warning if an estimate was asked for, where "no" is an answer and not a failure.
     """
     spec, inventory, layout = subject
     worst, size = budget.worst, spec.batch.micro_batch_size
@@ -47,7 +47,7 @@ def misfit(
 
 
 def _hint(advice: Advice, spec: Spec) -> str:
-    """Options to append to the command, and what it will say."""
+    """Options to append to the command, and its result with them."""
     options = " ".join(f"--set {shlex.quote(text)}" for text in advice.overrides)
     price = advice.price
     peak = f"peak {format_bytes(price.peak_bytes)} ({price.peak_bytes:,} B)"

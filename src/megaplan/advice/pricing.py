@@ -1,4 +1,4 @@
-"""What a changed spec costs: legal or not, bounds of its peak and step, and its cuts and peak as a command would choose and print them."""
+"""The price of a changed spec: legality, bounds on peak and step, and its cuts and peak as a command would choose and print them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 RULES, BOUNDS = 300, 400
 """Work of checking a spec, and of its bounds, in steps of about a microsecond."""
 SPLITS_TRIED = 30
-"""Splits that a search for other cuts than the best ones tries."""
+"""Splits that a search for cuts other than the best ones tries."""
 MAX_ACTIONS = 6_000
-"""Actions of a schedule up to which its step is replayed and its moments bound the peak; of longer ones simpler bounds stand for both."""
+"""Actions of a schedule up to which its step is replayed and its states bound the peak; longer ones use simpler bounds for both."""
 WORK_OF_ACTION, WORK_OF_LINK = 12, 8
-"""Work of an action in a step that is looked at, and in what replays of its schedule share."""
+"""Work of an action in a step that is examined, and in the part that replays of its schedule share."""
 
 
 class Price(NamedTuple):
@@ -45,7 +45,7 @@ class Price(NamedTuple):
     Attributes:
         spans: Those cuts.
         peak_bytes: The largest peak of any rank.
-        over_bytes: By how much that exceeds what is usable; 0 or less where it fits.
+        over_bytes: Excess of the peak over usable memory; 0 or less if it fits.
     """
 
     spans: Spans
@@ -55,14 +55,14 @@ class Price(NamedTuple):
 
 @dataclass
 class Work:
-    """What may be spent, in steps of about a microsecond; counted, not measured, so that the same spec always gets the same advice."""
+    """A work limit in steps of about a microsecond; steps are counted, not measured, so that the same spec always gets the same advice."""
 
     most: int
     spent: int = 0
 
     @property
     def left(self) -> int:
-        """What is left; negative if the last piece was larger."""
+        """Remaining work; negative if the last piece was larger."""
         return self.most - self.spent
 
 
@@ -71,10 +71,10 @@ class Pricer:
     """Prices changes of one spec.
 
     Attributes:
-        kept: Cuts that stand whatever the spec says, as a plan's do.
-        baseline: Cuts of an earlier plan, which win among equally good ones.
-        measured: The costs file as it applies to a spec; None for modelled costs.
-        work: That all prices share.
+        kept: Cuts that are fixed whatever the spec says, as a plan's are.
+        baseline: Cuts of an earlier plan, which are preferred among equally good ones.
+        measured: Function from a spec to its costs file; None for modelled costs.
+        work: Work limit that all prices share.
     """
 
     kept: Spans | None = None
@@ -85,14 +85,14 @@ class Pricer:
     _schedules: set[tuple[object, ...]] = field(default_factory=set)
 
     def side(self, spec: Spec) -> Side:
-        """What specs with one inventory share."""
+        """Values that specs with one inventory share."""
         key = spec.mesh.vocab_parallel
         if key not in self._sides:
             self._sides[key] = Side(spec)
         return self._sides[key]
 
     def legal(self, spec: Spec) -> bool:
-        """Whether the command takes the spec."""
+        """True if the command takes the spec."""
         self.work.spent += RULES
         if spec.schedule.num_microbatches > MAX_MICROBATCHES or spec.schedule.steps_per_update > MAX_MICROBATCHES:
             return False
@@ -101,17 +101,17 @@ class Pricer:
         return self.kept is None or len(self.kept) == spec.mesh.num_slots
 
     def floor_bytes(self, spec: Spec) -> int:
-        """No cuts have a smaller peak; 0 for a host without floors."""
+        """Lower bound on peak memory over all cuts; 0 for a host without such bounds."""
         self.work.spent += BOUNDS
         floors = self.side(spec).floors
         return floors.peak_bytes(spec) if self._few_actions(spec) else floors.shared_bytes(spec)
 
     def bound_ns(self, spec: Spec) -> int:
-        """No cuts have a shorter modelled step."""
+        """Lower bound on the modelled step over all cuts."""
         return max(1, self.side(spec).clock.bound_ns(spec))
 
     def lost(self, before: tuple[Spec, Spans], after: tuple[Spec, Spans]) -> float:
-        """By how much the modelled step of `after` is longer, as a share; by their bounds where a schedule is long."""
+        """Relative increase of the modelled step of `after`; by their bounds if a schedule is long."""
         if all(self._few_actions(spec) for spec, _ in (before, after)):
             first, then = (self._step_ns(*each) for each in (before, after))
         else:
@@ -123,19 +123,19 @@ class Pricer:
         return max(1, self.side(spec).clock.step_ns(spec, spans))
 
     def step_ns(self, spec: Spec, spans: Spans) -> int | None:
-        """The step as an estimate says it; None of a schedule so long that finding it is not worth its work."""
+        """The step of an estimate; None for a schedule that is too long for the work limit."""
         return self._step_ns(spec, spans) if self._few_actions(spec) else None
 
     def _few_actions(self, spec: Spec) -> bool:
         return spec.num_actions <= MAX_ACTIONS
 
     def price(self, spec: Spec) -> Price | None:
-        """Cuts and peak, None where the command has none; of what does not fit, the peak may be above that of the command's cuts."""
+        """Cuts and peak, None if the command has none; if it does not fit, the peak may be larger than with the command's cuts."""
         found = self.quick(spec)
         return found if found is None or found.over_bytes > 0 else self.climbed(spec, found)
 
     def quick(self, spec: Spec) -> Price | None:
-        """The same, but under cuts from which the command goes on to others that fit and have a shorter step (`climbed`)."""
+        """The price, but under the cuts from which the command searches for others that fit and have a shorter step (`climbed`)."""
         self.work.spent += WORK_OF_ACTION * spec.num_actions
         try:
             return self._own(spec) if self._searches(spec) else self._priced(spec, self._spans(spec))
@@ -143,7 +143,7 @@ class Pricer:
             return None
 
     def climbed(self, spec: Spec, found: Price) -> Price:
-        """The command's price, from that of `quick`, which fits."""
+        """The command's price, starting from a fitting one of `quick`."""
         if not self._searches(spec) or objective_of(spec) != "step_time" or len(found.spans) == 1:
             return found
         side = self.side(spec)
@@ -154,14 +154,14 @@ class Pricer:
         return self._priced(spec, spans_of(cuts, len(side.inventory.layers)))
 
     def chosen(self, spec: Spec) -> Price | None:
-        """The price under the command's own cuts, however long it takes to choose them where nothing fits."""
+        """The price under the command's own cuts, however long the choice takes if nothing fits."""
         try:
             return self._priced(spec, self._spans(spec))
         except MegaplanError:
             return None
 
     def _searches(self, spec: Spec) -> bool:
-        """Whether the command searches for cuts: the best ones are then known before their memory is."""
+        """True if the command searches for cuts, so that the best ones are known before their memory."""
         weighted = self.kept is None and spec.split.mode == "weighted"
         return weighted and parse_pattern(spec.model.pattern, spec.model.num_layers).spans is None
 
@@ -170,7 +170,7 @@ class Pricer:
             return self.kept
         inventory = self.side(spec).inventory
         measured = self.measured(spec, inventory)
-        if self._searches(spec) and objective_of(spec) == "step_time":  # where nothing fits, only the certificate needs a replay
+        if self._searches(spec) and objective_of(spec) == "step_time":  # if nothing fits, only the certificate needs a replay
             stack = stack_of(spec, Pipeline(spec, inventory, measured).costs, self._baseline(spec))
             balanced = fitting_cuts(spec, inventory, stack, measured)
             if any(note.code == DOES_NOT_FIT for note in balanced.notes):
@@ -178,7 +178,7 @@ class Pricer:
         return choose_cuts(spec, inventory, self.baseline, measured=measured).spans
 
     def _own(self, spec: Spec) -> Price | None:
-        """By the steps of `choose_cuts`, of which the search for how far nothing is from fitting is left out, and the certificate."""
+        """Cuts by the steps of `choose_cuts`, without the search for the smallest overflow and without the certificate."""
         side = self.side(spec)
         measured = self.measured(spec, side.inventory)
         num_layers, num_slots = len(side.inventory.layers), spec.mesh.num_slots
@@ -202,11 +202,11 @@ class Pricer:
         return self._priced(spec, spans) if measured is not None else Price(spans, over + self.usable_bytes(spec), over)
 
     def _baseline(self, spec: Spec) -> tuple[int, ...] | None:
-        """Cuts of the earlier plan, where the spec has as many slots."""
+        """Cuts of the earlier plan, if the spec has as many slots."""
         return cuts_of(self.baseline) if self.baseline is not None and len(self.baseline) == spec.mesh.num_slots else None
 
     def _pipeline(self, spec: Spec, measured: MeasuredCosts | None) -> Pipeline:
-        """With the work of what specs of one schedule share, where it is the first of them."""
+        """The pipeline; the first spec of a schedule pays for the work that others share."""
         schedule = spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches
         if schedule not in self._schedules:
             self._schedules.add(schedule)
@@ -221,5 +221,5 @@ class Pricer:
         return Price(spans, over + self.usable_bytes(spec), over)
 
     def usable_bytes(self, spec: Spec) -> int:
-        """Of the spec's device."""
+        """Usable bytes of the spec's device."""
         return device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes

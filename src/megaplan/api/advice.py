@@ -1,4 +1,4 @@
-"""What does not fit, with changes that do: priced with the cuts that a command would choose for the changed job."""
+"""Diagnostics for jobs that do not fit, and the changes that help, priced with the cuts that a command would choose for the changed job."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def advised(
     baseline: Spans | None = None,
     severity: Severity = Severity.WARNING,
 ) -> Diagnostic:
-    """MP501 of a job that does not fit.
+    """Returns MP501 for a job that does not fit.
 
     Args:
         job: The job.
-        layout: Under the cuts that were chosen.
-        budget: Of that layout.
-        of_cuts: What choosing them said.
-        baseline: The plan's cuts that a split is to keep.
-        severity: Of the diagnostic.
+        layout: Layout under the chosen cuts.
+        budget: Budget of that layout.
+        of_cuts: Diagnostics from choosing the cuts.
+        baseline: Cuts of the plan that a split keeps where it can.
+        severity: Severity of the diagnostic.
     """
     kept = job.spans if job.plan is not None else None
     return misfit((job.spec, job.inventory, layout), budget, Pricer(kept, baseline, _measured(job)), of_cuts, severity)
 
 
 def faster_changes(job: LoadedJob, time: PlannedTime) -> tuple[Faster, ...]:
-    """Changes of a job that fits which shorten its step, fastest first.
+    """Changes that shorten the step of a job that fits, fastest first.
 
     Args:
         job: The job.
-        time: Of its step.
+        time: Time of its step.
     """
     kept = job.spans if job.plan is not None else None
     pricer = Pricer(kept, None, _measured(job), Work(FASTER_WORK))
@@ -60,7 +60,7 @@ def faster_changes(job: LoadedJob, time: PlannedTime) -> tuple[Faster, ...]:
 
 
 def _measured(job: LoadedJob) -> Callable[[Spec, Inventory], MeasuredCosts | None]:
-    """The job's costs file for a changed spec: where it states no transfer times, they follow the mesh."""
+    """The job's costs file for a changed spec; transfer times that it does not state follow the mesh."""
 
     def measured(spec: Spec, inventory: Inventory) -> MeasuredCosts | None:
         if job.costs is None or job.costs_path is None or os.fspath(job.costs_path) == STDIN:

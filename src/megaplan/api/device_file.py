@@ -1,4 +1,4 @@
-"""A device file, as `megaplan calibrate -o FILE` writes it: what large products reach of a device's peaks, for a job on that device."""
+"""A device file, as `megaplan calibrate -o FILE` writes it: shares of a device's peaks that large products reach."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def reached_text(path: str | os.PathLike[str], device: str, subject: str) -> str
     """The shares of a device as a change of a spec: `device.reached={"bf16": 0.71}`.
 
     Args:
-        path: The file.
-        device: The spec's device.
+        path: Path of the device file.
+        device: Device of the spec.
         subject: The path of the spec or plan.
 
     Raises:

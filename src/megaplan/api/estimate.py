@@ -1,4 +1,4 @@
-"""`megaplan.estimate`: what every rank of a job will hold, and how long a step takes."""
+"""`megaplan.estimate`: the memory that every rank of a job will hold, and the time of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Estimate:
     """The memory of every rank and the time of a step. All sizes are bytes of one device.
 
     Attributes:
-        job: What was estimated, with its layout.
+        job: The estimated job, with its layout.
         budget: Distinct ranks with their cells, the device, the stages.
         serving: The model in one serving process; None where the spec has no `serving`.
         routing: The budget under balanced and under uneven routing; None where no row can move between ranks.
@@ -41,7 +41,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank fits its device."""
+        """True if every rank fits its device."""
         return self.budget.fits
 
     @property
@@ -66,12 +66,12 @@ class Estimate:
 
     @property
     def where(self) -> str:
-        """Where the largest peak lies: `backward of layers.15, 3, 2 microbatches in flight by chunk`."""
-        return self.worst.moments[self.worst.peak_phase]
+        """Phase, layer and microbatches in flight at the largest peak: `backward of layers.15, 3, 2 microbatches in flight by chunk`."""
+        return self.worst.peak_places[self.worst.peak_phase]
 
     @property
     def columns(self) -> dict[Column, int]:
-        """Bytes by column at the largest peak; they sum to `peak_bytes`. A column's name is a key too: `columns["activations"]`."""
+        """Bytes by column at the largest peak; they sum to `peak_bytes`. Keys are columns or their names: `columns["activations"]`."""
         return self.worst.columns
 
     @property
@@ -91,7 +91,7 @@ class Estimate:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets."""
+        """Parameters that take part in the computation of one token."""
         return self.budget.active_parameters
 
     @property
@@ -101,7 +101,7 @@ class Estimate:
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Warnings and notes: of reading, of the cuts, what does not fit or only just (MP501, MP502), padding (MP505)."""
+        """Warnings and notes: from reading, from the cuts, about memory that is exceeded or almost (MP501, MP502), and padding (MP505)."""
         job, budget = self.job, self.budget
         others = [item for item in job.diagnostics if item.code != DOES_NOT_FIT]
         padding = padding_diagnostics(job.spec, job.inventory, job.layout, budget)
@@ -113,9 +113,9 @@ class Estimate:
 
     @cached_property
     def faster(self) -> tuple[Faster, ...]:
-        """Changes that shorten the step on as many GPUs, fastest first, with the cuts, peak and step that an estimate of each then has.
+        """Changes that shorten the step on the same number of GPUs, fastest first, each with the cuts, peak and step of its own estimate.
 
-        Empty where the job does not fit, where its step is not timed, and where nothing that was tried gains 1 %.
+        Empty where the job does not fit, where its step is not timed, and where no tried change gains 1 %.
         """
         if not self.fits or not isinstance(self.step_time, PlannedTime):
             return ()
@@ -125,7 +125,7 @@ class Estimate:
 
     @cached_property
     def largest_micro_batch(self) -> int | None:
-        """The largest `batch.micro_batch_size` that fits every rank, all else as it is, the cuts too; None if not even 1 does."""
+        """The largest `batch.micro_batch_size` that fits every rank with everything else unchanged, cuts included; None if 1 does not."""
         return largest_micro_batch(self.job.spec, self.job.inventory, self.job.layout)
 
     def of_rank(self, rank: int) -> RankBudget:
@@ -137,7 +137,7 @@ class Estimate:
         return self.budget.of_rank(rank)
 
     def device_bytes(self, rank: RankBudget) -> int:
-        """What the device's own tools show at the peak of these ranks: context, NCCL and driver included."""
+        """Memory use that the device's own tools show at the peak of these ranks: context, NCCL and driver included."""
         return rank.peak_bytes + self.budget.device.reserve_bytes
 
 
@@ -152,7 +152,7 @@ def estimate(source: Source, /, *changes: str, costs: FilePath | None = None, **
 
     Raises:
         MegaplanError: Every error of the source, the changes and the costs file; no split is feasible.
-        TypeError: As `megaplan.load`.
+        TypeError: The same as for `megaplan.load`.
 
     Examples:
         >>> import megaplan

@@ -38,16 +38,16 @@ PLAN_NAME = "<plan>"
 
 @dataclass(frozen=True)
 class LoadedJob:
-    """A spec or plan that was read and checked. Make one with `megaplan.load`.
+    """A spec or plan that was read and checked; `megaplan.load` makes it.
 
     Attributes:
         spec: The spec, changes applied.
         plan: The plan that was read, before changes; None for a spec or a Hugging Face config.
-        name: What diagnostics call the source: the path as given, `<stdin>`, `<dict>` or `<plan>`.
+        name: Name of the source in diagnostics: the path as given, `<stdin>`, `<dict>` or `<plan>`.
         changes: Every `KEY=VALUE` that was applied, in order.
-        costs: Measured times of the layers; None: modelled ones.
+        costs: Measured times of the layers; None for modelled ones.
         read_diagnostics: Warnings and notes of reading.
-        costs_path: Where the measured times were read, as given.
+        costs_path: Path of the measured times, as given.
     """
 
     spec: Spec
@@ -68,7 +68,7 @@ class LoadedJob:
 
     @cached_property
     def cuts(self) -> Cuts | None:
-        """How a spec is cut, with a certificate; None for a plan, whose cuts stand.
+        """Cuts chosen for a spec, with a certificate; None for a plan, whose cuts are fixed.
 
         Raises:
             MegaplanError: No split meets the constraints (MP330).
@@ -81,7 +81,7 @@ class LoadedJob:
 
     @cached_property
     def layout(self) -> Layout:
-        """The pipeline slots and what each holds, by the plan's cuts or those decided now.
+        """The pipeline slots and their contents, by the plan's cuts or those chosen now.
 
         Raises:
             MegaplanError: No split is feasible.
@@ -105,14 +105,14 @@ def load(
 ) -> LoadedJob:
     """Read and check a spec, a plan, or a Hugging Face `config.json`.
 
-    Changes are never applied to a plan's cuts: a plan is estimated with other values and the cuts it has. A change to a job that was loaded
-    with a change of the same key replaces it.
+    Changes never move a plan's cuts: a plan is estimated with the changed values and its own cuts. A change to a loaded job replaces an
+    earlier change of the same key.
 
     Args:
         source: A path (YAML or JSON; `-` is standard input), the document as a mapping, a `PlanDocument`, or a `LoadedJob`.
         *changes: `KEY=VALUE` texts, as `--set` takes them: `"mesh.tp=8"`.
         costs: A costs file (`megaplan.costs/1`, times in ns) by which a spec is cut; without it modelled times and FLOPs.
-        device_file: What `megaplan calibrate -o` wrote (`megaplan.calibration/1`): sets `device.reached`, unless a change does.
+        device_file: A file that `megaplan calibrate -o` wrote (`megaplan.calibration/1`): sets `device.reached`, unless a change does.
         **overrides: The same as keywords, two underscores for the dot: `mesh__tp=8`, `split__spans=[[0, 4], [4, 9]]`.
 
     Returns:
@@ -144,7 +144,7 @@ def load(
 
 
 def load_to_split(source: Source, changes: Sequence[str], costs: FilePath | None, device_file: FilePath | None = None) -> LoadedJob:
-    """`load` of what has no cuts yet.
+    """`load` for a source that has no cuts yet.
 
     Raises:
         MegaplanError: MP115, the source is a plan; else as `load`.
@@ -160,7 +160,7 @@ def load_to_split(source: Source, changes: Sequence[str], costs: FilePath | None
 
 
 def as_plan(source: object) -> PlanDocument:
-    """The source, which is to be a plan.
+    """The source, which must be a plan.
 
     Raises:
         TypeError: It is none.
@@ -182,7 +182,7 @@ def override_texts(overrides: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_costs_of(path: FilePath | None, subject: str, spec: Spec, inventory: Inventory) -> MeasuredCosts | None:
-    """The costs file, if there is one; `subject` is the path of the spec or plan that it belongs to.
+    """The costs file, or None; `subject` is the path of the spec or plan that it belongs to.
 
     Raises:
         MegaplanError: Both are standard input, or the file is wrong.
@@ -209,7 +209,7 @@ def _refuse_value(value: object) -> Any:
 
 
 def _from_text(text: str, path: str, changes: Sequence[str], costs: FilePath | None) -> LoadedJob:
-    """A spec, which is cut as it asks, or a plan with the cuts it has."""
+    """A spec, which is cut as it asks, or a plan with its own cuts."""
     if _is_plan(text):
         from megaplan.plan.read import parse_plan  # noqa: PLC0415  (a spec needs none of the plan's models)
 
@@ -246,7 +246,7 @@ def _from_plan(
 def _refuse_costs(name: str, costs: FilePath | None) -> None:
     if costs is not None:
         path = os.fspath(costs)
-        detail = f"--costs {path}: {name} is a plan, and its cuts stand"
+        detail = f"--costs {path}: {name} is a plan, and its cuts are fixed"
         raise refuse("MP481", detail, f"megaplan split SPEC --costs {path} -o plan.json", file=name)
 
 
@@ -259,7 +259,7 @@ def _on_measured_device(job: LoadedJob, device_file: FilePath) -> LoadedJob:
 
 
 def _changed(job: LoadedJob, changes: Sequence[str], costs: FilePath | None) -> LoadedJob:
-    """The job from its source again, with further changes; of a key that is changed twice, the later change counts."""
+    """The job read from its source again with further changes; if a key is changed twice, the later change counts."""
     if not changes and costs is None:
         return job
     keys = {text.partition("=")[0].strip() for text in changes}
@@ -288,10 +288,10 @@ def _loaded(text: str, name: str, changes: Sequence[str]) -> LoadedSpec:
 
 
 def _is_hf_config(text: str) -> bool:
-    """Whether the text is meant to be a Hugging Face config: a JSON object with `model_type` that is no file of megaplan's."""
+    """True if the text is meant to be a Hugging Face config: a JSON object with `model_type` that is no file of megaplan's."""
     return text.lstrip().startswith("{") and '"model_type"' in text and '"megaplan.' not in text
 
 
 def _is_plan(text: str) -> bool:
-    """Whether the text is meant to be a plan, whole or cut off: a JSON object that says so, or that has decisions."""
+    """True if the text is meant to be a plan, whole or cut off: a JSON object that says so, or that has decisions."""
     return text.lstrip().startswith("{") and ('"megaplan.plan/' in text or '"decisions"' in text)

@@ -19,10 +19,10 @@ SHORTEST, LONGEST = 1e-6, 1e6
 FORM = '[{"spec": "spec.yaml", "set": ["host.name=megatron"], "step_seconds": 1.2}]'
 PLAN, METRICS = "plan.json", "metrics.jsonl"
 LAST_BYTES = 1 << 20
-"""Of a run's metrics, what is read of the end: hundreds of steps."""
+"""Bytes read from the end of a run's metrics, enough for hundreds of steps."""
 FEWEST_STEPS = 3
 FARTHEST = 20
-"""Times by which a measured step and its model differ at most: beyond it the step is of another device, as a run on a CPU."""
+"""Largest factor between a measured step and its model; a larger one means that the step is of another device, such as a run on a CPU."""
 
 
 def measured_steps(path: str) -> list[MeasuredStep]:
@@ -59,7 +59,7 @@ def _of_row(path: str, number: int, row: Any) -> MeasuredStep:
         raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and {needed}", FORM)
     changes = row.get("set") or []
     if not isinstance(changes, list) or not all(isinstance(text, str) for text in changes):
-        raise refuse("MP487", f"set of row {number} of {path} = {json.dumps(changes)[:80]}, and it is a list of KEY=VALUE", FORM)
+        raise refuse("MP487", f"row {number} of {path}: set = {json.dumps(changes)[:80]}, and it is a list of KEY=VALUE", FORM)
     return _step(f"row {number}", row["spec"], tuple(changes), float(seconds))
 
 
@@ -69,7 +69,7 @@ def _step(name: str, subject: str, changes: tuple[str, ...], seconds: float) -> 
     if isinstance(found, str):
         raise refuse("MP487", f"{name}: no step time for {subject}: {found}", '"set": ["host.name=megatron"]')
     if not 1 / FARTHEST <= seconds / found.modelled <= FARTHEST:
-        detail = f"{name} took {seconds:.4g} s, and {found.modelled:.4g} s are modelled: more than {FARTHEST} times apart"
+        detail = f"{name} took {seconds:.4g} s, and {found.modelled:.4g} s are modelled: a factor of more than {FARTHEST}"
         raise refuse("MP487", detail, f"the device.name that it ran on, instead of {found.device}")
     return found
 
@@ -87,7 +87,7 @@ def _run_seconds(run: Path) -> float:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The steps among the last lines of a run's metrics; lines about other things, and a line that is cut, are passed over."""
+    """The steps among the last lines of a run's metrics; records of other kinds and truncated lines are skipped."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -26,11 +26,11 @@ PlanSource: TypeAlias = "FilePath | Mapping[str, Any] | PlanDocument"
 
 @dataclass(frozen=True)
 class Diff:
-    """What changes from one plan to another.
+    """Changes from one plan to another.
 
     Attributes:
-        before: The plan that stands.
-        after: The plan that is proposed.
+        before: The current plan.
+        after: The proposed plan.
         changes: Cuts that moved, owners, decisions, inputs, every rank's bytes by column, and the causes of each column's change.
         diagnostics: Warnings of reading both.
     """
@@ -42,12 +42,12 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return self.changes.same
 
     @property
     def fits(self) -> tuple[bool, bool]:
-        """Whether every rank fits, before and after."""
+        """True if every rank fits, before and after."""
         return self.changes.fits
 
     @cached_property
@@ -63,8 +63,8 @@ def diff(before: PlanSource, after: PlanSource, /) -> Diff:
     """Compare two plans.
 
     Args:
-        before: The plan that stands: a path, a mapping, or a `PlanDocument`.
-        after: The plan that is proposed.
+        before: The current plan: a path, a mapping, or a `PlanDocument`.
+        after: The proposed plan.
 
     Raises:
         MegaplanError: One is no plan, of another version, or its keys or types are wrong. A plan whose digest does not hold is compared;
@@ -83,11 +83,11 @@ def diff(before: PlanSource, after: PlanSource, /) -> Diff:
 
 
 def check(plan: PlanSource, /, *, costs: FilePath | None = None) -> Check:
-    """Plan a plan's inputs again, and compare: changed decisions, digest, stale reasons, and whether it still fits.
+    """Plan a plan's inputs again and compare: changed decisions, digest, stale reasons, and whether it still fits.
 
     Args:
         plan: A path, a mapping, or a `PlanDocument`.
-        costs: The costs file to decide the cuts by (times in ns); without it those of a plan that was cut by one stand (MP415).
+        costs: The costs file that decides the cuts (times in ns); without it a plan that was cut by a costs file keeps its cuts (MP415).
 
     Returns:
         What was found; `passes(strict=...)` says whether it is good enough.
@@ -108,7 +108,7 @@ def check(plan: PlanSource, /, *, costs: FilePath | None = None) -> Check:
 
 
 def _inspected(source: PlanSource) -> tuple[str, LoadedPlan]:
-    """What diagnostics call the plan, and the plan with what reading it found."""
+    """The plan, what reading it found, and its name in diagnostics."""
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
         return path, inspect_plan(path)

@@ -11,7 +11,7 @@ from megaplan.diagnostics import refuse
 from megaplan.spec.read import read_text
 
 if TYPE_CHECKING:
-    from megaplan.layout.profile import Task
+    from megaplan.layout.profile import TrainedPlan
 
 FACTS = ("device", "torch", "triton", "python", "date", "commit", "mode", "copy_gb_s")
 FORM = (
@@ -21,10 +21,10 @@ FORM = (
 
 
 def measured_constants(folder: str, results: str) -> dict[str, Any]:
-    """The file of measured constants.
+    """The document of measured constants.
 
     Args:
-        folder: Where `NAME.yaml` is what the run `NAME` trained.
+        folder: Folder in which `NAME.yaml` is the spec that the run `NAME` trained.
         results: JSON of the runs, or a line for each run and lines that hold the other facts.
 
     Raises:
@@ -71,11 +71,11 @@ def _is_timed(run: Any) -> bool:
     return isinstance(run, dict) and isinstance(run.get("run"), str) and isinstance(run.get("step_s"), (int, float)) and run["step_s"] > 0
 
 
-def _task(folder: Path, name: str) -> Task:
-    from megaplan.layout.profile import Task  # noqa: PLC0415
+def _task(folder: Path, name: str) -> TrainedPlan:
+    from megaplan.layout.profile import TrainedPlan  # noqa: PLC0415
 
     job = load(str(folder / f"{name}.yaml"))
     host = job.spec.host
     if not host.uses_triton:
         raise refuse("MP487", f"run {name} is of host {host.kind.name} with kernels {host.kernels}", "host.kernels: triton")
-    return Task(job.spec, job.inventory, job.spans)
+    return TrainedPlan(job.spec, job.inventory, job.spans)

@@ -13,12 +13,12 @@ class Schedule:
     """A pipeline schedule on given degrees.
 
     Attributes:
-        kind: Its name, as `schedule.kind` of a spec.
+        kind: Name of the schedule, as in `schedule.kind` of a spec.
         pp: Pipeline ranks.
         vpp: Slots of each rank.
-        num_microbatches: Of one step.
-        orders: For each pp rank its actions, in order; `str(action)` is torch's notation (`0F3`).
-        in_flight: For each pp rank the vectors of microbatches in flight by chunk that no other vector exceeds.
+        num_microbatches: Microbatches of one step.
+        orders: Actions of each pp rank, in order; `str(action)` is torch's notation (`0F3`).
+        in_flight: Non-dominated vectors of microbatches in flight by chunk, for each pp rank.
         timeline: Every action with start and end, in the units of the times given.
     """
 
@@ -32,12 +32,12 @@ class Schedule:
 
     @property
     def placement(self) -> Placement:
-        """How slots lie on ranks: single, loop or v."""
+        """Assignment of slots to ranks: single, loop or v."""
         return placement(self.kind)
 
     @property
     def makespan(self) -> int:
-        """Time from the first action's start to the last one's end."""
+        """Time from the start of the first action to the end of the last."""
         return self.timeline.makespan
 
     @property
@@ -47,12 +47,12 @@ class Schedule:
 
     @property
     def peak_in_flight(self) -> tuple[int, ...]:
-        """For each pp rank the most microbatches in flight, on all its chunks, from the start of F to the end of B or W."""
+        """Most microbatches in flight on each pp rank, over all its chunks, from the start of F to the end of B or W."""
         return tuple(max(sum(vector.full) + sum(vector.pending_weight) for vector in held) for held in self.in_flight)
 
 
 def default_vpp(kind: str) -> int:
-    """Slots of each rank where none are given: as few as the schedule runs with; 1 for what is no schedule."""
+    """Default slots of each rank: the fewest that the schedule supports; 1 for an unknown schedule."""
     return SCHEDULES[kind].least_vpp if kind in SCHEDULES else 1
 
 
@@ -68,13 +68,13 @@ def schedule(
     p2p: int = 0,
     hidden: int = 0,
 ) -> Schedule:
-    """What each rank of a pipeline computes in which order, what it holds, and how long it waits.
+    """Order the computations of each pipeline rank; report what each rank holds and how long it waits.
 
     Args:
         kind: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv or dualpipev.
         pp: Pipeline ranks, at least 1.
         num_microbatches: Microbatches of one step, at least 1. Time and memory grow with pp · vpp · num_microbatches.
-        vpp: Slots of each rank; by default as few as the schedule runs with.
+        vpp: Slots of each rank; by default the fewest that the schedule supports.
         forward: Time of F, of one microbatch on one slot, in any integer unit.
         input: Time of I, the input half of a backward.
         weight: Time of W, its weight half.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.api.load import FilePath, LoadedJob, Source, load_to_split, override_texts
 from megaplan.diagnostics import refuse
-from megaplan.exploration.engine import Explored, Progress, Task, explore
+from megaplan.exploration.engine import Explored, Progress, SearchTask, explore
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.gap import loose_terms
-from megaplan.exploration.report import Lost, Row, rows_of, why_not
+from megaplan.exploration.report import LayoutRow, Lost, rows_of, why_not
 from megaplan.exploration.robustness import Robustness, robustness
 from megaplan.exploration.space import DEFAULT_VARIED, FIXABLE, VARIED, Space
 from megaplan.exploration.values import Objective
@@ -28,24 +28,24 @@ OBJECTIVES = ("time", "headroom", "tokens_per_second_per_device")
 
 @dataclass(frozen=True)
 class Search:
-    """The best layouts, why the others lost, and how much better any could be.
+    """The best layouts, the reasons against the others, and a bound on any layout.
 
     Attributes:
-        job: The spec that was searched from.
+        job: The spec that the search started from.
         devices: Devices of every layout.
-        objective: What rows are ordered by.
-        rows: Best first; empty where nothing fits.
-        complete: Whether every layout was considered; False after an interrupt, and then the rows are the best so far.
+        objective: Objective by which rows are ordered.
+        rows: Layouts, best first; empty if none fits.
+        complete: True if every layout was considered; False after an interrupt, when the rows are the best so far.
         num_layouts: Legal meshes with a micro-batch; each has the schedules that run on it.
         num_evaluated: Exact evaluations.
-        bound_seconds: No legal layout has a shorter modelled step, whatever its policy and cuts.
-        basis: What times rest on, in words.
+        bound_seconds: Lower bound on the modelled step of every legal layout, for any policy and cuts.
+        basis: Description of the sources of the times.
     """
 
     job: LoadedJob
     devices: int
     objective: Objective
-    rows: tuple[Row, ...]
+    rows: tuple[LayoutRow, ...]
     complete: bool
     num_layouts: int
     num_evaluated: int
@@ -55,38 +55,38 @@ class Search:
     _evaluator: Evaluator
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> LayoutRow | None:
         """The first row; None where nothing fits."""
         return self.rows[0] if self.rows else None
 
     @property
     def gap(self) -> float | None:
-        """By how much the best row's step exceeds the bound, as a share of the bound; None without a row."""
+        """Difference between the best row's step and the bound, as a share of the bound; None without a row."""
         return self.rows[0].step_seconds / self.bound_seconds - 1 if self.rows and self.bound_seconds else None
 
     @cached_property
     def gap_reason(self) -> str | None:
-        """Which bounds are loose where the gap is above 3 %; None where it is not."""
+        """Names of the loose bounds if the gap is above 3 %; else None."""
         return loose_terms(self._explored) if self.gap is not None and self.gap > LARGE_GAP else None
 
     @cached_property
     def why_not(self) -> tuple[Lost, ...]:
-        """Of every rule that was broken, and every value of every axis that the best row does not have, why it lost."""
+        """Reasons against each broken rule and against each axis value that the best row does not have."""
         return why_not(self._explored, self._evaluator, self.rows)
 
     @cached_property
     def robustness(self) -> Robustness:
-        """Which row is best with one efficiency changed by 10 %, or under uneven routing, and what the first row then loses."""
+        """Best row with one efficiency changed by 10 %, or under uneven routing, and the loss of the first row there."""
         return robustness([row.exact for row in self.rows], self._evaluator)
 
-    def plan(self, row: Row) -> PlanDocument:
-        """The plan of a row: what `megaplan estimate` says of it is what the row says."""
+    def plan(self, row: LayoutRow) -> PlanDocument:
+        """The plan of a row; `megaplan estimate` of it gives the row's numbers."""
         from megaplan.plan.make import make_plan  # noqa: PLC0415
 
         return make_plan(row.spec, overrides=(*self.job.changes, *row.changes))
 
     def write(self, folder: FilePath) -> tuple[str, ...]:
-        """Write a plan file for each row into a folder that is made if it is not there.
+        """Write a plan file for each row into a folder, which is created if it does not exist.
 
         Returns:
             The paths, best first: `NAME-1.json` and so on.
@@ -123,22 +123,22 @@ def search(
 ) -> Search:
     """Find the layouts of a model with the best modelled step on a number of devices.
 
-    The global batch, the sequence length and the model stay as they are. Searched are pp, tp, cp, ep, etp, both parts of dp, and as far as
-    `vary` says schedule with vpp, micro-batch, recompute by family, gradient precision and kernels; resharding, vocabulary sharding and
-    optimizer sharding always. Cuts are chosen for the busiest slot, or rank, of those that fit.
+    The global batch, the sequence length and the model stay fixed. The search covers pp, tp, cp, ep, etp, both parts of dp, resharding,
+    vocabulary sharding and optimizer sharding, and, as `vary` says, schedule with vpp, micro-batch, recompute by family, gradient
+    precision and kernels. Among the cuts that fit, those with the least time of the busiest slot, or rank, are chosen.
 
     Args:
         source: A spec: a path, a mapping, or a job that was loaded.
         *changes: `KEY=VALUE` texts for the spec.
         devices: Devices of a layout; the spec's if None.
         fix: Keys that keep a value: `["mesh.tp=8"]`, or a mapping.
-        vary: Of `recompute`, `schedule`, `batch`, `precision` and `kernels`, what may differ from the spec.
-        objective: What rows are ordered by; with the batch kept, tokens a second order as time does.
+        vary: Settings that may differ from the spec: any of `recompute`, `schedule`, `batch`, `precision` and `kernels`.
+        objective: Objective by which rows are ordered; with the batch kept, tokens per second order rows as time does.
         headroom_bytes: Bytes that stay free on every rank.
-        top: Rows wanted.
-        processes: Processes that evaluate; as many as processors if None. The result does not depend on it.
-        device_file: As for `megaplan.load`.
-        report: Called as the search goes on.
+        top: Number of rows to return.
+        processes: Number of worker processes; as many as processors if None. The result does not depend on it.
+        device_file: Device file, as in `megaplan.load`.
+        report: Callback for progress.
         **overrides: Changes as keywords: `batch__seq_length=8192`.
 
     Returns:
@@ -146,7 +146,7 @@ def search(
 
     Raises:
         MegaplanError: Every error of the source and the changes; an unknown key of `fix`, word of `vary` or objective (MP489).
-        TypeError: As `megaplan.load`.
+        TypeError: The same as for `megaplan.load`.
 
     Examples:
         >>> import megaplan
@@ -168,7 +168,7 @@ def search(
     if world < 1 or top < 1:
         raise refuse("MP489", f"--devices {world}, --top {top}: both are at least 1", "--devices 8 --top 10")
     space = Space(job.spec, world, _fixed(job, fix), vary)
-    task = Task(space, objective, headroom_bytes, top)
+    task = SearchTask(space, objective, headroom_bytes, top)
     explored = explore(task, processes or os.cpu_count() or 1, report)
     evaluator = task.evaluator()
     rows = rows_of(explored, evaluator)

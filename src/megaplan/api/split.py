@@ -25,15 +25,15 @@ from megaplan.plan.make import make_plan, plan_text
 from megaplan.plan.read import read_plan
 
 if TYPE_CHECKING:
-    from megaplan.partition.values import Cuts, Mode, Objective
+    from megaplan.partition.values import CutObjective, Cuts, Mode
     from megaplan.plan.document import PlanDocument
 
 INFEASIBLE = frozenset({"MP330", DOES_NOT_FIT})
-"""Codes of an input that is right and leaves no split."""
+"""Codes for a valid input that has no feasible split."""
 
 
 class InfeasibleError(MegaplanError):
-    """The spec is right, and no split meets its constraints (MP330) or fits its devices (MP501)."""
+    """Raised for a valid spec if no split meets its constraints (MP330) or fits its devices (MP501)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Split:
         plan: The plan: inputs, decisions, estimates, digests.
         cuts: Spans, mode, reason, and the certificate: value, lower bound, gap.
         step_time: The time of a step with its interval in seconds, or the reason (text) why none is stated.
-        stale: What changed since the baseline's manual split was decided.
+        stale: Changes since the baseline's manual split was decided.
         diagnostics: Warnings and notes.
     """
 
@@ -63,7 +63,7 @@ class Split:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Sentences: what weighted cuts moved, and why a rank with fewer parameters holds more."""
+        """Sentences about the layers that weighted cuts moved, and about a rank that holds more memory with fewer parameters."""
         spec, inventory, cuts = self.job.spec, self.job.inventory, self.cuts
         notes = tuple(in_flight_lines(spec, inventory, cuts.spans))
         if cuts.mode != "weighted":
@@ -76,7 +76,7 @@ class Split:
         return (*moved_lines(spec, inventory, weights, cuts_of(cuts.spans)), *notes)
 
     def write(self, path: FilePath) -> None:
-        """Write the plan file, replacing what is there.
+        """Write the plan file; an existing file is replaced.
 
         Raises:
             OSError: It cannot be written.
@@ -91,7 +91,7 @@ def split(
     /,
     *changes: str,
     mode: Mode | None = None,
-    objective: Objective | None = None,
+    objective: CutObjective | None = None,
     baseline: FilePath | PlanDocument | None = None,
     costs: FilePath | None = None,
     device_file: FilePath | None = None,
@@ -104,15 +104,15 @@ def split(
         *changes: `KEY=VALUE` texts; the plan records them.
         mode: `equal`, `weighted` or `manual`, instead of the spec's `split.mode`.
         objective: `bottleneck` or `step_time`, instead of the spec's `split.objective`.
-        baseline: A plan whose cuts are kept where that costs nothing.
+        baseline: A plan whose cuts are kept where that is free.
         costs: A costs file (times in ns) to cut by, instead of modelled costs.
-        device_file: As for `megaplan.load`.
+        device_file: Device file, as in `megaplan.load`.
         **overrides: Changes as keywords: `mesh__pp=4`.
 
     Raises:
         InfeasibleError: No split meets the constraints, or none fits.
         MegaplanError: Every error of the source, the changes, the baseline and the costs file.
-        TypeError: As `megaplan.load`.
+        TypeError: The same as for `megaplan.load`.
 
     Examples:
         >>> import megaplan
@@ -148,7 +148,7 @@ def _baseline(baseline: FilePath | PlanDocument | None) -> PlanDocument | None:
 
 
 def _decide(job: LoadedJob, earlier: PlanDocument | None) -> Cuts:
-    """The cuts; that no cuts fit is an error here, for there is no plan to write."""
+    """The chosen cuts; cuts that do not fit are an error here, since there is no plan to write."""
     baseline = earlier.spans if earlier else None
     cuts = choose_cuts(job.spec, job.inventory, baseline=baseline, measured=job.costs)
     if any(found.code == DOES_NOT_FIT for found in cuts.diagnostics):

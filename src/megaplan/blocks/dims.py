@@ -17,15 +17,15 @@ class Dims(NamedTuple):
         hidden: Residual width h.
         tp: Tensor-parallel degree; widths of heads and MLPs are divided by it.
         cp: Context-parallel degree.
-        dtype: Of activations: `precision.params`, bf16 where that is fp8.
-        stat_dtype: Of statistics and states: fp32.
-        packed: Whether rows hold several documents, each position with the int32 place where its own begins.
-        turns: Of a rank of a CP group: whether it is the last one, on which the walk over the pieces turns.
+        dtype: Dtype of activations: `precision.params`, bf16 if that is fp8.
+        stat_dtype: Dtype of statistics and states: fp32.
+        packed: True if rows hold several documents, each position with the int32 place at which its own begins.
+        is_last_cp_rank: True for the last rank of a CP group, where the walk over the pieces reverses.
         ep: Ranks over which experts are spread.
         etp: Ranks over which each expert is sharded.
-        kernels: Whether Triton's kernels run the operations.
-        gathers: Whether experts read rows where they are, instead of sorted copies.
-        frozen: Whether the parameters of blocks have no gradients (`lora`).
+        kernels: True if Triton's kernels run the operations.
+        gathers: True if experts read rows where they are, instead of sorted copies.
+        frozen: True if the parameters of blocks have no gradients (`lora`).
         relations: Rows of the relation bias that attention adds to scores; 0 without one.
     """
 
@@ -38,7 +38,7 @@ class Dims(NamedTuple):
     dtype: DType
     stat_dtype: DType = DType.FP32
     packed: bool = False
-    turns: bool = True
+    is_last_cp_rank: bool = True
     ep: int = 1
     etp: int = 1
     kernels: bool = False

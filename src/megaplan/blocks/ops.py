@@ -18,7 +18,7 @@ TAKE_CHOICE = "take choice"
 
 
 class Flow(Enum):
-    """How gradients pass an operation.
+    """Way in which gradients pass an operation.
 
     It computes new ones, cuts views of one storage and joins their gradients, adds and hands the same gradient on, or hands it on as a
     view of other dims.
@@ -34,20 +34,20 @@ class Op(NamedTuple):
     """One operation of a block.
 
     Attributes:
-        name: For `--explain` and for recompute regions.
+        name: Name in `--explain` and in recompute regions.
         reads: Storages or views it reads.
         makes: Storages it makes (or views it cuts, for `Flow.VIEW`).
-        keeps: What it keeps for backward, besides parameters.
+        keeps: Storages that it keeps for backward, besides parameters.
         params: Parameters whose gradients its backward makes, by their names in the block.
-        grads: What receives a gradient; None for all of `reads`.
+        grads: Storages that receive a gradient; None for all of `reads`.
         fetches: Storages its backward makes for itself: gathered inputs that were not kept, partial sums before a reduction.
         sums: Storages in which it sums its parameters' gradients, which it makes of them at its end, when `fetches` are gone.
-        flow: How gradients pass.
+        flow: Way in which gradients pass.
         holds: Storages that a Python frame still names while it runs, though nothing reads them any more.
-        keeps_first: Whether it keeps what it keeps before it runs, as torch's products do.
+        keeps_first: True if it keeps them before it runs, as torch's products do.
         late: Parameters whose gradients a split backward leaves to W, those of linears, each with the output whose gradient that needs.
-        late_fetches: Beside `fetches`, what only those gradients need; in a split backward W makes it.
-        hands_views: Whether the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
+        late_fetches: Further fetches that only those gradients need; in a split backward W makes them.
+        hands_views: True if the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
         call: The first of the linears that one call of the runtime multiplies, where several are operations of their own.
         before: Moments of its backward before its parameters' gradients, each with the storages that it makes for itself, in place of
             `fetches`, and whether the gradients of what it reads are there.
@@ -72,17 +72,17 @@ class Op(NamedTuple):
 
     @property
     def is_view(self) -> bool:
-        """Whether what it makes has no storage of its own."""
+        """True if its results have no storage of their own."""
         return self.flow in (Flow.VIEW, Flow.RESHAPE)
 
 
 def runs_bank(op: str) -> bool:
-    """Whether an operation is a bank's, in a layer or in a block of a prediction depth."""
+    """True if an operation is a bank's, in a layer or in a block of a prediction depth."""
     return op.rpartition(".")[2] == BANK
 
 
 def in_bank(param: str) -> bool:
-    """Whether a parameter is a bank's: `experts.up_proj`, or `mlp.experts.up_proj` of a prediction depth."""
+    """True if a parameter is a bank's: `experts.up_proj`, or `mlp.experts.up_proj` of a prediction depth."""
     return BANK in param.split(".")[:-1]
 
 
@@ -119,7 +119,7 @@ def project(reads: str, gathered: str, *projections: Projection, sharded: bool, 
         reads: The rank's own tokens.
         gathered: All tokens; its gradient is `partial_gradient(gathered)`.
         projections: In order.
-        sharded: Whether TP is more than one rank.
+        sharded: True if TP is more than one rank.
         holds: See `Op`.
     """
     if not sharded:
@@ -151,7 +151,7 @@ AGAIN_SUFFIX = "_again"
 
 
 def again(name: str) -> str:
-    """What a product that ends a recomputed region makes once more, and drops, where its linear can be split: a storage of its own."""
+    """The storage that a product at the end of a recomputed region makes once more, and drops, if its linear can be split."""
     return name + AGAIN_SUFFIX
 
 

@@ -1,4 +1,4 @@
-"""What M and R keep and hold where a CP group shares a sequence, each rank with two pieces of it (docs/concepts/context-parallelism.md).
+"""Storages that M and R keep and hold if a CP group shares a sequence, two pieces per rank (docs/concepts/context-parallelism.md).
 
 A convolution keeps the inputs before each piece. A recurrence saves its states piece by piece, and holds a little state on its way.
 """
@@ -33,7 +33,7 @@ def handed_storages(dims: Dims, num_heads: int, lanes: int, *widths: int) -> Sha
     Each rank holds what the walk begins with and the lane that is being made; one that sends on what it makes also the lane before that,
     and the one where the walk turns all the lanes before that, until it has the last one.
     """
-    state, before = dims.batch * num_heads // lanes * prod(widths), lanes - 1 if dims.turns else 1
+    state, before = dims.batch * num_heads // lanes * prod(widths), lanes - 1 if dims.is_last_cp_rank else 1
     return {
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {HANDED: (before + 2, state)}),
         **storages(dims.stat_dtype, Column.COMMUNICATION, {ARRIVING: (state,)}),
@@ -68,7 +68,7 @@ def exchange(name: str) -> str:
 
 
 def exchanged_storages(dims: Dims, made: str, kernel: int, channels: int) -> Shapes:
-    """Of the convolution that makes a storage: the inputs before each piece; all ranks' at once; and their gradients, sent and received."""
+    """Storages of a convolution: the inputs before each piece, those of all ranks at once, and their gradients, sent and received."""
     ends = dims.batch, PIECES, kernel - 1, channels
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {f"{made}_before": ends, f"{made}_moved": (2, *ends)}),
@@ -76,6 +76,6 @@ def exchanged_storages(dims: Dims, made: str, kernel: int, channels: int) -> Sha
     }
 
 
-def sums_apart(dims: Dims, parameters: DType) -> bool:
-    """Whether parameters' gradients are sums of pieces in a wider dtype, which are narrowed when all pieces are done."""
+def sums_separately(dims: Dims, parameters: DType) -> bool:
+    """True if parameters' gradients are sums of pieces in a wider dtype, which are narrowed when all pieces are done."""
     return dims.cp > 1 and parameters is not dims.stat_dtype

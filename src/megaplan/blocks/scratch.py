@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megakernels.facts import Inside, KernelBytes
+from megakernels.facts import KernelBytes, KernelScratch
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.relay import PIECES, num_lanes
 from megaplan.blocks.storages import Shapes, storages
@@ -21,7 +21,7 @@ INSIDE, INSIDE_BACKWARD = "inside", "inside_backward"
 
 
 class Lane(NamedTuple):
-    """What one run sees: positions, heads and groups, of how many lanes, and the document starts that are copied, being a view."""
+    """Sizes of one run: positions, heads, groups, number of lanes, and the document starts that are copied because they are a view."""
 
     positions: int
     heads: int
@@ -33,7 +33,9 @@ class Lane(NamedTuple):
         """Bytes of saved states that are copied, a piece's and lane's part of them, unless that part is one run of memory."""
         return nbytes if dims.batch > 1 or (self.lanes > 1 and num_states > 1) else 0
 
-    def inside(self, dims: Dims, forward: KernelBytes, backward: KernelBytes, num_states: int, state_bytes: int) -> Inside:
+    def inside(
+        self, dims: Dims, forward: KernelBytes, backward: KernelBytes, num_states: int, state_bytes: int, *, with_starts: bool = True
+    ) -> KernelScratch:
         """Bytes inside a scan, which copies document starts and saved states that are views.
 
         Args:
@@ -42,15 +44,17 @@ class Lane(NamedTuple):
             backward: Bytes of one run's backward.
             num_states: Saved states of the run.
             state_bytes: Bytes of one of them.
+            with_starts: True to add the copies of document starts; False if `forward` and `backward` have them.
         """
         if dims.cp == 1:
-            return Inside(forward.last + forward.scratch, backward.last + backward.scratch)
-        copied = self.copied_states(dims, num_states, num_states * state_bytes) + self.copied_starts
-        return Inside(forward.results + forward.scratch + self.copied_starts, backward.results + backward.scratch + copied)
+            return KernelScratch(forward.last + forward.scratch, backward.last + backward.scratch)
+        starts = self.copied_starts if with_starts else 0
+        copied = self.copied_states(dims, num_states, num_states * state_bytes) + starts
+        return KernelScratch(forward.results + forward.scratch + starts, backward.results + backward.scratch + copied)
 
 
 def lane_of(dims: Dims, heads: int, groups: int) -> Lane:
-    """What one run sees of a rank with these heads and groups of heads."""
+    """Sizes of one run on a rank with these heads and groups of heads."""
     if dims.cp == 1:
         return Lane(dims.tokens, heads, groups, 1, 0)
     lanes, positions = num_lanes(groups, dims.cp), dims.tokens // PIECES
@@ -58,7 +62,7 @@ def lane_of(dims: Dims, heads: int, groups: int) -> Lane:
     return Lane(positions, heads // lanes, groups // lanes, lanes, starts)
 
 
-def inside_storages(dims: Dims, inside: Inside | None) -> Shapes:
+def inside_storages(dims: Dims, inside: KernelScratch | None) -> Shapes:
     """The storages that stand for what an operation holds, counted in elements of activations; none for plain torch."""
     if inside is None:
         return {}

@@ -17,7 +17,7 @@ from megakernels.facts import Facts, Work
 
 
 class Workload(NamedTuple):
-    """What costs are counted for.
+    """Work for which costs are counted.
 
     Attributes:
         seq_length: Tokens of a sequence, before context parallelism.
@@ -60,10 +60,10 @@ class OpWork(NamedTuple):
     """The work of one operation of a block, as a rank runs it.
 
     Attributes:
-        name: As in the saved-tensor ledger where that has it.
+        name: Name, as in the saved-tensor ledger if that has it.
         part: Whose efficiency its contractions have: a letter's or `head`'s linears, or a kernel's.
         work: Per token that passes through it.
-        facts: What its implementations take; None for a library's product, or one kernel that is ideal.
+        facts: Costs of its implementations; None for a library's product, or one kernel that is ideal.
         weights: Elements of the matrices it multiplies by, on this rank.
         is_linear: A matrix product with a parameter, whose weight gradient a split backward leaves to W.
         own_tokens: Under sequence parallelism it runs on the rank's own slice of the tokens, else on the gathered ones.
@@ -71,7 +71,7 @@ class OpWork(NamedTuple):
         is_routed: It runs on routed rows, of which the busiest rank has more than its share.
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
         counts: Operations of the block's program that it counts together; empty for the one of its name.
-        in_width: Of a linear, the width of its input on this rank.
+        in_width: Width of a linear's input on this rank.
     """
 
     name: str
@@ -88,7 +88,7 @@ class OpWork(NamedTuple):
     in_width: int = 0
 
     def runs_in(self, operations: frozenset[str]) -> bool:
-        """Whether it is among these operations of the block's program."""
+        """True if it is among these operations of the block's program."""
         return operations.issuperset(self.counts or (self.name,))
 
 

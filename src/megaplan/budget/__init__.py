@@ -1,1 +1,1 @@
-"""Budget: integer bytes `cells[phase][column]` of every distinct rank, the device's reserve, what fits, and what serving would hold."""
+"""Budget: integer bytes `cells[phase][column]` of every distinct rank, the device's reserve, whether it fits, and memory of serving."""

@@ -1,4 +1,4 @@
-"""What each mesh axis shards, and what it cannot fix (R-20): what `megaplan explain AXIS` prints."""
+"""Effects of each mesh axis, and costs that it does not change (R-20): the text of `megaplan explain AXIS`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis, or one thing that is taken for an axis.
+    """One axis, or a setting that is mistaken for an axis.
 
     Attributes:
-        title: Its name in full.
-        shards: What it divides.
-        cannot_fix: What it leaves as it is.
-        costs: What it adds.
+        title: Full name.
+        shards: Tensors that it divides.
+        cannot_fix: Memory that it does not change.
+        costs: Communication and memory that it adds.
     """
 
     title: str
@@ -50,7 +50,7 @@ AXES: dict[str, Axis] = {
     "cp": Axis(
         "context parallel",
         "The positions of a sequence: activations of every family.",
-        "Recurrent state: M and R walk a sequence in order, and their state is handed on from rank to rank. No parameters, no optimizer.",
+        "Recurrent state: M and R walk a sequence in order, and their state is sent from rank to rank. No parameters, no optimizer.",
         "Keys and values gathered over the axis; ranks that wait for M's and R's state; gradients summed once a step.",
     ),
     "tp": Axis(

@@ -9,12 +9,12 @@ from megaplan.spec.models import Spec
 
 
 def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
-    """Bytes of every rank by phase and column, of the tensors of the spec's host.
+    """Bytes of every rank by phase and column, for the tensors of the spec's host.
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
 
     Returns:
         The budget; ranks with equal cells are listed together, largest peak first.

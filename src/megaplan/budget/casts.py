@@ -1,6 +1,6 @@
-"""The backward under a pipeline, and its first gradients: FSDP2 casts them for accumulation, one tensor after another.
+"""The backward under a pipeline, and its first gradients, which FSDP2 casts for accumulation one tensor after another.
 
-A layer's are cast when its backward has ended, the slot's own when all have; each is freed once its cast is made. An expert bank's are
+A layer's gradients are cast when its backward has ended, the slot's own when all have; each is freed after its cast. An expert bank's are
 cast inside its layer's backward.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`to_accumulated_grad_if_needed`), _fsdp_param_group.py (`post_backward`).
@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 
 from megaplan.blocks.ops import in_bank
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.stored import place_of
+from megaplan.budget.stored import fsdp_order
 from megaplan.budget.unit import Peak, Unit
 from megaplan.hosts.megarun.group_bytes import GroupBytes
-from megaplan.schedules.moments import BACKWARDED, FORWARDED, ChunkState
+from megaplan.schedules.states import BACKWARDED, FORWARDED, ChunkState
 
 
 def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
-    """The largest moment of a backward under a pipeline, where whole gradients accumulate; `reducing_backward_peak` is that without one."""
+    """The peak of a backward under a pipeline, where whole gradients accumulate; `reducing_backward_peak` is that without one."""
     policy, first = chunk.policy, state <= FORWARDED
-    again = policy.in_place and not first
+    accumulates = policy.in_place and not first
     fetches = policy.reshard and state is not BACKWARDED  # a backward leaves every layer gathered
     units, before, carried, everything, layers = (
         chunk.units,
@@ -30,19 +30,19 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
         chunk.unsharded_bytes,
         chunk.layers_gathered_bytes,
     )
-    behind = made = 0  # of the units already done: unsharded layers, gradients of the slot's group
+    behind = made = 0  # units already done: unsharded layers, gradients of the slot's group
     gathered = 0 if fetches else layers
     largest, found = -1, (0, 0)
     found_peaks: list[Peak] = []
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
-        gradients = (behind if first else everything) + (0 if again else made)
-        bank = unit.has_bank and not policy.in_place
+        gradients = (behind if first else everything) + (0 if accumulates else made)
+        bank = unit.has_experts and not policy.in_place
         gathered += unit.gathered_bytes if fetches else 0
         if fetches or bank:
-            found_peaks.append(chunk.backward(index, gradients, gathered, again=again, fetches=fetches))
+            found_peaks.append(chunk.backward(index, gradients, gathered, accumulates=accumulates, fetches=fetches))
         else:
-            size = before[index] + gradients + carried[index] + (unit.again_bytes if again else unit.backward_bytes)
+            size = before[index] + gradients + carried[index] + (unit.accumulating_bytes if accumulates else unit.backward_bytes)
             if size > largest:
                 largest, found = size, (index, gradients)
         if bank:
@@ -52,7 +52,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
         made += chunk.lasting(index)
     if largest >= 0:
         index, gradients = found
-        found_peaks.append(chunk.backward(index, gradients, layers, again=again, fetches=False))
+        found_peaks.append(chunk.backward(index, gradients, layers, accumulates=accumulates, fetches=False))
     peak = found_peaks[0] if len(found_peaks) == 1 else max(found_peaks, key=lambda peak: peak.total)
     if first and not policy.in_place:
         peak = largest_cast(chunk, peak.total, made, fetches=fetches) or peak
@@ -60,19 +60,19 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
 
 
 def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak | None:
-    """The largest moment of these casts, None if it is not above `beaten`; what waits for W is compared, but not in the peak.
+    """The largest point of these casts, None if it is not above `beaten`; tensors that wait for W are compared, but not in the peak.
 
     Args:
-        chunk: What runs backward.
-        beaten: Bytes.
-        made: Gradients of the slot's own parameters, as autograd makes them.
-        fetches: Whether each layer is gathered for its backward, and stays so.
+        chunk: Chunk that runs backward.
+        beaten: Bytes to exceed.
+        made: Gradients of the slot's own parameters, in autograd's dtype.
+        fetches: True if each layer is gathered for its backward, and stays gathered.
     """
     found: Peak | None = None
     root, policy = chunk.root, chunk.policy
-    received = 0 if "embedding" in chunk.names else policy.boundary_bytes  # the gradient that goes to the slot before
+    received = 0 if "embedding" in chunk.names else policy.boundary_bytes  # the gradient for the slot before
     held = chunk.logits_bytes  # the last stage's output, until the backward has returned
-    behind = own = 0  # gradients of the layers that are done, of the slot's own parameters so far
+    behind = own = 0  # gradients of finished layers, of the slot's own parameters so far
     gathered = root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
     for index in range(len(chunk.units) - 1, -1, -1):
         unit = chunk.units[index]
@@ -102,10 +102,10 @@ def largest_cast(chunk: Chunk, beaten: int, made: int, *, fetches: bool) -> Peak
 
 
 def after_bank_peak(chunk: Chunk, index: int, gradients: int, gathered: int, *, first: bool) -> Peak:
-    """The largest moment of a layer's backward once its bank's gradients are cast, or added to those that are there.
+    """The peak of a layer's backward after its bank's gradients are cast, or added to the existing ones.
 
-    A bank's first gradients are cast for accumulation inside its layer's backward, one after another, and each is freed once its cast is
-    made. The casts are there for the rest of the layer's backward. Later gradients are gone when they have been added.
+    A bank's first gradients are cast for accumulation inside its layer's backward, one after another, and each is freed after its cast.
+    The casts are kept for the rest of the layer's backward. Later gradients are freed after they have been added.
     """
     unit, carried, name = chunk.units[index], chunk.backward_extra[index], chunk.names[index]
     bank, storage = unit.bank, unit.storage
@@ -123,10 +123,10 @@ def after_bank_peak(chunk: Chunk, index: int, gradients: int, gathered: int, *, 
 
 
 def cast_bytes(blocks: Sequence[tuple[Mapping[str, int], GroupBytes]]) -> int:
-    """The most that gradients take while they are cast one after another.
+    """Peak bytes of gradients while they are cast one after another.
 
     Args:
-        blocks: Bytes by name before they are cast, and the group whose sums tell how wide they get.
+        blocks: Bytes by name before the cast, and the group whose sums give the ratio of the dtypes.
     """
     left = sum([sum(gradients.values()) for gradients, _ in blocks])
     most = done = 0
@@ -151,11 +151,11 @@ def _outside(chunk: Chunk) -> list[tuple[Mapping[str, int], GroupBytes]]:
                 block = "embedding"
             gradients, _ = found.setdefault(block, ({}, chunk.root if unit.storage is None else unit.storage.dense))
             gradients.setdefault(name, size)
-    return [found[block] for block in sorted(found, key=place_of)]
+    return [found[block] for block in sorted(found, key=fsdp_order)]
 
 
 def _listed(unit: Unit) -> dict[str, int]:
-    """What a layer's backward makes, but for its bank's; a block's own, without a dot in their names, after its children's."""
+    """Gradients of a layer's backward, except its bank's; a block's own, without a dot in their names, after its children's."""
     made, last = unit.block.part.replay.backward[-1].params, unit.last_own
     shared = frozenset(unit.shared)
     names = [name for name in unit.block.gradients if name in made and name not in shared and not in_bank(name)]

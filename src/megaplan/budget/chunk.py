@@ -1,7 +1,7 @@
-"""One chunk of a rank: its blocks in execution order, what they keep together, and the peaks of running it.
+"""One chunk of a rank: its blocks in execution order, the bytes that they keep together, and the peaks of running it.
 
-A peak is a sum of five parts, so that its cells and its total cannot differ: what the blocks before keep, the running block's own moment,
-and the gradients, communication buffers and other activations that are alive then.
+A peak is a sum of five parts, so that its cells and its total cannot differ: bytes kept by the blocks before, the running block's own
+point, and the gradients, communication buffers and other activations that are allocated then.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT, SHARED
 from megaplan.budget.all_gathers import AllGathers, all_gathers, backward_gathers
-from megaplan.budget.bank import moments_around_bank
+from megaplan.budget.experts import points_around_experts
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.depths import depth_sums
-from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.program import LiveSet
 from megaplan.hosts.megarun.storage import BlockStorage
-from megaplan.schedules.actions import Kind
-from megaplan.schedules.moments import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
+from megaplan.schedules.actions import ActionKind
+from megaplan.schedules.states import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
 
 
-class Policy(NamedTuple):
-    """How the host runs a chunk.
+class ChunkPolicy(NamedTuple):
+    """Settings of the host for running a chunk.
 
     Attributes:
         pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
         reshard: Gathered parameters of layers are freed after forward.
-        splits_backward: Its schedule computes weight gradients in an action of their own.
+        splits_backward: The schedule computes weight gradients in an action of their own.
         in_place: Gradients accumulate in the dtype autograd makes them in.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
-        shards_beside: Whether gradient shards lie in another stream's pool than activations.
+        separate_shards: True if gradient shards are in another stream's pool than activations.
     """
 
     pipelined: bool
@@ -48,17 +48,17 @@ class Policy(NamedTuple):
     replicated: bool
     gathers_ahead: bool
     boundary_bytes: int
-    shards_beside: bool = False
+    separate_shards: bool = False
 
 
 class Chunk:
-    """A slot's units with the sums a budget asks for.
+    """A slot's units with the sums that a budget needs.
 
     Attributes:
-        late_bytes: Of its whole gradients, those that the weight half of a split backward makes.
-        waiting_bytes: What a microbatch keeps between the two halves of a split backward.
-        waiting_slack_bytes: What the allocator's rounding adds to that.
-        kept_input_bytes: What it keeps for the second half of an input that the stage before has sent on the same rank.
+        late_bytes: Part of its whole gradients made by the weight half of a split backward.
+        waiting_bytes: Bytes that a microbatch keeps between the two halves of a split backward.
+        waiting_slack_bytes: Bytes that the allocator's rounding adds to them.
+        kept_input_bytes: Bytes that it keeps for the second half: an input that the stage before has sent on the same rank.
         choices: For each unit, the choice of keys that the stage holds as its forward begins, for a layer from it on.
     """
 
@@ -68,19 +68,19 @@ class Chunk:
         self,
         stored: SlotStorage,
         units: Sequence[Unit],
-        policy: Policy,
+        policy: ChunkPolicy,
     ) -> None:
-        """Sum once.
+        """Computes the sums.
 
         Args:
-            stored: What the slot holds of parameters, and the names of its blocks that run.
+            stored: Storage of the slot's parameters, and the names of its blocks that run.
             units: The blocks of these names.
-            policy: How the host runs it.
+            policy: Settings of the host.
         """
         self.names, self.units, self.policy, self.has_mtp, self.root = stored.names, tuple(units), policy, stored.has_mtp, stored.root
         # the stage output, held until backward, and its received gradient
         self.output_bytes = policy.boundary_bytes if policy.pipelined and not stored.is_last else 0
-        self.before = [0, *accumulate([unit.kept_bytes for unit in units])]  # what units 0 … i − 1 keep, inputs included
+        self.before = [0, *accumulate([unit.kept_bytes for unit in units])]  # bytes that units 0 … i − 1 keep, inputs included
         self.saved_bytes: int = self.before[-1] + self.output_bytes
         self.choices = self._choices()
         self.slack_bytes: int = sum([unit.slack_bytes for unit in units])
@@ -93,18 +93,18 @@ class Chunk:
         largest = max(map(add, map(add, self.before, self.choices), [unit.forward_bytes for unit in units]))
         filling = self.root.gathered_bytes + self.root.casting_bytes
         self.forward_bound: int = max(largest + self.gathered_bytes + flats + stored.largest_casting_bytes, filling)
-        """No forward has more alive, but for accumulated gradients."""
+        """Upper bound on the bytes of a forward, without accumulated gradients."""
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + stored.largest_reduction_bytes
-        """No reduction has more alive: everything before it, every shard, and the largest buffers."""
+        """Upper bound on the bytes of a reduction: everything before it, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
         self.ties = self.head >= 0 and self.units[self.head].storage is None and self.names[0] == "embedding"
-        """Whether a tied head and the embedding are one parameter of this chunk, whose gradient has a part from each."""
+        """True if a tied head and the embedding are one parameter of this chunk, whose gradient has a part from each."""
         held = policy.pipelined and self.head >= 0
         ends = self.units[self.head].block.part.tensors if held else {}
-        self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss in place of it
+        self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss instead
         self.received_from = self._received_from()
         self.backward_extra = self._backward_extra()
-        self.waiting_from: Sequence[int] = ()  # where W comes later, what units from each one on leave to it
+        self.waiting_from: Sequence[int] = ()  # if W runs later, bytes that units from each one on leave to it
 
     @cached_property
     def first_layer(self) -> int:
@@ -113,36 +113,36 @@ class Chunk:
         return first if set(self.names[:first]) <= {"embedding", "relation_bias"} else -1
 
     @cached_property
-    def handed_on(self) -> frozenset[str]:
-        """Blocks outside the layers whose gradients the first MTP depth hands on."""
+    def passed_on(self) -> frozenset[str]:
+        """Blocks outside the layers whose gradients the first MTP depth passes on."""
         first = self.units[self.names.index("mtp.0")].shared
         return frozenset({"head", *(name.partition(".")[0] for name in first)})
 
     def saved_cells(self, count: int) -> dict[Column, int]:
-        """What `count` microbatches keep."""
+        """Bytes that `count` microbatches keep."""
         return self._kept(count, 0, self.output_bytes * count)
 
     def peak_cells(self, peak: Peak, others: int = 0) -> dict[Column, int]:
-        """The parts of a peak by column, which sum to its total, and what `others` microbatches keep."""
+        """The parts of a peak by column, which sum to its total, and the bytes that `others` microbatches keep."""
         more = peak.before - self.before[peak.unit] + peak.activations
         cells = self._kept(others, peak.unit, more + self.output_bytes * others)
-        if peak.moment is not None:
-            self.units[peak.unit].block.add_to(cells, peak.moment, peak.params)
+        if peak.point is not None:
+            self.units[peak.unit].block.add_to(cells, peak.point, peak.params)
         cells[GRADIENTS] += peak.gradients
         cells[COMMUNICATION] += peak.communication
         cells[WORKSPACE] -= peak.absent
         return cells
 
-    def action_cells(self, kind: Kind, peak: Peak, others: int = 0) -> dict[Column, int]:  # noqa: ARG002 (split backwards differ)
+    def action_cells(self, kind: ActionKind, peak: Peak, others: int = 0) -> dict[Column, int]:  # noqa: ARG002 (split backwards differ)
         """`peak_cells` of an action's peak."""
         return self.peak_cells(peak, others)
 
     def waiting_cells(self, count: int) -> dict[Column, int]:  # noqa: ARG002 (nothing without a split backward)
-        """What `count` microbatches keep between the two halves of a split backward."""
+        """Bytes that `count` microbatches keep between the two halves of a split backward."""
         return {}
 
     def held(self, state: ChunkState, *, weight_grads: bool = True) -> tuple[int, int]:
-        """Gradients and gathered parameters of the chunk while another one runs; `weight_grads`: whether those of linear layers exist."""
+        """Gradients and gathered parameters of the chunk while another one runs; `weight_grads` is true if those of linear layers exist."""
         if state is REDUCED:
             return self.shard_bytes, 0
         gradients = 0
@@ -153,93 +153,93 @@ class Chunk:
         kept = not self.policy.reshard or state is BACKWARDED
         return gradients, self.gathered_bytes if kept else self.root.gathered_bytes
 
-    def backward(self, index: int, gradients: int, gathered: int, *, again: bool, fetches: bool) -> Peak:
-        """The largest moment of a unit's backward.
+    def backward(self, index: int, gradients: int, gathered: int, *, accumulates: bool, fetches: bool) -> Peak:
+        """The largest point of a unit's backward.
 
         Args:
-            index: The unit.
-            gradients: Alive, without its own.
-            gathered: Layers, its own included.
-            again: Whether gradients are added in place to those of a microbatch before.
-            fetches: Whether layers are gathered again for it.
+            index: Index of the unit.
+            gradients: Allocated gradients without its own.
+            gathered: Gathered parameters of layers, its own included.
+            accumulates: True if gradients are added in place to those of a microbatch before.
+            fetches: True if layers are gathered again for it.
         """
         block, bank = self.units[index].block, self.units[index].bank
-        moment, size = (block.again, block.again_bytes) if again else (block.backward, block.backward_bytes)
-        if bank is not None and not (self.policy.pipelined and self.policy.in_place):  # what follows lies behind its gradients
-            moment, size = bank.made
+        point, size = (block.accumulating, block.accumulating_bytes) if accumulates else (block.backward, block.backward_bytes)
+        if bank is not None and not (self.policy.pipelined and self.policy.in_place):  # later gathers follow its gradients
+            point, size = bank.made
         if not fetches:
-            return self._running(index, moment, (gradients, gathered), again=again, size=size)
-        moments = block.part.replay.backward
+            return self._running(index, point, (gradients, gathered), accumulates=accumulates, size=size)
+        points = block.part.replay.backward
         prefetched = self.prefetched(index)
         if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
-            fetched = {moment.op: 0 if moment.op == "cross_entropy" else prefetched for moment in moments}
-            found = [self._running(index, moment, (gradients, gathered + fetched[moment.op]), again=again) for moment in moments]
+            fetched = {point.op: 0 if point.op == "cross_entropy" else prefetched for point in points}
+            found = [self._running(index, point, (gradients, gathered + fetched[point.op]), accumulates=accumulates) for point in points]
             peak = max(found, key=lambda peak: peak.total)
         elif bank is None:
-            peak = self._running(index, moment, (gradients, gathered + prefetched), again=again, size=size)
+            peak = self._running(index, point, (gradients, gathered + prefetched), accumulates=accumulates, size=size)
         else:
-            peak = self._around_bank(index, (gradients, gathered), again=again)
-        for moment, communication in backward_gathers(self.units[index], self._storage_before(index), self.names[index], gathered):
+            peak = self._around_bank(index, (gradients, gathered), accumulates=accumulates)
+        for point, communication in backward_gathers(self.units[index], self._storage_before(index), self.names[index], gathered):
             where = f"gathering of {self.names[index]}"
-            params = () if again else moment.params
-            found_peak = self.unit_peak(index, where, moment, params, (gradients, communication), self.backward_extra[index])
+            params = () if accumulates else point.params
+            found_peak = self.unit_peak(index, where, point, params, (gradients, communication), self.backward_extra[index])
             peak = max(peak, found_peak, key=lambda peak: peak.total)
         return peak
 
-    def _around_bank(self, index: int, held: tuple[int, int], *, again: bool) -> Peak:
-        """As `backward`, of a layer that gathers its experts too: they are in flight until their operation, then the next layer."""
+    def _around_bank(self, index: int, held: tuple[int, int], *, accumulates: bool) -> Peak:
+        """The peak of the backward of a layer that gathers experts: in flight until their operation, then the next layer is."""
         block, bank, storage = self.units[index].block, self.units[index].bank, self.units[index].storage
         if bank is None or storage is None:
             raise ValueError(f"{self.names[index]} has no experts")
         early, behind = (bank.early, bank.early_bytes), (bank.during, bank.during_bytes)
-        if self.policy.pipelined and self.policy.in_place:  # the bank's gradients stand until the backward has ended
-            early, behind = moments_around_bank(block, again=again)
+        if self.policy.pipelined and self.policy.in_place:  # the bank's gradients stay until the backward has ended
+            early, behind = points_around_experts(block, accumulates=accumulates)
         gradients, gathered = held
         fetching = gradients, gathered - storage.experts.gathered_bytes + storage.experts.flat_bytes
-        before = self._running(index, early[0], fetching, again=again, size=early[1])
-        after = self._running(index, behind[0], (gradients, gathered + self.prefetched(index)), again=again, size=behind[1])
+        before = self._running(index, early[0], fetching, accumulates=accumulates, size=early[1])
+        after = self._running(index, behind[0], (gradients, gathered + self.prefetched(index)), accumulates=accumulates, size=behind[1])
         return max(before, after, key=lambda peak: peak.total)
 
-    def _running(self, index: int, moment: Moment, held: tuple[int, int], *, again: bool, size: int | None = None) -> Peak:
-        params = moment.new_params if again else moment.params
-        return self.unit_peak(index, f"backward of {self.names[index]}", moment, params, held, self.backward_extra[index], size)
+    def _running(self, index: int, point: LiveSet, held: tuple[int, int], *, accumulates: bool, size: int | None = None) -> Peak:
+        params = point.new_params if accumulates else point.params
+        return self.unit_peak(index, f"backward of {self.names[index]}", point, params, held, self.backward_extra[index], size)
 
     def unit_peak(
         self,
         index: int,
         where: str,
-        moment: Moment,
+        point: LiveSet,
         params: tuple[str, ...],
         held: tuple[int, int],
         activations: int = 0,
         size: int | None = None,
     ) -> Peak:
-        """A moment of a unit; the slot's own parameters are gathered throughout.
+        """A point of a unit; the slot's own parameters are gathered throughout.
 
         Args:
-            index: The unit.
-            where: In words.
-            moment: Of the unit.
-            params: Its parameter gradients that count.
+            index: Index of the unit.
+            where: Description.
+            point: Point of the unit.
+            params: Parameter gradients of the point that count.
             held: Other gradients, and communication.
-            activations: Further ones.
-            size: What is alive of the unit, where that is known.
+            activations: Further activations.
+            size: Allocated bytes of the unit, if known.
         """
         unit = self.units[index]
-        size = unit.block.moment_bytes(moment, params) if size is None else size
+        size = unit.block.point_bytes(point, params) if size is None else size
         before, gradients = self.before[index] + unit.input_bytes, held[0]
         communication = held[1] + self.root.gathered_bytes
         total = before + size + gradients + communication + activations
-        return new(Peak, (total, where, index, before, moment, params, gradients, communication, activations, 0, 0))
+        return new(Peak, (total, where, index, before, point, params, gradients, communication, activations, 0, 0))
 
     def after_backward(self, index: int, where: str, gradients: int, communication: int, activations: int) -> Peak:
-        """After a unit's backward: what the units before keep, and `activations`, among them the gradient of its input."""
+        """Point after a unit's backward: bytes that the units before keep, and `activations`, which include the gradient of its input."""
         before = self.before[index]
         total = before + gradients + communication + activations
         return new(Peak, (total, where, index, before, None, (), gradients, communication, activations, 0, 0))
 
     def idle_peak(self, where: str, gradients: int, communication: int, activations: int = 0) -> Peak:
-        """No microbatch of the chunk is alive, but for these activations."""
+        """Point without microbatches of the chunk, except for these activations."""
         total = gradients + communication + activations
         return Peak(total, where, 0, 0, None, (), gradients, communication, activations)
 
@@ -249,16 +249,16 @@ class Chunk:
         return 0 if storage is None else storage.dense.flat_bytes
 
     def _storage_before(self, index: int) -> BlockStorage | None:
-        """Of the layer that a unit's backward gathers ahead; None where there is none."""
+        """Storage of the layer that a unit's backward gathers ahead; None if there is none."""
         before = index - 1
         while before >= 0 and not self.units[before].layer:
             before -= 1
         return self.units[before].storage if before >= 0 and self.units[before].layer else None
 
     def passed_bytes(self, index: int) -> int:
-        """Gradients that a layer's backward hands on: of the stream, and of the norm that it shares with the layer before.
+        """Gradients that a layer's backward passes on: of the stream, and of the norm that it shares with the layer before.
 
-        With those of a prediction depth the gradient waits that final norm or head made of what the first depth reads.
+        For a prediction depth they include the waiting gradient that final norm or head made for the depth's input.
         """
         if self.names[index].startswith("mtp."):
             return 2 * self.policy.boundary_bytes
@@ -267,27 +267,27 @@ class Chunk:
         return 2 * self.policy.boundary_bytes - (self.output_bytes if index > self.received_from else 0)
 
     def waiting_sums(self, index: int) -> int:
-        """Sums of shared parameters' gradients that wait behind a prediction depth, for the depth before to add to."""
+        """Sums of shared parameters' gradients that wait after a prediction depth, until the depth before adds to them."""
         name = self.names[index]
         return depth_sums(self.units[index - 1].block.part) if name.startswith("mtp.") and name != "mtp.0" else 0
 
     def lasting(self, index: int) -> int:
-        """Gradients of the slot's own parameters that stay after a unit; none of a layer's, whose group is its own.
+        """Gradients of the slot's own parameters that stay after a unit; none for a layer, which has its own group.
 
-        With MTP the first depth hands on those of embedding and head, and of side embeddings that it uses; of a tied embedding the head's
+        With MTP the first depth passes on those of embedding and head, and of side embeddings that it uses; for a tied embedding the head's
         part stays, to which its own is added.
         """
         unit = self.units[index]
         if unit.layer:
             return sum([unit.block.gradients[name] for name in unit.shared])
-        if self.has_mtp and self.names[index] in self.handed_on:
+        if self.has_mtp and self.names[index] in self.passed_on:
             return 0
         if self.ties and self.names[index] == "embedding":
             return 0
         return sum(unit.block.gradients.values())
 
     def tied_sum_bytes(self) -> int:
-        """The sum of a tied embedding's two gradients, where autograd makes a third storage for it; 0 where there is none.
+        """The sum of a tied embedding's two gradients, if autograd makes a third storage for it; 0 if there is none.
 
         The head's part is there first. A linear's is a transposed view of a product; after MTP's depths it is a sum already.
         """
@@ -297,7 +297,7 @@ class Chunk:
         return self.units[0].block.gradients["weight"] if any(op.params and op.hands_views for op in ops) else 0
 
     def _kept(self, count: int, stop: int, activations: int) -> dict[Column, int]:
-        """What `count` microbatches keep, and one more up to a unit, and other activations."""
+        """Bytes that `count` microbatches keep, and one more up to a unit, and other activations."""
         cells = NO_BYTES.copy()
         cells[ACTIVATIONS] = activations + count * self.before[-1] + self.before[stop]
         for index, unit in enumerate(self.units):
@@ -309,12 +309,12 @@ class Chunk:
 
     @cached_property
     def first_gathers(self) -> AllGathers:
-        """Of a forward that gathers the slot's own group first."""
+        """All-gathers of a forward that gathers the slot's own group first."""
         return all_gathers(self.units, self.root.flat_bytes, ahead=self.policy.gathers_ahead)
 
     @cached_property
     def later_gathers(self) -> AllGathers:
-        """Of a forward that finds it gathered; the last forward's end has freed what it gathered last."""
+        """All-gathers of a forward that finds it gathered; the last forward's end has freed the group gathered last."""
         return all_gathers(self.units, 0, ahead=self.policy.gathers_ahead)
 
     def choice_bytes(self, index: int) -> int:
@@ -329,17 +329,17 @@ class Chunk:
         return found
 
     def _received_from(self) -> int:
-        """The first unit whose output's gradient lies in the receive buffer: one that shares its norm adds nothing to what it hands on."""
+        """First unit whose output's gradient is in the receive buffer: a unit that shares its norm adds nothing to the passed gradient."""
         index = len(self.units) - 1
         while self.output_bytes and SHARED in self.units[index].block.part.tensors:
             index -= 1
         return index
 
     def _backward_extra(self) -> list[int]:
-        """What each unit's backward has more, or less, than its ledger says.
+        """Bytes by which each unit's backward exceeds its ledger, or less.
 
-        The gradient of a stage's output lies in a receive buffer, which is counted there. The last stage's output, the logits, is held
-        until the backward has ended. The gradient that final norm or head made of what the first MTP depth reads waits until that depth
+        The gradient of a stage's output is in a receive buffer, which is counted there. The last stage's output, the logits, is held
+        until the backward has ended. The gradient of the first MTP depth's input that final norm or head made waits until that depth
         adds its own.
         """
         carried = [0] * len(self.units)

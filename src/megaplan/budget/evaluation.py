@@ -1,4 +1,4 @@
-"""A call's working values: every make of block evaluated once, and what each slot of a layout makes of them."""
+"""Working values of a call: every variant of block evaluated once, and the contents of each slot of a layout."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from copy import copy
 from typing import NamedTuple
 
 from megaplan.blocks.dims import Dims
-from megaplan.budget.alike import Run
-from megaplan.budget.bank import bank_moments
-from megaplan.budget.chunk import Chunk, Policy
+from megaplan.budget.chunk import Chunk, ChunkPolicy
+from megaplan.budget.equal_ranks import EqualRanks
+from megaplan.budget.experts import expert_points
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
@@ -26,11 +26,12 @@ from megaplan.hosts.megarun.buffers import (
 )
 from megaplan.hosts.megarun.depths import shared_names
 from megaplan.hosts.megarun.dims import local_dims
-from megaplan.hosts.megarun.ledger import Make, accumulates_in_place, block_bytes, makes_of
-from megaplan.hosts.megarun.parts import BlockBytes, weigh_arrived
+from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, block_variants
+from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_grad
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
+from megaplan.hosts.values import BlockVariant
 from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
@@ -40,15 +41,15 @@ from megaplan.tuples import new
 
 
 class Evaluated:
-    """A make of block.
+    """A variant of block.
 
     Attributes:
-        family: Of the block.
-        layer: Whether it is a layer or a prediction depth, with groups of its own.
-        splits: Whether a schedule may split its backward: a layer's alone.
-        sums: Of its ledger.
-        storage: What FSDP2 holds of its parameters; None for a tied head, whose parameters are the embedding's.
-        in_place: Whether its gradients accumulate in the dtype autograd makes them in.
+        family: Family of the block.
+        layer: True if it is a layer or a prediction depth, with groups of its own.
+        splits: True if a schedule may split its backward, which only layers allow.
+        sums: Sums of its ledger.
+        storage: FSDP2's storage of its parameters; None for a tied head, whose parameters are the embedding's.
+        in_place: True if its gradients accumulate in the dtype in which autograd makes them.
     """
 
     __slots__ = ("_arrived", "_boundary_bytes", "_units", "family", "in_place", "layer", "splits", "storage", "sums")
@@ -62,21 +63,21 @@ class Evaluated:
         self._units: dict[tuple[bool, bool], Unit] = {}
         self._arrived: BlockBytes | None = None
 
-    def unit(self, owned: bool, policy: Policy, *, arrived: bool) -> Unit:
+    def unit(self, owned: bool, policy: ChunkPolicy, *, arrived: bool) -> Unit:
         """The block as a unit.
 
         Args:
-            owned: Whether its input is a storage of the chunk that it would keep.
-            policy: The chunk's.
-            arrived: Whether the gradient of its output came from another slot.
+            owned: True if its input is a storage of the chunk that it would keep.
+            policy: Policy of the chunk.
+            arrived: True if the gradient of its output came from another slot.
         """
         sums = self._sums_of_arrived(policy) if arrived else self.sums
         key = owned, sums is self.sums
         unit = self._units.get(key)
         if unit is None:
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
-            has_bank = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
-            bank = bank_moments(sums) if has_bank else None
+            has_experts = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
+            bank = expert_points(sums) if has_experts else None
             shared = shared_names(sums.gradients) if self.family is Outside.MTP else ()
             unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, bank, shared)
             if policy.splits_backward and self.splits:
@@ -84,27 +85,27 @@ class Evaluated:
             self._units[key] = unit
         return unit
 
-    def _sums_of_arrived(self, policy: Policy) -> BlockBytes:
+    def _sums_of_arrived(self, policy: ChunkPolicy) -> BlockBytes:
         if self._arrived is None:
-            self._arrived = weigh_arrived(self.sums, splittable=policy.splits_backward, in_place=self.in_place)
+            self._arrived = summarize_with_received_grad(self.sums, splittable=policy.splits_backward, in_place=self.in_place)
         return self._arrived
 
 
 class BlockMemo:
-    """Evaluated blocks of many specs that differ in mesh, schedule, batch, recompute, sharding and kernels alone, with one inventory.
+    """Evaluated blocks of specs with one inventory that differ only in mesh, schedule, batch, recompute, sharding and kernels.
 
-    What decides a block is its make, the local sizes, the degrees that shard its parameters, and how the schedule runs it; the rest of the
+    A block depends on its variant, the local sizes, the degrees that shard its parameters, and the schedule's settings; the rest of the
     spec is the same for all.
     """
 
     MOST = 1000
-    """Specs that differ in more than makes; beyond it all are dropped, so that a long search does not grow."""
+    """Largest number of specs that differ in more than variants; beyond it all are dropped, so that a long search does not grow."""
 
     def __init__(self) -> None:
-        self._blocks: dict[Hashable, dict[Make, Evaluated]] = {}
+        self._blocks: dict[Hashable, dict[BlockVariant, Evaluated]] = {}
 
-    def of(self, spec: Spec, dims: Dims, sizes: Sizes) -> dict[Make, Evaluated]:
-        """The known blocks by make; what is added to them is known to the next spec of the same sizes."""
+    def of(self, spec: Spec, dims: Dims, sizes: Sizes) -> dict[BlockVariant, Evaluated]:
+        """The known blocks by variant; additions are known to the next spec of the same sizes."""
         mesh, splits = spec.mesh, spec.schedule.kind in SPLIT_BACKWARD
         if len(self._blocks) >= self.MOST:
             self._blocks.clear()
@@ -112,11 +113,11 @@ class BlockMemo:
 
 
 class SlotParts(NamedTuple):
-    """A slot.
+    """Contents of a slot.
 
     Attributes:
-        chunk: Its blocks as units.
-        stored: What it holds of parameters.
+        chunk: Blocks of the slot as units.
+        stored: Storage of its parameters.
         step_sum_bytes: Sums that its layers keep over the microbatches of a step.
     """
 
@@ -129,8 +130,8 @@ class Evaluation:
     """The values of one rank of a CP group, the last one or another.
 
     Attributes:
-        blocks: By name; `head` is there for a tied head too.
-        alike: Of storages of which some tensors shard unevenly, by identity, the ranks of a stage that hold the same of each; for all
+        blocks: Blocks by name; `head` is included for a tied head too.
+        equal_ranks: For storages with unevenly sharded tensors, by identity, the ranks of a stage with equal bytes of each; for all
             layouts.
     """
 
@@ -149,15 +150,15 @@ class Evaluation:
 
         Args:
             spec: A checked spec.
-            inventory: Its parameter tensors.
-            layout: Its slots.
-            is_last_cp_rank: Whether it is the last rank of its CP group.
-            padded: Whether shards are padded, as FSDP2 does.
+            inventory: Parameter tensors of the spec.
+            layout: Slots of the spec.
+            is_last_cp_rank: True if it is the last rank of its CP group.
+            padded: True if shards are padded, as FSDP2 does.
             memo: Blocks of other specs of a search.
-            shards: Where gradient shards lie.
+            shards: Pool of gradient shards.
         """
         self.spec, self.inventory, self.layout = spec, inventory, layout
-        self.dims: Dims = local_dims(spec, turns=is_last_cp_rank)
+        self.dims: Dims = local_dims(spec, is_last_cp_rank=is_last_cp_rank)
         self.boundary_bytes = boundary_bytes(self.dims)
         self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
@@ -168,13 +169,13 @@ class Evaluation:
         self.stored = stored(sizes, inventory)
         evaluated = {} if memo is None else memo.of(spec, self.dims, sizes)
         self.blocks: dict[str, Evaluated] = {}
-        for name, make in makes_of(spec, inventory).items():
-            found = evaluated.get(make)
+        for name, variant in block_variants(spec, inventory).items():
+            found = evaluated.get(variant)
             if found is None:
                 tied = name == "head" and inventory.tied
                 block = inventory.block("embedding" if tied else name)
                 sums, storage = block_bytes(spec, self.dims, name, block), None if tied else self.stored.block(name)
-                found = evaluated[make] = Evaluated(
+                found = evaluated[variant] = Evaluated(
                     block,
                     sums,
                     storage,
@@ -185,7 +186,7 @@ class Evaluation:
             in_place = in_place and found.in_place
             self.blocks[name] = found
         mesh = spec.mesh
-        self.policy = Policy(
+        self.policy = ChunkPolicy(
             pipelined=mesh.is_pipelined,
             reshard=spec.sharding.reshard_after_forward,
             splits_backward=spec.schedule.kind in SPLIT_BACKWARD and mesh.is_pipelined,
@@ -193,12 +194,12 @@ class Evaluation:
             replicated=mesh.dp_replicate > 1,
             gathers_ahead=mesh.ep > 1,
             boundary_bytes=self.boundary_bytes,
-            shards_beside=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
+            separate_shards=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
         )
         self.shards, self.expands_segments = shards, spec.host.expands_segments
         self.num_reductions = 1 if mesh.is_pipelined else spec.schedule.microbatches_per_update
         self._parts: dict[int, SlotParts] = {}
-        self.alike: dict[frozenset[int], tuple[Run, ...]] = {}
+        self.equal_ranks: dict[frozenset[int], tuple[EqualRanks, ...]] = {}
 
     def of_layout(self, layout: Layout) -> Evaluation:
         """The same blocks in other slots of the same spec."""
@@ -207,19 +208,19 @@ class Evaluation:
         return other
 
     def parts(self, slot: Slot) -> SlotParts:
-        """What one of the layout's slots holds, worked out when it is first asked for."""
+        """Contents of one of the layout's slots, computed on demand."""
         found = self._parts.get(slot.index)
         if found is None:
             found = self._parts[slot.index] = self._make(slot)
         return found
 
     def _on_the_same_rank(self, slot: Slot, index: int) -> bool:
-        """Whether the slot of an index is there, and on a slot's rank."""
+        """True if the slot with an index exists, and is on a slot's rank."""
         slots = self.layout.slots
         return 0 <= index < len(slots) and slots[index].pp_rank == slot.pp_rank
 
     def _arrived(self, names: Sequence[str]) -> frozenset[str]:
-        """Blocks of a slot whose output's gradient came from another: the last one, and those whose norm the ones behind them share."""
+        """Blocks of a slot whose output's gradient came from another slot: the last one, and those whose norm only later blocks share."""
         found, sharing = [names[-1]], {f"layers.{layer}" for layer in self.spec.model.parallel_layers}
         while found[-1] in sharing:
             found.append(names[len(names) - 1 - len(found)])
@@ -239,5 +240,5 @@ class Evaluation:
         return new(SlotParts, (chunk, stored, step_sums))
 
     def of_rank(self, slots: tuple[Slot, ...]) -> RankStorage:
-        """What a pipeline rank with these slots holds of parameters."""
+        """Storage of the parameters of a pipeline rank with these slots."""
         return self.stored.rank(slots, has_last=slots[-1].index == len(self.layout.slots) - 1)

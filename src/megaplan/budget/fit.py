@@ -1,4 +1,4 @@
-"""What fits: the largest micro-batch, and which column to cut and by how much (R-46)."""
+"""Ways to fit: the largest micro-batch, and the columns to reduce with the required amount (R-46)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from megaplan.units import format_bytes
 
 DOES_NOT_FIT = "MP501"
 HEADROOM_PERCENT = 20
-"""Below this share of what is usable, headroom warns. Source: arXiv:2411.06465: of 454 runs none under 80% of its estimate ran out."""
+"""Headroom below this share of usable memory warns. Source: arXiv:2411.06465: of 454 runs none under 80% of its estimate ran out."""
 MAX_MICRO_BATCH = 1 << 16
 
 
 class Cut(NamedTuple):
-    """A column that alone could bring a rank under its limit, and by how much it must shrink."""
+    """A column that alone could bring a rank under its limit, and the required reduction."""
 
     column: Column
     column_bytes: int
@@ -31,7 +31,7 @@ class Cut(NamedTuple):
 def largest_micro_batch(spec: Spec, inventory: Inventory, layout: Layout) -> int | None:
     """The largest `batch.micro_batch_size` that fits every rank, found by evaluation; None if not even 1 does.
 
-    All else stays as it is, the number of microbatches too.
+    Everything else is unchanged, the number of microbatches included.
     """
 
     def with_size(size: int) -> Spec:
@@ -52,7 +52,7 @@ def largest_micro_batch(spec: Spec, inventory: Inventory, layout: Layout) -> int
 
 
 def cuts(rank: RankBudget) -> tuple[Cut, ...]:
-    """The columns that hold at least what a rank has too much, largest first; the largest one where none does. Empty if it fits."""
+    """The columns with at least the rank's excess, largest first; the largest one if none has that much. Empty if it fits."""
     if rank.fits:
         return ()
     excess = -rank.headroom_bytes
@@ -61,7 +61,7 @@ def cuts(rank: RankBudget) -> tuple[Cut, ...]:
 
 
 def low_headroom(worst: RankBudget) -> list[Diagnostic]:
-    """MP502, where a rank fits with little to spare."""
+    """MP502 if a rank fits with little headroom."""
     if worst.headroom_bytes * 100 >= worst.usable_bytes * HEADROOM_PERCENT:
         return []
     column, size = max(worst.columns.items(), key=lambda item: item[1])

@@ -1,8 +1,8 @@
 """The peak of building a rank's stages: slot after slot gets its parameters, then its buffers.
 
-A slot's modules get storage in order, each shard with its true rows. FSDP2 pads the short shards of a group when the module that the group
-belongs to is filled: an expert bank's, then its layer's; those of the slot's own group when all else of the slot is there. While one is
-padded it is there twice. Later slots have nothing yet.
+A slot's modules get storage in order, each shard with its true rows. FSDP2 pads the short shards of a group when the module of the group
+is filled: an expert bank's, then its layer's; those of the slot's own group when everything else of the slot exists. During its padding a
+shard exists twice. Later slots have nothing yet.
 
 Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py (`FSDPModule._apply`), _fsdp_param.py (`reset_sharded_param`).
 """
@@ -19,14 +19,14 @@ TABLES, IN_PLACE = "rotary tables being computed", "parameters in place"
 
 
 class SlotInit(NamedTuple):
-    """What a slot gets.
+    """Tensors that building a slot allocates.
 
     Attributes:
         resident_bytes: All its shards, padded: of replicated, tensor-parallel and expert-parallel tensors.
-        storages: Of its blocks, in the order of its modules, if any of them has short shards; else none.
-        layers: Of each, whether it is a layer, with groups of its own.
+        storages: Storages of its blocks, in the order of its modules, if any of them has short shards; else none.
+        layers: True for each block that is a layer, with its own groups.
         buffer_bytes: Rotary tables and sums of a step.
-        buffer_scratch_bytes: What the last of them, the tables, need while they are computed.
+        buffer_scratch_bytes: Scratch for computing the tables, which are last.
     """
 
     resident_bytes: tuple[int, int, int]
@@ -37,13 +37,13 @@ class SlotInit(NamedTuple):
 
 
 class InitPeak(NamedTuple):
-    """The largest moment.
+    """The peak of building.
 
     Attributes:
         resident_bytes: Parameters in place: of replicated, tensor-parallel and expert-parallel tensors.
         buffer_bytes: Buffers in place.
-        scratch_bytes: Shards that are still to be padded, or what a table needs.
-        where: In words.
+        scratch_bytes: Shards that are not padded yet, or scratch of a table.
+        where: Description.
     """
 
     resident_bytes: tuple[int, int, int]
@@ -53,7 +53,7 @@ class InitPeak(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return sum(self.resident_bytes) + self.buffer_bytes + self.scratch_bytes
 
 
@@ -77,12 +77,12 @@ class _Building:
         self.peak = InitPeak((0, 0, 0), 0, 0, "")
 
     def build(self, slot: SlotInit) -> None:
-        """Everything of a slot."""
+        """Builds a slot."""
         if slot.storages:
             own: list[tuple[Shard, int]] = []
             last = {id(storage): position for position, storage in enumerate(slot.storages)}
             for position, (storage, layer) in enumerate(zip(slot.storages, slot.layers, strict=True)):
-                # A layer leaves nothing that is to be padded, so what layers of one kind come to is largest in the last of them.
+                # A layer leaves no shard to pad, so the peak over layers of one kind is in the last of them.
                 if storage.shards and not (layer and last[id(storage)] > position):
                     own += self._fill(storage.shards, layer=layer)
                 else:
@@ -98,7 +98,7 @@ class _Building:
         self._resident = [replicated + resident[0], tensor_parallel + resident[1], expert_parallel + resident[2]]
 
     def _fill(self, shards: Sequence[Shard], *, layer: bool) -> list[tuple[Shard, int]]:
-        """A block with short shards; those that are still to be padded when it is filled."""
+        """Fills a block with short shards, which are not padded until then."""
         short: list[tuple[Shard, int]] = []
         bank: list[tuple[Shard, int]] = []
         for position, shard in enumerate(shards):

@@ -1,15 +1,15 @@
-"""The budget of a job that megarun runs: from a spec, its inventory and a layout to the cells of every distinct rank."""
+"""The budget of a job that megarun runs: cells of every distinct rank, from a spec, its inventory and a layout."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
-from megaplan.budget.alike import alike_runs, all_offsets
 from megaplan.budget.chunk import Chunk
+from megaplan.budget.equal_ranks import all_offsets, equal_runs
 from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit, init_peak
-from megaplan.budget.peaks import WORK_OF_STAGE, Stage
+from megaplan.budget.peaks import WORK_OF_STAGE, StageSpans
 from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.reserved import reserving
@@ -21,16 +21,16 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
 from megaplan.schedules.in_flight import receive_buffers
-from megaplan.schedules.moments import Moment, moments, sequential_moments
+from megaplan.schedules.states import RankState, rank_states, sequential_states
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
 
 GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
 WORK_OF_LAYER = 6
-"""Work of a layer on one rank of its stage, in steps of about a microsecond; on the ranks with other shards, twice."""
+"""Work of a layer on one rank of its stage, in steps of about a microsecond; twice that on ranks with other shards."""
 SEQUENTIAL_FAMILIES = frozenset(family.letter for family in FAMILIES.values() if family.in_pieces)
-"""Letters of which the ranks of a CP group differ in what they hold while state is relayed."""
+"""Letters for which the ranks of a CP group differ in memory while state is relayed."""
 
 
 def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True, shards: ShardsPool = SHARDS) -> Budget:
@@ -38,10 +38,10 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
 
     Args:
         spec: A checked spec whose host is megarun.
-        inventory: Its parameter tensors.
-        layout: Its slots.
-        padded: Whether shards are padded, as FSDP2 does; what it costs is the difference (`megaplan.budget.padding`).
-        shards: Where gradient shards lie; another place than the runtime's own to describe one as it was.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
+        padded: True if shards are padded, as FSDP2 does; the difference is the cost of padding (`megaplan.budget.padding`).
+        shards: Pool of gradient shards; another than the runtime's own describes older versions.
     """
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
     usable, counts = device.usable_bytes, schedule_counts(spec)
@@ -64,7 +64,7 @@ def evaluate(
     memo: BlockMemo | None = None,
     shards: ShardsPool = SHARDS,
 ) -> list[tuple[Evaluation, Container[int]]]:
-    """The evaluations of a job, each with the places in a CP group that it is of; the one of the last place is first."""
+    """The evaluations of a job, each with its places in a CP group; that of the last place is first."""
     cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded, memo=memo, shards=shards)
     if cp == 1 or not any(block.family in SEQUENTIAL_FAMILIES for block in inventory.layers):
         return [(last, range(cp))]
@@ -73,9 +73,9 @@ def evaluate(
 
 
 class ScheduleCounts(NamedTuple):
-    """What a schedule has of every pp rank, whatever its layers: its moments, and receive buffers by chunk (none without a pipeline)."""
+    """Counts of a schedule for every pp rank, whatever its layers: its states, and receive buffers by chunk (none without a pipeline)."""
 
-    moments: Sequence[Sequence[Moment]]
+    points: Sequence[Sequence[RankState]]
     receives: Sequence[Sequence[tuple[int, int]]] = ()
 
 
@@ -83,9 +83,9 @@ def schedule_counts(spec: Spec) -> ScheduleCounts:
     """The schedule's part of a budget, the same for every layout of the spec."""
     mesh, schedule = spec.mesh, spec.schedule
     if not mesh.is_pipelined:
-        return ScheduleCounts([sequential_moments(schedule.microbatches_per_update)])
+        return ScheduleCounts([sequential_states(schedule.microbatches_per_update)])
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-    return ScheduleCounts(moments(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
+    return ScheduleCounts(rank_states(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
 
 
 def stage_ranks(
@@ -97,7 +97,7 @@ def stage_ranks(
     *,
     listed: bool = True,
 ) -> list[RankBudget]:
-    """The distinct ranks of some pp ranks, at these places of their CP groups; of those that are alike the first alone unless `listed`."""
+    """The distinct ranks of some pp ranks, at these places of their CP groups; of equal ones only the first unless `listed`."""
     receives, of_rank = counts.receives, evaluation.layout.by_rank()
     ranks: list[RankBudget] = []
     for pp_rank in pp_ranks:
@@ -107,22 +107,22 @@ def stage_ranks(
         num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
         persistent = _persistent(evaluation, own_slots, owned, num_receives)
         held = held_by_schedule(evaluation, own_slots, chunks)
-        peak = step_peak(chunks, counts.moments[pp_rank], held, evaluation.workspace_bytes)
+        peak = step_peak(chunks, counts.points[pp_rank], held, evaluation.workspace_bytes)
         ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, places, listed=listed)
     return ranks
 
 
 class MegarunPeaks:
-    """The peaks of some pipeline ranks of a layout, and the work that they took."""
+    """The peaks of some pipeline ranks of a layout, and their work."""
 
     def __init__(self, spec: Spec, inventory: Inventory, memo: BlockMemo | None) -> None:
-        """`memo`: blocks of other specs of a search."""
+        """`memo` has blocks of other specs of a search."""
         self._of_job = spec, inventory, memo
         self._counts = schedule_counts(spec)
         self._evaluated: list[tuple[Evaluation, Container[int]]] = []
 
-    def __call__(self, layout: Layout, stages: Sequence[Stage]) -> tuple[list[int], int]:
-        """`stages`: pipeline ranks with their spans in the layout."""
+    def __call__(self, layout: Layout, stages: Sequence[StageSpans]) -> tuple[list[int], int]:
+        """`stages` are pipeline ranks with their spans in the layout."""
         spec, inventory, memo = self._of_job
         self._evaluated = self._evaluated or evaluate(spec, inventory, layout, memo=memo)
         evaluations = [(evaluation.of_layout(layout), places) for evaluation, places in self._evaluated]
@@ -139,7 +139,7 @@ class MegarunPeaks:
 
 
 def slot_chunks(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Chunk, ...]:
-    """The chunk that each slot is, in model order."""
+    """The chunk of each slot, in model order."""
     evaluation = Evaluation(spec, inventory, layout)
     return tuple(evaluation.parts(slot).chunk for slot in layout.slots)
 
@@ -150,7 +150,7 @@ def megarun_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tupl
 
 
 def held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> HeldBySchedule:
-    """What local variables of 1F1B's and GPipe's step keep alive; the other schedules' actions return before the next one runs."""
+    """Tensors that local variables of 1F1B's and GPipe's step keep; actions of the other schedules return before the next one runs."""
     kind = evaluation.spec.schedule.kind
     if kind not in (GPIPE, ONE_F_ONE_B) or not evaluation.policy.pipelined:
         return HeldBySchedule()
@@ -193,9 +193,9 @@ def _distinct(
     first = pp_rank * (mesh.world_size // mesh.pp)
     found: list[RankBudget] = []
     key = frozenset([id(storage) for storage, _ in stored.uneven])
-    if key not in evaluation.alike:
-        evaluation.alike[key] = alike_runs(mesh, [tensor for storage, _ in stored.uneven for tensor in storage.uneven], places)
-    for run in evaluation.alike[key]:
+    if key not in evaluation.equal_ranks:
+        evaluation.equal_ranks[key] = equal_runs(mesh, [tensor for storage, _ in stored.uneven for tensor in storage.uneven], places)
+    for run in evaluation.equal_ranks[key]:
         coordinate = rank_coordinate(mesh, first + run.first)
         place = coordinate["dp_shard"], run.first // (mesh.ep * mesh.etp) % mesh.efsdp
         cells, where = rank_cells(persistent, peak, init_peak(persistent.slots, *place), stored.updates(*place))
@@ -206,14 +206,14 @@ def _distinct(
 
 
 def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
-    """Largest peak first; budgets of different pipeline ranks that are equal become one."""
+    """Budgets with the largest peak first; equal ones of different pipeline ranks become one."""
     by_peak: dict[int, list[RankBudget]] = {}  # only equal peaks can have equal cells
     for rank in sorted(ranks, key=lambda rank: rank.ranks):
-        alike = by_peak.setdefault(rank.peak_bytes, [])
-        for index, twin in enumerate(alike):
+        equal = by_peak.setdefault(rank.peak_bytes, [])
+        for index, twin in enumerate(equal):
             if twin.cells == rank.cells and twin.parameters == rank.parameters:
-                alike[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
+                equal[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
                 break
         else:
-            alike.append(rank)
+            equal.append(rank)
     return tuple(rank for peak in sorted(by_peak, reverse=True) for rank in by_peak[peak])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megaplan.budget.alike import Run, all_offsets, runs_between
-from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, Stage
+from megaplan.budget.equal_ranks import EqualRanks, all_offsets, runs_between
+from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, StageSpans
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked
 from megaplan.columns import Basis, Column, Phase
-from megaplan.hosts.megatron.from_spec import jobs_from_spec
-from megaplan.hosts.megatron.job import MTP, MegatronJob, count
+from megaplan.hosts.megatron.chunks import chunk, recomputed_groups
+from megaplan.hosts.megatron.pattern import MTP, count, operators
 from megaplan.hosts.megatron.peak import (
     FIRST_LAYER,
     LAYER_BACKWARD,
@@ -20,18 +20,20 @@ from megaplan.hosts.megatron.peak import (
     in_flight_counts,
     memory,
 )
-from megaplan.hosts.megatron.saved import chunk, operator, operators
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.storage import (
     HISTORIES,
     LOW_WEIGHTS,
-    Parameters,
     dealt_elements,
     gradient_copies_bytes,
+    is_fsdp,
     optimizer_state,
     parameters,
     storage_bytes,
     stored_bytes,
+    uses_muon,
 )
+from megaplan.hosts.megatron.tensors import Parameters
 from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
@@ -39,8 +41,6 @@ from megaplan.layout.values import Layout
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
-ROUTED = ("router", "dispatch.map", "dispatch.rows", "dispatch.handle", "routed.fc1.input")
-"""Kept tensors of experts that are routing: scores, maps and received rows."""
 BUFFERS = ("all-gather buffer",)
 
 
@@ -49,15 +49,13 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 
     Args:
         spec: A checked spec whose host is Megatron-Core.
-        inventory: Its parameter tensors, for the parameters of stages and of the model.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec, for the parameters of stages and of the model.
+        layout: Slots of the spec.
     """
-    letters = "".join(block.family for block in inventory.layers)
-    found: list[RankBudget] = []
-    jobs = jobs_from_spec(spec, letters, layout)
-    device = _device(spec, jobs[0])
-    for job in jobs:
-        found += _ranks(spec, job, device)
+    run, found = MegatronRun(spec, inventory), list[RankBudget]()
+    device = _device(run)
+    for stage in stages_of(run, layout):
+        found += _ranks(stage, device)
     elements = {name: block.elements for name, block in inventory.blocks()}
     stages = tuple(
         StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, sum(elements[name] for name in slot.blocks))
@@ -68,31 +66,36 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 
 
 class MegatronPeaks:
-    """The peaks of some pipeline ranks of a layout, and the work that they took."""
+    """The peaks of some pipeline ranks of a layout, and their work."""
 
     def __init__(self, spec: Spec, inventory: Inventory, _memo: object) -> None:
-        """Blocks of other specs are no use: what layers share is kept by their sizes."""
-        self._spec, self._letters = spec, "".join(block.family for block in inventory.layers)
+        """Blocks of other specs are not used: values that layers share are cached by their sizes."""
+        self._run = MegatronRun(spec, inventory)
 
-    def __call__(self, layout: Layout, stages: Sequence[Stage]) -> tuple[list[int], int]:
-        """`stages`: pipeline ranks with their spans in the layout."""
-        jobs = jobs_from_spec(self._spec, self._letters, layout, [rank for rank, _ in stages])
+    def __call__(self, layout: Layout, stages: Sequence[StageSpans]) -> tuple[list[int], int]:
+        """`stages` are pipeline ranks with their spans in the layout."""
+        found = stages_of(self._run, layout, [rank for rank, _ in stages])
         num_layers = sum([stop - start for _, spans in stages for start, stop in spans])
-        return [_peak_bytes(self._spec, job) for job in jobs], len(stages) * WORK_OF_STAGE + WORK_OF_JOB_LAYER * num_layers
+        return [_peak_bytes(stage) for stage in found], len(stages) * WORK_OF_STAGE + WORK_OF_JOB_LAYER * num_layers
 
 
-def _peak_bytes(spec: Spec, job: MegatronJob) -> int:
+def _peak_bytes(stage: MegatronStage) -> int:
     """The largest peak of a pipeline rank's data ranks."""
-    held = parameters(job)
-    runs = [job.of_rank(job.chunks, job.pp_rank, *indices) for indices, _ in _places(spec, job, held)] if _is_uneven(job) else [job]
-    peak = max([memory(run, held).peak for run in runs])
-    return peak + peak * spec.host.fragmentation_percent // 100
+    held = parameters(stage)
+    found = [_placed(stage, *indices) for indices, _ in _places(stage, held)] if _is_uneven(stage.spec) else [stage]
+    peak = max([memory(each, held).peak for each in found])
+    return peak + peak * stage.spec.host.fragmentation_percent // 100
 
 
-def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
-    """The device, and of its reserve also what the dispatcher's library takes from the driver."""
+def _placed(stage: MegatronStage, data_index: int, expert_index: int) -> MegatronStage:
+    return stage._replace(data_index=data_index, expert_index=expert_index)
+
+
+def _device(run: MegatronRun) -> DeviceBudget:
+    """The device, with a reserve that includes the dispatcher library's allocations from the driver."""
+    spec = run.spec
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
-    size = hybrid_ep_bytes(job, device_of(spec.device).domain.value)
+    size = hybrid_ep_bytes(run.at, device_of(spec.device).domain.value)
     if not size:
         return device
     item = ReserveItem("hybrid_ep", size, Basis.MODELLED, "DeepEP, csrc/hybrid_ep: rows of all ranks of the experts, and their scores")
@@ -102,24 +105,25 @@ def _device(spec: Spec, job: MegatronJob) -> DeviceBudget:
 def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
     """Bytes that one microbatch keeps on each slot, in model order."""
     kept = [0] * len(layout.slots)
-    for job in jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout):
-        for slot, own in zip(layout.of_rank(job.pp_rank or 0), job.chunks, strict=True):
-            kept[slot.index] = chunk(job, own)
+    run = MegatronRun(spec, inventory)
+    for stage in stages_of(run, layout):
+        for slot, own in zip(layout.of_rank(stage.pp_rank), stage.chunks, strict=True):
+            kept[slot.index] = chunk(run, own)
     return tuple(map(KeptBytes, kept))
 
 
-def _is_uneven(job: MegatronJob) -> bool:
-    """Whether data ranks store different bytes: Muon's whole matrices do not divide evenly among them."""
-    return job.optimizer == "muon" and job.distributed_optimizer
+def _is_uneven(spec: Spec) -> bool:
+    """True if data ranks store different bytes, because Muon's whole matrices do not divide evenly among them."""
+    return uses_muon(spec) and spec.host.distributed_optimizer
 
 
-def _places(spec: Spec, job: MegatronJob, held: Parameters) -> list[tuple[tuple[int, int], list[Run]]]:
-    """Of the data ranks of a pipeline rank those that are alike: places among dense and among experts' ranks, and the runs of ranks."""
-    mesh = spec.mesh
-    kinds = [(mesh.tp, job.data_parallel, False), (mesh.ep * mesh.etp, job.expert_data_parallel, True)]
-    dealt = [(size, dealt_elements(held, ranks, experts=experts) if _is_uneven(job) else []) for size, ranks, experts in kinds]
+def _places(stage: MegatronStage, held: Parameters) -> list[tuple[tuple[int, int], list[EqualRanks]]]:
+    """Equal data ranks of a pipeline rank: places among dense and among experts' ranks, and the runs of ranks."""
+    mesh = stage.spec.mesh
+    kinds = [(mesh.tp, mesh.dp_shard * mesh.cp, False), (mesh.ep * mesh.etp, mesh.efsdp, True)]
+    dealt = [(size, dealt_elements(held, ranks, experts=experts) if _is_uneven(stage.spec) else []) for size, ranks, experts in kinds]
     edges = [place * size for size, shares in dealt for place in range(len(shares) + 1)]
-    found: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[Run]]] = {}
+    found: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[EqualRanks]]] = {}
     for run in runs_between(mesh, edges, range(mesh.cp)):
         places = run.first // mesh.tp, run.first // (mesh.ep * mesh.etp)
         share = tuple([shares[place] if place < len(shares) else (0, 0) for (_, shares), place in zip(dealt, places, strict=True)])
@@ -127,16 +131,16 @@ def _places(spec: Spec, job: MegatronJob, held: Parameters) -> list[tuple[tuple[
     return list(found.values())
 
 
-def _ranks(spec: Spec, job: MegatronJob, device: DeviceBudget) -> list[RankBudget]:
+def _ranks(stage: MegatronStage, device: DeviceBudget) -> list[RankBudget]:
     """The budgets of a pipeline rank's data ranks."""
-    mesh, held = spec.mesh, parameters(job)
-    kept = memory(job, held)
+    mesh, held = stage.spec.mesh, parameters(stage)
+    kept = memory(stage, held)
     elements = held.elements(experts=False) + held.elements(experts=True)
     budgets: list[RankBudget] = []
-    first = (job.pp_rank or 0) * (mesh.world_size // mesh.pp)
-    for (dense, expert), runs in _places(spec, job, held):
+    first = stage.pp_rank * (mesh.world_size // mesh.pp)
+    for indices, runs in _places(stage, held):
         ranks = sorted([first + offset for run in runs for offset in all_offsets(mesh, run, range(mesh.cp))])
-        cells = _cells(job.of_rank(job.chunks, job.pp_rank, dense, expert), held, kept, spec.host.fragmentation_percent)
+        cells = _cells(_placed(stage, *indices), held, kept)
         budgets.append(
             RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), elements, checked(cells), _moments(kept), device.usable_bytes)
         )
@@ -160,14 +164,14 @@ def _moments(kept: MegatronMemory) -> dict[Phase, str]:
     }
 
 
-def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentation_percent: int) -> Cells:
-    state, parts = optimizer_state(job, held), storage_bytes(job, held)
-    fixed = fixed_bytes(job, held.shapes)
+def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cells:
+    state, parts = optimizer_state(stage, held), storage_bytes(stage, held)
+    fixed = fixed_bytes(stage.run, stage.chunks, held.shapes)
     base = dict.fromkeys(Column, 0)
     for one, number in held.counts.items():
-        base[_owner(one.rule.is_expert, one.sharded)] += number * stored_bytes(job, one)
-    if job.fsdp:  # one flat shard of all that is not replicated over tp, and one of what is
-        base[Column.REPLICATED_PARAMS] //= job.data_parallel
+        base[_owner(one.rule.is_expert, one.sharded)] += number * stored_bytes(stage.run, one)
+    if is_fsdp(stage):  # one flat shard of tensors that tp shards, and one of replicated ones
+        base[Column.REPLICATED_PARAMS] //= stage.spec.mesh.dp_shard * stage.spec.mesh.cp
         base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - base[Column.REPLICATED_PARAMS]
     base[Column.GRADIENTS] = parts["gradients"]
     base[Column.MATRIX_OPTIMIZER], base[Column.OTHER_OPTIMIZER] = state.matrix_master, state.other_master
@@ -180,7 +184,7 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
     stepped[Column.MATRIX_OPTIMIZER] += state.matrix_moments
     stepped[Column.OTHER_OPTIMIZER] += state.other_moments
 
-    routing = _routing_bytes(job)
+    routing = _routing_bytes(stage)
     gathered = kept.gathered[kept.peak_phase] + kept.received[kept.peak_phase]
     first, steady = running.copy(), stepped.copy()
     for cells in (first, steady):
@@ -188,7 +192,7 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
         cells[Column.ACTIVATIONS] = kept.activations + max(kept.phases.values()) - routing - gathered
         cells[Column.COMMUNICATION] += gathered
     after = stepped.copy()
-    after[Column.GRADIENTS] += gradient_copies_bytes(job, held)
+    after[Column.GRADIENTS] += gradient_copies_bytes(stage, held)
     after[Column.COMMUNICATION] += kept.leftover
     phases = {
         Phase.INIT: base,
@@ -198,7 +202,7 @@ def _cells(job: MegatronJob, held: Parameters, kept: MegatronMemory, fragmentati
         Phase.OPTIMIZER: after.copy(),
     }
     for cells in phases.values():
-        cells[Column.OVERHEAD] = sum(cells.values()) * fragmentation_percent // 100
+        cells[Column.OVERHEAD] = sum(cells.values()) * stage.spec.host.fragmentation_percent // 100
     return phases
 
 
@@ -208,12 +212,12 @@ def _owner(expert: bool, sharded: bool) -> Column:
     return Column.TENSOR_PARALLEL_PARAMS if sharded else Column.REPLICATED_PARAMS
 
 
-def _routing_bytes(job: MegatronJob) -> int:
-    """What the experts' routing keeps, of the microbatches in flight."""
-    if job.moe is None:
+def _routing_bytes(stage: MegatronStage) -> int:
+    """Bytes that the experts' routing keeps, for the microbatches in flight."""
+    run = stage.run
+    if run.spec.model.moe is None:
         return 0
-    routed = sum(size for name, size in operator(job, "E").items() if name in ROUTED)
-    kept = [count(job.recomputed(operators(letters))[1], "E") for letters in job.chunks]
-    ahead = [letters.count(MTP) * count(job.mtp_operators, "E") for letters in job.chunks]
+    kept = [count(recomputed_groups(run, operators(letters))[1], "E") for letters in stage.chunks]
+    ahead = [letters.count(MTP) * count(run.ahead, "E") for letters in stage.chunks]
     own = [layers + modules for layers, modules in zip(kept, ahead, strict=True)]
-    return sum(number * routed * layers for number, layers in zip(in_flight_counts(job), own, strict=True))
+    return run.operator("E").routing * sum(number * layers for number, layers in zip(in_flight_counts(stage), own, strict=True))

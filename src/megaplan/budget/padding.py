@@ -1,6 +1,6 @@
-"""What the padding of shards costs, and the nearest shard degree that avoids it.
+"""Cost of the padding of shards, and the nearest shard degree that avoids it.
 
-FSDP2 cuts a tensor into chunks of whole rows and pads the last ones: n shards of ceil(rows / n) rows hold up to n − 1 rows too many, on
+FSDP2 cuts a tensor into chunks of whole rows and pads the last ones: n shards of ceil(rows / n) rows hold up to n − 1 additional rows, on
 each rank that gathers them. With fewer rows than shards the gathered copy grows with the number of ranks.
 """
 
@@ -22,9 +22,9 @@ from megaplan.spec.rules import check_rules
 from megaplan.units import format_bytes
 
 SHARE = 100
-"""Padding is worth a note above one part in so many of the peak."""
+"""Reciprocal of the share of the peak above which padding is reported."""
 MOST_BUDGETS = 8
-"""Degrees that are evaluated in search of one that avoids it."""
+"""Number of degrees that are evaluated in the search for one without padding."""
 MOST_NAMED = 3
 
 
@@ -32,11 +32,11 @@ class Padded(NamedTuple):
     """Tensors of one name whose rows do not divide by the ranks that share them.
 
     Attributes:
-        name: Relative to their blocks.
-        rows: Of each, as a rank stores it.
+        name: Name relative to their blocks.
+        rows: Rows of each, as a rank stores it.
         gathered_rows: Rows of all its shards.
-        num_tensors: Of the worst rank's blocks, those that have it.
-        nbytes: What all of them, gathered, hold beyond their rows.
+        num_tensors: Number of blocks of the worst rank that have it.
+        nbytes: Bytes of all of them, gathered, beyond their rows.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Padded(NamedTuple):
 
 
 def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget | None = None) -> list[Diagnostic]:
-    """MP505, a note, where padding costs more than 1% of the peak; else nothing.
+    """MP505, a note, if padding costs more than 1% of the peak; else nothing.
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
-        budget: Of the spec, where it is known.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
+        budget: Budget of the spec, if known.
     """
     if not spec.host.kind.trained or not any(_uneven(spec.mesh, inventory)):
         return []
@@ -63,7 +63,8 @@ def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget
         return []
     found = _padded(spec, inventory, layout, worst)
     detail = [
-        f"{runs_label(runs_of(worst.ranks))}: {cost:,} B of the peak of {worst.peak_bytes:,} B, {100 * cost / worst.peak_bytes:.1f}%",
+        f"{runs_label(runs_of(worst.ranks))}: {format_bytes(cost)} of the peak of {format_bytes(worst.peak_bytes)}, "
+        f"{100 * cost / worst.peak_bytes:.1f}%",
         *(_line(each, spec) for each in found[:MOST_NAMED]),
     ]
     hint = _nearest(spec, inventory, layout, worst, cost, sum(each.nbytes for each in found))
@@ -75,11 +76,11 @@ def _line(padded: Padded, spec: Spec) -> str:
     times = f"{padded.num_tensors} times " if padded.num_tensors > 1 else ""
     shards = spec.mesh.efsdp if padded.name.startswith("experts.") else spec.mesh.dp_shard
     rows = f"{padded.rows:,} rows in {shards:,} shards are {padded.gathered_rows:,} gathered"
-    return f"{times}{padded.name}: {rows}, {padded.nbytes:,} B more"
+    return f"{times}{padded.name}: {rows}, {format_bytes(padded.nbytes)} more"
 
 
 def _cost(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget) -> int:
-    """The worst rank's peak beyond what it would be without padding."""
+    """The worst rank's peak minus its peak without padding."""
     from megaplan.budget.megarun import megarun_budget  # noqa: PLC0415  (another host has no such padding)
 
     return budget.worst.peak_bytes - megarun_budget(spec, inventory, layout, padded=False).worst.peak_bytes
@@ -94,7 +95,7 @@ def _uneven(mesh: Mesh, inventory: Inventory) -> Iterator[str]:
 
 
 def _padded(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget) -> list[Padded]:
-    """What the worst rank's pipeline rank pads, most bytes first."""
+    """Padded tensors of the worst rank's pipeline rank, most bytes first."""
     mesh, blocks = spec.mesh, dict(inventory.blocks())
     own = {slot.index for slot in layout.by_rank()[worst.coordinate["pp"]]}
     found: dict[tuple[str, int], Padded] = {}
@@ -118,16 +119,19 @@ def _padded(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget)
 def _nearest(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget, cost: int, padding: int) -> str | None:
     """A hint with the nearest degree at which padding costs 1% or less and the peak is no higher; None if none was found.
 
-    Degrees that keep the number of devices, with more replicas, come first; then any between half and twice as many shards. Those that
-    are evaluated are chosen by what their gathered tensors hold too much.
+    Degrees that keep the number of devices, with more replicas, come first; then any between half and twice as many shards. They are
+    evaluated in the order of their additional gathered rows.
     """
     mesh = spec.mesh
     shards, replicas = mesh.dp_shard, mesh.dp_replicate
     total = shards * replicas
-    alike = [(degree, total // degree) for degree in range(2, total + 1) if total % degree == 0 and degree != shards]
+    same_devices = [(degree, total // degree) for degree in range(2, total + 1) if total % degree == 0 and degree != shards]
     others = [(degree, replicas) for degree in range(max(2, shards // 2), 2 * shards + 1) if total % degree]
     budgets = 0
-    for degree, copies in (*sorted(alike, key=lambda pair: abs(pair[0] - shards)), *sorted(others, key=lambda pair: abs(pair[0] - shards))):
+    for degree, copies in (
+        *sorted(same_devices, key=lambda pair: abs(pair[0] - shards)),
+        *sorted(others, key=lambda pair: abs(pair[0] - shards)),
+    ):
         changed = spec.model_copy(update={"mesh": mesh.model_copy(update={"dp_shard": degree, "dp_replicate": copies})})
         if any(item.severity is Severity.ERROR for item in check_rules(changed)):
             continue

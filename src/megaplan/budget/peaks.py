@@ -14,10 +14,10 @@ from megaplan.spec.models import Spec
 if TYPE_CHECKING:
     from megaplan.budget.evaluation import BlockMemo
 
-Stage = tuple[int, Spans]
+StageSpans = tuple[int, Spans]
 """A pipeline rank and the spans of its slots."""
 WORK_OF_STAGE, WORK_OF_JOB_LAYER = 300, 200
-"""Microseconds on one machine: of a stage, and of a layer where nothing of a layout's evaluation is kept for the next."""
+"""Microseconds on one machine: of a stage, and of a layer if a layout's evaluation leaves nothing for the next."""
 
 
 class StagePeaks:
@@ -27,14 +27,14 @@ class StagePeaks:
 
     Attributes:
         num_stages: pp ranks evaluated so far; all of a layout's for a host whose peaks are those of its budget.
-        work: What they took, in steps of about a microsecond; the same on every machine.
+        work: Work of these evaluations in steps of about a microsecond; the same on every machine.
     """
 
     def __init__(self, spec: Spec, inventory: Inventory, memo: BlockMemo | None = None) -> None:
-        """`spec`: checked; `inventory`: its parameter tensors; `memo`: blocks of other specs of a search."""
+        """`spec` is checked, `inventory` has its parameter tensors, `memo` has blocks of other specs of a search."""
         self._spec, self._inventory, self._memo = spec, inventory, memo
-        self._of_stages: Callable[[Layout, Sequence[Stage]], tuple[list[int], int]] | None = None
-        self._peaks: dict[Stage, int] = {}
+        self._of_stages: Callable[[Layout, Sequence[StageSpans]], tuple[list[int], int]] | None = None
+        self._peaks: dict[StageSpans, int] = {}
         self.num_stages = self.work = 0
 
     def of(self, layout: Layout, pp_ranks: Sequence[int]) -> list[int]:

@@ -22,30 +22,30 @@ from megaplan.budget.values import (
     checked,
 )
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.optimizer import LastMoment
+from megaplan.hosts.megarun.optimizer import LastPeak
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.megarun.streams import Reserving
 
 INIT, FIRST_FORWARD_BACKWARD, FIRST_OPTIMIZER, FORWARD_BACKWARD, OPTIMIZER = Phase
 REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()
-MomentCells = dict[Column, int]
-CAST = "the update beside a gradient cast for it"
+PhaseCells = dict[Column, int]
+CAST = "the update with a gradient cast for it"
 
 
 class Persistent(NamedTuple):
-    """What a pipeline rank holds outside microbatches, equal for all its data ranks.
+    """Bytes of a pipeline rank outside microbatches, equal for all its data ranks.
 
     Attributes:
-        stored: What it holds of parameters.
+        stored: Storage of its parameters.
         other_shard_bytes: Gradient shards of groups that hold nothing but AdamW's tensors, which its step drops before Muon's runs; 0
             without Muon.
-        slots: What each slot of the rank gets when it is built.
+        slots: Tensors that building each slot of the rank allocates.
         buffer_bytes: Rotary tables and sums of a step.
         input_bytes: Token ids, labels and document starts of a step.
         receive_bytes: Receive buffers.
-        workspace_bytes: Of GEMM libraries.
+        workspace_bytes: Workspace of GEMM libraries.
         slack_bytes: Allocator rounding of shards and buffers.
-        reserving: What the allocator reserves beyond what it hands out in a step.
+        reserving: Bytes that the allocator reserves beyond those allocated in a step.
     """
 
     stored: RankStorage
@@ -60,13 +60,13 @@ class Persistent(NamedTuple):
 
 
 def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updates: Updates) -> tuple[Cells, dict[Phase, str]]:
-    """Cells of every phase of some data ranks of a pipeline rank, and where each phase's peak lies.
+    """Cells of every phase of some data ranks of a pipeline rank, and the place of each phase's peak.
 
     Args:
-        persistent: What the pipeline rank holds outside microbatches.
-        step: Where a step's forwards and backwards peak.
-        building: Where building the ranks peaks.
-        updates: Moments of their parameters, and where updates peak.
+        persistent: Bytes of the pipeline rank outside microbatches.
+        step: Peak of a step's forwards and backwards.
+        building: Peak of building the ranks.
+        updates: Moments of their parameters, and peaks of updates.
     """
     matrix_bytes, other_bytes, to_make, muon = updates
     scratch, first_momenta, first_scratch, momenta = muon
@@ -86,7 +86,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
 
     first_update = base
     first_update[GRADIENTS] += persistent.stored.shard_bytes
-    # AdamW updates first; its gradients are gone where they fill a buffer of their own when Muon's iterations begin
+    # AdamW updates first; if its gradients have their own buffer, they are freed when Muon's iterations begin
     steady_update = first_update.copy()
     dropped, cast_bytes = persistent.other_shard_bytes, to_make.largest_bytes
     cast = cast_bytes > scratch - dropped  # AdamW's update, with every gradient alive, is the higher
@@ -129,8 +129,8 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
     return checked(cells), where
 
 
-def _added(cells: MomentCells, more: MomentCells) -> MomentCells:
-    """The sum, column by column: both are copies of `NO_BYTES`, so their columns stand in one order, and looking each up costs more."""
+def _added(cells: PhaseCells, more: PhaseCells) -> PhaseCells:
+    """The sum by column: both are copies of `NO_BYTES`, so their columns have one order, and a lookup of each would cost more."""
     return dict(zip(cells, map(add, cells.values(), more.values()), strict=True))
 
 
@@ -138,12 +138,12 @@ def _update(cast_bytes: int) -> str:
     return CAST if cast_bytes else "the update of all parameters"
 
 
-def _first_update(to_make: LastMoment) -> str:
+def _first_update(to_make: LastPeak) -> str:
     return CAST if to_make.scratch_bytes else "all optimizer state made"
 
 
-def _base(persistent: Persistent) -> MomentCells:
-    """What is there in every phase, all but what optimizers hold."""
+def _base(persistent: Persistent) -> PhaseCells:
+    """Bytes of every phase, without those of optimizers."""
     cells = NO_BYTES.copy()
     cells[REPLICATED], cells[TENSOR_PARALLEL], cells[EXPERT_PARALLEL] = persistent.stored.resident_bytes
     cells[ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes

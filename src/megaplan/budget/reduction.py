@@ -17,7 +17,7 @@ from megaplan.hosts.megarun.group_bytes import GroupBytes
 
 
 def reduce_peak(chunk: Chunk) -> Peak:
-    """The largest moment of reducing a chunk's accumulated gradients: the slot's own group first, then its layers in order."""
+    """The largest point of reducing a chunk's accumulated gradients: the slot's own group first, then its layers in order."""
     unsharded, gathered, shards = chunk.unsharded_bytes, chunk.gathered_bytes, 0
     best = chunk.idle_peak("", 0, 0)
     for name, group in _groups(chunk):
@@ -31,11 +31,11 @@ def reduce_peak(chunk: Chunk) -> Peak:
 
 
 def reducing_backward_peak(chunk: Chunk, *, later: bool) -> Peak:
-    """The largest moment of one microbatch's backward without a pipeline: layers reduce when done, the slot's own group at the end.
+    """The peak of one microbatch's backward without a pipeline: layers reduce when done, the slot's own group at the end.
 
     Args:
-        chunk: The only one of the rank.
-        later: Whether a microbatch was reduced before.
+        chunk: The only chunk of the rank.
+        later: True if a microbatch was reduced before.
     """
     ending: list[Peak] = []
     largest = max(_reducing_backwards(chunk, later, ending), key=lambda peak: peak.total)
@@ -45,10 +45,10 @@ def reducing_backward_peak(chunk: Chunk, *, later: bool) -> Peak:
 
 
 def _reducing_backwards(chunk: Chunk, later: bool, ending: list[Peak]) -> Iterator[Peak]:
-    """Moments of a backward until all layers are reduced; `ending` is filled with those of the slot's own reduction after it."""
+    """Points of a backward until all layers are reduced; `ending` is filled with those of the slot's own reduction after it."""
     root, reshard = chunk.root, chunk.policy.reshard
     everything = chunk.shard_bytes
-    behind = made = pending = 0  # shards of the layers already done, gradients of the slot's group, the last reduce-scatter input
+    behind = made = pending = 0  # shards of finished layers, gradients of the slot's group, the last reduce-scatter input
     kept = 0  # outputs that are not the shards themselves, while replicas sum them
     ahead = chunk.layers_gathered_bytes
     for index in range(len(chunk.units) - 1, -1, -1):
@@ -56,7 +56,7 @@ def _reducing_backwards(chunk: Chunk, later: bool, ending: list[Peak]) -> Iterat
         own = unit.gathered_bytes
         gradients = (everything if later else behind) + made + kept
         gathered = own if reshard else ahead
-        yield chunk.backward(index, gradients, gathered + pending, again=False, fetches=reshard)
+        yield chunk.backward(index, gradients, gathered + pending, accumulates=False, fetches=reshard)
         if index == 0 and (tied := chunk.tied_sum_bytes()):
             yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + pending + root.gathered_bytes)
         if not unit.layer or unit.storage is None:
@@ -101,18 +101,18 @@ def reduced_groups(chunk: Chunk) -> list[GroupBytes]:
 
 
 def _kept(chunk: Chunk, group: GroupBytes, later: bool) -> int:
-    """A reduction's output, apart from the shards that it was added or cast to: kept until the backward has ended."""
+    """A reduction's output, if it is not the shards themselves: kept until the backward has ended."""
     return group.reduced_bytes if chunk.policy.replicated and (later or group.recast_bytes) else 0
 
 
 def _reduction(group: GroupBytes, gradient_bytes: int, last_bytes: int) -> tuple[tuple[int, int], ...]:
-    """(gradients, buffers) of a group while its gradients are copied, while they are reduced, and while the output is cast if it is.
+    """(gradients, buffers) of a group while its gradients are copied, while they are reduced, and while the output is cast, if it is.
 
-    The last of them is still named then; the output is a gradient, because it becomes one.
+    The last gradient is still referenced then; the output counts as a gradient, because it becomes one.
     """
     reduced = last_bytes + group.reduced_bytes
-    moments = (gradient_bytes, group.reduce_bytes), (reduced, group.reduce_bytes + group.divided_bytes)
-    return (*moments, (reduced + group.recast_bytes, group.reduce_bytes)) if group.recast_bytes else moments
+    points = (gradient_bytes, group.reduce_bytes), (reduced, group.reduce_bytes + group.divided_bytes)
+    return (*points, (reduced + group.recast_bytes, group.reduce_bytes)) if group.recast_bytes else points
 
 
 def _groups(chunk: Chunk) -> Iterator[tuple[str, GroupBytes]]:

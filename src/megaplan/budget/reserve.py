@@ -1,6 +1,7 @@
 """The device's reserve: memory outside torch's allocator, item by item (R-45).
 
-Of a mesh one thing changes it: whether a rank has peers, for only then NCCL has communicators. No axis has a part of its own (R-41).
+Of the mesh only one property changes it: whether a rank has peers, because only then NCCL has communicators. No axis has its own part
+(R-41).
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ OF_PEERS = "nccl"
 
 
 def device_budget(device: Device, num_ranks: int) -> DeviceBudget:
-    """Capacity and itemised reserve of a device, as the data file states them; what a spec gives stands on one rank too.
+    """Capacity and itemised reserve of a device, as the data file states them; items of a spec apply to one rank too.
 
     Args:
-        device: The device, with what the spec gives of it.
-        num_ranks: Of the job.
+        device: The device, with the spec's figures.
+        num_ranks: Number of ranks of the job.
     """
     reserve = [
         ReserveItem(name, figure.value, figure.basis, figure.source)

@@ -1,17 +1,17 @@
-"""Bytes that torch's allocator reserves for a rank, from the bytes that it hands out: a closed form of `megaplan.hosts.allocator`'s replay.
+"""Bytes that torch's allocator reserves for a rank, from its allocated bytes: a closed form of the replay in `megaplan.hosts.allocator`.
 
 Each stream's pool is as large as that stream's own peak, and these peaks do not coincide: all-gathers are largest where a forward begins,
-reduced gradients where a backward ends, activations between the two. So reserved is allocated at the main peak, and of every other stream
-what its pool has at its own peak and not then.
+reduced gradients where a backward ends, activations between the two. So reserved is allocated at the main peak, plus for every other stream
+the part of its pool at its own peak that is not allocated at the main one.
 
-Without expandable segments a request larger than any block that activations leave gets a segment of its own, whatever is free: a group's
-reduce-scatter input, and its reduced output where that lies in the computing stream.
+Without expandable segments a request larger than any block that activations leave gets its own segment, whatever is free: a group's
+reduce-scatter input, and its reduced output if that is in the computing stream.
 
-A share of activations is neither: remainders of blocks that no later request fits. The two shares are fitted, with these spreads:
+A share of activations belongs to neither: remainders of blocks that no later request fits. The two shares are fitted, with these spreads:
 expandable segments 0.3 to 3.6 % in replays of traced runs (one measured run: 0.5 %), else 5.5 to 9.5 % in six runs measured on one H200
 (docs/reference/measured.md). With expandable segments the whole is −4.0 to +0.8 % of 25 replays of traced runs, 22 of them within 0.8 %.
 
-What is reserved never falls while a process lives: a phase has at least what the phases before it had.
+Reserved memory never falls while a process lives: a phase has at least as much as the phases before it.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from megaplan.tuples import new
 PER_MILLE = 1000
 NO_ROUNDING = (0, 0, 0, 0, 0)
 EXPANDABLE_SHARE, SEGMENTS_SHARE = 15, 70
-"""Fitted, per mille of activations: what stays unused in the computing stream's pool with expandable segments, and without."""
+"""Fitted, per mille of activations: the unused part of the computing stream's pool with expandable segments, and without."""
 PLACE_PERCENT = 40
-"""Fitted: a request of more than this part of what lies free, in pieces, fits no piece and grows the pool (in replays 38 to 48)."""
+"""Fitted: a request of more than this part of the free bytes, which are in pieces, fits no piece and grows the pool (in replays 38 to 48).
+"""
 
 
 def reserving(chunks: Sequence[Chunk], stored: RankStorage, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:
-    """Reserved bytes beyond those handed out. With expandable segments they follow from how parameters are stored, whatever the batch.
+    """Reserved bytes beyond the allocated ones. With expandable segments they follow from the storage of parameters, for any batch.
 
     Args:
-        chunks: What runs on it.
-        stored: What it holds of parameters.
-        shards: Where gradient shards lie.
-        num_reductions: How often a step reduces each group: once under a pipeline, else once a microbatch.
-        expandable: Whether the allocator has expandable segments.
+        chunks: Chunks that run on it.
+        stored: Storage of its parameters.
+        shards: Pool of gradient shards.
+        num_reductions: Number of reductions of each group per step: one under a pipeline, else one per microbatch.
+        expandable: True if the allocator has expandable segments.
     """
     policy = chunks[0].policy
     if not expandable:
         return _reserving(chunks, stored.pools, shards, num_reductions=num_reductions, expandable=False)
-    key = policy.shards_beside, policy.pipelined, policy.replicated, num_reductions > 1
+    key = policy.separate_shards, policy.pipelined, policy.replicated, num_reductions > 1
     found = stored.reservings.get(key)
     if found is None:
         found = stored.reservings[key] = _reserving(chunks, stored.pools, shards, num_reductions=num_reductions, expandable=True)
@@ -58,38 +59,38 @@ def reserving(chunks: Sequence[Chunk], stored: RankStorage, shards: ShardsPool, 
 
 
 def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:
-    apart, replicated = shards is ShardsPool.REDUCE_SCATTER, chunks[0].policy.replicated
-    lasting = pools.shard_bytes if apart and not pools.recast_bytes else pools.recast_bytes
+    separate, replicated = shards is ShardsPool.REDUCE_SCATTER, chunks[0].policy.replicated
+    lasting = pools.shard_bytes if separate and not pools.recast_bytes else pools.recast_bytes
     passing = 0
     if num_reductions > 1 or pools.recast_bytes:  # outputs are not the shards themselves; with replicas they wait for the backward's end
         passing = pools.all_reduced_bytes if replicated else pools.reduced_bytes
     streams = (pools.gather_bytes > 0) + (lasting + passing > 0)
     open_bytes = OPEN_SEGMENTS_BYTES + streams * LARGE_BUFFER_BYTES
     if expandable:
-        requests, live = _last_requests(chunks[0], apart=lasting > 0, later=num_reductions > 1)
+        requests, live = _last_requests(chunks[0], separate=lasting > 0, later=num_reductions > 1)
         return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, 0, EXPANDABLE_SHARE, requests, live, False))
     groups = list(chain.from_iterable([reduced_groups(chunk) for chunk in chunks]))
     if passing and not replicated:
         passing = _own_segments([group.reduced_bytes for group in groups])
     left = max([size for chunk in chunks for unit in chunk.units for size, *_ in unit.block.part.tensors.values()], default=0)
     missing = _own_segments([group.reduce_bytes for group in groups], left)
-    if not lasting:  # what the first microbatch's backward took is there for the next one's
+    if not lasting:  # memory of the first microbatch's backward serves the next one's
         missing += sum([group.reduced_bytes for group in groups if group.reduced_bytes > left])
         missing = max(missing - pools.shard_bytes, 0) if num_reductions > 1 else missing
     return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, missing, SEGMENTS_SHARE, (), 0, True))
 
 
-def _last_requests(chunk: Chunk, *, apart: bool, later: bool) -> tuple[tuple[int, ...], int]:
+def _last_requests(chunk: Chunk, *, separate: bool, later: bool) -> tuple[tuple[int, ...], int]:
     """Requests of the reduction of a slot's own parameters as a backward ends, and live bytes before it; none under a pipeline."""
     if chunk.policy.pipelined:
         return (), 0
     root = chunk.root
-    live = root.made_bytes + (0 if apart else chunk.shard_bytes if later else chunk.shard_bytes - root.shard_bytes)
-    return ((root.reduce_bytes,) if apart or later else (root.reduce_bytes, root.reduced_bytes)), live
+    live = root.made_bytes + (0 if separate else chunk.shard_bytes if later else chunk.shard_bytes - root.shard_bytes)
+    return ((root.reduce_bytes,) if separate or later else (root.reduce_bytes, root.reduced_bytes)), live
 
 
 def _own_segments(sizes: Iterable[int], largest: int = 0) -> int:
-    """Segments that requests one after another get, each freed before the next: of those larger than all before, and than `largest`."""
+    """Segments that consecutive requests get, each freed before the next: those of requests larger than all before, and than `largest`."""
     total = 0
     for size in sizes:
         if size > largest:
@@ -101,10 +102,10 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, rounding: S
     """Fill the overhead column: reserved less allocated, phase by phase.
 
     Args:
-        cells: Of a rank, all but overhead.
-        reserving: Of the rank.
-        step: Where its steps peak.
-        rounding: Of each phase, what rounding adds to tensors that have segments of their own.
+        cells: Cells of a rank, all but overhead.
+        reserving: Reserving of the rank.
+        step: Peaks of its steps.
+        rounding: Bytes that rounding adds in each phase to tensors that have their own segments.
     """
     if not reserving.rounds:
         rounding = NO_ROUNDING
@@ -122,12 +123,12 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, rounding: S
 
 def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> int:
     """Bytes that a step reserves beyond its allocated peak and rounding."""
-    beside, open_bytes, missing, share, requests, live, _ = reserving
-    grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, of what the computing stream's pool has then
+    other_pool_bytes, open_bytes, missing, share, requests, live, _ = reserving
+    grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, from the computing stream's pool then
     for size in requests:
         if size * 100 > free * PLACE_PERCENT:
             grown += size
         else:
             free -= size
     unused = (phase[ACTIVATIONS] + phase[FEATURES] + phase[ROUTING]) * share // PER_MILLE
-    return open_bytes + max(beside - peak.beside_bytes, 0) + missing + unused + max(grown - peak.late_bytes, 0)
+    return open_bytes + max(other_pool_bytes - peak.other_pool_bytes, 0) + missing + unused + max(grown - peak.late_bytes, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.values import ServingBudget
-from megaplan.families.family import Served
+from megaplan.families.family import ServingState
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.device import device_of
@@ -12,11 +12,11 @@ from megaplan.spec.models import Serving, Spec
 
 
 def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
-    """What serving would hold, or None if the spec has no `serving`.
+    """Memory of serving, or None if the spec has no `serving`.
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
 
     Raises:
         MegaplanError: MP504 if the device is unknown.
@@ -35,7 +35,7 @@ def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
 
 
 def cached_tokens(serving: Serving, window: int | None) -> int:
-    """Tokens one sequence holds in one layer's cache.
+    """Tokens of one sequence in one layer's cache.
 
     Contiguous: the context, or the window if that is smaller. Paged: whole blocks; a window that ends inside a block begins inside
     another, so it can touch one block more than its own length fills.
@@ -49,7 +49,7 @@ def cached_tokens(serving: Serving, window: int | None) -> int:
     return blocks * serving.block_size
 
 
-def served_by(spec: Spec, block: Block) -> Served:
-    """What one layer holds for each sequence."""
+def served_by(spec: Spec, block: Block) -> ServingState:
+    """State of one layer for each sequence."""
     family = FAMILIES[block.family]
     return family.serving(family.section_of(spec.model), spec.model.hidden_size, block.variant, spec.precision.params)

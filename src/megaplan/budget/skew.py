@@ -1,4 +1,4 @@
-"""A job's budget under balanced and under uneven routing, side by side."""
+"""A job's budget under balanced and under uneven routing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Reason = Literal["moe.routing_skew", "largest possible"]
 
 
 class RoutingRange(NamedTuple):
-    """What uneven routing adds: rows can move between expert ranks only.
+    """Effect of uneven routing: rows can move only between expert ranks.
 
     Attributes:
         balanced: Every expert rank receives its even share.
         skewed: The busiest expert rank receives `skew` times that.
-        skew: `moe.routing_skew` where the spec states one above 1; else the largest possible, `largest_skew`.
-        reason: Which of the two.
+        skew: `moe.routing_skew` if the spec states one above 1; else the largest possible, `largest_skew`.
+        reason: Source of the skew.
     """
 
     balanced: Budget
@@ -30,19 +30,19 @@ class RoutingRange(NamedTuple):
     reason: Reason
 
     def allocated_bytes(self, rank: RankBudget) -> tuple[int, int]:
-        """What torch's allocator hands out at the peak of these ranks: balanced, skewed."""
+        """Bytes that torch's allocator has allocated at the peak of these ranks: balanced, skewed."""
         first = rank.ranks[0]
         return self.balanced.of_rank(first).allocated_bytes, self.skewed.of_rank(first).allocated_bytes
 
 
 def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget) -> RoutingRange | None:
-    """Both ends of the routing, or None where no row can move: without experts, at ep 1, or with a capacity that bounds every expert.
+    """Both ends of the routing, or None if no row can move: without experts, at ep 1, or with a capacity that bounds every expert.
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
-        budget: Of the spec as written: one of the two ends.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
+        budget: Budget of the spec as written: one of the two ends.
     """
     moe = spec.model.moe
     if moe is None or moe.capacity_factor is not None or spec.mesh.ep == 1:
@@ -61,5 +61,5 @@ def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budg
 
 
 def largest_skew(ep: int, num_experts: int, top_k: int) -> float:
-    """Most rows of one expert rank over its even share: every token goes to as many of its experts as a token may, and to each once."""
+    """Most rows of one expert rank relative to its even share: every token goes to as many of its experts as allowed, to each once."""
     return min(float(ep), num_experts / top_k)

@@ -1,4 +1,4 @@
-"""Bytes that one microbatch keeps on each slot, and that a rank therefore holds over a replayed step."""
+"""Bytes that one microbatch keeps on each slot, and a rank's memory over a replayed step."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from megaplan.budget.values import Budget, KeptBytes
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
-from megaplan.schedules import Kind, Timeline, in_flight, peak_bytes
+from megaplan.schedules import ActionKind, Timeline, in_flight, peak_bytes
 from megaplan.spec.models import Spec
 
 Level = tuple[int, int]
-"""(time, bytes): from that time on, until the next one's."""
+"""(time, bytes): valid from that time to the next level's."""
 
 
 def kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
-    """Bytes of one microbatch on each slot, in model order: what the counts of `megaplan.schedules.in_flight` multiply.
+    """Bytes of one microbatch on each slot, in model order: the factors of the counts in `megaplan.schedules.in_flight`.
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
     """
     kept: tuple[KeptBytes, ...] = spec.host.kind.kept(spec, inventory, layout)
     return kept
@@ -33,9 +33,9 @@ def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: B
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        layout: Its slots.
-        budget: Of the three.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
+        budget: Budget of these three.
         step: The schedule's replay.
     """
     kept = kept_bytes(spec, inventory, layout)
@@ -52,15 +52,15 @@ def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: B
         for item in timed:
             for part in item.action.parts:
                 match part.kind:
-                    case Kind.FORWARD:
+                    case ActionKind.FORWARD:
                         changes.append((item.start, kept[part.slot].full))
-                    case Kind.BACKWARD:
+                    case ActionKind.BACKWARD:
                         changes.append((item.stop, -kept[part.slot].full))
-                    case Kind.INPUT:
+                    case ActionKind.INPUT:
                         changes.append((item.stop, kept[part.slot].pending - kept[part.slot].full))
-                    case Kind.WEIGHT:
+                    case ActionKind.WEIGHT:
                         changes.append((item.stop, -kept[part.slot].pending))
-        for time, change in sorted(changes):  # what ends at a moment is gone when the next begins
+        for time, change in sorted(changes):  # memory that ends at a time is freed before the next begins
             held += change
             levels.append((time, held))
         curves.append(tuple(levels))

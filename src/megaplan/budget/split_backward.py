@@ -1,9 +1,10 @@
 """A chunk whose schedule splits backwards: I, which makes the gradient of the chunk's input, and W, which makes the weight gradients.
 
-Between the two a microbatch keeps what W needs (`megaplan.hosts.megarun.halves`). A chunk's gradients come in two parts: what I makes, from
-its first I, and those of its linear layers, from its first W. On the last rank of a V the two middle stages hand a gradient to each other,
-which lies in no receive buffer: it is alive from the I of the later to the end of the I of the earlier, and longer where W needs it. What
-the earlier sends lies in none either: where a linear of the later reads it (no norm stands before the block), W keeps it after that I.
+Between the two a microbatch keeps the tensors that W needs (`megaplan.hosts.megarun.halves`). A chunk's gradients come in two parts: those
+of I, from its first I, and those of its linear layers, from its first W. On the last rank of a V the two middle stages pass a gradient to
+each other without a receive buffer: it is allocated from the I of the later to the end of the I of the earlier, and longer if W needs it.
+The earlier stage's output has no receive buffer either: if a linear of the later reads it (no norm before the block), W keeps it after that
+I.
 """
 
 from __future__ import annotations
@@ -14,43 +15,43 @@ from itertools import accumulate
 
 from megaplan.blocks.ops import INPUT as INPUT_NAME
 from megaplan.blocks.ops import OUTPUT
-from megaplan.budget.bank import bank_moments
 from megaplan.budget.casts import accumulating_backward_peak
-from megaplan.budget.chunk import Chunk, Policy
+from megaplan.budget.chunk import Chunk, ChunkPolicy
+from megaplan.budget.experts import expert_points
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, SplitUnit, Unit
 from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
 from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.halves import weigh_halves
-from megaplan.schedules.actions import Kind
-from megaplan.schedules.moments import BACKWARDED, INPUT, WEIGHT, ChunkState
+from megaplan.schedules.actions import ActionKind
+from megaplan.schedules.states import BACKWARDED, INPUT, WEIGHT, ChunkState
 
 
 class SplitBackwardChunk(Chunk):
     """A slot's units with the sums of both halves of their backwards; MTP depths, embedding and head are not split.
 
     Attributes:
-        input_half: The chunk with I in place of its backward, and the gradients that I makes.
+        input_half: The chunk with I instead of its backward, and the gradients that I makes.
     """
 
     def __init__(
         self,
         stored: SlotStorage,
         units: Sequence[Unit],
-        policy: Policy,
+        policy: ChunkPolicy,
         *,
         sends_locally: bool,
         receives_locally: bool = False,
     ) -> None:
-        """Sum once.
+        """Computes the sums.
 
         Args:
-            stored: As for `Chunk`, like the next two.
+            stored: The same as for `Chunk`, like the next two.
             units: The blocks of its names; layers with their halves.
-            policy: How the host runs it.
-            sends_locally: Whether the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
-            receives_locally: Whether the stage before is on the same rank, so that its input is in no receive buffer.
+            policy: Settings of the host.
+            sends_locally: True if the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
+            receives_locally: True if the stage before is on the same rank, so that its input is in no receive buffer.
         """
         super().__init__(stored, units, policy)
         self._halves = [unit.split for unit in self.units]
@@ -72,18 +73,18 @@ class SplitBackwardChunk(Chunk):
             self.kept_input_bytes = policy.boundary_bytes
 
     def input_peak(self, state: ChunkState, *, weight_grads: bool) -> Peak:
-        """The largest moment of I; what waits for W in the units above the running one is among its activations."""
+        """The largest point of I; tensors that wait for W in the units above the running one are among its activations."""
         peak = accumulating_backward_peak(self.input_half, state)
         late = self.late_bytes if weight_grads else 0
-        waiting = self._waiting_below[-1] - self._waiting_below[peak.unit] - self._received if peak.moment is None else 0
+        waiting = self._waiting_below[-1] - self._waiting_below[peak.unit] - self._received if peak.point is None else 0
         return peak._replace(total=peak.total + late + waiting, gradients=peak.gradients + late, activations=peak.activations + waiting)
 
     def weight_peak(self, *, weight_grads: bool, owns_input: bool = False) -> Peak:
-        """The largest moment of W.
+        """The largest point of W.
 
         Args:
-            weight_grads: Whether another one has run, so that it adds to gradients that are there.
-            owns_input: Whether it alone holds an input that the stage before has sent on the same rank.
+            weight_grads: True if another one has run, so that it adds to existing gradients.
+            owns_input: True if only it holds an input that the stage before has sent on the same rank.
         """
         last, there = len(self.units) - 1, self.held(BACKWARDED, weight_grads=weight_grads)[0]
         best = self.idle_peak("W", there, 0)
@@ -94,46 +95,46 @@ class SplitBackwardChunk(Chunk):
                 continue
             before, gradients_of = self._waiting_below[index], self.units[index].block.gradients
             owning = self._owning if owns_input and index == 0 else None
-            for moment, size in (owning or half.halves).weights:
-                made = sum([gradients_of[name] for name in moment.params])
+            for point, size in (owning or half.halves).weights:
+                made = sum([gradients_of[name] for name in point.params])
                 kept = made * half.late_bytes // half.halves.late_bytes
                 gradients = there if weight_grads else there + done + (0 if self.policy.in_place else kept)
-                received = self._in_receive_buffer if index == last and OUTPUT in moment.gradients else 0
+                received = self._in_receive_buffer if index == last and OUTPUT in point.gradients else 0
                 total = before + size - received + gradients
                 if total > best.total:
                     where = f"W of {self.names[index]}"
-                    best = Peak(total, where, index, before, moment, moment.params, gradients, 0, -received)
+                    best = Peak(total, where, index, before, point, point.params, gradients, 0, -received)
                 done += kept
         return best
 
-    def action_cells(self, kind: Kind, peak: Peak, others: int = 0) -> dict[Column, int]:
-        """The parts of the peak of an action by column, and what `others` microbatches keep that are in flight."""
+    def action_cells(self, kind: ActionKind, peak: Peak, others: int = 0) -> dict[Column, int]:
+        """The parts of the peak of an action by column, and the bytes that `others` microbatches in flight keep."""
         if kind is WEIGHT:
             half, cells = self._halves[peak.unit], self._kept(others, 0, self.output_bytes * others)
             for column, size in self._waiting(0, peak.unit).items():
                 cells[column] += size
-            if half is not None and peak.moment is not None:
-                half.halves.inputs.add_to(cells, peak.moment, peak.params)
+            if half is not None and peak.point is not None:
+                half.halves.inputs.add_to(cells, peak.point, peak.params)
             cells[ACTIVATIONS] += peak.activations
             cells[GRADIENTS] += peak.gradients
             return cells
         if kind is not INPUT:
             return self.peak_cells(peak, others)
         cells = self.input_half.peak_cells(peak, others)
-        for column, size in self._waiting(peak.unit + (peak.moment is not None), len(self.units)).items():
+        for column, size in self._waiting(peak.unit + (peak.point is not None), len(self.units)).items():
             if column is not ACTIVATIONS:
                 cells[column] += size
                 cells[ACTIVATIONS] -= size
         return cells
 
     def waiting_cells(self, count: int) -> dict[Column, int]:
-        """What `count` microbatches keep between I and W."""
+        """Bytes that `count` microbatches keep between I and W."""
         cells = {column: size * count for column, size in self._waiting(0, len(self.units)).items()}
         cells[ACTIVATIONS] -= self._in_receive_buffer * count
         return cells
 
     def _waiting(self, start: int, stop: int) -> dict[Column, int]:
-        """What one microbatch keeps for W in some units, with the gradient of the chunk's output."""
+        """Bytes that one microbatch keeps for W in some units, with the gradient of the chunk's output."""
         cells = NO_BYTES.copy()
         for half in self._halves[start:stop]:
             if half is not None:
@@ -141,7 +142,7 @@ class SplitBackwardChunk(Chunk):
         return cells
 
     def _make_input_half(self, waiting: int) -> Chunk:
-        """`waiting`: what all units leave to W, but for what lies in a receive buffer or was handed over."""
+        """`waiting` are the tensors that all units leave to W, except those in a receive buffer or passed on the same rank."""
         chunk, below = copy(self), self._waiting_below
         chunk.units = tuple([unit if half is None else half.input_half for unit, half in zip(self.units, self._halves, strict=True)])
         chunk.unsharded_bytes = self.unsharded_bytes - self.late_bytes
@@ -156,8 +157,8 @@ def split_unit(unit: Unit, *, in_place: bool, owns_input: bool) -> Unit:
 
     Args:
         unit: The layer.
-        in_place: Whether gradients accumulate in the dtype autograd makes them in.
-        owns_input: Whether its input is a storage of its chunk; one that arrived is in a receive buffer, which W does not keep alive.
+        in_place: True if gradients accumulate in the dtype in which autograd makes them.
+        owns_input: True if its input is a storage of its chunk; one that arrived is in a receive buffer, which W does not keep alive.
     """
     halves, storage = weigh_halves(unit.block, in_place=in_place, owns_input=owns_input), unit.storage
     late = 0
@@ -166,9 +167,9 @@ def split_unit(unit: Unit, *, in_place: bool, owns_input: bool) -> Unit:
     block = halves.inputs
     input_half = unit._replace(
         block=block,
-        bank=bank_moments(block) if unit.has_bank else None,
+        bank=expert_points(block) if unit.has_experts else None,
         unsharded_bytes=unit.unsharded_bytes - late,
         backward_bytes=block.backward_bytes + unit.input_bytes,
-        again_bytes=block.again_bytes + unit.input_bytes,
+        accumulating_bytes=block.accumulating_bytes + unit.input_bytes,
     )
     return unit._replace(split=SplitUnit(halves, input_half, late))

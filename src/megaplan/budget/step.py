@@ -1,4 +1,4 @@
-"""The peak of a step's forward and backward on one rank: the largest of the moments its schedule has."""
+"""The peak of a step's forward and backward on one rank: the largest of the points of its schedule."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
 from megaplan.columns import Column
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.schedules.actions import Kind
-from megaplan.schedules.moments import (
+from megaplan.schedules.actions import ActionKind
+from megaplan.schedules.states import (
     BACKWARD,
     BACKWARDED,
     FORWARD,
@@ -26,17 +26,17 @@ from megaplan.schedules.moments import (
     UNTOUCHED,
     WEIGHT,
     ChunkState,
-    Moment,
+    RankState,
 )
 from megaplan.tuples import new
 
 
 class StepPeak(NamedTuple):
-    """The largest moment of a step's forward and backward; `first`: that of the first step, where it is another one.
+    """The peak of a step's forward and backward; `first` is that of the first step, if it differs.
 
-    In the first step the libraries have no workspace yet while the first layer's parameters are gathered: no product has run.
-    `beside_bytes` is what of the moment lies in pools of other streams than the computing one, `late_bytes` by how much it is above all
-    moments before the reduction of the slot's own parameters, where that ends a backward.
+    In the first step the libraries have no workspace yet while the first layer's parameters are gathered, because no product has run.
+    `other_pool_bytes` is the part in pools of streams other than the computing one, `late_bytes` the excess over all
+    points before the reduction of the slot's own parameters, if that ends a backward.
     """
 
     total: int
@@ -44,19 +44,19 @@ class StepPeak(NamedTuple):
     cells: dict[Column, int]
     slack_bytes: int
     first: StepPeak | None = None
-    beside_bytes: int = 0
+    other_pool_bytes: int = 0
     late_bytes: int = 0
 
 
 class HeldBySchedule(NamedTuple):
-    """What the local variables of torch's schedule keep alive one action longer.
+    """Tensors that the local variables of torch's schedule keep one action longer.
 
     Attributes:
         gradient_bytes: The last input gradient that was sent.
         output_bytes: The last stage output.
-        logits_bytes: The last stage output where its microbatch is done: on the last stage.
-        only_at_end: Whether they matter to reductions alone: GPipe's last output belongs to the microbatch whose backward is its last, and
-            the name of a sent gradient is given to what is received before the next backward.
+        logits_bytes: The last stage output after its microbatch is done, on the last stage.
+        only_at_end: True if they matter only to reductions: GPipe's last output belongs to the microbatch whose backward is its last, and
+            the name of a sent gradient is rebound to a received one before the next backward.
 
     Source: torch/distributed/pipelining/schedules.py, `_step_microbatches` of `ScheduleGPipe` and `Schedule1F1B`.
     """
@@ -66,8 +66,8 @@ class HeldBySchedule(NamedTuple):
     logits_bytes: int = 0
     only_at_end: bool = False
 
-    def at(self, kind: Kind, state: ChunkState) -> int:
-        """Activations of a moment that its counts do not include."""
+    def at(self, kind: ActionKind, state: ChunkState) -> int:
+        """Activations at a point that its counts do not include."""
         if kind is REDUCE:
             return self.gradient_bytes + self.output_bytes
         if self.only_at_end:
@@ -77,37 +77,37 @@ class HeldBySchedule(NamedTuple):
         return self.gradient_bytes if state > FORWARDED else 0
 
 
-def step_peak(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, workspace_bytes: int = 0) -> StepPeak:
-    """The largest of the given moments, on top of the rank's persistent state.
+def step_peak(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldBySchedule, workspace_bytes: int = 0) -> StepPeak:
+    """The largest of the given points, on top of the rank's persistent state.
 
     Args:
-        chunks: Of the rank.
-        moments: Of the rank (`megaplan.schedules.moments`): where the peak mostly is first, so that few others are evaluated.
-        held: What else the schedule keeps alive.
-        workspace_bytes: Of GEMM libraries, which is persistent except for what runs before the first product.
+        chunks: Chunks of the rank.
+        points: States of the rank (`megaplan.schedules.states`): the most likely peak first, so that few others are evaluated.
+        held: Further tensors that the schedule keeps.
+        workspace_bytes: Workspace of GEMM libraries, which is persistent except before the first product.
     """
-    largest = _largest(chunks, moments, held, 0)
+    largest = _largest(chunks, points, held, 0)
     found = _step_peak(chunks, held, largest)
-    _, moment, peak = largest
-    if _before_products(chunks[moment.chunk], moment, peak):
-        first = _step_peak(chunks, held, _largest(chunks, moments, held, workspace_bytes))
+    _, point, peak = largest
+    if _before_products(chunks[point.chunk], point, peak):
+        first = _step_peak(chunks, held, _largest(chunks, points, held, workspace_bytes))
         return found._replace(first=first)
     return found
 
 
-def _before_products(chunk: Chunk, moment: Moment, peak: Peak) -> bool:
-    first_forward = moment.kind is FORWARD and all(state is UNTOUCHED for state in moment.states)
-    gathers = peak.moment is None and peak.unit == chunk.first_layer
+def _before_products(chunk: Chunk, point: RankState, peak: Peak) -> bool:
+    first_forward = point.kind is FORWARD and all(state is UNTOUCHED for state in point.states)
+    gathers = peak.point is None and peak.unit == chunk.first_layer
     return first_forward and (gathers or peak.unit < chunk.first_layer)
 
 
-def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, Moment, Peak]) -> StepPeak:
-    total, moment, peak = largest
-    kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = moment
+def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, RankState, Peak]) -> StepPeak:
+    total, point, peak = largest
+    kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads = point
     chunk = chunks[running]
     cells = chunk.action_cells(kind, peak, in_flight[running] - (kind not in (REDUCE, WEIGHT)))
     cells[ACTIVATIONS] += chunk.output_bytes if kind in (BACKWARD, INPUT) else 0
-    cells[ACTIVATIONS] += held.at(kind, states[running]) + handed_over * chunk.policy.boundary_bytes
+    cells[ACTIVATIONS] += held.at(kind, states[running]) + passed_gradients * chunk.policy.boundary_bytes
     cells[ACTIVATIONS] += kept_inputs * chunks[-1].kept_input_bytes
     slack = kept_inputs * slack_bytes([chunks[-1].kept_input_bytes])
     for index, other in enumerate(chunks):
@@ -122,17 +122,17 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
             cells[GRADIENTS] += gradients
         if index != running or kind is WEIGHT:
             cells[COMMUNICATION] += gathered
-    beside = beside_bytes(chunk, moment, peak)
+    other_pools = other_pool_bytes(chunk, point, peak)
     return new(
-        StepPeak, (total, f"{peak.where}{_where(chunk, moment)}", cells, slack, None, beside, peak.total - (peak.earlier or peak.total))
+        StepPeak, (total, f"{peak.where}{_where(chunk, point)}", cells, slack, None, other_pools, peak.total - (peak.earlier or peak.total))
     )
 
 
-def beside_bytes(chunk: Chunk, moment: Moment, peak: Peak) -> int:
-    """The part of a running chunk's moment in the pools of FSDP2's streams: the all-gather ahead, and shards that are made there."""
-    policy, kind, state = chunk.policy, moment.kind, moment.states[moment.chunk]
-    gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.moment is not None else 0
-    if not policy.shards_beside:
+def other_pool_bytes(chunk: Chunk, point: RankState, peak: Peak) -> int:
+    """The part of a running chunk's point in the pools of FSDP2's streams: the all-gather ahead, and shards made there."""
+    policy, kind, state = chunk.policy, point.kind, point.states[point.chunk]
+    gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.point is not None else 0
+    if not policy.separate_shards:
         return gathers
     if kind is REDUCE or (state > FORWARDED and not policy.pipelined):
         return gathers + chunk.shard_bytes
@@ -140,67 +140,67 @@ def beside_bytes(chunk: Chunk, moment: Moment, peak: Peak) -> int:
     return gathers + sum(behind)
 
 
-def _where(chunk: Chunk, moment: Moment) -> str:
+def _where(chunk: Chunk, point: RankState) -> str:
     if not chunk.policy.pipelined:
         return ""
-    in_flight, waiting = (", ".join(str(count) for count in counts) for counts in (moment.in_flight, moment.waiting))
-    first = "first microbatch, " if moment.kind is BACKWARD and moment.states[moment.chunk] is FORWARDED else ""
-    for_weights = f", {waiting} waiting for W" if any(moment.waiting) else ""
-    by_chunk = " by chunk" if len(moment.in_flight) > 1 else ""
+    in_flight, waiting = (", ".join(str(count) for count in counts) for counts in (point.in_flight, point.waiting))
+    first = "first microbatch, " if point.kind is BACKWARD and point.states[point.chunk] is FORWARDED else ""
+    for_weights = f", {waiting} waiting for W" if any(point.waiting) else ""
+    by_chunk = " by chunk" if len(point.in_flight) > 1 else ""
     return f", {first}{in_flight} microbatches in flight{for_weights}{by_chunk}"
 
 
-def _largest(chunks: Sequence[Chunk], moments: Sequence[Moment], held: HeldBySchedule, absent: int) -> tuple[int, Moment, Peak]:
-    """What is alive at the largest moment, the moment, and the running chunk's peak; `absent` is not there before the first product."""
+def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldBySchedule, absent: int) -> tuple[int, RankState, Peak]:
+    """Bytes at the peak, the rank's state there, and the running chunk's peak; `absent` bytes do not exist before the first product."""
     most, best = -1, None
-    peaks: dict[tuple[Kind, int, ChunkState, bool, bool], Peak] = {}
+    peaks: dict[tuple[ActionKind, int, ChunkState, bool, bool], Peak] = {}
     only_backwards = len(chunks) == 1
-    for moment in moments:
-        kind, index, _, _, _, _, owns_input, states, weight_grads = moment
+    for point in points:
+        kind, index, _, _, _, _, owns_input, states, weight_grads = point
         chunk, state, grads = chunks[index], states[index], weight_grads[index]
         backward = kind not in (FORWARD, REDUCE)
         if only_backwards and not backward:  # backwards come first
-            if _ceiling(chunk, moments, held) <= most:
+            if _ceiling(chunk, points, held) <= most:
                 break
             only_backwards = False
-        others = _others(chunks, moment)
+        others = _others(chunks, point)
         if not backward and _bound(chunk, kind, state) + others + held.gradient_bytes + held.output_bytes <= most:
             continue
         others += held.at(kind, state)
         if state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
-            # a later one has all that a first one has, and gradients before it
+            # a later one has everything of a first one, and earlier gradients
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
             if later is not None and later.total + others <= most:
                 continue
         if state is BACKWARDED and not chunk.policy.reshard and kind is not REDUCE:
-            state = FORWARD_AFTER_BACKWARD  # they differ in what is gathered, and then only if it was freed
+            state = FORWARD_AFTER_BACKWARD  # they differ only in gathered parameters, and only if those were freed
         key = kind, index, state, grads, owns_input
         peak = peaks.get(key)
         if peak is None:
             missing = absent if kind is FORWARD and states.count(UNTOUCHED) == len(states) else 0
             peak = peaks[key] = _peak(chunk, kind, state, missing, weight_grads=grads, owns_input=owns_input)
         if peak.total + others > most:
-            most, best = peak.total + others, (moment, peak)
+            most, best = peak.total + others, (point, peak)
     if best is None:
         raise ValueError("a rank without actions has no step")
     return most, *best
 
 
-def _bound(chunk: Chunk, kind: Kind, state: ChunkState) -> int:
-    """No forward, or reduction, of the chunk has more alive."""
+def _bound(chunk: Chunk, kind: ActionKind, state: ChunkState) -> int:
+    """Upper bound on the bytes of a forward, or reduction, of the chunk."""
     if kind is REDUCE:
         return chunk.reduce_bound
     return chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
 
 
-def _ceiling(chunk: Chunk, moments: Sequence[Moment], held: HeldBySchedule) -> int:
-    """Nothing but a backward has more alive on a rank with this chunk alone."""
-    others = max([moment.in_flight[0] * chunk.saved_bytes + moment.waiting[0] * chunk.waiting_bytes for moment in moments])
+def _ceiling(chunk: Chunk, points: Sequence[RankState], held: HeldBySchedule) -> int:
+    """Upper bound on the bytes of everything but a backward on a rank with this chunk alone."""
+    others = max([point.in_flight[0] * chunk.saved_bytes + point.waiting[0] * chunk.waiting_bytes for point in points])
     forward = chunk.forward_bound + chunk.unsharded_bytes + others - chunk.saved_bytes
     return max(forward, chunk.reduce_bound) + held.gradient_bytes + held.output_bytes
 
 
-def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:
+def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:
     if kind is FORWARD:
         return forward_peak(chunk, state, absent, weight_grads=weight_grads)
     if kind is BACKWARD:
@@ -215,9 +215,9 @@ def _peak(chunk: Chunk, kind: Kind, state: ChunkState, absent: int, *, weight_gr
     return split.weight_peak(weight_grads=weight_grads, owns_input=owns_input)
 
 
-def _others(chunks: Sequence[Chunk], moment: Moment) -> int:
+def _others(chunks: Sequence[Chunk], point: RankState) -> int:
     """Other microbatches, the other chunks' gradients and gathered parameters, and for W the running chunk's gathered ones."""
-    kind, running, in_flight, waiting, handed_over, kept_inputs, _, states, weight_grads = moment
+    kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads = point
     chunk = chunks[running]
     total = in_flight[running] * chunk.saved_bytes + waiting[running] * chunk.waiting_bytes
     if kind is WEIGHT:
@@ -227,7 +227,7 @@ def _others(chunks: Sequence[Chunk], moment: Moment) -> int:
         if kind is not FORWARD:
             total += chunk.output_bytes
     if len(chunks) > 1:
-        total += handed_over * chunk.policy.boundary_bytes + kept_inputs * chunks[-1].kept_input_bytes
+        total += passed_gradients * chunk.policy.boundary_bytes + kept_inputs * chunks[-1].kept_input_bytes
         for index, other in enumerate(chunks):
             if index != running:
                 total += in_flight[index] * other.saved_bytes + waiting[index] * other.waiting_bytes

@@ -1,4 +1,4 @@
-"""What FSDP2 holds of an inventory whatever its blocks compute: of every block, slot and pipeline rank.
+"""FSDP2's storage of an inventory, independent of the computation of its blocks: of every block, slot and pipeline rank.
 
 It follows from the inventory and the sizes alone, so specs that differ in batch, schedule or recompute share it (`stored`).
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.group_bytes import GroupBytes, together
-from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastMoment, MatrixMoments, in_turn, last_moment
+from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastPeak, MatrixPeaks, in_turn, last_peak
 from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
@@ -24,36 +24,36 @@ from megaplan.spec.models import SIDES
 from megaplan.tuples import new
 
 ENDS = ("embedding", *SIDES)
-"""Blocks whose copies on the last slot are used by others there: a tied head, the depths of multi-token prediction."""
+"""Blocks whose copies on the last slot others use there: a tied head, the depths of multi-token prediction."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
 ORDER = ("embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head")
-"""Modules outside the layers and the prediction depths, as a stage lists them (`megarun.model.stage`)."""
+"""Modules outside the layers and the prediction depths, in the order of a stage (`megarun.model.stage`)."""
 
 
 class SlotStorage(NamedTuple):
-    """What a slot holds of parameters.
+    """Storage of a slot's parameters.
 
     Attributes:
-        names: Of its blocks that run, in execution order; `head` for a tied head too.
-        owned: Of each, whether its input is a storage of the slot's chunk, or of the chunk before that it does not keep.
-        is_last: Whether it ends the model.
-        has_mtp: Whether MTP depths run in it, before its head.
+        names: Names of its blocks that run, in execution order; `head` for a tied head too.
+        owned: True for each block whose input is a storage of the slot's chunk, or of the chunk before if that does not keep it.
+        is_last: True if it ends the model.
+        has_mtp: True if MTP depths run in it, before its head.
         blocks: Storage of its blocks, in the order of its modules: copies of embeddings first.
-        layers: Of each, whether it is a layer or a prediction depth, with groups of its own.
-        families: How many blocks it has of each family.
+        layers: True for each block that is a layer or a prediction depth, with its own groups.
+        families: Number of its blocks of each family.
         root: The slot's own group.
         layers_together: The groups of all layers.
-        pools: What its groups have in FSDP2's streams.
+        pools: Bytes of its groups in FSDP2's streams.
         largest_flat_bytes: The largest all-gather output of a layer.
         largest_reduction_bytes: The largest buffers of a reduction.
-        largest_casting_bytes: The most beside gathered parameters while they are filled from casts.
-        adamw_shard_bytes: Gradient shards of groups, its own and layers', of which no tensor is Muon's.
-        attends: Whether any block needs rotary tables.
-        whole_parameters: Elements of the whole tensors it holds, copies included.
+        largest_casting_bytes: Most bytes in addition to gathered parameters while they are filled from casts.
+        adamw_shard_bytes: Gradient shards of groups, its own and layers', without tensors of Muon.
+        attends: True if any block needs rotary tables.
+        whole_parameters: Elements of the whole tensors, copies included.
         resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
-        other_state_bytes: AdamW's.
-        uneven: Whether any tensor shards unevenly.
+        other_state_bytes: AdamW's moments of evenly sharded tensors.
+        uneven: True if any tensor shards unevenly.
         casts: Gradients that are cast for AdamW, in the order of updates.
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
@@ -87,40 +87,40 @@ class SlotStorage(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """What depends on a rank's place among those that share its parameters.
+    """Values that depend on a rank's place among those that share its parameters.
 
     Attributes:
         matrix_bytes: Moments of the matrix group.
         other_bytes: Moments of the rest, and step counters.
-        adamw: Where AdamW's steps peak.
-        muon: Where Muon's steps peak.
+        adamw: Peaks of AdamW's steps.
+        muon: Peaks of Muon's steps.
     """
 
     matrix_bytes: int
     other_bytes: int
-    adamw: LastMoment
-    muon: MatrixMoments
+    adamw: LastPeak
+    muon: MatrixPeaks
 
 
 class RankStorage:
-    """What a pipeline rank holds of parameters, equal for all its data ranks but for `updates`.
+    """Storage of a pipeline rank's parameters, equal for all its data ranks except for `updates`.
 
     Attributes:
-        slots: Of the rank, by chunk.
-        blocks: Storage of all their blocks, in the order they are updated.
+        slots: Slots of the rank, by chunk.
+        blocks: Storage of all their blocks, in the order of updates.
         resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
         shard_bytes: Gradient shards.
-        pools: What its groups have in FSDP2's streams.
-        adamw_shard_bytes: Those of groups of which no tensor is Muon's.
+        pools: Bytes of its groups in FSDP2's streams.
+        adamw_shard_bytes: Gradient shards of groups without tensors of Muon.
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
         parameters: Elements after TP and EP.
-        uneven: Storages of which some tensors shard unevenly, and how many blocks have each.
-        reservings: What its allocator reserves beyond, by how its chunks are run (`megaplan.budget.reserved`).
+        uneven: Storages with tensors that shard unevenly, and the number of blocks with each.
+        reservings: Reserving of the rank, by the settings of its chunks (`megaplan.budget.reserved`).
     """
 
     def __init__(self, slots: Sequence[SlotStorage]) -> None:
-        """Sum once; `slots`: of the rank, by chunk."""
+        """Computes the sums; `slots` are those of the rank, by chunk."""
         self.slots = tuple(slots)
         self.blocks = tuple(chain.from_iterable(map(attrgetter("blocks"), slots)))
         self.resident_bytes = _added(map(attrgetter("resident_bytes"), slots))
@@ -136,7 +136,7 @@ class RankStorage:
         self.reservings: dict[tuple[bool, bool, bool, bool], Reserving] = {}
 
     def updates(self, dense_index: int, expert_index: int) -> Updates:
-        """What differs on the rank at these places among those that share dense tensors and expert banks."""
+        """Values that differ on the rank at these places among those that share dense tensors and expert banks."""
         place = dense_index, expert_index
         if place not in self._updates:
             self._updates[place] = self._at(dense_index, expert_index)
@@ -144,7 +144,7 @@ class RankStorage:
 
     def _at(self, dense_index: int, expert_index: int) -> Updates:
         matrix, other = self._matrix, self._other
-        found: dict[int, MatrixMoments] = {}
+        found: dict[int, MatrixPeaks] = {}
         for storage, count in self.uneven:
             for tensor in storage.uneven:
                 size = count * tensor.state_bytes(expert_index if tensor.expert else dense_index)
@@ -152,18 +152,18 @@ class RankStorage:
                     matrix += size
                 else:
                     other += size
-            if storage.even_moments is None:
-                found[id(storage)] = storage.matrix_moments(dense_index, expert_index)
-        muon = in_turn([each.even_moments or found[id(each)] for each in self.blocks])
-        adamw = last_moment(self._casts, dense_index, expert_index) if self._casts else AT_END
+            if storage.even_peaks is None:
+                found[id(storage)] = storage.matrix_peaks(dense_index, expert_index)
+        muon = in_turn([each.even_peaks or found[id(each)] for each in self.blocks])
+        adamw = last_peak(self._casts, dense_index, expert_index) if self._casts else AT_END
         return new(Updates, (matrix, other, adamw, muon))
 
 
-class Stored:
-    """What FSDP2 holds of an inventory with these sizes."""
+class StoredState:
+    """FSDP2's storage of an inventory with these sizes."""
 
     MOST = 4096
-    """Slots and ranks that are remembered: a search for cuts asks for thousands."""
+    """Number of slots and ranks that are cached: a search for cuts asks for thousands."""
 
     def __init__(self, sizes: Sizes, inventory: Inventory) -> None:
         """Every block at once."""
@@ -179,11 +179,11 @@ class Stored:
         self._ranks: dict[tuple[tuple[Slot, ...], bool], RankStorage] = {}
 
     def block(self, name: str) -> BlockStorage:
-        """Of one block, by its name in the inventory."""
+        """Storage of one block, by its name in the inventory."""
         return self._blocks[id(self._named[name])]
 
     def slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
-        """Of a slot; `is_last`: whether it ends the model."""
+        """Storage of a slot; `is_last` is true if it ends the model."""
         key = slot, is_last
         found = self._slots.get(key)
         if found is None:
@@ -193,7 +193,7 @@ class Stored:
         return found
 
     def rank(self, slots: tuple[Slot, ...], *, has_last: bool) -> RankStorage:
-        """Of a pipeline rank with these slots; `has_last`: whether the last of them ends the model."""
+        """Storage of a pipeline rank with these slots; `has_last` is true if the last of them ends the model."""
         key = slots, has_last
         found = self._ranks.get(key)
         if found is None:
@@ -215,7 +215,7 @@ class Stored:
         if has_mtp:  # depths run before the head, and before the final norm unless they read its output; the layout lists both before them
             behind = ("head",) if normed else ("final_norm", "head")
             runs.sort(key=lambda name: (name in behind, name == "head"))
-        owned, owns = [], slot.index == 0  # whether the stream so far is a storage of this chunk, not a receive buffer
+        owned, owns = [], slot.index == 0  # true if the stream so far is a storage of this chunk, not a receive buffer
         for name in runs:
             owned.append(owns and not reads_other_input(name, has_mtp=has_mtp, normed=normed))
             owns = owns or name != "relation_bias"
@@ -231,7 +231,7 @@ class Stored:
         is_last: bool,
         has_mtp: bool,
     ) -> SlotStorage:
-        """What a slot with these blocks holds, of which those of `names` run."""
+        """Storage of a slot with these blocks, of which those of `names` run."""
         _, storages, layers = zip(*blocks, strict=True)
         runs = frozenset(names)
         copies = [storage.dense for name, storage, _ in blocks if name not in runs]
@@ -270,9 +270,9 @@ class Stored:
 
 
 @lru_cache(maxsize=256)
-def stored(sizes: Sizes, inventory: Inventory) -> Stored:
-    """What FSDP2 holds of an inventory with these sizes, worked out when it is first asked for."""
-    return Stored(sizes, inventory)
+def stored(sizes: Sizes, inventory: Inventory) -> StoredState:
+    """FSDP2's storage of an inventory with these sizes, computed on demand."""
+    return StoredState(sizes, inventory)
 
 
 def _total(parts: Iterable[object], field: str) -> int:
@@ -285,13 +285,13 @@ def _added(sizes: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
 
 
 def _by_adamw(blocks: Sequence[tuple[str, BlockStorage, bool]], root: GroupBytes) -> int:
-    """Gradient shards of groups of which no tensor is Muon's: a layer is a group, the rest of the slot another."""
+    """Gradient shards of groups without tensors of Muon: a layer is a group, the rest of the slot another."""
     muon_in_root = any(storage.matrix_scratch for _, storage, layer in blocks if not layer)
     return sum([storage.adamw_shard_bytes for _, storage, layer in blocks if layer]) + (0 if muon_in_root else root.shard_bytes)
 
 
 def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int], ...]:
-    """Those with tensors that shard unevenly, and how often each is there: layers of one make share one."""
+    """Storages with tensors that shard unevenly, and the number of blocks with each; equal layers share one."""
     found: dict[int, tuple[BlockStorage, int]] = {}
     for storage in storages:
         if storage.uneven:
@@ -300,22 +300,22 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
     return tuple(found.values())
 
 
-def place_of(name: str) -> int:
-    """Place of a block outside the layers among those of its slot, as FSDP2 lists their parameters."""
+def fsdp_order(name: str) -> int:
+    """Position of a block outside the layers among those of its slot, in FSDP2's order of their parameters."""
     return ORDER.index(name.partition(".")[0])
 
 
 def _by_place(block: tuple[str, GroupBytes]) -> int:
-    return place_of(block[0])
+    return fsdp_order(block[0])
 
 
 def reads_other_input(name: str, *, has_mtp: bool, normed: bool) -> bool:
-    """Whether a block's input is no storage of the chunk, or is counted for another block: of two that read one, for the first.
+    """True if a block's input is no storage of the chunk, or is counted for another block: if two read one, for the first.
 
     Args:
-        name: Of the block.
-        has_mtp: Whether MTP depths run in its slot.
-        normed: Whether the first of them reads the final norm's output, as the head does; else the final norm's input.
+        name: Name of the block.
+        has_mtp: True if MTP depths run in its slot.
+        normed: True if the first of them reads the final norm's output, as the head does; else the final norm's input.
     """
     if name in ("embedding", "relation_bias"):
         return True

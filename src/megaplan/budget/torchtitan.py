@@ -1,8 +1,8 @@
-"""The budget of a job that torchtitan runs: FSDP2 of transformer blocks, in the evaluation and the moments of megarun's runtime.
+"""The budget of a job that torchtitan runs: FSDP2 of transformer blocks, in the evaluation and the points of megarun's runtime.
 
-What differs: a layer is a pair of letters; gradients are reduced in fp32 on a stream of their own and gathers fill buffers on another, so
-that torch's allocator keeps both pools apart from what the model computes; the schedule may keep its outputs. A budget is of what torch
-reserves, for that is what torchtitan logs as memory.
+It differs from megarun's: a layer is a pair of letters; gradients are reduced in fp32 on a stream of their own and gathers fill buffers on
+another, so that torch's allocator keeps both pools separate from the model's; the schedule may keep its outputs. The budget is of memory
+that torch reserves, because torchtitan logs that.
 
 Source: torchtitan/distributed/fsdp.py, train.py; torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_reduce` makes its
 output on the reduce-scatter stream, `foreach_all_gather` its own on the copy-in stream).
@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megaplan.budget.alike import alike_runs, all_offsets
-from megaplan.budget.chunk import Policy
+from megaplan.budget.chunk import ChunkPolicy
+from megaplan.budget.equal_ranks import all_offsets, equal_runs
 from megaplan.budget.evaluation import Evaluated, Evaluation, SlotParts
 from megaplan.budget.megarun import held_by_schedule, schedule_counts
 from megaplan.budget.reserve import device_budget
 from megaplan.budget.step import StepPeak, step_peak
-from megaplan.budget.stored import RankStorage, Stored, Updates
+from megaplan.budget.stored import RankStorage, StoredState, Updates
 from megaplan.budget.values import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -46,7 +46,7 @@ from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
 from megaplan.hosts.torchtitan.blocks import PAIR, in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ends import LOGITS
-from megaplan.hosts.torchtitan.ledger import block_bytes, makes_of
+from megaplan.hosts.torchtitan.ledger import block_bytes, block_variants
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate
 from megaplan.layout.values import Layout, Slot
@@ -58,11 +58,11 @@ REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()
 
 
 class Pools(NamedTuple):
-    """What the streams of FSDP2's collectives hold of torch's memory, whatever is alive of it.
+    """Memory of torch in the streams of FSDP2's collectives, allocated or not.
 
     Attributes:
         shards: Outputs of all reductions, which are the gradients.
-        gathers: Outputs of two all-gathers, the one in use and the next.
+        gathers: Outputs of two all-gathers, the current one and the next.
     """
 
     shards: int
@@ -82,24 +82,24 @@ class TitanEvaluation(Evaluation):
         self.step_sum_bytes: dict[str, int] = {}
         self.workspace_bytes = device_of(spec.device).gemm_workspace_bytes
         sizes, pipelined = titan_sizes(spec), spec.mesh.is_pipelined
-        whole = Stored(sizes, blocks)
+        whole = StoredState(sizes, blocks)
         self._groups = {name: whole.block(name).both for name, _ in blocks.blocks()}
         reshard = spec.sharding.reshard_after_forward
         self.stored = PooledStored(sizes, blocks, frees_embedding=reshard and spec.host.fsdp_ends == "separate" and not blocks.tied)
         last = f"layers.{len(blocks.layers) - 1}"
-        beside = self._groups[last].gathered_bytes if reshard and not pipelined and spec.host.fsdp_ends == "root" else 0
+        kept_bytes = self._groups[last].gathered_bytes if reshard and not pipelined and spec.host.fsdp_ends == "root" else 0
         made: dict[object, Evaluated] = {}
         self.blocks: dict[str, Evaluated] = {}
-        for name, make in makes_of(spec, blocks).items():
+        for name, variant in block_variants(spec, blocks).items():
             tied = name == "head" and blocks.tied
-            if make not in made:
+            if variant not in made:
                 block = blocks.block("embedding" if tied else name)
-                sums = block_bytes(spec, self.dims, name, block, beside_bytes=beside if name == "head" else 0)
+                sums = block_bytes(spec, self.dims, name, block, kept_gather_bytes=kept_bytes if name == "head" else 0)
                 storage = None if tied else self.stored.block(name)
                 layer, in_place = name.startswith("layers."), spec.precision.params is spec.precision.grads
-                made[make] = Evaluated(block, sums, storage, layer=layer, boundary_bytes=self.boundary_bytes, in_place=in_place)
-            self.blocks[name] = made[make]
-        self.policy = Policy(
+                made[variant] = Evaluated(block, sums, storage, layer=layer, boundary_bytes=self.boundary_bytes, in_place=in_place)
+            self.blocks[name] = made[variant]
+        self.policy = ChunkPolicy(
             pipelined=pipelined,
             reshard=reshard,
             splits_backward=spec.schedule.kind in SPLIT_BACKWARD and pipelined,
@@ -109,17 +109,17 @@ class TitanEvaluation(Evaluation):
             boundary_bytes=self.boundary_bytes,
         )
         self._parts: dict[int, SlotParts] = {}
-        self.alike = {}
+        self.equal_ranks = {}
 
     def _make(self, slot: Slot) -> SlotParts:
         return super()._make(in_blocks(slot))
 
     def of_rank(self, slots: tuple[Slot, ...]) -> RankStorage:
-        """What a pipeline rank with these slots holds of parameters."""
+        """Storage of the parameters of a pipeline rank with these slots."""
         return super().of_rank(tuple(map(in_blocks, slots)))
 
     def pools(self, slots: Sequence[Slot]) -> Pools:
-        """Of a pipeline rank with these slots."""
+        """Pools of a pipeline rank with these slots."""
         shards = flats = largest = 0
         for slot in map(in_blocks, slots):
             held = [(name, self._groups[name]) for name in slot.blocks]
@@ -129,11 +129,11 @@ class TitanEvaluation(Evaluation):
         return Pools(shards, max(flats, largest) + largest)
 
 
-class PooledStored(Stored):
-    """What FSDP2 holds but for what its streams' pools have: outputs of gathers and reductions."""
+class PooledStored(StoredState):
+    """FSDP2's storage without the contents of its streams' pools: outputs of gathers and reductions."""
 
     def __init__(self, sizes: Sizes, inventory: Inventory, *, frees_embedding: bool) -> None:
-        """`frees_embedding`: the gathered embedding is freed after its forward, which no peak has; gathered again it is alone."""
+        """`frees_embedding`: the gathered embedding is freed after its forward, which is no peak; gathered again it is alone."""
         super().__init__(sizes, inventory)
         embedding = id(inventory.block("embedding"))
         self._blocks = {key: _pooled(storage, ungathered=frees_embedding and key == embedding) for key, storage in self._blocks.items()}
@@ -148,7 +148,7 @@ def _pooled(storage: BlockStorage, *, ungathered: bool) -> BlockStorage:
 
 
 def titan_sizes(spec: Spec) -> Sizes:
-    """How FSDP2 shards: over dp_shard · cp ranks; with float8 gathers the layers' weights have one byte."""
+    """Sizes of FSDP2's sharding: over dp_shard · cp ranks; with float8 gathers the layers' weights have one byte."""
     ranks, recipe = spec.mesh.dp_shard * spec.mesh.cp, spec.precision.recipe
     low = frozenset({PAIR}) if recipe is not None and recipe.param_gather else frozenset[str]()
     return storage_sizes(spec)._replace(degrees=(ranks, ranks), low=low)
@@ -159,8 +159,8 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budge
 
     Args:
         spec: A checked spec whose host is torchtitan.
-        inventory: Its parameter tensors.
-        layout: Its slots, which end between transformer blocks.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec, which end between transformer blocks.
     """
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
     evaluation, counts = TitanEvaluation(spec, inventory, layout), schedule_counts(spec)
@@ -168,7 +168,7 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budge
     for pp_rank, slots in enumerate(layout.by_rank()):
         parts = [evaluation.parts(slot) for slot in slots]
         chunks = [part.chunk for part in parts]
-        peak = step_peak(chunks, counts.moments[pp_rank], held_by_schedule(evaluation, slots, chunks))
+        peak = step_peak(chunks, counts.points[pp_rank], held_by_schedule(evaluation, slots, chunks))
         receives = sum(map(sum, counts.receives[pp_rank])) if counts.receives else 0
         ranks += _ranks(evaluation, pp_rank, slots, peak, receives, device.usable_bytes)
     stages = tuple(
@@ -188,12 +188,12 @@ def torchtitan_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> t
 def _ranks(
     evaluation: TitanEvaluation, pp_rank: int, slots: tuple[Slot, ...], peak: StepPeak, receives: int, usable_bytes: int
 ) -> list[RankBudget]:
-    """The budgets of a pipeline rank's other ranks: they differ in optimizer state where shards are uneven."""
+    """The budgets of a pipeline rank's other ranks: they differ in optimizer state if shards are uneven."""
     mesh, stored = evaluation.spec.mesh, evaluation.of_rank(slots)
     first, everywhere = pp_rank * (mesh.world_size // mesh.pp), range(mesh.cp)
     uneven = [tensor._replace(expert=False) for storage, _ in stored.uneven for tensor in storage.uneven]
     found: dict[tuple[int, int], tuple[Updates, list[int]]] = {}
-    for run in alike_runs(mesh, uneven, everywhere, shards=mesh.dp_shard * mesh.cp):
+    for run in equal_runs(mesh, uneven, everywhere, shards=mesh.dp_shard * mesh.cp):
         updates = stored.updates(run.first // mesh.tp, 0)
         _, offsets = found.setdefault((updates.matrix_bytes, updates.other_bytes), (updates, []))
         offsets += all_offsets(mesh, run, everywhere)

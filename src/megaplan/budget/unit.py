@@ -1,4 +1,4 @@
-"""A block as a step of a chunk, and a moment of one microbatch on it."""
+"""A block as a step of a chunk, and a point of one microbatch on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.group_bytes import NOTHING
 from megaplan.hosts.megarun.halves import HalvedBytes
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.program import Moment
+from megaplan.hosts.megarun.program import LiveSet
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.tuples import new
 
@@ -19,8 +19,8 @@ class SplitUnit(NamedTuple):
     """A layer under a split backward.
 
     Attributes:
-        halves: Its sums.
-        input_half: The layer with its input half in place of its backward, and the gradients that this half makes.
+        halves: Sums of both halves.
+        input_half: The layer with its input half instead of its backward, and the gradients that this half makes.
         late_bytes: Whole gradients that the weight half makes, in `precision.grads`.
     """
 
@@ -29,66 +29,66 @@ class SplitUnit(NamedTuple):
     late_bytes: int
 
 
-class BankMoments(NamedTuple):
-    """The largest moments of the backward of a layer with experts, around the bank's operation.
+class ExpertPoints(NamedTuple):
+    """The largest points of the backward of a layer with experts, around the bank's operation.
 
     Attributes:
-        early: The largest before the operation.
-        early_bytes: What is alive there, like the next ones in this order.
+        early: The largest point before the operation.
+        early_bytes: Allocated bytes there.
         during: The operation.
-        during_bytes: As above.
-        taken: What is alive just after it, where FSDP2 takes the bank's gradients.
-        taken_params: Its other parameter gradients.
-        taken_bytes: As above.
-        later: The largest after that, without the bank's gradients.
-        later_params: Its other parameter gradients.
-        later_bytes: As above.
+        during_bytes: Allocated bytes there.
+        taken: Live set just after it, if FSDP2 takes the bank's gradients.
+        taken_params: Other parameter gradients.
+        taken_bytes: Allocated bytes there.
+        later: The largest point after that, without the bank's gradients.
+        later_params: Other parameter gradients.
+        later_bytes: Allocated bytes there.
     """
 
-    early: Moment
+    early: LiveSet
     early_bytes: int
-    during: Moment
+    during: LiveSet
     during_bytes: int
-    taken: Moment
+    taken: LiveSet
     taken_params: tuple[str, ...]
     taken_bytes: int
-    later: Moment
+    later: LiveSet
     later_params: tuple[str, ...]
     later_bytes: int
 
     @property
-    def made(self) -> tuple[Moment, int]:
-        """The largest up to and with the operation, and its bytes."""
+    def made(self) -> tuple[LiveSet, int]:
+        """The largest point up to and including the operation, and its bytes."""
         return (self.early, self.early_bytes) if self.early_bytes >= self.during_bytes else (self.during, self.during_bytes)
 
 
 class Unit(NamedTuple):
-    """A block as one step of a chunk; layers of one make share one.
+    """A block as one step of a chunk; equal layers share one.
 
     Attributes:
-        block: Its ledger's sums.
-        storage: What FSDP2 holds of its parameters; None where they are those of another unit or of a copy on the slot (a tied head).
-        layer: Whether it is a layer or a prediction depth, with groups of its own; all else is the slot's group.
-        input_bytes: Its input, if it keeps it and the chunk owns it.
-        kept_bytes: What it keeps, its input included, in all columns.
-        forward_bytes: Alive at the peak of its forward, its input included; likewise the next two.
-        backward_bytes: At the peak of its backward.
-        again_bytes: At the peak of a backward that adds gradients in place.
+        block: Sums of its ledger.
+        storage: FSDP2's storage of its parameters; None if they are those of another unit or of a copy on the slot (a tied head).
+        layer: True if it is a layer or a prediction depth, with groups of its own; everything else is the slot's group.
+        input_bytes: Input of the block, if it keeps it and the chunk owns it.
+        kept_bytes: Bytes that it keeps in all columns, its input included.
+        forward_bytes: Allocated bytes at the peak of its forward, its input included; the same for the next two.
+        backward_bytes: Allocated bytes at the peak of its backward.
+        accumulating_bytes: Allocated bytes at the peak of a backward that adds gradients in place.
         reduction_bytes: All buffers of the reductions of its groups.
-        gathered_bytes: Of a layer, its gathered parameters; 0 of what belongs to the slot's group, likewise the next three.
+        gathered_bytes: Gathered parameters of a layer; 0 for a unit of the slot's group, the same for the next three.
         flat_bytes: The all-gather's own output.
         unsharded_bytes: Whole gradients.
         shard_bytes: Gradient shards.
-        slack_bytes: What the allocator's rounding adds to what it keeps.
-        elsewhere: Of what it keeps, that in other columns than activations.
-        has_bank: Whether it is a layer with experts, which are a group of their own.
-        passing_bytes: Its input, if the chunk owns it and it does not keep it: alive until its forward has ended.
-        last_own: Of a layer, the tensor that FSDP2 lists after those of its children; "" where there is none.
-        bank: Of a layer with experts, the largest moments of its backward.
-        shared: Of the first prediction depth, the parameters of other blocks whose gradients it hands on.
-        split: Of a layer whose backward is split, its two halves.
-        choice_bytes: Of a layer that passes its choice of keys on, the choice: the stage holds it until a later layer keeps it.
-        takes_choice: Whether it is that layer.
+        slack_bytes: Bytes that the allocator's rounding adds to the kept tensors.
+        elsewhere: Kept bytes in columns other than activations.
+        has_experts: True if it is a layer with experts, which have their own group.
+        passing_bytes: Input of the block, if the chunk owns it and it does not keep it: allocated until its forward has ended.
+        last_own: For a layer, the tensor that FSDP2 lists after those of its children; "" if there is none.
+        bank: For a layer with experts, the largest points of its backward.
+        shared: For the first prediction depth, the parameters of other blocks whose gradients it passes on.
+        split: For a layer with a split backward, its two halves.
+        choice_bytes: For a layer that passes its choice of keys on, the choice: the stage holds it until a later layer keeps it.
+        takes_choice: True if it is that layer.
     """
 
     block: BlockBytes
@@ -98,7 +98,7 @@ class Unit(NamedTuple):
     kept_bytes: int
     forward_bytes: int
     backward_bytes: int
-    again_bytes: int
+    accumulating_bytes: int
     reduction_bytes: int
     gathered_bytes: int
     flat_bytes: int
@@ -106,10 +106,10 @@ class Unit(NamedTuple):
     shard_bytes: int
     slack_bytes: int
     elsewhere: tuple[tuple[Column, int], ...]
-    has_bank: bool
+    has_experts: bool
     passing_bytes: int
     last_own: str
-    bank: BankMoments | None
+    bank: ExpertPoints | None
     shared: tuple[str, ...]
     split: SplitUnit | None
     choice_bytes: int
@@ -122,10 +122,10 @@ def make_unit(
     layer: bool,
     owned_input_bytes: int,
     last_own: str = "",
-    bank: BankMoments | None = None,
+    bank: ExpertPoints | None = None,
     shared: tuple[str, ...] = (),
 ) -> Unit:
-    """A unit; `owned_input_bytes` is its input, if the chunk owns that; `bank` is there if it is a layer with experts."""
+    """A unit; `owned_input_bytes` is its input, if the chunk owns that; `bank` is given for a layer with experts."""
     group = NOTHING if storage is None else storage.both
     own = group if layer else NOTHING
     kept_input, tensors = owned_input_bytes if block.keeps_input else 0, block.part.tensors
@@ -140,7 +140,7 @@ def make_unit(
             block.saved_bytes + kept_input,
             block.forward_bytes + kept_input + passing,
             block.backward_bytes + kept_input,
-            block.again_bytes + kept_input,
+            block.accumulating_bytes + kept_input,
             group.reduction_bytes,
             own.gathered_bytes,
             own.flat_bytes,
@@ -161,27 +161,27 @@ def make_unit(
 
 
 class Peak(NamedTuple):
-    """A moment of one microbatch on a chunk.
+    """A point of one microbatch on a chunk.
 
     Attributes:
-        total: Alive, without the chunk's other microbatches and the rank's persistent state: the sum of all below.
-        where: In words.
+        total: Allocated bytes without the chunk's other microbatches and the rank's persistent state: the sum of all below.
+        where: Description.
         unit: The running block.
-        before: What the blocks before it keep, its own input included where that is still alive.
-        moment: Of the running block; None between blocks.
-        params: Parameter gradients of the moment.
-        gradients: Others alive: accumulated gradients, and those of the slot's own parameters.
+        before: Bytes that the blocks before it keep, its own input included while that is allocated.
+        point: Live set of the running block; None between blocks.
+        params: Parameter gradients of that block.
+        gradients: Other gradients: accumulated ones, and those of the slot's own parameters.
         communication: Gathered parameters and reduce buffers.
-        activations: Others alive.
-        absent: Of the libraries' workspace, which is there from the first product on; not in `total`.
-        earlier: Of a backward that reduces, the largest total before the slot's own parameters are reduced; 0 elsewhere.
+        activations: Other activations.
+        absent: Workspace of the libraries, which exists from the first product on; not in `total`.
+        earlier: For a backward that reduces, the largest total before the slot's own parameters are reduced; 0 otherwise.
     """
 
     total: int
     where: str
     unit: int
     before: int
-    moment: Moment | None
+    point: LiveSet | None
     params: tuple[str, ...]
     gradients: int
     communication: int

@@ -1,4 +1,4 @@
-"""The values of a budget: cells of a rank, the device it must fit, and the whole."""
+"""The values of a budget: cells of a rank, its device, and the whole job."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ ACTIVATIONS, COMMUNICATION, GRADIENTS = Column.ACTIVATIONS, Column.COMMUNICATION
 MATRIX_OPTIMIZER, OTHER_OPTIMIZER = Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER
 OVERHEAD, WORKSPACE = Column.OVERHEAD, Column.WORKSPACE
 FEATURES, ROUTING = Column.FEATURE_ACTIVATIONS, Column.ROUTING
-"""The columns that sums are booked in, by name: looking one up on its class costs Python 3.11 more than the sum."""
+"""The columns of sums, by name: a lookup on the class costs Python 3.11 more than the sum."""
 NO_BYTES: dict[Column, int] = dict.fromkeys(Column, 0)
-"""Every column at 0, to copy."""
+"""Every column at 0, as a template."""
 
 
 class ReserveItem(NamedTuple):
-    """Device memory outside torch's allocator, with where the number comes from."""
+    """Device memory outside torch's allocator, with the number's source."""
 
     name: str
     bytes: int
@@ -26,7 +26,7 @@ class ReserveItem(NamedTuple):
 
 
 class DeviceBudget(NamedTuple):
-    """The device's memory as torch reports it, and what lies outside torch's allocator."""
+    """The device's memory as torch reports it, and memory outside torch's allocator."""
 
     name: str
     capacity_bytes: int
@@ -40,15 +40,15 @@ class DeviceBudget(NamedTuple):
 
     @property
     def usable_bytes(self) -> int:
-        """What torch's allocator may take."""
+        """Bytes that torch's allocator may take."""
         return self.capacity_bytes - self.reserve_bytes
 
 
 def checked(cells: Cells) -> Cells:
-    """Cells that are bytes.
+    """Checks that no cell is negative.
 
     Raises:
-        RuntimeError: One is negative: what was taken off a column was booked in another, which is a defect.
+        RuntimeError: One is negative: bytes subtracted from a column belong to another, which is a defect.
     """
     init, first_step, first_update, step, update = cells.values()
     if min([*init.values(), *first_step.values(), *first_update.values(), *step.values(), *update.values()]) < 0:
@@ -62,18 +62,18 @@ class RankBudget(NamedTuple):
 
     Attributes:
         ranks: All ranks with these cells, ascending.
-        coordinate: Of the first of them, by mesh axis.
-        parameters: What the first of them owns after TP and EP, before state sharding, shared copies included.
+        coordinate: Coordinate of the first of them, by mesh axis.
+        parameters: Parameters of the first of them after TP and EP, before state sharding, shared copies included.
         cells: Bytes by phase and column; every phase and column is present.
-        moments: Where each phase's peak lies, in words.
-        usable_bytes: Of the device.
+        peak_places: Description of the place of each phase's peak.
+        usable_bytes: Usable bytes of the device.
     """
 
     ranks: tuple[int, ...]
     coordinate: dict[str, int]
     parameters: int
     cells: Cells
-    moments: dict[Phase, str]
+    peak_places: dict[Phase, str]
     usable_bytes: int
 
     @property
@@ -83,7 +83,7 @@ class RankBudget(NamedTuple):
 
     @property
     def peak_phase(self) -> Phase:
-        """The phase with the largest sum; of equal ones the earliest, where a run that does not fit would fail."""
+        """The phase with the largest sum; of equal ones the earliest, in which a run that does not fit would fail."""
         phases = self.phases
         return max(Phase, key=lambda phase: phases[phase])
 
@@ -99,7 +99,7 @@ class RankBudget(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int:
-        """What torch's allocator hands out at the peak: the peak without allocator overhead."""
+        """Bytes that torch's allocator has allocated at the peak: the peak without allocator overhead."""
         return self.peak_bytes - self.columns[Column.OVERHEAD]
 
     @property
@@ -109,12 +109,12 @@ class RankBudget(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within what is usable."""
+        """True if the peak is within usable memory."""
         return self.headroom_bytes >= 0
 
 
 class StageBudget(NamedTuple):
-    """One slot: its place, its layers, and the parameters of the whole tensors it holds, shared copies included."""
+    """One slot: its place, its layers, and the parameters of its whole tensors, shared copies included."""
 
     stage: int
     pp_rank: int
@@ -128,8 +128,8 @@ class KeptBytes(NamedTuple):
     """Bytes that one microbatch keeps on a slot, all columns, the stage's output included.
 
     Attributes:
-        full: From the start of F to the end of B, or of I where the backward is split.
-        pending: From the end of I to the end of W; 0 where no backward is split.
+        full: Bytes from the start of F to the end of B, or of I if the backward is split.
+        pending: Bytes from the end of I to the end of W; 0 if no backward is split.
     """
 
     full: int
@@ -140,11 +140,11 @@ class Budget(NamedTuple):
     """Every rank of a job.
 
     Attributes:
-        device: What a rank must fit.
+        device: Device of every rank.
         stages: Slots in model order.
         ranks: Distinct budgets, largest peak first; together they name every rank once.
         parameters: Unique parameters of the model.
-        active_parameters: Those one token meets.
+        active_parameters: Parameters that one token uses.
     """
 
     device: DeviceBudget
@@ -155,7 +155,7 @@ class Budget(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether every rank fits."""
+        """True if every rank fits."""
         return all(rank.fits for rank in self.ranks)
 
     @property
@@ -182,8 +182,8 @@ class ServingBudget(NamedTuple):
         kv_cache_bytes: Keys and values (or latents) of the attention layers.
         recurrent_state_bytes: State pool of M and R layers.
         parameters_bytes: The model's parameters in the compute dtype.
-        usable_bytes: Of the device.
-        blocks: Cache blocks a sequence takes, 0 for a contiguous cache.
+        usable_bytes: Usable bytes of the device.
+        blocks: Cache blocks per sequence, 0 for a contiguous cache.
     """
 
     kv_cache_bytes: int
@@ -199,7 +199,7 @@ class ServingBudget(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the total is within what is usable."""
+        """True if the total is within usable memory."""
         return self.total <= self.usable_bytes
 
     def as_document(self) -> dict[str, int | bool]:

@@ -1,4 +1,4 @@
-"""What would make a step faster, as lines and as JSON: `megaplan estimate --advice`."""
+"""Changes that would make a step faster, as lines and as JSON: `megaplan estimate --advice`."""
 
 from __future__ import annotations
 

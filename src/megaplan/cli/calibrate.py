@@ -9,6 +9,7 @@ import typer
 from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import AsJson
 from megaplan.terminal import output
+from megaplan.terminal.output import StyledLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ def _profiled(specs: str, results: str, target: str | None, *, force: bool, as_j
     return 0
 
 
-def _profile_lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _profile_lines(found: dict[str, Any]) -> Iterator[StyledLine]:
     from megaplan.terminal.table import table  # noqa: PLC0415
 
     yield f"{found['device']}: {len(found['kinds'])} kinds of kernels measured, from {', '.join(found['about'].values())}", "bold"
@@ -116,7 +117,7 @@ def _row(found: Residual) -> dict[str, Any]:
     return {"name": found.name, "error_before": round(found.before, 4), "error_after": round(found.after, 4), "terms": terms}
 
 
-def _lines(found: tuple[Calibration, ...]) -> Iterator[tuple[str, str]]:
+def _lines(found: tuple[Calibration, ...]) -> Iterator[StyledLine]:
     from megaplan.terminal.table import table  # noqa: PLC0415
 
     for each in found:
@@ -129,7 +130,7 @@ def _lines(found: tuple[Calibration, ...]) -> Iterator[tuple[str, str]]:
         yield f"  device: {{name: {each.device}, reached: {{{each.dtype}: {each.after:.3f}}}}}", ""
 
 
-def _by_term(row: Residual, *, several: bool) -> Iterator[tuple[str, str]]:
+def _by_term(row: Residual, *, several: bool) -> Iterator[StyledLine]:
     """The terms of the step that is farthest off, and what each would have to be alone for the model to say the measured step."""
     from megaplan.terminal.table import table  # noqa: PLC0415
     from megaplan.units import format_ns  # noqa: PLC0415

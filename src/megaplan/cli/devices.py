@@ -8,6 +8,7 @@ import typer
 
 from megaplan.cli.options import AsJson
 from megaplan.terminal import output
+from megaplan.terminal.output import StyledLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,7 @@ def _document(device: Device) -> dict[str, Any]:
     return {"name": device.name, "generation": device.generation, "note": device.note, "figures": figures, "reached": shares}
 
 
-def _table(found: list[Device]) -> Iterator[tuple[str, str]]:
+def _table(found: list[Device]) -> Iterator[StyledLine]:
     from megaplan.terminal.table import table  # noqa: PLC0415
 
     rows = [["device", "GiB", "usable", "bf16", "fp8", "fp4", "memory", "link", "domain", "adapter"]]
@@ -103,7 +104,7 @@ def _teraflops(device: Device, dtype: str) -> str:
     return f"{device.peak_flops[dtype].value / 10**12:,.0f}" if dtype in device.peak_flops else "-"
 
 
-def _figures(device: Device) -> Iterator[tuple[str, str]]:
+def _figures(device: Device) -> Iterator[StyledLine]:
     from megaplan.terminal.table import wrap  # noqa: PLC0415
 
     yield f"{device.name}: {device.generation}" + (f", {device.note}" if device.note else ""), "bold"

@@ -1,4 +1,4 @@
-"""`megaplan diff`: what changes from one plan to another."""
+"""`megaplan diff`: the changes from one plan to another."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import Any
 from megaplan.cli.diff_text import host_lines, verdict
 from megaplan.cli.estimate_json import time_document
 from megaplan.layout.step_time import PlannedTime
-from megaplan.plan.diff import Change, Place, PlanDiff, RankChange
-from megaplan.plan.document import RankEstimate, Span
+from megaplan.plan.diff import Place, PlanDiff, RankChange, ValueChange
+from megaplan.plan.document import RankEstimate, SpanField
 from megaplan.terminal import output
 
 FORMAT = "megaplan.diff/1"
@@ -59,7 +59,7 @@ def _place(place: Place) -> dict[str, int]:
     return {"pp_rank": place[0], "chunk": place[1]}
 
 
-def _change(change: Change) -> dict[str, Any]:
+def _change(change: ValueChange) -> dict[str, Any]:
     return {"key": change.key, "before": change.before, "after": change.after}
 
 
@@ -72,7 +72,7 @@ def _rank(rank: RankChange) -> dict[str, Any]:
     }
 
 
-def _expanded(runs: tuple[Span, ...]) -> list[int]:
+def _expanded(runs: tuple[SpanField, ...]) -> list[int]:
     return [rank for start, stop in runs for rank in range(start, stop)]
 
 

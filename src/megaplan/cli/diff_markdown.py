@@ -22,15 +22,15 @@ from megaplan.plan.diff import PlanDiff, RankChange
 from megaplan.terminal.table import markdown_table
 from megaplan.units import format_gib
 
-Times = tuple[PlannedTime | str, PlannedTime | str]
-"""Of a step, before and after."""
+StepTimePair = tuple[PlannedTime | str, PlannedTime | str]
+"""Step times before and after."""
 MARKER = "<!-- megaplan diff -->"
 MAX_CHARACTERS = 65_535
 """A GitHub comment is limited to 65,536 characters."""
 _NOTICE = "\n\n**Truncated:** {dropped:,} more characters; run `megaplan diff` for the rest.\n"
 
 
-def diff_markdown(diff: PlanDiff, times: Times) -> str:
+def diff_markdown(diff: PlanDiff, times: StepTimePair) -> str:
     """The complete comment, at most `MAX_CHARACTERS` long, with a notice if it is truncated."""
     text = "\n".join(_lines(diff, times)) + "\n"
     if len(text) <= MAX_CHARACTERS:
@@ -40,7 +40,7 @@ def diff_markdown(diff: PlanDiff, times: Times) -> str:
     return kept + closing + _NOTICE.format(dropped=len(text) - len(kept))
 
 
-def _lines(diff: PlanDiff, times: Times) -> Iterator[str]:
+def _lines(diff: PlanDiff, times: StepTimePair) -> Iterator[str]:
     before, after = diff.names
     yield MARKER
     yield f"### megaplan: {verdict(diff)}"

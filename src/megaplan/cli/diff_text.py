@@ -12,12 +12,11 @@ from megaplan.foreign import one_line
 from megaplan.hosts.registry import HOSTS
 from megaplan.layout.runs import joined, runs_label
 from megaplan.layout.step_time import PlannedTime
-from megaplan.plan.diff import Change, CutMove, OwnerMove, Place, PlanDiff, RankChange
-from megaplan.plan.document import Span
+from megaplan.plan.diff import CutMove, OwnerMove, Place, PlanDiff, RankChange, ValueChange
+from megaplan.plan.document import SpanField
+from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes, format_gib
-
-Line = tuple[str, str]
 
 CAUSES = {"cuts": "moved layers"}
 """Text for the causes that are not keys of a spec."""
@@ -28,7 +27,7 @@ MAX_UNLIKE = 4
 _QUIET = {"split.certificate.costs", "split.certificate.optimal", "split.certificate.unit"}  # value and gap imply them; the JSON has them
 
 
-def diff_lines(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str]) -> Iterator[Line]:
+def diff_lines(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str]) -> Iterator[StyledLine]:
     """Every line as (text, style); `times`: of a step, before and after."""
     yield verdict(diff), "bold"
     for file, found in diff.tampered:
@@ -83,7 +82,7 @@ def verdict(diff: PlanDiff) -> str:
 
 def flip_texts(diff: PlanDiff) -> list[tuple[str, bool]]:
     """`ranks 0-3 (pp 0): fits → DOES NOT FIT, over by 1.20 GiB` and whether it is a loss; ranks with equal text share a line."""
-    groups: dict[tuple[int, str, bool], tuple[Span, ...]] = {}
+    groups: dict[tuple[int, str, bool], tuple[SpanField, ...]] = {}
     for rank in diff.flips:
         if rank.after is not None:
             size = format_bytes(abs(rank.after.headroom_bytes))
@@ -111,7 +110,7 @@ def place_text(place: Place) -> str:
     return f"pp {place[0]} chunk {place[1]}"
 
 
-def change_lines(changes: tuple[Change, ...]) -> list[str]:
+def change_lines(changes: tuple[ValueChange, ...]) -> list[str]:
     """`mesh.tp: 1 → 8`, long values shortened in the middle of the line."""
     return [f"{change.key}: {value_text(change.before)} → {value_text(change.after)}" for change in changes if change.key not in _QUIET]
 
@@ -158,7 +157,7 @@ def rank_blocks(diff: PlanDiff) -> Iterator[tuple[RankChange, str]]:
         yield rank, ""
 
 
-def _memory(diff: PlanDiff) -> Iterator[Line]:
+def _memory(diff: PlanDiff) -> Iterator[StyledLine]:
     for rank, sentence in rank_blocks(diff):
         yield "", ""
         if sentence:
@@ -191,8 +190,8 @@ def _difference_text(rank: RankChange, shown: RankChange) -> str:
     return f"{ranks_label(rank)}: as {runs_label(shown.ranks)}" + (f", but {rows}" if rows else "")
 
 
-def _growth(diff: PlanDiff) -> Iterator[Line]:
-    """Which column grows, over all ranks, and by which change."""
+def _growth(diff: PlanDiff) -> Iterator[StyledLine]:
+    """Columns that grow, over all ranks, with the change that causes it."""
     causes = {key for growth in diff.growth for key, _ in growth.causes}
     yield "columns over all ranks" + (f", caused by {CAUSES.get(cause := next(iter(causes)), cause)}" if len(causes) == 1 else ""), "bold"
     rows = [("  column", "before GiB", "after GiB", "change GiB")]

@@ -12,9 +12,8 @@ from importlib import import_module
 from typing import Any
 
 from megaplan.diagnostics import page_text
+from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
-
-Line = tuple[str, str]
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)\s]*\)")
@@ -56,7 +55,7 @@ VALUES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "used_percent": ("megaplan.budget.fit", "HEADROOM_PERCENT", lambda percent: f"{100 - percent}%"),
     "whole_refused": ("megaplan.families.registry", "FAMILIES", _whole_refused),
 }
-"""Each placeholder's module, the name in it that has the value, and what makes text of the value. A page imports only what it names."""
+"""Module and name of each placeholder's value, and the function that formats it. A page imports only the modules that it names."""
 
 
 def filled(text: str) -> str:
@@ -73,7 +72,7 @@ def filled(text: str) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
-def page_lines(code: str) -> Iterator[Line]:
+def page_lines(code: str) -> Iterator[StyledLine]:
     """Lines as (text, style) of a code's page: title and headings bold, paragraphs and items wrapped, examples indented.
 
     Raises:

@@ -10,16 +10,15 @@ from megaplan.cli.header import header_lines
 from megaplan.cli.ranks_text import rank_table, view_of
 from megaplan.cli.time_text import time_lines
 from megaplan.layout.runs import runs_label, runs_of
+from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.api.estimate import Estimate
 
-Line = tuple[str, str]
 
-
-def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: bool = False) -> Iterator[Line]:
+def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: bool = False) -> Iterator[StyledLine]:
     """(text, style) of every line; `ranks` are those to show, `all_ranks` those of them that a line has no room for too."""
     budget, job = found.budget, found.job
     letters = [block.family for block in job.inventory.layers]
@@ -36,7 +35,8 @@ def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: b
     yield "", ""
     yield from ((line, "") for line in rank_table([view_of(rank) for rank in ranks], all_ranks=all_ranks))
     yield from (
-        (line, "") for line in wrap(f"peak of {runs_label(runs_of(ranks[0].ranks))}: {ranks[0].moments[ranks[0].peak_phase]}", indent="  ")
+        (line, "")
+        for line in wrap(f"peak of {runs_label(runs_of(ranks[0].ranks))}: {ranks[0].peak_places[ranks[0].peak_phase]}", indent="  ")
     )
     yield _largest(found), ""
     yield "", ""
@@ -92,7 +92,7 @@ def _world(budget: Budget) -> int:
     return sum(len(rank.ranks) for rank in budget.ranks)
 
 
-def _serving(serving: ServingBudget) -> Iterator[Line]:
+def _serving(serving: ServingBudget) -> Iterator[StyledLine]:
     parts = (
         ("parameters", serving.parameters_bytes),
         ("KV cache", serving.kv_cache_bytes),

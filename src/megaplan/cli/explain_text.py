@@ -13,21 +13,20 @@ from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Block
 from megaplan.layout.runs import runs_label, runs_of
+from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob
 
-Line = tuple[str, str]
 
-
-def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[Line]:
+def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
     """(text, style): the position of the peak, each column's formula, then parameters and kept activations by block."""
     label, host = runs_label(runs_of(rank.ranks)), given.spec.host.kind
     yield "", ""
     yield f"details of {label}", "bold"
-    for phase, text in rank.moments.items():
+    for phase, text in rank.peak_places.items():
         mark = "*" if phase is rank.peak_phase else " "
         yield from _plain(wrap(f"{mark} {phase}: {format_bytes(rank.phases[phase])}, {text}", indent="    "))
     for column, num_bytes in rank.columns.items():
@@ -50,7 +49,7 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[Line]:
             yield from _plain(table([found.heads, *tensors], left=texts, indent="    "))
 
 
-def _parameters(given: LoadedJob, block: Block) -> Iterator[Line]:
+def _parameters(given: LoadedJob, block: Block) -> Iterator[StyledLine]:
     mesh = given.spec.mesh
     rows = [("tensor", "shape", "elements", "column", "group")]
     for tensor in block.tensors:
@@ -60,5 +59,5 @@ def _parameters(given: LoadedJob, block: Block) -> Iterator[Line]:
     yield from _plain(table(rows, left=(0, 1, 3, 4), indent="    "))
 
 
-def _plain(lines: Iterator[str] | Sequence[str]) -> Iterator[Line]:
+def _plain(lines: Iterator[str] | Sequence[str]) -> Iterator[StyledLine]:
     return ((line, "") for line in lines)

@@ -38,7 +38,7 @@ class Headroom:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepCondition:
     """A condition as the user wrote it; a step longer than `seconds`, or `growth` times the old one, meets it. One of both is None."""
 
     text: str
@@ -61,7 +61,7 @@ class Step:
         )
 
 
-Condition = Headroom | Step
+Condition = Headroom | StepCondition
 
 
 def parse_conditions(text: str | None, *, compares: bool = True) -> tuple[Condition, ...]:
@@ -69,7 +69,7 @@ def parse_conditions(text: str | None, *, compares: bool = True) -> tuple[Condit
 
     Args:
         text: The option; None for none.
-        compares: Whether there is an older plan, whose step a new one can exceed by a share.
+        compares: True if there is an older plan, whose step a new one can exceed by a share.
 
     Raises:
         MegaplanError: MP486.
@@ -81,8 +81,8 @@ def met(conditions: tuple[Condition, ...], estimates: Estimates, times: Callable
     """Sentences of the conditions that a plan meets.
 
     Args:
-        conditions: Of the option.
-        estimates: Of the plan.
+        conditions: Conditions of the option.
+        estimates: Estimates of the plan.
         times: Step of the older plan, None without one, and of this; asked for if a condition is about it.
     """
     return [
@@ -104,9 +104,9 @@ def _parse(part: str, *, compares: bool) -> Condition:
     if (found := _STEP.fullmatch(compact)) is not None:
         length, unit, percent = found.groups()
         if length is not None:
-            return Step(part, float(length) / (1000 if unit == "ms" else 1), None)
+            return StepCondition(part, float(length) / (1000 if unit == "ms" else 1), None)
         if compares:
-            return Step(part, None, 1 + float(percent) / 100)
+            return StepCondition(part, None, 1 + float(percent) / 100)
         raise refuse(
             "MP486", f"--fail-on {part}: a check has no older plan", f"--fail-on 'step>1.5s', or megaplan diff OLD NEW --fail-on '{part}'"
         )

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from megaplan.cli.stages_text import family_counts
 from megaplan.spec.models import Spec
+from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
 
 _AXES = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 
 
-def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_parameters: int) -> Iterator[tuple[str, str]]:
+def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_parameters: int) -> Iterator[StyledLine]:
     """Lines as (text, style): name, model, mesh and batch."""
     mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
     yield spec.name, "bold"

@@ -97,8 +97,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: Exception, words: Sequence[str]) -> int:
-    """What a command refuses, usage errors of the argument parser, an abort, and bugs."""
-    as_json = output.wants_json(words)
+    """The exit status after a refusal, a usage error of the argument parser, an abort, or a bug."""
+    as_json = output.asks_json(words)
     if isinstance(error, MegaplanError):
         output.fail(error.diagnostics, as_json=as_json)
         return ERROR

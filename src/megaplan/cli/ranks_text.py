@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.columns import Column, Phase
-from megaplan.layout.runs import Run, joined, runs_label, runs_of
+from megaplan.layout.runs import RankRun, joined, runs_label, runs_of
 from megaplan.terminal.table import line_width, table, wrap
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Shown(IntEnum):
 class RankView(NamedTuple):
     """The data of ranks with equal budgets that the table shows, from a budget or a plan."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[RankRun, ...]
     parameters: int
     columns: dict[Column, int]
     phases: dict[Phase, int]

@@ -12,6 +12,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.schedules.problems import KIND, MICROBATCHES, PP, VPP, Problem
 from megaplan.schedules.registry import KINDS, schedule_problems
 from megaplan.terminal import output
+from megaplan.terminal.output import StyledLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +102,7 @@ def schedule_document(found: Schedule) -> dict[str, Any]:
     }
 
 
-def _lines(found: Schedule) -> Iterator[tuple[str, str]]:
+def _lines(found: Schedule) -> Iterator[StyledLine]:
     from megaplan.cli.timeline import MAX_SLOTS, drawing, legend  # noqa: PLC0415
     from megaplan.terminal.table import table, wrap  # noqa: PLC0415
 

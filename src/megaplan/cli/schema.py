@@ -10,7 +10,7 @@ import typer
 from megaplan.terminal import output
 
 
-class Document(StrEnum):
+class SchemaDocument(StrEnum):
     """Documents that have a schema."""
 
     SPEC = "spec"
@@ -18,11 +18,11 @@ class Document(StrEnum):
 
 
 def schema(
-    document: Annotated[Document, typer.Argument(help="Document type.")],
+    document: Annotated[SchemaDocument, typer.Argument(help="Document type.")],
     as_json: Annotated[bool, typer.Option("--json", help="No effect: a schema is always JSON.")] = False,  # noqa: ARG001
 ) -> int:
     """Print the JSON Schema of a spec or a plan."""
-    if document is Document.SPEC:
+    if document is SchemaDocument.SPEC:
         from megaplan.spec.schema import spec_schema  # noqa: PLC0415
 
         output.write_json(spec_schema())

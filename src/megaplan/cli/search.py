@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NOTHING_FITS = 1
 
 
-class Objective(StrEnum):
+class SearchObjective(StrEnum):
     """The quantity that the rows are sorted by."""
 
     TIME = "time"
@@ -38,7 +38,7 @@ def search(
     vary: Annotated[
         str, typer.Option("--vary", metavar="WORDS", help="What may differ from the spec: recompute,schedule,batch,precision,kernels.")
     ] = "recompute,schedule,batch",
-    objective: Annotated[Objective, typer.Option("--objective", help="What the rows are sorted by.")] = Objective.TIME,
+    objective: Annotated[SearchObjective, typer.Option("--objective", help="What the rows are sorted by.")] = SearchObjective.TIME,
     headroom: Annotated[str, typer.Option("--headroom", metavar="SIZE", help="Memory to keep free on every rank, like 8GiB.")] = "0B",
     top: Annotated[int, typer.Option("--top", metavar="N", help="Number of rows.")] = 10,
     folder: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR", help="Write a plan file for each row.")] = None,

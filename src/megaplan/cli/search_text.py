@@ -6,19 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from megaplan.exploration.report import changes_of, lines_of
+from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_gib, format_ns
 from megaplan.wording import plural
 
 if TYPE_CHECKING:
     from megaplan.api.search import Search
-    from megaplan.exploration.report import Row
+    from megaplan.exploration.report import LayoutRow
 
 FORMAT = "megaplan.search/1"
 HEAD = ("", "step", "tok/s/dev", "MFU", "peak GiB", "free", "bubble", "comm", "mesh", "")
 
 
-def search_lines(found: Search, written: Sequence[str]) -> Iterator[tuple[str, str]]:
+def search_lines(found: Search, written: Sequence[str]) -> Iterator[StyledLine]:
     """Rows, their policies, why other classes lost, the certificate."""
     batch = found.job.spec.global_batch_size
     state = "" if found.complete else "; interrupted: the best so far"
@@ -51,7 +52,7 @@ def search_lines(found: Search, written: Sequence[str]) -> Iterator[tuple[str, s
 
 
 def _small_batch(found: Search) -> str:
-    """That the batch, which a search keeps, has no sequence for every device."""
+    """Note that the batch, which a search keeps, has fewer sequences than devices."""
     spec = found.job.spec
     sequences, devices = spec.global_batch_size, found.devices
     enough = spec.schedule.num_microbatches * -(-devices // sequences)
@@ -88,7 +89,7 @@ def search_document(found: Search, written: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _row_document(row: Row, plan: str | None) -> dict[str, Any]:
+def _row_document(row: LayoutRow, plan: str | None) -> dict[str, Any]:
     layout, policy = row.exact.layout, row.exact.policy
     return {
         "plan": plan,
@@ -109,7 +110,7 @@ def _row_document(row: Row, plan: str | None) -> dict[str, Any]:
     }
 
 
-def _cells(number: int, row: Row) -> tuple[str, ...]:
+def _cells(number: int, row: LayoutRow) -> tuple[str, ...]:
     layout = row.exact.layout
     mesh = " ".join(
         f"{name}{value}"

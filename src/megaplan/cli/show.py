@@ -9,6 +9,7 @@ import typer
 
 from megaplan.cli.options import AsJson, Overrides, PlanFile
 from megaplan.terminal import output
+from megaplan.terminal.output import StyledLine
 
 if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
@@ -58,7 +59,7 @@ def show(
     return 0
 
 
-def _lines(plan: PlanDocument, *, all_ranks: bool) -> Iterator[tuple[str, str]]:
+def _lines(plan: PlanDocument, *, all_ranks: bool) -> Iterator[StyledLine]:
     from megaplan.cli.header import header_lines  # noqa: PLC0415
     from megaplan.cli.ranks_text import rank_table, view_of_estimate  # noqa: PLC0415
     from megaplan.cli.stages_text import certificate_line, stage_lines  # noqa: PLC0415
@@ -89,7 +90,7 @@ def _lines(plan: PlanDocument, *, all_ranks: bool) -> Iterator[tuple[str, str]]:
     yield from _section("digests", [f"plan   {plan.digests.plan}", f"model  {plan.digests.model}"])
 
 
-def _section(title: str, lines: Iterator[str] | list[str]) -> Iterator[tuple[str, str]]:
+def _section(title: str, lines: Iterator[str] | list[str]) -> Iterator[StyledLine]:
     yield "", ""
     yield title, "bold"
     yield from ((line, "") for line in lines)

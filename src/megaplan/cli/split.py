@@ -9,6 +9,7 @@ import typer
 
 from megaplan.cli.options import AsJson, CostsFile, DeviceFile, Overrides, SpecFile
 from megaplan.terminal import output
+from megaplan.terminal.output import StyledLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,7 @@ FORMAT = "megaplan.partition/1"
 NO_SPLIT = 1
 
 
-class Mode(StrEnum):
+class SplitMode(StrEnum):
     """The method that chooses the cuts."""
 
     EQUAL = "equal"
@@ -27,7 +28,7 @@ class Mode(StrEnum):
     MANUAL = "manual"
 
 
-class Objective(StrEnum):
+class SplitObjective(StrEnum):
     """The quantity that weighted cuts minimise."""
 
     BOTTLENECK = "bottleneck"
@@ -38,8 +39,8 @@ def split(
     spec: SpecFile,
     *,
     target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = None,
-    mode: Annotated[Mode | None, typer.Option("--mode", help="Override the spec's split.mode.")] = None,
-    objective: Annotated[Objective | None, typer.Option("--objective", help="Instead of the spec's split.objective.")] = None,
+    mode: Annotated[SplitMode | None, typer.Option("--mode", help="Override the spec's split.mode.")] = None,
+    objective: Annotated[SplitObjective | None, typer.Option("--objective", help="Instead of the spec's split.objective.")] = None,
     costs: CostsFile = None,
     device_file: DeviceFile = None,
     baseline: Annotated[
@@ -99,7 +100,7 @@ def _document(found: Split, target: str | None) -> dict[str, Any]:
     }
 
 
-def _lines(found: Split, target: str | None) -> Iterator[tuple[str, str]]:
+def _lines(found: Split, target: str | None) -> Iterator[StyledLine]:
     from megaplan.cli.stages_text import certificate_line, family_counts, stage_lines  # noqa: PLC0415
     from megaplan.cli.time_text import time_lines  # noqa: PLC0415
     from megaplan.terminal.table import wrap  # noqa: PLC0415

@@ -13,7 +13,7 @@ from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.planned_step import planned_step
 from megaplan.layout.spans import Spans
-from megaplan.schedules import Action, Kind, Timeline, num_actions, placement, slot_owner
+from megaplan.schedules import Action, ActionKind, Timeline, num_actions, placement, slot_owner
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns
 
@@ -24,9 +24,14 @@ TYPICAL, NARROWEST, WIDEST = 16, 1_000, 4_000
 """Pixels: width of an action at the lower quartile, so that its number is readable; minimum and maximum width of the timeline."""
 MAX_DRAWN = 100_000
 """Actions; a picture of them has 25 MB, and no program opens a much larger one."""
-FILLS = {Kind.FORWARD: "#cfe3f7", Kind.BACKWARD: "#1f5fa8", Kind.INPUT: "url(#input)", Kind.WEIGHT: "url(#weight)"}
-INKS = {Kind.FORWARD: "#10243a", Kind.BACKWARD: "#ffffff", Kind.INPUT: "#ffffff", Kind.WEIGHT: "#10243a"}
-NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input gradients", Kind.WEIGHT: "weight gradients"}
+FILLS = {ActionKind.FORWARD: "#cfe3f7", ActionKind.BACKWARD: "#1f5fa8", ActionKind.INPUT: "url(#input)", ActionKind.WEIGHT: "url(#weight)"}
+INKS = {ActionKind.FORWARD: "#10243a", ActionKind.BACKWARD: "#ffffff", ActionKind.INPUT: "#ffffff", ActionKind.WEIGHT: "#10243a"}
+NAMES = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT: "input gradients",
+    ActionKind.WEIGHT: "weight gradients",
+}
 HELD, ALWAYS = "#d9ead3", "#a9cf9c"
 DIGIT = 6.2
 """Width of a digit at the size of the labels."""
@@ -151,7 +156,7 @@ def _box(part: Action, start: int, stop: int, y: int, scale: float) -> Iterator[
         'stroke="#ffffff" stroke-width="0.6"/>'
     )
     if width >= DIGIT * len(label) + 2:
-        halo = ' paint-order="stroke" stroke="#fdf3e2" stroke-width="2.5"' if part.kind is Kind.WEIGHT else ""
+        halo = ' paint-order="stroke" stroke="#fdf3e2" stroke-width="2.5"' if part.kind is ActionKind.WEIGHT else ""
         yield f'<text x="{x + width / 2:.2f}" y="{y + 13}" text-anchor="middle" fill="{INKS[part.kind]}"{halo}>{label}</text>'
     yield "</g>"
 
@@ -182,7 +187,7 @@ def _memory(picture: Picture, rank: int, top: int, scale: float, highest: int) -
 def _legend(step: Timeline) -> Iterator[str]:
     kinds = {part.kind for rank in step.ranks for item in rank for part in item.action.parts}
     x = 12
-    for kind in [kind for kind in Kind if kind in kinds]:
+    for kind in [kind for kind in ActionKind if kind in kinds]:
         yield f'<rect x="{x}" y="52" width="20" height="14" fill="{FILLS[kind]}" stroke="#8a97a5" stroke-width="0.5"/>'
         yield f'<text x="{x + 10}" y="63" text-anchor="middle" fill="{INKS[kind]}">3</text>'
         yield f'<text x="{x + 26}" y="63" fill="#10243a">{NAMES[kind]} of microbatch 3</text>'

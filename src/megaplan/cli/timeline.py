@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.planned_step import planned_step
 from megaplan.layout.spans import Spans
-from megaplan.schedules import MAX_REPLAYED, Kind, SlotTimes, Timeline, actions, num_actions, placement, replay, slot_owner
+from megaplan.schedules import MAX_REPLAYED, ActionKind, SlotTimes, Timeline, actions, num_actions, placement, replay, slot_owner
 from megaplan.schedules.placement import Placement
 from megaplan.spec.models import Spec
 from megaplan.terminal.table import line_width, wrap
@@ -16,7 +16,12 @@ from megaplan.units import format_ns
 MAX_SLOTS = 64
 """More slots than this are not drawn."""
 
-_LETTERS = {Kind.FORWARD: "0123456789", Kind.BACKWARD: "abcdefghij", Kind.INPUT: "abcdefghij", Kind.WEIGHT: "ABCDEFGHIJ"}
+_LETTERS = {
+    ActionKind.FORWARD: "0123456789",
+    ActionKind.BACKWARD: "abcdefghij",
+    ActionKind.INPUT: "abcdefghij",
+    ActionKind.WEIGHT: "ABCDEFGHIJ",
+}
 LEGEND = "0-9 forward, a-j backward of a microbatch, its number mod 10; · idle"
 SPLIT_LEGEND = "A-J weight gradients of the backward a-j"
 OVERLAP_LEGEND = "an overlapping forward and backward occupy both their rows at once"
@@ -75,7 +80,7 @@ def legend(step: Timeline) -> Iterator[str]:
     """The meaning of the characters that occur in a drawing."""
     yield LEGEND
     steps = [timed.action for rank in step.ranks for timed in rank]
-    if any(part.kind is Kind.WEIGHT for action in steps for part in action.parts):
+    if any(part.kind is ActionKind.WEIGHT for action in steps for part in action.parts):
         yield SPLIT_LEGEND
     if any(len(action.parts) > 1 for action in steps):
         yield OVERLAP_LEGEND

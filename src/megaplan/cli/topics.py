@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.budget.axes import AXES
 from megaplan.budget.formulas import FORMULAS
-from megaplan.cli.error_pages import Line, page_lines
+from megaplan.cli.error_pages import page_lines
 from megaplan.cli.lora_topics import LORA
 from megaplan.cli.low_precision_topics import LOW_PRECISION
 from megaplan.cli.problems import unknown_name
@@ -15,6 +15,7 @@ from megaplan.cost.formulas import FORMULAS as LAYER_COSTS
 from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
 from megaplan.diagnostics import codes
 from megaplan.hosts.registry import HOSTS
+from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
 
 COSTS = LAYER_COSTS | STEP_TERMS
@@ -23,7 +24,7 @@ TEXTS = LOW_PRECISION | LORA | OF_HOSTS
 _SPELLINGS = {"sequence_parallel": "sp"}
 
 
-def topic_lines(topic: str) -> Iterator[Line]:
+def topic_lines(topic: str) -> Iterator[StyledLine]:
     """Lines as (text, style) that explain `topic`; `list` lists all topics.
 
     Raises:
@@ -58,7 +59,7 @@ def column_lines(column: str | Column) -> list[str]:
     ]
 
 
-def _list() -> Iterator[Line]:
+def _list() -> Iterator[StyledLine]:
     for title, names in (
         ("columns", map(str, FORMULAS)),
         ("axes", AXES),
@@ -72,13 +73,13 @@ def _list() -> Iterator[Line]:
         yield from _plain(wrap("  " + ", ".join(names), indent="  "))
 
 
-def _axis(name: str) -> Iterator[Line]:
+def _axis(name: str) -> Iterator[StyledLine]:
     axis = AXES[name]
     yield f"{name}: {axis.title}", "bold"
     yield from _plain(_indented([*_field("shards", axis.shards), *_field("cannot fix", axis.cannot_fix), *_field("costs", axis.costs)]))
 
 
-def _cost(name: str) -> Iterator[Line]:
+def _cost(name: str) -> Iterator[StyledLine]:
     cost = COSTS[name]
     yield f"{name}: {cost.summary}", "bold"
     fields = [
@@ -98,5 +99,5 @@ def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _plain(lines: list[str] | Iterator[str]) -> Iterator[Line]:
+def _plain(lines: list[str] | Iterator[str]) -> Iterator[StyledLine]:
     return ((line, "") for line in lines)

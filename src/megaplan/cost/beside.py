@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from megakernels.facts import MEMORY, SUM, Part
+from megakernels.facts import MEMORY, SUM, KindWork
 from megakernels.ops.newton_schulz.facts import num_tiles, tile_side
 from megaplan.spec.models import Spec
 
@@ -34,8 +34,8 @@ class Matrices(NamedTuple):
     Attributes:
         num_tensors: Tensors alike.
         stack: Matrices of one tensor that a rank orthogonalises.
-        rows: Of one matrix, whole.
-        columns: Likewise.
+        rows: Rows of one whole matrix.
+        columns: Columns of one whole matrix.
     """
 
     num_tensors: int
@@ -49,16 +49,16 @@ class Matrices(NamedTuple):
         return self.num_tensors * self.stack * self.rows * self.columns
 
 
-class Held(NamedTuple):
+class StoredParameters(NamedTuple):
     """Parameters that are stored and updated, on all pipeline ranks together.
 
     Attributes:
         elements: That it gathers.
-        trained: Of them, those with gradients.
-        shard: Of these, its own.
-        shard_matrices: Of its own, those that Muon updates.
+        trained: Elements with gradients.
+        shard: Trained elements of the rank's own shard.
+        shard_matrices: Elements of the shard that Muon updates.
         tensors: That it gathers.
-        trained_tensors: Of them, those with gradients.
+        trained_tensors: Tensors with gradients.
         groups: Blocks that are gathered and reduced together.
         matrices: That Muon updates.
     """
@@ -73,87 +73,87 @@ class Held(NamedTuple):
     matrices: tuple[Matrices, ...]
 
 
-def gather_parts(spec: Spec, held: Held) -> Iterator[Part]:
+def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once, before the gather of all parameters."""
     stored, used = spec.precision.master.bytes, spec.precision.params.bytes
     own = held.elements // spec.mesh.dp_shard
     if spec.precision.master is not spec.precision.params:
-        yield Part("cast", own * (stored + used), 0, held.tensors)
-    yield Part("shard copy", held.elements * 2 * used, 0, held.tensors)
+        yield KindWork("cast", own * (stored + used), 0, held.tensors)
+    yield KindWork("shard copy", held.elements * 2 * used, 0, held.tensors)
 
 
-def reduce_parts(spec: Spec, held: Held) -> Iterator[Part]:
+def reduce_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once, around the reduction of all gradients."""
     used, summed = spec.precision.params.bytes, spec.precision.reduce.bytes
-    yield Part("chunk_cat", held.trained * (used + summed), 0, held.groups)
-    yield Part("shard copy", held.trained // spec.mesh.dp_shard * 2 * summed, 0, held.groups)
+    yield KindWork("chunk_cat", held.trained * (used + summed), 0, held.groups)
+    yield KindWork("shard copy", held.trained // spec.mesh.dp_shard * 2 * summed, 0, held.groups)
 
 
-def sum_parts(spec: Spec, held: Held) -> Iterator[Part]:
-    """For each reduction after the first: it is added to the sum."""
-    yield Part(SUM, held.trained // spec.mesh.dp_shard * 3 * spec.precision.grads.bytes, 0, held.trained_tensors)
+def sum_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
+    """The addition of each reduction after the first to the sum."""
+    yield KindWork(SUM, held.trained // spec.mesh.dp_shard * 3 * spec.precision.grads.bytes, 0, held.trained_tensors)
 
 
-def clip_parts(spec: Spec, held: Held) -> Iterator[Part]:
+def clip_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once: norm and scale, and for each tensor its square and their sum."""
-    yield Part("clip", held.shard * 3 * spec.precision.grads.bytes, 0, 2 * _launches(held.shard))
-    yield Part(MEMORY, 0, 0, CLIP_OPERATIONS * held.trained_tensors)
+    yield KindWork("clip", held.shard * 3 * spec.precision.grads.bytes, 0, 2 * _launches(held.shard))
+    yield KindWork(MEMORY, 0, 0, CLIP_OPERATIONS * held.trained_tensors)
 
 
-def adamw_parts(spec: Spec, held: Held) -> Iterator[Part]:
+def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once: gradient, parameter and two moments read, the last three written."""
     grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
     others = held.shard - (held.shard_matrices if spec.optimizer.uses_muon else 0)
-    yield Part("adamw", others * (grads + 4 * moments + 2 * stored), 0, _launches(others))
+    yield KindWork("adamw", others * (grads + 4 * moments + 2 * stored), 0, _launches(others))
 
 
-def muon_parts(spec: Spec, held: Held, num_sms: int) -> Iterator[Part]:
+def muon_parts(spec: Spec, held: StoredParameters, num_sms: int) -> Iterator[KindWork]:
     """Once, after AdamW."""
     if not spec.optimizer.uses_muon:
         return
     grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
     size, steps, own = spec.newton_schulz_dtype.bytes, spec.optimizer.newton_schulz_steps, held.shard_matrices
     number = _num_matrices(held)
-    yield Part("muon.scale", own * (4 * moments + 2 * stored), 0, 3 * number)
-    yield Part(SUM, own * 2 * (2 * moments + grads) + own * 3 * stored, 0, 3 * number)
-    yield Part("cast", own * (moments + size), 0, number)
-    yield Part("muon.uncast", own * (size + stored), 0, number)
+    yield KindWork("muon.scale", own * (4 * moments + 2 * stored), 0, 3 * number)
+    yield KindWork(SUM, own * 2 * (2 * moments + grads) + own * 3 * stored, 0, 3 * number)
+    yield KindWork("cast", own * (moments + size), 0, number)
+    yield KindWork("muon.uncast", own * (size + stored), 0, number)
     for each in held.matrices:
         yield from _orthogonalised(each, size, steps, num_sms)
 
 
-def _orthogonalised(each: Matrices, size: int, steps: int, num_sms: int) -> Iterator[Part]:
+def _orthogonalised(each: Matrices, size: int, steps: int, num_sms: int) -> Iterator[KindWork]:
     """Newton-Schulz steps of one tensor's matrices, as often as there are tensors alike; tall ones are read transposed."""
     short, long = sorted((each.rows, each.columns))
     number, count, elements = each.num_tensors, each.stack, each.elements
     tall = each.rows > each.columns
-    yield Part("muon.norm", elements * size, 0, 2 * number)
-    yield Part("muon.divide", elements * 2 * size, 0, number)
+    yield KindWork("muon.norm", elements * size, 0, 2 * number)
+    yield KindWork("muon.divide", elements * 2 * size, 0, number)
     triangle = _waves(count * num_tiles(short, size), num_sms) * num_sms * 2 * tile_side(short, size) ** 2
-    yield Part("muon.symmetric", 0, number * steps * triangle * (long + short), 2 * number * steps)
+    yield KindWork("muon.symmetric", 0, number * steps * triangle * (long + short), 2 * number * steps)
     tiles = _waves(count * -(-short // PRODUCT_ROWS) * -(-long // PRODUCT_COLUMNS), num_sms) * num_sms
     moved = 3 * elements * size * steps
-    yield Part("muon.product", moved, number * steps * tiles * 2 * PRODUCT_ROWS * PRODUCT_COLUMNS * short, number * steps)
+    yield KindWork("muon.product", moved, number * steps * tiles * 2 * PRODUCT_ROWS * PRODUCT_COLUMNS * short, number * steps)
     copied = elements * 2 * size
-    yield Part("copy", copied * (steps - tall), 0, number * (steps - tall))
+    yield KindWork("copy", copied * (steps - tall), 0, number * (steps - tall))
     if tall:
-        yield Part("strided copy", copied * (1 + (count > 1)), 0, number * (1 + (count > 1)))
+        yield KindWork("strided copy", copied * (1 + (count > 1)), 0, number * (1 + (count > 1)))
 
 
-def adamw_operations(spec: Spec, held: Held) -> int:
+def adamw_operations(spec: Spec, held: StoredParameters) -> int:
     """Host operations on AdamW's tensors before its launch."""
     own = held.trained_tensors - (_num_matrices(held) if spec.optimizer.uses_muon else 0)
     return ADAMW_OPERATIONS * own
 
 
-def muon_operations(spec: Spec, held: Held) -> int:
+def muon_operations(spec: Spec, held: StoredParameters) -> int:
     """Operations that the host launches for Muon's update."""
     if not spec.optimizer.uses_muon:
         return 0
     return _num_matrices(held) * (MUON_OPERATIONS + STEP_OPERATIONS * spec.optimizer.newton_schulz_steps)
 
 
-def _num_matrices(held: Held) -> int:
+def _num_matrices(held: StoredParameters) -> int:
     """Tensors that Muon updates."""
     return sum(each.num_tensors for each in held.matrices)
 

@@ -23,7 +23,7 @@ class EndOps(NamedTuple):
         side_embeddings: N-gram, structure and platform; empty without them.
         head: Final norm, logits and loss.
         mtp: One MTP depth, its own head included; empty without MTP.
-        mtp_depth: How many there are.
+        mtp_depth: Number of prediction depths.
     """
 
     embedding: Ops

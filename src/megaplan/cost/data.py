@@ -1,4 +1,4 @@
-"""What data ranks exchange, and the optimizer's pass over its state: what a step has beside its layers, in whole nanoseconds.
+"""Exchanges of data ranks and the optimizer's pass over its state, which a step has besides its layers, in whole nanoseconds.
 
 Megarun's FSDP2 gathers parameters and reduces gradients beside the layers. Without a pipeline it does both for every microbatch, and once
 more gathers for backward where parameters are freed after forward. torch's pipeline schedules keep what they gathered and reduce once, at
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from megakernels.facts import Part
+from megakernels.facts import KindWork
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
-    Held,
     Matrices,
+    StoredParameters,
     adamw_operations,
     adamw_parts,
     clip_parts,
@@ -34,7 +34,7 @@ from megaplan.cost.beside import (
     sum_parts,
 )
 from megaplan.cost.rates import Rates
-from megaplan.cost.transfers import Group as Ranks
+from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Group, Inventory, Owner
@@ -46,14 +46,14 @@ OPTIMIZER_BYTES = 30
 
 @dataclass(frozen=True, slots=True)
 class DataTimes:
-    """Of one pipeline rank.
+    """Sums of one pipeline rank.
 
     Attributes:
         gather_ns: All of its parameters once.
         reduce_ns: All of its gradients once, over shards and replicas.
         optimizer_ns: The update of its shard, and under Muon the orthogonalisation of its matrices.
         copies_ns: Casts and copies around one gather, those around one reduction, and adding it to the sum; 0 where they are not counted.
-        phases: Of clipping and of Muon's update, nanoseconds on the device and operations that the host launches beside it.
+        phases: Nanoseconds of clipping and of Muon's update on the device, with the operations that the host launches meanwhile.
         late: Operations of AdamW's host, before its one launch.
         issued: Launches around one gather, and around one reduction.
     """
@@ -68,20 +68,20 @@ class DataTimes:
 
 
 class LocalElements(NamedTuple):
-    """Of the whole model, on one tensor and expert rank.
+    """Elements of the whole model on one tensor and expert rank.
 
     Attributes:
         dense: Elements of dense tensors.
-        experts: Of expert banks.
-        orthogonalised_flops: Of one Newton-Schulz step on all matrices of the rank; see `newton_schulz_flops`.
-        trained: Of dense tensors, those with gradients.
-        trained_experts: Of expert banks, likewise.
-        dense_matrices: Of dense tensors, those that Muon updates.
-        expert_matrices: Of expert banks, likewise.
+        experts: Elements of expert banks.
+        orthogonalised_flops: FLOPs of one Newton-Schulz step on all matrices of the rank; see `newton_schulz_flops`.
+        trained: Elements of dense tensors with gradients.
+        trained_experts: Elements of expert banks with gradients.
+        dense_matrices: Elements of dense tensors that Muon updates.
+        expert_matrices: Elements of expert banks that Muon updates.
         tensors: Parameters.
-        trained_tensors: Of them, those with gradients.
+        trained_tensors: Tensors with gradients.
         groups: Blocks whose parameters are gathered together.
-        matrices: What Muon updates, tensor by tensor.
+        matrices: Matrices that Muon updates, tensor by tensor.
     """
 
     dense: int
@@ -98,7 +98,7 @@ class LocalElements(NamedTuple):
 
 
 def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalElements:
-    """Of the whole model on one tensor and expert rank."""
+    """The elements of the whole model on one tensor and expert rank."""
     flops = tensors = trained_tensors = 0
     matrices = Counter[tuple[int, int, int]]()
     elements, trained, muon = [0, 0], [0, 0], [0, 0]
@@ -142,8 +142,8 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
 
     Args:
         spec: A checked spec.
-        rates: Of its device.
-        local: Of its tensor and expert ranks.
+        rates: Rates of the device.
+        local: Elements of its tensor and expert ranks.
     """
     mesh, precision = spec.mesh, spec.precision
     dense, experts = local.dense // mesh.pp, local.experts // mesh.pp
@@ -161,7 +161,7 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
         return DataTimes(gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + muon)
     held, pp = held_of(spec, local), mesh.pp
 
-    def taken(parts: Iterable[Part]) -> int:
+    def taken(parts: Iterable[KindWork]) -> int:
         return sum(part_ns(spec, rates, part) for part in parts)
 
     clip, adamw = taken(clip_parts(spec, held)), taken(adamw_parts(spec, held))
@@ -188,9 +188,9 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
 
     Args:
         spec: A checked spec.
-        issue_ns: Of the host for one launch of forward and backward.
-        update_ns: Of the host for one operation of clipping and the update.
-        times: Of a mean pipeline rank.
+        issue_ns: Host time of one launch of forward and backward.
+        update_ns: Host time of one operation of clipping and the update.
+        times: Times of a mean pipeline rank.
         forward: Nanoseconds and launches of F of one microbatch, on a mean pipeline rank.
         backward: The same of I and W.
     """
@@ -205,16 +205,16 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
 
 
 def exchanges(spec: Spec) -> tuple[int, int]:
-    """How often a step gathers all parameters, and reduces all gradients: under a pipeline without resharding, once."""
+    """Number of gathers of all parameters, and of reductions of all gradients, in a step: under a pipeline without resharding, once."""
     count, reshard = spec.schedule.microbatches_per_update, spec.sharding.reshard_after_forward
     gathers = count * (1 + reshard) if reshard or not spec.mesh.is_pipelined else 1
     return gathers, 1 if spec.mesh.is_pipelined else count
 
 
-def held_of(spec: Spec, local: LocalElements) -> Held:
+def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
     """The parameters of all pipeline ranks together."""
     mesh = spec.mesh
-    return Held(
+    return StoredParameters(
         local.dense + local.experts,
         local.trained + local.trained_experts,
         local.trained // mesh.dp_shard + local.trained_experts // mesh.efsdp,
@@ -226,7 +226,7 @@ def held_of(spec: Spec, local: LocalElements) -> Held:
     )
 
 
-def part_ns(spec: Spec, rates: Rates, part: Part) -> int:
+def part_ns(spec: Spec, rates: Rates, part: KindWork) -> int:
     """Time of a kind of kernels outside the layers."""
     dtype = spec.newton_schulz_dtype if part.flops else spec.precision.params
     return rates.kind_ns(part.kind, part.num_bytes, part.flops, "D", dtype.of_products) + part.launches * rates.launch_ns
@@ -241,11 +241,11 @@ def _muon_ns(spec: Spec, rates: Rates, flops: int) -> int:
 
 
 def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) -> int:
-    """What a step waits for data ranks.
+    """Time that a step waits for data ranks.
 
     Args:
         spec: A checked spec.
-        times: Of a mean pipeline rank.
+        times: Times of a mean pipeline rank.
         forward_ns: F of the whole model for one microbatch.
         layers_ns: F, I and W of it.
     """

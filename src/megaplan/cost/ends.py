@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from megakernels.facts import Work
-from megakernels.ops.cross_entropy.facts import LOGITS_AGAIN, Loss, cross_entropy
+from megakernels.ops.cross_entropy.facts import RECOMPUTED_LOGITS, Loss, cross_entropy
 from megakernels.ops.library import gather
 from megakernels.ops.rms_norm.facts import FINAL_NORM
 from megaplan.blocks.costs import linear_op, norm_op, residual_op
@@ -57,7 +57,7 @@ def head(load: Workload, hidden_size: int, vocab_size: int, *, vocab_parallel: b
         residual_op(load, PART, hidden_size)._replace(name="final_norm", facts=FINAL_NORM),
         logits,
         OpWork("cross_entropy", PART, cross_entropy(vocab, load.itemsize), loss, own_tokens=own_tokens),
-        *((OpWork("logits again", PART, again, LOGITS_AGAIN, own_tokens=own_tokens),) if load.joins_loss else ()),
+        *((OpWork("logits again", PART, again, RECOMPUTED_LOGITS, own_tokens=own_tokens),) if load.joins_loss else ()),
     )
 
 

@@ -43,9 +43,9 @@ def read_costs(path: str, spec: Spec, inventory: Inventory) -> MeasuredCosts:
     """Read a costs file, `-` for stdin.
 
     Args:
-        path: As the user named it.
+        path: Path as the user wrote it.
         spec: The spec whose layers it must be of.
-        inventory: Its inventory.
+        inventory: Inventory of the spec.
 
     Raises:
         MegaplanError: The file cannot be read (MP101 … MP107), is no JSON (MP109, MP110, MP117), or not the costs of this model's layers
@@ -101,7 +101,7 @@ def _time(record: dict[str, Any]) -> LayerTime:
 
 
 def _digest(document: dict[str, Any]) -> str:
-    """Of the values: keys that were left out count as null, keys are sorted, spaces do not count."""
+    """The digest of the values: keys that were left out count as null, keys are sorted, spaces do not count."""
 
     def whole(record: dict[str, Any] | None) -> Any:
         return record and {key: record.get(key) for key in (*_TIMES, *_BYTES)}
@@ -116,7 +116,7 @@ def _digest(document: dict[str, Any]) -> str:
 
 
 class _ReadingError(Exception):
-    """What is wrong with the JSON itself: code and detail."""
+    """Code and detail of a fault of the JSON itself."""
 
 
 def _parsed(text: str, name: str) -> Any:

@@ -42,7 +42,7 @@ def model_costs(spec: Spec, inventory: Inventory) -> ModelCosts:
 
     Args:
         spec: A checked spec.
-        inventory: Its inventory, for the weight traffic and for which layers are alike.
+        inventory: Inventory of the spec, for the weight traffic and for the layers that are equal.
 
     Returns:
         Integer costs; sequence-dependent ones are averages over the positions of a sequence, rounded up.

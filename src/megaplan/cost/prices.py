@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from megakernels.facts import MEMORY, PRODUCT, Part, Pass
+from megakernels.facts import MEMORY, PRODUCT, KindWork, Pass
 from megakernels.ops.fp8_linear.facts import ROUND, SCALED_PRODUCT, ScaledPass
 from megaplan.blocks.work import OpWork
 from megaplan.cost.rates import Rates
@@ -13,8 +13,8 @@ from megaplan.dtypes import DType
 LIBRARY = "D"
 """Products of plain torch are those of the GEMM library, as dense linears' are."""
 FORWARD, INPUT, WEIGHT = "F", "I", "W"
-Parts = tuple[Part, ...]
-Note = tuple[str, Part, int]
+Parts = tuple[KindWork, ...]
+Note = tuple[str, KindWork, int]
 """The letter of a pass, a kind of kernels in it, and the nanoseconds that it takes."""
 
 
@@ -22,7 +22,7 @@ class Seen:
     """Kinds of kernels that run in some passes.
 
     Attributes:
-        kinds: Their names; of an operation without kinds, its own.
+        kinds: Names of the kinds; an operation without kinds has its own name.
         notes: Each kind of each pass; None where they are not listed.
     """
 
@@ -53,8 +53,8 @@ class Prices:
         rates, (copies, product) = self._rates, done
         if self._counts and op.is_linear:
             parts = (
-                Part(ROUND, copies.num_bytes, 0, copies.launches),
-                Part(SCALED_PRODUCT, product.num_bytes, product.flops, product.launches),
+                KindWork(ROUND, copies.num_bytes, 0, copies.launches),
+                KindWork(SCALED_PRODUCT, product.num_bytes, product.flops, product.launches),
             )
             return self.parts_ns(op, parts, 0, letter, DType.FP8)
         self._launches += copies.launches + product.launches
@@ -68,8 +68,8 @@ class Prices:
         if self._counts:
             moved = done._replace(num_bytes=done.num_bytes + weight_bytes)
             if op.is_linear:
-                return self.parts_ns(op, (Part(PRODUCT, moved.num_bytes, moved.flops, moved.launches),), 0, letter)
-            parts = moved.parts() if moved.kinds else () if moved.flops else (Part(MEMORY, moved.num_bytes, 0, moved.launches),)
+                return self.parts_ns(op, (KindWork(PRODUCT, moved.num_bytes, moved.flops, moved.launches),), 0, letter)
+            parts = moved.parts() if moved.kinds else () if moved.flops else (KindWork(MEMORY, moved.num_bytes, 0, moved.launches),)
             if parts:
                 return self.parts_ns(op, parts, num_steps, letter)
             self._launches += done.launches

@@ -1,4 +1,4 @@
-"""How fast a device and its links are: the data file's figures, with what the spec puts in their place; whole numbers throughout."""
+"""Rates of a device and its links: the data file's figures, or those that the spec gives in their place; all are whole numbers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Rates:
     Attributes:
         device: Peaks.
         percent: Percent of its peak that each part reaches, see `megaplan.devices.Device.efficiency`.
-        launch_ns: Of one kernel beside its work.
-        latency_ns: Of one send or collective beside its bytes.
-        step_ns: Of one step of a recurrence.
+        launch_ns: Time of one kernel in addition to its work.
+        latency_ns: Time of one send or collective in addition to its bytes.
+        step_ns: Time of one step of a recurrence.
         reached: Share of the peak that products of linears reach by dtype, in ten-thousandths, where the spec gives it and not `percent`.
         own: Percentages without those that the spec gives.
-        measured: What kinds of kernels reach of their counted floor where steps were profiled and kernels run; else None.
+        measured: Shares of the counted floors that kinds of kernels reach, if steps were profiled and kernels run; else None.
     """
 
     device: Device

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from megakernels.facts import Part
+from megakernels.facts import KindWork
 from megaplan.cost.beside import adamw_parts, clip_parts, gather_parts, muon_parts, reduce_parts, sum_parts
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.data import (
@@ -36,7 +36,7 @@ from megaplan.spec.models import Spec
 K = TypeVar("K")
 V = TypeVar("V")
 Change = Callable[[Rates], Rates]
-Cuts = Sequence[tuple[int, int]]
+SlotSpans = Sequence[tuple[int, int]]
 """One half-open span of layers for each slot, in model order."""
 MOST_KEPT = 20_000
 """Values of a kind that a timer keeps; beyond it all are dropped."""
@@ -46,15 +46,15 @@ FSDP2's casts and copies; what the device waits for the host."""
 
 
 class Sums(NamedTuple):
-    """Of one microbatch on all pipeline ranks.
+    """Sums of one microbatch on all pipeline ranks.
 
     Attributes:
         total: F, I and W.
         forward: F.
         chain: F and I, which the first microbatch runs one after another.
         largest: The largest layer, and either end with the layer it stands with.
-        first: Of the first slot, beside layers.
-        last: Of the last slot, beside layers.
+        first: Time of the first slot without its layers.
+        last: Time of the last slot without its layers.
         forward_launches: Kernels that the host launches in F.
         backward_launches: The same of I and W.
     """
@@ -80,7 +80,7 @@ class ReplayTimer:
         self.inventory, self._change, self._fused = inventory, change, fused
         self._rates: dict[str, Rates] = {}
         self.scaled = [spec.multiplies_in_eight_bits(index, block.family) for index, block in enumerate(inventory.layers)]
-        """Of each layer, whether its linears and banks multiply in eight bits."""
+        """True for each layer whose linears and banks multiply in eight bits."""
         makes: dict[tuple[int, bool], tuple[Block, bool, int]] = {}
         for block, scaled in zip(inventory.layers[:-1], self.scaled, strict=False):
             make = id(block), scaled
@@ -106,7 +106,7 @@ class ReplayTimer:
         return found
 
     def times(self, spec: Spec) -> ModelTimes:
-        """Of each layer and both ends; as `model_times` says them."""
+        """Times of each layer and both ends, as `model_times` gives them."""
         key = (*self.work_key(spec), spec.mesh.pp > 1)
         found = self._times.get(key)
         if found is None:
@@ -114,7 +114,7 @@ class ReplayTimer:
         return found
 
     def work_key(self, spec: Spec) -> tuple[object, ...]:
-        """What of a spec decides the work of one microbatch: specs with one key differ in schedule, pipeline, data ranks or resharding."""
+        """The values that decide the work of one microbatch: specs with one key differ in schedule, pipeline, data ranks or resharding."""
         mesh = spec.mesh
         policies = tuple([spec.recompute.of(block.family) for block, _, _ in self.makes])
         degrees = mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.vocab_parallel
@@ -131,12 +131,12 @@ class ReplayTimer:
             found.append(time)
         return ModelTimes(tuple(found), *self._end(spec))
 
-    def step_ns(self, spec: Spec, spans: Cuts) -> int:
+    def step_ns(self, spec: Spec, spans: SlotSpans) -> int:
         """The replay's makespan, and what data ranks and the optimizer add."""
         sums = self.sums(spec)
         return self._makespan(spec, sums, spans) + self.beside(spec, sums)
 
-    def terms(self, spec: Spec, spans: Cuts) -> dict[str, int]:
+    def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, which add up to the step's.
 
         Of a mean pipeline rank: its layers, what they take longer as plain torch, what runs again, what waits for transfers; then idle
@@ -183,7 +183,7 @@ class ReplayTimer:
         """Names of the kinds of kernels of what was timed, and of what a step runs beside its layers."""
         return self.seen.kinds | {part.kind for part in self._parts_beside(spec)}
 
-    def _parts_beside(self, spec: Spec) -> list[Part]:
+    def _parts_beside(self, spec: Spec) -> list[KindWork]:
         held = held_of(spec, local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp))
         gathers, reductions = exchanges(spec)
         return [
@@ -213,7 +213,7 @@ class ReplayTimer:
         return host_ns(spec, issue, update, self._data_of(spec), forward, backward)
 
     def sums(self, spec: Spec) -> Sums:
-        """Of one microbatch on all pipeline ranks."""
+        """The sums of one microbatch on all pipeline ranks."""
         key = self.work_key(spec)
         found = self._sums.get(key)
         if found is None:
@@ -261,7 +261,7 @@ class ReplayTimer:
         return found
 
     def _waits(self, spec: Spec) -> int:
-        """Of one microbatch, transfers that layers wait for."""
+        """Transfers of one microbatch that layers wait for."""
         found = 0
         for block in self.inventory.layers:
             waits = layer_transfers(self.rates(spec), spec, rank_workload(spec, spec.precision.of(block.family)), block)
@@ -288,8 +288,8 @@ class ReplayTimer:
             found = kept(self._data)[key] = data_times(spec, self.rates(spec), self._elements[degrees])
         return found
 
-    def _makespan(self, spec: Spec, sums: Sums, spans: Cuts) -> int:
-        """Of all microbatches of an update: the schedule runs `steps_per_update` times, and fills and drains each time."""
+    def _makespan(self, spec: Spec, sums: Sums, spans: SlotSpans) -> int:
+        """Time of all microbatches of an update: the schedule runs `steps_per_update` times, and fills and drains each time."""
         schedule, mesh = spec.schedule, spec.mesh
         if len(spans) == 1:
             return schedule.microbatches_per_update * sums.total
@@ -307,7 +307,7 @@ class ReplayTimer:
 
 
 def _around(spec: Spec) -> tuple[bool, int]:
-    """Whether groups of ranks may span nodes, which decides over what they exchange; and bytes of an element of accumulated gradients."""
+    """True if groups of ranks may span nodes, which decides over which links they exchange; and bytes per accumulated gradient element."""
     return spec.mesh.world_size > spec.device.per_node, spec.precision.grads.bytes
 
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from megakernels.facts import ADD, Part, Pass, Passes
+from megakernels.facts import ADD, KindWork, Pass, Passes
 from megakernels.ops.fp8_linear.facts import ScaledPasses
 from megaplan.blocks.work import Ops, OpWork, Workload
 from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
@@ -119,8 +119,8 @@ class StoredBytes:
     """Memory of one layer or end on its rank.
 
     Attributes:
-        static_bytes: What stays for the whole step; None where a costs file leaves it to the budget.
-        activation_bytes: What one microbatch in flight keeps; None where a costs file leaves it to the budget.
+        static_bytes: Bytes that stay for the whole step; None if a costs file leaves it to the budget.
+        activation_bytes: Bytes that one microbatch in flight keeps; None if a costs file leaves it to the budget.
     """
 
     static_bytes: int | None = None
@@ -129,13 +129,13 @@ class StoredBytes:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """What a costs file holds.
+    """Contents of a costs file.
 
     Attributes:
-        times: Of each layer and of both ends.
+        times: Times of each layer and of both ends.
         digest: `sha256:` and the hex digest of the file's values; spaces and the order of keys do not count.
-        static_bytes: Of each layer, as `StoredBytes.static_bytes`.
-        activation_bytes: Of each layer, as `StoredBytes.activation_bytes`.
+        static_bytes: Bytes of each layer, as `StoredBytes.static_bytes`.
+        activation_bytes: Bytes of each layer, as `StoredBytes.activation_bytes`.
         first: Memory of what `times.first` stands for.
         last: Memory of what `times.last` stands for.
     """
@@ -153,7 +153,7 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
 
     Args:
         spec: A checked spec.
-        inventory: Its inventory.
+        inventory: Inventory of the spec.
 
     Raises:
         MegaplanError: MP504, the device is unknown.
@@ -189,15 +189,15 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | Non
 def layer_time(
     spec: Spec, rates: Rates, block: Block, policy: str, *, scaled: bool, fused: bool = False, seen: Seen | None = None
 ) -> LayerTime:
-    """Of one layer under a recompute policy.
+    """Times of one layer under a recompute policy.
 
     Args:
         spec: A checked spec.
-        rates: Its rates.
+        rates: Rates of the device.
         block: The layer.
-        policy: Of recompute.
-        scaled: Whether its linears and banks multiply in eight bits.
-        fused: As if one kernel ran each op that runs as plain torch.
+        policy: Recompute policy.
+        scaled: True if its linears and banks multiply in eight bits.
+        fused: True to count one kernel for each op that runs as plain torch.
         seen: Notes what kinds of kernels run, where the device has measured constants.
     """
     timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy, seen=seen)
@@ -289,7 +289,7 @@ class _Timer:
         size, found = self._dtype.of_products.bytes, 0
         for index in sharing(ops):
             op = ops[index]
-            added = Part(ADD, 3 * op.in_width * size * self._tokens(op), 0, 1)
+            added = KindWork(ADD, 3 * op.in_width * size * self._tokens(op), 0, 1)
             found += self._prices.parts_ns(op, (added,), 0, INPUT)
         return found
 

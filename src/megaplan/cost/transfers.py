@@ -30,13 +30,13 @@ from megaplan.spec.models import Spec
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What a layer waits for, in nanoseconds.
+    """Times that a layer waits for transfers, in nanoseconds.
 
     Attributes:
         forward_ns: In F.
         input_ns: In I.
-        again_ns: Of F, what a whole-block recompute waits for once more.
-        core_again_ns: Of these, what selective recompute waits for once more: keys and values of the context group.
+        again_ns: Part of F that a whole-block recompute waits for once more.
+        core_again_ns: Part of these that selective recompute waits for once more: keys and values of the context group.
     """
 
     forward_ns: int = 0
@@ -53,28 +53,28 @@ class Transfers:
         )
 
     def repeated_ns(self, policy: str) -> int:
-        """What a recompute policy waits for once more."""
+        """Time that a recompute policy waits once more."""
         return {"none": 0, "selective": self.core_again_ns}.get(policy, self.again_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """Ranks of one axis: how many, and how far apart two neighbours are; they stand in `stride · size` consecutive ranks."""
 
     size: int
     stride: int
 
     def crosses(self, spec: Spec) -> bool:
-        """Whether any such group leaves a node."""
+        """True if any such group leaves a node."""
         span, per_node = self.size * self.stride, spec.device.per_node
         return spec.mesh.world_size > per_node and per_node % span != 0
 
     def per_node(self, spec: Spec) -> int:
-        """How many of its ranks share a node, at least."""
+        """Smallest number of its ranks that share a node."""
         return min(self.size, max(1, spec.device.per_node // self.stride)) if self.crosses(spec) else self.size
 
 
-def gather_ns(rates: Rates, spec: Spec, group: Group, payload_bytes: int) -> int:
+def gather_ns(rates: Rates, spec: Spec, group: RankGroup, payload_bytes: int) -> int:
     """All-gather or reduce-scatter of a payload that is whole on every rank after or before it."""
     if group.size == 1:
         return 0
@@ -85,7 +85,7 @@ def gather_ns(rates: Rates, spec: Spec, group: Group, payload_bytes: int) -> int
     return rates.latency_ns + slowest
 
 
-def exchange_ns(rates: Rates, spec: Spec, group: Group, sent_bytes: int) -> int:
+def exchange_ns(rates: Rates, spec: Spec, group: RankGroup, sent_bytes: int) -> int:
     """All-to-all in which a rank spreads `sent_bytes` evenly over the group, itself included."""
     if group.size == 1:
         return 0
@@ -106,24 +106,24 @@ def boundary_ns(rates: Rates, spec: Spec, load: Workload) -> int:
 
 
 def layer_transfers(rates: Rates, spec: Spec, load: Workload, block: Block) -> Transfers:
-    """What one layer waits for."""
+    """Times that one layer waits."""
     family = FAMILIES[block.family]
     return block_transfers(rates, spec, load, family.exchanges(family.section_of(spec.model), spec.model.hidden_size))
 
 
 def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
-    """What a block waits for: its tensor group, its context group, and its expert group."""
+    """Times that a block waits for its groups: its tensor group, its context group, and its expert group."""
     found = tensor_transfers(rates, spec, load, exchanges.gathered_width) if exchanges.sharded else Transfers()
     if exchanges.context_width:
         keys = load.num_tokens * spec.mesh.cp * (exchanges.context_width // load.tp) * load.itemsize
-        once = gather_ns(rates, spec, Group(spec.mesh.cp, spec.mesh.tp), keys)
+        once = gather_ns(rates, spec, RankGroup(spec.mesh.cp, spec.mesh.tp), keys)
         found += Transfers(once, 2 * once, once, once)
     return found + _row_transfers(rates, spec, load, exchanges) if exchanges.rows else found
 
 
 def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None) -> Transfers:
     """A sharded block's: the input is `gathered_width` wide, hidden if not given; the output is hidden."""
-    group, row = Group(spec.mesh.tp, 1), load.num_tokens * load.itemsize
+    group, row = RankGroup(spec.mesh.tp, 1), load.num_tokens * load.itemsize
     gather = gather_ns(rates, spec, group, row * (gathered_width or spec.model.hidden_size))
     scatter = gather_ns(rates, spec, group, row * spec.model.hidden_size)
     return Transfers(gather + scatter, 2 * gather + scatter, gather)
@@ -133,13 +133,13 @@ def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Tran
     """Embedding and head under `vocab_parallel`: the lookup's rows are scattered, the head's input is gathered; backward in reverse."""
     if not spec.mesh.vocab_parallel:
         return Transfers(), Transfers()
-    once = gather_ns(rates, spec, Group(spec.mesh.tp, 1), load.num_tokens * load.itemsize * spec.model.hidden_size)
+    once = gather_ns(rates, spec, RankGroup(spec.mesh.tp, 1), load.num_tokens * load.itemsize * spec.model.hidden_size)
     return Transfers(once, once), Transfers(once, 2 * once)
 
 
 def _row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
     """Rows of the rank's own tokens, to every rank that holds a slice of their experts."""
-    group = Group(load.ep * load.etp, 1)
+    group = RankGroup(load.ep * load.etp, 1)
     row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize
     sent = load.num_tokens // load.tp * exchanges.rows * load.etp * row
     once = exchange_ns(rates, spec, group, sent)

@@ -37,5 +37,5 @@ def diagnostic(
 
 
 def refuse(code: str, detail: str, *hints: str, file: str | None = None, key: str | None = None) -> MegaplanError:
-    """An error of one diagnostic, to raise."""
+    """An error with one diagnostic, to be raised."""
     return MegaplanError([diagnostic(code, detail, Location(file=file, key=key), hints)])

@@ -1,5 +1,5 @@
-"""The best layouts of a model on given devices: every legal one is in the space, and bounds leave out those that cannot win.
+"""The best layouts of a model on given devices: the space has every legal one, and bounds leave out those that cannot win.
 
-`space` lists layouts and policies, `clock` times them, `bounds` says what none can be below, `evaluate` gives exact values, and `engine`
-goes through the space in the order of the bounds.
+`space` lists layouts and policies, `clock` times them, `bounds` gives lower limits, `evaluate` gives exact values, and `engine` traverses
+the space in the order of the bounds.
 """

@@ -1,32 +1,32 @@
-"""Lower bounds on the largest peak over all cuts, as a search asks for them."""
+"""Lower bounds on peak memory over all cuts, as a search needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.spec.models import Spec
 
 
 class AnyFloors:
-    """Floors of one model; nothing is known of a host whose bytes are not sums that are known without cuts."""
+    """Bounds for one model of a host whose bytes are not known without cuts; they are all zero."""
 
     def peak_bytes(self, spec: Spec) -> int:  # noqa: ARG002
         """Lower bound on peak memory over all cuts."""
         return 0
 
-    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:  # noqa: ARG002
-        """The same of a layout with a policy, whose spec is made only where it is needed."""
+    def peak_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:  # noqa: ARG002
+        """Lower bound for a layout with a policy; its spec is built only on demand."""
         return 0
 
     def shared_bytes(self, spec: Spec) -> int:  # noqa: ARG002
-        """A smaller bound that takes less time."""
+        """A smaller and cheaper bound."""
         return 0
 
-    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:  # noqa: ARG002
-        """A smaller bound that takes less time, of the best of several policies, under any schedule."""
+    def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:  # noqa: ARG002
+        """A smaller and cheaper bound, over several policies and any schedule."""
         return 0
 
     def kept_bytes(self, spec: Spec) -> int:  # noqa: ARG002
-        """The bytes to order policies by: the thriftiest has the least."""
+        """Bytes by which policies are ordered, least memory first."""
         return 0

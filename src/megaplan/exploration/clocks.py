@@ -1,4 +1,4 @@
-"""Which clock times a spec's steps."""
+"""The choice of the clock that times a spec's steps."""
 
 from __future__ import annotations
 

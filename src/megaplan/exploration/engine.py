@@ -1,7 +1,7 @@
-"""Branch and bound over meshes: in the order of their bounds, until none that is left can be among the best.
+"""Branch and bound over meshes in the order of their bounds, until none of the rest can be among the best.
 
-A mesh has two bounds: one that takes little time, and, once that is among the smallest, the least of its schedules and policies that may
-fit. Meshes are taken in waves of a fixed size, and what a wave is compared with is decided before it begins. So the same outcomes are
+A mesh has two bounds: a cheap one, and, once that is among the smallest, the least bound of its schedules and policies that may
+fit. Meshes are processed in waves of a fixed size, and the limit of a wave is decided before it begins. So the same outcomes are
 computed whatever the number of processes, and in whatever order they finish.
 """
 
@@ -17,25 +17,25 @@ from typing import Any
 
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import Space
-from megaplan.exploration.values import Exact, Layout, Objective, Outcome
+from megaplan.exploration.values import Exact, LayoutChoice, Objective, Outcome
 
 WAVE, REFINED = 16, 128
-"""Meshes of a wave, and meshes whose second bound is worked out at once."""
+"""Meshes of a wave, and meshes whose second bound is computed together."""
 PLAIN_SEEDS, PLAIN_TRIED = 32, 256
-"""Meshes without a pipeline that are evaluated first, of so many with the smallest bounds."""
+"""Meshes without a pipeline that are evaluated first, and the number with the smallest bounds from which they are taken."""
 ALONE = 200
-"""Meshes up to which one process is as fast as several."""
+"""Largest number of meshes for which one process is as fast as several."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A search to make; every process makes its own evaluator of it.
+class SearchTask:
+    """A search to run; every process builds its own evaluator from it.
 
     Attributes:
-        space: The space.
-        objective: What is best.
-        headroom_bytes: To stay free on every rank.
-        top: Rows wanted.
+        space: The space of layouts.
+        objective: Objective of the search.
+        headroom_bytes: Bytes that must stay free on every rank.
+        top: Number of rows to return.
     """
 
     space: Space
@@ -44,13 +44,13 @@ class Task:
     top: int
 
     def evaluator(self) -> Evaluator:
-        """One of its own."""
+        """A new evaluator."""
         return Evaluator(self.space, self.headroom_bytes, self.objective)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a search is.
+    """Progress of a search.
 
     Attributes:
         done: Meshes that are decided.
@@ -67,22 +67,22 @@ class Progress:
 
 @dataclass
 class Explored:
-    """Everything that a search has seen.
+    """State and results of a search.
 
     Attributes:
-        task: What was searched.
-        bounds: Of every mesh, ascending.
-        outcomes: Of every layout of the meshes that were not left out.
-        num_refined: Meshes whose second bound is known, in the order of `bounds`.
-        waiting: Of those the ones that are not explored, with their second bounds; a heap.
-        complete: Whether no mesh is left that could be among the best.
+        task: The task.
+        bounds: Bound of every mesh, ascending.
+        outcomes: Outcomes of every layout of the explored meshes.
+        num_refined: Number of meshes with a known second bound, in the order of `bounds`.
+        waiting: Refined meshes that are not explored yet, with their second bounds; a heap.
+        complete: True if none of the remaining meshes can be among the best.
     """
 
-    task: Task
-    bounds: list[tuple[int, Layout]]
-    outcomes: dict[Layout, Outcome] = field(default_factory=dict)
+    task: SearchTask
+    bounds: list[tuple[int, LayoutChoice]]
+    outcomes: dict[LayoutChoice, Outcome] = field(default_factory=dict)
     num_refined: int = 0
-    waiting: list[tuple[int, Layout]] = field(default_factory=list)
+    waiting: list[tuple[int, LayoutChoice]] = field(default_factory=list)
     complete: bool = False
 
     @property
@@ -91,8 +91,8 @@ class Explored:
         return self.num_refined - len(self.waiting)
 
     @property
-    def left(self) -> list[tuple[int, Layout]]:
-        """Meshes that are not explored, with the best of their bounds, ascending."""
+    def left(self) -> list[tuple[int, LayoutChoice]]:
+        """Unexplored meshes with their best bounds, ascending."""
         return sorted([*self.waiting, *self.bounds[self.num_refined :]])
 
     @property
@@ -103,7 +103,7 @@ class Explored:
 
     @property
     def limit_ns(self) -> int:
-        """No step that is longer can be among the best."""
+        """Upper limit on the step of a layout that can be among the best."""
         rows = self.rows
         return rows[-1].step_ns if len(rows) == self.task.top and self.task.objective != "headroom" else UNLIMITED
 
@@ -119,25 +119,25 @@ class Explored:
         left = [bound for bound, _ in (*self.waiting[:1], *self.bounds[self.num_refined : self.num_refined + 1])]
         return min([*seen, *left], default=0)
 
-    def next_waiting(self) -> list[tuple[int, Layout]]:
-        """The meshes of the smallest second bounds, at most a wave, that can be among the best."""
+    def next_waiting(self) -> list[tuple[int, LayoutChoice]]:
+        """Meshes of the smallest second bounds, at most a wave, that can be among the best."""
         limit = self.limit_ns
         return [item for item in nsmallest(WAVE, self.waiting) if item[0] <= limit]
 
-    def next_to_refine(self, ready: Sequence[tuple[int, Layout]]) -> list[Layout]:
-        """Meshes that come before the last of a wave by their first bounds, and so may by their second."""
+    def next_to_refine(self, ready: Sequence[tuple[int, LayoutChoice]]) -> list[LayoutChoice]:
+        """Meshes whose first bound is smaller than the last of a wave, and so whose second bound may be."""
         limit = self.limit_ns if len(ready) < WAVE else min(self.limit_ns, ready[-1][0])
         batch = self.bounds[self.num_refined : self.num_refined + REFINED]
         return [mesh for bound, mesh in batch if bound <= limit]
 
 
-def explore(task: Task, processes: int, report: Callable[[Progress], None] = lambda _: None) -> Explored:
-    """Search; what was found so far is returned when the search is interrupted.
+def explore(task: SearchTask, processes: int, report: Callable[[Progress], None] = lambda _: None) -> Explored:
+    """Run a search; an interrupt returns the results so far.
 
     Args:
-        task: What to search.
-        processes: How many evaluate; the result does not depend on it.
-        report: Called now and then.
+        task: The task.
+        processes: Number of worker processes; the result does not depend on it.
+        report: Callback for progress, called at intervals.
     """
     own = task.evaluator()
     meshes = task.space.meshes()
@@ -168,11 +168,11 @@ def explore(task: Task, processes: int, report: Callable[[Progress], None] = lam
     return found
 
 
-def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Layout]:
-    """The layouts that the first limit is taken from.
+def _seeds(bounds: Sequence[tuple[int, LayoutChoice]], own: Evaluator) -> Iterator[LayoutChoice]:
+    """The layouts that give the first limit.
 
-    A layout of each number of tensor and pipeline ranks, the one of the smallest bound with few sequences of a microbatch; and of the
-    meshes without a pipeline, whose bound is mostly their step, those of the smallest bounds that may fit.
+    One layout for each number of tensor and pipeline ranks, with the smallest bound and few sequences per microbatch; and of the meshes
+    without a pipeline, whose bound is close to their step, those with the smallest bounds that may fit.
     """
     seen: set[tuple[int, int]] = set()
     plain = [mesh for _, mesh in bounds if mesh.pp == 1]
@@ -187,10 +187,10 @@ def _seeds(bounds: Sequence[tuple[int, Layout]], own: Evaluator) -> Iterator[Lay
                 yield layouts[0]
 
 
-def _examples(found: Explored, own: Evaluator, seeds: set[Layout]) -> Iterator[Layout]:
+def _examples(found: Explored, own: Evaluator, seeds: set[LayoutChoice]) -> Iterator[LayoutChoice]:
     """If pruning removes every mesh of a pp degree, the one with the smallest bound that may fit is still evaluated.
 
-    None of them is among the best: they say by how much such layouts, and the schedules that run on them, are slower.
+    None of them is among the best; they show how much slower such layouts, and their schedules, are.
     """
     if not found.rows:
         return
@@ -205,8 +205,8 @@ _worker: Evaluator | None = None
 
 
 @contextmanager
-def _workers(task: Task, own: Evaluator, processes: int) -> Iterator[Callable[..., list[Any]]]:
-    """A function that maps over items, in as many processes, in order."""
+def _workers(task: SearchTask, own: Evaluator, processes: int) -> Iterator[Callable[..., list[Any]]]:
+    """A function that maps over items in the given number of processes, in order."""
     global _worker  # noqa: PLW0603 (a process of a pool has no other place for what it shares between calls)
     _worker = own
     if processes <= 1:
@@ -217,8 +217,8 @@ def _workers(task: Task, own: Evaluator, processes: int) -> Iterator[Callable[..
         yield lambda call, items: pool.map(call, items, chunksize=max(1, min(64, len(items) // (8 * processes))))
 
 
-def _start(task: Task) -> None:
-    """A worker leaves an interrupt to the process that waits for it."""
+def _start(task: SearchTask) -> None:
+    """Lets a worker ignore interrupts; the parent process handles them."""
     import signal  # noqa: PLC0415
 
     global _worker  # noqa: PLW0603
@@ -232,17 +232,17 @@ def _own() -> Evaluator:
     return _worker
 
 
-def _bounded(mesh: Layout) -> int:
+def _bounded(mesh: LayoutChoice) -> int:
     return _own().bound_ns(mesh)
 
 
-def _refined(mesh: Layout) -> tuple[int, list[Outcome]]:
+def _refined(mesh: LayoutChoice) -> tuple[int, list[Outcome]]:
     return _own().refined(mesh)
 
 
-def _sampled(layout: Layout) -> Outcome:
+def _sampled(layout: LayoutChoice) -> Outcome:
     return _own().outcome(layout)
 
 
-def _explored(item: tuple[Layout, int]) -> list[Outcome]:
+def _explored(item: tuple[LayoutChoice, int]) -> list[Outcome]:
     return _own().outcomes(*item)

@@ -14,7 +14,7 @@ from megaplan.exploration.floors import floors_of
 from megaplan.exploration.policies import keeps_more
 from megaplan.exploration.recompute import chain
 from megaplan.exploration.space import UNSCHEDULED, Space
-from megaplan.exploration.values import Exact, Layout, Objective, Outcome, Policy
+from megaplan.exploration.values import Exact, LayoutChoice, MemoryPolicy, Objective, Outcome
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans, spans_of
@@ -28,14 +28,14 @@ from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
 ROUNDS = 4
-"""Splits of one spec that are budgeted while cuts are looked for that fit."""
+"""Splits of one spec that are budgeted in the search for fitting cuts."""
 HOPELESS = 20
-"""Where a policy exceeds the memory by more than this part of it, the layout is not tried with policies that keep more."""
+"""Relative excess of a policy over the memory above which policies that keep more are not tried."""
 LIKELY = 1.5
-"""Where the bound of memory is so many times smaller than what there is, cuts are likely to fit."""
+"""Ratio of available memory to the lower bound from which cuts are likely to fit."""
 UNLIMITED = 1 << 62
-Policies = list[tuple[int, Policy]]
-"""Policies of a layout, each with what its step is at least."""
+Policies = list[tuple[int, MemoryPolicy]]
+"""Policies of a layout, each with a lower bound on its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Fitting:
     """Cuts of one spec.
 
     Attributes:
-        spans: Those that fit, or the ones that were tried last.
-        over_bytes: By how much the worst rank exceeds the memory less the headroom asked for; 0 or less where they fit.
-        proven: Whether it is proven that no cuts fit; then `over_bytes` is what the cuts' storage and kept tensors alone exceed it by.
-        beyond: Whether it is proven that the step of any cuts that fit is longer than the limit.
-        by_sums: Whether the proof also holds for every policy that keeps more. It does for sums of what is held, not for what the allocator
+        spans: Cuts that fit, or the last ones that were tried.
+        over_bytes: Excess of the worst rank over the memory less the requested headroom; 0 or less if they fit.
+        proven: True if it is proven that no cuts fit; then `over_bytes` is the excess of storage and kept tensors alone.
+        beyond: True if it is proven that the step of any fitting cuts is longer than the limit.
+        by_sums: True if the proof also holds for every policy that keeps more. It does for sums of what is held, not for what the allocator
             reserves: that may be less where more is held.
     """
 
@@ -59,7 +59,7 @@ class Fitting:
 
 
 class Side:
-    """Values that specs with one inventory share: tensors of embedding and head depend on whether the vocabulary is sharded."""
+    """Values that specs with one inventory share: whether the vocabulary is sharded decides the tensors of embedding and head."""
 
     def __init__(self, spec: Spec) -> None:
         self.inventory: Inventory = build_inventory(spec)
@@ -73,16 +73,16 @@ class Side:
 
 
 class Evaluator:
-    """Evaluates layouts of one space; what they share is worked out once."""
+    """Evaluates layouts of one space; shared values are computed once."""
 
     def __init__(self, space: Space, headroom_bytes: int = 0, objective: Objective = "time") -> None:
-        """`headroom_bytes` are to stay free on every rank; of a layout's policies the best for the objective is its own."""
+        """`headroom_bytes` must stay free on every rank; the best policy for the objective is chosen for each layout."""
         self.space, self.headroom_bytes, self.objective = space, headroom_bytes, objective
         self._sides: dict[bool, Side] = {}
-        self._plain: dict[int, list[Policy]] = {}
-        self._thrifty: dict[int, Policy] = {}
-        self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all exceed
-        self._looked_at: tuple[Layout | None, dict[Policy, Spec]] = None, {}
+        self._plain: dict[int, list[MemoryPolicy]] = {}
+        self._thrifty: dict[int, MemoryPolicy] = {}
+        self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all cuts exceed
+        self._looked_at: tuple[LayoutChoice | None, dict[MemoryPolicy, Spec]] = None, {}
         self.usable_bytes = device_budget(device_of(space.base.device), space.devices).usable_bytes
         if not space.by_modules:
             self._keep_chain()
@@ -94,13 +94,13 @@ class Evaluator:
             self._sides[key] = Side(spec)
         return self._sides[key]
 
-    def side_of(self, layout: Layout, policy: Policy) -> Side:
-        """The same, of a layout's spec with a policy."""
+    def side_of(self, layout: LayoutChoice, policy: MemoryPolicy) -> Side:
+        """The same for the spec of a layout with a policy."""
         known = self._sides.get(policy.vocab_parallel)
         return self.side(self.spec(layout, policy)) if known is None else known
 
-    def spec(self, layout: Layout, policy: Policy) -> Spec:
-        """As `Space.spec_of`, which is asked once as long as one layout is looked at."""
+    def spec(self, layout: LayoutChoice, policy: MemoryPolicy) -> Spec:
+        """The result of `Space.spec_of`, cached for the current layout."""
         if self._looked_at[0] != layout:
             self._looked_at = layout, {}
         known = self._looked_at[1]
@@ -109,9 +109,9 @@ class Evaluator:
         return known[policy]
 
     def _keep_chain(self) -> None:
-        """Leave of many recompute policies those of `exploration.recompute`, by bytes and times of one sequence on one rank."""
+        """Reduce many recompute policies to those of `exploration.recompute`, by bytes and times of one sequence on one rank."""
         options, space = self.space.recomputes, self.space
-        plain = Layout(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
+        plain = LayoutChoice(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
         own = space.policies(plain)[0]
         plain_spec = space.spec_of(plain, own)
 
@@ -131,17 +131,17 @@ class Evaluator:
         """Lower bound on the spec's peak memory over all cuts."""
         return self.side(spec).floors.peak_bytes(spec)
 
-    def bound_ns(self, layout: Layout) -> int:
+    def bound_ns(self, layout: LayoutChoice) -> int:
         """Lower bound on the step over all policies and cuts, and for a mesh over all schedules."""
         if layout.kind != UNSCHEDULED[0] or self.side(self.space.base).clock.knows_schedules:
             return self._bound_of(layout, tight=False)
         slots = self.space.slots_of(layout) or [layout.vpp]
         return min(self._bound_of(layout._replace(vpp=vpp), tight=False) for vpp in slots)
 
-    def _bound_of(self, layout: Layout, *, tight: bool) -> int:
+    def _bound_of(self, layout: LayoutChoice, *, tight: bool) -> int:
         return min([self._bound_on(layout, policy, tight=tight) for policy in self._cheapest(layout)])
 
-    def _bound_on(self, layout: Layout, policy: Policy, *, tight: bool) -> int:
+    def _bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, *, tight: bool) -> int:
         clock = self.side_of(layout, policy).clock
         bound = clock.bound_on(layout, policy, self.spec)
         return max(bound, clock.tight_bound_ns(self.spec(layout, policy))) if tight and clock.knows_schedules else bound
@@ -151,21 +151,21 @@ class Evaluator:
         clock = self.side(spec).clock
         return max(clock.bound_ns(spec), clock.tight_bound_ns(spec)) if tight else clock.bound_ns(spec)
 
-    def bounds(self, layout: Layout) -> list[tuple[int, Policy]]:
-        """Policies of a layout by what their step is at least."""
+    def bounds(self, layout: LayoutChoice) -> list[tuple[int, MemoryPolicy]]:
+        """Policies of a layout, by the lower bound on their step."""
         return sorted([(self._bound_on(layout, policy, tight=True), policy) for policy in self.space.policies(layout)])
 
-    def fits_nowhere(self, mesh: Layout) -> int:
-        """Bytes by which every policy and schedule of a mesh exceeds the memory at least; 0 or less where one may fit."""
-        by_side: dict[bool, list[Policy]] = {}
+    def fits_nowhere(self, mesh: LayoutChoice) -> int:
+        """Smallest excess of every policy and schedule of a mesh over the memory; 0 or less if one may fit."""
+        by_side: dict[bool, list[MemoryPolicy]] = {}
         for policy in self.space.policies(mesh):
             by_side.setdefault(policy.vocab_parallel, []).append(policy)
         sides = [(self.side_of(mesh, policies[0]), policies) for policies in by_side.values()]
         most = self.usable_bytes - self.headroom_bytes
         return min(side.floors.least_on(mesh, policies, self.space.spec_of) for side, policies in sides) - most
 
-    def exact(self, layout: Layout, policy: Policy, limit_ns: int = UNLIMITED) -> Exact | Fitting | None:
-        """The best cuts that fit, or how far what was tried is from fitting; None if their step is longer than a limit."""
+    def exact(self, layout: LayoutChoice, policy: MemoryPolicy, limit_ns: int = UNLIMITED) -> Exact | Fitting | None:
+        """The best cuts that fit, or the excess of the closest that were tried; None if their step is longer than a limit."""
         spec = self.spec(layout, policy)
         memory = self._memory(spec)
         stack = stack_of(spec, self.side(spec).clock.costs(spec))
@@ -181,9 +181,9 @@ class Evaluator:
         return Exact(layout, policy, fitting.spans, step, self.usable_bytes - headroom, headroom)
 
     def fitting(self, stack: Stack, memory: Memory, most: int | None = None, *, likely: bool = False) -> Fitting | None:
-        """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, whether or not they fit.
+        """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, fitting or not.
 
-        Where they are likely to fit, the budget is asked before the sums of memory, which a fitting split keeps anyway.
+        If they are likely to fit, the budget is checked before the sums of memory, which a fitting split keeps anyway.
         """
         found = self._balance(stack, most)
         if found is None:
@@ -196,7 +196,7 @@ class Evaluator:
             return Fitting(spans, over, proven=False)
         limited = replace(stack, sums=memory.sums(spans))
         certain = max(limited.rank_excess(rank, spans) for rank in range(stack.pp))
-        if certain <= 0 and (over := max(memory.excesses(spans))) <= 0:  # what exceeds the sums needs no budget
+        if certain <= 0 and (over := max(memory.excesses(spans))) <= 0:  # cuts that exceed the sums need no budget
             return Fitting(spans, over, proven=False)
         quick = quick_fitting(limited, memory, ROUNDS, most)
         if quick.balance is None:
@@ -206,10 +206,10 @@ class Evaluator:
         return Fitting(spans, max(memory.excesses(spans)), proven=False)
 
     def _balance(self, stack: Stack, most: int | None) -> Balance | None:
-        """The best cuts, memory aside, None if they cost more than `most`.
+        """The best cuts without memory limits, None if they cost more than `most`.
 
-        Layouts with the same work differ in schedule, microbatches, data ranks or resharding alone: what was found for one, or refuted, is
-        found or refuted for the others.
+        Layouts with the same work differ only in schedule, microbatches, data ranks or resharding: a result or refutation for one holds for
+        the others.
         """
         key = stack.costs, stack.where, stack.pp, stack.vpp
         known = self._balances.get(key, 0)
@@ -220,14 +220,14 @@ class Evaluator:
             known = kept(self._balances)[key] = most or 0 if found is None else found
         return None if isinstance(known, int) or (most is not None and known.value > most) else known
 
-    def refined(self, mesh: Layout) -> tuple[int, list[Outcome]]:
-        """A bound of a mesh's step, of the policies that may fit; and the outcomes of its layouts, if none of them may."""
+    def refined(self, mesh: LayoutChoice) -> tuple[int, list[Outcome]]:
+        """Bound on a mesh's step over the policies that may fit; and the outcomes of its layouts, if none may fit."""
         over = self.fits_nowhere(mesh)
         if over > 0:
             num = len(self.space.policies(mesh))
             layouts = self.space.layouts_of(mesh)
             return UNLIMITED, [Outcome(layout, None, 0, num, UNLIMITED, proven=True, over_bytes=over) for layout in layouts]
-        if not self.space.by_modules:  # bounds of a schedule, of policies by letter, take longer than is won
+        if not self.space.by_modules:  # bounds of a schedule, of policies by letter, cost more than they save
             return self.bound_ns(mesh), []
         least, outcomes = UNLIMITED, []
         for layout in self.space.layouts_of(mesh):
@@ -238,16 +238,16 @@ class Evaluator:
                 outcomes.append(self._left_out(layout, policies, self.thriftiest(layout)))
         return least, outcomes if least == UNLIMITED else []
 
-    def outcomes(self, mesh: Layout, limit_ns: int = UNLIMITED) -> list[Outcome]:
+    def outcomes(self, mesh: LayoutChoice, limit_ns: int = UNLIMITED) -> list[Outcome]:
         """Outcomes of every schedule of a mesh; see `outcome`."""
         return [self.outcome(layout, limit_ns) for layout in self.space.layouts_of(mesh)]
 
-    def outcome(self, layout: Layout, limit_ns: int = UNLIMITED) -> Outcome:
-        """The layout's best policy, where its step can be shorter than a limit.
+    def outcome(self, layout: LayoutChoice, limit_ns: int = UNLIMITED) -> Outcome:
+        """The layout's best policy, if its step can be shorter than a limit.
 
         Args:
             layout: The layout.
-            limit_ns: A policy whose step is known to be longer is left out.
+            limit_ns: Policies whose step is known to be longer are left out.
         """
         least = self._bound_of(layout, tight=True)
         num_policies = len(self.space.policies(layout))
@@ -269,33 +269,33 @@ class Evaluator:
         bound = _bound_after(found, slowest, limit_ns)
         return self._best_policy(Outcome(layout, best, int(tries), 0, bound, proven, over), policies, thrifty, limit_ns)
 
-    def _keeps_least(self, thrifty: Policy) -> bool:
-        """True if no other policy fits where the sums of memory say of the thriftiest that it does not.
+    def _keeps_least(self, thrifty: MemoryPolicy) -> bool:
+        """True if no other policy fits when the sums of memory show that the one with the least memory does not.
 
-        Of policies by modules the sums have nothing that layers keep under full recompute; modules are not ordered so.
+        For policies by modules the sums do not contain the tensors that layers keep under full recompute; modules are not ordered this way.
         """
         return not self.space.by_modules or thrifty.full_layers > 0
 
     def _limit(self, limit_ns: int, best: Exact | None = None) -> int:
-        """No policy whose step is longer is of use."""
+        """Upper limit on the step of an acceptable policy."""
         if self.objective == "headroom":
             return UNLIMITED
         return limit_ns if best is None else min(limit_ns, best.step_ns)
 
-    def _may_fit(self, layout: Layout, policy: Policy) -> bool:
+    def _may_fit(self, layout: LayoutChoice, policy: MemoryPolicy) -> bool:
         return self._floor_on(layout, policy) <= self.usable_bytes - self.headroom_bytes
 
-    def _floor_on(self, layout: Layout, policy: Policy) -> int:
+    def _floor_on(self, layout: LayoutChoice, policy: MemoryPolicy) -> int:
         return self.side_of(layout, policy).floors.peak_on(layout, policy, self.spec)
 
-    def _left_out(self, layout: Layout, policies: Sequence[tuple[int, Policy]], thrifty: Policy) -> Outcome:
-        """A layout of which every policy is too slow or does not fit, by their bounds alone."""
+    def _left_out(self, layout: LayoutChoice, policies: Sequence[tuple[int, MemoryPolicy]], thrifty: MemoryPolicy) -> Outcome:
+        """Outcome of a layout whose policies are all too slow or too large, by their bounds alone."""
         over = max(0, self._floor_on(layout, thrifty) - self.usable_bytes + self.headroom_bytes)
         bound = next((bound for bound, policy in policies if self._may_fit(layout, policy)), UNLIMITED)
         return Outcome(layout, None, 0, len(policies), bound, bound == UNLIMITED, over)
 
-    def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, Policy]], thrifty: Policy, limit_ns: int) -> Outcome:
-        """The outcome of a layout of which the thriftiest policy has been tried; `policies` as `bounds` has them."""
+    def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, MemoryPolicy]], thrifty: MemoryPolicy, limit_ns: int) -> Outcome:
+        """Outcome of a layout whose policy with the least memory has been tried; `policies` as in `bounds`."""
         layout, best, proven, bound = tried.layout, tried.best, tried.proven, tried.bound_ns
         evaluated = tried.num_evaluated
         left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
@@ -305,7 +305,7 @@ class Evaluator:
             left = [(least, policy) for least, policy in left if least <= limit and self._may_be_better(layout, policy, best)]
             if not left:
                 break
-            # What fits leaves out all that is slower, and what is far from fitting all that keeps more: so the middle first.
+            # A policy that fits excludes slower ones, one far from fitting excludes those that keep more: so the middle first.
             least, policy = left.pop(len(left) // 2)
             evaluated += 1
             found = self.exact(layout, policy, limit)
@@ -318,33 +318,33 @@ class Evaluator:
         pruned = len(policies) - evaluated
         return Outcome(layout, best, evaluated, pruned, bound, proven, 0 if best is not None else tried.over_bytes)
 
-    def _without_more(self, left: Policies, policy: Policy, found: Fitting) -> tuple[Policies, int]:
-        """Policies to try once one did not fit, and the least bound of those left out, as far as they are not proven not to fit."""
+    def _without_more(self, left: Policies, policy: MemoryPolicy, found: Fitting) -> tuple[Policies, int]:
+        """Policies to try after one did not fit, and the least bound of the excluded ones, if they are not proven not to fit."""
         if not _hopeless(found, self.usable_bytes):
             return left, UNLIMITED
         kept = [(least, other) for least, other in left if not keeps_more(other, policy)]
         dropped = [least for least, other in left if keeps_more(other, policy)]
         return kept, UNLIMITED if found.proven else min(dropped, default=UNLIMITED)
 
-    def _may_be_better(self, layout: Layout, policy: Policy, best: Exact | None) -> bool:
-        """True if a policy may leave as much memory free as the best so far, where that is what counts."""
+    def _may_be_better(self, layout: LayoutChoice, policy: MemoryPolicy, best: Exact | None) -> bool:
+        """True if a policy may leave as much free memory as the best so far, if that is the objective."""
         if self.objective != "headroom" or best is None:
             return True
         return self.usable_bytes - self._floor_on(layout, policy) >= best.headroom_bytes
 
-    def thriftiest(self, layout: Layout) -> Policy:
-        """The policy that keeps the least: if no cuts fit with it, the layout does not."""
+    def thriftiest(self, layout: LayoutChoice) -> MemoryPolicy:
+        """The policy with the least memory: if no cuts fit with it, the layout does not fit."""
         if not self.space.by_modules:
             return self._thriftiest(layout)
-        if layout.tp not in self._thrifty:  # such policies are ordered by what they run again, whatever the layout
+        if layout.tp not in self._thrifty:  # such policies are ordered by their recompute, for any layout
             self._thrifty[layout.tp] = self._thriftiest(layout)
         return self._thrifty[layout.tp]
 
-    def _thriftiest(self, layout: Layout) -> Policy:
-        known: dict[Policy, int] = {}
+    def _thriftiest(self, layout: LayoutChoice) -> MemoryPolicy:
+        known: dict[MemoryPolicy, int] = {}
 
-        def saved(policy: Policy) -> tuple[int, bool, bool, Policy]:
-            same = policy._replace(reshard=False, vocab_parallel=False, grads="")  # what layers keep does not depend on these
+        def saved(policy: MemoryPolicy) -> tuple[int, bool, bool, MemoryPolicy]:
+            same = policy._replace(reshard=False, vocab_parallel=False, grads="")  # the tensors that layers keep do not depend on these
             if same not in known:
                 spec = self.spec(layout, policy)
                 known[same] = self.side(spec).floors.kept_bytes(spec)
@@ -352,8 +352,8 @@ class Evaluator:
 
         return min(self.space.policies(layout), key=saved)
 
-    def _cheapest(self, layout: Layout) -> list[Policy]:
-        """Policies one of which has the smallest bound: those that run nothing again."""
+    def _cheapest(self, layout: LayoutChoice) -> list[MemoryPolicy]:
+        """Policies without recompute, one of which has the smallest bound."""
         if layout.tp in self._plain:
             return self._plain[layout.tp]
         policies = self.space.policies(layout)
@@ -373,7 +373,7 @@ def _hopeless(found: Fitting, usable_bytes: int) -> bool:
 
 
 def _bound_after(found: Exact | Fitting | None, least: int, limit_ns: int) -> int:
-    """Lower bound on the step of a policy, once its cuts were looked for under a limit; `least` was known before."""
+    """Lower bound on the step of a policy, after its cuts were searched for under a limit; `least` is the earlier bound."""
     if isinstance(found, Exact):
         return least
     if found is None or not found.proven:

@@ -1,4 +1,4 @@
-"""The clock of hosts that the step-time model has constants for."""
+"""The clock of hosts with constants in the step-time model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from megaplan.cost.step.pipeline import grown, pipeline_seconds
 from megaplan.cost.step.predict import Passes, StepTimer, links_crossed, once_a_stage, once_of, stage_terms
 from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, StageShape, TimedStep
 from megaplan.exploration.clock import CHANGES, StepOf, Terms
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.partition.values import StackCosts
@@ -35,41 +35,41 @@ from megaplan.spec.models import Spec
 
 SECOND_NS = 1e9
 SLACK = 1 - 1e-9
-"""Part that a bound keeps, for the rounding of its sums."""
+"""Fraction of a bound that is kept, for the rounding of its sums."""
 ROUNDED = 1
-"""Nanoseconds that a layer's cost may be rounded up by."""
+"""Nanoseconds by which a layer's cost may be rounded up."""
 NOTHING: Passes = ({}, {})
 WAITS = ("tensor", "exchange", "context", "pipeline")
 
 
 class FittedClock:
-    """`megaplan.cost.step` on many meshes: what a block takes is worked out once for each local shape."""
+    """`megaplan.cost.step` on many meshes: the time of a block is computed once for each local shape."""
 
     basis = "step-time model with fitted constants"
     knows_schedules = False
 
     def __init__(self, inventory: Inventory, constants: Mapping[str, float] | None = None) -> None:
-        """`constants` by name; the data file's if None."""
+        """`constants` are given by name; None for the data file's."""
         self._inventory, self._constants = inventory, constants
         self._kinds = kinds_in(inventory).layers
         self._counts = {kind: float(count) for kind, count in Counter(self._kinds).items()}
         self._timers: dict[tuple[object, ...], StepTimer] = {}
-        self._blocks: dict[tuple[object, ...], StageTerms] = {}  # of all blocks and both ends
-        self._each: dict[tuple[object, ...], StageTerms] = {}  # of what every stage has once
+        self._blocks: dict[tuple[object, ...], StageTerms] = {}  # sums of all blocks and both ends
+        self._each: dict[tuple[object, ...], StageTerms] = {}  # terms that every stage has once
         self._once: dict[tuple[object, ...], tuple[Once, Exchanged]] = {}
         self._costs: dict[tuple[object, ...], StackCosts] = {}
-        self._steps: dict[Policy, TimedStep] = {}  # one of each policy: what does not depend on mesh and batch
-        self._machine: Machine | None = None  # of all specs
+        self._steps: dict[MemoryPolicy, TimedStep] = {}  # one step of each policy: its values that do not depend on mesh and batch
+        self._machine: Machine | None = None  # the device of all specs
 
     def bound_ns(self, spec: Spec) -> int:
         """See `bound_on`."""
         work, timer = self._whole(spec)
         return self._bound_of(work, timer)
 
-    def bound_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
-        """Work spread evenly over the ranks; data ranks hidden by the passes of the whole model.
+    def bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
+        """Work is spread evenly over the ranks; the passes of the whole model hide data ranks.
 
-        A pass joins device and host by a norm, so the passes of all stages together take at least the pass of the whole model.
+        A pass joins device and host by a norm, so the passes of all stages together take at least as long as the pass of the whole model.
         """
         like = self._steps.get(policy)
         if like is None:
@@ -90,7 +90,7 @@ class FittedClock:
         return int(seconds * SECOND_NS * SLACK)
 
     def _passes(self, work: TimedStep, timer: StepTimer) -> tuple[PassTerms, PassTerms]:
-        """Both passes of all stages, added up: what every stage has once is there once a stage."""
+        """Both passes of all stages together; terms that every stage has once are counted per stage."""
         mesh, batch, once = work.mesh, work.batch, once_a_stage(work.software)
         shape = id(timer), batch.micro, mesh.cp, mesh.tp, links_crossed(work)
         key: tuple[object, ...] = (*shape, mesh.ep, mesh.etp)
@@ -106,7 +106,7 @@ class FittedClock:
         return _plus(blocks.forward, each.forward, mesh.pp), _plus(blocks.backward, each.backward, mesh.pp)
 
     def _exchanged(self, work: TimedStep, rates: Mapping[str, float]) -> tuple[Once, Exchanged]:
-        """Exchanges of data ranks, which no schedule and no micro-batch changes."""
+        """Exchanges of data ranks, which do not depend on schedule and micro-batch."""
         key = work.mesh._replace(vpp=1), work.software
         found = self._once.get(key)
         if found is None:
@@ -115,11 +115,11 @@ class FittedClock:
         return found
 
     def tight_bound_ns(self, spec: Spec) -> int:
-        """The same bound."""
+        """The bound of `bound_ns`."""
         return self.bound_ns(spec)
 
     def costs(self, spec: Spec) -> StackCosts:
-        """Forward and backward of each block alone: to balance by, not to add up."""
+        """Forward and backward of each block separately, for balancing; they do not add up to a step."""
         work, timer = self._whole(spec)
         key = work.batch.micro, work.mesh.cp, work.mesh.tp, work.mesh.ep, work.mesh.etp, links_crossed(work), id(timer)
         if key not in self._costs:
@@ -139,8 +139,8 @@ class FittedClock:
     def most_cost(self, spec: Spec, limit_ns: int) -> int | None:
         """Costs do not add up to a step, but a rank's work on the device, or its host's launches, are a share of them.
 
-        A step is at least g (m t + (T − t) / v + x) + o: t of the rank with a slot, T of the whole model, x what is exposed at least, o
-        the optimizer and what is fixed. t is at least that share of the slot's cost.
+        A step is at least g (m t + (T − t) / v + x) + o: t of the rank with a slot, T of the whole model, x the least exposed time, o
+        the optimizer and constants. t is at least that share of the slot's cost.
         """
         work, timer = self._whole(spec)
         mesh, rates = work.mesh, timer.rates(work)
@@ -155,7 +155,7 @@ class FittedClock:
         return int(longest / self._share_of_costs(work, timer) * SECOND_NS / SLACK) + ROUNDED * len(self._kinds)
 
     def _share_of_costs(self, work: TimedStep, timer: StepTimer) -> float:
-        """The part of every block's cost that is the device's, or the host's if that is more: either adds up to a rank's."""
+        """The part of every block's cost that belongs to the device, or to the host if that is larger: each adds up to a rank's."""
         rates, parts = timer.rates(work), timer.parts(work)
         device, host = [], []
         for kind in (*self._counts, "embedding", "head"):
@@ -167,12 +167,12 @@ class FittedClock:
         return float(max(min(device), min(host)))
 
     def step_ns(self, spec: Spec, spans: Spans) -> int:
-        """As `planned_time` says it."""
+        """The step, as `planned_time` computes it."""
         work = self._cut(spec, spans)
         return round(self._timer(work).time(work.mesh, work.batch, work.stages).seconds * SECOND_NS)
 
     def variants(self, specs: Sequence[Spec]) -> Iterator[tuple[str, StepOf]]:
-        """Changes of each constant that their steps use; the model has no term for uneven routing."""
+        """Changes of each constant that the steps use; the model has no term for uneven routing."""
         known = values()
         works = [self._whole(spec)[0] for spec in specs]
         used = {name for work in works for factors in names_of(work).values() for name in factors}

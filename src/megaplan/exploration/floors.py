@@ -1,7 +1,7 @@
 """Lower bounds on the largest peak of a layout over all cuts, from sums over the whole model.
 
-At a forward of its own, rank r of a pipeline holds its parameters and moments S_r, what a_r microbatches at least keep on each of its
-chunks, a_r K_r, and where its chunks have all run backward, or forward, their whole gradients G_r and gathered parameters P_r:
+At one of its forwards, rank r of a pipeline holds its parameters and moments S_r, the bytes that a_r microbatches at least keep on each of
+its chunks, a_r K_r, and if its chunks have all run backward, or forward, their whole gradients G_r and gathered parameters P_r:
 S_r + a_r K_r + g_r G_r + t_r P_r ≤ C. The parts of all ranks add up to the whole model's, so any weights w_r turn these into a bound of C;
 two are tried, w_r = 1 and w_r = 1 / a_r.
 """
@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from megaplan.exploration.any_floors import AnyFloors
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
@@ -21,17 +21,17 @@ from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Block, Inventory
-from megaplan.partition.layer_bytes import Needs, stored_needs
-from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, moments
+from megaplan.partition.layer_bytes import BlockNeeds, stored_needs
+from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, rank_states
 from megaplan.spec.models import Spec
 
 
 class Floors(AnyFloors):
-    """Floors of one model under host megarun."""
+    """Lower bounds for one model under host megarun."""
 
     def __init__(self, inventory: Inventory, _spec: Spec | None = None) -> None:
         self._inventory = inventory
-        self._wholes: dict[tuple[object, ...], Needs] = {}
+        self._wholes: dict[tuple[object, ...], BlockNeeds] = {}
         self._kept: dict[tuple[object, ...], int] = {}
         self._kinds: list[tuple[int, int]] | None = None
 
@@ -55,18 +55,18 @@ class Floors(AnyFloors):
         return least
 
     def shared_bytes(self, spec: Spec) -> int:
-        """A smaller bound that looks at no schedule: what all ranks of a pipeline hold together has to be on one of them."""
+        """A smaller bound that examines no schedule: some rank of a pipeline has at least the mean of all ranks' bytes."""
         return -(-(self._whole(spec).static_bytes + self.kept_bytes(spec)) // spec.mesh.pp)
 
-    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+    def peak_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """See `peak_bytes`."""
         return self.peak_bytes(spec_of(layout, policy))
 
-    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:
-        """The same for the best of several policies, under any schedule."""
+    def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:
+        """The same over several policies and any schedule."""
         recomputes = [policy.recompute for policy in policies]
-        alike = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # what is stored is the same
-        return min(self._least_bytes(spec_of(mesh, policy), recomputes) for policy in alike)
+        stored = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # stored bytes are the same
+        return min(self._least_bytes(spec_of(mesh, policy), recomputes) for policy in stored)
 
     def _least_bytes(self, spec: Spec, options: Sequence[Sequence[tuple[str, str]]]) -> int:
         letters: dict[str, set[str]] = {}
@@ -81,8 +81,8 @@ class Floors(AnyFloors):
         kept = max(0, total - len(self._inventory.layers) * boundary_bytes(local_dims(spec)))
         return -(-(self._whole(spec).static_bytes + kept) // spec.mesh.pp)
 
-    def _whole(self, spec: Spec) -> Needs:
-        """Stored bytes of all blocks on one rank of each stage; of copies, one."""
+    def _whole(self, spec: Spec) -> BlockNeeds:
+        """Stored bytes of all blocks on one rank of each stage; copies count once."""
         mesh = spec.mesh
         key = mesh.tp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.dp_replicate == 1, spec.precision.grads
         if key not in self._wholes:
@@ -90,19 +90,19 @@ class Floors(AnyFloors):
             found = []
             for block, count in self._inventory.makes:
                 found.append([count * size for size in stored_needs(block_storage(sizes, block))])
-            self._wholes[key] = Needs(*map(sum, zip(*found, strict=True)))
+            self._wholes[key] = BlockNeeds(*map(sum, zip(*found, strict=True)))
         return self._wholes[key]
 
     def kept_bytes(self, spec: Spec) -> int:
-        """Bytes that layers keep of one microbatch, without the inputs that a receive buffer may be."""
+        """Bytes that layers keep for one microbatch, without inputs that may be in a receive buffer."""
         layers, total = self._inventory.layers, 0
-        for index, count in self._alike(spec):
+        for index, count in self._layer_kinds(spec):
             block = layers[index]
             total += count * self._layer(spec, f"layers.{index}", block, spec.policy(index, block.family), index)
         return max(0, total - spec.mesh.num_slots * boundary_bytes(local_dims(spec)))
 
-    def _alike(self, spec: Spec) -> list[tuple[int, int]]:
-        """Layers that keep different bytes, and how many are like each; the last one, which never runs again, is alone."""
+    def _layer_kinds(self, spec: Spec) -> list[tuple[int, int]]:
+        """Layers that keep different bytes, with the number equal to each; the last one, which is never recomputed, is separate."""
         if self._kinds is None:
             found: dict[tuple[object, ...], list[int]] = {}
             for index, block in enumerate(self._inventory.layers):
@@ -118,7 +118,7 @@ class Floors(AnyFloors):
         return recipe is not None and recipe.covers(block.family, index, len(self._inventory.layers))
 
     def _layer(self, spec: Spec, name: str, block: Block, policy: str, index: int) -> int:
-        """Bytes that a layer keeps under a policy, whichever the spec has; the last one never runs again."""
+        """Bytes that a layer keeps under a policy, independent of the spec's; the last one is never recomputed."""
         mesh, family = spec.mesh, FAMILIES[block.family]
         policy = "none" if index == len(self._inventory.layers) - 1 else policy
         experts = (mesh.ep, mesh.etp) if family.banks else ()
@@ -127,20 +127,20 @@ class Floors(AnyFloors):
         key = (id(block), operations, policy, degrees, self._is_low(spec, block, index))
         found = self._kept.get(key)
         if found is None:
-            dims = local_dims(spec, turns=False)
+            dims = local_dims(spec, is_last_cp_rank=False)
             ledger = block_bytes(_plain(spec, block.family, policy), dims, name, block)
             found = self._kept[key] = ledger.saved_bytes + (boundary_bytes(dims) if ledger.keeps_input else 0)
         return found
 
 
 def _plain(spec: Spec, letter: str, policy: str) -> Spec:
-    """The spec with a policy for a letter, and a schedule that does not split backwards: what a forward keeps is the same."""
+    """The spec with a policy for a letter, and a schedule without split backwards: the bytes kept at a forward are the same."""
     recompute = spec.recompute.model_copy(update={"blocks": {**spec.recompute.blocks, letter: policy}})
     return spec.model_copy(update={"recompute": recompute, "schedule": spec.schedule.model_copy(update={"kind": "1f1b"})})
 
 
 def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
-    """Floors of the spec's host."""
+    """The lower bounds of the spec's host."""
     if spec.host.kind.floors is None:
         return AnyFloors()
     floors: AnyFloors = spec.host.kind.floors(inventory, spec)
@@ -149,21 +149,19 @@ def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
 
 @lru_cache(maxsize=512)
 def _held(kind: str, pp: int, vpp: int, count: int, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-    """For each rank, of two of its forwards: the fewest microbatches on a chunk, and whether all gradients and gathered parameters exist.
+    """For two forwards of each rank: the fewest microbatches on a chunk, and whether all gradients and gathered parameters exist.
 
-    The first has the most microbatches, the second the most of those after every chunk's first backward.
+    The first has the most microbatches, the second the most among those after every chunk's first backward.
     """
     found = []
-    for of_rank in moments(kind, pp, vpp, count):
+    for of_rank in rank_states(kind, pp, vpp, count):
         most, graded = (0, 0, 0), (0, 0, 0)
-        for moment in of_rank:
-            if moment.kind is not FORWARD:
+        for point in of_rank:
+            if point.kind is not FORWARD:
                 continue
-            exist = int(all(moment.weight_grads) and REDUCED not in moment.states)
-            touched = int(
-                keeps and not {UNTOUCHED, REDUCED} & {state for index, state in enumerate(moment.states) if index != moment.chunk}
-            )
-            each = (min(moment.in_flight), exist, touched)
+            exist = int(all(point.weight_grads) and REDUCED not in point.states)
+            touched = int(keeps and not {UNTOUCHED, REDUCED} & {state for index, state in enumerate(point.states) if index != point.chunk})
+            each = (min(point.in_flight), exist, touched)
             most = max(most, each)
             graded = max(graded, each, key=lambda one: (one[1], one[0], one[2]))
         found.append((most, graded))

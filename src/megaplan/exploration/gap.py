@@ -1,18 +1,18 @@
-"""Why the first row of a search may be far above its bound: which layouts hold the bound down, and which of their terms is loose."""
+"""Reasons that the first row of a search is far above its bound: the layouts that hold the bound down, and their loose terms."""
 
 from __future__ import annotations
 
 from megaplan.exploration.engine import Explored
-from megaplan.exploration.values import Layout, Outcome
+from megaplan.exploration.values import LayoutChoice, Outcome
 from megaplan.units import format_gib
 from megaplan.wording import plural
 
 
 def loose_terms(found: Explored) -> str:
-    """The loose terms, in words.
+    """Names of the loose terms.
 
-    Memory: layouts none of whose tried cuts fit, which is not proven of all cuts, since the bound of memory leaves out what a running block
-    needs for a moment. Time: layouts whose best cuts take longer than the bound of their schedule.
+    Memory: layouts whose tried cuts do not fit, without a proof for all cuts, since the bound on memory leaves out temporary tensors of a
+    running block. Time: layouts whose best cuts take longer than the bound of their schedule.
 
     Args:
         found: A search with a row.
@@ -39,7 +39,7 @@ def loose_terms(found: Explored) -> str:
     return "; ".join(parts)
 
 
-def _named(layout: Layout) -> str:
+def _named(layout: LayoutChoice) -> str:
     return f"pp {layout.pp}, {layout.kind}, vpp {layout.vpp}, tp {layout.tp}, cp {layout.cp}, micro-batch {layout.micro_batch}"
 
 

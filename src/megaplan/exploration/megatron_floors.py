@@ -1,8 +1,8 @@
 """Lower bounds on the largest peak of a Megatron-Core layout over all cuts, from sums over the whole model.
 
-A layer l on chunk c of rank r needs s_l + a_rc k_l: parameters, gradients and state, and what the microbatches in flight keep. For any
+A layer l on chunk c of rank r needs s_l + a_rc k_l: parameters, gradients and state, and tensors of the microbatches in flight. For any
 weights w_r the ranks' bytes, weighted and added up, are at least Σ_l min_rc w_r (s_l + a_rc k_l), and no rank exceeds the largest peak C:
-C Σ w_r ≥ Σ_l min_rc w_r (s_l + a_rc k_l). Two kinds of weights are tried: w_r = 1, and what makes a mean layer weigh the same on all ranks.
+C Σ w_r ≥ Σ_l min_rc w_r (s_l + a_rc k_l). Two kinds of weights are tried: w_r = 1, and weights that make a mean layer equal on all ranks.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from megaplan.exploration.any_floors import AnyFloors
-from megaplan.exploration.values import Layout, Policy, SpecOf
-from megaplan.hosts.megatron.from_spec import common_job, operator_letter
-from megaplan.hosts.megatron.job import EMBEDDING, IN_SIXTEEN_BIT, LOSS, MTP, MegatronJob
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
+from megaplan.hosts.megatron.chunks import chunk
+from megaplan.hosts.megatron.pattern import EMBEDDING, IN_SIXTEEN_BIT, LOSS
 from megaplan.hosts.megatron.peak import fixed_bytes, fullest_counts
-from megaplan.hosts.megatron.saved import chunk
+from megaplan.hosts.megatron.run import MegatronRun
 from megaplan.inventory.tensors import Inventory
 from megaplan.partition.megatron_bytes import static_bytes
 from megaplan.spec.models import Spec
 
 SLACK = 1 - 1e-9
-"""Part that a bound keeps, for the rounding of its sums."""
+"""Fraction of a bound that is kept, for the rounding of its sums."""
 EXPERTS = "E" + IN_SIXTEEN_BIT["E"]
-"""Operators whose kept bytes depend on how experts are spread."""
-Counts = tuple[tuple[int, ...], ...]
+"""Operators whose kept bytes depend on the distribution of experts."""
+StackCounts = tuple[tuple[int, ...], ...]
 
 
 class Need(NamedTuple):
-    """Bytes of one kind of operator, or of an end of the model: at all times, and of a microbatch in flight."""
+    """Bytes of one kind of operator, or of an end of the model: permanent, and per microbatch in flight."""
 
     static: int
     kept: int
 
 
-class Needs(NamedTuple):
+class ModelBytes(NamedTuple):
     """Bytes of a model on one tensor and data rank.
 
     Attributes:
-        operators: Each kind, and how many layers are of it.
-        ends: Of the first and of the last slot, beside layers; on one stage a table that both share is the last one's alone.
+        operators: Each kind, with its number of layers.
+        ends: Bytes outside the layers on the first and the last slot; a table that both share on one stage counts for the last one.
         fixed: Buffers of every rank.
     """
 
@@ -61,14 +61,13 @@ class Needs(NamedTuple):
 
 
 class MegatronFloors(AnyFloors):
-    """Floors of one model under host megatron; what does not depend on all degrees is worked out once for those that it depends on."""
+    """Lower bounds for one model under host megatron; values are cached by the degrees that they depend on."""
 
     def __init__(self, inventory: Inventory, spec: Spec) -> None:
-        """`spec`: any of those whose peaks are bounded; they differ in what a search varies."""
-        self._letters = "".join(block.family for block in inventory.layers)
-        own = Counter(operator_letter(spec, self._letters, layer) for layer in range(len(self._letters)))
-        mtp = spec.model.features.mtp
-        self._last = MTP * (mtp.depth if mtp is not None else 0) + LOSS
+        """`spec` is any of the bounded ones; they differ in the varied keys of a search."""
+        run = MegatronRun(spec, inventory)
+        own = Counter(map(run.operator_letter, range(len(run.letters))))
+        self._inventory, self._last = inventory, run.end
         self._counts, self._tied = tuple(own.items()), spec.model.tie_embeddings
         self._group, self._fragmentation = spec.host.microbatch_group_size, spec.host.fragmentation_percent
         self._static: dict[tuple[object, ...], dict[str, int]] = {}
@@ -79,17 +78,17 @@ class MegatronFloors(AnyFloors):
         """Lower bound on peak memory over all cuts."""
         return self._peak(*_asked(spec))
 
-    def peak_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
-        """The same of a layout with a policy, whose spec is made only where it is needed."""
+    def peak_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
+        """The same for a layout with a policy; its spec is built only on demand."""
         return self._peak(layout, policy, spec_of)
 
     def shared_bytes(self, spec: Spec) -> int:
-        """A smaller bound that looks at no schedule: what is stored of the whole model has to be on some rank."""
+        """A smaller bound that examines no schedule: the stored bytes of the whole model are distributed over the ranks."""
         layout, policy, spec_of = _asked(spec)
         return self.least_on(layout, (policy,), spec_of)
 
-    def least_on(self, mesh: Layout, policies: Sequence[Policy], spec_of: SpecOf) -> int:
-        """The same for the best of several policies, under any schedule."""
+    def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:
+        """The same over several policies and any schedule."""
         stored = {(policy.distributed, policy.grads): policy for policy in policies}
         found = []
         for policy in stored.values():
@@ -99,12 +98,12 @@ class MegatronFloors(AnyFloors):
         return self._with_fragments(min(found))
 
     def kept_bytes(self, spec: Spec) -> int:
-        """To order policies by: less, the more runs again."""
+        """Key by which policies are ordered: more recompute gives less."""
         host = spec.host
         again = len(host.recompute_modules) + (spec.recompute.of("A") != "none") + 100 * bool(host.recompute_num_layers)
         return -2 * again - host.distributed_optimizer
 
-    def _peak(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+    def _peak(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         needs = self._needs(layout, policy, spec_of)
         static, kept, (first, last) = needs.static, needs.kept, needs.ends
         if layout.pp == 1:
@@ -116,60 +115,61 @@ class MegatronFloors(AnyFloors):
         weights = [1.0 / max(1, static + count * kept) for count in least]
         return self._with_fragments(needs.fixed + max(int(even / layout.pp * SLACK), _least(needs, counts, weights)))
 
-    def _needs(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> Needs:
-        """Stored bytes of each kind of operator, by the degrees that shard it, and the bytes a microbatch keeps, by its tokens."""
+    def _needs(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> ModelBytes:
+        """Stored bytes of each kind of operator, by the degrees that shard it, and the bytes that a microbatch keeps, by its tokens."""
         one_stage = layout.pp == 1
         shares = layout.tp, layout.ep, layout.etp, layout.dp_shard * layout.cp, one_stage, policy.distributed, policy.grads
         tokens = layout.tp, layout.cp, layout.micro_batch, policy
         routed = *tokens, layout.ep, layout.etp
         stored, kept, of_experts = self._static.get(shares), self._kept.get(tokens), self._kept.get(routed)
         if stored is None or kept is None or of_experts is None:
-            job = common_job(spec_of(layout, policy), self._letters)
+            run = MegatronRun(spec_of(layout, policy), self._inventory)
             letters = [letter for letter, _ in self._counts]
-            stored = stored or {name: static_bytes(job, name) for name in (*letters, EMBEDDING, self._last)}
-            kept = kept or {name: _kept(job, name) for name in letters if name not in EXPERTS}
+            stored = stored or {name: static_bytes(run, name) for name in (*letters, EMBEDDING, self._last)}
+            kept = kept or {name: _kept(run, name) for name in letters if name not in EXPERTS}
             own = [letter for letter in letters if letter in EXPERTS]
-            of_experts = of_experts or {name: _kept(job, name) for name in (*own, EMBEDDING, self._last)}
+            of_experts = of_experts or {name: _kept(run, name) for name in (*own, EMBEDDING, self._last)}
             self._static[shares], self._kept[tokens], self._kept[routed] = stored, kept, of_experts
-            self._fixed[routed] = sum(fixed_bytes(job, set()).values())
+            self._fixed[routed] = sum(fixed_bytes(run, (), set()).values())
         kept = kept | of_experts
         ends = [Need(stored[name], kept[name]) for name in (EMBEDDING, self._last)]
         if one_stage and self._tied:
             ends[0] = ends[0]._replace(static=0)
         operators = tuple([(Need(stored[letter], kept[letter]), number) for letter, number in self._counts])
-        return Needs(operators, (ends[0], ends[1]), self._fixed[routed])
+        return ModelBytes(operators, (ends[0], ends[1]), self._fixed[routed])
 
     def _with_fragments(self, size: int) -> int:
         return size + size * self._fragmentation // 100
 
 
-def _asked(spec: Spec) -> tuple[Layout, Policy, SpecOf]:
-    """A spec as a layout and what tells its policy from others."""
+def _asked(spec: Spec) -> tuple[LayoutChoice, MemoryPolicy, SpecOf]:
+    """A spec by its layout and the settings that distinguish its policy."""
     mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
     degrees = mesh.pp, mesh.vpp, schedule.kind, mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.dp_replicate, mesh.dp_shard
     host, precision = spec.host, spec.precision
     again = (("A", spec.recompute.of("A")),)
     layers, modules = host.recompute_num_layers or 0, host.recompute_modules
     grads = f"{precision.grads} {precision.reduce}"
-    policy = Policy(again, False, mesh.vocab_parallel, False, host.distributed_optimizer, layers, modules, grads)
-    return Layout(*degrees, batch.micro_batch_size, schedule.microbatches_per_update), policy, lambda *_: spec
+    policy = MemoryPolicy(again, False, mesh.vocab_parallel, False, host.distributed_optimizer, layers, modules, grads)
+    return LayoutChoice(*degrees, batch.micro_batch_size, schedule.microbatches_per_update), policy, lambda *_: spec
 
 
-def _kept(job: MegatronJob, letters: str) -> int:
-    if job.recompute_num_layers and len(letters) == 1 and letters not in (EMBEDDING, LOSS):  # a group keeps one input
-        return 0 if job.recompute_block else 2 * job.stream_tokens * job.hidden_size // job.recompute_num_layers
-    return chunk(job, letters)
+def _kept(run: MegatronRun, letters: str) -> int:
+    group = run.spec.host.recompute_num_layers
+    if group and len(letters) == 1 and letters not in (EMBEDDING, LOSS):  # a group keeps one input
+        return 0 if run.spec.host.recompute_method == "block" else run.boundary_bytes // (group * run.layer_operators)
+    return chunk(run, letters)
 
 
 @lru_cache(maxsize=4096)
-def _counts(pp: int, vpp: int, group: int, count: int) -> Counts:
-    """For each rank the microbatches of each chunk at one of its moments, whatever its chunks keep."""
+def _counts(pp: int, vpp: int, group: int, count: int) -> StackCounts:
+    """Microbatches of each chunk of each rank at one of its points, independent of the bytes that chunks keep."""
     if vpp == 1:
         return tuple([(min(count, pp - rank),) for rank in range(pp)])
     return tuple([fullest_counts((1,) * vpp, pp - 1 - rank, group, count) for rank in range(pp)])
 
 
-def _least(needs: Needs, counts: Counts, weights: Sequence[float]) -> int:
+def _least(needs: ModelBytes, counts: StackCounts, weights: Sequence[float]) -> int:
     places = {(weight, min(of_rank)) for weight, of_rank in zip(weights, counts, strict=True)}
     total = sum(
         [number * min([weight * (need.static + count * need.kept) for weight, count in places]) for need, number in needs.operators]

@@ -1,16 +1,16 @@
-"""Which of two policies keeps more on every rank of a layout."""
+"""Comparison of the memory that two policies keep on every rank of a layout."""
 
 from __future__ import annotations
 
 from megaplan.exploration.recompute import STRENGTH
-from megaplan.exploration.values import Policy
+from megaplan.exploration.values import MemoryPolicy
 
 
-def keeps_more(one: Policy, other: Policy) -> bool:
-    """True if cuts that do not fit with `other` do not fit with `one` either; False where that is not known.
+def keeps_more(one: MemoryPolicy, other: MemoryPolicy) -> bool:
+    """True if cuts that do not fit with `other` do not fit with `one` either; False if that is unknown.
 
-    A family that runs less again keeps as much or more, and so do parameters that stay gathered. Under Megatron-Core full recompute keeps
-    the inputs of layers alone, and of two sets of modules the one within the other keeps more.
+    A family with less recompute keeps as much or more, and so do parameters that stay gathered. Under Megatron-Core full recompute keeps
+    only the inputs of layers, and of two nested sets of modules the smaller one keeps more.
     """
     same = one._replace(recompute=other.recompute, reshard=other.reshard, full_layers=other.full_layers, modules=other.modules)
     if same != other or (one.reshard and not other.reshard) or (one.full_layers and one.full_layers != other.full_layers):
@@ -22,6 +22,6 @@ def keeps_more(one: Policy, other: Policy) -> bool:
     return weaker and _with_parts(one) <= _with_parts(other)
 
 
-def _with_parts(policy: Policy) -> set[str]:
-    """Modules that run again; whole experts have their activation in them."""
+def _with_parts(policy: MemoryPolicy) -> set[str]:
+    """Modules that are recomputed; whole experts include their activation."""
     return {*policy.modules, *(("moe_act",) if "moe" in policy.modules else ())}

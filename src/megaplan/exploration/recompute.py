@@ -1,22 +1,24 @@
-"""Recompute policies of a search: of many combinations of families, a chain from none to the most that can be saved."""
+"""Recompute policies of a search: a chain from none to the largest saving, out of many combinations of families."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-Recompute = tuple[tuple[str, str], ...]
+FamilyPolicies = tuple[tuple[str, str], ...]
 FEW = 9
-"""Combinations up to which all are kept: three policies of two families."""
+"""Largest number of combinations that are all kept: three policies of two families."""
 STRENGTH = ("none", "selective", "full")
 
 
-def chain(options: Sequence[Recompute], saved_bytes: Callable[[str, str], int], lost_ns: Callable[[str, str], int]) -> list[Recompute]:
-    """Policies that give way family by family: at each step, the family whose layers save the most bytes for the time it takes.
+def chain(
+    options: Sequence[FamilyPolicies], saved_bytes: Callable[[str, str], int], lost_ns: Callable[[str, str], int]
+) -> list[FamilyPolicies]:
+    """Policies with one more family recomputed at each step: the one whose layers save the most bytes per time.
 
     Args:
-        options: All combinations; kept as they are if they are few.
-        saved_bytes: (letter, policy) to what the letter's layers keep less than without recompute, of one microbatch.
-        lost_ns: (letter, policy) to the time that they take more.
+        options: All combinations; returned unchanged if they are few.
+        saved_bytes: (letter, policy) to the bytes that the letter's layers save against no recompute, for one microbatch.
+        lost_ns: (letter, policy) to the additional time.
     """
     if len(options) <= FEW:
         return list(options)

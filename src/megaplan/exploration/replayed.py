@@ -1,4 +1,4 @@
-"""The clock of hosts without fitted constants: megarun's step, and bounds of it for all cuts."""
+"""The clock of hosts without fitted constants: megarun's step, and bounds on it over all cuts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import ReplayTimer, Sums, kept
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
-from megaplan.exploration.values import Layout, Policy, SpecOf
+from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
@@ -20,7 +20,7 @@ from megaplan.partition.values import StackCosts
 from megaplan.spec.models import Spec
 
 WHOLE = ("1f1b", "gpipe")
-"""Schedules with one slot a rank whose backwards are whole."""
+"""Schedules with one slot per rank and whole backwards."""
 
 
 class ReplayClock:
@@ -30,13 +30,13 @@ class ReplayClock:
     knows_schedules = True
 
     def __init__(self, inventory: Inventory, spec: Spec) -> None:
-        """`spec`: any of those that are timed; they differ in what a search varies."""
+        """`spec` is any of the timed ones; they differ in the varied keys of a search."""
         self._timer = ReplayTimer(inventory, spec)
         self._least: dict[tuple[object, ...], int] = {}
         self._costs: dict[tuple[object, ...], StackCosts] = {}
 
     def bound_ns(self, spec: Spec) -> int:
-        """A rank has at least its share of the layers, or the largest of them, every microbatch."""
+        """The busiest rank runs at least an equal share of the layers, or the largest layer, for every microbatch."""
         sums = self._timer.sums(spec)
         mesh, count = spec.mesh, spec.schedule.microbatches_per_update
         step = max(count * max(-(-sums.total // mesh.pp), sums.largest), sums.chain)
@@ -44,7 +44,7 @@ class ReplayClock:
             step = max(step, filled(sums.total, mesh.pp, count))
         return step + self._timer.beside(spec, sums)
 
-    def bound_on(self, layout: Layout, policy: Policy, spec_of: SpecOf) -> int:
+    def bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """See `bound_ns`."""
         return self.bound_ns(spec_of(layout, policy))
 
@@ -61,7 +61,7 @@ class ReplayClock:
         return found + timer.beside(spec, sums)
 
     def _on_paths(self, spec: Spec, sums: Sums) -> int:
-        """The mean of the paths with every layer where it adds the least."""
+        """The mean of the paths, with every layer on the slot where it adds the least."""
         timer, mesh, schedule = self._timer, spec.mesh, spec.schedule
         numbers, turns = mean_path(schedule.kind, mesh.pp, mesh.vpp, schedule.microbatches_per_update)
         last = timer.inventory.layers[-1]
@@ -75,7 +75,7 @@ class ReplayClock:
         return -(-found // turns)
 
     def _on_ranks(self, spec: Spec) -> int:
-        """The bound of `packed`, for a schedule with one slot a rank and whole backwards."""
+        """The bound of `packed`, for a schedule with one slot per rank and whole backwards."""
         if spec.schedule.kind not in WHOLE:
             return 0
         costs, constraints = self.costs(spec), constraints_of(spec)
@@ -96,12 +96,12 @@ class ReplayClock:
         return found
 
     def most_cost(self, spec: Spec, limit_ns: int) -> int:
-        """Whoever is busiest runs every microbatch."""
+        """The busiest part runs every microbatch."""
         beside = self._timer.beside(spec, self._timer.sums(spec))
         return (limit_ns - beside) // spec.schedule.microbatches_per_update
 
     def step_ns(self, spec: Spec, spans: Spans) -> int:
-        """As `planned_time` says it."""
+        """The step, as `planned_time` computes it."""
         return self._timer.step_ns(spec, spans)
 
     def variants(self, specs: Sequence[Spec]) -> Iterator[tuple[str, StepOf]]:
@@ -121,15 +121,15 @@ class ReplayClock:
             yield f"routing skew {SKEW:g}", lambda each, spans: timer.step_ns(each.model_copy(update=update), spans)
 
     def terms(self, spec: Spec, spans: Spans) -> Terms:
-        """As `planned_time` says them."""
+        """Terms of the step, as `planned_time` computes them."""
         return self._timer.terms(spec, spans)
 
 
 def _with_share(part: str, percent: int, rates: Rates) -> Rates:
-    """A percentage of a part's own."""
+    """A spec with one percentage changed."""
     return replace(rates, percent=rates.percent | {part: max(1, round(rates.percent[part] * percent / 100))})
 
 
 def _with_field(field: str, percent: int, rates: Rates) -> Rates:
-    """A percentage of a time."""
+    """A spec with one time changed."""
     return replace(rates, **{field: getattr(rates, field) * percent // 100})

@@ -1,4 +1,4 @@
-"""The results of a search, for people and programs: rows with their figures, why the other classes lost, and the certificate."""
+"""The results of a search: rows with their figures, reasons against other layouts, and the certificate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaplan.cost.replay import BUBBLE, EXPOSED
 from megaplan.exploration.engine import Explored
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import HOST_KEYS
-from megaplan.exploration.values import Exact, Layout
+from megaplan.exploration.values import Exact, LayoutChoice
 from megaplan.layout.build import build_layout
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
@@ -26,21 +26,21 @@ MAX_CLASSES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LayoutRow:
     """A layout of the result.
 
     Attributes:
         exact: The layout with its policy, cuts, time and memory.
-        spec: Its spec; the cuts are manual, with the search as their reason.
+        spec: Spec of the row; the cuts are manual, with the search as their reason.
         step_seconds: Modelled time of an optimizer step.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
         mfu: Model FLOPs over the peak of the dtype.
         peak_bytes: The largest peak of any rank.
-        headroom_bytes: Usable bytes less that.
+        headroom_bytes: Usable bytes less the peak.
         bubble_seconds: Idle time of a mean pipeline rank.
         exposed_seconds: Communication that a mean rank waits for.
         terms: Seconds of the step by term.
-        pareto: Whether no other row is at least as fast with more headroom.
+        pareto: True if no other row is at least as fast with more headroom.
     """
 
     exact: Exact
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """`KEY=VALUE` texts of everything that the search decided, cuts apart."""
+        """`KEY=VALUE` texts of every decision of the search, except cuts."""
         return changes_of(self.spec)
 
 
@@ -66,8 +66,8 @@ class Lost:
     """A class of layouts without a place among the rows.
 
     Attributes:
-        name: `mesh.tp=8`.
-        count: Layouts or combinations in it.
+        name: Text such as `mesh.tp=8`.
+        count: Number of layouts or combinations.
         reason: illegal, out of memory, slower, or, where headroom is the objective, less headroom.
         detail: The equation with its diagnostic's code; the column and by how much it exceeds;
             by how much slower and the term; or both headrooms.
@@ -81,7 +81,7 @@ class Lost:
     example: dict[str, Any]
 
 
-def rows_of(found: Explored, evaluator: Evaluator) -> tuple[Row, ...]:
+def rows_of(found: Explored, evaluator: Evaluator) -> tuple[LayoutRow, ...]:
     """The rows with their figures."""
     exact = found.rows
     rows = []
@@ -91,14 +91,14 @@ def rows_of(found: Explored, evaluator: Evaluator) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _row(one: Exact, evaluator: Evaluator, *, pareto: bool) -> Row:
+def _row(one: Exact, evaluator: Evaluator, *, pareto: bool) -> LayoutRow:
     spec = evaluator.space.spec_of(one.layout, one.policy)
     terms = {name: value / 1e9 for name, value in evaluator.side(spec).clock.terms(spec, one.spans).items()}
     seconds = one.step_ns / 1e9
     tokens = spec.global_batch_tokens / spec.mesh.world_size
     peaks = device_of(spec.device).peak_flops
     peak = float(peaks[spec.precision.params].value)
-    return Row(
+    return LayoutRow(
         exact=one,
         spec=with_cuts(spec, one),
         step_seconds=seconds,
@@ -114,7 +114,7 @@ def _row(one: Exact, evaluator: Evaluator, *, pareto: bool) -> Row:
 
 
 def with_cuts(spec: Spec, one: Exact) -> Spec:
-    """The spec with the row's cuts, by hand: what `megaplan estimate` of it says is what the search found."""
+    """The spec with the row's cuts as manual ones; `megaplan estimate` of it gives the numbers of the search."""
     if len(one.spans) == 1:
         return spec.model_copy(update={"split": spec.split.model_copy(update={"objective": "bottleneck"})})
     reason = "shortest modelled step of the cuts that fit, found by megaplan search"
@@ -123,7 +123,7 @@ def with_cuts(spec: Spec, one: Exact) -> Spec:
 
 
 def changes_of(spec: Spec) -> tuple[str, ...]:
-    """`KEY=VALUE` texts of what a search decides."""
+    """`KEY=VALUE` texts of the decisions of a search."""
     mesh, schedule = spec.mesh, spec.schedule
     names = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "vocab_parallel")
     found = [f"mesh.{name}={str(getattr(mesh, name)).lower()}" for name in names]
@@ -136,8 +136,8 @@ def changes_of(spec: Spec) -> tuple[str, ...]:
     return tuple(found)
 
 
-def why_not(found: Explored, evaluator: Evaluator, rows: tuple[Row, ...]) -> tuple[Lost, ...]:
-    """For every value of every axis that the best row does not have, the reason why no layout with it is better."""
+def why_not(found: Explored, evaluator: Evaluator, rows: tuple[LayoutRow, ...]) -> tuple[Lost, ...]:
+    """The reason that no layout with an axis value is better, for every value that the best row does not have."""
     lost = [
         Lost(item.key, item.count, "illegal", f"{item.code}: {item.detail.splitlines()[0]}", {})
         for item in sorted(evaluator.space.illegal.values(), key=lambda item: (item.key, item.code))
@@ -150,7 +150,9 @@ def why_not(found: Explored, evaluator: Evaluator, rows: tuple[Row, ...]) -> tup
     return tuple(lost)
 
 
-def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, left: Sequence[tuple[int, Layout]], axis: str, value: object) -> Lost:
+def _lost(
+    found: Explored, evaluator: Evaluator, winner: LayoutRow | None, left: Sequence[tuple[int, LayoutChoice]], axis: str, value: object
+) -> Lost:
     name = f"{NAMES.get(axis, f'mesh.{axis}')}={value}"
     seen = [outcome for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value]
     meshes = [(bound, mesh) for bound, mesh in found.bounds if axis == "kind" or getattr(mesh, axis) == value]
@@ -169,9 +171,9 @@ def _lost(found: Explored, evaluator: Evaluator, winner: Row | None, left: Seque
 
 
 def _behind(
-    found: Explored, evaluator: Evaluator, winner: Row, left: Sequence[tuple[int, Layout]], axis: str, value: object
-) -> tuple[str, str, Layout] | None:
-    """Reason, text and layout of the best that fits, or of the best bound of what was not explored; None where neither is left."""
+    found: Explored, evaluator: Evaluator, winner: LayoutRow, left: Sequence[tuple[int, LayoutChoice]], axis: str, value: object
+) -> tuple[str, str, LayoutChoice] | None:
+    """Reason, text and layout of the best that fits, or of the best bound among unexplored ones; None if there is neither."""
     fitting = [outcome.best for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value and outcome.best is not None]
     if fitting:
         best = min(fitting, key=lambda one: one.order(found.task.objective))
@@ -189,7 +191,7 @@ def _behind(
     return "slower", f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best", mesh
 
 
-def _slower(evaluator: Evaluator, winner: Row, best: Exact) -> str:
+def _slower(evaluator: Evaluator, winner: LayoutRow, best: Exact) -> str:
     spec = evaluator.space.spec_of(best.layout, best.policy)
     terms = evaluator.side(spec).clock.terms(spec, best.spans)
     name = max(terms, key=lambda term: terms[term] - winner.terms.get(term, 0.0) * 1e9)
@@ -198,8 +200,8 @@ def _slower(evaluator: Evaluator, winner: Row, best: Exact) -> str:
     return f"{format_ns(best.step_ns)}, {100 * more:+.1f} %: {name} {format_ns(terms[name])} against {before}"
 
 
-def _column(evaluator: Evaluator, layout: Layout) -> tuple[Column, int]:
-    """The largest column of the layout's most thrifty policy, cut evenly."""
+def _column(evaluator: Evaluator, layout: LayoutChoice) -> tuple[Column, int]:
+    """The largest column of the layout's policy with the least memory, with equal cuts."""
     from megaplan.layout.spans import spans_of  # noqa: PLC0415
     from megaplan.partition.equal import equal_cuts  # noqa: PLC0415
 
@@ -212,7 +214,7 @@ def _column(evaluator: Evaluator, layout: Layout) -> tuple[Column, int]:
 
 
 def lines_of(lost: tuple[Lost, ...]) -> Iterator[str]:
-    """Why classes lost, one a line."""
+    """Reasons against classes, one per line."""
     for one in lost[:MAX_CLASSES]:
         yield f"{one.name} ({one.count}): {one.reason}: {one.detail}"
     if len(lost) > MAX_CLASSES:

@@ -1,4 +1,4 @@
-"""How sure the first row is: the rows timed again with one efficiency changed at a time, and with uneven routing."""
+"""Robustness of the first row: the rows timed again with one efficiency changed at a time, and with uneven routing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Case(NamedTuple):
     """One change.
 
     Attributes:
-        name: What is changed: `network -10 %`.
-        best: Which row is best, from 0.
-        loss: By how much the first row's step is longer than that one's, as a share of it.
+        name: Name of the change: `network -10 %`.
+        best: Index of the best row, from 0.
+        loss: Excess of the first row's step over the best one's, relative to that.
     """
 
     name: str
@@ -24,22 +24,22 @@ class Case(NamedTuple):
 
 
 class Robustness(NamedTuple):
-    """Robustness of the first row among the rows, each with its policy and cuts as they are.
+    """Robustness of the first row among the rows, each with its policy and cuts.
 
     Attributes:
-        cases: One for each change.
+        cases: One case per change.
     """
 
     cases: tuple[Case, ...]
 
     @property
     def num_kept(self) -> int:
-        """In how many cases no other row is better than the first."""
+        """Number of cases in which no other row is better than the first."""
         return sum(case.best == 0 for case in self.cases)
 
     @property
     def worst(self) -> Case | None:
-        """The case in which the first row loses the most; None where it loses nothing."""
+        """The case with the largest loss of the first row; None if it loses nothing."""
         return max((case for case in self.cases if case.best), key=lambda case: case.loss, default=None)
 
 
@@ -49,7 +49,7 @@ def robustness(rows: Sequence[Exact], evaluator: Evaluator) -> Robustness:
     A change is ±10 % of one efficiency, or uneven routing where the model and its times have any.
     """
     specs = [evaluator.space.spec_of(row.layout, row.policy) for row in rows]
-    # a side is a clock of its own: what they change is the same, so they go side by side
+    # each side has its own clock, and their changes are the same, so they are paired
     clocks = [evaluator.side(spec).clock for spec in specs]
     changed = {id(clock): dict(clock.variants(specs)) for clock in clocks}
     cases = []

@@ -1,4 +1,4 @@
-"""The layouts and policies of a spec on a number of devices; what cannot run is counted by the rule that it breaks."""
+"""The layouts and policies of a spec on a number of devices; illegal ones are counted by the rule that they break."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
-from megaplan.exploration.values import Illegal, Layout, Policy
+from megaplan.exploration.values import Illegal, LayoutChoice, MemoryPolicy
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
@@ -19,9 +19,9 @@ from megaplan.spec.rules import check_rules
 VARIED = ("recompute", "schedule", "batch", "precision", "kernels")
 DEFAULT_VARIED = ("recompute", "schedule", "batch")
 SLOTS = (1, 2, 3, 4, 6, 8)
-"""Slots a rank of a looped schedule: more of them shorten the idle time of a step by less than its time is known."""
+"""Largest number of slots per rank of a looped schedule: more shorten the idle time by less than the accuracy of the time."""
 KINDS = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules beside the spec's own. GPipe and looped BFS hold more microbatches than 1F1B and interleaved 1F1B and wait as long."""
+"""Schedules in addition to the spec's own. GPipe and looped BFS hold more microbatches than 1F1B and interleaved 1F1B and idle as long."""
 FIXABLE = {
     **{f"mesh.{name}": name for name in ("pp", "vpp", "tp", "cp", "ep", "etp", "dp_replicate", "dp_shard")},
     **{"mesh.vocab_parallel": "vocab_parallel", "schedule.kind": "kind", "batch.micro_batch_size": "micro_batch"},
@@ -29,11 +29,11 @@ FIXABLE = {
     **{"recompute.default": "recompute", "host.recompute_num_layers": "full_layers", "precision.grads": "grads"},
     **{f"recompute.blocks.{letter}": f"recompute.{letter}" for letter in FAMILIES},
 }
-"""Keys that `--fix` takes, and what they are called here."""
+"""Keys that `--fix` takes, and their names here."""
 HOST_KEYS = ("kernels", "distributed_optimizer", "recompute_num_layers", "recompute_modules")
-"""Keys of `host` that a search decides, as far as the host reads them."""
+"""Keys of `host` that a search decides, if the host reads them."""
 UNSCHEDULED = ("zbv", 2)
-"""Schedule kind and slots a rank of a mesh until it gets its own."""
+"""Schedule kind and slots per rank of a mesh before it gets its own."""
 
 
 class Space:
@@ -41,9 +41,9 @@ class Space:
 
     Attributes:
         base: The spec, without manual cuts.
-        letters: One a layer.
-        illegal: What was left out, by code and key; complete once `layouts` has been called.
-        by_modules: The host recomputes modules and groups of layers, as Megatron-Core does, in place of policies by letter.
+        letters: One letter per layer.
+        illegal: Layouts that were left out, by code and key; complete after `layouts` was called.
+        by_modules: The host recomputes modules and groups of layers, as Megatron-Core does, instead of policies by letter.
     """
 
     def __init__(self, spec: Spec, devices: int, fixed: dict[str, Any], varied: Sequence[str]) -> None:
@@ -53,16 +53,16 @@ class Space:
         self.base = _without_manual_cuts(spec, self.letters)
         self.global_batch = spec.global_batch_size
         self.illegal: dict[tuple[str, str], Illegal] = {}
-        self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # what is wrong with each
+        self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # errors of each
         self._slots: dict[tuple[int, int], list[int]] = {}
         self._sections: dict[tuple[Hashable, ...], Section] = {}
-        self._policies: dict[int, list[Policy]] = {}
+        self._policies: dict[int, list[MemoryPolicy]] = {}
         self._host = spec.host.kind
         self.by_modules = "recompute_modules" in self._host.keys
         self._recomputed = list(self._recomputes())
 
     def keep_recomputes(self, kept: Sequence[tuple[tuple[str, str], ...]]) -> None:
-        """Leave only these policies by letter; see `exploration.recompute`."""
+        """Restrict policies by letter to these; see `exploration.recompute`."""
         self._recomputed = [found for found in self._recomputed if found[0] in kept]
         self._policies.clear()
 
@@ -71,11 +71,11 @@ class Space:
         """Every policy by letter."""
         return sorted({found[0] for found in self._recomputed})
 
-    def meshes(self) -> list[Layout]:
-        """All meshes and micro-batches, in a fixed order, each in place of the layouts that differ in schedule."""
+    def meshes(self) -> list[LayoutChoice]:
+        """All meshes and micro-batches, in a fixed order; each represents the layouts that differ in schedule."""
         return sorted(self._meshes())
 
-    def layouts_of(self, mesh: Layout) -> list[Layout]:
+    def layouts_of(self, mesh: LayoutChoice) -> list[LayoutChoice]:
         """The legal schedules of a mesh."""
         count = mesh.num_microbatches
         return [
@@ -84,24 +84,24 @@ class Space:
             if self._schedule_is_legal(kind, mesh.pp, vpp, count)
         ]
 
-    def slots_of(self, mesh: Layout) -> list[int]:
-        """Slots a rank under the legal schedules of a mesh."""
+    def slots_of(self, mesh: LayoutChoice) -> list[int]:
+        """Slots per rank under the legal schedules of a mesh."""
         pp, count = key = mesh.pp, mesh.num_microbatches
         if key not in self._slots:
             self._slots[key] = sorted({vpp for kind, vpp in self._schedules(pp) if self._schedule_breaks(kind, pp, vpp, count) is None})
         return self._slots[key]
 
-    def layouts(self) -> list[Layout]:
+    def layouts(self) -> list[LayoutChoice]:
         """All layouts."""
         return [layout for mesh in self.meshes() for layout in self.layouts_of(mesh)]
 
-    def policies(self, layout: Layout) -> list[Policy]:
-        """All policies that a layout may have; they depend on its tensor ranks alone, and the list is not to be changed."""
+    def policies(self, layout: LayoutChoice) -> list[MemoryPolicy]:
+        """All policies that a layout may have; they depend only on its tensor ranks, and the list must not be modified."""
         if layout.tp not in self._policies:
             self._policies[layout.tp] = self._policies_of(layout)
         return self._policies[layout.tp]
 
-    def _policies_of(self, layout: Layout) -> list[Policy]:
+    def _policies_of(self, layout: LayoutChoice) -> list[MemoryPolicy]:
         host, recomputes = self._host, self._recomputed
         reshards = self._choice("reshard", (False, True)) if host.reshards else [False]
         freely = layout.tp > 1 and not host.vocab_with_tp
@@ -113,15 +113,15 @@ class Space:
         if "precision" in self.varied:
             grads = self._choice("grads", ("fp32", "bf16"))
         return [
-            Policy(recompute, reshard, vocab, triton, distributed, layers, modules, grad)
+            MemoryPolicy(recompute, reshard, vocab, triton, distributed, layers, modules, grad)
             for (recompute, layers, modules), reshard, vocab, triton, distributed, grad in product(
                 recomputes, reshards, vocabs, kernels, sharded, grads
             )
             if self._policy_is_legal(layout, vocab=vocab)
         ]
 
-    def spec_of(self, layout: Layout, policy: Policy) -> Spec:
-        """The spec of a layout with a policy; as legal as both are."""
+    def spec_of(self, layout: LayoutChoice, policy: MemoryPolicy) -> Spec:
+        """The spec of a layout with a policy; it is legal if both are."""
         base = self.base
         mesh = Mesh.model_construct(
             None,
@@ -148,22 +148,22 @@ class Space:
         return base.model_copy(update=changes)
 
     def _section(self, name: str, **update: Hashable) -> Section:
-        """A section of the spec with some values; specs share it, for a section never changes."""
+        """A section of the spec with some values replaced; specs share it, because a section never changes."""
         key = name, *update.values()
         found = self._sections.get(key)
         if found is None:
             found = self._sections[key] = getattr(self.base, name).model_copy(update=update)
         return found
 
-    def _recompute(self, policy: Policy) -> Section:
-        """The same of the section of policies by letter."""
+    def _recompute(self, policy: MemoryPolicy) -> Section:
+        """The section of policies by letter, shared in the same way."""
         key = "recompute", policy.recompute
         found = self._sections.get(key)
         if found is None:
             found = self._sections[key] = self.base.recompute.model_copy(update={"default": "none", "blocks": _written(policy)})
         return found
 
-    def _meshes(self) -> Iterator[Layout]:
+    def _meshes(self) -> Iterator[LayoutChoice]:
         devices = self.devices
         for tp, cp in product(divisors(devices), divisors(devices)):
             if devices % (tp * cp) or not self._allows(tp=tp, cp=cp) or not self._group_is_legal(tp, cp, 1, 1, 1):
@@ -180,13 +180,13 @@ class Space:
                     for micro in self._micro_batches(data):
                         count = self.global_batch // (micro * data)
                         kind, vpp = UNSCHEDULED if pp > 1 else ("1f1b", 1)
-                        yield Layout(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
+                        yield LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
 
     def _shards(self, data: int) -> list[int]:
         """Data ranks over which state is sharded.
 
-        Of a distributed optimizer's all of them, unless one is asked for: copies of its shards need more memory, and the time of a step
-        has no term that they shorten. The same holds for an optimizer that is not distributed.
+        For a distributed optimizer these are all of them, unless one is given: copies of its shards need more memory, and no term of the
+        step's time is shorter with them. The same holds for an optimizer that is not distributed.
         """
         asked = "dp_shard" in self.fixed or "dp_replicate" in self.fixed
         return divisors(data) if asked or "distributed_optimizer" not in self._host.keys else [data]
@@ -207,12 +207,12 @@ class Space:
         return [micro for micro in divisors(self.global_batch // data) if self._allows(micro_batch=micro)]
 
     def _schedules(self, pp: int) -> Iterator[tuple[str, int]]:
-        """Kinds and slots a rank."""
+        """Kinds and slots per rank."""
         own = self.base.schedule.kind
         kinds = [kind for kind in SCHEDULES if kind in (self._host.schedules or (*KINDS, own)) or kind == self.fixed.get("kind")]
         if "schedule" not in self.varied and "kind" not in self.fixed:
             kinds = [own]
-        if pp == 1:  # nothing to schedule: microbatches accumulate
+        if pp == 1:  # no schedule: microbatches accumulate
             if self._allows(vpp=1):
                 yield "1f1b", 1
             return
@@ -234,7 +234,7 @@ class Space:
         return [(ep, etp) for ep, etp in product(eps, etps) if self.devices % (ep * etp) == 0]
 
     def _recomputes(self) -> Iterator[tuple[tuple[tuple[str, str], ...], int, tuple[str, ...]]]:
-        """Policies by letter, and layers of a group and modules that run again."""
+        """Policies by letter, and recomputed groups of layers and modules."""
         letters = [letter for letter in FAMILIES if letter in self.letters]
         base, host = self.base.recompute, self.base.host
         if "recompute" not in self.varied:
@@ -256,7 +256,7 @@ class Space:
             yield tuple((letter, "none") for letter in letters), int(full), ()
 
     def _modules(self) -> list[tuple[str, ...]]:
-        """Sets of modules of selective recompute: none, each alone, all that the model has."""
+        """Sets of modules of selective recompute: none, each by itself, all that the model has."""
         if not self.by_modules:
             return [()]
         host, latent = self.base.host, isinstance(self.base.model.attention, LatentAttention)
@@ -277,22 +277,22 @@ class Space:
         return all(name not in self.fixed or self.fixed[name] == value for name, value in values.items())
 
     def _group_is_legal(self, tp: int, cp: int, dp_shard: int, ep: int, etp: int) -> bool:
-        """True if the rules of the mesh and the host allow these degrees; they look at no other."""
+        """True if the rules of the mesh and the host allow these degrees; the rules depend on no others."""
         key = (tp, cp, dp_shard * cp * tp % (ep * etp), ep, etp)
         if key not in self._groups:
-            policy = Policy(
+            policy = MemoryPolicy(
                 (), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads=self._grads
             )
             if self._host.vocab_with_tp:
                 policy = policy._replace(vocab_parallel=tp > 1)
-            layout = Layout(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
+            layout = LayoutChoice(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
             found = check_rules(self.spec_of(layout, policy))
             self._groups[key] = [item for item in found if item.severity is Severity.ERROR]
         for item in self._groups[key][:1]:
             self._count(item.location.key or "mesh", item.code, item.detail)
         return not self._groups[key]
 
-    def _policy_is_legal(self, layout: Layout, *, vocab: bool) -> bool:
+    def _policy_is_legal(self, layout: LayoutChoice, *, vocab: bool) -> bool:
         return not vocab or self.base.model.vocab_size % layout.tp == 0
 
     @property
@@ -306,7 +306,7 @@ class Space:
         return broken is None
 
     def _schedule_breaks(self, kind: str, pp: int, vpp: int, count: int) -> tuple[str, str, str] | None:
-        """Key, code and detail of the rule that a schedule breaks on so many ranks."""
+        """Key, code and detail of the rule that a schedule breaks on this number of ranks."""
         places = len(self.allowed_cuts) + 1
         if pp * vpp > places:
             layers = len(self.letters)
@@ -322,7 +322,7 @@ class Space:
 
     @property
     def allowed_cuts(self) -> tuple[int, ...]:
-        """Cuts that any split may make."""
+        """Cuts that a split may have."""
         from megaplan.partition.constraints import constraints_of  # noqa: PLC0415
 
         if not hasattr(self, "_cuts"):
@@ -334,12 +334,12 @@ class Space:
         self.illegal[code, key] = Illegal(key, code, known.detail if known else detail, known.count + 1 if known else 1)
 
 
-def _written(policy: Policy) -> dict[str, str]:
+def _written(policy: MemoryPolicy) -> dict[str, str]:
     return {letter: name for letter, name in policy.recompute if name != "none"}
 
 
 def _without_manual_cuts(spec: Spec, letters: str) -> Spec:
-    """The spec with weighted cuts; GPTModel's layers of two operators stay whole."""
+    """The spec with weighted cuts; GPTModel's layers of two operators stay together."""
     update: dict[str, Any] = {"mode": "weighted", "objective": "step_time", "spans": None, "reason": None, "protects": ()}
     if spec.host.model == "gpt":
         odd = set(range(1, len(letters), 2))

@@ -1,4 +1,4 @@
-"""The values of a search: a layout, its policy, and what was found of them."""
+"""The values of a search: a layout, its policy, and their results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from megaplan.spec.models import Spec
 Objective = Literal["time", "headroom", "tokens_per_second_per_device"]
 
 
-class Layout(NamedTuple):
-    """Degrees, schedule and micro-batch; everything that a row of the result is told from another by.
+class LayoutChoice(NamedTuple):
+    """Degrees, schedule and micro-batch: everything that distinguishes one row of the result from another.
 
     Attributes:
         pp: Pipeline ranks.
-        vpp: Slots of each.
-        kind: Of the schedule.
+        vpp: Slots of each pipeline rank.
+        kind: Kind of the schedule.
         tp: Tensor-parallel ranks.
         cp: Context-parallel ranks.
         ep: Ranks over which experts are spread.
@@ -26,7 +26,7 @@ class Layout(NamedTuple):
         dp_replicate: Copies of the sharded state.
         dp_shard: Ranks over which state is sharded.
         micro_batch: Sequences of a microbatch.
-        num_microbatches: Of an optimizer step.
+        num_microbatches: Microbatches of an optimizer step.
     """
 
     pp: int
@@ -42,8 +42,8 @@ class Layout(NamedTuple):
     num_microbatches: int
 
 
-class Policy(NamedTuple):
-    """Choices that trade a layout's memory for time; of a layout's policies the result has the best.
+class MemoryPolicy(NamedTuple):
+    """Settings that trade a layout's memory for time; the result has the best policy of each layout.
 
     Attributes:
         recompute: Policy of each letter of the pattern.
@@ -66,8 +66,8 @@ class Policy(NamedTuple):
     grads: str
 
 
-SpecOf = Callable[[Layout, Policy], Spec]
-"""Makes the spec of a layout with a policy."""
+SpecOf = Callable[[LayoutChoice, MemoryPolicy], Spec]
+"""Function that gives the spec of a layout with a policy."""
 
 
 class Exact(NamedTuple):
@@ -75,22 +75,22 @@ class Exact(NamedTuple):
 
     Attributes:
         layout: The layout.
-        policy: Its policy.
+        policy: Policy of the layout.
         spans: Layers of each slot.
         step_ns: Modelled time of an optimizer step.
         peak_bytes: Largest peak of any rank.
-        headroom_bytes: Usable bytes less that.
+        headroom_bytes: Usable bytes less the peak.
     """
 
-    layout: Layout
-    policy: Policy
+    layout: LayoutChoice
+    policy: MemoryPolicy
     spans: Spans
     step_ns: int
     peak_bytes: int
     headroom_bytes: int
 
     def order(self, objective: Objective) -> tuple[object, ...]:
-        """The key that rows are sorted by: the objective, the other quantity, and the layout itself, so that no two are equal."""
+        """The sort key of rows: the objective, the other quantity, and the layout itself, so that no two are equal."""
         values = (-self.headroom_bytes, self.step_ns) if objective == "headroom" else (self.step_ns, -self.headroom_bytes)
         return (*values, self.layout, self.policy)
 
@@ -101,16 +101,16 @@ class Outcome:
 
     Attributes:
         layout: The layout.
-        best: Its best policy that fits; None where none does, or none could win.
+        best: The best policy that fits; None if none fits or none could win.
         num_evaluated: Policies whose memory or time was evaluated exactly.
         num_pruned: Policies that a bound left out.
-        bound_ns: No cuts and no policy that may fit give a shorter step.
-        proven: Whether every policy that does not fit was proven not to fit whatever the cuts are.
-        over_bytes: By how much the policy that came closest exceeds the memory; 0 where one fits, or none was tried.
-        column: The largest column of that attempt; None where one fits.
+        bound_ns: Lower bound on the step over all cuts and all policies that may fit.
+        proven: True if every policy that does not fit is proven not to fit for any cuts.
+        over_bytes: Smallest excess of a policy over the memory; 0 if one fits, or none was tried.
+        column: The largest column of that attempt; None if one fits.
     """
 
-    layout: Layout
+    layout: LayoutChoice
     best: Exact | None
     num_evaluated: int
     num_pruned: int
@@ -122,11 +122,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Illegal:
-    """A class of layouts that no run could have.
+    """A class of layouts that no run can have.
 
     Attributes:
-        key: Of the spec, as the diagnostic places it.
-        code: Of the diagnostic.
+        key: Key of the spec, as in the diagnostic.
+        code: Code of the diagnostic.
         detail: The equation of the first of them.
         count: Combinations of degrees left out for it.
     """

@@ -1,1 +1,1 @@
-"""Plans as other frameworks' launch files, and what each of them cannot express. One file a host."""
+"""Plans as other frameworks' launch files, with the settings that each framework cannot express. One file per host."""

@@ -12,9 +12,14 @@ from typing import Any
 
 from megaplan.exporters.values import Source
 from megaplan.exporters.viewers import ReplayedStep, replayed_step
-from megaplan.schedules import Kind
+from megaplan.schedules import ActionKind
 
-NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input gradients", Kind.WEIGHT: "weight gradients"}
+NAMES = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT: "input gradients",
+    ActionKind.WEIGHT: "weight gradients",
+}
 
 
 def chrome_trace(source: Source) -> str:

@@ -62,7 +62,7 @@ def _recomputes(source: Source) -> bool:
 
 
 def _stage(source: Source) -> tuple[dict[str, Any], list[Loss]]:
-    """ZeRO: under a pipeline states alone; parameters where they are freed after forward; else gradients and states."""
+    """ZeRO stage: under a pipeline optimizer states only; parameters if they are freed after forward; else gradients and states."""
     spec, losses = source.spec, []
     mesh, reshard = spec.mesh, spec.sharding.reshard_after_forward
     if mesh.dp_replicate > 1:
@@ -87,7 +87,7 @@ def _losses(source: Source) -> list[Loss]:
         detail = f"stages of {counts} layers: DeepSpeed partitions by count, parameters or a class name, and uniform is written"
         found.append(Loss("split", detail, "split: {mode: equal}"))
     if mesh.vpp > 1:
-        found.append(Loss("mesh.vpp", f"mesh.vpp = {mesh.vpp}: DeepSpeed runs one stage a rank", "vpp: 1"))
+        found.append(Loss("mesh.vpp", f"mesh.vpp = {mesh.vpp}: DeepSpeed runs one stage per rank", "vpp: 1"))
     if schedule.kind != "1f1b":
         found.append(Loss("schedule.kind", f"schedule.kind = {schedule.kind}: DeepSpeed's pipeline is 1F1B", "schedule: {kind: 1f1b}"))
     policies = {letter: source.spec.recompute.of(letter) for letter in sorted(set(source.letters))}

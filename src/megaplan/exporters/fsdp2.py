@@ -1,4 +1,4 @@
-"""A wrap plan for torch's own FSDP2 and pipelining: what to shard, over which mesh, in which order, and with which dtypes."""
+"""A wrap plan for torch's own FSDP2 and pipelining: modules to shard, with mesh, order and dtypes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _dims(mesh: Any, names: tuple[str, ...]) -> dict[str, int]:
 def _wraps(source: Source) -> list[dict[str, Any]]:
     """Bottom up: an expert bank over its own shard mesh, each layer and prediction depth, each stage.
 
-    A bank's parameters are the rows of all its experts: as stacks, cut along dim 0, more shards than experts would be padding.
+    A bank's parameters are the rows of all its experts: stacks, sharded along dim 0, would need padding with more shards than experts.
     """
     spec, reshard = source.spec, source.spec.sharding.reshard_after_forward
     found: list[dict[str, Any]] = []

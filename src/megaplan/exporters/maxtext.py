@@ -118,7 +118,7 @@ def _experts(source: Source) -> dict[str, Any]:
 
 
 def _rate(source: Source) -> dict[str, Any]:
-    """A constant rate is a cosine that ends where it begins."""
+    """A constant rate as a cosine that ends at its first value."""
     training = source.spec.training
     rate = training.rate_schedule
     found: dict[str, Any] = {

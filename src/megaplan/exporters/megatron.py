@@ -6,12 +6,14 @@ import shlex
 from collections.abc import Iterator
 from math import nextafter
 
+from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
+from megaplan.errors import Location, MegaplanError
 from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.limits import MEGATRON_RECIPES, launch_limits
-from megaplan.hosts.megatron.pattern import LETTERS, format_hybrid
+from megaplan.hosts.megatron.pattern import LETTERS, OURS, format_hybrid
 from megaplan.hosts.megatron.stages import format_layout
 from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.low_precision import FORMATS
@@ -20,9 +22,9 @@ from megaplan.spec.models import GroupedQueryAttention, LatentAttention, LinearS
 from megaplan.spec.training import ConstantRate, CosineRate, Training, warm_up_steps
 
 Values = dict[str, object]
-"""Of arguments, by name; None and False leave an argument out."""
+"""Values of arguments by name; None and False omit an argument."""
 SYMBOLS = {**LETTERS, "R": "G", "C": "M"}
-"""Of each of our letters, its own or the nearest; a limit tells which is not the same block."""
+"""Megatron's letter for each letter of a pattern, or the nearest one; a limit reports blocks that differ."""
 CARRIED = frozenset({
     "model", "mesh", "sharding", "schedule", "batch", "precision", "optimizer.matrix", "optimizer.other",
     "optimizer.newton_schulz_steps", "recompute", "host.name", "training.steps", "training.seed", "training.learning_rate",
@@ -31,11 +33,18 @@ CARRIED = frozenset({
 AS_MEGARUN = Host(
     name=HOST.name, attention_mask=False, hidden_dropout=0.0, attention_dropout=0.0, moe_grouped_gemm=True, moe_load_balancing="none"
 )
-"""What comes nearest to a plan of megarun: no dropout, no mask, experts in one GEMM."""
+"""Settings of Megatron that are nearest to a plan of megarun: no dropout, no mask, experts in one GEMM."""
 
 
 def export_megatron(source: Source) -> Exported:
-    """A shell script. What Megatron cannot run is written as the nearest it can, and told."""
+    """A shell script. Settings that Megatron cannot run are written as the nearest ones it can, and reported.
+
+    Raises:
+        MegaplanError: MP921, a family has no letter of Megatron's, not even a nearest one.
+    """
+    if unknown := sorted(set(source.letters) - set(SYMBOLS)):
+        why = f"layers are {', '.join(unknown)}, and Megatron's letters are {' '.join(OURS)}"
+        raise MegaplanError([diagnostic("MP921", why, Location(key="model.pattern"), ("megaplan export PLAN --to fsdp2",))])
     host = source.spec.host if source.is_of(HOST.name) else AS_MEGARUN
     spec = source.spec.model_copy(update={"host": host})
     limits = [*launch_limits(spec, source.letters)]
@@ -57,7 +66,7 @@ def export_megatron(source: Source) -> Exported:
 
 
 def _module_losses(spec: Spec, letters: str, *, gpt: bool) -> Iterator[Loss]:
-    """What Megatron takes from the layers, or counts otherwise in a hybrid pattern."""
+    """Settings of prediction modules that Megatron takes from the layers, or counts differently in a hybrid pattern."""
     mtp, attention = spec.model.features.mtp, spec.model.attention
     as_last = "AE" if letters.endswith("E") else "AD"
     if gpt and mtp is not None and mtp.letters != as_last:
@@ -72,7 +81,7 @@ def _module_losses(spec: Spec, letters: str, *, gpt: bool) -> Iterator[Loss]:
 
 
 def _arguments(spec: Spec, joint: Values) -> list[tuple[str, object]]:
-    """Every argument with its value, in the order of the table: of one key of the spec, or of those that several decide."""
+    """Every argument with its value, in the order of the table: from one key of the spec, or from several together."""
     model = spec.model
     kinds = {section.kind for section in (model.attention, model.mamba) if section is not None}
     blocks = frozenset({*kinds, *(["moe"] if model.moe is not None else []), *(["fsdp"] if spec.sharding.reshard_after_forward else [])})
@@ -177,14 +186,14 @@ def _attention(spec: Spec, letters: str) -> Values:
         "attention_output_gate": attention.gate,
         "add_qkv_bias": attention.bias and not attention.output_bias,
         "rotary_percent": _percent(attention.rotary_dim, attention.head_dim) if attention.rotary_dim is not None else None,
-        **(_scaling(attention) if len(attention.nope_layers) < letters.count("A") else {}),  # of rotated layers alone
+        **(_scaling(attention) if len(attention.nope_layers) < letters.count("A") else {}),  # only for rotated layers
         "window_size": (window - 1, 0) if window is not None else None,
         "window_attn_skip_freq": _flags(attention.full_layers, letters) if spec.host.model == "gpt" and attention.full_layers else None,
     }
 
 
 def _scaling(attention: GroupedQueryAttention) -> Values:
-    """Scaled frequencies, of the kinds that Megatron has; a limit tells of the others."""
+    """Scaled frequencies, of the kinds that Megatron has; a limit reports the others."""
     scaling = attention.rope_scaling
     if isinstance(scaling, Llama3Scaling):
         return {"use_rope_scaling": True, "rope_scaling_factor": scaling.factor}
@@ -192,13 +201,13 @@ def _scaling(attention: GroupedQueryAttention) -> Values:
 
 
 def _percent(part: int, whole: int) -> float:
-    """A share of which Megatron takes the whole number below."""
+    """A share that Megatron rounds down to a whole percent."""
     share = part / whole
     return share if int(whole * share) == part else nextafter(share, 1.0)
 
 
 def _flags(full: tuple[int, ...], letters: str) -> str:
-    """One flag an attention layer, 0 where it has no window."""
+    """One flag per attention layer, 0 if it has no window."""
     return "+".join(f"[{int(index not in full)}]*1" for index, letter in enumerate(letters) if letter == "A")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from megaplan.columns import Column, Phase
 from megaplan.exporters.values import Source
 from megaplan.exporters.viewers import ReplayedStep, replayed_step
-from megaplan.schedules import Action, Kind
+from megaplan.schedules import Action, ActionKind
 
 BASE = 0x7F0000000000
 """Address of each device's segment, as CUDA's are."""
@@ -20,7 +20,7 @@ LASTING = (
     *(Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS, Column.GRADIENTS),
     *(Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER, Column.WORKSPACE, Column.OVERHEAD),
 )
-"""Columns of which nothing is kept for a microbatch in flight."""
+"""Columns that hold nothing for a microbatch in flight."""
 
 
 def memory_snapshot(source: Source) -> bytes:
@@ -46,7 +46,7 @@ def snapshot_document(step: ReplayedStep) -> dict[str, Any]:
 
 
 class _Device:
-    """Blocks and events of one pp rank; freed addresses are used again for allocations of the same size."""
+    """Blocks and events of one pp rank; freed addresses are reused for allocations of the same size."""
 
     def __init__(self, step: ReplayedStep, rank: int) -> None:
         self.rank, self.kept, self.end = rank, step.kept, BASE
@@ -75,11 +75,11 @@ class _Device:
 
     def _run(self, time: int, part: Action) -> None:
         kept, key = self.kept[part.slot], (part.slot, part.microbatch)
-        if part.kind is Kind.FORWARD:
+        if part.kind is ActionKind.FORWARD:
             self._allocate(time, key, kept.full, "saved for backward")
             return
         self._release(time, key)
-        if part.kind is Kind.INPUT:
+        if part.kind is ActionKind.INPUT:
             self._allocate(time, key, kept.pending, "kept for weight gradients")
 
     def _allocate(self, time: int, key: tuple[int, int], size: int, what: str) -> None:
@@ -117,8 +117,8 @@ class _Device:
 
 
 def _changes(step: ReplayedStep, rank: int) -> list[tuple[int, bool, Action]]:
-    """(time, allocates, action): a forward allocates when it begins, all others free when they end, which comes first at one time."""
-    parts = [(item, part, part.kind is Kind.FORWARD) for item in step.timeline.ranks[rank] for part in item.action.parts]
+    """(time, allocates, action): a forward allocates when it begins, all others free when they end; at equal times frees come first."""
+    parts = [(item, part, part.kind is ActionKind.FORWARD) for item in step.timeline.ranks[rank] for part in item.action.parts]
     return [(item.start if forward else item.stop, forward, part) for item, part, forward in parts]
 
 

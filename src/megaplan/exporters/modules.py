@@ -15,7 +15,7 @@ def stage_modules(source: Source) -> list[list[str]]:
 
 
 def optimizer_groups(source: Source) -> list[dict[str, Any]]:
-    """Muon's and AdamW's tensors, by module pattern of the inventory, and those that no optimizer updates."""
+    """Muon's and AdamW's tensors, by module pattern of the inventory, and tensors that no optimizer updates."""
     optimizer = source.spec.optimizer
     names: dict[str, list[str]] = {"matrix": [], "other": [], "frozen": []}
     for name, tensor in source.inventory.tensors():

@@ -123,7 +123,7 @@ def _mesh_losses(source: Source) -> Iterator[Loss]:
         detail = f"mesh.pp = {mesh.pp}: nanotron cuts by its own costs of blocks, and takes no cuts"
         yield Loss("split", detail, "mesh: {pp: 1}")
     if mesh.vpp > 1:
-        yield Loss("mesh.vpp", f"mesh.vpp = {mesh.vpp}: nanotron runs one stage a rank", "vpp: 1")
+        yield Loss("mesh.vpp", f"mesh.vpp = {mesh.vpp}: nanotron runs one stage per rank", "vpp: 1")
     if schedule.kind not in ("1f1b", "gpipe"):
         yield Loss("schedule.kind", f"schedule.kind = {schedule.kind}: nanotron runs 1F1B or all forwards first", "schedule: {kind: 1f1b}")
     if mesh.dp_replicate > 1 and mesh.dp_shard > 1:

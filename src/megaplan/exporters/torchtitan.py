@@ -24,7 +24,7 @@ CARRIED = frozenset({
 OF_ITS_HOST = frozenset({"host.name", "host.compile_model", "host.compile_loss", "host.async_tensor_parallel", "host.foreach_optimizer",
     "host.reserved_percent", "precision.recipe", "recompute.default",
 })  # fmt: skip
-"""What is written of a spec whose host is torchtitan, or decides estimates alone."""
+"""Keys that are written for a spec whose host is torchtitan, or that affect only estimates."""
 TRANSFORMERS = ("AD", "AE")
 
 
@@ -32,8 +32,8 @@ def export_torchtitan(source: Source) -> Exported:
     """JSON whose sections have the names and fields of torchtitan's own config classes."""
     spec, losses = source.spec, _losses(source)
     mesh, schedule, training = spec.mesh, spec.schedule, spec.training
-    modules, told = _modules(source)
-    losses += told
+    modules, lost = _modules(source)
+    losses += lost
     size = spec.batch.micro_batch_size
     parallelism: dict[str, Any] = {
         "data_parallel_replicate_degree": mesh.dp_replicate,
@@ -75,14 +75,14 @@ def export_torchtitan(source: Source) -> Exported:
 
 
 def _checkpoint(source: Source) -> str:
-    """One policy of all blocks; per-operation checkpointing is what `selective` means under host torchtitan."""
+    """One policy for all blocks; `selective` means per-operation checkpointing under host torchtitan."""
     if source.is_of(HOST.name) and _all(source, "selective"):
         return "selective"
     return "full" if _all(source, "full") else "none"
 
 
 def _add_host(source: Source, document: dict[str, Any]) -> None:
-    """The sections that a spec states whose host is torchtitan."""
+    """Adds the sections of a spec whose host is torchtitan."""
     host, recipe = source.spec.host, source.spec.precision.recipe
     components = [name for name, compiled in (("model", host.compile_model), ("loss", host.compile_loss)) if compiled]
     document["compile"] = {"enable": bool(components), "components": components or ["model", "loss"]}

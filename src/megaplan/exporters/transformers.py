@@ -1,4 +1,4 @@
-"""What a host of transformers alone can build: blocks of attention with an MLP, or with experts."""
+"""Models of hosts that build only transformers: blocks of attention with an MLP, or with experts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def transformer_layers(source: Source, host: str, blocks: tuple[str, ...]) -> in
 
     Args:
         source: The plan.
-        host: Its name, for the diagnostic.
-        blocks: Pairs that the host's models have; all blocks are of one.
+        host: Name of the host, for the diagnostic.
+        blocks: Pairs of letters that the host's models have; all blocks of a model are equal.
 
     Raises:
-        MegaplanError: MP921, the host has no such model.
+        MegaplanError: MP921 if the host has no such model.
     """
     letters = source.letters
     found = {letters[index : index + 2] for index in range(0, len(letters), 2)}
@@ -26,7 +26,7 @@ def transformer_layers(source: Source, host: str, blocks: tuple[str, ...]) -> in
     why = None
     if len(found) != 1 or not found <= set(blocks):
         kinds = ", ".join(f"{count} {letter}" for letter in FAMILIES if (count := letters.count(letter)))
-        why = f"layers are {kinds}; {host} builds {' or '.join(blocks)} blocks, all alike"
+        why = f"layers are {kinds}; {host} builds {' or '.join(blocks)} blocks, all equal"
     elif not isinstance(attention, GroupedQueryAttention):
         why = f"model.attention.kind = mla, and {host}'s config has grouped-query attention"
     if why is not None:
@@ -35,7 +35,7 @@ def transformer_layers(source: Source, host: str, blocks: tuple[str, ...]) -> in
 
 
 def uneven_stages(source: Source, host: str) -> list[Loss]:
-    """Cuts that a host decides itself."""
+    """Loss for cuts on hosts that decide them themselves."""
     sizes = [slot.stop - slot.start for slot in source.slots()]
     if len(set(sizes)) == 1 and not any(size % 2 for size in sizes):
         return []

@@ -1,4 +1,4 @@
-"""What an exporter is given and what it returns; every key of the plan is written, or told as lost."""
+"""Inputs and results of an exporter; every key of the plan is written, or reported as lost."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PLANNING_ONLY = frozenset(
         "host.fragmentation_percent",
     }
 )
-"""Keys that decide estimates or cuts alone; layers and cuts themselves are each exporter's to write."""
+"""Keys that affect only estimates or cuts; each exporter writes the layers and cuts itself."""
 
 
 class Loss(NamedTuple):
-    """Something of the plan that the host cannot express.
+    """A setting of the plan that the host cannot express.
 
     Attributes:
         key: Dotted key of the spec.
-        detail: The values, and what the host does instead.
+        detail: The values, and the host's behaviour instead.
         fix: A change after which nothing is lost, or empty.
-        strict: Whether a strict export refuses it; not where the host reads no model at all, and its own code must be this plan's.
+        strict: True if a strict export refuses it; false if the host reads no model at all, so that its own code must be this plan's.
     """
 
     key: str
@@ -49,9 +49,9 @@ class Source:
     """A plan to export.
 
     Attributes:
-        spec: Of the plan.
-        inventory: Its parameter tensors.
-        layout: Its slots.
+        spec: Spec of the plan.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
     """
 
     spec: Spec
@@ -59,12 +59,12 @@ class Source:
     layout: Layout
 
     def is_of(self, host: str) -> bool:
-        """True if the plan is of this host, whose own keys an exporter of it then writes."""
+        """True if the plan is for this host; the exporter then writes the host's own keys."""
         return self.spec.host.name == host
 
     @property
     def letters(self) -> str:
-        """One a layer."""
+        """One letter per layer."""
         return "".join(block.family for block in self.inventory.layers)
 
     @property
@@ -73,7 +73,7 @@ class Source:
         return tuple(self.letters[slot.start : slot.stop] for slot in self.layout.slots)
 
     def slots(self) -> tuple[Slot, ...]:
-        """In model order."""
+        """Slots in model order."""
         return self.layout.slots
 
 
@@ -83,7 +83,7 @@ class Exported:
 
     Attributes:
         text: The file.
-        losses: What it does not say.
+        losses: Settings that the file does not express.
     """
 
     text: str
@@ -96,13 +96,13 @@ def complete(source: Source, text: str, carried: Collection[str], losses: Collec
     Args:
         source: The plan.
         text: The file.
-        carried: Dotted keys that the file says; a section's key stands for all of it.
-        losses: What the exporter told itself.
+        carried: Dotted keys that the file expresses; a section's key covers all its keys.
+        losses: Losses that the exporter reported itself.
     """
-    told = [loss.key for loss in losses]
+    reported = [loss.key for loss in losses]
     found = list(losses)
     for key, value in _leaves(source.spec, "", carried):
-        if not any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in told):
+        if not any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in reported):
             found.append(Loss(key, f"{key} = {_shown(value)}: the host has no counterpart"))
     return Exported(text, tuple(dict.fromkeys(found)))
 

@@ -15,14 +15,14 @@ from megaplan.schedules import MAX_REPLAYED, Timeline, num_actions
 
 
 class ReplayedStep(NamedTuple):
-    """A step with what it holds.
+    """A replayed step with its memory.
 
     Attributes:
         timeline: Actions of every pp rank, in ns, with the times of the device's peak rates.
         chunks: Chunk of each slot.
         kept: Bytes of one microbatch on each slot.
         levels: (ns, bytes) of every pp rank.
-        ranks: Of every pp rank the budget with the largest forward and backward, which the levels follow.
+        ranks: Budget with the largest forward and backward of each pp rank, which the levels follow.
     """
 
     timeline: Timeline

@@ -1,4 +1,4 @@
-"""What the rules of families look at, and the arithmetic that all rules share."""
+"""The view of a spec that rules of families need, and the arithmetic that all rules share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MAX_LISTED = 12
 _MAX_DIVISOR = 1024
 
 
-class Checked(Protocol):
-    """A spec under check; rules about layers are left out where the pattern does not parse."""
+class CheckedSpec(Protocol):
+    """A spec under check; rules about layers do not run if the pattern does not parse."""
 
     @property
     def hidden_size(self) -> int:
@@ -22,14 +22,14 @@ class Checked(Protocol):
 
     @property
     def letters(self) -> str | None:
-        """One a layer; None if the pattern does not parse."""
+        """One letter per layer; None if the pattern does not parse."""
 
     @property
     def attends_ahead(self) -> bool:
-        """Whether multi-token prediction attends beside the layers."""
+        """True if multi-token prediction attends in addition to the layers."""
 
     def count(self, letter: str) -> int:
-        """How many layers have the letter."""
+        """Number of layers with the letter."""
 
     def error(self, code: str, detail: str, key: str, *hints: str) -> Diagnostic:
         """An error at a key."""
@@ -41,19 +41,19 @@ def divisors(number: int) -> list[int]:
 
 
 def use_one_of(numbers: list[int]) -> str:
-    """`use 1, 2, 4, 8 or 16`."""
+    """Hint text such as `use 1, 2, 4, 8 or 16`."""
     if len(numbers) > _MAX_LISTED:
         return f"use {', '.join(map(str, numbers[:_MAX_LISTED]))} or another divisor"
     return f"use {series([str(number) for number in numbers])}"
 
 
 def remainder(name: str, value: int, degree_name: str, degree: int) -> str:
-    """`moe.num_experts = 16, mesh.ep = 6, and 16 % 6 = 4`."""
+    """Equation text such as `moe.num_experts = 16, mesh.ep = 6, and 16 % 6 = 4`."""
     return f"{name} = {value}, {degree_name} = {degree}, and {value} % {degree} = {value % degree}"
 
 
-def rising(checked: Checked, key: str, numbers: tuple[int, ...]) -> Iterator[Diagnostic]:
-    """MP332 if a list of layers or cuts is not strictly rising."""
+def rising(checked: CheckedSpec, key: str, numbers: tuple[int, ...]) -> Iterator[Diagnostic]:
+    """MP332 if a list of layers or cuts does not rise strictly."""
     for before, after in pairwise(numbers):
         if after <= before:
             detail = f"{key.removeprefix('model.')}: {after} follows {before}"

@@ -1,4 +1,4 @@
-"""The families by letter, in the order in which a person reads them. Another one is a folder and a line here."""
+"""The families by letter, in display order. A new one is a folder and a line here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORDER = (ATTENTION, MAMBA, EXPERTS, RECURRENT, DENSE, LINEAR_ATTENTION, SHORT_C
 FAMILIES: dict[str, Family] = {family.letter: family for family in _ORDER}
 
 PARTS = ("head", "attention", "scan", "experts", "recurrence", "memory", "node", "network")
-"""What beside the linears of a letter's blocks reaches a share of its peak of its own."""
+"""Operations of a letter's blocks, other than its linears, that reach their own share of a peak."""
 if TYPE_CHECKING:
     Letter = str
     Rated = str

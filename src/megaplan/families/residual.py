@@ -1,8 +1,8 @@
-"""How a block reads the residual stream and adds to it: which norm, and where it stands.
+"""The residual path of a block: the kind and the place of the norm between stream and block.
 
-A family's tensors, program and work are those of a block that reads an RMSNorm of the stream and adds what it makes. Of another norm, or
-at another place, these functions make the block's from the family's: the norm is the first tensor, its operation is `norm`, and what adds
-is `residual`.
+A family's tensors, program and work are those of a block that reads an RMSNorm of the stream and adds its result. For another norm, or
+another place, these functions derive the block's from the family's: the norm is the first tensor, its operation is `norm`, and the
+addition is `residual`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NormPlacement = Literal["pre", "post", "both"]
 NORMED = "normed"
 POST_NORM = "post_norm"
 PASS_ON = "pass on"
-"""The operation, behind all others, that stands for the block after this one where that reads the norm of this one."""
+"""Last operation of a block whose norm the next block reads; it represents that block."""
 ReturnedGradient = Literal["whole", "view"]
 
 
-class Shared(NamedTuple):
-    """What a block that reads another one's norm does with it.
+class SharedNorm(NamedTuple):
+    """Use of a norm that belongs to another block.
 
     Attributes:
-        gradient: How it hands the gradient back: whole, or as a view of a product.
-        keeps: Whether it keeps the norm for backward.
+        gradient: Form in which the block returns the gradient: whole, or as a view of a product.
+        keeps: True if the block keeps the norm for backward.
     """
 
     gradient: ReturnedGradient
@@ -50,16 +50,16 @@ class ResidualPath(NamedTuple):
 
     Attributes:
         norm: rmsnorm, or layernorm with a bias.
-        placement: Before the block (pre), on what it adds (post), or both.
-        shares_input: The block reads what the block before it reads, after that block's norm.
-        passes_on: The block after it does, and this is what becomes of the norm there; None where it does not.
-        scaled: What the block adds is multiplied by a constant.
+        placement: Place of the norm: before the block (pre), on its output (post), or both.
+        shares_input: The block reads the normed input of the block before it.
+        passes_on: Use of the norm by the block after this one; None if that block does not read it.
+        scaled: The block's output is multiplied by a constant.
     """
 
     norm: NormKind = "rmsnorm"
     placement: NormPlacement = "pre"
     shares_input: bool = False
-    passes_on: Shared | None = None
+    passes_on: SharedNorm | None = None
     scaled: bool = False
 
 
@@ -67,7 +67,7 @@ PLAIN = ResidualPath()
 
 
 def norm_tensors(kind: NormKind, width: int, prefix: str = "norm.") -> tuple[ParamTensor, ...]:
-    """Scale, and of a LayerNorm the bias."""
+    """Scale of a norm, and bias of a LayerNorm."""
     scale = norm(f"{prefix}weight", width)
     if kind == "rmsnorm":
         return (scale,)
@@ -75,7 +75,7 @@ def norm_tensors(kind: NormKind, width: int, prefix: str = "norm.") -> tuple[Par
 
 
 def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size: int) -> tuple[ParamTensor, ...]:
-    """A block's tensors from its family's, whose first is the scale of an RMSNorm before the block."""
+    """A block's tensors, from its family's, whose first is the scale of an RMSNorm before the block."""
     if path == PLAIN:
         return tensors
     before = () if path.shares_input or path.placement == "post" else norm_tensors(path.norm, hidden_size)
@@ -84,7 +84,7 @@ def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size
 
 
 def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPath:
-    """The path of one block of a model, by its tensors: without a norm of its own before it, it shares its input or has one behind."""
+    """Residual path of one block of a model, from its tensors: without a norm before it, it shares its input or has a norm after it."""
     if path.placement == "pre" and any(tensor.name == f"{POST_NORM}.weight" for tensor in tensors):
         return path._replace(placement="post")
     shares = path.placement != "post" and tensors[0].name != "norm.weight"
@@ -116,19 +116,19 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
     return BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
 
 
-def shared_by(program: BlockProgram, policy: str) -> Shared:
-    """What a block with this program does with a norm that it shares.
+def shared_by(program: BlockProgram, policy: str) -> SharedNorm:
+    """Use of a shared norm by a block with this program.
 
-    It hands a view back if one linear alone reads the norm; recompute (`policy`) keeps what it reads, even if no operation does.
+    The block returns a view if one linear alone reads the norm; recompute (`policy`) keeps its inputs, even if no operation does.
     """
     readers = [op for op in program.ops if NORMED in (op.reads if op.grads is None else op.grads)]
     again = any(NORMED in op.reads and (policy == "full" or op.name in program.reruns) for op in program.ops) and policy != "none"
     keeps = again or any(NORMED in op.keeps for op in program.ops)
-    return Shared("view" if len(readers) == 1 and readers[0].hands_views else "whole", keeps)
+    return SharedNorm("view" if len(readers) == 1 and readers[0].hands_views else "whole", keeps)
 
 
 def _scaled(add: Op) -> tuple[Op, ...]:
-    """An addition with a factor: its forward makes no product, its backward the gradient of what is added."""
+    """An addition with a factor: its forward makes no product, its backward makes the gradient of the summand."""
     stream, made = add.reads
     return Op("scale output", (made,), ("scaled_output",)), add._replace(reads=(stream, "scaled_output"), holds=(made,))
 
@@ -155,13 +155,13 @@ def work_of(path: ResidualPath, load: Workload, ops: Ops, hidden_size: int) -> O
 
 
 def norm_operations(kind: NormKind, load: Workload, hidden_size: int, name: str = "post_norm") -> Ops:
-    """A norm of the rank's own tokens, by itself."""
+    """A separate norm of the rank's own tokens."""
     statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES) if kind == "layernorm" else Work()
     return (OpWork(name, "head", norm_work(hidden_size, load.itemsize) + statistic, own_tokens=True),)
 
 
 def norm_op(name: str, kind: NormKind, reads: str, makes: str, *, prefix: str = "", params: tuple[str, str] | None = None) -> Op:
-    """RMSNorm keeps its input and the inverse deviation, LayerNorm the mean too, as `torch.native_layer_norm` does."""
+    """RMSNorm keeps its input and the inverse deviation; LayerNorm also keeps the mean, as `torch.native_layer_norm` does."""
     of_layer = kind == "layernorm"
     scale, shift = params or (f"{name}.weight", f"{name}.bias")
     statistics = (f"{prefix}mean", f"{prefix}rstd") if of_layer else (f"{prefix}rstd",)
@@ -178,7 +178,7 @@ def _before(path: ResidualPath, op: Op) -> tuple[Op, ...]:
 
 
 def _reading_stream(op: Op) -> Op:
-    """An operation that reads the stream itself where it read the norm of it."""
+    """An operation that reads the stream itself instead of its norm."""
 
     def names(old: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(INPUT if name == NORMED else name for name in old)

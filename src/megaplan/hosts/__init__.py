@@ -1,1 +1,1 @@
-"""Hosts: what a framework keeps in memory when it runs a plan. One folder a host."""
+"""Hosts: the memory that a framework needs to run a plan. One folder per host."""

@@ -1,7 +1,7 @@
-"""torch's CUDA caching allocator: how it rounds, and a model of it that replays allocations and frees.
+"""torch's CUDA caching allocator: its rounding, and a model that replays allocations and frees.
 
-Blocks are multiples of 512 B. A stream has pools of its own, one for blocks up to 1 MiB and one for larger: what a stream has freed
-another cannot take. Where no free block of a pool fits, the pool grows:
+Blocks are multiples of 512 B. A stream has its own pools, one for blocks up to 1 MiB and one for larger: memory that a stream has freed
+cannot serve another. If no free block of a pool fits, the pool grows:
 
 - by default by a segment: of 2 MiB for small blocks, of 20 MiB for those below 10 MiB, else of the block's size in multiples of 2 MiB. Free
   neighbours merge within a segment, never across two; a larger block's remainder is a block of its own if it is above 1 MiB;
@@ -24,26 +24,26 @@ MIN_LARGE_BYTES = 10 << 20
 ROUND_LARGE_BYTES = 2 << 20
 LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES = 20 << 20, 2 << 20
 OPEN_SEGMENTS_BYTES = LARGE_BUFFER_BYTES + SMALL_BUFFER_BYTES
-"""Bytes that one stream's two pools hold beyond their blocks where each has one segment or page that is not full."""
+"""Bytes that one stream's two pools hold beyond their blocks, if each has one segment or page that is not full."""
 
 
 def slack_bytes(sizes: Iterable[int]) -> int:
-    """Bytes that rounding adds to tensors of these sizes that have segments of their own."""
+    """Bytes that rounding adds to tensors of these sizes with their own segments."""
     slack = 0
     for size in sizes:
         slack += -size % (ROUND_LARGE_BYTES if size >= MIN_LARGE_BYTES else MIN_BLOCK_BYTES)
     return slack
 
 
-class Block:
-    """A part of a segment, handed out or free."""
+class MemoryBlock:
+    """A part of a segment, allocated or free."""
 
     __slots__ = ("after", "before", "free", "place", "pool", "size")
 
     def __init__(self, pool: Pool, place: int, size: int) -> None:
         self.pool, self.place, self.size, self.free = pool, place, size, True
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: MemoryBlock | None = None
+        self.after: MemoryBlock | None = None
 
 
 class Pool:
@@ -51,22 +51,22 @@ class Pool:
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        self.end: Block | None = None
+        self.end: MemoryBlock | None = None
         self._order: list[tuple[int, int]] = []
-        self._free: dict[int, Block] = {}
+        self._free: dict[int, MemoryBlock] = {}
 
-    def add(self, block: Block) -> None:
+    def add(self, block: MemoryBlock) -> None:
         """Make a block free."""
         insort(self._order, (block.size, block.place))
         self._free[block.place] = block
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         """Take a free block out."""
         del self._order[bisect_left(self._order, (block.size, block.place))]
         del self._free[block.place]
 
-    def best_fit(self, size: int) -> Block | None:
-        """The smallest free block of at least a size; one that could still grow counts as larger than any other."""
+    def best_fit(self, size: int) -> MemoryBlock | None:
+        """The smallest free block of at least a size; one that can still grow counts as larger than any other."""
         index = bisect_left(self._order, (size, -1))
         if index == len(self._order):
             return None
@@ -80,10 +80,10 @@ class CachingAllocator:
     """A replay of torch's allocator.
 
     Attributes:
-        expandable: Whether segments grow in place.
-        reserved_bytes: Taken from the device.
-        by_pool: Of that, by stream and whether blocks are small.
-        allocated_bytes: Handed out.
+        expandable: True if segments grow in place.
+        reserved_bytes: Bytes reserved from the device.
+        by_pool: Reserved bytes by stream and by small or large blocks.
+        allocated_bytes: Bytes allocated.
     """
 
     def __init__(self, *, expandable: bool) -> None:
@@ -93,8 +93,8 @@ class CachingAllocator:
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._segments = 0
 
-    def allocate(self, size: int, stream: int = 0) -> Block:
-        """Hand out a block of at least a size from a stream's pool."""
+    def allocate(self, size: int, stream: int = 0) -> MemoryBlock:
+        """Allocate a block of at least a size from a stream's pool."""
         size = max(size + -size % MIN_BLOCK_BYTES, MIN_BLOCK_BYTES)
         key = stream, size <= SMALL_BYTES
         pool = self._pools.get(key)
@@ -110,8 +110,8 @@ class CachingAllocator:
         self.allocated_bytes += block.size
         return block
 
-    def free(self, block: Block) -> None:
-        """Take a block back and merge it with free neighbours."""
+    def free(self, block: MemoryBlock) -> None:
+        """Free a block and merge it with free neighbours."""
         pool, block.free = block.pool, True
         self.allocated_bytes -= block.size
         before, after = block.before, block.after
@@ -125,7 +125,7 @@ class CachingAllocator:
         pool.add(block)
 
     @staticmethod
-    def _merge(pool: Pool, first: Block, second: Block) -> None:
+    def _merge(pool: Pool, first: MemoryBlock, second: MemoryBlock) -> None:
         first.size += second.size
         first.after = second.after
         if second.after is not None:
@@ -133,12 +133,12 @@ class CachingAllocator:
         if pool.end is second:
             pool.end = first
 
-    def _split(self, pool: Pool, block: Block, size: int) -> None:
-        """Free what a block has beyond a size, unless the remainder is too small to be one."""
+    def _split(self, pool: Pool, block: MemoryBlock, size: int) -> None:
+        """Free the part of a block beyond a size, unless the remainder is too small."""
         left = block.size - size
         if left < MIN_BLOCK_BYTES if pool.small or self.expandable else left <= SMALL_BYTES:
             return
-        rest = Block(pool, block.place + size, left)
+        rest = MemoryBlock(pool, block.place + size, left)
         rest.before, rest.after = block, block.after
         if block.after is not None:
             block.after.before = rest
@@ -147,7 +147,7 @@ class CachingAllocator:
             pool.end = rest
         pool.add(rest)
 
-    def _grown(self, key: tuple[int, bool], pool: Pool, size: int) -> Block:
+    def _grown(self, key: tuple[int, bool], pool: Pool, size: int) -> MemoryBlock:
         """A block of at least a size at the end of a pool's segment, or in a new segment."""
         end, missing = pool.end, size
         if end is not None and end.free:
@@ -159,13 +159,13 @@ class CachingAllocator:
         self.by_pool[key] = self.by_pool.get(key, 0) + taken
         if not self.expandable:
             self._segments += 1
-            return Block(pool, self._segments << 48, taken)
+            return MemoryBlock(pool, self._segments << 48, taken)
         if end is not None and end.free:
             end.size += taken
             return end
         if end is None:
             self._segments += 1
-        block = Block(pool, self._segments << 48 if end is None else end.place + end.size, taken)
+        block = MemoryBlock(pool, self._segments << 48 if end is None else end.place + end.size, taken)
         block.before = end
         if end is not None:
             end.after = block

@@ -1,4 +1,4 @@
-"""`HostKind`: everything that megaplan asks of a host, as one value."""
+"""`HostKind`: everything that megaplan needs to know about a host, as one value."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from megaplan.columns import Column
 
 
 class Later:
-    """A function, or another value, of a module above this one in the order of imports: imported when it is first used.
+    """A function, or another value, of a module higher in the import order; it is imported on first use.
 
     A host's value is read from the rules of a spec up to the command line, and names functions of all these layers.
     """
 
     def __init__(self, place: str) -> None:
-        """`place`: `module:name`."""
+        """`place` has the form `module:name`."""
         self._module, _, self._name = place.partition(":")
 
     @cached_property
@@ -31,31 +31,33 @@ class Later:
 
 
 class HostKind(NamedTuple):
-    """A host: what its framework keeps in memory, runs, refuses and shows. Optional parts are None where the host has none.
+    """A host: the memory, execution, limits and texts of its framework. Optional parts are None if the host has none.
 
     Attributes:
         name: `host.name` of a spec.
-        keys: Keys of the section `host` that it reads, beside the name. Code of a key, as its place in a search, asks for the key.
-        holds: What it keeps in each column.
-        describe: From the section `host`, the words of a report's header.
+        keys: Keys of the section `host` that it reads, in addition to the name. Code for a key, such as its place in a search, checks for
+            it.
+        holds: Contents of each column.
+        describe: Function from the section `host` to the words of a report's header.
         budget: `(spec, inventory, layout) -> Budget`.
         kept: `(spec, inventory, layout) -> tuple[KeptBytes, ...]`, for each slot in model order.
-        explain: `(spec, inventory, layout, pp_rank) -> Explained`: blocks of a pipeline rank, and the tensors that these keep.
-        sums: `(spec, inventory, layout, usable_bytes, measured)` -> for each pipeline rank, sums that every split which fits keeps.
-        limits: `(checked)` -> diagnostics of what it cannot run, or is not priced with.
-        peaks: `(spec, inventory, memo)` -> `(layout, stages) -> (peaks, work)`, of single pipeline ranks; else the budget's are taken.
-        floors: `(inventory, spec) -> AnyFloors`, bounds of the peak over all cuts. A host without them is not searched.
+        explain: `(spec, inventory, layout, pp_rank) -> Explained`: blocks of a pipeline rank, and the tensors that they keep.
+        sums: `(spec, inventory, layout, usable_bytes, measured)` -> for each pipeline rank, sums that every fitting split keeps.
+        limits: `(checked)` -> diagnostics of settings that it cannot run, or that are not priced.
+        peaks: `(spec, inventory, memo)` -> `(layout, stages) -> (peaks, work)`, for single pipeline ranks; by default the budget's.
+        floors: `(inventory, spec) -> AnyFloors`, lower bounds on the peak over all cuts. A host without them is not searched.
         step: `(spec) -> (Software, Recomputed)`, for the step-time model of frameworks.
         import_: The command `megaplan import NAME`.
         export: `(source) -> Exported`.
         topic: Paragraphs of `megaplan explain NAME`.
-        schedules: Those that searches and advice try; empty for all.
-        trained: megarun trains it: formulas of columns and padding are of its budget, its step is a replayed schedule, adapters are priced.
-        own_layers: Its layers are not the families' operations: positions, norms and prediction modules are its own.
-        vocab_with_tp: Embedding and head are sharded over the vocabulary wherever mesh.tp is above 1.
+        schedules: Schedules that searches and advice try; empty for all.
+        trained: megarun trains it: formulas of columns and padding come from its budget, its step is a replayed schedule, adapters are
+            priced.
+        own_layers: The layers are not the families' operations: positions, norms and prediction modules are its own.
+        vocab_with_tp: Embedding and head are sharded over the vocabulary if mesh.tp is above 1.
         reshards: Searches and advice vary sharding.reshard_after_forward.
-        expandable: Its launch sets expandable segments of torch's allocator unless the spec says otherwise.
-        empty_slots: A slot may have the embedding or the head alone, or nothing.
+        expandable: The launch sets expandable segments of torch's allocator unless the spec says otherwise.
+        empty_slots: A slot may have only the embedding or the head, or nothing.
         block_layers: Layers of one of its blocks, which no cut separates.
     """
 

@@ -1,7 +1,8 @@
-"""The values of a host: its saved-activation ledger, the blocks of a rank that an explanation lists, and what it cannot run."""
+"""The values of a host: its saved-activation ledger, the blocks of a rank that an explanation lists, and its limits."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import prod
 from typing import NamedTuple
 
@@ -9,18 +10,21 @@ from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Block
 
+BlockVariant = tuple[int, Hashable, str]
+"""Everything that decides a block's ledger and that differs between the blocks of a spec; blocks with equal variants have equal ledgers."""
+
 
 class LedgerTensor(NamedTuple):
-    """One tensor of one microbatch on one rank, by storage: a storage that several ops keep is listed once, where it is made.
+    """One storage of one microbatch on one rank; a storage that several ops keep is listed once, under the op that makes it.
 
     Attributes:
-        name: Relative to its block: `attention.lse`. The gradient of `q` is `d.q`.
-        shape: Local to the rank, after TP, SP and CP.
+        name: Name relative to its block: `attention.lse`. The gradient of `q` is `d.q`.
+        shape: Shape on the rank, after TP, SP and CP.
         dtype: Element type.
         column: Budget column.
-        why: Which op makes or keeps it, for `--explain`.
+        why: Operation that makes or keeps it, for `--explain`.
         basis: Exact unless it depends on routing.
-        keepers: Operations that keep it for backward, by their names in the block's program; empty for what is alive for a moment.
+        keepers: Names of the operations of the block's program that keep it for backward; empty for a temporary tensor.
     """
 
     name: str
@@ -38,13 +42,13 @@ class LedgerTensor(NamedTuple):
 
 
 class BlockLedger(NamedTuple):
-    """The tensors that one block keeps, and needs temporarily, per microbatch.
+    """Kept and temporary tensors of one block per microbatch.
 
     The block's input is never listed: it is the output of the block before, or a receive buffer.
 
     Attributes:
-        saved: Kept from forward to backward.
-        output: The residual stream it hands on, kept by whoever saves it next.
+        saved: Tensors kept from forward to backward.
+        output: The block's output in the residual stream; the next block that saves it keeps it.
         forward_live: Every storage of the block alive at its forward peak, `output` included once it exists.
         backward_live: Every storage, gradient and parameter gradient of the block alive at its backward peak.
     """
@@ -60,8 +64,8 @@ class Explained(NamedTuple):
 
     Attributes:
         held: Title of each distinct block, in execution order, and the block.
-        heads: Headings of the rows of what is kept.
-        kept: Of each block or operator what it keeps per microbatch in flight: title, bytes, and a row of each tensor, largest first.
+        heads: Headings of the rows of kept tensors.
+        kept: Tensors that each block or operator keeps per microbatch in flight: title, bytes, and a row per tensor, largest first.
     """
 
     held: list[tuple[str, Block]]
@@ -70,13 +74,13 @@ class Explained(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """One thing that a host cannot take from a spec.
+    """A setting of a spec that a host cannot run.
 
     Attributes:
         key: Dotted key of the spec.
-        detail: The values, and why.
-        fix: A change after which it can, or empty.
-        tensors: Whether other tensors would be made; else only what is computed, or when, differs.
+        detail: The values, and the reason.
+        fix: A change that removes the limit, or empty.
+        tensors: True if it would need other tensors; false if only computation or order would differ.
     """
 
     key: str
@@ -86,5 +90,5 @@ class Limit(NamedTuple):
 
     @property
     def fixes(self) -> tuple[str, ...]:
-        """The fix, where there is one."""
+        """The fix, if there is one."""
         return (self.fix,) if self.fix else ()

@@ -1,1 +1,1 @@
-"""Specs from other projects' model configs. Nothing is guessed: what a config does not say, or a spec cannot say, is an error."""
+"""Specs from other projects' model configs. Nothing is guessed: anything missing, and anything that a spec cannot express, is an error."""

@@ -34,7 +34,7 @@ def mistral(reader: ConfigReader) -> dict[str, Any]:
 
 
 def ministral(reader: ConfigReader) -> dict[str, Any]:
-    """Windows of some layers, as `layer_types` says; no biases."""
+    """ministral: windows of some layers, as `layer_types` says; no biases."""
     return _decoder(reader, {}, windowed=SLIDING)
 
 
@@ -55,7 +55,7 @@ def qwen3(reader: ConfigReader) -> dict[str, Any]:
 
 
 def olmo2(reader: ConfigReader) -> dict[str, Any]:
-    """olmo2: norms on what a block adds, and over all heads of the queries and of the keys."""
+    """olmo2: norms on a block's output, and over all heads of the queries and of the keys."""
     attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
     return _decoder(reader, attention, model={"norm_placement": "post"})
 
@@ -67,7 +67,7 @@ def olmo3(reader: ConfigReader) -> dict[str, Any]:
 
 
 def exaone4(reader: ConfigReader) -> dict[str, Any]:
-    """exaone4: norms on what a block adds, and over each head; beside layers with a window those without one do not rotate."""
+    """exaone4: norms on a block's output, and over each head; if some layers have a window, those without one do not rotate."""
     pattern = reader.value("sliding_window_pattern")
     reader.skip("sliding_window_pattern")
     period = pattern if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0 else 4
@@ -102,7 +102,7 @@ def gemma3(reader: ConfigReader) -> dict[str, Any]:
     period = reader.value("sliding_window_pattern")
     reader.skip("sliding_window_pattern", "_sliding_window_pattern")
     period = period if isinstance(period, int) and not isinstance(period, bool) and period > 0 else 6
-    _, logits = _caps(reader)  # the class has a cap of the scores, and its attention none
+    _, logits = _caps(reader)  # the class has a cap of the scores that its attention ignores
     attention = {**biases(reader), "qk_norm": True, "window_rope_theta": window_base(reader)}
     return _decoder(
         reader,
@@ -121,7 +121,7 @@ def _caps(reader: ConfigReader) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _of_gemma(reader: ConfigReader) -> dict[str, Any]:
-    """What all Gemmas have: weights of norms around zero, and embeddings times the root of their width."""
+    """Keys that all Gemmas have: norms with weights around zero, and embeddings times the root of their width."""
     return {"zero_centered_norm": True, "embedding_multiplier": reader.whole("hidden_size") ** 0.5}
 
 
@@ -186,7 +186,7 @@ def smollm3(reader: ConfigReader) -> dict[str, Any]:
 
 
 def seed_oss(reader: ConfigReader) -> dict[str, Any]:
-    """seed_oss: biases on queries, keys and values, and on the output, each by a field of its own."""
+    """seed_oss: biases on queries, keys and values, and on the output, each with its own field."""
     inner, output = reader.flag("attention_bias"), reader.flag("attention_out_bias")
     return _decoder(
         reader, {**({"bias": True} if inner else {}), **({"output_bias": True} if output else {})}, mlp_bias=reader.flag("mlp_bias")
@@ -249,19 +249,19 @@ def _decoder(
     score: str | None = None,
     parallel: bool = False,
 ) -> dict[str, Any]:
-    """`model` of one of these decoders.
+    """The section `model` of one of these decoders.
 
     Args:
-        reader: Of the config.
-        attention: What its attention has beside counts and widths.
+        reader: Reader of the config.
+        attention: Keys of attention in addition to counts and widths.
         mlp_bias: Biases of the MLP.
-        model: Keys of `model` beside the common ones.
+        model: Keys of `model` in addition to the common ones.
         eps: Field of the norms' epsilon.
-        windowed: What each layer is, or all of them.
+        windowed: Kind of each layer, or one kind for all.
         act: Field of the activation.
-        gated: Whether the MLP has three matrices.
-        partial: Share of a head that is rotated, where the config does not say.
-        score: Field of a scale of scores, as the width whose inverse root it is.
+        gated: True if the MLP has three matrices.
+        partial: Rotated share of a head, if the config does not say.
+        score: Field of a scale of scores, given as the width whose inverse root it is.
         parallel: Attention and MLP read one norm.
     """
     keys, layers = common(reader, eps), reader.layers(2)
@@ -281,7 +281,7 @@ def gpt2(reader: ConfigReader) -> dict[str, Any]:
     """gpt2: LayerNorm, learned positions, biases everywhere, an MLP of two matrices, four times as wide where `n_inner` is null."""
     hidden, layers, count = reader.whole("n_embd"), reader.layers(2, "n_layer"), reader.whole("n_head")
     if reader.flag("add_cross_attention"):
-        reader.cannot("add_cross_attention", True, "crossattention stands in every layer, and a spec is one stack", False)
+        reader.cannot("add_cross_attention", True, "crossattention is in every layer, and a spec is one stack", False)
     inner = reader.whole_or_null("n_inner")
     letters = "AD" * layers
     model = {
@@ -311,4 +311,4 @@ _GPT2_OTHER = (
     *("n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "task_specific_params"),
     *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
 )
-"""Fields of gpt2 that change scores alone, or belong to heads of other tasks."""
+"""Fields of gpt2 that only change scores, or belong to heads of other tasks."""

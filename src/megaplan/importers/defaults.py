@@ -1,4 +1,4 @@
-"""What transformers' classes take for a field that a config does not have: a generated table (`scripts/transformers_defaults.py`)."""
+"""Defaults of transformers' classes for fields that a config does not have: a generated table (`scripts/transformers_defaults.py`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 
 class ClassFacts(NamedTuple):
-    """Of one model type.
+    """Defaults and names of one model type.
 
     Attributes:
-        version: Of transformers.
-        model_class: With a head over the vocabulary.
+        version: Version of transformers.
+        model_class: Class with a head over the vocabulary.
         renamed: Other names of fields, each with the name that the class has.
         fields: The class's own fields with their defaults.
         common: Fields that every class has.
@@ -31,7 +31,7 @@ NO_FACTS = ClassFacts("", "", {}, {}, frozenset())
 
 
 def class_facts(model_type: str) -> ClassFacts:
-    """The facts of a model type; `NO_FACTS` of one that the table does not have."""
+    """The facts of a model type; `NO_FACTS` for one that is not in the table."""
     table = _table()
     found = table["types"].get(model_type)
     if found is None:

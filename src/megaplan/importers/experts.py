@@ -44,7 +44,7 @@ def olmoe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def phimoe(reader: ConfigReader) -> dict[str, Any]:
-    """phimoe: LayerNorm; a bias on the head by a field of its own."""
+    """phimoe: LayerNorm; a bias on the head by its own field."""
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=False)
     model: dict[str, Any] = {"norm": "layernorm", **({"head_bias": True} if reader.flag("lm_head_bias") else {})}
     reader.skip("original_max_position_embeddings")
@@ -95,7 +95,9 @@ def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
 def ernie4_5_moe(reader: ConfigReader) -> dict[str, Any]:
     """ernie4_5_moe: experts from one layer to another at an interval; the router's correction is a parameter."""
     if reader.flag("use_bias"):
-        reader.cannot("use_bias", True, "lm_head.bias stands on a head that can be tied, and experts have no bias beside the MLP's", False)
+        reader.cannot(
+            "use_bias", True, "lm_head.bias belongs to a head that can be tied, and experts have no bias in addition to the MLP's", False
+        )
     moe = experts(reader, count="moe_num_experts", width="moe_intermediate_size", top_k="moe_k", normalize=True)
     moe |= {"shared_ffn_hidden_size": reader.whole("moe_num_shared_experts", least=0) * moe["ffn_hidden_size"]}
     moe |= {"score_correction": True}
@@ -129,13 +131,13 @@ def hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def sigmoid_choice(reader: ConfigReader, *, grouped: bool = True) -> dict[str, Any]:
-    """Experts are chosen by sigmoid scores with a bias, a buffer outside the gradient (arXiv:2408.15664), in groups where `grouped`."""
-    reader.skip("topk_method", "scoring_func", "moe_router_activation_func", "use_grouped_topk")  # the classes know one of each
+    """Experts are chosen by sigmoid scores with a bias, a buffer outside the gradient (arXiv:2408.15664), in groups if `grouped`."""
+    reader.skip("topk_method", "scoring_func", "moe_router_activation_func", "use_grouped_topk")  # each class has one of them
     return {"score": "sigmoid", "expert_bias": True, **(grouped_choice(reader) if grouped else {})}
 
 
 def grouped_choice(reader: ConfigReader) -> dict[str, Any]:
-    """Groups of experts and the factor of the weights, where they are not neutral."""
+    """Groups of experts and the factor of the weights, if they are not neutral."""
     groups, chosen = (reader.whole_or_null(key) or 1 for key in ("n_group", "topk_group"))
     scale = reader.number("routed_scaling_factor")
     found: dict[str, Any] = {"num_groups": groups, "top_groups": chosen} if chosen < groups else {}
@@ -143,7 +145,7 @@ def grouped_choice(reader: ConfigReader) -> dict[str, Any]:
 
 
 def first_dense(reader: ConfigReader, key: str = "first_k_dense_replace") -> set[int]:
-    """The first layers, whose MLP is dense; `mlp_layer_types` says it layer by layer."""
+    """Number of first layers with a dense MLP; `mlp_layer_types` gives it layer by layer."""
     layers = reader.layers(2)
     if reader.has("mlp_layer_types") and reader.value("mlp_layer_types") is not None:
         reader.skip(key)
@@ -181,16 +183,16 @@ def _decoder(
     dense: set[int] | None = None,
     partial: float = 1.0,
 ) -> dict[str, Any]:
-    """`model` of one of these decoders.
+    """The section `model` of one of these decoders.
 
     Args:
-        reader: Of the config.
-        attention: What its attention has beside counts and widths.
+        reader: Reader of the config.
+        attention: Keys of attention in addition to counts and widths.
         moe: Section of the experts.
-        model: Keys of `model` beside the common ones.
-        windowed: What each layer is, or all of them.
+        model: Keys of `model` in addition to the common ones.
+        windowed: Kind of each layer, or one kind for all.
         dense: Layers with a dense MLP, `intermediate_size` wide; None for a class that has none.
-        partial: Share of a head that is rotated, where the config does not say.
+        partial: Rotated share of a head, if the config does not say.
     """
     keys, layers = common(reader), reader.layers(2)
     section = heads(reader, keys["hidden_size"]) | attention

@@ -23,7 +23,7 @@ from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.source import SourceMap
 
 NESTED = "text_config"
-"""The text model's fields in the config of a model that reads more than text."""
+"""Key of the text model's fields in the config of a multimodal model."""
 MICRO_BATCH_SIZE = 1
 SEQ_LENGTH = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -35,7 +35,7 @@ class ImportedSpec:
 
     Attributes:
         loaded: The checked spec, with the import's warnings among its diagnostics.
-        document: The plain values it was made from: what a spec file of it holds.
+        document: Plain values of the spec, as a spec file holds them.
         family: The config's `model_type`.
     """
 
@@ -49,9 +49,9 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
 
     Args:
         text: The config.
-        name: What diagnostics call its file.
-        overrides: `KEY=VALUE` texts, keys of the spec: mesh, batch and all else that a config does not say.
-        strict: Whether absent fields that have a class default, and unknown ones, are errors.
+        name: Name of the file in diagnostics.
+        overrides: `KEY=VALUE` texts, keys of the spec: mesh, batch and everything else that a config does not say.
+        strict: True if absent fields that have a class default, and unknown ones, are errors.
 
     Raises:
         MegaplanError: Every error found: MP109 … MP119, MP801 … MP807, or those of the spec that results.
@@ -61,9 +61,9 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     reader = ConfigReader(config, source, family, class_facts(family), strict=strict)
     if NESTED in config:
         reader.skip(NESTED)
-        reader.tell(NESTED, NESTED, "the text model alone is imported; what stands beside it in the config is not counted")
+        reader.warn(NESTED, NESTED, "only the text model is imported; other models of the config are not counted")
     if family != config["model_type"]:
-        reader.tell("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
+        reader.warn("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
     _check_architectures(reader)
     model = ARCHITECTURES[family](reader)
     reader.stop_if_wrong()
@@ -91,7 +91,7 @@ def spec_text(document: dict[str, Any], comments: Sequence[str] = ()) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts are quoted exactly where megaplan's own reader would take them for something else; a list is written out where it recurs."""
+    """Quotes exactly the texts that megaplan's own reader would take for something else, and repeats a list in full instead of an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
@@ -106,7 +106,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
-    """The config's fields and where they stand, if an import is written for its model type."""
+    """The config's fields and their positions, if an import exists for its model type."""
     _check_json(text, name)
     # Python writes the limits of time steps as Infinity, which no JSON reader but Python's takes; the reader of specs keeps it as text.
     try:
@@ -136,7 +136,7 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
 
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config's text model, as a config of its own; of a config that nests none, its fields."""
+    """The fields of a config's text model as a config of its own; the fields themselves if the config nests none."""
     fields = dict(config)
     if not isinstance(fields.get(NESTED), dict):
         return fields
@@ -145,7 +145,7 @@ def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap]:
-    """The text model of a config that nests one, with where its fields stand; a config that nests none as it is."""
+    """The text model of a config that nests one, with the positions of its fields; any other config unchanged."""
     nested, family = config.get(NESTED), config["model_type"]
     if not isinstance(nested, dict) or family in ARCHITECTURES:
         return config, source
@@ -168,19 +168,19 @@ def _check_json(text: str, name: str) -> None:
 
 
 def _check_architectures(reader: ConfigReader) -> None:
-    """The published class is a language model with a head over the vocabulary."""
+    """Checks that the published class is a language model with a head over the vocabulary."""
     given = reader.value("architectures")
     if given is not None and not (isinstance(given, list) and all(_predicts(reader, one) for one in given)):
         reader.cannot("architectures", given, "a spec ends in a head over the vocabulary", None)
 
 
 def _predicts(reader: ConfigReader, name: object) -> bool:
-    """Whether a class has a head over the vocabulary."""
+    """True if a class has a head over the vocabulary."""
     return isinstance(name, str) and (name.endswith("ForCausalLM") or name == reader.facts.model_class)
 
 
 def _name(config: dict[str, Any], source: str) -> str:
-    """The spec's name: the last part of where the config came from, or its family."""
+    """The spec's name: the last part of the config's origin, or its family."""
     origin = source if is_model_name(source) else config.get("_name_or_path")
     last = origin.rstrip("/").rpartition("/")[2] if isinstance(origin, str) else ""
     return last if _NAME.fullmatch(last) else str(config["model_type"]).replace("_", "-")
@@ -192,9 +192,9 @@ def _batch_note(document: Document, name: str) -> tuple[Diagnostic, ...]:
     if not keys:
         return ()
     batch = document.value["batch"]
-    stands = " and ".join(f"batch.{key} = {batch[key]:,}" for key in keys)
+    values = " and ".join(f"batch.{key} = {batch[key]:,}" for key in keys)
     hint = " ".join(f"--set batch.{key}={batch[key]}" for key in keys)
-    return (diagnostic("MP821", f"{stands} until set", Location(name), (hint,), severity=Severity.NOTE),)
+    return (diagnostic("MP821", f"{values} until set", Location(name), (hint,), severity=Severity.NOTE),)
 
 
 def _refusal(code: str, detail: str, location: Location, *hints: str) -> MegaplanError:

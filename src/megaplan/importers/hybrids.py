@@ -38,7 +38,7 @@ _NEMOTRON_MOE = (
     "routed_scaling_factor",
 )
 _INFINITE = (float("inf"), {"__float__": "Infinity"})
-"""How Python's JSON, and transformers 5, write an infinite limit."""
+"""Spellings of an infinite limit in Python's JSON and in transformers 5."""
 _MIXERS = {LINEAR: "M", FULL: "A"}
 
 
@@ -47,7 +47,7 @@ def mamba2(reader: ConfigReader) -> dict[str, Any]:
     model = common(reader, "layer_norm_epsilon")
     _silu(reader, "hidden_act")
     if reader.has("rms_norm"):
-        reader.only("rms_norm", (True,), "a gated norm stands before the output projection here")
+        reader.only("rms_norm", (True,), "a gated norm is before the output projection here")
     num_heads, head_dim, expand = reader.whole("num_heads"), reader.whole("head_dim"), reader.whole("expand")
     mamba = {
         "kind": "mamba2",
@@ -74,7 +74,7 @@ def nemotron_h(reader: ConfigReader) -> dict[str, Any]:
     letters = _nemotron_letters(reader)
     reader.same("head_dim", "attention_head_dim")
     width = "attention_head_dim" if reader.has("attention_head_dim") and not reader.has("head_dim") else "head_dim"
-    # the class declares attention_bias, and its attention has none
+    # the class declares attention_bias, but its attention has no bias
     reader.skip("attention_bias", "use_bias", "mamba_proj_bias", "sliding_window", "rope_theta", "partial_rotary_factor", "expand")
     attention = heads(reader, model["hidden_size"], head_dim=width) | {"nope_layers": positions(letters, "A")}
     if reader.has("mamba_hidden_act"):
@@ -100,7 +100,7 @@ def nemotron_h(reader: ConfigReader) -> dict[str, Any]:
 
 
 def granite_hybrid(reader: ConfigReader) -> dict[str, Any]:
-    """granitemoehybrid: a layer is Mamba or attention, then experts with a shared one, or the MLP."""
+    """granitemoehybrid: a layer is Mamba or attention, then experts with a shared one, or an MLP."""
     model = common(reader)
     layers, count = reader.layers(2), reader.whole("num_local_experts", least=0)
     mixers = _mixers(reader, layer_kinds(reader, (LINEAR,) * layers, listed=True))
@@ -126,7 +126,7 @@ def granite_hybrid(reader: ConfigReader) -> dict[str, Any]:
 
 
 def bamba(reader: ConfigReader) -> dict[str, Any]:
-    """bamba: Mamba but for the layers of `attn_layer_indices`, each with an MLP; half of each head rotated."""
+    """bamba: Mamba, except for the layers of `attn_layer_indices`, each with an MLP; half of each head is rotated."""
     model, layers = common(reader), reader.layers(2)
     attends = reader.items("attn_layer_indices")
     derived = tuple(FULL if layer in attends else LINEAR for layer in range(layers))
@@ -140,7 +140,7 @@ def bamba(reader: ConfigReader) -> dict[str, Any]:
 
 
 def falcon_h1(reader: ConfigReader) -> dict[str, Any]:
-    """falcon_h1: Mamba and attention read one norm, then an MLP: `MAD`."""
+    """falcon_h1: Mamba and attention read one norm, followed by an MLP: `MAD`."""
     model, layers = common(reader), reader.layers(3)
     reader.skip("layers_block_type", "layer_types")
     attention = heads(reader, model["hidden_size"]) | biases(reader)
@@ -151,7 +151,7 @@ def falcon_h1(reader: ConfigReader) -> dict[str, Any]:
     if not reader.flag("mamba_rms_norm"):
         mixer["gated_norm"] = False
     elif before:
-        reader.tell("mamba_norm_before_gate", True, "the gate comes after the norm in the original; shapes are the same")
+        reader.warn("mamba_norm_before_gate", True, "the gate comes after the norm in the original; shapes are the same")
     mixer |= _mixer_factors(reader, biased="bias" in mixer)
     gate, down = _factors(reader, "mlp_multipliers", 2)
     dense = mlp(reader, bias=reader.flag("mlp_bias")) | _given(gate_multiplier=gate, output_multiplier=down)
@@ -160,10 +160,10 @@ def falcon_h1(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _attention_factors(reader: ConfigReader, attention: dict[str, Any]) -> dict[str, float]:
-    """Factors of keys and of what attention reads as one of its scores and of its output, where it has no bias between."""
+    """Factors of keys and of attention's input, expressed as factors of its scores and of its output, if no bias is between them."""
     keys, read, made = (reader.factor(key) or 1.0 for key in ("key_multiplier", "attention_in_multiplier", "attention_out_multiplier"))
     if read != 1 and "bias" in attention:
-        reader.tell("attention_in_multiplier", read, "queries, keys and values have biases, which it does not multiply")
+        reader.warn("attention_in_multiplier", read, "queries, keys and values have biases, which it does not multiply")
         read = 1.0
     scores = keys * read * read
     scale = {} if scores == 1 else {"softmax_scale": attention["head_dim"] ** -0.5 * scores}
@@ -171,10 +171,10 @@ def _attention_factors(reader: ConfigReader, attention: dict[str, Any]) -> dict[
 
 
 def _mixer_factors(reader: ConfigReader, *, biased: bool) -> dict[str, Any]:
-    """Factors of what the mixer reads and of the parts of its input projection as those of the parts."""
+    """Factor of the mixer's input and of the parts of its input projection, expressed as factors of those parts."""
     parts, read = _factors(reader, "ssm_multipliers", 5), reader.factor("ssm_in_multiplier") or 1.0
     if read != 1 and biased:
-        reader.tell("ssm_in_multiplier", read, "the input projection has a bias, which it does not multiply")
+        reader.warn("ssm_in_multiplier", read, "the input projection has a bias, which it does not multiply")
         read = 1.0
     together = [part * read for part in parts]
     found = {} if together == [1.0] * len(parts) else {"part_multipliers": together}
@@ -182,7 +182,7 @@ def _mixer_factors(reader: ConfigReader, *, biased: bool) -> dict[str, Any]:
 
 
 def _factors(reader: ConfigReader, key: str, count: int) -> tuple[float, ...]:
-    """A list of positive numbers; null is ones."""
+    """A list of positive numbers; null means ones."""
     plain, values = (1.0,) * count, reader.items(key)
     if not values:
         return plain
@@ -193,12 +193,12 @@ def _factors(reader: ConfigReader, key: str, count: int) -> tuple[float, ...]:
 
 
 def _given(**factors: float | None) -> dict[str, float]:
-    """Those that are not 1."""
+    """Factors other than 1."""
     return {key: value for key, value in factors.items() if value not in (None, 1.0)}
 
 
 def _mixer(reader: ConfigReader, hidden_size: int, *, inner: int | None = None, output_bias: str = "mamba_proj_bias") -> dict[str, Any]:
-    """`mamba` of fields that begin with mamba_; `inner` is the inner width where a field of its own gives it."""
+    """`mamba` from fields that begin with mamba_; `inner` is the inner width if a field gives it."""
     num_heads, expand = reader.whole("mamba_n_heads"), reader.whole("mamba_expand")
     width = expand * hidden_size if inner is None else inner
     stated = reader.value("mamba_d_head")
@@ -208,7 +208,7 @@ def _mixer(reader: ConfigReader, hidden_size: int, *, inner: int | None = None, 
     _check_inner(reader, key, width, "mamba_n_heads · mamba_d_head", num_heads * head_dim)
     bias, output = reader.flag("mamba_proj_bias"), reader.flag(output_bias)
     if bias != output:
-        why = f"in_proj.bias and out_proj.bias are given by mamba_proj_bias = {str(bias).lower()} apart from this, and mamba.bias is both"
+        why = f"in_proj.bias and out_proj.bias are given by mamba_proj_bias = {str(bias).lower()} only, and mamba.bias is both"
         reader.cannot(output_bias, output, why, bias)
     return {
         "kind": "mamba2",
@@ -241,7 +241,7 @@ def _time_step_limit(reader: ConfigReader) -> dict[str, Any]:
         return {}
     limits = reader.items("time_step_limit")
     if not isinstance(reader.value("time_step_limit"), list):
-        return {}  # told
+        return {}  # reported
     limits = tuple("Infinity" if value in _INFINITE else value for value in limits)
     numbers = [value for value in limits if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0]
     if len(limits) != 2 or len(numbers) + (limits[1] == "Infinity") != 2:
@@ -252,7 +252,7 @@ def _time_step_limit(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _older(reader: ConfigReader, key: str, older: str) -> str:
-    """The older name of a field, where the config has it: the class reads it first."""
+    """The older name of a field if the config has it: the class reads it first."""
     if reader.has(older):
         reader.skip(key)
         return older
@@ -265,7 +265,7 @@ def _nemotron_letters(reader: ConfigReader) -> str:
         key, names, letters = "layers_block_type", reader.items("layers_block_type"), _NEMOTRON_NAMES
     else:
         key, names, letters = "hybrid_override_pattern", tuple(reader.text("hybrid_override_pattern")), _NEMOTRON
-        reader.skip("layers_block_type")  # the same list, as newer releases write it beside the text
+        reader.skip("layers_block_type")  # the same list, which newer releases write in addition to the text
     found = lettered(reader, key, names, letters)
     if reader.has(key) and not found:
         reader.wrong(key, list(names), "at least one layer")

@@ -10,7 +10,7 @@ from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import latent_score_scale, rope
 
 LATENT_EPS = 1e-6
-"""Epsilon of the norms over latents, which no config gives: the default of the classes' norm."""
+"""Epsilon of the norms over latents, which no config has: the default of the classes' norm."""
 _DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -31,7 +31,7 @@ def deepseek_v3(reader: ConfigReader) -> dict[str, Any]:
 
 
 def sparse(reader: ConfigReader) -> dict[str, Any]:
-    """deepseek_v32 and glm_moe_dsa: an indexer chooses the keys; a layer whose indexer is shared reads the choice of the last with one."""
+    """deepseek_v32 and glm_moe_dsa: an indexer chooses the keys; a layer with a shared one reads the choice of the last one before."""
     reader.only("mlp_bias", (False, None), "the MLP's matrices have no bias here")
     layers = reader.layers(2)
     sparse_kinds = ("indexed_attention", "deepseek_sparse_attention")
@@ -50,7 +50,7 @@ def sparse(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _indexers(reader: ConfigReader, layers: int) -> list[str]:
-    """Whether each layer's indexer is its own (full) or that of the last layer with one (shared)."""
+    """Kind of each layer's indexer: its own (full), or that of the last layer with one (shared)."""
     keys = ("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
     given = {key: reader.value(key) for key in keys}
     reader.skip(*keys)
@@ -95,7 +95,7 @@ def latent_widths(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _check_heads(reader: ConfigReader, attention: dict[str, Any]) -> None:
-    """Fields that repeat what the others say: key-value heads are the heads, `head_dim` is the rotated part."""
+    """Fields that repeat others: key-value heads equal the heads, `head_dim` is the rotated part."""
     heads, rope_dim = attention["num_heads"], attention["qk_rope_head_dim"]
     whole = attention["qk_nope_head_dim"] + rope_dim
     for key, meant in (("num_key_value_heads", (heads,)), ("head_dim", (rope_dim,)), ("qk_head_dim", (whole,))):

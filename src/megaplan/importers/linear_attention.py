@@ -29,11 +29,11 @@ from megaplan.importers.rotary import rope
 
 _MIXERS = {LINEAR: "G", FULL: "A"}
 _INTERVAL = 4
-"""Of layers with full attention, where the config does not say: the classes' own."""
+"""Interval of layers with full attention if the config does not say: the classes' default."""
 _OLMO_EPS = 1e-5
-"""Epsilon of the norm over value heads in olmo_hybrid, which no config gives."""
+"""Epsilon of the norm over value heads in olmo_hybrid, which no config has."""
 _QWEN_ROTATED = 0.25
-"""Share of a head that is rotated, where the config does not say: the classes' own."""
+"""Rotated share of a head if the config does not say: the classes' default."""
 
 
 def qwen3_next(reader: ConfigReader) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def olmo_hybrid(reader: ConfigReader) -> dict[str, Any]:
     if FULL not in derived:
         derived[-1] = FULL
     letters = _letters(reader, layer_kinds(reader, derived), "D" * layers)
-    if "A" in letters:  # attention layers norm what their two blocks add, all others what their blocks read
+    if "A" in letters:  # attention layers norm their blocks' outputs, all others their blocks' inputs
         model["post_norm_layers"] = sorted([*positions(letters, "A"), *(index + 1 for index in positions(letters, "A"))])
     attention = heads(reader, model["hidden_size"]) | biases(reader) | {"qk_norm": True, "qk_norm_width": "all_heads"}
     inside = reader.mapping("rope_parameters") if reader.has("rope_parameters") else {}
@@ -115,7 +115,7 @@ def kimi_linear(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _qwen(reader: ConfigReader, feeds: str, sections: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """`model` of the Qwen hybrids: every `full_attention_interval`-th layer attends, with a gate and a quarter of each head rotated."""
+    """The section `model` of the Qwen hybrids: every `full_attention_interval`-th layer attends, gated, and a quarter of a head rotates."""
     model = common(reader) | {"zero_centered_norm": True}
     interval = reader.whole("full_attention_interval") if reader.value("full_attention_interval") is not None else _INTERVAL
     reader.skip("full_attention_interval")
@@ -146,7 +146,7 @@ def _letters(reader: ConfigReader, kinds: Sequence[str], feeds: str) -> str:
 
 
 def _inside(reader: ConfigReader, inside: Any, name: str, key: str) -> int:
-    """A field of `linear_attn_config`, or that of the class."""
+    """A field of `linear_attn_config`, or the class's default."""
     if name not in inside:
         return reader.whole(key)
     reader.skip(key)
@@ -171,7 +171,7 @@ def _kimi_kinds(reader: ConfigReader, inside: Any, layers: int) -> Sequence[str]
 
 
 def _kimi_feeds(reader: ConfigReader, layers: int) -> str:
-    """`mlp_layer_types`, or the first `first_k_dense_replace` layers, one where nothing says so."""
+    """`mlp_layer_types`, or the first `first_k_dense_replace` layers; one layer if nothing says so."""
     given = reader.value("mlp_layer_types")
     if given is not None:
         reader.skip("first_k_dense_replace")

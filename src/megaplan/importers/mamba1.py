@@ -22,7 +22,7 @@ def falcon_mamba(reader: ConfigReader) -> dict[str, Any]:
 
 
 def jamba(reader: ConfigReader) -> dict[str, Any]:
-    """jamba: Mamba with inner norms, attention without rotary embedding and experts, each every so many layers."""
+    """jamba: Mamba with inner norms, attention without rotary embedding, and experts, each at its own period."""
     model, layers = common(reader), reader.layers(2)
     count = reader.whole("num_experts")
     attends, routes = _every(reader, "attn_layer"), _every(reader, "expert_layer")
@@ -67,7 +67,7 @@ def _only_mamba(reader: ConfigReader, options: dict[str, Any]) -> dict[str, Any]
 
 
 def _rank(reader: ConfigReader, key: str) -> dict[str, Any]:
-    """Width of the step's latent; `auto` is hidden_size / 16 rounded up, as it is where the spec says nothing."""
+    """Width of the step's latent; `auto` is hidden_size / 16 rounded up, the spec's default."""
     if reader.value(key) == "auto":
         reader.skip(key)
         return {}

@@ -1,4 +1,4 @@
-"""What several architectures share: heads, rotary embedding, windows, MLPs, experts, patterns."""
+"""Parts that several architectures share: heads, rotary embedding, windows, MLPs, experts, patterns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaplan.importers.reader import ConfigReader
 
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 LAYER_NAMES = {"mamba": LINEAR, "attention": FULL, "global": FULL, "local": SLIDING, "deepseek_sparse_attention": "indexed_attention"}
-"""Names of layers before transformers 5, each with the one it has now."""
+"""Names of layers before transformers 5, each with its current name."""
 GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"} | dict.fromkeys(
     ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "geglu"
 )
@@ -27,24 +27,24 @@ def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
 
 
 def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a class that never ties the head, whatever the config says."""
+    """Keys of a class that never ties the head, whatever the config says."""
     if model["tie_embeddings"]:
-        reader.tell("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
+        reader.warn("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
     return model | {"tie_embeddings": False}
 
 
 def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = True) -> str:
-    """The MLP's activation: of three matrices where it is gated, else of two."""
+    """The MLP's activation: with three matrices if it is gated, else with two."""
     known = GATED_ACTIVATIONS if gated else PLAIN_ACTIVATIONS
     value = reader.text(key)
     if value not in known and (reader.has(key) or value):
         matrices = "three matrices" if gated else "two matrices"
-        reader.cannot(key, reader.value(key), f"an MLP of {matrices} has one of {', '.join(known)} here", next(iter(known)))
+        reader.cannot(key, reader.value(key), f"an MLP with {matrices} takes one of {', '.join(known)}", next(iter(known)))
     return known.get(value, next(iter(known.values())))
 
 
 def mlp(reader: ConfigReader, width: str = "intermediate_size", act: str = "hidden_act", *, gated: bool = True, bias: bool = False) -> Any:
-    """`mlp`."""
+    """The section `mlp`."""
     section: dict[str, Any] = {"ffn_hidden_size": reader.whole(width), "activation": activation(reader, act, gated=gated)}
     return section | ({"bias": True} if bias else {})
 
@@ -72,7 +72,7 @@ def biases(reader: ConfigReader, key: str | None = "attention_bias", *, output: 
 
 
 def even_head_dim(reader: ConfigReader, hidden_size: int, num_heads: int, head_dim: str | None = "head_dim") -> int:
-    """hidden_size / num_attention_heads; of a class that has a field for it, rounded down."""
+    """hidden_size / num_attention_heads; rounded down for a class that has a field for it."""
     if hidden_size % num_heads and not reader.failed:
         detail = f"hidden_size / num_attention_heads = {hidden_size} / {num_heads} is no whole number, and no head_dim is given"
         reader.contradicts("num_attention_heads", detail, f'add "{head_dim}"' if head_dim else "correct the one that is wrong")
@@ -80,7 +80,7 @@ def even_head_dim(reader: ConfigReader, hidden_size: int, num_heads: int, head_d
 
 
 def layer_kinds(reader: ConfigReader, derived: Sequence[str], key: str = "layer_types", *, listed: bool = False) -> tuple[str, ...]:
-    """What each decoder layer is: as the config lists it, else as its class derives it; `listed` if no other field decides that."""
+    """Kind of each decoder layer: from the config's list, else as its class derives it; `listed` if no other field decides it."""
     if listed and reader.strict:
         reader.items(key)
     if not reader.has(key) or reader.value(key) is None:
@@ -92,7 +92,7 @@ def layer_kinds(reader: ConfigReader, derived: Sequence[str], key: str = "layer_
 
 
 def windows(reader: ConfigReader, kinds: Sequence[str], letters: str, key: str = "sliding_window") -> dict[str, Any]:
-    """`window_size` and `full_layers`; letters of one A a decoder layer."""
+    """`window_size` and `full_layers`; `letters` has one A per decoder layer."""
     if SLIDING not in kinds and key in reader.facts.fields:
         reader.skip(key)
     size = reader.whole_or_null(key, least=0) if SLIDING in kinds and _given(reader, key) else None
@@ -117,7 +117,7 @@ def experts(
     act: str = "hidden_act",
     gated: bool = True,
 ) -> dict[str, Any]:
-    """`moe` without a shared expert."""
+    """The section `moe` without a shared expert."""
     return {
         "num_experts": reader.whole(count),
         "top_k": reader.whole(top_k),
@@ -128,7 +128,7 @@ def experts(
 
 
 def score_scale(reader: ConfigReader, key: str, head_dim: int, *, width: bool = False) -> dict[str, float]:
-    """`softmax_scale` of a field that is the factor of the scores, or the width whose inverse root is; empty for 1 / sqrt(head_dim)."""
+    """`softmax_scale` from a field that is the factor of the scores, or the width whose inverse root is; empty for 1 / sqrt(head_dim)."""
     value = reader.factor(key) if _given(reader, key) else None
     factor = value**-0.5 if value is not None and width else value
     return {} if factor is None or factor == head_dim**-0.5 else {"softmax_scale": factor}
@@ -137,13 +137,13 @@ def score_scale(reader: ConfigReader, key: str, head_dim: int, *, width: bool = 
 def model_of(
     reader: ConfigReader, letters: str, model: dict[str, Any], sections: Mapping[str, tuple[str, dict[str, Any]]]
 ) -> dict[str, Any]:
-    """`model` of a spec, once every field is judged: the sections of the letters that occur.
+    """The section `model` of a spec, after every field is judged: the sections of the letters that occur.
 
     Args:
-        reader: Of the config.
-        letters: One a layer.
-        model: Keys beside the sections.
-        sections: Letter to the key and value of its section.
+        reader: Reader of the config.
+        letters: One letter per layer.
+        model: Keys in addition to the sections.
+        sections: Key and value of the section of each letter.
 
     Raises:
         MegaplanError: Everything that is wrong with the config.
@@ -160,7 +160,7 @@ def cycled(letters: str) -> dict[str, Any]:
 
 
 def lettered(reader: ConfigReader, key: str, names: Sequence[Any], letters: dict[str, str]) -> str:
-    """The letters of a list of names of layers."""
+    """The letters for a list of names of layers."""
     for index, name in enumerate(names):
         if not isinstance(name, str) or name not in letters:
             reader.cannot(key, name, f"layer {index} is none of {', '.join(letters)}", next(iter(letters)))
@@ -169,7 +169,7 @@ def lettered(reader: ConfigReader, key: str, names: Sequence[Any], letters: dict
 
 
 def check_count(reader: ConfigReader, key: str, count: int) -> None:
-    """The list of layers is as long as `num_hidden_layers`, where the config has that."""
+    """Checks that the list of layers is as long as `num_hidden_layers`, if the config has that."""
     if not reader.has("num_hidden_layers"):
         return
     layers = reader.layers(1)
@@ -183,5 +183,5 @@ def positions(letters: str, letter: str) -> list[int]:
 
 
 def _given(reader: ConfigReader, key: str) -> bool:
-    """Whether the config or its class has the field."""
+    """True if the config or its class has the field."""
     return reader.has(key) or key in reader.facts.fields

@@ -1,6 +1,6 @@
-"""Reading a config field by field: every field is read, listed as irrelevant, told, or refused.
+"""Reading a config field by field: every field is read, listed as irrelevant, reported, or refused.
 
-A field that the config lacks has the default of transformers' class, as in every program that loads the config; one note says which.
+A field that the config lacks has the default of transformers' class, as in every program that loads the config; one note lists them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _MAX_SHOWN = 80
 
 
 class ConfigReader:
-    """One config while it is read.
+    """A config while it is read.
 
-    A getter returns the field's value; where the field is missing or wrong it notes that and returns a value of the type asked for, which
-    nobody sees, for `finish_reading` raises before anything is derived from it.
+    A getter returns the field's value; if the field is missing or wrong it records that and returns a value of the requested type. That
+    value is never used, because `finish_reading` raises before anything is derived from it.
 
     Args:
         config: The config's fields.
-        source: Where they stand.
+        source: Position of the fields.
         family: `model_type`.
-        facts: Of the class that loads it.
-        strict: Whether absent and unknown fields are errors.
+        facts: Facts of the class that loads the config.
+        strict: True if absent and unknown fields are errors.
     """
 
     def __init__(self, config: Mapping[str, Any], source: SourceMap, family: str, facts: ClassFacts, *, strict: bool = False) -> None:
@@ -45,11 +45,11 @@ class ConfigReader:
         self._unknown: dict[str, Any] = {}
 
     def has(self, key: str) -> bool:
-        """Whether the field stands in the config, null included."""
+        """True if the config has the field, null included."""
         return key in self._names
 
     def value(self, key: str) -> Any:
-        """The field as it stands, or the class's default; None if there is neither."""
+        """The field's raw value, or the class's default; None if there is neither."""
         if key in self._names:
             return self._config[self._names[key]]
         return self.facts.fields.get(key)
@@ -60,19 +60,19 @@ class ConfigReader:
         return value if self._is_whole(key, value, least) else least
 
     def layers(self, letters: int, key: str = "num_hidden_layers") -> int:
-        """The number of decoder layers, each of so many letters."""
+        """The number of decoder layers, each of several letters."""
         value, most = self.whole(key), MAX_LAYERS // letters
         if value > most:
             self.wrong(key, value, f"at most {most:,}")
         return min(value, most)
 
     def whole_or_null(self, key: str, *, least: int = 1) -> int | None:
-        """A required integer that null switches off."""
+        """A required positive integer; null means off."""
         value = self._required(key, "null")
         return value if value is None or self._is_whole(key, value, least) else None
 
     def factor(self, key: str) -> float | None:
-        """A positive number that null, or no field, switches off."""
+        """A positive number; off if null or absent."""
         return None if self._value_of(key) is None else self.number(key)
 
     def number(self, key: str) -> float:
@@ -121,7 +121,7 @@ class ConfigReader:
         return value
 
     def same(self, *keys: str) -> str:
-        """The first of several names of one field that the config has; the others must say the same."""
+        """The first of several names of one field that the config has; the others must agree."""
         given = [key for key in keys if key in self._names] or [keys[0]]
         self.skip(*given)
         for other in given[1:]:
@@ -131,39 +131,39 @@ class ConfigReader:
         return given[0]
 
     def skip(self, *keys: str) -> None:
-        """Fields that do not matter to this config, whatever they hold."""
+        """Ignores fields that do not matter to this config, whatever their values."""
         self._read.update(self._names.get(key, key) for key in keys)
 
     def only(self, key: str, accepted: Sequence[Any], why: str) -> None:
-        """A required field of which a spec can express some values alone."""
+        """A required field whose values a spec can express only in part."""
         value = self._required(key, _shown(accepted[0]))
         if value is not _MISSING and not _among(value, accepted):
             self.cannot(key, value, why, accepted[0])
 
     def wrong(self, key: str, value: Any, wanted: str) -> None:
-        """The field's value is of another type, or outside its bounds."""
+        """Reports a value of another type, or outside its bounds."""
         if value is not _MISSING:
             name = self._names.get(key, key)
             self._errors.append(diagnostic("MP804", f"{name} = {_shown(value)}, and it is {wanted}", self._source.locate(name)))
 
     def cannot(self, key: str, value: Any, why: str, instead: Any) -> None:
-        """The field's value has no counterpart in a spec."""
+        """Reports a value that has no counterpart in a spec."""
         name = self._names.get(key, key)
         hint = f'to plan the model without it, write "{name}": {_shown(instead)} in a copy of the config'
         self._errors.append(diagnostic("MP805", f"{name} = {_shown(value)}: {why}", self._source.locate(name), (hint,)))
 
     def contradicts(self, key: str, detail: str, fix: str) -> None:
-        """Two fields that cannot both hold."""
+        """Reports two fields that contradict each other."""
         key = self._names.get(key, key)
         self._errors.append(diagnostic("MP807", detail, self._source.locate(key), (fix,)))
 
-    def tell(self, key: str, value: Any, effect: str) -> None:
-        """A warning: the field changes what is computed, no tensor, and a spec does not carry it."""
+    def warn(self, key: str, value: Any, effect: str) -> None:
+        """A warning about a field that changes the computation but no tensor, and that a spec does not carry."""
         key = self._names.get(key, key)
         self._not_carried[key] = f"{key} = {_shown(value)}: {effect}"
 
     def finish_reading(self) -> None:
-        """Judge the fields that nobody read, then stop if anything is wrong.
+        """Judges the fields that no import read, then stops if anything is wrong.
 
         Raises:
             MegaplanError: Everything found so far.
@@ -178,7 +178,7 @@ class ConfigReader:
         self.stop_if_wrong()
 
     def stop_if_wrong(self) -> None:
-        """Raise what was found.
+        """Raises what was found.
 
         Raises:
             MegaplanError: Everything found so far.
@@ -188,12 +188,12 @@ class ConfigReader:
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong already, so that values may be dummies."""
+        """True if an error was found already, so that values may be dummies."""
         return bool(self._errors)
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
-        """What the config says and the spec does not carry, the defaults that were taken, and fields that nobody knows: one each."""
+        """One warning each for settings that the spec does not carry, for defaults that were taken, and for unknown fields."""
         found: list[Diagnostic] = []
         if self._not_carried:
             first = self._source.locate(next(iter(self._not_carried)))
@@ -217,12 +217,12 @@ class ConfigReader:
         elif key in NOT_CARRIED:
             neutral, effect = NOT_CARRIED[key]
             if not _among(value, neutral):
-                self.tell(key, value, effect)
+                self.warn(key, value, effect)
         elif key not in IGNORED:
             self._unread(name, key, value)
 
     def _unread(self, name: str, key: str, value: Any) -> None:
-        """A field that the import reads nowhere: the class may read it, unless it has no such field."""
+        """The diagnostic for a field that the import does not read; a warning if the class has no such field."""
         if key in self.facts.fields and _among(value, (self.facts.fields[key],)):
             return
         if not self.strict and self.facts.version and key not in self.facts.fields:
@@ -234,7 +234,7 @@ class ConfigReader:
         self._errors.append(diagnostic("MP806", detail, self._source.locate(name), (hint,)))
 
     def _value_of(self, key: str) -> Any:
-        """The field, or the class's default; null where there is neither."""
+        """The field, or the class's default; null if there is neither."""
         if key not in self._names and key in self.facts.fields and not self.strict:
             if self.facts.fields[key] is not None:
                 self._defaults[key] = self.facts.fields[key]
@@ -260,14 +260,14 @@ class ConfigReader:
 
 
 class _Missing:
-    """The value of a field that is not there and was told so."""
+    """The value of a field that is missing and already reported."""
 
 
 _MISSING = _Missing()
 
 
 def _among(value: Any, accepted: Sequence[Any]) -> bool:
-    """Whether the value is one of `accepted`; true is not 1."""
+    """True if the value is one of `accepted`; true is not 1."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted)
 
 

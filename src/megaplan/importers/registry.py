@@ -1,4 +1,4 @@
-"""The architectures that import, by `model_type`. Another one is an entry here, and a function where its like stand."""
+"""The architectures that can be imported, by `model_type`. A new one is an entry here, and a function next to similar ones."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "smollm3": decoders.smollm3,
     "starcoder2": decoders.starcoder2,
 }
-"""The import of each `model_type`: a function from a config to `model` of a spec."""
+"""Import function of each `model_type`, from a config to `model` of a spec."""
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "gemma4_text": ("global_head_dim", "layers without a window have other heads, and experts beside the MLP norms of their own"),
+    "gemma4_text": ("global_head_dim", "layers without a window have other heads, and experts in addition to the MLP have their own norms"),
     "minimax": ("layer_types", "most of its blocks are lightning attention (qkv_proj, output_gate, norm), which no letter is"),
     "recurrent_gemma": ("lru_width", "two blocks in three are RG-LRU recurrences (rg_lru, linear_x, linear_y, conv_1d)"),
     "zamba2": ("hybrid_layer_ids", "its attention blocks share parameters (shared_transformer), and every layer of a spec has its own"),
@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[str, str]] = {
 """Model types whose blocks have no letter: the field that says so, and the tensors that are missing."""
 
 RENAMED = {"kimi_k2": "deepseek_v3"}
-"""Model types of the same class under another name: fields, blocks and names of tensors are the other's."""
+"""Model types that are the class of another one under a new name: fields, blocks and names of tensors are the same."""
 
 LIKE = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
-"""Model types whose blocks are another's for text alone; what a config leaves out has other defaults."""
+"""Model types whose text blocks are those of another one; fields that a config omits have other defaults."""

@@ -1,4 +1,4 @@
-"""Rotary embedding of a config: base, rotated width, and frequencies that are scaled for a longer context."""
+"""Rotary embedding of a config: base, rotated width, and scaling of frequencies for a longer context."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from megaplan.importers.parts import FULL, SLIDING
 from megaplan.importers.reader import ConfigReader
 
 LOCAL_BASE = 10_000.0
-"""Of layers with a window in Gemma 3, where the config does not say."""
+"""Base of layers with a window in Gemma 3, if the config does not say."""
 _OTHER = "rotary angles are scaled by a rule that a spec does not have, and megarun turns by the base alone; shapes are the same"
 _PLAIN = ("default", "mrope", None)
-"""`rope_type` of unscaled angles: a text token has one position in all sections of `mrope`."""
+"""`rope_type` of unscaled angles; in `mrope` a text token has one position in all sections."""
 
 
 def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0, by_window: bool = False) -> dict[str, Any]:
     """`rope_theta`, `rotary_dim` and `rope_scaling`: own fields, or inside `rope_parameters` (`rope_scaling` before transformers 5).
 
     Args:
-        reader: Of the config.
+        reader: Reader of the config.
         head_dim: Width of a head.
-        partial: Share of it that is rotated, where the config does not say.
-        by_window: Whether layers with a window have a base of their own (`window_base`).
+        partial: Rotated share of a head, if the config does not say.
+        by_window: True if layers with a window have a base of their own (`window_base`).
     """
     inside = _rope_mapping(reader, by_window=by_window)
     theta = inside.get("rope_theta")
@@ -40,12 +40,12 @@ def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0, by_window
     reader.skip("partial_rotary_factor")
     rotated = rotary_width(head_dim, share)
     if isinstance(share, int | float) and int(head_dim * share) % 2:
-        reader.tell("partial_rotary_factor", share, f"{int(head_dim * share)} dims of a head are rotated, by angles of a width that is odd")
+        reader.warn("partial_rotary_factor", share, f"{int(head_dim * share)} dims of a head are rotated, by angles of a width that is odd")
     return {"rope_theta": float(theta), **({"rotary_dim": rotated} if rotated != head_dim else {}), **rope_scaling(reader, inside)}
 
 
 def window_base(reader: ConfigReader) -> float:
-    """Base of the angles of layers with a window: `rope_local_base_freq`, or what `rope_parameters` has for them, or Gemma's own."""
+    """Base of the angles of layers with a window: `rope_local_base_freq`, or the value in `rope_parameters`, or Gemma's default."""
     inside = reader.mapping("rope_parameters").get(SLIDING) if reader.has("rope_parameters") else None
     value = inside.get("rope_theta") if isinstance(inside, dict) else None
     value = reader.value("rope_local_base_freq") if value is None else value
@@ -58,10 +58,10 @@ def window_base(reader: ConfigReader) -> float:
 
 
 def rope_scaling(reader: ConfigReader, inside: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_scaling` of the rotary parameters; empty where frequencies are not scaled, or by a rule that is told.
+    """`rope_scaling` of the rotary parameters; empty if frequencies are not scaled, or by a rule that is reported.
 
     Args:
-        reader: Of the config.
+        reader: Reader of the config.
         inside: The rotary parameters.
 
     Source: `modeling_rope_utils.py` of transformers 5.23.0.
@@ -71,7 +71,7 @@ def rope_scaling(reader: ConfigReader, inside: Mapping[str, Any]) -> dict[str, A
     if kind in _PLAIN:
         return {}
     if kind not in ("linear", "llama3", "yarn"):
-        reader.tell(place, dict(inside), _OTHER)
+        reader.warn(place, dict(inside), _OTHER)
         return {}
 
     def positive(name: str, default: float | None = None) -> float:
@@ -107,7 +107,7 @@ def rope_scaling(reader: ConfigReader, inside: Mapping[str, Any]) -> dict[str, A
 
 
 def latent_score_scale(reader: ConfigReader, attention: dict[str, Any]) -> dict[str, float]:
-    """`softmax_scale` of latent attention whose rotary parameters give `mscale_all_dim`: YaRN's factor squared over sqrt(width)."""
+    """`softmax_scale` of latent attention with `mscale_all_dim` in its rotary parameters: YaRN's factor squared over sqrt(width)."""
     inside = _rope_mapping(reader)
     weight = inside.get("mscale_all_dim")
     if inside.get("rope_type", inside.get("type")) in _PLAIN or not isinstance(weight, int | float) or not weight:
@@ -126,7 +126,7 @@ def rotary_width(head_dim: int, share: Any) -> int:
 
 
 def _rope_mapping(reader: ConfigReader, *, by_window: bool = False) -> Mapping[str, Any]:
-    """The rotary parameters, those of layers that see everything where there are several; `by_window` if a spec has those of others."""
+    """The rotary parameters; those of layers without a window if there are several, `by_window` if a spec has the others too."""
     found: dict[str, Any] = {}
     for key in ("rope_parameters", "rope_scaling"):
         if not reader.has(key):
@@ -136,7 +136,7 @@ def _rope_mapping(reader: ConfigReader, *, by_window: bool = False) -> Mapping[s
         if by_layer:
             whole = by_layer.get(FULL, next(iter(by_layer.values())))
             if not by_window and any(one.get("rope_theta") != whole.get("rope_theta") for one in by_layer.values()):
-                reader.tell(key, inside, "layers turn by different bases, and a spec has one; shapes are the same")
+                reader.warn(key, inside, "layers turn by different bases, and a spec has one; shapes are the same")
             inside = whole
         found |= inside
     return found

@@ -1,6 +1,6 @@
-"""What the fields are that no family reads: irrelevant, not carried, or accepted at one value only.
+"""Fields that no family reads: irrelevant, not carried, or accepted at one value only.
 
-A field that a family's own import reads never comes here; a field in no table is refused.
+A field that a family's own import reads is never listed here; a field in no table is refused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ IGNORED: dict[str, str] = {
     **dict.fromkeys(("max_position_embeddings", "max_sequence_length", "model_max_length"), _LIMIT),
     **dict.fromkeys(("torch_dtype", "dtype", "quantization_config", "mamba_ssm_cache_dtype", "mamba_ssm_dtype"), _STORED),
 }
-"""Fields that change neither a tensor nor what a layer computes, and why."""
+"""Fields that change neither a tensor nor a layer's computation, and the reason."""
 
 _SCALE = "a factor on values that megarun does not apply"
 _ROUTING = "experts are chosen otherwise than by megarun's router; shapes are the same"
@@ -83,11 +83,11 @@ NOT_CARRIED: dict[str, tuple[tuple[Any, ...], str]] = {
     "residual_in_fp32": ((False,), "the residual stream is fp32 in the original; here its dtype is precision.params"),
     "norm_before_gate": ((False, None), "the gate comes after the norm in the original; shapes are the same"),
 }
-"""Fields that change values alone: their neutral values, and what is told where they have another."""
+"""Fields that change only values: their neutral values, and the warning for any other."""
 
 MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "sliding_window": ((None,), "this family's layers see all positions before them"),
     "is_encoder_decoder": ((False,), "a spec is one stack"),
     "add_cross_attention": ((False,), "a spec is one stack"),
 }
-"""Fields that a spec can express at these values alone (the first is the one to write), and why; absent means such a value."""
+"""Fields that a spec can express only at these values (the first is recommended), and the reason; absent means such a value."""

@@ -1,1 +1,1 @@
-"""The parameter ledger: every tensor of every block family, one file a family."""
+"""The parameter ledger: every tensor of every block family, one file per family."""

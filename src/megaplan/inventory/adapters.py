@@ -1,8 +1,8 @@
 """Parameters of a block under `lora`: its own are frozen, and every adapted linear gets A [rank, in] and B [out, rank].
 
-TP cuts an adapter as it cuts the linear. Of a column-parallel linear every rank has A and the rows of B that belong to its rows; of a
-row-parallel one the columns of A that belong to its columns, and B. Where a rank has a whole adapter of a linear that is cut, its gradient
-is a part of the sum over TP, as that of every replicated tensor.
+TP shards an adapter as it shards the linear. For a column-parallel linear every rank has A and the rows of B that belong to its rows; for a
+row-parallel one the columns of A that belong to its columns, and B. If a rank has a whole adapter of a sharded linear, its gradient
+is a part of the sum over TP, like that of every replicated tensor.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from megaplan.inventory.tensors import Block, Group, Init, Owner, ParamTensor, m
 
 A_SUFFIX, B_SUFFIX = "lora_a", "lora_b"
 LINEAR_ENDINGS = ("_proj", "_down", "_up")
-"""How the names of adaptable linears end; routers, gates of one row, convolutions and tables have other names."""
+"""Endings of the names of adaptable linears; routers, gates of one row, convolutions and tables have other names."""
 NOT_ADAPTED = ("indexer.",)
 """Linears whose gradients are not those of the language model's loss."""
 
 
 class Chooses(Protocol):
-    """What says which linears are adapted."""
+    """Interface that decides which linears are adapted."""
 
     @property
     def rank(self) -> int:
@@ -28,19 +28,19 @@ class Chooses(Protocol):
         ...
 
     def adapts(self, letter: str, linear: str) -> bool:
-        """Whether this linear is."""
+        """True if this linear is adapted."""
         ...
 
 
 def adaptable(tensor: ParamTensor) -> str | None:
-    """The name of the linear whose weight this is, if adapters can stand beside it; else None."""
+    """The name of the linear that has this weight, if it can have adapters; else None."""
     if len(tensor.shape) != 2 or tensor.owner is Owner.EXPERT_PARALLEL:
         return None
     return linear_of(tensor.name)
 
 
 def linear_of(parameter: str) -> str | None:
-    """The name of the linear that a parameter is the weight of, if adapters can stand beside it; else None."""
+    """The name of the linear that has this parameter as its weight, if it can have adapters; else None."""
     name, _, kind = parameter.rpartition(".")
     if kind != "weight":
         return None
@@ -56,7 +56,7 @@ def adapted_linears(lora: Chooses, block: Block) -> Iterator[str]:
 
 
 def adapted_block(lora: Chooses, block: Block, *, layer: bool) -> Block:
-    """A block with frozen tensors and, if it is a layer, adapters, each pair behind its linear's weight."""
+    """A block with frozen tensors and, if it is a layer, adapters, each pair after its linear's weight."""
     chosen = set(adapted_linears(lora, block)) if layer else set()
     tensors: list[ParamTensor] = []
     for tensor in block.tensors:

@@ -23,18 +23,18 @@ def build_inventory(spec: Spec) -> Inventory:
         spec: A spec that `megaplan.spec.rules.check_rules` accepts.
 
     Returns:
-        The inventory, one object for equal models; layers of the same make share one `Block` object.
+        The inventory, one object for equal models; equal layers share one `Block` object.
 
     Raises:
         MegaplanError: The pattern does not parse.
-        ValueError: A letter or feature lacks its section (a spec that was not checked).
+        ValueError: A letter or feature lacks its section (an unchecked spec).
     """
     return inventory_of(spec.model, vocab_parallel=spec.mesh.vocab_parallel, lora=spec.lora)
 
 
 @lru_cache(maxsize=32)
 def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None) -> Inventory:
-    """Every parameter tensor of a model; `vocab_parallel`: whether TP cuts embedding and head along the vocabulary."""
+    """Every parameter tensor of a model; `vocab_parallel` is true if TP shards embedding and head along the vocabulary."""
     if lora is not None:
         return _adapted(inventory_of(model, vocab_parallel=vocab_parallel), lora)
     letters = parse_pattern(model.pattern, model.num_layers).layers
@@ -64,7 +64,7 @@ def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None
 
 
 def _adapted(base: Inventory, lora: Lora) -> Inventory:
-    """A model's inventory with frozen tensors and adapters; equal layers go on sharing a block."""
+    """A model's inventory with frozen tensors and adapters; equal layers still share a block."""
     made = {id(block): adapted_block(lora, block, layer=True) for block in base.layers}
     layers = tuple([made[id(block)] for block in base.layers])
     outside = tuple([(name, adapted_block(lora, block, layer=False)) for name, block in base.outside])

@@ -11,7 +11,7 @@ def vocabulary_block(
 ) -> Block:
     """The token embedding or the head, `[vocab, h]`: replicated (R-16), or sharded over the vocabulary with `mesh.vocab_parallel`.
 
-    Learned positions stand beside the token embedding, `[positions, h]`, replicated.
+    Learned positions, `[positions, h]`, belong to the token embedding and are replicated.
     """
     owner, tp_dim = (Owner.TENSOR_PARALLEL, 0) if vocab_parallel else (Owner.REPLICATED, None)
     tensors = [ParamTensor("weight", (vocab_size, hidden_size), owner, Group.OTHER, Init.NORMAL, tp_dim)]

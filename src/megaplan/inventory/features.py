@@ -18,12 +18,12 @@ from megaplan.spec.models import (
 
 
 class SideEmbedding(NamedTuple):
-    """Where a side-channel embedding is at home (R-18).
+    """Owner and source of a side-channel embedding (R-18).
 
     Attributes:
-        home: The stage that holds its parameters and adds it to the residual stream; `Inventory.ahead` names those that the last holds too.
-        maker: Who makes the ids that it looks up, and from what.
-        checkpoint: What of it a checkpoint holds.
+        home: Stage that holds its parameters and adds it to the residual stream; `Inventory.ahead` names those that the last holds too.
+        maker: Source of the ids that it looks up.
+        checkpoint: Contents in a checkpoint.
     """
 
     home: str
@@ -31,7 +31,7 @@ class SideEmbedding(NamedTuple):
     checkpoint: str
 
 
-_PARAMETERS = "its parameters, once; ids are made anew for every batch"
+_PARAMETERS = "its parameters, once; ids are made again for every batch"
 SIDE_EMBEDDINGS: dict[Outside, SideEmbedding] = {
     Outside.NGRAM: SideEmbedding("first", "the home stage, by hashing the batch's token ids and those before them", _PARAMETERS),
     Outside.STRUCTURE: SideEmbedding("first", "the token file, one class a token; the batch carries it to the home stage", _PARAMETERS),
@@ -60,7 +60,7 @@ def category_block(family: str, category: CategoryEmbedding, hidden_size: int) -
 
 
 def side_block(features: Features, name: str, hidden_size: int) -> Block:
-    """A side embedding that is given, by its name."""
+    """A configured side embedding, by its name."""
     section: Ngram | CategoryEmbedding = getattr(features, name)
     return ngram_block(section, hidden_size) if isinstance(section, Ngram) else category_block(name, section, hidden_size)
 
@@ -74,8 +74,8 @@ def relation_bias_block(relation_bias: RelationBias, num_heads: int) -> Block:
 def mtp_block(model: Model) -> Block:
     """One MTP depth (DeepSeek-V3, arXiv:2412.19437, section 2.2): its blocks, a projection, three norms.
 
-    The projection takes [hidden; embedding] to hidden and is replicated: it stands before the block's own tensor-parallel region. The token
-    embedding and the head that a depth uses belong to `embedding` and `head`.
+    The projection takes [hidden; embedding] to hidden and is replicated, because it precedes the block's own tensor-parallel region. The
+    token embedding and the head that a depth uses belong to `embedding` and `head`.
     """
     hidden = model.hidden_size
 

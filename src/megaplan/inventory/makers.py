@@ -12,7 +12,7 @@ from megaplan.tuples import new
 REPLICATED, TENSOR_PARALLEL = Owner.REPLICATED, Owner.TENSOR_PARALLEL
 MATRIX, OTHER = Group.MATRIX, Group.OTHER
 NORMAL, NORMAL_OUT, ONES = Init.NORMAL, Init.NORMAL_OUT, Init.ONES
-"""The members by name: looking one up on its class costs Python 3.11 as much as making the tensor."""
+"""The members by name: a lookup on the class costs Python 3.11 as much as making the tensor."""
 
 
 def norm(name: str, width: int) -> ParamTensor:
@@ -21,14 +21,14 @@ def norm(name: str, width: int) -> ParamTensor:
 
 
 def replicated(name: str, shape: tuple[int, ...], group: Group, init: Init = NORMAL, num_matrices: int = 1) -> ParamTensor:
-    """A tensor that every tensor-parallel and expert-parallel rank holds whole."""
+    """A tensor that every tensor-parallel and expert-parallel rank has whole."""
     return new(ParamTensor, (name, shape, REPLICATED, group, init, None, (), num_matrices))
 
 
 def column(
     name: str, out_width: int, in_width: int, *, group: Group = MATRIX, parts: tuple[int, ...] = (), num_matrices: int = 1
 ) -> ParamTensor:
-    """A column-parallel weight `[out_width, in_width]`: TP shards the rows, each of `parts` on its own."""
+    """A column-parallel weight `[out_width, in_width]`: TP shards the rows, each of `parts` separately."""
     return new(ParamTensor, (name, (out_width, in_width), TENSOR_PARALLEL, group, NORMAL, 0, parts, num_matrices))
 
 

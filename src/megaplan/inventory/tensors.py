@@ -14,7 +14,7 @@ from megaplan.tuples import new
 
 
 class Owner(StrEnum):
-    """Which model axes may shard a tensor; the rule decides its budget column, whatever the degree."""
+    """Model axes that may shard a tensor; they decide its budget column, for any degree."""
 
     REPLICATED = "replicated"
     TENSOR_PARALLEL = "tensor_parallel"
@@ -43,7 +43,7 @@ class Outside(StrEnum):
 
 
 class Init(StrEnum):
-    """How megarun fills a tensor; every fill is a function of hash(seed, full name) alone."""
+    """Fill rule of a tensor in megarun; every fill is a function of hash(seed, full name) only."""
 
     NORMAL = "normal"  # std 0.02
     NORMAL_OUT = "normal_out"  # projections back into the residual: std 0.02 / sqrt(2 · num_layers)
@@ -51,8 +51,8 @@ class Init(StrEnum):
     ZEROS = "zeros"
     A_LOG = "a_log"  # log of uniform [1, 16]
     DT_BIAS = "dt_bias"  # inverse softplus of log-uniform [1e-3, 1e-1]
-    RANK_MEAN = "rank_mean"  # 1 over the size of dim 1: what is summed over ranks starts as their mean
-    CONV = "conv"  # uniform ± 1/sqrt(size of the last dim): a convolution's kernel, or the width that an adapter reads
+    RANK_MEAN = "rank_mean"  # 1 over the size of dim 1: the sum over ranks starts as their mean
+    CONV = "conv"  # uniform ± 1/sqrt(size of the last dim): width of a convolution's kernel, or of an adapter's input
 
 
 class ParamTensor(NamedTuple):
@@ -60,13 +60,13 @@ class ParamTensor(NamedTuple):
 
     Attributes:
         name: Relative to its block: `attention.q_proj.weight`.
-        shape: Unsharded; a stack of matrices keeps the stack in dim 0 (`stored_shape` says how a rank stores it).
-        owner: Which axes may shard it.
+        shape: Unsharded shape; a stack of matrices keeps the stack in dim 0 (`stored_shape` is a rank's).
+        owner: Model axes that may shard it.
         group: Optimizer group.
         init: Fill rule.
         tp_dim: Tensor dim that TP shards (ETP for an expert bank), None if neither does.
         tp_parts: Sizes along `tp_dim` that shard separately, in order (Mamba's fused in_proj); empty for one part.
-        num_matrices: Matrices Muon orthogonalises separately: dim 0 of a bank, or equal groups of a projection's rows (kv heads).
+        num_matrices: Matrices that Muon orthogonalises separately: dim 0 of a bank, or equal groups of a projection's rows (kv heads).
     """
 
     name: str
@@ -84,7 +84,7 @@ class ParamTensor(NamedTuple):
         return prod(self.shape)
 
     def local_elements(self, tp: int, ep: int, etp: int) -> int:
-        """Elements one rank owns after TP and EP, before state sharding (degrees must divide: checked on the spec)."""
+        """Elements of one rank after TP and EP, before state sharding (degrees must divide, which the spec's rules check)."""
         if self.owner is Owner.TENSOR_PARALLEL and self.tp_dim is not None:
             return self.elements // tp
         if self.owner is Owner.EXPERT_PARALLEL:
@@ -94,21 +94,21 @@ class ParamTensor(NamedTuple):
     def stored_shape(self, part: tuple[int, ...]) -> tuple[int, ...]:
         """The shape in which a rank stores its part of the tensor, of shape `part`; state sharding cuts its dim 0.
 
-        A bank is stored as the rows of all its experts, [E, F, h] as [E · F, h]: the same bytes in the same order. Cut along its experts it
-        would have at most E shards with anything in them, and FSDP2 pads to the number of shards; cut along another dim it would have to
-        divide evenly, and each all-gather and reduction would need a second copy.
+        A bank is stored as the rows of all its experts, [E, F, h] as [E · F, h]: the same bytes in the same order. Sharded along its
+        experts it would have at most E shards that are not empty, and FSDP2 pads to the number of shards; along another dim it would have
+        to divide evenly, and each all-gather and reduction would need a second copy.
         """
         return rows_of_bank(part) if self.owner is Owner.EXPERT_PARALLEL else part
 
     def cut_dim(self, tp: int) -> int | None:
-        """The dim along which TP cuts the tensor's matrices themselves; None where every rank has its matrices whole (head groups)."""
+        """The dim along which TP shards the tensor's matrices themselves; None if every rank has whole matrices (head groups)."""
         if tp == 1 or self.owner is not Owner.TENSOR_PARALLEL:
             return None
         whole_groups = self.tp_dim == 0 and self.num_matrices > 1 and self.num_matrices % tp == 0
         return None if whole_groups else self.tp_dim
 
     def local_matrices(self, tp: int, ep: int) -> int:
-        """Matrices that a rank has a part of, or whole: its own experts of a bank, its own groups of heads, else all."""
+        """Matrices of a rank, in part or whole: its own experts of a bank, its own groups of heads, else all."""
         if self.owner is Owner.EXPERT_PARALLEL:
             return self.num_matrices // ep
         if self.owner is Owner.TENSOR_PARALLEL and self.cut_dim(tp) is None:
@@ -117,7 +117,7 @@ class ParamTensor(NamedTuple):
 
 
 def rows_of_bank(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A stack of matrices, one below the other."""
+    """A stack of matrices, concatenated along the rows."""
     experts, rows, *columns = shape
     return experts * rows, *columns
 
@@ -125,16 +125,15 @@ def rows_of_bank(shape: tuple[int, ...]) -> tuple[int, ...]:
 class Block(NamedTuple):
     """Tensors that live together on one stage: a layer, the embedding, the head, an MTP depth, a side embedding.
 
-    Layers of the same make share one `Block` object, so that work done per distinct block can be keyed by identity. The full name of a
+    Equal layers share one `Block` object, so that work done per distinct block can be keyed by identity. The full name of a
     tensor is `{block name}.{tensor.name}`.
 
     Attributes:
         family: The letter of a layer, or an `Outside` part.
-        tensors: In the order of `docs/concepts/architecture.md`.
-        variant: What its family makes of a layer's place in the model (`Family.variant`); of a prediction depth the names
-            and letters of its blocks; else None outside the layers.
+        tensors: Tensors in the order of `docs/concepts/architecture.md`.
+        variant: `Family.variant` of a layer; for a prediction depth the names and letters of its blocks; else None outside the layers.
         sizes: Unsharded elements of each tensor.
-        elements: Of the whole block.
+        elements: Elements of the whole block.
     """
 
     family: str
@@ -157,7 +156,7 @@ def layer_names(num_layers: int) -> tuple[str, ...]:
 
 
 def has_groups(name: str) -> bool:
-    """Whether a block of this name has FSDP2 groups of its own: a layer, or a depth of multi-token prediction."""
+    """True if a block of this name has its own FSDP2 groups: a layer, or a depth of multi-token prediction."""
     return name.startswith(("layers.", f"{Outside.MTP}."))
 
 
@@ -165,14 +164,14 @@ def has_groups(name: str) -> bool:
 class Inventory:
     """Every parameter tensor of an architecture.
 
-    Compared and hashed by identity: `build_inventory` gives equal models one object, so that work done per inventory can be kept by it.
+    Compared and hashed by identity: `build_inventory` gives equal models one object, so that results per inventory can be cached by it.
 
     Attributes:
         layers: One `Block` per layer, in model order; full names `layers.{i}.…`.
         outside: Named blocks outside the stack, in order: `embedding`, `ngram`, `structure`, `platform`, `relation_bias`, `final_norm`,
             `head` (absent when tied), `mtp.0` …
         tied: The head reuses `embedding`.
-        active_parameters: Parameters one token meets: all but the routed experts that its router does not choose.
+        active_parameters: Parameters that one token uses: all but the routed experts that its router does not choose.
         ahead: Names of the side embeddings that the depths of multi-token prediction use too.
         normed_ahead: These depths read hidden states after a norm, the first of them the final norm's output.
     """
@@ -191,24 +190,24 @@ class Inventory:
 
     @cached_property
     def trained_parameters(self) -> int:
-        """Those of `parameters` that have gradients: all, or with `lora` the adapters."""
+        """Number of `parameters` with gradients: all, or with `lora` the adapters."""
         makes = self.makes
         sized = ((tensor, size * count) for block, count in makes for tensor, size in zip(block.tensors, block.sizes, strict=True))
         return sum(size for tensor, size in sized if tensor.group is not Group.FROZEN)
 
     @cached_property
     def makes(self) -> tuple[tuple[Block, int], ...]:
-        """Every block that differs as an object from those before it, and how often it stands in the model."""
+        """Every distinct block object, with the number of its occurrences in the model."""
         counts = Counter(id(block) for _, block in self.blocks())
         return tuple((block, counts[key]) for key, block in {id(block): block for _, block in self.blocks()}.items())
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
-        """Every block with its name, outside blocks after the layers."""
+        """Every block with its name, blocks outside the layers last."""
         yield from zip(layer_names(len(self.layers)), self.layers, strict=True)
         yield from self.outside
 
     def block(self, name: str) -> Block:
-        """The block called `name`; KeyError if the model has none."""
+        """The block with this name; KeyError if the model has none."""
         if name.startswith("layers."):
             return self.layers[int(name.removeprefix("layers."))]
         return dict(self.outside)[name]

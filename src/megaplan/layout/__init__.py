@@ -1,1 +1,1 @@
-"""Layout: cuts to slots, slots to pipeline ranks and chunks, ranks to mesh coordinates; who owns what outside the layers."""
+"""Layout: slots from cuts, pipeline ranks and chunks of slots, mesh coordinates of ranks; owners of blocks outside the layers."""

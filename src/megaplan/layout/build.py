@@ -1,4 +1,4 @@
-"""`build_layout`: from cuts to slots, and what each slot holds besides its layers."""
+"""`build_layout`: slots from cuts, and the blocks of each slot besides its layers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
     """Slots with their pp rank, chunk and blocks.
 
     The first slot holds the embedding and the side embeddings (R-8, R-9); the last the final norm, the head and the MTP depths (R-8,
-    R-10). A tied head and MTP read the token embedding on the last slot: one copy there serves both, unless it is the first slot too.
-    The relation bias stands on every slot with an A block; the first of them owns it (R-12).
+    R-10). A tied head and MTP read the token embedding on the last slot: they share one copy there, unless it is the first slot too.
+    The relation bias is on every slot with an A block; the first of them owns it (R-12).
 
     Args:
         spec: The spec.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         spans: One half-open layer span for each slot, in model order.
 
     Returns:
@@ -47,7 +47,7 @@ def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
 
 
 def slot_parameters(inventory: Inventory, slot: Slot) -> int:
-    """Parameters of the whole tensors a slot holds, its copies included, before any sharding."""
+    """Parameters of the whole tensors on a slot, including its copies, before sharding."""
     return sum(inventory.block(name).elements for name in slot.blocks)
 
 
@@ -76,7 +76,7 @@ def _slot_blocks(
 
 
 def _relation_slots(inventory: Inventory, spans: Spans) -> tuple[int, ...]:
-    """Slots that add the relation bias: those that attend."""
+    """Slots that add the relation bias: those with attention."""
     if not any(name == "relation_bias" for name, _ in inventory.outside):
         return ()
     families = [block.family for block in inventory.layers]

@@ -1,4 +1,4 @@
-"""What a device's products reach, from measured steps of the user's own: one share a dtype, with the model's own share as prior."""
+"""Shares of a device's peaks that products reach, from the user's own measured steps: one per dtype, with the model's share as prior."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from megaplan.cost.step.workload import TimedStep
 
 SIGMA = 0.04
-"""Spread of a measured step's logarithm: what `benchmarks/step_times/fitting.py` takes."""
+"""Spread of a measured step's logarithm, as in `benchmarks/step_times/fitting.py`."""
 UNMEASURED = 0.15
-"""Spread of a share that no measured step moved: the interval of an uncalibrated time."""
+"""Spread of a share without measured steps: the interval of an uncalibrated time."""
 MOST, REACH, SECTIONS = 0.95, 0.9, 28
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step that was timed, and the model of it.
+    """A timed step, and its model.
 
     Attributes:
-        name: What a table calls it.
-        host: Its name.
-        device: Its name.
-        dtype: The recipe's.
-        seconds: As measured.
+        name: Name in tables.
+        host: Name of the host.
+        device: Name of the device.
+        dtype: Dtype of the recipe.
+        seconds: Measured seconds.
         modelled: Seconds without calibration.
-        predict: Seconds if large products reach a share of the peak.
-        terms: The same seconds by term, as an estimate says them.
-        share: Share that the model has without calibration.
+        predict: Seconds as a function of the share of the peak that large products reach.
+        terms: The modelled seconds by term, as in an estimate.
+        share: Share of the uncalibrated model.
         spread: Standard deviation of its logarithm.
     """
 
@@ -53,7 +53,7 @@ class MeasuredStep:
 
 
 def measured_step(name: str, spec: Spec, spans: Spans, seconds: float) -> MeasuredStep | str:
-    """The step of a spec that was timed; or why its time cannot be modelled."""
+    """The timed step of a spec; or the reason that its time cannot be modelled."""
     if spec.host.kind.trained:
         return _replayed_step(name, spec, spans, seconds)
     work = planned_workload(spec, spans)
@@ -81,7 +81,7 @@ def _fitted_step(name: str, host: str, work: TimedStep, seconds: float) -> Measu
 
 
 def _replayed_step(name: str, spec: Spec, spans: Spans, seconds: float) -> MeasuredStep | str:
-    """A step of megarun, whose products of linears reach a percentage by letter: its share is the one that takes as long as these."""
+    """A step of megarun, whose linears reach a percentage by letter: its share is the one with the same time as these percentages."""
     from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
 
@@ -107,12 +107,12 @@ def _replayed_step(name: str, spec: Spec, spans: Spans, seconds: float) -> Measu
 
 
 class TermTime(NamedTuple):
-    """What one term of a measured step takes by the model.
+    """Modelled time of one term of a measured step.
 
     Attributes:
-        before: Seconds with the share that the constants say.
-        after: Seconds with the share that the measured steps say.
-        factor: What the term alone would have to be multiplied by for the model to say the measured step; None where nothing would do.
+        before: Seconds with the share of the constants.
+        after: Seconds with the share of the measured steps.
+        factor: Factor of this term alone that would make the model equal the measured step; None if no factor does.
     """
 
     before: float
@@ -121,13 +121,13 @@ class TermTime(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """How far the model is from a measured step.
+    """Error of the model for a measured step.
 
     Attributes:
-        name: The step's.
-        before: Predicted over measured less 1, with the share that the constants say.
-        after: The same with the share that the measured steps say.
-        terms: Of the modelled step, by name.
+        name: Name of the step.
+        before: Predicted over measured less 1, with the share of the constants.
+        after: The same with the share of the measured steps.
+        terms: Terms of the modelled step, by name.
     """
 
     name: str
@@ -138,15 +138,15 @@ class Residual(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Of one device and dtype.
+    """Calibration of one device and dtype.
 
     Attributes:
-        device: Its name.
-        dtype: The recipe's.
-        before: Share of the peak that the constants say.
-        after: Share that the measured steps say.
+        device: Name of the device.
+        dtype: Dtype of the recipe.
+        before: Share of the peak by the constants.
+        after: Share by the measured steps.
         spread: Standard deviation of its logarithm.
-        residuals: Of each step.
+        residuals: Residual of each step.
     """
 
     device: str
@@ -158,7 +158,7 @@ class Calibration:
 
 
 def calibrations(steps: Sequence[MeasuredStep]) -> tuple[Calibration, ...]:
-    """One for each device and dtype among the steps, in their order."""
+    """One calibration for each device and dtype among the steps, in their order."""
     groups: dict[tuple[str, str], list[MeasuredStep]] = {}
     for step in steps:
         groups.setdefault((step.device, step.dtype), []).append(step)
@@ -192,7 +192,7 @@ def _residual(step: MeasuredStep, after: float) -> Residual:
 
 
 def _least(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Where a cost with one minimum has it, by golden sections."""
+    """Position of the minimum of a unimodal cost, by golden sections."""
     ratio = (5**0.5 - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = cost(left), cost(right)

@@ -1,4 +1,4 @@
-"""Decides if a step of megarun is measured: all that it runs has constants from profiled steps, and runs as these did."""
+"""Decision if a step of megarun counts as measured: everything that it runs has constants from profiled steps, in the same mode."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from megaplan.spec.models import Spec
 
 UNCALIBRATED = "uncalibrated"
 GIVEN = ("efficiency_percent", "launch_ns", "recurrence_step_ns", "reached", "memory_bytes_per_second", "peak_flops")
-"""Keys of the device with which a spec puts its own rates in the place of measured ones."""
+"""Keys of the device by which a spec replaces measured rates."""
 
 
-class Standing(NamedTuple):
-    """How well a step is known.
+class TimeBasis(NamedTuple):
+    """Basis of a step's time.
 
     Attributes:
         basis: Measured, or modelled.
-        calibration: What it was measured with: device, dtype, host, mode and ranks; or `uncalibrated`.
-        interval: Ratio of the time below which a tenth of steps lies, and above which another; None where no profiled step says it.
-        reason: Why it is not measured, of a device that has constants.
+        calibration: The measurement: device, dtype, host, mode and ranks; or `uncalibrated`.
+        interval: Ratios of the time: a tenth of steps is below the first, a tenth above the second; None without profiled steps.
+        reason: Reason that it is not measured, for a device that has constants.
     """
 
     basis: Basis
@@ -30,24 +30,24 @@ class Standing(NamedTuple):
     reason: str | None = None
 
 
-def standing(spec: Spec, timer: ReplayTimer) -> Standing:
-    """The standing of a step that the timer has timed."""
+def time_basis(spec: Spec, timer: ReplayTimer) -> TimeBasis:
+    """The basis of the time of a step."""
     found = measured(spec.device.name) if spec.host.uses_triton else None
     if found is None:
-        return Standing(Basis.MODELLED, UNCALIBRATED, None)
+        return TimeBasis(Basis.MODELLED, UNCALIBRATED, None)
     reason = _reason(spec, timer)
     if reason is not None:
-        return Standing(Basis.MODELLED, UNCALIBRATED, None, reason)
-    return Standing(Basis.MEASURED, f"{found.device}, {dtype_of(spec)}, megarun, eager, one rank", found.interval)
+        return TimeBasis(Basis.MODELLED, UNCALIBRATED, None, reason)
+    return TimeBasis(Basis.MEASURED, f"{found.device}, {dtype_of(spec)}, megarun, eager, one rank", found.interval)
 
 
 def dtype_of(spec: Spec) -> str:
-    """That linears multiply in: the recipe, or the dtype of the parameters."""
+    """Dtype in which linears multiply: the recipe, or the dtype of the parameters."""
     return spec.precision.params.value if spec.precision.recipe is None else spec.precision.recipe.name
 
 
 def _reason(spec: Spec, timer: ReplayTimer) -> str | None:
-    """Why a step of a device with constants is not measured; None where it is."""
+    """Reason that a step of a device with constants is not measured; None if it is."""
     found, section = measured(spec.device.name), spec.device
     assert found is not None
     if spec.mesh.world_size > 1:

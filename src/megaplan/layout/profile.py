@@ -1,11 +1,11 @@
-"""A device's measured constants (`megaplan.measured`) from profiled steps: what each kind of kernels reaches, and what the host takes.
+"""A device's measured constants (`megaplan.measured`) from profiled steps: shares of each kind of kernels, and launch times of the host.
 
-Kernels of a profile are put into families by name, and the kinds of `megaplan.cost.parts` that a family holds are counted for the run's
-spec. A kind's share is its counted floor over its measured time beside launches. Over several runs it is the mean of the logarithms,
-weighed by how much of its step the family is; where a family holds several kinds, the shares that leave the least squares. The host's two
-constants are those whose waits are nearest to what the steps take beyond the device's busy time.
+Kernels of a profile are assigned to families by name, and the kinds of kernels in a family are counted for the run's
+spec. A kind's share is its counted floor over its measured time without launches. Over several runs it is the mean of the logarithms,
+weighted by the family's share of its step; if a family holds several kinds, the shares with the least squares. The host's two
+constants are those whose waits are nearest to the time of the steps beyond the device's busy time.
 
-A run that was not profiled is held out. Of each other run the step is also modelled without it; constants that no other run has stay.
+A run that was not profiled is held out. The step of each other run is also modelled without it; constants that no other run has stay.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from megaplan.measured.kernels import seen_by_step
 from megaplan.spec.models import Spec
 
 SMALLEST = ("pow_tensor_scalar", "CUDAFunctor_add<double>")
-"""Kernels of one element: what they take is the launch itself."""
+"""Kernels of one element, whose time is the launch itself."""
 QUANTILE = 1.44
-"""Quantile of Student's distribution with six degrees of freedom: 80 % lie within so many deviations."""
+"""Quantile of Student's distribution with six degrees of freedom: 80 % are within this many deviations."""
 SECTIONS, SWEEPS, WIDEST = 40, 12, 2.5
-"""Limits of the search for shares of one family: steps, turns, and how far their logarithms may be from the mean."""
+"""Limits of the search for shares of one family: steps, sweeps, and the distance of their logarithms from the mean."""
 LARGEST_NS, STEP_NS = 200_000, 1_000
-"""Largest time of a host's launch that the search for its constants tries, and the search's steps."""
+"""Largest launch time of a host that the search for its constants tries, and the search's steps."""
 PRIOR = 0.02
-"""How much a share of several in one family is held to the mean of all rows, beside rows that weigh 1 together."""
+"""Weight of the mean of all rows for each share of several in one family, relative to rows with a total weight of 1."""
 
 
-class Task(NamedTuple):
+class TrainedPlan(NamedTuple):
     """The plan that a run trained."""
 
     spec: Spec
@@ -49,28 +49,28 @@ class Task(NamedTuple):
     spans: Spans
 
 
-class Count(NamedTuple):
-    """A kind of a run: milliseconds at the peaks, launches, and dependent steps."""
+class KindCount(NamedTuple):
+    """Counts of a kind in a run: milliseconds at the peaks, launches, and dependent steps."""
 
     floor: float
     launches: int
     steps: int
 
 
-class Row(NamedTuple):
-    """A family of a run.
+class FamilyRow(NamedTuple):
+    """A family in a run.
 
     Attributes:
-        run: Its name.
-        milliseconds: As measured.
+        run: Name of the run.
+        milliseconds: Measured milliseconds.
         weight: Share of the run's step.
-        counts: Of each kind in it.
+        counts: Counts of each kind in it.
     """
 
     run: str
     milliseconds: float
     weight: float
-    counts: dict[str, Count]
+    counts: dict[str, KindCount]
 
 
 class Fit(NamedTuple):
@@ -81,16 +81,16 @@ class Fit(NamedTuple):
     spreads: dict[str, float]
 
 
-def counts_of(task: Task) -> dict[tuple[str, str], Count]:
+def counts_of(task: TrainedPlan) -> dict[tuple[str, str], KindCount]:
     """Kinds of a run's step, by name and letter of the pass."""
-    found: dict[tuple[str, str], Count] = {}
+    found: dict[tuple[str, str], KindCount] = {}
     for letter, part, ns in ReplayTimer(task.inventory, task.spec, at_peak).kinds(task.spec):
-        before = found.get((part.kind, letter), Count(0.0, 0, 0))
-        found[part.kind, letter] = Count(before.floor + ns / 1e6, before.launches + part.launches, before.steps + part.steps)
+        before = found.get((part.kind, letter), KindCount(0.0, 0, 0))
+        found[part.kind, letter] = KindCount(before.floor + ns / 1e6, before.launches + part.launches, before.steps + part.steps)
     return found
 
 
-def rows_of(run: Mapping[str, Any], task: Task) -> list[Row]:
+def rows_of(run: Mapping[str, Any], task: TrainedPlan) -> list[FamilyRow]:
     """The families of a profiled run."""
     counts = counts_of(task)
     taken: dict[tuple[tuple[str, ...], str | None], float] = {}
@@ -99,19 +99,19 @@ def rows_of(run: Mapping[str, Any], task: Task) -> list[Row]:
             taken[family.kinds, family.letter] = taken.get((family.kinds, family.letter), 0.0) + time.milliseconds
     found = []
     for (kinds, letter), milliseconds in taken.items():
-        each: dict[str, Count] = {}
+        each: dict[str, KindCount] = {}
         for (kind, place), count in counts.items():
             if kind in kinds and (letter is None or letter == place):
-                before = each.get(kind, Count(0.0, 0, 0))
-                each[kind] = Count(before.floor + count.floor, before.launches + count.launches, before.steps + count.steps)
+                before = each.get(kind, KindCount(0.0, 0, 0))
+                each[kind] = KindCount(before.floor + count.floor, before.launches + count.launches, before.steps + count.steps)
         if each:
-            found.append(Row(run["run"], milliseconds, milliseconds / 1e3 / run["step_s"], each))
+            found.append(FamilyRow(run["run"], milliseconds, milliseconds / 1e3 / run["step_s"], each))
     return found
 
 
-def fit(rows: Sequence[Row], launch: float) -> Fit:
+def fit(rows: Sequence[FamilyRow], launch: float) -> Fit:
     """Shares and steps of the kinds in these rows; `launch` is in milliseconds."""
-    joined: list[tuple[set[str], list[Row]]] = []
+    joined: list[tuple[set[str], list[FamilyRow]]] = []
     for row in rows:
         kinds, own = set(row.counts), [row]
         for other in [each for each in joined if each[0] & kinds]:
@@ -135,8 +135,8 @@ def fit(rows: Sequence[Row], launch: float) -> Fit:
     return Fit(shares, steps, spreads)
 
 
-def _shares(kinds: list[str], rows: list[Row], launch: float) -> dict[str, float]:
-    """Those that leave the least weighted squares of logarithms; each moves in turn."""
+def _shares(kinds: list[str], rows: list[FamilyRow], launch: float) -> dict[str, float]:
+    """Shares with the least weighted squares of logarithms; each varies in turn."""
     start = exp(_mean([log(sum(c.floor for c in row.counts.values()) / _busy(row, launch)) for row in rows], rows))
     found = dict.fromkeys(kinds, start)
     total = sum(row.weight for row in rows)
@@ -152,30 +152,30 @@ def _shares(kinds: list[str], rows: list[Row], launch: float) -> dict[str, float
     return found
 
 
-def _busy(row: Row, launch: float) -> float:
-    """Measured time beside launches; a profile that says less than its launches says that they are cheaper."""
+def _busy(row: FamilyRow, launch: float) -> float:
+    """Measured time without launches; a profile with less time than its launches implies that they are cheaper."""
     return max(row.milliseconds - launch * sum(count.launches for count in row.counts.values()), row.milliseconds / 2)
 
 
-def _modelled(row: Row, shares: Mapping[str, float], launch: float) -> float:
+def _modelled(row: FamilyRow, shares: Mapping[str, float], launch: float) -> float:
     return sum(count.floor / shares[kind] + count.launches * launch for kind, count in row.counts.items())
 
 
-def _mean(values: Sequence[float], rows: Sequence[Row]) -> float:
+def _mean(values: Sequence[float], rows: Sequence[FamilyRow]) -> float:
     return sum(value * row.weight for value, row in zip(values, rows, strict=True)) / sum(row.weight for row in rows)
 
 
-def _spread(values: Sequence[float], rows: Sequence[Row]) -> float:
+def _spread(values: Sequence[float], rows: Sequence[FamilyRow]) -> float:
     middle = _mean(values, rows)
     return sqrt(_mean([(value - middle) ** 2 for value in values], rows))
 
 
-def constants(results: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """The file of measured constants.
+def constants(results: Mapping[str, Any], tasks: Mapping[str, TrainedPlan]) -> dict[str, Any]:
+    """The document of measured constants.
 
     Args:
         results: Device, versions, `copy_gb_s` and `runs` with `step_s`; of profiled ones `gpu` with `busy_ms` and `by_kernel`.
-        tasks: Of each run, by its name.
+        tasks: Trained plan of each run, by its name.
     """
     runs = [run for run in results["runs"] if run.get("gpu")]
     device = next(iter(tasks.values())).spec.device.name
@@ -212,14 +212,16 @@ def constants(results: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str
 
 
 def _interval(runs: Mapping[str, Mapping[str, float]]) -> list[float]:
-    """Ratios of measured to modelled steps between which 80 % lie, from the errors of steps that are modelled without themselves."""
+    """Ratios of measured to modelled steps between which 80 % are, from the errors of steps that are modelled without themselves."""
     errors = [log(row["measured"] / row["without it"]) for row in runs.values()]
     wide = QUANTILE * sqrt(sum(error**2 for error in errors) / len(errors))
     return [round(exp(-wide), 4), round(exp(wide), 4)]
 
 
-def _document(found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[Row]], counts: Mapping[str, Counts]) -> dict[str, Any]:
-    """The part of a file that profiles say."""
+def _document(
+    found: Fit, launch: float, reached: float, rows: Mapping[str, Sequence[FamilyRow]], counts: Mapping[str, Counts]
+) -> dict[str, Any]:
+    """The part of a file that comes from profiles."""
     by_kind: dict[str, dict[str, list[float]]] = {}
     for run, each in rows.items():
         for row in each:
@@ -251,16 +253,16 @@ def _launch_ms(runs: Sequence[Mapping[str, Any]]) -> float:
     return float(sum(kernel[2] for kernel in small) / sum(kernel[1] for kernel in small))
 
 
-def _timer(document: Mapping[str, Any], task: Task) -> ReplayTimer:
+def _timer(document: Mapping[str, Any], task: TrainedPlan) -> ReplayTimer:
     found = of_document(document)
     return ReplayTimer(task.inventory, task.spec, lambda rates: rates_with(rates, found))
 
 
-def _step(document: Mapping[str, Any], task: Task) -> float:
+def _step(document: Mapping[str, Any], task: TrainedPlan) -> float:
     return _timer(document, task).step_ns(task.spec, task.spans) / 1e9
 
 
-def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) -> dict[str, int]:
+def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, TrainedPlan]) -> dict[str, int]:
     """Nanoseconds of a launch and of an operation of the update."""
     gaps = []
     for name, run in runs.items():
@@ -277,7 +279,7 @@ def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], ta
 
 
 def _least(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Where a cost with one minimum has it, by golden sections."""
+    """Position of the minimum of a unimodal cost, by golden sections."""
     ratio = (5**0.5 - 1) / 2
     for _ in range(SECTIONS):
         left, right = high - ratio * (high - low), low + ratio * (high - low)
@@ -286,7 +288,7 @@ def _least(cost: Callable[[float], float], low: float, high: float) -> float:
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """The file, a line a constant."""
+    """The file, one line per constant."""
     lines = []
     for key, value in document.items():
         if isinstance(value, dict) and key in ("kinds", "runs"):

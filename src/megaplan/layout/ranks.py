@@ -1,6 +1,6 @@
-"""Ranks and coordinates on the two meshes, the groups of each axis, and which of them leave a node.
+"""Ranks and coordinates on the two meshes, the groups of each axis, and the groups that span nodes.
 
-Rank = row-major over (pp, dp_replicate, dp_shard, cp, tp), tp fastest. The expert mesh re-reads the same ranks as (pp, dp_replicate,
+Rank = row-major over (pp, dp_replicate, dp_shard, cp, tp), tp fastest. The expert mesh regroups the same ranks as (pp, dp_replicate,
 efsdp, ep, etp), etp fastest (R-31).
 """
 
@@ -78,7 +78,7 @@ def axis_groups(mesh: Mesh, *axes: str) -> tuple[tuple[int, ...], ...]:
     """
     names = MESH_AXES if set(axes) <= set(MESH_AXES) else EXPERT_AXES
     if not set(axes) <= set(names):
-        raise ValueError(f"the axes {', '.join(axes)} do not stand on one mesh")
+        raise ValueError(f"the axes {', '.join(axes)} are not on one mesh")
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(mesh.world_size):
         coordinate = _coordinate(mesh, names, rank)
@@ -87,12 +87,12 @@ def axis_groups(mesh: Mesh, *axes: str) -> tuple[tuple[int, ...], ...]:
 
 
 def num_nodes(ranks: Sequence[int], per_node: int) -> int:
-    """Nodes that a group of ranks touches, when ranks fill nodes in order."""
+    """Nodes of a group of ranks, if ranks fill nodes in order."""
     return len({rank // per_node for rank in ranks})
 
 
 def crosses_nodes(mesh: Mesh, per_node: int, *axes: str) -> bool:
-    """Whether any group of the axes has ranks on more than one node."""
+    """True if any group of the axes has ranks on more than one node."""
     return any(num_nodes(group, per_node) > 1 for group in axis_groups(mesh, *axes))
 
 

@@ -1,4 +1,4 @@
-"""Small specs whose operations, counted, are the identity of measured constants: every kind of kernels is in one of them."""
+"""Small specs whose counted operations identify measured constants: every kind of kernel occurs in one of them."""
 
 from __future__ import annotations
 

@@ -23,19 +23,19 @@ def cuts_of(spans: Spans) -> tuple[int, ...]:
 
 
 def num_filled(spans: Spans) -> int:
-    """Slots with layers: a host may leave some to an end of the model alone."""
+    """Number of slots with layers: a host may give some only an end of the model."""
     return sum(start < stop for start, stop in spans)
 
 
 def span_problems(spans: Spans, num_layers: int, pp: int, vpp: int, *, may_be_empty: bool = False) -> list[Diagnostic]:
-    """Why the spans cannot be the slots of a model (MP324 … MP326); empty if they can.
+    """Reasons that the spans cannot be the slots of a model (MP324 … MP326); empty if they can.
 
     Args:
         spans: One half-open span of global layer indices for each slot, in model order.
         num_layers: Layers of the model.
         pp: Pipeline degree.
-        vpp: Slots a rank.
-        may_be_empty: Whether a slot may have no layer.
+        vpp: Slots per rank.
+        may_be_empty: True if a slot may have no layer.
     """
     found = []
     if len(spans) != pp * vpp:

@@ -1,4 +1,4 @@
-"""The time of a spec's step under given cuts, with its interval; or why none is stated."""
+"""The time of a spec's step under given cuts, with its interval; or the reason that none is stated."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ if TYPE_CHECKING:
 
 NS = 1e-9
 REPLAYED = "replayed"
-"""The interval of times that rest on a device's rates alone."""
+"""The interval of times that depend only on a device's rates."""
 
 
 class PlannedTime(NamedTuple):
     """Predicted time of a step.
 
     Attributes:
-        seconds: Of the step.
-        low: Below it, a tenth of cross-validated rows of this class would be.
-        high: Above it, another tenth.
+        seconds: Seconds of the step.
+        low: Lower end: a tenth of cross-validated rows of this class would be below it.
+        high: Upper end: a tenth would be above it.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
         mfu: Model FLOPs over the peak of the dtype.
-        terms: Seconds of the busiest stage's microbatches by term, and of what a step adds.
-        basis: fitted where steps of this device and dtype were measured, else modelled; of megarun measured where all that the step
-            runs was.
-        calibration: The class of measured steps that the interval is from: dense, moe, hybrid, or uncalibrated; of megarun what was
-            measured.
-        unmeasured: Why a step of megarun is modelled on a device whose constants were measured.
+        terms: Seconds of the busiest stage's microbatches by term, and of the terms that occur once per step.
+        basis: fitted if steps of this device and dtype were measured, else modelled; for megarun measured if everything in the step was.
+        calibration: Class of measured steps that gives the interval: dense, moe, hybrid, or uncalibrated; for megarun the measurement.
+        unmeasured: Reason that a step of megarun is modelled on a device with measured constants.
     """
 
     seconds: float
@@ -47,7 +45,7 @@ class PlannedTime(NamedTuple):
     unmeasured: str | None = None
 
     def as_document(self) -> dict[str, Any]:
-        """As JSON; seconds to the microsecond."""
+        """The time as JSON; seconds to the microsecond."""
         return {
             "step_seconds": round(self.seconds, 6),
             "interval": [round(self.low, 6), round(self.high, 6)],
@@ -65,11 +63,11 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
 
     Args:
         spec: A checked spec.
-        spans: Its cuts: one half-open span of layers for each slot.
-        inventory: Its parameter tensors; built where they are needed and not given.
+        spans: Cuts of the spec: one half-open span of layers for each slot.
+        inventory: Parameter tensors of the spec; built on demand if not given.
 
     Returns:
-        The time, or the reason why there is none for this spec, as where cuts of an altered plan are not those of its model and mesh.
+        The time, or the reason that this spec has none, for example that an altered plan's cuts do not match its model and mesh.
     """
     num_slots, num_layers = spec.mesh.num_slots, spec.model.num_layers
     if (len(spans), spans[-1][1]) != (num_slots, num_layers):
@@ -101,7 +99,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
-    from megaplan.layout.measured_step import standing  # noqa: PLC0415
+    from megaplan.layout.measured_step import time_basis  # noqa: PLC0415
     from megaplan.spec.device import device_of  # noqa: PLC0415
 
     if spec.num_actions > MAX_REPLAYED:
@@ -109,7 +107,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     tensors = build_inventory(spec) if inventory is None else inventory
     timer = ReplayTimer(tensors, spec)
     terms = timer.terms(spec, spans)
-    known = standing(spec, timer)
+    known = time_basis(spec, timer)
     seconds = sum(terms.values()) * NS
     tokens = spec.global_batch_tokens / spec.mesh.world_size / seconds
     peak = device_of(spec.device).peak_flops[spec.precision.params].value
@@ -124,7 +122,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
 
 
 def planned_workload(spec: Spec, spans: Spans, inventory: Inventory | None = None) -> TimedStep | str:
-    """The step as a workload for the fitted constants, or the reason why they have no time for it."""
+    """The step as a workload for the fitted constants, or the reason that they give no time for it."""
     if spec.host.kind.step is None:
         return f"there are no fitted constants for steps of host {spec.host.kind.name}"
     from megaplan.cost.step.from_spec import step_of, timed_step, unpriced  # noqa: PLC0415  (a host without times loads no model of them)

@@ -13,13 +13,13 @@ class Slot(NamedTuple):
     """One pipeline stage slot.
 
     Attributes:
-        index: In model order, 0-based.
+        index: Index in model order, 0-based.
         pp_rank: Owner on the pp axis.
         chunk: Position among the rank's slots (virtual stage).
         start: First layer, global index.
         stop: One past the last layer.
         blocks: Names of the inventory blocks this slot holds, layers included, in execution order.
-        copies: The blocks of those that are a second copy of another slot's block (tied head's embedding, MTP's embeddings, relation bias).
+        copies: Those of the blocks that are a second copy of another slot's block (tied head's embedding, MTP's embeddings, relation bias).
     """
 
     index: int  # type: ignore[assignment]  # its place; a tuple's method of that name is not missed
@@ -32,7 +32,7 @@ class Slot(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Slots of a cut model and the mesh they stand on."""
+    """Slots of a cut model, and its mesh."""
 
     placement: Placement
     slots: tuple[Slot, ...]
@@ -44,7 +44,7 @@ class Layout(NamedTuple):
         return self.by_rank()[pp_rank]
 
     def by_rank(self) -> tuple[tuple[Slot, ...], ...]:
-        """The slots of every pipeline rank, by chunk: in any placement a rank's later chunk is later in the model too."""
+        """The slots of every pipeline rank, by chunk: in every placement a rank's later chunk is also later in the model."""
         found: list[list[Slot]] = [[] for _ in range(self.pp)]
         for slot in self.slots:
             found[slot.pp_rank].append(slot)

@@ -1,1 +1,1 @@
-"""Measured constants of megarun's kernels, one file for each device on which steps were profiled, with the measurement."""
+"""Measured constants of megarun's kernels, with their measurement: one file for each device on which steps were profiled."""

@@ -1,6 +1,6 @@
-"""Measured constants of a device (`h200.json`): what each kind of kernel reaches of its counted floor, and what the host takes to launch.
+"""Measured constants of a device (`h200.json`): time of each kind of kernel relative to its counted floor, and launch times of the host.
 
-`megaplan calibrate SPECS --profile RESULTS` writes a file from profiled steps; `megaplan.layout.profile` says how.
+`megaplan calibrate SPECS --profile RESULTS` writes a file from profiled steps; `megaplan.layout.profile` describes the method.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 FORMAT = "megaplan.measured/1"
 FOLDER = Path(__file__).parent
 PARTS = 10_000
-"""Shares are whole ten-thousandths."""
+"""Unit of shares: ten-thousandths."""
 
 
 STEP = "m2rnn.forward"
-"""The kind whose step is the device's."""
+"""Name of the kind whose step time is the device's."""
 
 
 class Counts(NamedTuple):
-    """Work of a kind of kernels in the reference specs together, by which a later change of the operation is noticed."""
+    """Work of a kind of kernels in all reference specs; a change of the operation changes it."""
 
     num_bytes: int
     flops: int
@@ -33,20 +33,20 @@ class Measured(NamedTuple):
     """One device's constants.
 
     Attributes:
-        device: As specs name it.
-        about: Device, versions, commit, date and mode of the profiled runs, as the results have them.
-        dtypes: Of the parameters, or the recipe in their place.
-        shares: Of the counted floor, by kind of kernel, in ten-thousandths.
+        device: Name in specs.
+        about: Device, versions, commit, date and mode of the profiled runs, copied from the results.
+        dtypes: Dtypes of the parameters, or recipes.
+        shares: Shares of the counted floor, by kind of kernel, in ten-thousandths.
         spreads: Standard deviation of the logarithm over the runs, by kind.
         steps_ns: One dependent step of a recurrence, by kind.
-        percent: What the device's percentages become: of linears' products and of memory.
+        percent: Resulting percentages of the device: of linears' products and of memory.
         launch_ns: Start and tail of one kernel on the device.
         issue_ns: Host time for one launch of forward and backward.
-        update_ns: The same of one operation of clipping and the optimizer.
-        counts: By kind, for the reference specs, at the commit that was measured.
+        update_ns: Host time for one operation of clipping and the optimizer.
+        counts: Counts of the reference specs by kind, at the measured commit.
         references: Specs whose operations have these counts.
-        interval: Ratio of measured to modelled steps below which a tenth lies, and above which.
-        runs: Of each run: measured and modelled seconds, and modelled without the run among those that were fitted.
+        interval: Ratios of measured to modelled steps: a tenth is below the first, a tenth above the second.
+        runs: Measured and modelled seconds of each run, and for fitted runs seconds modelled without the run.
     """
 
     device: str
@@ -66,19 +66,19 @@ class Measured(NamedTuple):
 
     @property
     def step_ns(self) -> int:
-        """One step of a recurrence's forward; 0 where none was measured."""
+        """One step of a recurrence's forward; 0 if none was measured."""
         return self.steps_ns.get(STEP, 0)
 
 
 @cache
 def measured(device: str) -> Measured | None:
-    """The constants of a device; None where nothing was profiled on it."""
+    """The constants of a device; None if nothing was profiled on it."""
     path = FOLDER / f"{device}.json"
     return of_document(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def of_document(document: Mapping[str, Any]) -> Measured:
-    """The value of a file."""
+    """The constants in a file's document."""
     kinds, host, (low, high) = document["kinds"], document["host"], document["interval"]
     return Measured(
         device=document["device"],

@@ -1,4 +1,4 @@
-"""Which kinds of kernels a GPU kernel of a profile belongs to, by its name; names may be cut at 110 characters."""
+"""Kinds of kernels by the names of GPU kernels in a profile; names may be cut at 110 characters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 
-class Family(NamedTuple):
-    """Kernels that a profile does not tell apart.
+class KernelFamily(NamedTuple):
+    """Kernels that a profile does not distinguish.
 
     Attributes:
         rule: An expression that their names match; the first family counts.
-        group: What tables call it; several families may share one.
-        kinds: Of `megaplan.cost.parts`, whose time they make up together.
-        letter: Of the passes, where products differ by it; None for all.
+        group: Name in tables; several families may share one.
+        kinds: Kinds of the cost model whose times they make up together.
+        letter: Letter of the passes, if products differ by it; None for all.
     """
 
     rule: str
@@ -26,54 +26,54 @@ class Family(NamedTuple):
 
 GEMM = r"(nvjet_|cutlass|sm\d+_xmma_gemm|void (cutlass|gemm)|ampere_.*gemm)"
 COPIES, CASTS, ADDS = "DtoD copies", "copies with stride / cast to bf16", "adds bf16 (residual, dgrad sums)"
-FAMILIES: tuple[Family, ...] = (
-    Family(rf"^{GEMM}.*_qq[a-z]*_", "GEMM fp8", ("fp8.product",)),
-    Family(rf"^{GEMM}.*_bx_", "Muon GEMM (baddbmm)", ("muon.product",)),
-    Family(rf"^{GEMM}.*_TN[NT]$", "GEMM fwd/recompute", ("product",), "F"),
-    Family(rf"^{GEMM}.*_NN[NT]$", "GEMM dgrad", ("product",), "I"),
-    Family(rf"^{GEMM}.*_NT[NT]$", "GEMM wgrad", ("product",), "W"),
-    Family(r"^mamba3_", "Mamba-3 scan", ("mamba3",)),
-    Family(r"^ssd_", "SSD scan", ("ssd",)),
-    Family(r"^m2rnn_forward", "m2rnn fwd", ("m2rnn.forward",)),
-    Family(r"^m2rnn_backward", "m2rnn bwd", ("m2rnn.backward",)),
-    Family(r"^index_", "indexed attention", ("index",)),
-    Family(r"^attention_forward", "attn fwd (Triton)", ("attention.forward", "latent_attention.forward")),
-    Family(r"^cudnn_.*sdpa", "attn fwd (cuDNN)", ("attention.forward", "latent_attention.forward")),
-    Family(r"^attention_key", "attn bwd dk,dv", ("attention.key", "latent_attention.key")),
-    Family(r"^attention_query", "attn bwd dq", ("attention.query", "latent_attention.query")),
-    Family(r"^outer_", "MoE wgrad (outer)", ("experts.outer", "gated_experts.outer")),
-    Family(r"^down_", "MoE down", ("experts.down", "gated_experts.down")),
-    Family(r"^pull_", "MoE pull (dgrad)", ("experts.pull", "gated_experts.pull")),
-    Family(r"^up_", "MoE up", ("experts.up", "gated_experts.up")),
-    Family(r"^fp8_(maxima|round|scale|turn)", "fp8 quantise", ("fp8.round",)),
-    Family(r"^symmetric_product", "Muon symmetric", ("muon.symmetric",)),
-    Family(r"^conv_forward", "causal conv", ("convolution.forward",)),
-    Family(r"^conv_backward", "causal conv", ("convolution.backward",)),
-    Family(r"^rms_norm_forward", "norms", ("norm.forward",)),
-    Family(r"^rms_norm_backward", "norms", ("norm.backward", "gated_norm.backward")),
-    Family(r"^activation_", "activation", ("activation",)),
-    Family(r"^rope_", "rope/mla_kv", ("rope",)),
-    Family(r"^(mla_kv|k_rope)_", "rope/mla_kv", ("mla_kv",)),
-    Family(r"^statistics_kernel", "LCE rows", ("loss.forward",)),
-    Family(r"^gradient_kernel", "LCE rows", ("loss.backward",)),
-    Family(r"^sum_slots", "MoE combine", ("experts.sum",)),
-    Family(r"chunk_cat_cuda_kernel", "FSDP chunk_cat", ("chunk_cat",)),
-    Family(r"CatArrayBatchedCopy", "cat", ("join",)),
-    Family(r"multi_tensor_apply_kernel<.*FusedOpti", "AdamW", ("adamw",)),
-    Family(r"multi_tensor_apply_kernel", "clip (norm, scale)", ("clip",)),
-    Family(r"bfloat16_copy_kernel_cuda|gpu_kernel_impl_nocast<at::native::bfloat16_copy_kerne", "FSDP cast fp32->bf16", ("cast",)),
-    Family(r"elementwise_kernel<128.*direct_copy_kernel", CASTS, ("strided copy",)),
-    Family(r"direct_copy_kernel", CASTS, ("muon.uncast",)),
-    Family(
+FAMILIES: tuple[KernelFamily, ...] = (
+    KernelFamily(rf"^{GEMM}.*_qq[a-z]*_", "GEMM fp8", ("fp8.product",)),
+    KernelFamily(rf"^{GEMM}.*_bx_", "Muon GEMM (baddbmm)", ("muon.product",)),
+    KernelFamily(rf"^{GEMM}.*_TN[NT]$", "GEMM fwd/recompute", ("product",), "F"),
+    KernelFamily(rf"^{GEMM}.*_NN[NT]$", "GEMM dgrad", ("product",), "I"),
+    KernelFamily(rf"^{GEMM}.*_NT[NT]$", "GEMM wgrad", ("product",), "W"),
+    KernelFamily(r"^mamba3_", "Mamba-3 scan", ("mamba3",)),
+    KernelFamily(r"^ssd_", "SSD scan", ("ssd",)),
+    KernelFamily(r"^m2rnn_forward", "m2rnn fwd", ("m2rnn.forward",)),
+    KernelFamily(r"^m2rnn_backward", "m2rnn bwd", ("m2rnn.backward",)),
+    KernelFamily(r"^index_", "indexed attention", ("index",)),
+    KernelFamily(r"^attention_forward", "attn fwd (Triton)", ("attention.forward", "latent_attention.forward")),
+    KernelFamily(r"^cudnn_.*sdpa", "attn fwd (cuDNN)", ("attention.forward", "latent_attention.forward")),
+    KernelFamily(r"^attention_key", "attn bwd dk,dv", ("attention.key", "latent_attention.key")),
+    KernelFamily(r"^attention_query", "attn bwd dq", ("attention.query", "latent_attention.query")),
+    KernelFamily(r"^outer_", "MoE wgrad (outer)", ("experts.outer", "gated_experts.outer")),
+    KernelFamily(r"^down_", "MoE down", ("experts.down", "gated_experts.down")),
+    KernelFamily(r"^pull_", "MoE pull (dgrad)", ("experts.pull", "gated_experts.pull")),
+    KernelFamily(r"^up_", "MoE up", ("experts.up", "gated_experts.up")),
+    KernelFamily(r"^fp8_(maxima|round|scale|turn)", "fp8 quantise", ("fp8.round",)),
+    KernelFamily(r"^symmetric_product", "Muon symmetric", ("muon.symmetric",)),
+    KernelFamily(r"^conv_forward", "causal conv", ("convolution.forward",)),
+    KernelFamily(r"^conv_backward", "causal conv", ("convolution.backward",)),
+    KernelFamily(r"^rms_norm_forward", "norms", ("norm.forward",)),
+    KernelFamily(r"^rms_norm_backward", "norms", ("norm.backward", "gated_norm.backward")),
+    KernelFamily(r"^activation_", "activation", ("activation",)),
+    KernelFamily(r"^rope_", "rope/mla_kv", ("rope",)),
+    KernelFamily(r"^(mla_kv|k_rope)_", "rope/mla_kv", ("mla_kv",)),
+    KernelFamily(r"^statistics_kernel", "LCE rows", ("loss.forward",)),
+    KernelFamily(r"^gradient_kernel", "LCE rows", ("loss.backward",)),
+    KernelFamily(r"^sum_slots", "MoE combine", ("experts.sum",)),
+    KernelFamily(r"chunk_cat_cuda_kernel", "FSDP chunk_cat", ("chunk_cat",)),
+    KernelFamily(r"CatArrayBatchedCopy", "cat", ("join",)),
+    KernelFamily(r"multi_tensor_apply_kernel<.*FusedOpti", "AdamW", ("adamw",)),
+    KernelFamily(r"multi_tensor_apply_kernel", "clip (norm, scale)", ("clip",)),
+    KernelFamily(r"bfloat16_copy_kernel_cuda|gpu_kernel_impl_nocast<at::native::bfloat16_copy_kerne", "FSDP cast fp32->bf16", ("cast",)),
+    KernelFamily(r"elementwise_kernel<128.*direct_copy_kernel", CASTS, ("strided copy",)),
+    KernelFamily(r"direct_copy_kernel", CASTS, ("muon.uncast",)),
+    KernelFamily(
         r"(vectorized|unrolled)_elementwise_kernel<.*CUDAFunctor_add<float>",
         "adds fp32 (momentum, update, grad accumulation)",
         ("add.fp32",),
     ),
-    Family(r"CUDAFunctor_add<c10::BFloat16>", ADDS, ("add",)),
-    Family(r"vectorized_elementwise_kernel<.*AUnaryFunctor<float, float, float", "muls fp32 (momentum, decay)", ("muon.scale",)),
-    Family(r"gpu_kernel_impl_nocast<at::native::BinaryFunctor<c10::", "Muon normalise", ("muon.divide",)),
-    Family(r"reduce_kernel<512, 1.*NormTwoOps<c10::", "other", ("muon.norm",)),
-    Family(r"^Memcpy DtoD", COPIES, ("copy", "shard copy")),
+    KernelFamily(r"CUDAFunctor_add<c10::BFloat16>", ADDS, ("add",)),
+    KernelFamily(r"vectorized_elementwise_kernel<.*AUnaryFunctor<float, float, float", "muls fp32 (momentum, decay)", ("muon.scale",)),
+    KernelFamily(r"gpu_kernel_impl_nocast<at::native::BinaryFunctor<c10::", "Muon normalise", ("muon.divide",)),
+    KernelFamily(r"reduce_kernel<512, 1.*NormTwoOps<c10::", "other", ("muon.norm",)),
+    KernelFamily(r"^Memcpy DtoD", COPIES, ("copy", "shard copy")),
 )
 
 
@@ -85,32 +85,32 @@ class Time(NamedTuple):
 
 
 @cache
-def family_of(kernel: str) -> Family | None:
+def family_of(kernel: str) -> KernelFamily | None:
     """The family of a kernel; None for one that no kind counts."""
     return next((family for family in FAMILIES if re.search(family.rule, kernel)), None)
 
 
-def by_family(kernels: Iterable[tuple[str, int, float]]) -> dict[Family | None, Time]:
-    """Launches and milliseconds of each family of a profiled step; what belongs to none under None.
+def by_family(kernels: Iterable[tuple[str, int, float]]) -> dict[KernelFamily | None, Time]:
+    """Launches and milliseconds of each family of a profiled step; kernels of no family are under None.
 
     Args:
         kernels: Name, launches and milliseconds of each kernel.
     """
-    found: dict[Family | None, Time] = {}
+    found: dict[KernelFamily | None, Time] = {}
     for name, launches, milliseconds in kernels:
         family, before = family_of(name), found.get(family_of(name), Time(0, 0.0))
         found[family] = Time(before.launches + launches, before.milliseconds + milliseconds)
     return found
 
 
-def seen_by_step(gpu: Mapping[str, Any]) -> dict[Family | None, Time]:
+def seen_by_step(gpu: Mapping[str, Any]) -> dict[KernelFamily | None, Time]:
     """Milliseconds by which each family of a profiled step on one rank makes the step longer.
 
     Kernels overlap only with copies in FSDP2's streams: the all-gather's and the reduce-scatter's on a mesh of one. The time by which all
     kernels exceed the device's busy time is therefore taken off the copies.
 
     Args:
-        gpu: `by_kernel` as for `by_family`, `busy_ms` in which at least one kernel ran, and `sum_ms` of all, by default as much.
+        gpu: `by_kernel` as for `by_family`, `busy_ms` in which at least one kernel ran, and `sum_ms` of all kernels, by default equal.
     """
     found, busy = by_family(gpu["by_kernel"]), gpu["busy_ms"]
     overlap = max(0.0, gpu.get("sum_ms", busy) - busy)

@@ -1,1 +1,1 @@
-"""Split: where the stack is cut into pipeline stages, and how good that cut is."""
+"""The split of the stack into pipeline stages, and a certificate of how good the cuts are."""

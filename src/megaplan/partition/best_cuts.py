@@ -2,7 +2,7 @@
 
 Bisection over a limit (`cut_search`) gives the bottleneck and refutes every smaller value. Optima are many. Among them: fewest cuts moved
 against the baseline, then the smallest second-largest part (with multiplicity: two equal largest parts have it at the bottleneck itself),
-then the lexicographically smallest cuts. All three are searched for exactly, by the same sets of pairs with what they use beside them.
+then the lexicographically smallest cuts. All three are searched for exactly, by the same sets of pairs with their use of moves and parts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from megaplan.partition.limits import EdgeWeights, SpanSum
 from megaplan.partition.values import Balance, StackCosts
 
 Used = tuple[int, int]
-"""Cuts moved against the baseline, and parts above the second-largest limit: none or one."""
+"""Use so far: cuts moved against the baseline, and parts above the second-largest limit: none or one."""
 Table = dict[Used, Pairs]
-"""Pairs before a part, by what is used from there inward, both cuts of the pair included."""
+"""Pairs before a part, by the use from there inward, both cuts of the pair included."""
 Stops = dict[Used, int]
-"""Stops before a part whose start is known, as bits, by what is used outside of it, the pair's own cuts left out."""
+"""Stops before a part with a known start, as bits, by the use outside of it, without the pair's own cuts."""
 
 
 def balance(
@@ -42,10 +42,10 @@ def balance(
         num_slots: pp · vpp.
         constraints: Forbidden and pinned cuts, layers that stay together.
         folded: True for V placement, where the two slots of a rank count together.
-        limits: For each slot, or each rank of a V, the sums that its spans keep.
-        baseline: num_slots − 1 cuts; ties go to the solution that keeps most of them in their place.
+        limits: Sums that the spans of each slot, or each rank of a V, must keep.
+        baseline: num_slots − 1 cuts; ties are decided by the number of these cuts that a solution keeps.
         weights: Weights of earlier calls with the same layers and constraints.
-        most: The largest cost of a slot, or rank, that is of use; None for any.
+        most: The largest acceptable cost of a slot, or rank; None for any.
 
     Returns:
         The cuts and the cost of their largest slot, or rank; None if the limits leave no split, or none of use.
@@ -71,8 +71,8 @@ class _TieBreak:
 
     def __init__(self, search: CutSearch, value: int, baseline: Sequence[int] | None) -> None:
         self._search, self._value, self._most_moved = search, value, 0
-        self._levelled: list[Table] = []  # under the smallest limit of all parts but one that was found to hold
-        self._kept: list[tuple[int, int]] | None = None  # of the baseline, before each part: start and stop; -1 where it is not allowed
+        self._levelled: list[Table] = []  # the pairs under the smallest limit found that all parts but one can keep
+        self._kept: list[tuple[int, int]] | None = None  # start and stop of the baseline before each part; -1 if it is not allowed
         if baseline is not None:
             self._kept = self._pairs_of([search.position(cut) for cut in baseline])
             self._most_moved = self._fewest_moved()
@@ -80,10 +80,10 @@ class _TieBreak:
             self._kept, self._most_moved = None, 0
 
     def cuts(self) -> tuple[int, ...]:
-        """The one solution that all rules leave."""
+        """The one solution that satisfies all rules."""
         search, second = self._search, 0
         if search.num_parts > 1:
-            # The parts beside the largest share what it leaves.
+            # The other parts share what the largest one leaves.
             low = max(0, -(-(search.total - self._value) // (search.num_parts - 1)))
             found = search.smallest(low, self._value, self._levels_out)
             assert found is not None, "a solution exists"
@@ -113,9 +113,9 @@ class _TieBreak:
         raise AssertionError("a solution moves at most every cut")
 
     def _slot_tables(self, second: int) -> list[tuple[list[int], list[int]]]:
-        """Before each slot, and at the centre: the stops reached from outside with no slot, and with one at most, above `second`.
+        """Tables before each slot, and at the centre: stops reached from outside with no slot above `second`, and with at most one.
 
-        Both by the cuts that may move, those of the stops included.
+        Both are counted by the cuts that may move, including those of the stops.
         """
         reach, value = self._search.inward, self._value
         none = one = [1 << self._search.end] * (self._most_moved + 1)
@@ -131,7 +131,7 @@ class _TieBreak:
         return tables
 
     def _slots_in_order(self, second: int) -> tuple[int, ...]:
-        """Smallest cut first, as long as it is reached from outside with what is left to use."""
+        """The smallest cut first, among those that are reached from outside with the remaining use."""
         search, tables, cuts = self._search, self._slot_tables(second), []
         at, moved, exceeding = 0, self._most_moved, 0
         for part in reversed(range(1, search.num_parts)):
@@ -145,7 +145,7 @@ class _TieBreak:
         return tuple(cuts)
 
     def _levels_out(self, second: int) -> bool:
-        """True if all parts but one can stay within a limit; later searches of a V then look only at pairs that can."""
+        """True if all parts but one can stay within a limit; later searches of a V then consider only pairs that can."""
         search = self._search
         if not search.folded:
             return bool(self._slot_tables(second)[-1][1][-1] & 1)
@@ -164,9 +164,9 @@ class _TieBreak:
         return True
 
     def _tables(self, second: int, *, any_will_do: bool = False) -> list[Table]:
-        """Before each rank of a V, and at the centre: the pairs that the ranks inside can fill when at most one of them exceeds `second`.
+        """Tables before each rank of a V, and at the centre: pairs that the inner ranks can fill if at most one exceeds `second`.
 
-        Each pair stands where it uses the least. With `any_will_do` what uses more than a whole solution is left out.
+        Each pair has its smallest use. With `any_will_do`, pairs that use more than a whole solution are left out.
         """
         search, number = self._search, self._search.num_parts
         tables, found = ([Table() for _ in range(number + 1)] for _ in range(2))
@@ -185,7 +185,7 @@ class _TieBreak:
                 for each in seen[part][exceeding:]:
                     _add(each, fresh)
                 for exceeds, limit in choices[exceeding] if part else ():
-                    # Outside, one part may be the large one if none is from here on.
+                    # One part outside may be the large one if none is from here on.
                     outside = (part - 1) * second if exceeds or part == 1 else (part - 2) * second + self._value
                     self._count(found[part - 1], part - 1, search.before_part(part - 1, fresh, limit, outside), (moved, exceeds))
             if any_will_do and tables[0]:
@@ -193,13 +193,13 @@ class _TieBreak:
         return tables
 
     def _choices(self, exceeding: int, second: int) -> Sequence[tuple[int, int]]:
-        """How many parts then exceed the second-largest limit, and the limit of the next one."""
+        """Number of parts that then exceed the second-largest limit, and the limit of the next one."""
         if exceeding or second == self._value:
             return ((exceeding, second),)
         return (0, second), (1, self._value)
 
     def _count(self, table: Table, part: int, pairs: Pairs, used: Used) -> None:
-        """Add the pairs before a part, with their own cuts counted, where no more are moved than may be."""
+        """Add the pairs before a part, with their own cuts counted, unless too many cuts are moved."""
         if self._kept is None:
             _add(table.setdefault(used, {}), pairs)
             return
@@ -214,7 +214,7 @@ class _TieBreak:
                         of_used[start] = of_used.get(start, 0) | here
 
     def _moves(self, part: int, start: int, moved: int) -> Sequence[tuple[int, int]]:
-        """For a start before a part: cuts moved with those of the pair, and the stops for which it is that many, if it may be."""
+        """For a start before a part: the cuts moved including those of the pair, and the stops with that number, if it is allowed."""
         if self._kept is None:
             return ((moved, -1),)
         own_start, own_stop = self._kept[part]
@@ -223,7 +223,7 @@ class _TieBreak:
         return ((moved, kept), (moved + 1, ~kept))[: max(0, self._most_moved - moved + 1)]
 
     def _in_order(self, tables: list[Table], second: int) -> tuple[int, ...]:
-        """Smallest cut of a V first: the starts from outside in, the centre, then the stops from inside out."""
+        """The smallest cut of a V first: the starts from outside in, the centre, then the stops from inside out."""
         search = self._search
         start, reached = 0, {(0, 0): 1 << search.end}
         starts, steps = [0], [reached]
@@ -238,7 +238,7 @@ class _TieBreak:
         return tuple(search.edges[position] for position in (*starts[1:], *stops[1:]))
 
     def _next_start(self, part: int, start: int, reached: Stops, inner: Table, second: int) -> tuple[int, Stops]:
-        """The smallest position that the rank's front span may stop at, and the stops then reached."""
+        """The smallest allowed stop of the rank's front span, and the stops that are then reached."""
         for inner_start in sorted({begin for pairs in inner.values() for begin in pairs if begin > start}):
             wanted, found = ([0] * (self._most_moved + 1), [0] * (self._most_moved + 1)), Stops()
             for (moved, exceeding), pairs in inner.items():
@@ -256,12 +256,12 @@ class _TieBreak:
         raise AssertionError("a solution exists")
 
     def _next_stop(self, part: int, starts: tuple[int, int], stops: tuple[Stops, int], used: Used, second: int) -> tuple[int, Used]:
-        """The smallest stop before a part from which it gets to an inner stop, and what is then used from there inward."""
+        """The smallest stop before a part from which it reaches an inner stop, and the use from there inward."""
         (reached, inner_stop), (inside, exceeding), found = stops, used, []
         for exceeds, limit in self._choices(exceeding, second):
             got = self._search.outward(part, starts, 1 << inner_stop, limit)
-            for (outside, beside), bits in reached.items():
-                for moved, kept in self._moves(part, starts[0], inside + outside) if exceeds + beside <= 1 else ():
+            for (outside, outer_used), bits in reached.items():
+                for moved, kept in self._moves(part, starts[0], inside + outside) if exceeds + outer_used <= 1 else ():
                     if here := got & bits & kept:
                         found.append(((here & -here).bit_length() - 1, exceeds, moved - outside))
         stop, exceeds, moved = min(found)

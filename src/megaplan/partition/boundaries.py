@@ -1,7 +1,7 @@
-"""Warnings about where cuts fall (R-24).
+"""Warnings about the positions of cuts (R-24).
 
 A *routing region* is a maximal run of neighbouring E blocks, a *state region* one of neighbouring R blocks. A cut inside such a run warns;
-a cut at its end, or beside a single E or R, does not: dispatch and combine stay within one block, and a recurrence scans over time within
+a cut at its end, or next to a single E or R, does not: dispatch and combine stay within one block, and a recurrence scans over time within
 one block, so no state crosses a boundary and the residual stream is all that is sent (R-14).
 """
 
@@ -23,9 +23,9 @@ def boundary_warnings(inventory: Inventory, cuts: Sequence[int], owners: Sequenc
 
     Args:
         inventory: Layers of the model.
-        cuts: Ascending.
+        cuts: Cuts, ascending.
         owners: pp rank of each slot, for the message.
-        constraints: Those already in force, so that the hint to keep the run together is given only where a split remains.
+        constraints: Constraints in force, so that the hint to keep the run together is given only if a split remains.
     """
     families = [block.family for block in inventory.layers]
     found = []

@@ -1,11 +1,11 @@
-"""Lower bounds over all cuts, for a search of cuts and a search of layouts: of a step's time, and of sums of what chunks hold.
+"""Lower bounds over all cuts, for a search of cuts and a search of layouts: on a step's time, and on sums of bytes held by chunks.
 
-A step is at least as long as each of its paths (`paths`), and so as any weighted mean of them.
+A step is at least as long as each of its paths (`paths`), and therefore as any weighted mean of them.
 
 - With one slot or a V of two slots on a rank, the constraint that no path is longer than a limit is a limit on spans (`limits`), and
   bisection over it is exact.
-- In loop placement it couples the chunks of a rank: the longest path is bounded by a weighted mean of all, and each slot by what the rank's
-  other slots take at least.
+- In loop placement the constraint couples the chunks of a rank: the longest path is bounded by a weighted mean of all, and each slot by the
+  least time of the rank's other slots.
 - For a search of layouts a mean path depends on the schedule alone, and a layer adds at least the smallest of its terms over the slots.
 
 Weights of means are those of fictitious play. Any weights give a bound.
@@ -26,41 +26,41 @@ from megaplan.cost.times import LayerTime, ModelTimes
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.cut_search import CutSearch
 from megaplan.partition.limits import SpanSum, Weight
-from megaplan.partition.paths import PARTS, Path, Times, before, schedule_paths
+from megaplan.partition.paths import PARTS, RankPath, RunCounts, before, schedule_paths
 from megaplan.partition.values import StackCosts
 from megaplan.schedules.placement import Placement, slots_of_rank
 
 TURNS, FEWEST_TURNS = 96, 8
 MAX_WORK = 400_000
-"""Places of slots that all turns look at: deep stacks get fewer turns, and a bound that is as sound but smaller."""
+"""Positions of slots that all iterations examine: deep stacks get fewer iterations and a bound that is smaller but as valid."""
 PATH_TURNS = 200
 PACKED_PARTS = 1 << 12
-"""`packed` may be below the best bound of its kind by this part of it."""
-SlotNumbers = tuple[Times, ...]
-_NEVER: Times = (0, 0, 0)
+"""`packed` may be smaller than the best bound of its kind by this fraction of it."""
+SlotNumbers = tuple[RunCounts, ...]
+_NEVER: RunCounts = (0, 0, 0)
 
 
 class SlotSum(NamedTuple):
     """A sum over slots.
 
     Attributes:
-        before: For each slot that counts, the weight of all layers before each one.
-        rest: Added, whatever the cuts.
+        before: Weight of all layers before each one, for each slot that counts.
+        rest: Constant term, for any cuts.
     """
 
     before: Mapping[int, Sequence[int]]
     rest: int
 
     def of(self, edges: Sequence[int]) -> int:
-        """Its value for cuts, given with both ends of the model."""
+        """The sum for cuts that include both ends of the model."""
         return self.rest + sum(at[edges[slot + 1]] - at[edges[slot]] for slot, at in self.before.items())
 
 
 def mean_bound(sums: Sequence[SlotSum], num_slots: int, num_layers: int, rules: Constraints) -> int:
     """A lower bound on the largest of several sums, over all cuts under the constraints.
 
-    A weighted mean of the sums is a sum over slots, which is smallest for cuts that one walk over the slots finds. Each turn the sum that
-    is largest for the last cuts gains one. All integers, so that the bound is the same everywhere.
+    A weighted mean of the sums is a sum over slots, whose minimum one pass over the slots finds. In each iteration the sum that is
+    largest for the last cuts gains weight one. All values are integers, so that the bound is the same everywhere.
     """
     edges, pins = (0, *rules.allowed_cuts(num_layers), num_layers), frozenset(rules.pin)
     mixed, rest, best = [[0] * (num_layers + 1)] * num_slots, 0, None
@@ -81,13 +81,13 @@ def mean_bound(sums: Sequence[SlotSum], num_slots: int, num_layers: int, rules: 
 
 
 def _shortest(weights: Sequence[Sequence[int]], edges: Sequence[int], pins: frozenset[int]) -> tuple[int, list[int]]:
-    """The smallest sum over all slots, and the cuts that have it, with both ends."""
+    """The smallest sum over all slots, and the cuts that attain it, with both ends."""
     reached: list[int | None] = [0, *[None] * (len(edges) - 1)]
     table = []
     for at in weights:
         found: list[int | None] = []
         came_from: list[int] = []
-        least: tuple[int, int] | None = None  # of the slots up to a position, less what lies before it; and the position
+        least: tuple[int, int] | None = None  # sum of the slots up to a position, less the layers before it; and the position
         for position, edge in enumerate(edges):
             found.append(None if least is None else least[0] + at[edge])
             came_from.append(-1 if least is None else least[1])
@@ -107,9 +107,9 @@ def _shortest(weights: Sequence[Sequence[int]], edges: Sequence[int], pins: froz
 
 
 class StepBound:
-    """Bounds of one model's step under one schedule."""
+    """Bounds on one model's step under one schedule."""
 
-    def __init__(self, times: ModelTimes, rules: Constraints, where: Placement, paths: Sequence[Path]) -> None:
+    def __init__(self, times: ModelTimes, rules: Constraints, where: Placement, paths: Sequence[RankPath]) -> None:
         self._rules, self._where, self._paths, self._p2p = rules, where, paths, times.boundary_ns
         self._num_slots, self._num_layers = len(paths[0].slots), len(times.layers)
         self._num_ranks = max(path.rank for path in paths) + 1
@@ -120,8 +120,8 @@ class StepBound:
         """A lower bound on the step.
 
         Args:
-            reached: Step time of some cuts.
-            num_microbatches: A rank's load, this many times, is on one of its paths.
+            reached: Step time of known cuts.
+            num_microbatches: Multiple of a rank's load that one of its paths contains.
         """
         low, high = self._mean() if self._where == "loop" else 0, reached
         search = CutSearch(self._costs, self._num_slots, self._rules, folded=self._where == "v")
@@ -133,9 +133,10 @@ class StepBound:
 
     @cached_property
     def _sums(self) -> list[list[tuple[tuple[Weight, ...], int]]]:
-        """For each rank, or slot of a loop, of each of its paths: what its spans weigh, and what the path takes beside them.
+        """Limits from the paths of each rank, or slot of a loop: weights of its spans, and the path's remaining time.
 
-        Exact for one slot a rank and a V; each slot of a loop is limited by what the others and the slots between them take at least.
+        They are exact for one slot per rank and for a V; a slot of a loop is limited by the least time of the others and of the slots
+        between.
         """
         chunks = self._num_slots // self._num_ranks
         sums: list[list[tuple[tuple[Weight, ...], int]]] = [[] for _ in range(self._num_ranks if self._where == "v" else self._num_slots)]
@@ -144,7 +145,7 @@ class StepBound:
             if self._where != "loop":
                 sums[path.rank].append((self._weights(path, own), rest))
                 continue
-            everywhere = tuple(map(min, zip(*path.slots, strict=True)))  # what runs on every slot takes the same for all cuts
+            everywhere = tuple(map(min, zip(*path.slots, strict=True)))  # work on every slot takes the same time for all cuts
             rest += self._scaled(everywhere)[-1]
             weights = {slot: self._scaled(_less(path.slots[slot], everywhere)) for slot in own}
             least = {slot: min(stop - start for start, stop in pairwise(weight)) for slot, weight in weights.items()}
@@ -152,11 +153,11 @@ class StepBound:
                 sums[slot].append(((Weight(weight, weight),), rest + sum(least.values()) - least[slot]))
         return sums
 
-    def _weights(self, path: Path, own: Sequence[int]) -> tuple[Weight, ...]:
-        """A path as weights of its rank's spans, transfers left out.
+    def _weights(self, path: RankPath, own: Sequence[int]) -> tuple[Weight, ...]:
+        """A path as weights of its rank's spans, without transfers.
 
-        The slots before, between and after the rank's own are alike on a path, so what they take follows from where the own ones end: those
-        before and between are counted with the span after them, those after all with the last span, whose weight is never negative.
+        The slots before, between and after the rank's own have equal counts on a path, so their time follows from where the own ones end:
+        those before and between are counted with the span after them, those after all with the last span, whose weight is never negative.
         """
         found, outside = [], path.slots[own[0] - 1] if own[0] else _NEVER
         for slot in own:
@@ -171,7 +172,7 @@ class StepBound:
         return tuple(found)
 
     def _scaled(self, often: Sequence[int]) -> list[int]:
-        """Time of all layers before each one, with F, I and W so often."""
+        """Time of all layers before each one, with the given counts of F, I and W."""
         forward, backward, weight = self._before
         f, i, w = often
         return [f * a + i * b + w * c for a, b, c in zip(forward, backward, weight, strict=True)]
@@ -184,13 +185,13 @@ class StepBound:
         return mean_bound(sums, self._num_slots, self._num_layers, self._rules)
 
 
-def _less(one: Times, other: Sequence[int]) -> Times:
+def _less(one: RunCounts, other: Sequence[int]) -> RunCounts:
     return one[0] - other[0], one[1] - other[1], one[2] - other[2]
 
 
 @lru_cache(maxsize=4096)
 def mean_path(kind: str, pp: int, vpp: int, count: int) -> tuple[SlotNumbers, int]:
-    """For each slot, how often its F, I and W count on a mean path of a schedule, and the number to divide their sum by."""
+    """Counts of F, I and W of each slot on a mean path of a schedule, and the divisor of their sum."""
     paths = schedule_paths(kind, pp, vpp, count)
     sizes = [[sum(numbers) for numbers in path.slots] for path in paths]
     slots, mixed, often = range(pp * vpp), [0] * (pp * vpp), [0] * len(paths)
@@ -215,19 +216,19 @@ def mean_path(kind: str, pp: int, vpp: int, count: int) -> tuple[SlotNumbers, in
 
 
 def at_slot(numbers: SlotNumbers, slot: int, time: LayerTime) -> int:
-    """Time that an end of the model adds on its slot, to be divided by the mean's number."""
+    """Time that an end of the model adds on its slot, before division by the mean's divisor."""
     f, i, w = numbers[slot]
     return f * time.forward_ns + i * time.input_ns + w * time.weight_ns
 
 
 def least_on_slots(numbers: SlotNumbers, time: LayerTime) -> int:
-    """The least that a layer adds, whatever slot it is on, to be divided by the mean's number."""
+    """The least time that a layer adds on any slot, before division by the mean's divisor."""
     forward, backward, weight = time.forward_ns, time.input_ns, time.weight_ns
     return min([f * forward + i * backward + w * weight for f, i, w in numbers])
 
 
 def filled(total: int, pp: int, count: int) -> int:
-    """A bound of 1F1B's and GPipe's step: T ≥ W / (1 − (1 − 1/m)^p), W the time of one microbatch on all p ranks.
+    """Bound on the step of 1F1B and GPipe: T ≥ W / (1 − (1 − 1/m)^p), where W is the time of one microbatch on all p ranks.
 
     A rank's m microbatches wait for the forwards of those before it, and the backwards of those follow: m · t_r + Σ_{s < r} t_s ≤ T. The
     largest Σ t_r that this allows is T (1 − (1 − 1/m)^p).
@@ -237,16 +238,16 @@ def filled(total: int, pp: int, count: int) -> int:
 
 
 def packed(at: Sequence[int], pp: int, count: int, hop: int = 0) -> int:
-    """A bound of 1F1B's and GPipe's step for whole layers: each rank r has m · t_r + Σ_{s < r} (t_s + 2 · hop) ≤ T.
+    """Bound on the step of 1F1B and GPipe for whole layers: each rank r has m · t_r + Σ_{s < r} (t_s + 2 · hop) ≤ T.
 
     A rank whose layers begin at i takes them up to the furthest j with m · P_j − (m − 1) · P_i + 2 r · hop ≤ T. The further
     one gets, the further the next one does, so T is long enough if ranks that each go as far as they can reach the end.
 
     Args:
-        at: P, nanoseconds of F, I and W of one microbatch before each place where a cut may be, and of the whole model.
+        at: P, the nanoseconds of F, I and W of one microbatch before each possible cut, and of the whole model.
         pp: Ranks.
         count: Microbatches m.
-        hop: A boundary tensor between two ranks.
+        hop: Time of a boundary tensor between two ranks.
     """
     last = len(at) - 1
 
@@ -258,7 +259,7 @@ def packed(at: Sequence[int], pp: int, count: int, hop: int = 0) -> int:
                 return True
         return False
 
-    low = count * -(-at[-1] // pp) - 1  # not long enough, or the bound of an even share
+    low = count * -(-at[-1] // pp) - 1  # too short, or the bound of an even share
     high = count * at[-1]
     while high - low > 1 + low // PACKED_PARTS:
         middle = (low + high) // 2

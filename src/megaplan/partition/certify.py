@@ -1,4 +1,4 @@
-"""Certificates of cuts that were decided elsewhere: how far they are from the best under the same constraints."""
+"""Certificates of cuts that were decided elsewhere: their distance from the best under the same constraints."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from megaplan.spec.models import Spec
 
 
 def stack_of(spec: Spec, costs: StackCosts, baseline: tuple[int, ...] | None = None) -> Stack:
-    """Layer costs, placement and constraints of a spec, memory aside."""
+    """Layer costs, placement and constraints of a spec, without memory."""
     mesh = spec.mesh
     return Stack(costs, constraints_of(spec), placement(spec.schedule.kind), mesh.pp, mesh.vpp, baseline)
 
 
 def certify(stack: Stack, spans: Spans, lower_bound: int | None = None) -> Certificate:
-    """The bottleneck of cuts against the best one.
+    """The bottleneck of cuts, compared with the best one.
 
     Args:
         stack: Layer costs, placement and constraints.
         spans: Spans of the cuts.
-        lower_bound: No cuts under the same constraints are below it; that of the best cuts, memory aside, if not given.
+        lower_bound: Lower bound over all cuts under the same constraints; by default that of the best cuts, without memory.
     """
     costs = stack.costs.of_slots(spans)
     if lower_bound is None:
@@ -35,9 +35,9 @@ def certify(stack: Stack, spans: Spans, lower_bound: int | None = None) -> Certi
 
 
 def _least(stack: Stack, spans: Spans) -> int:
-    """The smallest bottleneck of any cuts that leave no slot empty but those of `spans` that are.
+    """The smallest bottleneck of cuts that leave no slot empty except those that `spans` leaves empty.
 
-    A host may leave the first slot to the embedding or the last to the head alone. Between two others an empty slot takes no cost from any.
+    A host may give the first slot only the embedding, or the last only the head. An empty slot between two others reduces no cost.
     """
     empty = [start == stop for start, stop in spans]
     if not any(empty):

@@ -1,6 +1,6 @@
-"""`choose_cuts`: the mode a spec asks for, its cuts, their certificate and warnings.
+"""`choose_cuts`: the cuts in the mode that a spec asks for, their certificate and warnings.
 
-Order of choice (R-21): `equal` when the model is homogeneous, `weighted` when families differ in cost, `manual` when topology or ownership
+Choice of mode (R-21): `equal` if the model is homogeneous, `weighted` if families differ in cost, `manual` if topology or ownership
 matters more than cost.
 """
 
@@ -43,10 +43,10 @@ def choose_cuts(
     """Decide the split.
 
     Args:
-        spec: A checked spec. A pattern with `|` is a manual split, whatever the mode.
-        inventory: Its parameter tensors.
-        baseline: Spans of an earlier plan; among equally good weighted cuts, those that move the fewest of its boundaries win.
-        costs: What layers cost, for objective bottleneck; those of the costs file, else FLOPs per token, if not given.
+        spec: A checked spec. A pattern with `|` is a manual split in every mode.
+        inventory: Parameter tensors of the spec.
+        baseline: Spans of an earlier plan; of equally good weighted cuts, those that move the fewest of its boundaries are chosen.
+        costs: Layer costs for objective bottleneck; by default those of the costs file, else FLOPs per token.
         measured: A costs file.
 
     Returns:
@@ -86,10 +86,10 @@ def choose_cuts(
 
 
 def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
-    """Cuts that stand, whatever the spec would decide, with their certificate under today's costs.
+    """Existing cuts, whatever the spec would decide, with their certificate under today's costs.
 
     Raises:
-        MegaplanError: As `choose_cuts`, but for memory.
+        MegaplanError: The same as for `choose_cuts`, except for memory.
     """
     constraints_of(spec).check(len(inventory.layers), num_filled(spans))
     mode: Mode = "manual" if parse_pattern(spec.model.pattern, spec.model.num_layers).spans is not None else spec.split.mode
@@ -133,10 +133,10 @@ def _weighted_cuts(
 
     Args:
         spec: A checked spec whose constraints leave a split.
-        inventory: Its parameter tensors.
-        costs: What layers cost, for objective bottleneck.
+        inventory: Parameter tensors of the spec.
+        costs: Layer costs for objective bottleneck.
         measured: A costs file.
-        baseline: Cuts to keep where that costs nothing.
+        baseline: Cuts to keep where that is free.
     """
     if objective_of(spec) == "step_time":
         from megaplan.partition.step import step_time_cuts  # noqa: PLC0415  (bottleneck needs no times)

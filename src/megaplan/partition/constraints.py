@@ -14,12 +14,12 @@ class Constraints(NamedTuple):
     """Constraints that every split must honour, in every mode.
 
     Attributes:
-        forbid: Cuts that must not be.
-        pin: Cuts that must be.
-        together: Half-open layer spans no cut may part.
-        shared: Layers that read what the layer before them reads: no cut may stand before one.
-        joined: Layers inside a transformer block of the host: likewise.
-        choices: Half-open spans of layers that attend to one choice of keys, which no cut may part.
+        forbid: Cuts that are not allowed.
+        pin: Cuts that are required.
+        together: Half-open layer spans that no cut may separate.
+        shared: Layers that read the input of the layer before them: a cut must not be directly before one.
+        joined: Layers inside a transformer block of the host: a cut must not be directly before one.
+        choices: Half-open spans of layers that attend to one choice of keys, which no cut may separate.
     """
 
     forbid: tuple[int, ...] = ()
@@ -30,25 +30,25 @@ class Constraints(NamedTuple):
     choices: tuple[tuple[int, int], ...] = ()
 
     def allowed_cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Cuts that may be, ascending."""
+        """Allowed cuts, ascending."""
         barred = {*self.forbid, *self.shared, *self.joined}
         for start, stop in (*self.together, *self.choices):
             barred.update(range(start + 1, stop))
         return tuple(cut for cut in range(1, num_layers) if cut not in barred)
 
     def broken_by(self, cuts: Sequence[int]) -> list[str]:
-        """The constraints that the cuts break, in words."""
+        """Texts of the constraints that the cuts break."""
         broken = [f"cut {cut} is in split.forbid" for cut in cuts if cut in self.forbid]
         broken += [
             f"cut {c} parts layers [{start}, {stop}) of split.together" for start, stop in self.together for c in cuts if start < c < stop
         ]
         broken += [f"cut {cut} parts layer {cut} of model.parallel_layers from the layer before" for cut in cuts if cut in self.shared]
         broken += [f"cut {cut} parts {_sharing(span)}" for span in self.choices for cut in cuts if span[0] < cut < span[1]]
-        broken += [f"cut {cut} lies inside a transformer block of the host" for cut in cuts if cut in self.joined]
+        broken += [f"cut {cut} is inside a transformer block of the host" for cut in cuts if cut in self.joined]
         return broken + [f"cut {cut} of split.pin is missing" for cut in self.pin if cut not in cuts]
 
     def check(self, num_layers: int, num_slots: int) -> None:
-        """Refuse what no split can honour.
+        """Refuse constraints that no split can satisfy.
 
         Raises:
             MegaplanError: MP327 … MP330, see `problems`.
@@ -57,7 +57,7 @@ class Constraints(NamedTuple):
             raise MegaplanError(found)
 
     def problems(self, num_layers: int, num_slots: int) -> list[Diagnostic]:
-        """Why no split can honour them (MP327 … MP330); empty if one can."""
+        """Reasons that no split can satisfy them (MP327 … MP330); empty if one can."""
         found = []
         for key, cuts in (("split.forbid", self.forbid), ("split.pin", self.pin)):
             for cut in cuts:
@@ -75,13 +75,13 @@ class Constraints(NamedTuple):
         if cut in self.shared:
             yield _problem("MP328", f"cut {cut} of split.pin parts layer {cut} of model.parallel_layers", "split.pin")
         if cut in self.joined:
-            yield _problem("MP328", f"cut {cut} of split.pin lies inside a transformer block of the host", "split.pin")
+            yield _problem("MP328", f"cut {cut} of split.pin is inside a transformer block of the host", "split.pin")
         for start, stop in self.choices:
             if start < cut < stop:
                 yield _problem("MP328", f"cut {cut} of split.pin parts {_sharing((start, stop))}", "split.pin")
         for start, stop in self.together:
             if start < cut < stop:
-                yield _problem("MP329", f"cut {cut} of split.pin lies inside [{start}, {stop}) of split.together", "split.pin")
+                yield _problem("MP329", f"cut {cut} of split.pin is inside [{start}, {stop}) of split.together", "split.pin")
 
     def _too_few_cuts(self, num_layers: int, num_slots: int) -> list[Diagnostic]:
         needed, pinned, allowed = num_slots - 1, len(set(self.pin)), len(self.allowed_cuts(num_layers))
@@ -96,7 +96,7 @@ class Constraints(NamedTuple):
 
 
 def constraints_of(spec: Spec) -> Constraints:
-    """The constraints of a spec: its `split` section's, those of layers that share an input or a choice, and of its host's blocks."""
+    """The constraints of a spec: its `split` section, layers that share an input or a choice, and the host's blocks."""
     split = spec.split
     joined = tuple(cut for cut in range(1, spec.model.num_layers) if cut % spec.host.kind.block_layers)
     return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers, joined, spec.model.choices)

@@ -1,4 +1,4 @@
-"""Costs of layers: forward and backward FLOPs per token from `megaplan.cost`, until a costs file says how long its layers take."""
+"""Costs of layers: forward and backward FLOPs per token from `megaplan.cost`, or the times of a costs file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None
 
     Args:
         spec: The spec.
-        inventory: Its parameter tensors.
+        inventory: Parameter tensors of the spec.
         measured: A costs file of as many layers: nanoseconds of one microbatch on one rank.
 
-    Without a costs file: executed FLOPs per token, work that an op repeats by itself included, recompute policies not. The token embedding
-    costs 0; projections of side embeddings stand on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block, its
-    projection, one more head) on the last.
+    Without a costs file: executed FLOPs per token, including work that an op itself repeats, without recompute policies. The token
+    embedding costs 0; projections of side embeddings are on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block,
+    its projection, one more head) on the last.
     """
     if measured is not None:
         times = measured.times

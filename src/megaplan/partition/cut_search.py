@@ -1,16 +1,16 @@
-"""Cuts within limits, for every placement: whether there are any, and from where each part of the pipeline can be filled.
+"""Cuts within limits, for every placement: their existence, and the positions from which each part of the pipeline can be filled.
 
 Costs and limits are compared by *part*: one slot, or in V placement the two slots of a rank, i and 2P − 1 − i. Parts take layers from
 outside in. Before a part, [start, stop) is left; a slot takes a span from its back, a rank of a V one from either end. So parts run from
 the last slot to the first, or from the outermost rank to the innermost; without a V the start is 0 throughout.
 
 Method. For a limit, the pairs (start, stop) that a part and all inside it can fill are computed from the innermost part outwards: for each
-start the set of stops, as the bits of one integer. Positions are indices of edges, the cuts that may be. For one front span and a set of
-inner stops, the stops that a part may have are told by the *furthest* one from every inner stop, because a part of an allowed span is
+start the set of stops, as the bits of one integer. Positions are indices of edges, the allowed cuts. For one front span and a set of inner
+stops, the stops that a part may have follow from the *furthest* one for every inner stop, because every subspan of an allowed span is
 allowed.
 
 All pairs are kept. Keeping for each start the stop that is furthest in would miss solutions: no slot may be empty and limits differ by
-part, so a part that has gone ahead can leave a layer behind that only another one had room for.
+part, so a part that is ahead can leave a layer behind that only another one had room for.
 
 The pairs of a V are few where they matter: the ranks outside cannot take more than i times the limit, nor those inside more than P − i
 times, so at a limit near the optimum the start nearly settles the stop.
@@ -23,19 +23,20 @@ from collections.abc import Callable, Sequence
 from math import gcd
 
 from megaplan.partition.constraints import Constraints
-from megaplan.partition.limits import EdgeWeight, EdgeWeights, Span, SpanSum, layer_weight, pins_inside
+from megaplan.partition.limits import EdgeWeight, EdgeWeights, SpanSum, layer_weight, pins_inside
 from megaplan.partition.values import StackCosts
+from megaplan.spec.pattern import Span
 
 Pairs = dict[int, int]
-"""For each start the set of stops, as bits."""
+"""Set of stops for each start, as bits."""
 _Rooms = tuple[int, list[tuple[list[int], list[int], int]]]
-"""Atoms that a back span may be, as bits; and (up, down, the most it may weigh)."""
+"""Atoms that a back span may contain, as bits; and (up, down, its largest weight)."""
 NO_FRONT = (0, 0)
-"""The front span of a slot."""
+"""Front span of a slot."""
 
 
 class CutSearch:
-    """A stack between edges, with what each part may hold."""
+    """A stack between edges, with the limit of each part."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class CutSearch:
         folded: bool = False,
         weights: EdgeWeights | None = None,
     ) -> None:
-        """Limits are those of slots, or of a V's ranks where it is folded; `weights` may be shared by searches with the same edges."""
+        """Limits are those of slots, or of ranks for a folded V; searches with the same edges may share `weights`."""
         num_layers = len(costs.layers)
         self.folded, self.num_slots, self.num_parts = folded, num_slots, num_slots // 2 if folded else num_slots
         self.edges = (0, *rules.allowed_cuts(num_layers), num_layers)
@@ -63,12 +64,12 @@ class CutSearch:
         self.limit(limits)
 
     def limit(self, limits: Sequence[Sequence[SpanSum]] | None) -> None:
-        """Put other limits in place of those there were; none may be wider, for what has been ruled out stays so."""
+        """Replace the limits; none may be wider, because exclusions are kept."""
         found = ((),) * self.num_parts if limits is None else limits if self.folded else limits[::-1]
         edges, between, pins = self.edges, self._weights.of, self._pins
         self._sums = [[([between(weight, edges) for weight in each.weights], each.most) for each in (*own, *pins)] for own in found]
         self._rooms_of: dict[int, list[_Rooms]] = {}
-        self._alone = None if self.folded else [self._beside_nothing(part) for part in range(self.num_parts)]
+        self._alone = None if self.folded else [self._slot_rooms(part) for part in range(self.num_parts)]
 
     def position(self, cut: int) -> int:
         """Index of a cut among the edges; -1 if it is not allowed."""
@@ -76,7 +77,7 @@ class CutSearch:
         return index if index <= self.end and self.edges[index] == cut else -1
 
     def lower_bound(self) -> int:
-        """No largest part is below it: an even share, and what a part cannot avoid."""
+        """Lower bound on the largest part: an even share, and costs that a part cannot avoid."""
         before, even = self._before, -(-self.total // self.num_parts)
         if not self.folded:
             return max(even, self._cost.largest)
@@ -87,8 +88,8 @@ class CutSearch:
     def smallest(self, low: int, high: int, holds: Callable[[int], bool]) -> int | None:
         """The smallest cost of a part from `low` to `high` for which a monotone condition holds.
 
-        A limit decides as the largest cost within it does, and the smallest beyond it. Of slots it is known to hold at `high`. Of a V it is
-        not, and None is returned where it holds nowhere: its optimum lies near `low`, where a test is cheap, so steps that double come
+        A limit is equivalent to the largest cost within it and to the smallest beyond it. For slots the condition holds at `high`. For a V
+        that is unknown, and None is returned if it never holds: its optimum is near `low`, where a test is cheap, so doubling steps come
         before bisection.
         """
         if self.folded:
@@ -107,14 +108,14 @@ class CutSearch:
         return high
 
     def _within_limit(self, limit: int) -> int:
-        """The largest cost that a part may have within a limit, or more."""
+        """An upper bound on the costs of a part within a limit."""
         before = self._before
         if self.folded:
             return limit // self._unit * self._unit
         return max([before[bisect_right(before, begin + limit) - 1] - begin for begin in before])
 
     def _beyond(self, limit: int, high: int) -> int:
-        """The smallest cost beyond a limit that a part may have, or less, up to `high`."""
+        """A lower bound on the costs of a part beyond a limit, up to `high`."""
         before = self._before
         if self.folded:
             return min(high, (limit // self._unit + 1) * self._unit)
@@ -122,7 +123,7 @@ class CutSearch:
         return min([high, *[before[stop] - begin for begin, stop in zip(before, above, strict=True) if stop <= self.end]])
 
     def outward(self, part: int, front: Span, targets: int, limit: int) -> int:
-        """The stops from which a part gets to one of the targets, its inner stops, when its front span is given."""
+        """The stops from which a part reaches one of the targets, its inner stops, for a given front span."""
         rooms = self._rooms(part, front, limit) if targets else None
         if rooms is None:
             return 0
@@ -141,7 +142,7 @@ class CutSearch:
         return found
 
     def inward(self, part: int, front: Span, stops: int, limit: int) -> int:
-        """The inner stops that a part gets to from one of the stops, when its front span is given: `outward` the other way."""
+        """The inner stops that a part reaches from one of the stops, for a given front span: the inverse of `outward`."""
         rooms = self._rooms(part, front, limit) if stops else None
         if rooms is None:
             return 0
@@ -160,7 +161,7 @@ class CutSearch:
         return found
 
     def _rooms(self, part: int, front: Span, limit: int) -> _Rooms | None:
-        """The room that a front span leaves to the back one; None if it is too much itself."""
+        """The room that a front span leaves to the back one; None if the front span itself exceeds the limit."""
         before, cost = self._before, self._cost
         if self._alone is not None:
             of_limit = self._rooms_of.get(limit)
@@ -182,8 +183,8 @@ class CutSearch:
                 spaces.append((second.up, second.down, space))
         return atoms, spaces
 
-    def _beside_nothing(self, part: int) -> _Rooms:
-        """The rooms of a slot, its cost aside."""
+    def _slot_rooms(self, part: int) -> _Rooms:
+        """Rooms of a slot, which has no front span."""
         atoms, spaces = -1, []
         for (weight,), most in self._sums[part]:
             atoms &= weight.atoms_within(most)
@@ -197,7 +198,7 @@ class CutSearch:
             part: The rank.
             inside: Pairs that the ranks inside can fill.
             limit: Limit of the rank.
-            outside: The most that the ranks outside can take.
+            outside: The most that the outer ranks can take.
         """
         mine, before, found, most_stop = self._within[part], self._before, Pairs(), self.end - part
         starts, sums = self._starts[part], self._sums[part]
@@ -214,7 +215,7 @@ class CutSearch:
         return found
 
     def after_part(self, part: int, outside: Pairs, limit: int, wanted: Pairs) -> Pairs:
-        """The wanted pairs after a part of a V that it gets to from pairs before it."""
+        """The wanted pairs after a part of a V that it reaches from pairs before it."""
         before, found, keys = self._before, Pairs(), sorted(wanted)
         for start, stops in outside.items():
             last = bisect_right(before, before[start] + limit - self._cost.smallest)
@@ -224,21 +225,21 @@ class CutSearch:
         return found
 
     def centre(self) -> Pairs:
-        """The pairs inside the innermost rank of a V: nothing is left, at any place."""
+        """The pairs inside the innermost rank of a V: no layer is left, at any position."""
         return self._within[-1]
 
     def keep_within(self, within: list[Pairs]) -> None:
-        """Look no further than these pairs, before each part and at the centre."""
+        """Restrict the search to these pairs, before each part and at the centre."""
         self._within, self._starts = within, [sorted(pairs) for pairs in within]
 
     def _everywhere(self) -> list[Pairs]:
-        """Before each part of a V every pair that leaves each part outside and inside an atom in each slot; and the centre."""
+        """Every pair before each part of a V that leaves an atom for each slot of each part outside and inside; and the centre."""
         number, end = self.num_parts, self.end
         inner = [dict.fromkeys(range(part, end - part), (2 << (end - part)) - 1) for part in range(1, number)]
         return [{0: 1 << end}, *inner, {position: 1 << position for position in range(number, end - number + 1)}]
 
     def feasible(self, limit: int) -> bool:
-        """True if all parts can stay within the limit; later searches of a V then look only at pairs that can."""
+        """True if all parts can stay within the limit; later searches of a V then consider only pairs that can."""
         if not self.folded:
             reached = 1
             for part in reversed(range(self.num_parts)):

@@ -1,13 +1,13 @@
 """The best cuts that fit: exact bottleneck cuts under limits that are certain, measured by the budget, and refined.
 
-1. Cuts under limits that every fitting split keeps (`layer_bytes`). Their value is a lower bound. If the budget says that they fit, they
-   are the best ones.
-2. Else cuts under the same limits tightened by what the budget found beside them: an upper bound, and often the same value.
-3. Else spans that a rank is known not to hold are excluded, shrunk first to the smallest that do not fit, and the search is repeated. Where
-   the two slots of a V, or one slot, are excluded together, this is exact as it stands; in loop placement a rank exceeds its memory with
+1. Cuts under limits that every fitting split keeps (`layer_bytes`). Their value is a lower bound. If they fit by the budget, they are the
+   best ones.
+2. Otherwise cuts under the same limits, tightened by the budget's further bytes: an upper bound, and often the same value.
+3. Otherwise spans that a rank is known not to hold are excluded, after shrinking them to the smallest that do not fit, and the search
+   repeats. If the two slots of a V, or one slot, are excluded together, this is exact; in loop placement a rank exceeds its memory with
    several chunks, each of which could be the one to shrink, and the search branches.
 
-The order is best first, so the first cuts that fit are optimal, provided that what fits still fits when layers are taken away. When the
+The order is best first, so the first cuts that fit are optimal, provided that cuts that fit still fit when layers are removed. When the
 budgets or the work allowed are spent, the best cuts found so far are returned with the lower bound reached.
 """
 
@@ -26,15 +26,15 @@ from megaplan.partition.stack import Exclusion, Shares, Stack
 from megaplan.partition.values import Balance
 
 MAX_BUDGETS = 400
-"""Splits that one search may budget."""
+"""Largest number of splits that one search budgets."""
 MAX_WORK = 600_000
-"""Work of one search's partitions, by `Stack.partition_work`: about half a second. It ends searches of 1,000 layers or dozens of chunks."""
+"""Work limit of one search's partitions, by `Stack.partition_work`: about half a second; large with 1,000 layers or dozens of chunks."""
 MAX_STAGE_WORK = 200_000
-"""Work of the stages that one search evaluates, by `Memory.work`; the search for the smallest overflow gets a third of it."""
+"""Work limit of the stages that one search evaluates, by `Memory.work`; the search for the smallest overflow gets a third of it."""
 MAX_ROUNDS = 12
-"""Rounds of tightening."""
+"""Largest number of rounds of tightening."""
 RATIOS = ((1, 4), (1, 2), (1, 1), (3, 2), (2, 1), (3, 1), (4, 1), (6, 1), (9, 1), (16, 1), (32, 1))
-"""Ratios by which a rank's memory is shared out among its chunks: each gets so much of what the one before it gets."""
+"""Ratios between the memory of a chunk and of the one before it, when a rank's memory is divided among its chunks."""
 
 
 class Fitted(NamedTuple):
@@ -42,7 +42,7 @@ class Fitted(NamedTuple):
 
     Attributes:
         balance: The cuts and their value.
-        lower_bound: No cuts that fit are below it.
+        lower_bound: Lower bound over all cuts that fit.
     """
 
     balance: Balance
@@ -51,13 +51,13 @@ class Fitted(NamedTuple):
 
 @dataclass(slots=True)
 class Effort:
-    """Work that several searches share.
+    """Work limits that several searches share.
 
     Attributes:
-        most: That may be spent on partitions.
-        memory: Evaluates stages.
-        last: Its work at which no more are to be evaluated.
-        spent: On partitions, so far.
+        most: Limit of work on partitions.
+        memory: Evaluator of stages.
+        last: Work of `memory` at which no more stages are evaluated.
+        spent: Work on partitions so far.
     """
 
     most: int
@@ -67,22 +67,22 @@ class Effort:
 
     @property
     def exhausted(self) -> bool:
-        """True if it is spent."""
+        """True if the limit is reached."""
         return self.spent >= self.most or self.memory.work >= self.last
 
     def allows(self, work: int) -> bool:
-        """True if so much more may be spent."""
+        """True if the given work is still allowed."""
         return self.spent + work <= self.most
 
 
 @dataclass(slots=True)
 class _Search:
-    """Best-first search for cuts whose every rank exceeds its memory by no more than an allowance.
+    """Best-first search for cuts in which no rank exceeds its memory by more than an allowance.
 
     Attributes:
-        most: The largest cost of a slot, or rank, that is of use; None for any.
-        refuted: Exclusions that leave no cuts within the sums: where they are all of the search's ends, it is proven that nothing fits.
-        least_excluded: Whatever contains an exclusion of the search exceeds its memory by that at least.
+        most: The largest acceptable cost of a slot, or rank; None for any.
+        refuted: Exclusions that leave no cuts within the sums: if all ends of the search are such, it is proven that nothing fits.
+        least_excluded: Smallest excess of spans that contain an exclusion of the search.
     """
 
     stack: Stack
@@ -98,7 +98,7 @@ class _Search:
     order: count[int] = field(default_factory=count)
 
     def run(self) -> tuple[Fitted | None, bool]:
-        """The cuts found, and whether that is proven, be it that nothing fits."""
+        """The cuts found, and true if the result is proven, including the result that nothing fits."""
         last = self.memory.num_budgets + self.max_budgets
         self._push(())
         best: Fitted | None = None
@@ -133,9 +133,9 @@ class _Search:
         return self.stack.best(exclusions, spare, shares, self.most)
 
     def bound(self, high: int) -> int:
-        """After a proof that nothing is within the allowance: `high`, or less, that nothing is below either.
+        """After a proof that nothing is within the allowance: `high`, or less, below which there is nothing either.
 
-        Cuts exceed their memory as an exclusion does, or keep within all of them: then the sums are exceeded.
+        Cuts exceed their memory as much as an exclusion, or keep all exclusions and then exceed the sums.
         """
         most = min(high, self.least_excluded) - 1
         if most <= self.allowance or any(self.stack.leaves_any(exclusions, (most,) * self.stack.pp) for exclusions in self.refuted):
@@ -146,12 +146,12 @@ class _Search:
         return spans_of(found.cuts, self.stack.num_layers)
 
     def _over(self, found: Balance) -> list[int]:
-        """Ranks that exceed the allowance, the worst first."""
+        """Ranks that exceed the allowance, worst first."""
         excesses = self.memory.excesses(self._spans(found))
         return sorted((rank for rank in range(self.stack.pp) if excesses[rank] > self.allowance), key=lambda rank: -excesses[rank])
 
     def _nearby(self, found: Balance) -> Balance | None:
-        """Cuts that fit, found without proof."""
+        """Cuts that fit, without proof."""
         tightened = self._tightened(found)
         if self.stack.where != "loop" or (tightened is not None and (tightened.value == found.value or self.any_will_do)):
             return tightened
@@ -161,7 +161,7 @@ class _Search:
         return best if best is None or self.any_will_do else self._levelled(best)
 
     def _levelled(self, found: Balance) -> Balance:
-        """Move a run of neighbouring cuts by one allowed place as long as the largest slots get smaller and the cuts still fit."""
+        """Move a run of neighbouring cuts by one allowed position while the largest slots get smaller and the cuts still fit."""
         stack = self.stack
 
         def order(cuts: tuple[int, ...]) -> list[int]:
@@ -180,7 +180,7 @@ class _Search:
         return Balance(cuts, best[0])
 
     def _apportioned(self, ratio: tuple[int, int]) -> Balance | None:
-        """The best cuts that fit when a rank's memory is shared out among its chunks beforehand."""
+        """The best cuts that fit when a rank's memory is divided among its chunks in advance."""
         stack, margins = self.stack, [0] * self.stack.pp
         for _ in range(MAX_ROUNDS):
             found = self._best((), None, stack.apportioned(ratio, [self.allowance - margin for margin in margins]))
@@ -195,7 +195,7 @@ class _Search:
         return None
 
     def _tightened(self, found: Balance, rounds: int = MAX_ROUNDS) -> Balance | None:
-        """Cuts within sums tightened by what the budget adds to them, as far as known; in loop placement by each slot's share."""
+        """Cuts within sums tightened by the budget's further bytes, as far as known; in loop placement by each slot's share."""
         stack, margins = self.stack, [0] * self.stack.pp
         shares: Shares = {}
         for _ in range(rounds):
@@ -217,7 +217,7 @@ class _Search:
         return None
 
     def _smallest(self, rank: int, spans: Spans) -> tuple[Exclusion, int]:
-        """Spans of the rank, shrunk from each end as long as it still exceeds the allowance, and its excess; neighbours take the layers."""
+        """Spans of the rank, shrunk from each end while it exceeds the allowance, and its excess; neighbours take the layers."""
         edges = (0, *self.stack.rules.allowed_cuts(self.stack.num_layers), self.stack.num_layers)
         cuts, owned = list(cuts_of(spans)), self.stack.slots(rank)
         for slot in owned:
@@ -242,7 +242,7 @@ class _Search:
 
 
 def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
-    """The best cuts of which the budget says that they fit, and how good any could be; None if none were found."""
+    """The best cuts that fit by the budget, and a bound on any; None if none were found."""
     return _Search(stack, memory, 0, max_budgets, _effort(memory)).run()[0]
 
 
@@ -250,9 +250,9 @@ class Quick(NamedTuple):
     """The result of `quick_fitting`.
 
     Attributes:
-        balance: Cuts that fit; None where none were found.
-        proven: Whether it is proven that no cuts fit.
-        beyond: Whether it is proven that no cuts of use fit.
+        balance: Cuts that fit; None if none were found.
+        proven: True if it is proven that no cuts fit.
+        beyond: True if it is proven that no acceptable cuts fit.
     """
 
     balance: Balance | None
@@ -264,10 +264,10 @@ def quick_fitting(stack: Stack, memory: Memory, rounds: int, most: int | None = 
     """Cuts that fit, found by tightening the sums.
 
     Args:
-        stack: With the sums that every split which fits keeps.
-        memory: Its budgets.
-        rounds: Of tightening; each budgets one more split.
-        most: The largest cost of a slot, or rank, that is of use; None for any.
+        stack: Stack with the sums that every fitting split keeps.
+        memory: Budgets of its splits.
+        rounds: Rounds of tightening; each budgets one more split.
+        most: The largest acceptable cost of a slot, or rank; None for any.
     """
     found = stack.best(most=most)
     if found is None:
@@ -276,12 +276,12 @@ def quick_fitting(stack: Stack, memory: Memory, rounds: int, most: int | None = 
 
 
 class Overflow(NamedTuple):
-    """How far the closest cuts are from fitting.
+    """Excess of the closest cuts over the memory.
 
     Attributes:
-        cuts: Cuts whose largest overflow over all ranks is the smallest found.
+        cuts: Cuts with the smallest largest overflow found.
         overflow_bytes: That overflow.
-        lower_bound_bytes: No cuts overflow by less.
+        lower_bound_bytes: Lower bound on the overflow of any cuts.
     """
 
     cuts: tuple[int, ...]
@@ -290,13 +290,13 @@ class Overflow(NamedTuple):
 
 
 def min_overflow_bytes(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_budgets: int = MAX_BUDGETS) -> Overflow:
-    """The bytes by which the best attempt misses.
+    """The bytes by which the best attempt exceeds the memory.
 
     Args:
-        stack: Layer costs and sums of which nothing fits.
-        memory: Its budgets.
+        stack: Layer costs, and sums that no cuts fit.
+        memory: Budgets of its splits.
         cuts: Any cuts.
-        max_budgets: Budgets that may be made.
+        max_budgets: Limit of budgets.
     """
     last, best, effort = memory.num_budgets + max_budgets, cuts, _effort(memory, 3)
     high = max(memory.excesses(spans_of(cuts, stack.num_layers)))
@@ -322,7 +322,7 @@ def _effort(memory: Memory, parts: int = 1) -> Effort:
 
 
 def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int, effort: Effort) -> tuple[int, ...]:
-    """Move a run of neighbouring cuts by one allowed place as long as the largest overflow falls."""
+    """Move a run of neighbouring cuts by one allowed position while the largest overflow falls."""
     least = memory.excesses(spans_of(cuts, stack.num_layers))
 
     def gains(tried: tuple[int, ...]) -> bool | None:
@@ -331,7 +331,7 @@ def _descend(stack: Stack, memory: Memory, cuts: tuple[int, ...], last: int, eff
             return None
         spans = spans_of(tried, stack.num_layers)
         most = max(least)
-        # Nothing is gained where the worst rank stays so.
+        # A move that leaves the worst rank unchanged gains nothing.
         if memory.excess(least.index(most), spans) >= most or max(memory.excesses(spans)) >= most:
             return False
         least = memory.excesses(spans)

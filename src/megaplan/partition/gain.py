@@ -1,4 +1,4 @@
-"""The gain of the best cuts over others that stand: the figures that a manual split is weighed against (R-25)."""
+"""The gain of the best cuts over existing ones: the figures against which a manual split is judged (R-25)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Cuts that stand, and the bottleneck optimum under the same constraints and memory.
+    """Existing cuts, and the bottleneck optimum under the same constraints and memory.
 
     Attributes:
-        cuts: The optimum's, with no slot empty; those that stand, where they leave slots empty and are better.
-        bottleneck: Cost of the largest slot, or rank, now and with the optimum.
-        unit: Of it.
-        step_ns: Replayed step, now and with the optimum.
-        peak_bytes: Largest peak of any rank, now and with the optimum.
+        cuts: Cuts of the optimum, with no slot empty; the existing ones if they leave slots empty and are better.
+        bottleneck: Cost of the largest slot, or rank, of the existing cuts and of the optimum.
+        unit: Unit of that cost.
+        step_ns: Replayed step of the existing cuts and of the optimum.
+        peak_bytes: Largest peak of any rank, of the existing cuts and of the optimum.
     """
 
     cuts: tuple[int, ...]
@@ -44,9 +44,9 @@ def gain_of_optimum(spec: Spec, inventory: Inventory, spans: Spans, measured: Me
     """Compare cuts with the best ones.
 
     Args:
-        spec: A checked spec; its constraints hold for the optimum too.
-        inventory: Its parameter tensors.
-        spans: The cuts that stand.
+        spec: A checked spec, whose constraints also hold for the optimum.
+        inventory: Parameter tensors of the spec.
+        spans: The existing cuts.
         measured: A costs file.
     """
     stack = stack_of(spec, stack_costs(spec, inventory, measured), cuts_of(spans))
@@ -54,7 +54,7 @@ def gain_of_optimum(spec: Spec, inventory: Inventory, spans: Spans, measured: Me
     if not stack.rules.problems(stack.num_layers, len(spans)):
         filled = spans_of(fitting_cuts(spec, inventory, stack, measured).cuts, len(inventory.layers))
         worse = stack.bottleneck(filled) > stack.bottleneck(spans)
-        best = spans if worse and num_filled(spans) < len(spans) else filled  # a slot left empty may beat all that fill it
+        best = spans if worse and num_filled(spans) < len(spans) else filled  # an empty slot may be better than none
     pipeline, memory = Pipeline(spec, inventory, measured), Memory(spec, inventory)
     usable = device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes
     both: Sequence[Spans] = (spans, best)

@@ -1,4 +1,4 @@
-"""The facts that a manual split was decided against, as digests by topic, so that a change shows it stale (R-25)."""
+"""The facts that a manual split was decided against, as digests by topic; a changed digest shows that the split is stale (R-25)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def invariant_digests(spec: Spec, inventory: Inventory, costs: StackCosts | None
 
     Args:
         spec: The spec.
-        inventory: Its parameter tensors.
-        costs: What the layers cost; FLOPs per token if not given.
+        inventory: Parameter tensors of the spec.
+        costs: Costs of the layers; FLOPs per token by default.
 
     Returns:
         Topic to `sha256:` and hex digest. `side_embeddings`: n-gram, structure, platform, relation bias. `recurrent_handling`: the R
-        blocks, where they stand and how they are recomputed. `auxiliary_losses`: MTP, routing, and where E blocks stand. `schedule`: kind,
-        degrees, microbatches. `costs_X` for each family X of the pattern: position and cost of each of its layers; `costs_head`: what is
+        blocks, their positions and recompute policies. `auxiliary_losses`: MTP, routing, and positions of E blocks. `schedule`: kind,
+        degrees, microbatches. `costs_X` for each family X of the pattern: position and cost of each of its layers; `costs_head`: cost
         added to the last slot.
     """
     model, features = spec.model, spec.model.features
@@ -45,13 +45,13 @@ def invariant_digests(spec: Spec, inventory: Inventory, costs: StackCosts | None
 
 
 def stale_reasons(decided_against: Mapping[str, str], spec: Spec, inventory: Inventory, costs: StackCosts | None = None) -> tuple[str, ...]:
-    """The topics that changed since the split was decided, those that came and went included, sorted.
+    """The topics that changed since the split was decided, including added and removed ones, sorted.
 
     Args:
-        decided_against: `invariant_digests` of the day the split was decided.
-        spec: The spec as it is now.
-        inventory: Its parameter tensors.
-        costs: What the layers cost now.
+        decided_against: `invariant_digests` at the time of the decision.
+        spec: The current spec.
+        inventory: Parameter tensors of the spec.
+        costs: Current costs of the layers.
     """
     now = invariant_digests(spec, inventory, costs)
     return tuple(sorted(topic for topic in now.keys() | decided_against.keys() if now.get(topic) != decided_against.get(topic)))

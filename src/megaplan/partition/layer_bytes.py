@@ -1,9 +1,9 @@
-"""Bytes that layers are certain to need on a rank, as sums: limits that every split which fits must keep.
+"""Bytes that layers certainly need on a rank, as sums: limits that every fitting split must keep.
 
-At a forward of a steady step, a rank holds its parameters and moments, what the microbatches in flight keep, the gradients of chunks that
-have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; what a running block
-needs for a moment is not, and is left out. So is what the allocator reserves beyond that, except for the rounding of segments. A split
-beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
+At a forward of a steady step, a rank holds its parameters and moments, the tensors that microbatches in flight keep, the gradients of
+chunks that have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; the temporary
+tensors of a running block are not, and are left out. So are the allocator's further reserved bytes, except for the rounding of segments. A
+split beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from megaplan.budget.stored import reads_other_input
 from megaplan.cost.times import StoredBytes
 from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
-from megaplan.hosts.megarun.ledger import block_bytes, makes_of
+from megaplan.hosts.megarun.ledger import block_bytes, block_variants
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.layout.values import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.schedules.in_flight import receive_buffers
-from megaplan.schedules.moments import FORWARD, REDUCED, UNTOUCHED, Moment, moments, non_dominated
+from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, RankState, non_dominated, rank_states
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
 
 
-class Needs(NamedTuple):
+class BlockNeeds(NamedTuple):
     """Bytes of a block on a rank.
 
     Attributes:
         static_bytes: Resident parameters and moments.
-        saved_bytes: What one microbatch in flight keeps, the input of the block included where it keeps that.
+        saved_bytes: Bytes that one microbatch in flight keeps, including the block's input if the block keeps it.
         gradient_bytes: Whole gradients, from the chunk's first backward to its reduction.
         gathered_bytes: Gathered parameters, from the chunk's first forward, unless they are freed after it.
     """
@@ -45,28 +45,28 @@ class Needs(NamedTuple):
     gathered_bytes: int = 0
 
     def at(self, count: int, graded: int, touched: int) -> int:
-        """Bytes beside that many microbatches in flight."""
+        """Bytes with the given number of microbatches in flight."""
         return self.static_bytes + count * self.saved_bytes + graded * self.gradient_bytes + touched * self.gathered_bytes
 
 
-def stored_needs(storage: BlockStorage) -> Needs:
-    """Needs of a block's parameters, gradients and moments, rounding to segments aside."""
+def stored_needs(storage: BlockStorage) -> BlockNeeds:
+    """Needs of a block's parameters, gradients and moments, without rounding to segments."""
     static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
     static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
-    return Needs(static, 0, storage.both.unsharded_bytes, storage.both.gathered_bytes)
+    return BlockNeeds(static, 0, storage.both.unsharded_bytes, storage.both.gathered_bytes)
 
 
 def necessary_limits(
     spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int, measured: MeasuredCosts | None
 ) -> tuple[tuple[SpanSum, ...], ...]:
-    """For each pp rank the sums that stay within what is usable in every split that fits.
+    """The sums of each pp rank that stay within usable memory in every split that fits.
 
     Args:
         spec: The spec; its step is pipelined.
-        inventory: Its parameter tensors.
-        layout: Of any split: it tells what stands on the first and the last slot beside layers.
-        usable_bytes: Of the device.
-        measured: A costs file; its bytes replace the budget's where it has them.
+        inventory: Parameter tensors of the spec.
+        layout: Layout of any split; it gives the blocks outside the layers on the first and the last slot.
+        usable_bytes: Usable bytes of the device.
+        measured: A costs file; its bytes, where given, replace the budget's.
     """
     mesh, schedule = spec.mesh, spec.schedule
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
@@ -74,19 +74,19 @@ def necessary_limits(
     layers, first, last = _needs(spec, inventory, layout, measured)
     made: dict[tuple[int, int, int], Weight] = {}
 
-    def weight(moment: tuple[int, int, int]) -> Weight:
-        if moment not in made:
-            made[moment] = layer_weight([need.at(*moment) for need in layers], first.at(*moment), last.at(*moment))
-        return made[moment]
+    def weight(point: tuple[int, int, int]) -> Weight:
+        if point not in made:
+            made[point] = layer_weight([need.at(*point) for need in layers], first.at(*point), last.at(*point))
+        return made[point]
 
     limits = []
-    for rank, of_rank in enumerate(moments(*degrees, num_steps=schedule.distinct_steps)):
+    for rank, of_rank in enumerate(rank_states(*degrees, num_steps=schedule.distinct_steps)):
         received = boundary_bytes(dims) * sum(forward + backward for forward, backward in receives[rank])
         found = []
-        for moment in _at_forwards(of_rank, mesh.vpp, keeps=not spec.sharding.reshard_after_forward):
+        for point in _at_forwards(of_rank, mesh.vpp, keeps=not spec.sharding.reshard_after_forward):
             # The input of a slot's first block is a receive buffer, already counted.
-            inputs = sum(count for count, _, _ in moment) * boundary_bytes(dims)
-            found.append(SpanSum(tuple(map(weight, moment)), usable_bytes - received + inputs))
+            inputs = sum(count for count, _, _ in point) * boundary_bytes(dims)
+            found.append(SpanSum(tuple(map(weight, point)), usable_bytes - received + inputs))
         limits.append(tuple(found))
     return tuple(limits)
 
@@ -94,46 +94,48 @@ def necessary_limits(
 def no_limits(
     spec: Spec, inventory: Inventory, _layout: Layout, usable_bytes: int, _measured: MeasuredCosts | None
 ) -> tuple[tuple[SpanSum, ...], ...]:
-    """The sums of a host whose bytes are not known before the budget: every split keeps them."""
+    """The sums of a host whose bytes are not known before the budget; every split keeps them."""
     weight = layer_weight([0] * len(inventory.layers))
     return ((SpanSum((weight,) * spec.mesh.vpp, usable_bytes),),) * spec.mesh.pp
 
 
-def _at_forwards(found: Sequence[Moment], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-    """At the forwards of a rank: for each chunk microbatches in flight, whether all gradients exist, whether parameters are gathered."""
+def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """Each chunk's microbatches in flight, and whether all gradients and gathered parameters exist, at the forwards of a rank."""
     seen: set[tuple[int, ...]] = set()
-    for moment in found:
-        if moment.kind is FORWARD:
-            graded = [int(exist and state is not REDUCED) for exist, state in zip(moment.weight_grads, moment.states, strict=True)]
-            touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in moment.states]
-            touched[moment.chunk] = int(keeps)
-            seen.add((*moment.in_flight, *graded, *touched))  # what waits for W is left out
+    for point in found:
+        if point.kind is FORWARD:
+            graded = [int(exist and state is not REDUCED) for exist, state in zip(point.weight_grads, point.states, strict=True)]
+            touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in point.states]
+            touched[point.chunk] = int(keeps)
+            seen.add((*point.in_flight, *graded, *touched))  # tensors that wait for W are left out
     return tuple(tuple(zip(sums[:vpp], sums[vpp:-vpp], sums[-vpp:], strict=True)) for sums in non_dominated(seen))
 
 
-def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None) -> tuple[list[Needs], Needs, Needs]:
-    """Needs of each layer, and of what stands on the first and on the last slot beside layers."""
-    dims, sizes, makes = local_dims(spec), storage_sizes(spec), makes_of(spec, inventory)
+def _needs(
+    spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredCosts | None
+) -> tuple[list[BlockNeeds], BlockNeeds, BlockNeeds]:
+    """Needs of each layer, and of the blocks outside the layers on the first and on the last slot."""
+    dims, sizes, variants = local_dims(spec), storage_sizes(spec), block_variants(spec, inventory)
     pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
     rounds = not spec.host.expands_segments
 
     has_mtp, normed = any(block.family is Outside.MTP for _, block in inventory.outside), inventory.normed_ahead
 
-    def needs(name: str, block: Block, *, runs: bool) -> Needs:
+    def needs(name: str, block: Block, *, runs: bool) -> BlockNeeds:
         storage = block_storage(sizes, block)
         stored = stored_needs(storage)
         static = stored.static_bytes + rounds * (storage.resident_slack_bytes + storage.state_slack_bytes)
         ledger = block_bytes(spec, dims, name, block)
         kept_input = boundary if ledger.keeps_input and not reads_other_input(name, has_mtp=has_mtp, normed=normed) else 0
         saved = ledger.saved_bytes + rounds * ledger.saved_slack_bytes + kept_input if runs else 0
-        return Needs(static, saved, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
+        return BlockNeeds(static, saved, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
 
-    made: dict[object, Needs] = {}
+    made: dict[object, BlockNeeds] = {}
     layers = []
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
-        if makes[name] not in made:
-            made[makes[name]] = needs(name, block, runs=True)
-        found = made[makes[name]]
+        if variants[name] not in made:
+            made[variants[name]] = needs(name, block, runs=True)
+        found = made[variants[name]]
         if measured is not None:
             found = _measured(found, StoredBytes(measured.static_bytes[index], measured.activation_bytes[index]))
         layers.append(found)
@@ -143,14 +145,14 @@ def _needs(spec: Spec, inventory: Inventory, layout: Layout, measured: MeasuredC
             name for name in slot.blocks if not name.startswith("layers.") and inventory.block(name).family is not Outside.RELATION_BIAS
         ]
         parts = [needs(name, inventory.block(name), runs=name not in slot.copies) for name in outside]
-        ends.append(Needs(*map(sum, zip(*parts, strict=True))) if parts else Needs())
+        ends.append(BlockNeeds(*map(sum, zip(*parts, strict=True))) if parts else BlockNeeds())
     if measured is not None:
         ends = [_measured(*both) for both in zip(ends, (measured.first, measured.last), strict=True)]
     return layers, ends[0], ends[1]
 
 
-def _measured(need: Needs, stored: StoredBytes) -> Needs:
-    """Needs as the costs file says, as far as it does: its static bytes are all that stays for the whole step."""
+def _measured(need: BlockNeeds, stored: StoredBytes) -> BlockNeeds:
+    """Needs from the costs file where it has them: its static bytes are all that stays for the whole step."""
     if stored.static_bytes is not None:
         need = need._replace(static_bytes=stored.static_bytes, gradient_bytes=0, gathered_bytes=0)
     return need if stored.activation_bytes is None else need._replace(saved_bytes=stored.activation_bytes)

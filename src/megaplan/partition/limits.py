@@ -1,7 +1,7 @@
-"""Limits on what a slot, or the two slots of a V's rank, may hold: sums of what spans of layers weigh.
+"""Limits on the contents of a slot, or of the two slots of a V's rank: sums of weights of spans.
 
-They are monotone: spans within them still are when layers are taken from either end. So the spans that a slot may have after a given cut
-are told by the longest of them, which is what the search for cuts asks for. That a span contains another, or parts pins from each other,
+They are monotone: spans within them stay within them when layers are removed from either end. So the spans that a slot may have after a
+given cut follow from the longest of them, which the search for cuts needs. The properties that a span contains another, or separates pins,
 are weights as well.
 """
 
@@ -13,12 +13,11 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-Span = tuple[int, int]
-"""Layers [start, stop)."""
+from megaplan.spec.pattern import Span
 
 
 class Weight(NamedTuple):
-    """The weight of a span: `up[stop] − down[start]`, both rising with the layer. For a plain sum over layers the two are one sequence."""
+    """The weight of a span: `up[stop] − down[start]`, both rising with the layer. For a plain sum over layers both are one sequence."""
 
     up: Sequence[int]
     down: Sequence[int]
@@ -29,18 +28,18 @@ class Weight(NamedTuple):
 
 
 class SpanSum(NamedTuple):
-    """The weights of several slots' spans, and the most they may weigh together."""
+    """The weights of several slots' spans, and the limit of their sum."""
 
     weights: tuple[Weight, ...]
     most: int
 
     def excess(self, spans: Sequence[Span]) -> int:
-        """The weight of the spans beyond the most; negative where they weigh less."""
+        """The weight of the spans beyond the limit; negative if they weigh less."""
         return sum([weight.of(span) for weight, span in zip(self.weights, spans, strict=True)]) - self.most
 
 
 def layer_weight(layers: Sequence[int], first: int = 0, last: int = 0) -> Weight:
-    """The sum over layers; a span at either end of the model weighs `first` or `last` more."""
+    """The sum over layers; a span at either end of the model also weighs `first` or `last`."""
     before = [0, *(first + size for size in accumulate(layers))]
     before[-1] += last
     return Weight(before, before)
@@ -54,7 +53,7 @@ def containment(num_layers: int, span: Span) -> Weight:
 
 
 def never_all(num_layers: int, spans: Sequence[Span]) -> SpanSum:
-    """The limit that slots do not contain these spans all at once."""
+    """The limit that slots do not contain all these spans at the same time."""
     return SpanSum(tuple([containment(num_layers, span) for span in spans]), len(spans) - 1)
 
 
@@ -74,12 +73,12 @@ class EdgeWeight:
             self.down = self.up
         self._atoms = [after - before for before, after in zip(self.down, self.up[1:], strict=False)]
         self._values = sorted(set(self._atoms))
-        self.smallest, self.largest = self._values[0], self._values[-1]  # of an atom
-        self.whole = self.up[-1] - self.down[0]  # no span weighs more
+        self.smallest, self.largest = self._values[0], self._values[-1]  # weight of an atom
+        self.whole = self.up[-1] - self.down[0]  # upper bound on the weight of a span
         self._masks: dict[int, int] = {}
 
     def atoms_within(self, most: int) -> int:
-        """Atoms that weigh no more, as bits."""
+        """Atoms with at most this weight, as bits."""
         num_values = bisect_right(self._values, most)
         if num_values not in self._masks:
             bits = ["1" if weight <= most else "0" for weight in reversed(self._atoms)]
@@ -88,15 +87,15 @@ class EdgeWeight:
 
 
 class EdgeWeights:
-    """Weights between the same edges, each made once."""
+    """Weights between the same edges, each computed once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], tuple[Weight, EdgeWeight]] = {}
 
     def of(self, weight: Weight, edges: Sequence[int]) -> EdgeWeight:
-        """A weight between edges, which are the same at each call."""
+        """A weight between edges, which are the same in each call."""
         key = id(weight.up), id(weight.down)
         known = self._made.get(key)
         if known is None:
-            known = self._made[key] = weight, EdgeWeight(weight, edges)  # kept with it, so that its id stays its own
+            known = self._made[key] = weight, EdgeWeight(weight, edges)  # kept with it, so that its id is not reused
         return known[1]

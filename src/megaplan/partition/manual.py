@@ -10,7 +10,7 @@ from megaplan.spec.models import Spec
 
 
 def manual_problems(spec: Spec, pattern_spans: Spans | None) -> list[Diagnostic]:
-    """Everything that is wrong with a manual split; empty if `manual_spans` can be followed.
+    """Everything that is wrong with a manual split; empty if `manual_spans` can be used.
 
     MP321 no spans, MP322 two statements, MP323 no reason, MP324 … MP326 spans that do not tile the layers, MP331 a broken constraint.
 
@@ -31,7 +31,7 @@ def manual_problems(spec: Spec, pattern_spans: Spans | None) -> list[Diagnostic]
 
 
 def manual_spans(spec: Spec, pattern_spans: Spans | None) -> Spans:
-    """The spans of a manual split: the pattern's where it has `|`, else those of `split.spans`; empty if there are none."""
+    """The spans of a manual split: the pattern's if it has `|`, else those of `split.spans`; empty if there are none."""
     return pattern_spans if pattern_spans is not None else spec.split.spans or ()
 
 

@@ -32,14 +32,14 @@ class Memory:
         headroom_bytes: int = 0,
         memo: BlockMemo | None = None,
     ) -> None:
-        """Bytes that a costs file measured count where they say more than the budget.
+        """A costs file's bytes count where they are larger than the budget's.
 
         Args:
             spec: A checked spec.
-            inventory: Its parameter tensors.
+            inventory: Parameter tensors of the spec.
             measured: A costs file.
-            headroom_bytes: Of what is usable, what is to stay free.
-            memo: Blocks of other specs of a search.
+            headroom_bytes: Usable bytes that must stay free.
+            memo: Blocks of a search's other specs.
         """
         self._spec, self._inventory, self._measured = spec, inventory, measured
         self._measured_sums: tuple[tuple[SpanSum, ...], ...] = ()
@@ -55,27 +55,27 @@ class Memory:
 
     @property
     def work(self) -> int:
-        """Work that they took, in steps of about a microsecond, counted."""
+        """Work of these budgets, counted in steps of about a microsecond."""
         return self._peaks.work
 
     @property
     def num_stages(self) -> int:
-        """Stages evaluated for them: of two splits that share a stage's spans it is evaluated once."""
+        """Stages evaluated for them; a stage with the same spans in two splits is evaluated once."""
         return self._peaks.num_stages
 
     def excesses(self, spans: Spans) -> tuple[int, ...]:
-        """Bytes by which each pp rank exceeds what is usable; negative is headroom."""
+        """Bytes by which each pp rank exceeds usable memory; negative values are headroom."""
         if spans not in self._excesses:
             self._excesses[spans] = tuple(self._found(spans, range(self._spec.mesh.pp)))
         return self._excesses[spans]
 
     def excess(self, rank: int, spans: Spans) -> int:
-        """The excess of one pp rank alone."""
+        """The excess of one pp rank."""
         known = self._excesses.get(spans)
         return self._found(spans, (rank,))[0] if known is None else known[rank]
 
     def sums(self, spans: Spans) -> tuple[tuple[SpanSum, ...], ...]:
-        """For each pp rank the sums that every split which fits keeps; `spans` are any split's."""
+        """The sums of each pp rank that every fitting split keeps; `spans` are those of any split."""
         layout, of_host = build_layout(self._spec, self._inventory, spans), self._spec.host.kind.sums
         sums: tuple[tuple[SpanSum, ...], ...] = of_host(self._spec, self._inventory, layout, self._usable_bytes, self._measured)
         return sums
@@ -93,4 +93,4 @@ class Memory:
         self._measured_sums = sums
         of_rank = layout.by_rank()
         owned = [[(slot.start, slot.stop) for slot in of_rank[rank]] for rank in ranks]
-        return [max(moment.excess(spans) for moment in sums[rank]) for rank, spans in zip(ranks, owned, strict=True)]
+        return [max(point.excess(spans) for point in sums[rank]) for rank, spans in zip(ranks, owned, strict=True)]

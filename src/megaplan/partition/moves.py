@@ -1,4 +1,4 @@
-"""Moves of cuts, and the climb that repeats them as long as they gain."""
+"""Moves of cuts, and the climb that repeats them while they gain."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def climb(
     pairs: bool = True,
     places: Sequence[int] = (1,),
 ) -> tuple[int, ...]:
-    """Move cuts from each that gain to the first of their neighbours that gains more.
+    """Move cuts repeatedly to the first neighbour that gains more.
 
     Args:
         cuts: Cuts that keep the constraints.
         rules: Constraints.
         num_layers: Layers of the model.
-        gains: Whether cuts are better than the best so far, which they then are; None ends the climb.
-        ended: Whether the climb ends; asked before the neighbours of each best cuts.
+        gains: True if cuts are better than the best so far, which they then replace; None ends the climb.
+        ended: True if the climb ends; called before the neighbours of each best cuts.
         pairs: See `neighbours`.
         places: See `neighbours`.
     """
@@ -44,13 +44,13 @@ def climb(
 
 
 def neighbours(cuts: Sequence[int], num_positions: int, *, pairs: bool = True, places: Sequence[int] = (1,)) -> Iterator[tuple[int, ...]]:
-    """First one cut moved, then runs of neighbouring cuts, then two cuts, each by so many places either way.
+    """First one cut moved, then runs of neighbouring cuts, then two cuts, each by the given number of positions either way.
 
     Args:
         cuts: Ascending positions from 0 to num_positions − 1.
-        num_positions: Places for a cut.
-        pairs: Whether two cuts that are no run move too.
-        places: By how many a cut may move.
+        num_positions: Number of positions for a cut.
+        pairs: True if two cuts that are no run move too.
+        places: Positions by which a cut may move.
     """
     number = len(cuts)
     for size in range(1, number + 1):

@@ -1,21 +1,21 @@
-"""The objective of weighted cuts: the spec's own, its default, or the bottleneck where a step is too long to be replayed."""
+"""The objective of weighted cuts: the spec's own, its default, or the bottleneck if a step is too long to be replayed."""
 
 from __future__ import annotations
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
-from megaplan.partition.values import Objective
+from megaplan.partition.values import CutObjective
 from megaplan.schedules import MAX_REPLAYED
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import BOUNDARY
 
 
-def objective_of(spec: Spec) -> Objective:
-    """The objective of weighted cuts. With thousands of microbatches a rank, the bottleneck is the step but for its fill and drain."""
+def objective_of(spec: Spec) -> CutObjective:
+    """The objective of weighted cuts. With thousands of microbatches per rank, the step is the bottleneck plus fill and drain."""
     return "bottleneck" if spec.num_actions > MAX_REPLAYED else asked_objective(spec)
 
 
-def asked_objective(spec: Spec) -> Objective:
+def asked_objective(spec: Spec) -> CutObjective:
     """The objective that the spec states, or the default: step_time for a weighted split of a pipeline of megarun, else bottleneck.
 
     The steps of other hosts are those of a model of their software, not of the replayed schedule that step_time shortens.
@@ -27,7 +27,7 @@ def asked_objective(spec: Spec) -> Objective:
 
 
 def objective_notes(spec: Spec) -> list[Diagnostic]:
-    """MP315 where cuts are chosen for another objective than the spec's."""
+    """MP315 if cuts are chosen for another objective than the spec's."""
     if objective_of(spec) == asked_objective(spec):
         return []
     detail = (

@@ -1,4 +1,4 @@
-"""Why ranks hold what they hold, and what weighted cuts moved: sentences for a person."""
+"""Sentences that explain why ranks hold what they hold, and which layers weighted cuts moved."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from megaplan.units import format_bytes, short_count
 
 
 def in_flight_lines(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[str]:
-    """One sentence for each two neighbouring pp ranks of which the one with fewer parameters has the larger peak, and keeps more in flight.
+    """One sentence for each pair of neighbouring pp ranks in which the one with fewer parameters has the larger peak and more in flight.
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        spans: Its cuts.
+        inventory: Parameter tensors of the spec.
+        spans: Cuts of the spec.
     """
     mesh, schedule = spec.mesh, spec.schedule
     if mesh.pp == 1:
@@ -53,12 +53,12 @@ def in_flight_lines(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
 
 
 def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Sequence[int]) -> Iterator[str]:
-    """Sentences that say what weighted cuts moved against equal ones, and why.
+    """Sentences about the layers that weighted cuts moved against equal ones, and the reason.
 
     Args:
         spec: A checked spec.
-        inventory: Its parameter tensors.
-        costs: What layers and ends cost.
+        inventory: Parameter tensors of the spec.
+        costs: Costs of layers and ends.
         cuts: The weighted cuts.
     """
     num_layers, num_slots = len(inventory.layers), spec.mesh.pp * spec.mesh.vpp
@@ -84,7 +84,7 @@ def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Seque
                 name for name in layout.slots[slot].blocks if not name.startswith("layers.") and name not in layout.slots[slot].copies
             )
             share = 100 * end // (slot_costs[slot] or 1)
-            yield f"slot {slot} takes {now} layers instead of {then}: what it owns beside them ({owns}) was {share}% of its cost"
+            yield f"slot {slot} takes {now} layers instead of {then}: what it owns in addition ({owns}) was {share}% of its cost"
     means = {letter: _mean(costs, inventory, letter) for letter in sorted({block.family for block in inventory.layers})}
     if len(set(means.values())) > 1:
         yield "mean cost of a layer: " + ", ".join(f"{letter} {amount(mean, costs.unit, named=False)}" for letter, mean in means.items())
@@ -96,7 +96,7 @@ def _mean(costs: StackCosts, inventory: Inventory, letter: str) -> int:
 
 
 def _most(vectors: Sequence[InFlight], kept: Sequence[KeptBytes]) -> tuple[int, InFlight]:
-    """The most that microbatches in flight keep, and how many of them on each chunk."""
+    """Largest number of bytes that microbatches in flight keep, and their number on each chunk."""
     full, pending = [size.full for size in kept], [size.pending for size in kept]
     return max(((vector.total_bytes(full, pending), vector) for vector in vectors), key=lambda found: found[0])
 

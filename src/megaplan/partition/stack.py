@@ -13,28 +13,29 @@ from megaplan.layout.spans import Spans
 from megaplan.partition.best_cuts import balance
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.cut_search import CutSearch
-from megaplan.partition.limits import EdgeWeights, Span, SpanSum, never_all
+from megaplan.partition.limits import EdgeWeights, SpanSum, never_all
 from megaplan.partition.values import Balance, StackCosts, bottleneck
 from megaplan.schedules.placement import Placement, slots_of_rank
+from megaplan.spec.pattern import Span
 
 Shares = Mapping[int, tuple[SpanSum, ...]]
-"""More limits of slots, each of its own span."""
+"""Further limits of slots, each on its own span."""
 Exclusion = tuple[tuple[int, Span], ...]
-"""Spans of slots, (slot, span), that are never contained in those slots' spans all at once."""
+"""Spans of slots, (slot, span), which those slots' spans must not all contain at the same time."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Layer costs, how slots lie on ranks, and memory limits.
+    """Layer costs, placement and memory limits.
 
     Attributes:
         costs: Costs of layers and ends.
         rules: Constraints on cuts.
         where: Placement.
         pp: Ranks.
-        vpp: Slots of each.
-        baseline: Cuts to keep where that costs nothing.
-        sums: For each rank, sums that every split which fits keeps.
+        vpp: Slots of each rank.
+        baseline: Cuts to keep where that is free.
+        sums: Sums of each rank that every fitting split keeps.
     """
 
     costs: StackCosts
@@ -60,7 +61,7 @@ class Stack:
         return self.pp * self.vpp
 
     def bottleneck(self, spans: Spans) -> int:
-        """Cost of what paces a step cut so: see `values.bottleneck`."""
+        """Cost of the part that paces a step with these cuts; see `values.bottleneck`."""
         return bottleneck(self.where, self.costs.of_slots(spans))[1]
 
     def slots(self, rank: int) -> tuple[int, ...]:
@@ -74,13 +75,13 @@ class Stack:
         shares: Shares | None = None,
         most: int | None = None,
     ) -> Balance | None:
-        """The best cuts within the sums and without what is excluded.
+        """The best cuts within the sums and the exclusions.
 
         Args:
-            exclusions: For loop placement, of one slot each.
-            spare: For each rank bytes that it may hold beside the sums; negative to hold fewer.
-            shares: For loop placement.
-            most: The largest cost of a slot, or rank, that is of use; None for any.
+            exclusions: For loop placement, each of one slot.
+            spare: Bytes that each rank may hold in addition to the sums; negative to hold fewer.
+            shares: Further limits for loop placement.
+            most: The largest acceptable cost of a slot, or rank; None for any.
         """
         excluded = list(exclusions)
         limits = self._limits(spare or (0,) * self.pp, excluded, shares or {}) if self.sums or excluded else None
@@ -90,15 +91,15 @@ class Stack:
     def partition_work(self) -> int:
         """Work of one search for cuts, in steps of about a microsecond.
 
-        A loop placement: each layer at each slot, and each sum of each slot. A V placement searches pairs of cuts: measured as 20 steps
-        for each pair of layers.
+        A loop placement examines each layer at each slot, and each sum of each slot. A V placement searches pairs of cuts: measured as 20
+        steps for each pair of layers.
         """
         if self.where == "v":
             return 20 * self.num_layers * self.num_layers
-        return self.num_slots * self.num_layers + 10 * sum(len(moments) for moments in self.sums) * self.vpp
+        return self.num_slots * self.num_layers + 10 * sum(len(points) for points in self.sums) * self.vpp
 
     def leaves_any(self, exclusions: Iterable[Exclusion], spare: Sequence[int]) -> bool:
-        """True if there are cuts within the sums and without what is excluded, whatever they cost; arguments as for `best`."""
+        """True if there are cuts within the sums and the exclusions, at any cost; arguments as for `best`."""
         search = CutSearch(self.costs, self.num_slots, self.rules, self._limits(spare, list(exclusions)), **self._how)
         return search.feasible(search.total)
 
@@ -119,45 +120,45 @@ class Stack:
 
     @cached_property
     def _part_sums(self) -> Sequence[Sequence[SpanSum]]:
-        """For each rank of a V its sums; else for each slot those of its chunk, beside the lightest spans of its rank's other chunks."""
+        """Sums of each rank of a V; otherwise those of each slot's chunk, plus the lightest spans of its rank's other chunks."""
         if self.where == "v":
             return self.sums or ((),) * self.pp
-        known: dict[int, int] = {}  # of weights, which moments share
+        known: dict[int, int] = {}  # of weights, which several points share
         found: list[dict[int, SpanSum]] = [{} for _ in range(self.num_slots)]
-        for rank, moments in enumerate(self.sums):
-            for moment in moments:
-                for weight in moment.weights:
+        for rank, points in enumerate(self.sums):
+            for point in points:
+                for weight in point.weights:
                     if id(weight) not in known:
                         known[id(weight)] = min([after - start for start, after in pairwise(weight.up)])
-                lightest = [known[id(weight)] for weight in moment.weights]
-                most = moment.most - sum(lightest)
-                for chunk, (weight, own) in enumerate(zip(moment.weights, lightest, strict=True)):
+                lightest = [known[id(weight)] for weight in point.weights]
+                most = point.most - sum(lightest)
+                for chunk, (weight, own) in enumerate(zip(point.weights, lightest, strict=True)):
                     sums, each = found[rank + chunk * self.pp], SpanSum((weight,), most + own)
                     sums[id(weight)] = min(each, sums.get(id(weight), each), key=attrgetter("most"))
         return [tuple(sums.values()) for sums in found]
 
     def least_excess(self) -> int:
-        """Lower bound on the largest excess over the sums, whatever cuts cost: from means of all of them."""
+        """Lower bound on the largest excess over the sums at any cost, from means of all of them."""
         from megaplan.partition.bounds import SlotSum, mean_bound  # noqa: PLC0415  (only where nothing fits)
 
         slots, sums = {rank: self.slots(rank) for rank in range(self.pp)}, []
-        for rank, moments in enumerate(self.sums):
-            for moment in moments:
-                before = {slot: weight.up for slot, weight in zip(slots[rank], moment.weights, strict=True)}
-                sums.append(SlotSum(before, -moment.most))
+        for rank, points in enumerate(self.sums):
+            for point in points:
+                before = {slot: weight.up for slot, weight in zip(slots[rank], point.weights, strict=True)}
+                sums.append(SlotSum(before, -point.most))
         return mean_bound(sums, self.num_slots, self.num_layers, self.rules)
 
     def shares(self, rank: int, spans: Spans, excess: int) -> Shares:
-        """Limits of the slots of a rank that has too much, when all give way in proportion."""
+        """Limits of the slots of a rank over its memory, when all of them shrink in proportion."""
         owned = self.slots(rank)
-        moment = max(self.sums[rank], key=lambda moment: moment.excess([spans[slot] for slot in owned]))
-        weights = [weight.of(spans[slot]) for weight, slot in zip(moment.weights, owned, strict=True)]
+        point = max(self.sums[rank], key=lambda point: point.excess([spans[slot] for slot in owned]))
+        weights = [weight.of(spans[slot]) for weight, slot in zip(point.weights, owned, strict=True)]
         total = sum(weights) or 1
-        sizes = zip(owned, moment.weights, weights, strict=True)
+        sizes = zip(owned, point.weights, weights, strict=True)
         return {slot: (SpanSum((weight,), size - size * excess // total),) for slot, weight, size in sizes}
 
     def apportioned(self, ratio: tuple[int, int], spare: Sequence[int]) -> Shares:
-        """Limits of each slot when every chunk of a rank gets `ratio` as much as the chunk before it."""
+        """Limits of each slot when every chunk of a rank gets `ratio` times as much as the chunk before it."""
         (num, den), last = ratio, self.vpp - 1
         parts = [den ** (last - chunk) * num**chunk for chunk in range(self.vpp)]
         found: dict[int, tuple[SpanSum, ...]] = {}
@@ -169,6 +170,6 @@ class Stack:
         return found
 
     def rank_excess(self, rank: int, spans: Spans) -> int:
-        """Bytes by which the rank exceeds its sums; negative where it is within them."""
+        """Bytes by which the rank exceeds its sums; negative if it is within them."""
         owned = [spans[slot] for slot in self.slots(rank)]
-        return max([moment.excess(owned) for moment in self.sums[rank]])
+        return max([point.excess(owned) for point in self.sums[rank]])

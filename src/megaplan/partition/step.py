@@ -1,4 +1,4 @@
-"""`objective: step_time`: what to start from, which climb was best, and the certificate."""
+"""`objective: step_time`: starting cuts, choice among climbs, and certificate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megaplan.partition.constraints import Constraints, constraints_of
 from megaplan.partition.equal import equal_cuts
 from megaplan.partition.memory import Memory
 from megaplan.partition.paths import schedule_paths
-from megaplan.partition.step_time import StepTime, shorten
+from megaplan.partition.step_time import StepTimes, shorten
 from megaplan.partition.values import Certificate, StackCosts
 from megaplan.partition.weigh import Weighted, fitting_cuts, moved_by_memory
 from megaplan.schedules import placement
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
 
 
 FAR, MOST_FAR = (1, 2, 4), 8
-"""Places by which cuts move where no move by one is shorter, and the slots up to which they do; with more slots, two places at most."""
+"""Positions by which cuts move when no move by one is shorter, and the number of slots up to which they do; with more slots, at most two.
+"""
 MAX_STAGE_WORK = 500_000
-"""Work of budgets of one spec's cuts, in steps of about a microsecond; beyond it no further cuts are taken to fit."""
+"""Work limit for budgets of one spec's cuts, in steps of about a microsecond; beyond it no further cuts are checked for memory."""
 
 
 class Pipeline:
-    """The step of a spec: its replay and its bound, made when they are asked for: a long schedule takes seconds, and costs need none."""
+    """The step of a spec: its replay and its bound, computed on demand: a long schedule takes seconds, and costs need none."""
 
     def __init__(self, spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> None:
-        """Times are those of the costs file, or of the device's rates without one."""
+        """Times are those of the costs file, or follow from the device's rates without one."""
         mesh, schedule = spec.mesh, spec.schedule
         self.times: ModelTimes = model_times(spec, inventory) if measured is None else measured.times
         self.costs = StackCosts(
@@ -49,12 +50,12 @@ class Pipeline:
         self._orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
 
     @cached_property
-    def step(self) -> StepTime:
+    def step(self) -> StepTimes:
         """Replays of the schedule."""
-        return StepTime(self.times, linked_orders(*self._orders), schedule_paths(*self._orders))
+        return StepTimes(self.times, linked_orders(*self._orders), schedule_paths(*self._orders))
 
     def certify(self, spans: Spans) -> Certificate:
-        """The step time of cuts against a bound for all cuts under the same constraints."""
+        """The step time of cuts, compared with a bound for all cuts under the same constraints."""
         value = self.step.of(cuts_of(spans))
         bound = StepBound(self.times, self._rules, self._where, schedule_paths(*self._orders)).lower_bound(value, self._orders[-1])
         return Certificate("step_time", value, bound, self.costs.of_slots(spans), "ns", "step")
@@ -64,8 +65,8 @@ class Shortest(NamedTuple):
     """The result of several climbs.
 
     Attributes:
-        cuts: The best.
-        refused: Whether cuts were passed over because they do not fit.
+        cuts: The best cuts.
+        refused: True if cuts were skipped because they do not fit.
     """
 
     cuts: tuple[int, ...]
@@ -75,16 +76,16 @@ class Shortest(NamedTuple):
 def shortest(
     pipeline: Pipeline, rules: Constraints, bottleneck: tuple[int, ...], baseline: tuple[int, ...] | None, memory: Memory | None
 ) -> Shortest:
-    """The best of several climbs on the replayed step, and from there by longer moves.
+    """The best of several climbs on the replayed step, improved by longer moves.
 
-    Among equally good climbs the one with the fewest cuts moved is gone on from, then the first in order.
+    Of equally good climbs the one with the fewest moved cuts continues, then the first in order.
 
     Args:
-        pipeline: Whose step is to be short.
+        pipeline: Pipeline whose step is minimised.
         rules: Constraints on cuts.
-        bottleneck: Cuts that keep them and fit.
-        baseline: Cuts to keep where that costs nothing.
-        memory: Its budgets; None: whether or not they fit.
+        bottleneck: Starting cuts that keep them and fit.
+        baseline: Cuts to keep where that is free.
+        memory: Budgets of the cuts; None to ignore memory.
     """
     costs, num_layers, num_slots = pipeline.costs, len(pipeline.costs.layers), len(bottleneck) + 1
     refused = False
@@ -109,7 +110,7 @@ def shortest(
 
 
 def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None) -> Weighted:
-    """The cuts with the shortest step that were found among those that fit; the ones that come closest to fitting if none do."""
+    """The cuts with the shortest step found among those that fit; the closest to fitting if none do."""
     pipeline, rules = Pipeline(spec, inventory, measured), constraints_of(spec)
     num_layers, stack = len(inventory.layers), stack_of(spec, pipeline.costs, baseline)
     bottleneck = fitting_cuts(spec, inventory, stack, measured)
@@ -131,7 +132,7 @@ def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | N
 
 
 def _starts(costs: StackCosts, num_slots: int, rules: Constraints, baseline: tuple[int, ...] | None) -> Sequence[tuple[int, ...]]:
-    """Equal cuts, the largest slot's optimum, the baseline."""
+    """Starting cuts: equal ones, the largest slot's optimum, the baseline."""
     largest_slot = balance(costs, num_slots, rules)
     assert largest_slot is not None, "without limits there is a split"
     found = [equal_cuts(len(costs.layers), num_slots), largest_slot.cuts]

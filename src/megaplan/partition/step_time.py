@@ -1,9 +1,9 @@
 """`objective: step_time`: cuts that shorten the replayed step, and a bound on how short any cuts could make it.
 
-Which cuts are best for a whole step has no known exact method: chunks of a rank wait for each other in ways that sums do not tell. So the
+No exact method is known for the best cuts for a whole step: chunks of a rank wait for each other in ways that sums do not show. So the
 search starts from cuts that are good for a reason (the bottleneck optimum, the largest slot's, equal cuts, the baseline) and climbs: it
-moves one cut, a run of neighbouring cuts, or two cuts at once by one allowed place, as long as the replay gets shorter. The best of
-all climbs goes on by several places at once, over cuts between that are longer or do not fit. The result depends on nothing but the spec.
+moves one cut, a run of neighbouring cuts, or two cuts by one allowed position, while the replay gets shorter. The best of all climbs
+continues with moves by several positions, across cuts that are longer or do not fit. The result depends only on the spec.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from itertools import pairwise
 from megaplan.cost.times import ModelTimes
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.moves import climb
-from megaplan.partition.paths import PARTS, Path, before
+from megaplan.partition.paths import PARTS, RankPath, before
 from megaplan.schedules.timeline import LinkedOrders, SlotTimes
 
 MAX_REPLAYS = 4000
-"""Replays of one climb."""
+"""Largest number of replays of one climb."""
 MAX_ACTIONS = 3_000_000
-"""Actions that all climbs of a spec may replay: well under a second. A climb of a long schedule ends early, at the best cuts it has."""
+"""Limit of actions that all climbs of a spec replay: well under a second. A climb of a long schedule ends early with its best cuts."""
 ACTIONS_A_STEP = 5
-"""Actions that are replayed in a step of work."""
+"""Actions that are replayed per step of work."""
 
 
-class StepTime:
+class StepTimes:
     """Step times of one model's cuts under one schedule; each is replayed once."""
 
-    def __init__(self, times: ModelTimes, linked: LinkedOrders, paths: Sequence[Path]) -> None:
+    def __init__(self, times: ModelTimes, linked: LinkedOrders, paths: Sequence[RankPath]) -> None:
         self._boundary_ns, self._num_layers = times.boundary_ns, len(times.layers)
         self._before = [before(times, part) for part in PARTS]
         self._linked, self._checks = linked, 0
@@ -42,12 +42,12 @@ class StepTime:
 
     @property
     def exhausted(self) -> bool:
-        """True if no more cuts are to be replayed."""
+        """True if no more cuts are replayed."""
         return self.num_replays * len(self._linked.nodes) >= MAX_ACTIONS
 
     @property
     def work(self) -> int:
-        """Work of replays and paths so far, in steps of about a microsecond, counted."""
+        """Work of replays and paths so far, counted in steps of about a microsecond."""
         return self.num_replays * len(self._linked.nodes) // ACTIONS_A_STEP + self._checks
 
     def of(self, cuts: tuple[int, ...]) -> int:
@@ -61,7 +61,7 @@ class StepTime:
         return SlotTimes(forward, backward, weight)
 
     def is_at_least(self, cuts: Sequence[int], length_ns: int) -> bool:
-        """True if some path alone takes that long, which is cheaper to see than a replay. The path that did last is tried first."""
+        """True if one path alone takes that long, which is cheaper to check than a replay. The path that succeeded last is tried first."""
         parts, chains = self._slot_times(cuts), self._chains
         self._checks += len(cuts)
         for index, (transfers, terms) in enumerate(chains):
@@ -76,28 +76,28 @@ class StepTime:
         return tuple(tuple([at[stop] - at[start] for start, stop in pairwise(edges)]) for at in self._before)
 
 
-def _terms(path: Path) -> list[tuple[int, int, int]]:
-    """(part, slot, how often it runs) of what runs on a path."""
+def _terms(path: RankPath) -> list[tuple[int, int, int]]:
+    """(part, slot, number of runs) for each action on a path."""
     return [(part, slot, often) for slot, times in enumerate(path.slots) for part, often in enumerate(times) if often]
 
 
 def shorten(
-    step: StepTime,
+    step: StepTimes,
     start: tuple[int, ...],
     rules: Constraints,
     num_layers: int,
     fits: Callable[[tuple[int, ...]], bool],
     places: Sequence[int] = (1,),
 ) -> tuple[int, ...]:
-    """Move cuts as long as the step gets shorter.
+    """Move cuts while the step gets shorter.
 
     Args:
         step: Step times.
         start: Cuts that keep the constraints and fit.
         rules: Constraints on cuts.
         num_layers: Layers of the model.
-        fits: Whether cuts fit; asked only of those that are better.
-        places: By how many allowed places a cut moves.
+        fits: True if cuts fit; called only for better ones.
+        places: Allowed positions by which a cut moves.
     """
     shortest = step.of(start)
     last = step.num_replays + MAX_REPLAYS

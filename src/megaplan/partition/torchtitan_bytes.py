@@ -1,4 +1,4 @@
-"""Bytes that layers are certain to need on a rank under torchtitan: sharded parameters, gradients and moments, which no split avoids."""
+"""Bytes that layers certainly need on a rank under torchtitan: sharded parameters, gradients and moments, which no split avoids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaplan.spec.models import Spec
 def torchtitan_limits(
     spec: Spec, inventory: Inventory, _layout: Layout, usable_bytes: int, _measured: object = None
 ) -> tuple[tuple[SpanSum, ...], ...]:
-    """For each pp rank the sum that stays within what is usable in every split that fits; what tp replicates counts as if it were cut."""
+    """The sum of each pp rank that stays within usable memory in every split that fits; tensors that tp replicates count as sharded."""
     mesh, precision = spec.mesh, spec.precision
     ranks = mesh.tp * mesh.dp_shard * mesh.cp
     element_bytes = precision.master.bytes + precision.grads.bytes + 2 * precision.moments.bytes

@@ -1,4 +1,4 @@
-"""The values of a split: the cuts with why they stand there, and the certificate of how good they are."""
+"""The values of a split: the cuts with their reason, and the certificate of their quality."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaplan.schedules.placement import Placement
 from megaplan.units import short_count
 
 Mode = Literal["equal", "weighted", "manual"]
-Objective = Literal["bottleneck", "step_time"]
+CutObjective = Literal["bottleneck", "step_time"]
 Measures = Literal["slot", "rank", "step"]
 
 
@@ -22,9 +22,9 @@ class StackCosts(NamedTuple):
 
     Attributes:
         layers: Cost of each layer, in model order.
-        first: Added to the first slot (side embeddings; the token embedding costs 0).
-        last: Added to the last slot (head and MTP).
-        unit: Of all three.
+        first: Cost added to the first slot (side embeddings; the token embedding costs 0).
+        last: Cost added to the last slot (head and MTP).
+        unit: Unit of all three.
     """
 
     layers: tuple[int, ...]
@@ -41,10 +41,10 @@ class StackCosts(NamedTuple):
 
 
 class Balance(NamedTuple):
-    """Cuts that are best for the bottleneck.
+    """The best cuts for the bottleneck.
 
     Attributes:
-        cuts: Ascending, one fewer than slots.
+        cuts: Cuts, ascending, one fewer than slots.
         value: Cost of the largest slot, or rank. The search has refuted every smaller one.
     """
 
@@ -53,18 +53,18 @@ class Balance(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """How good a split is for its objective (R-29).
+    """Quality of a split for its objective (R-29).
 
     Attributes:
-        objective: What `value` is for: `bottleneck`, the part that paces a step, or `step_time`, the whole step.
-        value: Of these cuts.
-        lower_bound: No cuts under the same constraints are below it. For `bottleneck` the search has refuted every smaller value.
+        objective: Objective of `value`: `bottleneck`, the part that paces a step, or `step_time`, the whole step.
+        value: Value of these cuts.
+        lower_bound: Lower bound for all cuts under the same constraints. For `bottleneck` the search has refuted every smaller value.
         costs: Cost of each slot, in model order.
-        unit: Of all of them.
-        measures: What `value` is the cost of: the largest slot, the largest rank (V placement), or the step.
+        unit: Unit of all values.
+        measures: Part that `value` is the cost of: the largest slot, the largest rank (V placement), or the step.
     """
 
-    objective: Objective
+    objective: CutObjective
     value: int
     lower_bound: int
     costs: tuple[int, ...]
@@ -73,7 +73,7 @@ class Certificate(NamedTuple):
 
     @property
     def gap(self) -> int:
-        """How far above the bound, in the same unit."""
+        """Difference from the bound, in the same unit."""
         return self.value - self.lower_bound
 
     @property
@@ -88,18 +88,18 @@ class Cuts:
 
     Attributes:
         spans: One half-open layer span for each slot, in model order.
-        mode: How it was decided.
-        objective: What `weighted` minimised; None in the other modes.
-        reason: Why, for a manual split.
-        protects: What a manual split protects: topics of `decided_against`, or free text.
-        decided_against: Digest of each topic a manual split may rest on (R-25); empty in the other modes, which are decided anew.
-        certify: Makes the certificate.
+        mode: Mode that decided it.
+        objective: Objective of `weighted`; None in the other modes.
+        reason: Reason for a manual split.
+        protects: Topics of `decided_against`, or free text, that a manual split protects.
+        decided_against: Digest of each topic that a manual split may depend on (R-25); empty in the other modes, which are decided again.
+        certify: Function that computes the certificate.
         diagnostics: Warnings about these cuts.
     """
 
     spans: Spans
     mode: Mode
-    objective: Objective | None
+    objective: CutObjective | None
     certify: Callable[[], Certificate] = field(repr=False, compare=False)
     reason: str | None = None
     protects: tuple[str, ...] = ()
@@ -108,19 +108,19 @@ class Cuts:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """In every mode, against the best cuts under the same constraints. The bound of a long schedule takes seconds, once."""
+        """The certificate, in every mode against the best cuts under the same constraints. A long schedule's bound takes seconds, once."""
         return self.certify()
 
 
 def amount(number: int, unit: str, *, named: bool = True) -> str:
-    """A cost for a person: nanoseconds as milliseconds, counts in thousands, millions, billions, with the name of what is counted."""
+    """A cost for display: nanoseconds as milliseconds, counts in thousands, millions, billions, with the name of the unit."""
     if unit == "ns":
         return f"{number / 1e6:,.2f} ms" if number else "0"
     return f"{short_count(number)} {unit.replace('flops_per_token', 'FLOPs a token')}" if named else short_count(number)
 
 
 def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]:
-    """The part that paces a step, and its cost: the largest slot; in V placement the largest rank, i owning slots i and 2P − 1 − i."""
+    """The part that paces a step, and its cost: the largest slot; in V placement the largest rank, which owns slots i and 2P − 1 − i."""
     if where == "v":
         return "rank", max(costs[index] + costs[-1 - index] for index in range(len(costs) // 2))
     return "slot", max(costs)

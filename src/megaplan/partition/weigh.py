@@ -1,4 +1,4 @@
-"""`weighted`: the best cuts for the objective that fit the memory, their certificate, and what to say about them."""
+"""`weighted`: the best cuts for the objective that fit the memory, their certificate, and notes about them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Weighted:
     """Decided cuts.
 
     Attributes:
-        cuts: Ascending.
-        certify: Makes the certificate.
-        notes: MP501 without remedies if they do not fit (`megaplan.advice` has those), MP334 if memory moved them.
+        cuts: Cuts, ascending.
+        certify: Function that computes the certificate.
+        notes: MP501 without remedies if they do not fit (`megaplan.advice` adds those), MP334 if memory moved them.
     """
 
     cuts: tuple[int, ...]
@@ -41,12 +41,12 @@ class Weighted:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """How good they are."""
+        """The certificate of the cuts."""
         return self.certify()
 
 
 def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: MeasuredCosts | None) -> Weighted:
-    """The best bottleneck cuts that fit; the ones that come closest if none do."""
+    """The best bottleneck cuts that fit; the closest to fitting if none do."""
     found = stack.best()
     assert found is not None, "without limits there is a split"
     num_layers = len(inventory.layers)
@@ -61,7 +61,7 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
         fitted = best_fitting(limited, memory)
         if fitted is None:
             overflow = min_overflow_bytes(limited, memory, found.cuts)
-            if overflow.overflow_bytes <= 0:  # the descent came to cuts that fit
+            if overflow.overflow_bytes <= 0:  # the descent reached cuts that fit
                 fitted = Fitted(Balance(overflow.cuts, 0), found.value)
         if fitted is not None:
             certificate = certify(stack, spans_of(fitted.balance.cuts, num_layers), fitted.lower_bound)
@@ -76,12 +76,12 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
 
 
 def cuts_that_fit(stack: Stack, memory: Memory, found: Balance) -> Fitted | None:
-    """The cuts of `fitting_cuts`, where it finds some that fit without descending to them from what does not; else None.
+    """The cuts of `fitting_cuts` if it finds fitting ones without a descent from cuts that do not fit; else None.
 
     Args:
         stack: Layer costs, placement and constraints.
         memory: Budgets of its splits.
-        found: The best cuts, memory aside.
+        found: The best cuts without memory limits.
     """
     from megaplan.partition.fitting import best_fitting  # noqa: PLC0415
 
@@ -95,12 +95,12 @@ def moved_by_memory(stack: Stack, memory: Memory, free: tuple[int, ...], praise:
         stack: Layer costs, placement and constraints.
         memory: Budgets of its splits.
         free: The best cuts without limits, which do not fit.
-        praise: The reason why they are the best.
-        values: Values of them and of the cuts that were chosen.
+        praise: Reason that they are the best.
+        values: Values of these cuts and of the chosen ones.
     """
     excesses = memory.excesses(spans_of(free, stack.num_layers))
     worst = max(range(stack.pp), key=lambda rank: excesses[rank])
-    detail = f"cuts {list(free)} {praise} and exceed the memory of pp rank {worst} by {excesses[worst]:,} bytes\n{values}"
+    detail = f"cuts {list(free)} {praise} and exceed the memory of pp rank {worst} by {format_bytes(excesses[worst])}\n{values}"
     return diagnostic("MP334", detail, Location(key="split"), (), Severity.NOTE)
 
 

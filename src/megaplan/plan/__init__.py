@@ -1,6 +1,6 @@
 """Plan files: the document, its canonical text, reading with every check, making one, and comparing two.
 
-The public names are loaded when they are first asked for: a command that only reads a plan builds no model.
+The public names are loaded on first use: a command that only reads a plan builds no model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Canonical JSON: one text per value, so that equal plans are equal files and a review shows only what changed.
+"""Canonical JSON: one text per value, so that equal plans are equal files and a review shows only the changes.
 
 Rules:
 
@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 from megaplan.foreign import printable
 
 Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
-"""What a canonical document holds: JSON without floats."""
+"""Values of a canonical document: JSON without floats."""
 
 MAX_EXACT_INT = 2**53
-"""Integers up to here survive readers that keep numbers as doubles (RFC 8785 section 3.2.2.3); byte counts stay below."""
+"""Largest integer that survives readers that keep numbers as doubles (RFC 8785 section 3.2.2.3); byte counts stay below it."""
 
 
 def normalise(value: object) -> Json:
@@ -30,12 +30,12 @@ def normalise(value: object) -> Json:
 
     Raises:
         ValueError: A NaN or infinite float.
-        TypeError: A value JSON does not know.
+        TypeError: The value has no JSON form.
     """
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):
-        return str(value)  # a StrEnum as its value
+        return str(value)  # a StrEnum is written as its value
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, (list, tuple)):
@@ -69,7 +69,7 @@ def digest(value: Json) -> str:
 
 
 def dumps(value: Json) -> str:
-    """The form that is written to files; control characters in strings are escapes, since a file with raw ones is refused."""
+    """The form that is written to files; control characters in strings are escaped, because a file with raw ones is refused."""
     return printable(_opened(value, "", in_array=False)) + "\n"
 
 

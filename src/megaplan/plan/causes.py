@@ -1,6 +1,6 @@
-"""Which change moved which column (R-49): every changed input is applied to the first plan alone, and estimated.
+"""Causes of the change of each column (R-49): every changed input is applied to the first plan by itself, and estimated.
 
-The effects of single changes need not sum to the whole difference: changes can act together (more experts and a larger EP degree).
+The effects of single changes need not sum to the whole difference, because changes interact (more experts and a larger EP degree).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pydantic import ValidationError
 
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.plan.diff import Change, PlanDiff, column_totals, diff_plans
-from megaplan.plan.document import Estimates, PlanDocument, Span
+from megaplan.plan.diff import PlanDiff, ValueChange, column_totals, diff_plans
+from megaplan.plan.document import Estimates, PlanDocument, SpanField
 from megaplan.plan.inputs import spec_values
 from megaplan.spec.models import Spec
 
 CUTS = "cuts"
 MAX_CHANGES = 16
-"""More changed inputs than this are two different models: no cause is singled out."""
+"""Largest number of changed inputs with causes; more mean two different models."""
 
 _WITHOUT_BYTES = {"name", "format", "split", "device", "serving"}
 _HOST = "host"
@@ -29,7 +29,7 @@ _TOGETHER = {"model.pattern": "model.num_layers", "mesh.vpp": "mesh.pp", "schedu
 
 
 def diff_with_causes(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[str, Diagnostic], ...] = ()) -> PlanDiff:
-    """`diff_plans`, with the causes of every column's change worked out."""
+    """`diff_plans`, with the causes of every column's change."""
     diff = diff_plans(before, after, tampered)
     if not diff.growth or tampered:
         return diff
@@ -42,7 +42,7 @@ def diff_with_causes(before: PlanDocument, after: PlanDocument, tampered: tuple[
 
 
 def _effects(before: PlanDocument, after: PlanDocument, diff: PlanDiff) -> Iterator[tuple[str, dict[Column, int]]]:
-    """Each change with the bytes it alone adds to each column, over all ranks; changes that cannot stand alone are left out."""
+    """Each change with the bytes that it alone adds to each column, over all ranks; changes that are invalid alone are left out."""
     groups = _groups(diff)
     if len(groups) > MAX_CHANGES:
         return
@@ -63,15 +63,15 @@ def _zero(diff: PlanDiff) -> dict[Column, int]:
     return {column: 0 for column in Column if column not in changed}
 
 
-def _groups(diff: PlanDiff) -> dict[str, list[Change]]:
-    """Changed inputs by the name they are reported under; those that only make sense together are one group."""
-    groups: dict[str, list[Change]] = {}
+def _groups(diff: PlanDiff) -> dict[str, list[ValueChange]]:
+    """Changed inputs by their reported name; inputs that only make sense together are one group."""
+    groups: dict[str, list[ValueChange]] = {}
     keys = {change.key for change in diff.inputs}
     for change in diff.inputs:
         section = change.key.partition(".")[0]
         if section in _WITHOUT_BYTES:
             continue
-        if section == _HOST and "host.name" in keys:  # another host's keys mean nothing without its name
+        if section == _HOST and "host.name" in keys:  # keys of another host are valid only with its name
             groups.setdefault(_HOST, []).append(change)
             continue
         partner = _TOGETHER.get(change.key, change.key)
@@ -81,8 +81,8 @@ def _groups(diff: PlanDiff) -> dict[str, list[Change]]:
     return groups
 
 
-def _changed(plan: PlanDocument, changes: list[Change], after: PlanDocument) -> Spec | None:
-    """The plan's spec with the changes applied; None if that is no legal spec."""
+def _changed(plan: PlanDocument, changes: list[ValueChange], after: PlanDocument) -> Spec | None:
+    """The plan's spec with the changes applied; None if the spec is invalid."""
     inputs: dict[str, Any] = copy.deepcopy(plan.inputs)
     for change in changes:
         if change.key == "host.name":
@@ -100,7 +100,7 @@ def _changed(plan: PlanDocument, changes: list[Change], after: PlanDocument) -> 
         return None
 
 
-def _totals(spec: Spec, spans: tuple[Span, ...]) -> dict[Column, int] | None:
+def _totals(spec: Spec, spans: tuple[SpanField, ...]) -> dict[Column, int] | None:
     """Bytes of each column over all ranks; None if the spec breaks a rule or the spans do not fit it."""
     from megaplan.plan.make import estimate_cuts  # noqa: PLC0415  (a diff of equal plans needs no estimate)
     from megaplan.spec.rules import check_rules  # noqa: PLC0415

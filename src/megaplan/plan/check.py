@@ -1,4 +1,4 @@
-"""`check_plan`: whether a plan is still what would be decided and estimated today."""
+"""`check_plan`: checks that a plan is still the decision and estimate of today."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from megaplan.plan.diff import PlanDiff, diff_plans, stale_topics
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.make import replan
 from megaplan.plan.read import LoadedPlan
+from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
         findings: Errors (the check fails) and warnings (a drift of estimates, which fails only a strict check).
-        drift: What differs from the plan made anew.
-        replanned: The plan that its inputs give today.
-        gain: For a manual split, what the best cuts under its constraints would gain; None for the other modes.
+        drift: Differences from the plan made again.
+        replanned: Plan that its inputs give today.
+        gain: Gain of the best cuts under its constraints over a manual split; None in the other modes.
     """
 
     findings: tuple[Diagnostic, ...]
@@ -40,13 +41,13 @@ class Check:
 
     @cached_property
     def step_time(self) -> PlannedTime | str:
-        """The time of a step of `replanned`, or the reason why none is stated."""
+        """The time of a step of `replanned`, or the reason that none is stated."""
         from megaplan.layout.step_time import planned_time  # noqa: PLC0415
 
         return planned_time(self.replanned.spec, self.replanned.spans, self.replanned.inventory)
 
     def passes(self, *, strict: bool) -> bool:
-        """Whether nothing fails the check; `strict` makes warnings fail it too."""
+        """True if nothing fails the check; `strict` makes warnings fail it too."""
         failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         return not any(found.severity in failing for found in self.findings)
 
@@ -55,24 +56,24 @@ def check_plan(loaded: LoadedPlan, name: str, costs: MeasuredCosts | None = None
     """Plan the inputs again, with the plan as baseline, and compare.
 
     Args:
-        loaded: A plan as read, whether or not its digest holds.
-        name: What diagnostics call the file.
-        costs: The costs file to decide the cuts by; without it those of a plan that was cut by one stand (MP415).
+        loaded: A plan that was read, with or without a valid digest.
+        name: Name of the file in diagnostics.
+        costs: The costs file that decides the cuts; without it a plan that was cut by a costs file keeps its cuts (MP415).
 
     Raises:
-        MegaplanError: Its inputs cannot be planned any more.
+        MegaplanError: The inputs cannot be planned any more.
     """
     plan = loaded.plan
-    anew, place = replan(plan, costs), Location(file=name)
-    drift = diff_plans(plan, anew)
+    replanned, place = replan(plan, costs), Location(file=name)
+    drift = diff_plans(plan, replanned)
     weights = stack_costs(plan.spec, plan.inventory, costs) if costs is not None else None
-    findings = [*loaded.tampered, *loaded.warnings, *_costs(plan, costs, place), *_findings(plan, anew, drift, place, weights)]
+    findings = [*loaded.tampered, *loaded.warnings, *_costs(plan, costs, place), *_findings(plan, replanned, drift, place, weights)]
     gain = None
     if plan.decisions.split.mode == "manual":
         from megaplan.partition.gain import gain_of_optimum  # noqa: PLC0415  (only a manual split is weighed against the best one)
 
         gain = gain_of_optimum(plan.spec, plan.inventory, plan.spans, costs)
-    return Check(tuple(findings), drift, anew, gain)
+    return Check(tuple(findings), drift, replanned, gain)
 
 
 def _costs(plan: PlanDocument, costs: MeasuredCosts | None, place: Location) -> Iterator[Diagnostic]:
@@ -83,7 +84,9 @@ def _costs(plan: PlanDocument, costs: MeasuredCosts | None, place: Location) -> 
         yield diagnostic("MP415", f"the plan records {recorded}", place, (f"megaplan check {place.file} --costs FILE",), Severity.WARNING)
 
 
-def _findings(plan: PlanDocument, anew: PlanDocument, drift: PlanDiff, place: Location, weights: StackCosts | None) -> Iterator[Diagnostic]:
+def _findings(
+    plan: PlanDocument, replanned: PlanDocument, drift: PlanDiff, place: Location, weights: StackCosts | None
+) -> Iterator[Diagnostic]:
     changed = [change.key for change in (*drift.decisions, *drift.split)]
     changed += [f"layers {move.start}-{move.stop - 1} ({move.letters})" for move in drift.moves] + [move.block for move in drift.owners]
     if changed:
@@ -92,8 +95,8 @@ def _findings(plan: PlanDocument, anew: PlanDocument, drift: PlanDiff, place: Lo
     if stale:
         detail = f"changed since it was decided: {', '.join(stale)}\nreason: {plan.decisions.split.reason}"
         yield diagnostic("MP412", detail, place)
-    if plan.estimates.fits and not anew.estimates.fits:
-        over = [f"{rank.label}: over by {-rank.headroom_bytes:,} bytes" for rank in anew.estimates.ranks if not rank.fits]
+    if plan.estimates.fits and not replanned.estimates.fits:
+        over = [f"{rank.label}: over by {format_bytes(-rank.headroom_bytes)}" for rank in replanned.estimates.ranks if not rank.fits]
         yield diagnostic("MP413", "\n".join(over), place, (f"megaplan estimate {place.file}",))
     elif not changed and (drift.ranks or drift.other):
         yield diagnostic("MP411", "\n".join(_drifted(drift)), place, severity=Severity.WARNING)
@@ -102,7 +105,7 @@ def _findings(plan: PlanDocument, anew: PlanDocument, drift: PlanDiff, place: Lo
 def _drifted(drift: PlanDiff) -> Iterator[str]:
     for rank in drift.ranks:
         for change in rank.columns:
-            label = rank.after.label if rank.after else "a rank that is gone"
+            label = rank.after.label if rank.after else "a removed rank"
             yield f"{label}: {change.key} {change.before:,} → {change.after:,}"
     for change in drift.other:
         yield f"{change.key}: {change.before} → {change.after}"

@@ -1,4 +1,4 @@
-"""Whether a plan's parts follow from each other: decisions from inputs and cuts, sums within the estimates."""
+"""Checks that a plan's parts follow from each other: decisions from inputs and cuts, sums within the estimates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from megaplan.plan.inputs import inputs_record
 from megaplan.spec.mesh_rules import MAX_WORLD_SIZE
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.rules import check_rules
+from megaplan.spec.source import KeyPath
 
-Path = tuple[str | int, ...]
 At = Callable[[Sequence[str | int]], Location]
 
 
 def shape_problems(plan: PlanDocument, at: At) -> list[Diagnostic]:
-    """What no command can work with, `check` and `diff` included: layers beyond the model, ranks without number, other columns."""
+    """Errors that no command can handle, not even `check` and `diff`: layers beyond the model, ranks without number, other columns."""
     num_layers, columns = plan.spec.model.num_layers, {column.key for column in Column}
     found = []
     for index, stage in enumerate(plan.decisions.stages):
@@ -46,7 +46,7 @@ def shape_problems(plan: PlanDocument, at: At) -> list[Diagnostic]:
 
 
 def rule_errors(plan: PlanDocument, at: At) -> list[Diagnostic]:
-    """The rules of specs that the plan's inputs break: such a plan describes nothing."""
+    """The rules of specs that the plan's inputs break; such a plan is invalid."""
     return [found for found in check_rules(plan.spec, lambda key: at(_input_path(key))) if found.severity is Severity.ERROR]
 
 
@@ -55,7 +55,7 @@ def contradictions(plan: PlanDocument, at: At) -> list[Diagnostic]:
 
     Args:
         plan: A plan whose fields are valid one by one.
-        at: Where a key path stands in its file.
+        at: Position of a key path in its file.
     """
     found = list(_inputs_normal(plan, at)) + list(_cuts(plan, at))
     if not found:
@@ -63,8 +63,8 @@ def contradictions(plan: PlanDocument, at: At) -> list[Diagnostic]:
     return found + list(_estimates(plan, at))
 
 
-def _input_path(key: str) -> Path:
-    """`split.spans[0][1]` as steps below `inputs`."""
+def _input_path(key: str) -> KeyPath:
+    """`split.spans[0][1]` as a path below `inputs`."""
     steps = re.findall(r"[^.\[\]]+", key)
     return ("inputs", *(int(step) if step.isdigit() else step for step in steps))
 
@@ -96,9 +96,9 @@ def _decisions(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 
 
 def _certificate(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
-    """The certificate's own arithmetic; whether the bound is one, only planning again can tell (`megaplan check`)."""
+    """Checks the certificate's own arithmetic; only planning again can check its bound (`megaplan check`)."""
     certificate, num_slots = plan.decisions.split.certificate, len(plan.decisions.stages)
-    here: Path = ("decisions", "split", "certificate")
+    here: KeyPath = ("decisions", "split", "certificate")
     if plan.decisions.split.costs is not None and certificate.unit != "ns":
         yield problems.contradiction(f"unit = {certificate.unit}, and the cuts were weighed by a costs file, in ns", at((*here, "unit")))
     if len(certificate.costs) != num_slots:
@@ -119,7 +119,7 @@ def _certificate(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     estimates = plan.estimates
     usable = estimates.device.capacity_bytes - estimates.device.reserve_bytes
-    here: Path = ("estimates", "device")
+    here: KeyPath = ("estimates", "device")
     if estimates.device.usable_bytes != usable:
         yield problems.contradiction(f"usable_bytes = {estimates.device.usable_bytes}; capacity − reserve = {usable}", at(here))
     if estimates.device.reserve_bytes != sum(estimates.device.reserve.values()):
@@ -148,7 +148,7 @@ def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 
 
 def _tiled(runs: Iterable[tuple[int, int]], stop: int) -> bool:
-    """Whether the half-open runs cover [0, stop) once. Runs are never expanded: a forged one may be of any length."""
+    """True if the half-open runs cover [0, stop) once. Runs are never expanded: a forged one may have any length."""
     reached = 0
     for start, end in sorted(runs):
         if start != reached or end <= start:
@@ -170,8 +170,8 @@ def _rank_sums(rank: RankEstimate, usable_bytes: int) -> Iterator[str]:
         yield f"fits = {str(rank.fits).lower()}, and its headroom is {rank.headroom_bytes} bytes"
 
 
-def _differences(written: Any, wanted: Any, path: Path = ()) -> Iterator[tuple[Path, str, str]]:
-    """Leaves at which two JSON values differ: path, and both shown."""
+def _differences(written: Any, wanted: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str, str]]:
+    """Leaves that differ between two JSON values: path, and both values as text."""
     if isinstance(written, dict) and isinstance(wanted, dict):
         for key in sorted(written.keys() | wanted.keys()):
             yield from _differences(written.get(key, _ABSENT), wanted.get(key, _ABSENT), (*path, key))

@@ -1,4 +1,4 @@
-"""From a spec and its cuts to the decisions a plan records."""
+"""The decisions that a plan records, from a spec and its cuts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWNERSHIP_ORDER = ("tp", "pp", "fsdp2", "ep")
 
 
 def code_order(spec: Spec, letters: str) -> tuple[str, ...]:
-    """The steps by which the runtime builds a stage, in order, those that this plan needs (R-55)."""
+    """The steps by which the runtime builds a stage, in order, as far as this plan needs them (R-55)."""
     policies = set(recompute_policies(spec, letters).values())
     steps = {
         "pipeline_split": spec.mesh.pp > 1,
@@ -28,7 +28,7 @@ def code_order(spec: Spec, letters: str) -> tuple[str, ...]:
 
 
 def wrap_order(letters: str) -> tuple[str, ...]:
-    """What `fully_shard` wraps, bottom up: expert banks on their own shard mesh, then each block, then the stage."""
+    """The modules that `fully_shard` wraps, bottom up: expert banks on their own shard mesh, then each block, then the stage."""
     return ("experts", "blocks", "stage") if any(FAMILIES[letter].banks for letter in set(letters)) else ("blocks", "stage")
 
 
@@ -52,7 +52,7 @@ def stage_record(slot: Slot, letters: str) -> dict[str, Any]:
 
 
 def split_record(cuts: Cuts, kept_basis: dict[str, str] | None, costs_digest: str | None = None) -> dict[str, Any]:
-    """`decisions.split`; `kept_basis` replaces what the cuts were decided against today (see `make_plan`)."""
+    """`decisions.split`; `kept_basis` replaces the facts that the cuts were decided against today (see `make_plan`)."""
     certificate = cuts.certificate
     return {
         "mode": cuts.mode,
@@ -75,7 +75,7 @@ def split_record(cuts: Cuts, kept_basis: dict[str, str] | None, costs_digest: st
 
 
 def decisions_record(spec: Spec, letters: str, layout: Layout, split: dict[str, Any]) -> dict[str, Any]:
-    """`decisions` as plain values, from the spec, the expanded pattern, the layout, and how the split was found."""
+    """`decisions` as plain values, from the spec, the expanded pattern, the layout, and the decision about the split."""
     mesh, batch, schedule = spec.mesh, spec.batch, spec.schedule
     precision = spec.precision.model_dump(mode="json")
     families = {letter: str(spec.precision.of(letter)) for letter in sorted(set(letters))}

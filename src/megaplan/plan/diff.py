@@ -1,4 +1,4 @@
-"""`diff_plans`: what changed between two plans, as a value; `cli` renders it.
+"""`diff_plans`: the differences between two plans as a value; `cli` renders it.
 
 Decisions are compared exactly, and so are estimates: both are integers. A layer's place is its (pp rank, chunk), never a list index, and
 a rank's is its number in the job, so a diff of two meshes of one size lines up GPU by GPU.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic
 from megaplan.layout.runs import num_ranks
-from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, Span, Stage
+from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, SpanField, Stage
 
 if TYPE_CHECKING:
     from megaplan.partition.values import StackCosts
@@ -27,8 +27,8 @@ _OUTSIDE_DIGEST = "training"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One value at a dotted key, before and after; None where the key is absent."""
+class ValueChange:
+    """A value at a dotted key, before and after; None if the key is absent."""
 
     key: str
     before: Any
@@ -62,15 +62,15 @@ class OwnerMove:
 
 @dataclass(frozen=True, slots=True)
 class RankChange:
-    """Ranks that share both budgets, and those budgets; None where the rank is in one plan only.
+    """Ranks that share both budgets, and those budgets; None if the rank is in one plan only.
 
     Attributes:
-        ranks: Half-open runs; those of the plan after, where both have them under different numbers.
+        ranks: Half-open runs; those of the later plan if the plans number the ranks differently.
         before: Budget in the first plan.
         after: Budget in the second plan.
     """
 
-    ranks: tuple[Span, ...]
+    ranks: tuple[SpanField, ...]
     before: RankEstimate | None
     after: RankEstimate | None
 
@@ -80,16 +80,16 @@ class RankChange:
         return num_ranks(self.ranks)
 
     @property
-    def columns(self) -> tuple[Change, ...]:
+    def columns(self) -> tuple[ValueChange, ...]:
         """Columns whose bytes at the peak differ, in the budget's order."""
         before = self.before.columns if self.before else {}
         after = self.after.columns if self.after else {}
         pairs = ((column.key, before.get(column.key, 0), after.get(column.key, 0)) for column in Column)
-        return tuple(Change(key, old, new) for key, old, new in pairs if old != new)
+        return tuple(ValueChange(key, old, new) for key, old, new in pairs if old != new)
 
     @property
     def changed(self) -> bool:
-        """Whether anything in the budget differs."""
+        """True if anything in the budget differs."""
         if self.before is None or self.after is None:
             return True
         exclude = {"ranks", "coordinate"}
@@ -97,7 +97,7 @@ class RankChange:
 
     @property
     def flip(self) -> tuple[bool, bool] | None:
-        """(fits before, fits after) where they differ."""
+        """(fits before, fits after) if they differ."""
         if self.before is None or self.after is None or self.before.fits == self.after.fits:
             return None
         return self.before.fits, self.after.fits
@@ -105,9 +105,9 @@ class RankChange:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Bytes of one column over all ranks, before and after, and which change moved it by how much (R-49).
+    """Bytes of one column over all ranks, before and after, and the changes that cause the difference (R-49).
 
-    `causes`: (changed keys, bytes that this change alone adds over all ranks); empty where it was not worked out.
+    `causes`: (changed keys, bytes that this change alone adds over all ranks); empty if not computed.
     """
 
     column: Column
@@ -118,7 +118,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """Everything that differs, in the order in which it matters."""
+    """All differences, in the order of importance."""
 
     names: tuple[str, str]
     digests: tuple[str, str]
@@ -127,37 +127,40 @@ class PlanDiff:
     stale: tuple[str, ...]
     moves: tuple[CutMove, ...]
     owners: tuple[OwnerMove, ...]
-    decisions: tuple[Change, ...]
-    split: tuple[Change, ...]
+    decisions: tuple[ValueChange, ...]
+    split: tuple[ValueChange, ...]
     ranks: tuple[RankChange, ...]
     growth: tuple[Growth, ...]
-    inputs: tuple[Change, ...]
-    training: tuple[Change, ...]
-    other: tuple[Change, ...] = field(default=())
+    inputs: tuple[ValueChange, ...]
+    training: tuple[ValueChange, ...]
+    other: tuple[ValueChange, ...] = field(default=())
 
     @property
     def flips(self) -> tuple[RankChange, ...]:
-        """Ranks that fitted and no longer do, or the other way, losses first."""
+        """Ranks that fitted and no longer do, or the reverse, losses first."""
         return tuple(sorted((rank for rank in self.ranks if rank.flip), key=lambda rank: rank.flip != (True, False)))
 
     @property
     def same(self) -> bool:
-        """Whether the two plans say the same in every field."""
+        """True if the two plans are equal in every field."""
         changes = (self.tampered, self.stale, self.moves, self.owners, self.decisions, self.split, self.ranks, self.inputs, self.training)
         return not any(changes) and not self.other
 
 
 def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[str, Diagnostic], ...] = ()) -> PlanDiff:
-    """What changed from `before` to `after`.
+    """Differences from `before` to `after`.
 
     Args:
-        before: The plan that stands.
-        after: The plan that is proposed.
-        tampered: Digest problems that reading the two found, with the file's name.
+        before: The current plan.
+        after: The proposed plan.
+        tampered: Digest problems found while reading the two, with the file's name.
     """
     ranks = tuple(change for change in _rank_changes(before.estimates.ranks, after.estimates.ranks) if change.changed)
     old_inputs, new_inputs = dict(before.inputs), dict(after.inputs)
-    old_training, new_training = old_inputs.pop(_OUTSIDE_DIGEST, {}), new_inputs.pop(_OUTSIDE_DIGEST, {})  # a hand may have taken it out
+    old_training, new_training = (
+        old_inputs.pop(_OUTSIDE_DIGEST, {}),
+        new_inputs.pop(_OUTSIDE_DIGEST, {}),
+    )  # removed by hand, perhaps
     return PlanDiff(
         names=(before.spec.name, after.spec.name),
         digests=(before.digests.plan, after.digests.plan),
@@ -177,12 +180,12 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
 
 
 def stale_topics(plan: PlanDocument, since: PlanDocument | None = None, costs: StackCosts | None = None) -> tuple[str, ...]:
-    """What a manual split was decided against and is not what it was (R-25); empty for the other modes.
+    """Topics whose facts changed since a manual split was decided (R-25); empty in the other modes.
 
     Args:
-        plan: The plan whose inputs stand now.
-        since: An earlier plan; where its split has the same reason, what that one was decided against counts.
-        costs: What the layers cost now; FLOPs if not given. Costs of a plan that was cut by a costs file are then no topic.
+        plan: The plan with the current inputs.
+        since: An earlier plan; if its split has the same reason, its recorded facts count.
+        costs: Costs of the layers; FLOPs by default. Costs of a plan that was cut by a costs file are then no topic.
     """
     split = plan.decisions.split
     if split.mode != "manual":
@@ -202,22 +205,22 @@ def _part(plan: PlanDocument, name: str) -> Any:
     return plan.decisions.model_dump(mode="json")[name]
 
 
-def _changes(before: Any, after: Any, path: tuple[str, ...] = ()) -> Iterator[Change]:
+def _changes(before: Any, after: Any, path: tuple[str, ...] = ()) -> Iterator[ValueChange]:
     """Leaves at which two objects differ; arrays count as leaves."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
             yield from _changes(before.get(key), after.get(key), (*path, key))
     elif before != after:
-        yield Change(".".join(path), before, after)
+        yield ValueChange(".".join(path), before, after)
 
 
-def _decisions(before: PlanDocument, after: PlanDocument) -> Iterator[Change]:
+def _decisions(before: PlanDocument, after: PlanDocument) -> Iterator[ValueChange]:
     for part in _COMPARED:
         yield from _changes(_part(before, part), _part(after, part), (part,))
 
 
-def _other(before: PlanDocument, after: PlanDocument) -> Iterator[Change]:
-    """Format, overrides, and estimates outside the ranks."""
+def _other(before: PlanDocument, after: PlanDocument) -> Iterator[ValueChange]:
+    """Differences of format, overrides, and estimates outside the ranks."""
     yield from _changes(before.format_minor, after.format_minor, ("format_minor",))
     yield from _changes(list(before.overrides), list(after.overrides), ("overrides",))
     yield from _changes(before.digests.model, after.digests.model, ("digests", "model"))
@@ -231,7 +234,7 @@ def _estimates_outside_ranks(estimates: Estimates) -> dict[str, Any]:
 
 
 def _moves(before: PlanDocument, after: PlanDocument) -> tuple[CutMove, ...]:
-    """Layers whose place changed, in runs; empty when the models have other layers, for then no layer is the same."""
+    """Layers whose place changed, in runs; empty if the models have other layers, because then no layer is the same."""
     letters = after.decisions.pattern.expanded
     if before.decisions.pattern.expanded != letters:
         return ()
@@ -249,7 +252,7 @@ def _moves(before: PlanDocument, after: PlanDocument) -> tuple[CutMove, ...]:
 
 
 def _places(stages: tuple[Stage, ...]) -> dict[int, Place]:
-    """Of each layer, where it is held."""
+    """The places of each layer."""
     return {layer: (stage.pp_rank, stage.chunk) for stage in stages for layer in range(*stage.layers)}
 
 
@@ -276,7 +279,7 @@ def _rank_changes(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, .
     if old_size == new_size:
         yield from _by_number(before, after)
         return
-    old = {rank.coordinate.get("pp", 0): rank for rank in reversed(before)}  # reversed: the worst of a pp rank stays
+    old = {rank.coordinate.get("pp", 0): rank for rank in reversed(before)}  # reversed, so that the worst of a pp rank remains
     new = {rank.coordinate.get("pp", 0): rank for rank in reversed(after)}
     for pp_rank in sorted(old.keys() | new.keys()):
         left, right = old.get(pp_rank), new.get(pp_rank)
@@ -292,7 +295,7 @@ def _by_number(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, ...]
                 yield RankChange(shared, left, right)
 
 
-def _intersection(left: tuple[Span, ...], right: tuple[Span, ...]) -> tuple[Span, ...]:
+def _intersection(left: tuple[SpanField, ...], right: tuple[SpanField, ...]) -> tuple[SpanField, ...]:
     runs = ((max(a, c), min(b, d)) for a, b in left for c, d in right)
     return tuple(sorted((start, stop) for start, stop in runs if start < stop))
 

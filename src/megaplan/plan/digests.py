@@ -1,4 +1,4 @@
-"""Digests of a plan: which architecture, and which plan."""
+"""Digests of a plan: of the architecture, and of the plan."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from megaplan.spec.models import Spec
 
 
 def model_digest(spec: Spec, letters: str) -> str:
-    """Digest of the architecture: equal for every spelling of the pattern and every way to cut, shard and run it.
+    """Digest of the architecture: equal for every spelling of the pattern and every choice of cuts, mesh and runtime.
 
     Args:
         spec: The spec.
-        letters: The expanded pattern, one letter a layer.
+        letters: The expanded pattern, one letter per layer.
     """
     document = spec.model.model_dump(mode="json")
     document["pattern"] = letters
@@ -26,6 +26,6 @@ def model_digest(spec: Spec, letters: str) -> str:
 
 
 def plan_digest(inputs: Mapping[str, Any], decisions: Mapping[str, Any]) -> str:
-    """Digest of the inputs, `training` left out, and the decisions, both as they stand in the file."""
+    """Digest of the inputs, without `training`, and of the decisions, both as written in the file."""
     kept: dict[str, Json] = {key: value for key, value in inputs.items() if key != "training"}
     return digest({"inputs": kept, "decisions": dict(decisions)})

@@ -1,7 +1,7 @@
-"""The plan document: what a plan file holds, as pydantic models (`format: megaplan.plan/1`).
+"""The plan document: the contents of a plan file, as pydantic models (`format: megaplan.plan/1`).
 
-Three parts answer three questions. `inputs`: what was asked, the spec with every default written out. `decisions`: what was decided, and
-what the runtime must follow. `estimates`: what that is expected to cost. Decisions and inputs are digested, estimates are not.
+It has three parts. `inputs`: the request, the spec with every default written out. `decisions`: the choices that
+the runtime must follow. `estimates`: their expected cost. Decisions and inputs are digested, estimates are not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT_MINOR = 0
 Count = Annotated[int, Field(ge=0, strict=True)]
 Integer = Annotated[int, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
-Span = tuple[Count, Count]
+SpanField = tuple[Count, Count]
 Sha256 = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -51,20 +51,20 @@ class PatternDecision(Part):
 class Stage(Part):
     """One pipeline slot: `layers` is half-open over global layer indices, `owns` lists the blocks outside the layers.
 
-    `copies` are those of `owns` that another slot holds too.
+    `copies` are the blocks of `owns` that another slot holds too.
     """
 
     slot: Count
     pp_rank: Count
     chunk: Count
-    layers: Span
+    layers: SpanField
     letters: str
     owns: tuple[str, ...]
     copies: tuple[str, ...]
 
 
 class MeshDecision(Part):
-    """Degrees, and the two readings of the ranks that follow from them."""
+    """Degrees, and the ranks of both meshes that follow from them."""
 
     pp: Count
     vpp: Count
@@ -82,7 +82,7 @@ class MeshDecision(Part):
 
 
 class ScheduleDecision(Part):
-    """The pipeline schedule and the batch it moves, in sequences and tokens of one optimizer step."""
+    """The pipeline schedule and its batch, in sequences and tokens of one optimizer step."""
 
     kind: str
     placement: Placement
@@ -95,9 +95,9 @@ class ScheduleDecision(Part):
 
 
 class CertificateRecord(Part):
-    """How good the cuts are for `objective`: their value, a bound that no cuts under the same constraints go below, each slot's cost.
+    """Quality of the cuts for `objective`: their value, a lower bound over all cuts under the same constraints, each slot's cost.
 
-    `measures` is what `value` is the cost of: the largest slot, the largest pp rank (V placement), or the step.
+    `measures` is the part that `value` is the cost of: the largest slot, the largest pp rank (V placement), or the step.
     """
 
     objective: Literal["bottleneck", "step_time"]
@@ -111,9 +111,9 @@ class CertificateRecord(Part):
 
 
 class SplitDecision(Part):
-    """Why the cuts are where they are; `decided_against` holds a digest of each thing a manual split may rest on (R-25).
+    """Reason for the cuts; `decided_against` holds a digest of each fact that a manual split may depend on (R-25).
 
-    `costs` is the digest of the costs file that the layers were weighed by, null for FLOPs.
+    `costs` is the digest of the costs file that weighed the layers, null for FLOPs.
     """
 
     mode: Literal["equal", "weighted", "manual"]
@@ -143,7 +143,7 @@ class Decisions(Part):
 
 
 class DeviceEstimate(Part):
-    """The device's memory; `reserve` itemises what lies outside torch's allocator."""
+    """The device's memory; `reserve` itemises memory outside torch's allocator."""
 
     name: str
     capacity_bytes: Count
@@ -153,7 +153,7 @@ class DeviceEstimate(Part):
 
 
 class StageEstimate(Part):
-    """Parameters a slot owns, whole tensors, shared copies included."""
+    """Parameters of a slot: whole tensors, shared copies included."""
 
     slot: Count
     parameters: Count
@@ -162,7 +162,7 @@ class StageEstimate(Part):
 class RankEstimate(Part):
     """The budget of all ranks in `ranks` (half-open runs), at the phase of its peak. Σ columns = peak_bytes = phases[peak_phase]."""
 
-    ranks: tuple[Span, ...]
+    ranks: tuple[SpanField, ...]
     coordinate: dict[str, Count]
     parameters: Count
     columns: dict[str, Count]
@@ -179,14 +179,14 @@ class RankEstimate(Part):
 
 
 class Totals(Part):
-    """Unique parameters of the model, and those a token meets."""
+    """Unique parameters of the model, and those that one token uses."""
 
     parameters: Count
     active_parameters: Count
 
 
 class Estimates(Part):
-    """What the decisions cost; recomputed by `estimate` and `check`, never read back as truth."""
+    """Cost of the decisions; `estimate` and `check` recompute it, and no command relies on the stored values."""
 
     device: DeviceEstimate
     fits: Flag
@@ -197,7 +197,7 @@ class Estimates(Part):
 
 
 class PlanDocument(Part):
-    """A plan file. Read one with `read_plan`, make one with `make_plan`."""
+    """A plan file; `read_plan` reads one, and `make_plan` makes one."""
 
     format: Literal["megaplan.plan/1"]
     format_minor: Count
@@ -209,7 +209,7 @@ class PlanDocument(Part):
 
     @cached_property
     def spec(self) -> Spec:
-        """The spec that was planned."""
+        """The planned spec."""
         return Spec.model_validate(spec_values(self.inputs))
 
     @cached_property
@@ -220,7 +220,7 @@ class PlanDocument(Part):
         return build_inventory(self.spec)
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[SpanField, ...]:
         """Layers of each slot, half-open, in model order."""
         return tuple(stage.layers for stage in self.decisions.stages)
 

@@ -1,4 +1,4 @@
-"""From a budget to the estimates a plan records."""
+"""The estimates that a plan records, from a budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaplan.spec.models import Spec
 
 
 def estimates_record(spec: Spec, inventory: Inventory, layout: Layout) -> dict[str, Any]:
-    """`estimates` as plain values: the cells of each rank's peak phase, every phase's sum, and what is left."""
+    """`estimates` as plain values: the cells of each rank's peak phase, every phase's sum, and the headroom."""
     budget, serving = build_budget(spec, inventory, layout), serving_budget(spec, inventory)
     return {
         "device": device_record(budget),

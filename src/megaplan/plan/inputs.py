@@ -1,4 +1,4 @@
-"""A spec as a plan's `inputs`, and back: every default written out, floats as exact text (see `canonical`)."""
+"""A spec as a plan's `inputs`, and the inverse: every default written out, floats as exact text (see `canonical`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from megaplan.spec.models import Spec
 
 
 def inputs_record(spec: Spec) -> dict[str, Json]:
-    """The spec's document in canonical values; an objective that is not stated is written as the one that it stands for."""
+    """The spec's document in canonical values; an objective that is not stated is written as its default."""
     document = spec.as_document()
     document["split"]["objective"] = asked_objective(spec)
     return normalise_object(document)
 
 
 def spec_values(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inverse: decimal text back to floats where the spec has floats. Other text stays, for the spec's own check to refuse."""
+    """The inverse: decimal text as floats where the spec has floats. Other text stays, so that the spec's own check refuses it."""
     values = _revived(inputs, (), inputs)
     assert isinstance(values, dict)
     return values
@@ -42,7 +42,7 @@ def _admits_float(annotation: Any) -> bool:
 
 
 def _number(text: str) -> float | str:
-    """The float whose one canonical text this is; any other text as it stands."""
+    """The float that has this canonical text; any other text unchanged."""
     try:
         value = float(text)
         return value if normalise(value) == text else text

@@ -1,4 +1,4 @@
-"""Line and column of a key in a JSON text, for diagnostics: scanned only once something is wrong."""
+"""Line and column of a key in a JSON text, for diagnostics: computed only after an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def locate(text: str, path: Sequence[str | int]) -> tuple[int, int]:
 
 
 def _children(text: str, start: int) -> list[tuple[str | int, tuple[int, int]]]:
-    """Of the container at `start`: key or index → (where it is named, where its value starts)."""
+    """Keys or indices of the container at `start`: key or index → (position of its name, position of its value)."""
     if text[start] not in "{[":
         return []
     found: list[tuple[str | int, tuple[int, int]]] = []

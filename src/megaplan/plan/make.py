@@ -1,4 +1,4 @@
-"""`make_plan`: from a spec to a plan document, decided, estimated and digested."""
+"""`make_plan`: a plan document from a spec, decided, estimated and digested."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def make_plan(
 
     Args:
         spec: A checked spec, overrides applied.
-        baseline: A plan whose cuts are kept where that costs nothing. A manual split that stands there with the same spans, reason and
-            protected invariants keeps what it was decided against, so that later changes still show as stale.
-        overrides: The `KEY=VALUE` texts of `--set` that led to `spec`, for the record.
-        cuts: Where to cut, if that has been decided; else `choose_cuts` decides.
-        costs: The costs file by which `cuts` were decided, or are to be; FLOPs if not given.
+        baseline: A plan whose cuts are kept where that is free. A manual split with the same spans, reason and protected invariants keeps
+            its recorded facts, so that later changes still show as stale.
+        overrides: The `KEY=VALUE` texts of `--set` that led to `spec`, recorded in the plan.
+        cuts: Cuts, if they are decided already; else `choose_cuts` decides.
+        costs: The costs file that decided `cuts`, or decides them; FLOPs by default.
 
     Raises:
         MegaplanError: No split is feasible, or the spec cannot be planned.
@@ -52,7 +52,7 @@ def make_plan(
 
 
 def _assembled(spec: Spec, inventory: Inventory, spans: Spans, split: dict[str, Any], overrides: Sequence[str]) -> PlanDocument:
-    """The document of decided spans; `split` says how they were decided."""
+    """The document of decided spans; `split` records how they were decided."""
     letters = "".join(block.family for block in inventory.layers)
     layout, inputs = build_layout(spec, inventory, spans), inputs_record(spec)
     decisions = normalise_object(decisions_record(spec, letters, layout, split))
@@ -69,9 +69,9 @@ def _assembled(spec: Spec, inventory: Inventory, spans: Spans, split: dict[str, 
 
 
 def replan(plan: PlanDocument, costs: MeasuredCosts | None = None) -> PlanDocument:
-    """The plan of the same inputs, made today, with the plan itself as baseline: the same text unless something changed.
+    """The plan of the same inputs, made today with the plan itself as baseline: the same text unless something changed.
 
-    Without the costs file that the plan was made with nothing can be decided anew: its split stands as it is, and the rest is made again.
+    Without the costs file of the plan its split cannot be decided again: the split is kept, and the rest is made again.
     """
     if plan.decisions.split.costs is not None and costs is None:
         return _assembled(plan.spec, plan.inventory, plan.spans, plan.decisions.split.model_dump(mode="json"), plan.overrides)
@@ -99,7 +99,7 @@ def estimate_cuts(spec: Spec, spans: Spans) -> dict[str, Json]:
 
 
 def _kept_basis(cuts: Cuts, baseline: PlanDocument | None) -> dict[str, str] | None:
-    """What the baseline's split was decided against, if this is that split: manual, and in every word the same."""
+    """Recorded facts of the baseline's split, if this is that split: manual, and equal in every field."""
     if baseline is None or cuts.mode != "manual":
         return None
     split = baseline.decisions.split

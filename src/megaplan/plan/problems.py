@@ -1,4 +1,4 @@
-"""What can be wrong with a plan: one function a diagnostic (MP401 … MP413)."""
+"""Diagnostics about a plan: one function per diagnostic (MP401 … MP413)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def dotted(path: Sequence[str | int]) -> str:
 
 
 def shortened(text: str, length: int = 60) -> str:
-    """At most `length` characters, the cut marked."""
+    """At most `length` characters, with a mark where text was cut."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
@@ -28,16 +28,16 @@ def not_json(detail: str, location: Location) -> Diagnostic:
 
 def key_twice(key: str, location: Location) -> Diagnostic:
     """One object has a key twice."""
-    return diagnostic("MP110", f"the key {shortened(key)} stands twice in one object", location, (MAKE_A_PLAN,))
+    return diagnostic("MP110", f"the key {shortened(key)} occurs twice in one object", location, (MAKE_A_PLAN,))
 
 
 def too_deep(location: Location) -> Diagnostic:
-    """Nested beyond any plan."""
+    """The nesting is too deep for a plan."""
     return diagnostic("MP117", "its arrays or objects are nested thousands of levels deep", location, (MAKE_A_PLAN,))
 
 
 def not_an_integer(text: str, location: Location) -> Diagnostic:
-    """A number that plans do not hold."""
+    """The number is of a kind that plans do not hold."""
     return diagnostic("MP401", f"{shortened(text)} is no integer of at most {MAX_DIGITS:,} digits", location, (MAKE_A_PLAN,))
 
 
@@ -47,12 +47,12 @@ def truncated(num_bytes: int, location: Location) -> Diagnostic:
 
 
 def not_a_plan(detail: str, location: Location) -> Diagnostic:
-    """JSON of some other kind."""
+    """The JSON is of some other kind."""
     return diagnostic("MP403", detail, location, (MAKE_A_PLAN,))
 
 
 def other_format(written: str, location: Location) -> Diagnostic:
-    """A spec, another document of ours, or a plan of a newer major version."""
+    """The file is a spec, another document of megaplan, or a plan of a newer major version."""
     if written.startswith("megaplan.plan/"):
         detail = f"format = {shortened(written)}, and this version reads megaplan.plan/1"
         return diagnostic("MP404", detail, location, ("pip install --upgrade megaplan",))
@@ -63,22 +63,22 @@ def other_format(written: str, location: Location) -> Diagnostic:
 
 
 def unknown_key(path: Sequence[str | int], location: Location) -> Diagnostic:
-    """A key that plans of this minor version do not have."""
+    """Plans of this minor version do not have the key."""
     return diagnostic("MP405", f"{dotted(path)} is no key of a plan", location, ("megaplan schema plan",))
 
 
 def missing_key(path: Sequence[str | int], location: Location) -> Diagnostic:
-    """A key that every plan has."""
+    """A required key is missing."""
     return diagnostic("MP405", f"{dotted(path)} is missing", location, ("megaplan schema plan",))
 
 
 def wrong_field(key: str, detail: str, location: Location) -> Diagnostic:
-    """A value of the wrong type or out of range."""
+    """The value has the wrong type or is out of range."""
     return diagnostic("MP405", f"{key} = {detail}", location, ("megaplan schema plan",))
 
 
 def digest_mismatch(written: str, computed: str, location: Location) -> Diagnostic:
-    """Inputs or decisions are not those that were digested."""
+    """The inputs or decisions are not those that were digested."""
     detail = f"written  {written}\ncomputed {computed}"
     return diagnostic("MP406", detail, location, ("change the spec, then " + MAKE_A_PLAN, "megaplan check PLAN"))
 

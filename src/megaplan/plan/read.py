@@ -1,6 +1,6 @@
-"""Reading a plan file: bounded, strict, and with one diagnostic per thing that is wrong.
+"""Reading a plan file: bounded, strict, and with one diagnostic per error.
 
-Nothing in a plan is executed. What is read is refused when it is not the plan that `megaplan split` wrote: a digest that does not match
+Nothing in a plan is executed. A document is refused if it is not the plan that `megaplan split` wrote: a digest that does not match
 its inputs and decisions, decisions that do not follow from the inputs and the cuts, estimates whose sums do not hold.
 """
 
@@ -24,19 +24,19 @@ from megaplan.plan.locate import locate
 from megaplan.plan.text import MAX_PLAN_BYTES, parse_json
 from megaplan.spec.models import Spec
 from megaplan.spec.read import display_name, read_text
+from megaplan.spec.source import KeyPath
 
-Path = tuple[str | int, ...]
 MAX_FINDINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlan:
-    """A plan and what reading it found.
+    """A plan and the findings of reading it.
 
     Attributes:
         plan: The document.
-        tampered: Errors of digests, or of parts that contradict each other: a refusal everywhere but in `check` and `diff`.
-        warnings: Consequences worth knowing (ignored keys of a newer minor).
+        tampered: Errors of digests, or of parts that contradict each other; every command but `check` and `diff` refuses them.
+        warnings: Consequences to report (ignored keys of a newer minor).
     """
 
     plan: PlanDocument
@@ -48,7 +48,7 @@ def read_plan(path: str) -> PlanDocument:
     """Read a plan file, `-` for stdin.
 
     Raises:
-        MegaplanError: Anything is wrong with it, a digest that does not match included.
+        MegaplanError: Anything is wrong with it, including a digest that does not match.
     """
     loaded = inspect_plan(path)
     if loaded.tampered:
@@ -66,10 +66,10 @@ def inspect_plan(path: str) -> LoadedPlan:
 
 
 def parse_plan(text: str, name: str) -> LoadedPlan:
-    """The plan in `text`; `name` is what diagnostics call the file."""
+    """The plan in `text`; `name` is the name of the file in diagnostics."""
     try:
         return _parsed(text, name)
-    except RecursionError:  # nested less deeply than JSON's parser allows, and more than copying and checking do
+    except RecursionError:  # the parser allows deeper nesting than copying and checking do
         raise MegaplanError([problems.too_deep(Location(name))]) from None
 
 
@@ -91,7 +91,7 @@ def _parsed(text: str, name: str) -> LoadedPlan:
 
 
 class _Source:
-    """Where a key path stands in the file."""
+    """Positions of key paths in the file."""
 
     def __init__(self, text: str, name: str) -> None:
         self._text = text
@@ -132,12 +132,12 @@ def _validate(document: dict[str, Any], source: _Source) -> PlanDocument:
     return plan
 
 
-def _located(error: ValidationError, document: dict[str, Any], root: Path) -> list[tuple[Any, Path]]:
-    """What pydantic found, each with its path in the document; at most `MAX_FINDINGS`."""
+def _located(error: ValidationError, document: dict[str, Any], root: KeyPath) -> list[tuple[Any, KeyPath]]:
+    """Errors that pydantic found, each with its path in the document; at most `MAX_FINDINGS`."""
     return [(item, _real_path(document, (*root, *item["loc"]))) for item in error.errors(include_url=False)[:MAX_FINDINGS]]
 
 
-def _schema_problem(item: Any, path: Path, source: _Source) -> Diagnostic:
+def _schema_problem(item: Any, path: KeyPath, source: _Source) -> Diagnostic:
     if item["type"] == "extra_forbidden":
         return problems.unknown_key(path, source.at(path))
     if item["type"] == "missing":
@@ -163,8 +163,8 @@ def _without_unknown(document: dict[str, Any]) -> tuple[dict[str, Any], list[str
     return trimmed, ignored
 
 
-def _real_path(document: Any, location: Path) -> Path:
-    """`location` without the steps that pydantic adds for the branch of a union; a last step that is missing stays."""
+def _real_path(document: Any, location: KeyPath) -> KeyPath:
+    """`location` without the steps that pydantic adds for the branch of a union; a final step for a missing key is kept."""
     path: list[str | int] = []
     for step in location:
         if step in document if isinstance(document, dict) else isinstance(document, list) and step in range(len(document)):
@@ -176,7 +176,7 @@ def _real_path(document: Any, location: Path) -> Path:
     return tuple(path)
 
 
-def _walk(document: Any, path: Path) -> Any:
+def _walk(document: Any, path: KeyPath) -> Any:
     for step in path:
         document = document[step]
     return document

@@ -1,4 +1,4 @@
-"""From the text of a plan to JSON values: bounded, and exact about what is wrong and where."""
+"""JSON values from the text of a plan: bounded, with exact errors and positions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from megaplan.plan import problems
 from megaplan.plan.canonical import Json
 
 MAX_PLAN_BYTES = 16 * 2**20
-_HEAD = 65536  # characters in which a spec says its format
+_HEAD = 65536  # first characters, in which a spec states its format
 
 
 def parse_json(text: str, name: str) -> Json:
     """The JSON value in `text`: no floats, no repeated keys.
 
     Raises:
-        MegaplanError: With the line and column at which it stops being one, where they are known.
+        MegaplanError: With the line and column at which it is invalid, if they are known.
     """
     try:
         value: Json = json.loads(text, object_pairs_hook=_unique, parse_float=_refuse, parse_constant=_refuse, parse_int=_integer)
@@ -44,11 +44,11 @@ def _grammar(error: json.JSONDecodeError, text: str, name: str) -> Diagnostic:
 
 
 class _RepeatedKeyError(Exception):
-    """A key that stands twice in one object."""
+    """Raised for a key that occurs twice in one object."""
 
 
 class _NumberError(Exception):
-    """A number that plans do not hold."""
+    """Raised for a number that plans do not hold."""
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

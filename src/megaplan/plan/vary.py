@@ -21,15 +21,15 @@ from megaplan.spec.validate import validate_document
 
 
 def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[Spec, tuple[Diagnostic, ...]]:
-    """The plan's spec with overrides, and the warnings it now deserves.
+    """The plan's spec with overrides, and its warnings.
 
     Args:
         plan: A plan.
-        name: What diagnostics call its file.
+        name: Name of its file in diagnostics.
         overrides: `KEY=VALUE` texts.
 
     Raises:
-        MegaplanError: The overrides or the spec they make are wrong, or the plan's cuts do not fit it (MP488).
+        MegaplanError: The overrides or the resulting spec are wrong, or the plan's cuts do not fit it (MP488).
     """
     document = apply_overrides(Document(spec_values(plan.inputs), SourceMap(name)), overrides)
     spec = validate_document(document.value, document.source)
@@ -43,10 +43,10 @@ def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tupl
 
 
 def vary_plan(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[PlanDocument, tuple[Diagnostic, ...]]:
-    """The plan estimated anew with overrides, its cuts kept and judged by today's costs; and warnings.
+    """The plan estimated again with overrides, its cuts kept and judged by today's costs; and warnings.
 
     Raises:
-        MegaplanError: As `varied_spec`.
+        MegaplanError: The same as for `varied_spec`.
     """
     spec, found = varied_spec(plan, name, overrides)
     inventory = build_inventory(spec)

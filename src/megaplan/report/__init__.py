@@ -2,5 +2,5 @@
 
 `document` makes the data of the page (`megaplan.report/1`) from an estimate, `timeline` its part over time, `formulas` its explanations,
 and `page` puts data, style, scripts and the bundled uPlot (`vendor/uplot`) into one file. The scripts in `page/` draw what the data's
-`kind` names; another kind of input, such as the result of a search, is another document with another `kind` and its own script.
+`kind` names; another kind of input, such as the result of a search, has its own document with another `kind` and its own script.
 """

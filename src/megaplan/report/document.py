@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 FORMAT = "megaplan.report/1"
 MAX_RANKS = 250
-"""Distinct ranks with their cells on a page, largest peaks first; about 1.2 KB each."""
+"""Largest number of distinct ranks with their cells on a page, largest peaks first; about 1.2 KB each."""
 
 
 def report_document(found: Estimate, estimate: Mapping[str, Any]) -> dict[str, Any]:
-    """The data of the page of one estimate.
+    """The data of an estimate's page.
 
     Args:
         found: The estimate.
@@ -66,7 +66,7 @@ def _rank(rank: RankBudget, document: Mapping[str, Any]) -> dict[str, Any]:
         "ranks": runs,
         "label": runs_label(runs),
         "cells": [[rank.cells[phase][column] for column in Column] for phase in Phase],
-        "moments": {str(phase): text for phase, text in rank.moments.items()},
+        "moments": {str(phase): text for phase, text in rank.peak_places.items()},
     }
 
 
@@ -82,7 +82,7 @@ def _layers(job: LoadedJob) -> list[list[Any]]:
 
 
 def _slots(job: LoadedJob) -> list[dict[str, Any]]:
-    """Every slot with its layers (half-open) and the blocks that it holds outside of them; `copies` are those that another slot owns."""
+    """Every slot with its layers (half-open) and the blocks outside them; `copies` are blocks that another slot owns."""
     return [
         {
             "slot": slot.index,
@@ -97,7 +97,7 @@ def _slots(job: LoadedJob) -> list[dict[str, Any]]:
 
 
 def _split(job: LoadedJob) -> dict[str, Any] | None:
-    """How good the cuts are; None where the plan's certificate is of other values."""
+    """Quality of the cuts; None if the plan's certificate is for other values."""
     decided = job.cuts if job.plan is None else job.plan.decisions.split
     if decided is None or (job.plan is not None and job.changes):
         return None

@@ -8,7 +8,7 @@ from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
 from megaplan.hosts.kind import HostKind
 
 Fields = dict[str, str]
-"""Name of a field to its text, in the order in which they are shown."""
+"""Name of a field to its text, in display order."""
 
 
 def column_formulas(host: HostKind) -> dict[str, Fields]:

@@ -30,13 +30,13 @@ SCRIPTS = (
 )
 """Files of `page/`, in the order in which they run."""
 _UNSAFE = {code: f"\\u{code:04x}" for code in (*map(ord, "<>&\u2028\u2029"), *range(0xD800, 0xE000))}
-"""What could end the script's element, and halves of surrogate pairs, which no UTF-8 has, as escapes of JSON."""
+"""Characters that could end the script's element, and surrogate halves, which UTF-8 cannot encode; they become JSON escapes."""
 
 
 def escaped_json(value: Any) -> str:
-    """JSON that can be the text of a `<script>` element: the only way by which text of a spec, plan or file enters a page.
+    """JSON as the text of a `<script>` element: the only way by which text of a spec, plan or file enters a page.
 
-    What could end the element or begin a comment is written as a JSON escape of the same character. The scripts put such text into the page
+    Characters that could end the element or begin a comment are written as JSON escapes. The scripts put such text into the page
     as text nodes only.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
@@ -57,7 +57,7 @@ def report_html(document: Mapping[str, Any]) -> str:
     licence = _read("vendor/uplot/LICENSE").strip().replace("--", "- -")
     parts = {"POLICY": policy, "STYLE": style, "LICENCE": licence, "DATA": escaped_json(document), "SCRIPT": script}
     html = _read("page/page.html")
-    pieces = html.split("@@")  # text, name, text, name, … text: what is filled in is not looked at again
+    pieces = html.split("@@")  # text, name, text, name, … text: inserted text is not scanned again
     page = "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
     if (size := len(page.encode())) > MAX_BYTES:
         raise refuse(

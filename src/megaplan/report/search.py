@@ -1,4 +1,4 @@
-"""The data of a page about the result of a search: what `megaplan search --json` wrote."""
+"""The data of a page about the result of a search, from the output of `megaplan search --json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaplan.diagnostics import refuse
 from megaplan.report.document import FORMAT
 
 MAX_BYTES = 1 << 24
-"""Of a result that is read."""
+"""Size limit of a result."""
 
 
 class _Mesh(BaseModel):
@@ -88,7 +88,7 @@ class _Result(BaseModel):
 
 
 def is_search(text: str) -> bool:
-    """Whether a file is the result of a search, whatever is wrong with it: its first key is the format."""
+    """True if a file is the result of a search, valid or not: its first key is the format."""
     return text[:200].lstrip().startswith("{") and '"megaplan.search/' in text[:200]
 
 
@@ -96,8 +96,8 @@ def search_report(text: str, source: str) -> dict[str, Any]:
     """The data of the page of a search's result.
 
     Args:
-        text: What `megaplan search --json` wrote.
-        source: What the page calls the file.
+        text: Output of `megaplan search --json`.
+        source: Name of the file on the page.
 
     Raises:
         MegaplanError: MP492, a part of it is missing or of another type, or it is of another version.

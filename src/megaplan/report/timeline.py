@@ -1,4 +1,4 @@
-"""A replayed step as data of few bytes: what every pipeline rank runs and holds over time."""
+"""A replayed step as compact data: the actions and memory of every pipeline rank over time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob
 
 MAX_ACTIONS = 24_000
-"""Actions on a page: about 20 bytes each with the memory that they change."""
+"""Largest number of actions on a page: about 20 bytes each with the memory that they change."""
 
 
 def step_document(job: LoadedJob, budget: Budget) -> dict[str, Any]:
-    """One optimizer step, in ns and bytes, from the device's peak rates; or the reason (text) why the page has none.
+    """One optimizer step, in ns and bytes, from the device's peak rates; or the reason (text) that the page has none.
 
     Returns:
         `shapes`: [[[kind, slot], …], ns] of every distinct action; `ranks`: busy and idle time, and `actions`, flat: shape, idle time
@@ -54,7 +54,7 @@ def _memory(levels: tuple[tuple[Level, ...], ...]) -> dict[str, Any]:
     steps: dict[int, int] = {}
     ranks = []
     for curve in levels:
-        settled = dict(curve)  # of several changes at one time the last level is drawn
+        settled = dict(curve)  # for several changes at one time the last level is drawn
         start = curve[0][1]
         flat: list[int] = []
         before, held = 0, start

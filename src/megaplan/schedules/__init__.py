@@ -1,9 +1,18 @@
-"""Pipeline schedules as integers: action orders, placement, in-flight counts and replay. No model, no bytes; a file a schedule."""
+"""Pipeline schedules as integers: action orders, placement, in-flight counts and replay. No model, no bytes; one file per schedule."""
 
-from megaplan.schedules.actions import MAX_REPLAYED, Action, Kind, Orders, Overlap, Step, computations, num_actions
+from megaplan.schedules.actions import MAX_REPLAYED, Action, ActionKind, Orders, Overlap, ScheduleStep, computations, num_actions
 from megaplan.schedules.in_flight import InFlight, in_flight, peak_bytes, receive_buffers
 from megaplan.schedules.placement import Placement, slot_owner, slots_of_rank
-from megaplan.schedules.registry import KINDS, SCHEDULES, SPLIT_BACKWARD, Schedule, actions, placement, refuse_impossible, schedule_problems
+from megaplan.schedules.registry import (
+    KINDS,
+    SCHEDULES,
+    SPLIT_BACKWARD,
+    RegisteredSchedule,
+    actions,
+    placement,
+    refuse_impossible,
+    schedule_problems,
+)
 from megaplan.schedules.timeline import LinkedOrders, SlotTimes, Timed, Timeline, link, replay
 
 __all__ = [
@@ -12,15 +21,15 @@ __all__ = [
     "SCHEDULES",
     "SPLIT_BACKWARD",
     "Action",
+    "ActionKind",
     "InFlight",
-    "Kind",
     "LinkedOrders",
     "Orders",
     "Overlap",
     "Placement",
-    "Schedule",
+    "RegisteredSchedule",
+    "ScheduleStep",
     "SlotTimes",
-    "Step",
     "Timed",
     "Timeline",
     "actions",

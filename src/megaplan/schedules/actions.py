@@ -1,4 +1,4 @@
-"""The unit of a schedule: one computation of one microbatch on one slot, or a forward and a backward that run as one."""
+"""The unit of a schedule: one computation of one microbatch on one slot, or a forward and a backward that run together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Kind(StrEnum):
-    """What an action computes. Letters are those of torch's schedule files (`0F3`, `1B2`).
+class ActionKind(StrEnum):
+    """Kind of computation of an action. Letters are those of torch's schedule files (`0F3`, `1B2`).
 
-    A schedule that splits the backward writes `INPUT` (gradients of the stage's input) and `WEIGHT` (of its parameters) in place of
-    `BACKWARD`. `REDUCE`, the reduction of a chunk's gradients, follows its last backward and is written in no order.
+    A schedule that splits the backward writes `INPUT` (gradients of the stage's input) and `WEIGHT` (of its parameters) instead of
+    `BACKWARD`. `REDUCE`, the reduction of a chunk's gradients, follows its last backward and is in no order.
     """
 
     FORWARD = "F"
@@ -30,7 +30,7 @@ class Action(NamedTuple):
         microbatch: 0-based.
     """
 
-    kind: Kind
+    kind: ActionKind
     slot: int
     microbatch: int
 
@@ -39,16 +39,16 @@ class Action(NamedTuple):
 
     @property
     def parts(self) -> tuple[Action, ...]:
-        """Itself: a plain action is one part."""
+        """The action itself: it has one part."""
         return (self,)
 
 
 class Overlap(NamedTuple):
-    """A forward of one chunk and a whole backward of another, run as one so that each hides the other's communication (DualPipe).
+    """A forward of one chunk and a whole backward of another that run together, so that each hides the other's communication (DualPipe).
 
     Attributes:
-        forward: Of the first chunk.
-        backward: Of the second.
+        forward: Forward of the first chunk.
+        backward: Backward of the second chunk.
     """
 
     forward: Action
@@ -63,19 +63,19 @@ class Overlap(NamedTuple):
         return self.forward, self.backward
 
 
-Step = Action | Overlap
-Orders = tuple[tuple[Step, ...], ...]
-"""One action order for each pp rank: what the rank computes, in this order, without waits."""
+ScheduleStep = Action | Overlap
+Orders = tuple[tuple[ScheduleStep, ...], ...]
+"""One action order per pp rank: the rank's computations in sequence, without waits."""
 
 
-def computations(order: tuple[Step, ...]) -> Iterator[Action]:
+def computations(order: tuple[ScheduleStep, ...]) -> Iterator[Action]:
     """Every single computation of an order; an overlap's forward comes before its backward."""
     for step in order:
         yield from step.parts
 
 
 MAX_REPLAYED = 120_000
-"""Actions of all ranks, by `num_actions`, that are replayed for one answer: about a second with the search for cuts."""
+"""Limit of actions of all ranks, by `num_actions`, that one answer replays: about a second with the search for cuts."""
 
 
 def num_actions(pp: int, vpp: int, num_microbatches: int) -> int:

@@ -6,16 +6,16 @@ each waits (p − 1)(F + B).
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import Action, Kind, Orders
+from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.problems import Problem, one_chunk_a_rank
 
 
 def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (every schedule answers the same question)
-    """Why it cannot run on these degrees; empty if it can."""
+    """Reasons that it cannot run on these degrees; empty if it can."""
     return [one_chunk_a_rank("gpipe", vpp)] if vpp != 1 else []
 
 
 def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
     """The action order of every pp rank (`vpp` is 1)."""
-    phases = (Kind.FORWARD, Kind.BACKWARD)
+    phases = (ActionKind.FORWARD, ActionKind.BACKWARD)
     return tuple(tuple(Action(kind, slot, index) for kind in phases for index in range(num_microbatches)) for slot in range(pp * vpp))

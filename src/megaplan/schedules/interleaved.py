@@ -7,23 +7,23 @@ min(m·v, 2(p − 1 − r) + (v − 1)·g + 1) chunk activations; with equal chu
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import Action, Kind, Orders
+from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.problems import Problem, several_chunks_a_rank, uneven_rounds
 
 
 def num_rounds(pp: int, num_microbatches: int) -> int:
-    """How often a rank visits all its chunks."""
+    """Number of times that a rank visits all its chunks."""
     return max(1, num_microbatches // pp)
 
 
 def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:
-    """Why it cannot run on these degrees; empty if it can."""
+    """Reasons that it cannot run on these degrees; empty if it can."""
     chunks = [several_chunks_a_rank("interleaved_1f1b", vpp)] if vpp < 2 else []
     return [*chunks, *round_problems(pp, num_microbatches)]
 
 
 def round_problems(pp: int, num_microbatches: int) -> list[Problem]:
-    """Why torch's runtime would refuse to run the microbatches in rounds; empty if it would not."""
+    """Reasons that torch's runtime would refuse to run the microbatches in rounds; empty if it would not."""
     rounds = num_rounds(pp, num_microbatches)
     return [uneven_rounds(num_microbatches, pp, rounds)] if num_microbatches % rounds else []
 
@@ -37,13 +37,13 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
 
 
 def visits(chunks: range, group: int, num_microbatches: int) -> list[tuple[int, int]]:
-    """(chunk, microbatch) in the order of visits: each round takes its `group` microbatches through all chunks."""
+    """(chunk, microbatch) in the order of visits: each round runs its `group` microbatches through all chunks."""
     rounds = range(0, num_microbatches, group)
     return [(chunk, start + offset) for start in rounds for chunk in chunks for offset in range(group)]
 
 
 def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (every schedule answers the same question)
-    """Microbatches after which an order only repeats itself: rounds of pp, of which the warm-up takes fewer than two."""
+    """Number of microbatches after which an order only repeats: rounds of pp, of which the warm-up takes fewer than two."""
     return num_microbatches if num_microbatches % pp else min(num_microbatches, 3 * pp)
 
 
@@ -52,8 +52,8 @@ def _rank_order(
 ) -> tuple[Action, ...]:
     # Two more forwards for every hop away from the last rank: one for the forward to arrive there, one for its backward to return.
     warmup = min(last_warmup + 2 * (pp - 1 - rank), len(forwards))
-    ahead = [Action(Kind.FORWARD, chunk * pp + rank, microbatch) for chunk, microbatch in forwards]
-    back = [Action(Kind.BACKWARD, chunk * pp + rank, microbatch) for chunk, microbatch in backwards]
+    ahead = [Action(ActionKind.FORWARD, chunk * pp + rank, microbatch) for chunk, microbatch in forwards]
+    back = [Action(ActionKind.BACKWARD, chunk * pp + rank, microbatch) for chunk, microbatch in backwards]
     order = ahead[:warmup]
     for pair in zip(ahead[warmup:], back, strict=False):
         order.extend(pair)

@@ -1,18 +1,18 @@
-"""Which pipeline rank owns which slot. Slots are numbered in model order, 0-based."""
+"""The pipeline rank that owns each slot. Slots are numbered in model order, 0-based."""
 
 from __future__ import annotations
 
 from typing import Literal, assert_never
 
 Placement = Literal["single", "loop", "v"]
-"""`single`: one slot a rank. `loop`: slot k on rank k mod pp, chunk k div pp. `v`: rank i owns slots i and 2·pp − 1 − i (R-27)."""
+"""`single`: one slot per rank. `loop`: slot k on rank k mod pp, chunk k div pp. `v`: rank i owns slots i and 2·pp − 1 − i (R-27)."""
 
 
 def slot_owner(placement: Placement, slot: int, pp: int) -> tuple[int, int]:
     """The pp rank and the chunk (virtual stage) of a slot.
 
     Args:
-        placement: How slots are laid over ranks.
+        placement: Assignment of slots to ranks.
         slot: Global slot index.
         pp: Pipeline degree.
 
@@ -37,13 +37,13 @@ def slot_owner(placement: Placement, slot: int, pp: int) -> tuple[int, int]:
 
 
 def slots_of_rank(placement: Placement, rank: int, pp: int, vpp: int) -> tuple[int, ...]:
-    """The slots a pp rank owns, by chunk.
+    """Slots of a pp rank, by chunk.
 
     Args:
-        placement: How slots are laid over ranks.
+        placement: Assignment of slots to ranks.
         rank: pp rank.
         pp: Pipeline degree.
-        vpp: Slots a rank: 1 for `single`, 2 for `v`.
+        vpp: Slots per rank: 1 for `single`, 2 for `v`.
 
     Raises:
         ValueError: If the placement cannot have `vpp` slots a rank, or the pipeline has no such rank.

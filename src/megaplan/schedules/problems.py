@@ -1,4 +1,4 @@
-"""What can be wrong with a schedule's degrees: one function a diagnostic (MP310 … MP313)."""
+"""Diagnostics about a schedule's degrees: one function per diagnostic (MP310 … MP313)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from megaplan.errors import Diagnostic, Location
 
 
 class Problem(NamedTuple):
-    """Why a schedule cannot run on given degrees.
+    """A reason that a schedule cannot run on given degrees.
 
     Attributes:
-        code: Of the diagnostic.
-        key: Of the spec, whose value is wrong.
+        code: Code of the diagnostic.
+        key: Key of the spec with the wrong value.
         detail: Values and the rule that they break.
-        remedies: Each a key with the values that would be right.
+        remedies: Keys, each with the values that would be right.
     """
 
     code: str
@@ -26,7 +26,7 @@ class Problem(NamedTuple):
 
     @property
     def hints(self) -> list[str]:
-        """The remedies as overrides, which work for a value of a spec file and for one of the command line."""
+        """The remedies as overrides, valid for a value of a spec file and of the command line."""
         return [f"--set {key}={value}" for key, values in self.remedies for value in values]
 
     def diagnostic(self) -> Diagnostic:
@@ -38,25 +38,25 @@ KIND, PP, VPP, MICROBATCHES = "schedule.kind", "mesh.pp", "mesh.vpp", "schedule.
 
 
 def not_a_schedule(kind: str, available: Iterable[str]) -> Problem:
-    """A name that no schedule has."""
+    """The name is no schedule's."""
     return Problem("MP310", KIND, f"schedule.kind = {kind}", ((KIND, tuple(available)),))
 
 
 def few_microbatches(num_microbatches: int, pp: int) -> Problem:
-    """A schedule that needs a microbatch for every rank."""
+    """The schedule needs a microbatch for every rank."""
     detail = f"schedule.num_microbatches = {num_microbatches}, mesh.pp = {pp}, and {num_microbatches} < {pp}"
     return Problem("MP311", MICROBATCHES, detail, ((MICROBATCHES, (pp,)),))
 
 
 def fewer_than_slots(num_microbatches: int, pp: int) -> Problem:
-    """A schedule that needs a microbatch for every slot of a V."""
+    """The schedule needs a microbatch for every slot of a V."""
     slots = 2 * pp
     detail = f"schedule.num_microbatches = {num_microbatches}, 2 · mesh.pp = {slots}, and {num_microbatches} < {slots}"
     return Problem("MP311", MICROBATCHES, detail, ((MICROBATCHES, (slots,)), (KIND, ("zbv",))))
 
 
 def uneven_rounds(num_microbatches: int, pp: int, rounds: int) -> Problem:
-    """Interleaving in rounds that the microbatches do not fill."""
+    """The schedule interleaves in rounds that the microbatches do not fill."""
     detail = (
         f"schedule.num_microbatches = {num_microbatches}, mesh.pp = {pp}, rounds = max(1, {num_microbatches} // {pp}) = {rounds}, "
         f"and {num_microbatches} % {rounds} = {num_microbatches % rounds}"
@@ -66,24 +66,24 @@ def uneven_rounds(num_microbatches: int, pp: int, rounds: int) -> Problem:
 
 
 def one_chunk_a_rank(kind: str, vpp: int) -> Problem:
-    """Virtual stages under a schedule that has none."""
+    """The schedule has no virtual stages."""
     detail = f"schedule.kind = {kind} runs one chunk a rank, and mesh.vpp = {vpp}"
     return Problem("MP313", VPP, detail, ((VPP, (1,)), (KIND, ("interleaved_1f1b",))))
 
 
 def several_chunks_a_rank(kind: str, vpp: int) -> Problem:
-    """A loop that goes round once."""
+    """The schedule needs several slots per rank."""
     detail = f"schedule.kind = {kind} runs two or more chunks a rank, and mesh.vpp = {vpp}"
     return Problem("MP313", VPP, detail, ((VPP, (2,)), (KIND, ("1f1b",))))
 
 
 def two_chunks_a_rank(kind: str, pp: int, vpp: int) -> Problem:
-    """A V has two legs on every rank."""
+    """A V has two slots on every rank."""
     detail = f"schedule.kind = {kind} has 2 · pp = {2 * pp} slots, rank i owning slots i and {2 * pp - 1} − i, and mesh.vpp = {vpp}"
     return Problem("MP313", VPP, detail, ((VPP, (2,)),))
 
 
 def several_ranks(kind: str, pp: int) -> Problem:
-    """A spec with one pipeline rank, whose microbatches accumulate under 1f1b."""
+    """A spec with one pipeline rank accumulates its microbatches under 1f1b."""
     detail = f"schedule.kind = {kind} needs two or more pipeline ranks, and mesh.pp = {pp}"
     return Problem("MP313", PP, detail, ((PP, (2,)), (KIND, ("1f1b",))))

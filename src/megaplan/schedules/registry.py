@@ -1,4 +1,4 @@
-"""Schedules by name. A new one is a file with `problems`, `orders` and perhaps `enough_microbatches`, and an entry of `SCHEDULES`."""
+"""Schedules by name. A new one is a file with `problems`, `orders` and optionally `enough_microbatches`, and an entry of `SCHEDULES`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from megaplan.schedules.placement import Placement
 from megaplan.schedules.problems import Problem, not_a_schedule, several_ranks
 
 
-class Schedule(NamedTuple):
-    """A schedule: everything that rules, options and other hosts need to know of it.
+class RegisteredSchedule(NamedTuple):
+    """A schedule: everything that rules, options and other hosts need to know about it.
 
     Attributes:
-        placement: How it lays slots over ranks.
-        problems: Why it cannot run on `pp`, `vpp`, `num_microbatches`.
-        orders: What every rank computes on those, in order.
-        enough_microbatches: Of those, a number of microbatches with all the moments of more (`megaplan.schedules.moments`).
-        torch_name: As `torch.distributed.pipelining.schedules.get_schedule_class` takes it.
-        least_vpp: The fewest slots a rank that it runs with.
-        splits_backward: Whether it has actions I and W in place of some or all B.
-        accumulates: Whether a spec may have it with one pipeline rank, which then only accumulates gradients.
+        placement: Assignment of slots to ranks.
+        problems: Function of `pp`, `vpp`, `num_microbatches` that gives the reasons that it cannot run on them.
+        orders: Function of those that gives the actions of every rank, in order.
+        enough_microbatches: Function of those that gives a number of microbatches with all states of more (`megaplan.schedules.states`).
+        torch_name: Name in `torch.distributed.pipelining.schedules.get_schedule_class`.
+        least_vpp: Fewest slots per rank.
+        splits_backward: True if it has actions I and W instead of some or all B.
+        accumulates: True if a spec may have it with one pipeline rank, where it only accumulates gradients.
     """
 
     placement: Placement
@@ -38,13 +38,15 @@ class Schedule(NamedTuple):
 
 
 SCHEDULES = {
-    "gpipe": Schedule("single", gpipe.problems, gpipe.orders, "GPipe"),
-    "1f1b": Schedule("single", one_f_one_b.problems, one_f_one_b.orders, "1F1B", one_f_one_b.enough_microbatches, accumulates=True),
-    "interleaved_1f1b": Schedule(
+    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe"),
+    "1f1b": RegisteredSchedule(
+        "single", one_f_one_b.problems, one_f_one_b.orders, "1F1B", one_f_one_b.enough_microbatches, accumulates=True
+    ),
+    "interleaved_1f1b": RegisteredSchedule(
         "loop", interleaved.problems, interleaved.orders, "Interleaved1F1B", interleaved.enough_microbatches, least_vpp=2
     ),
-    "looped_bfs": Schedule("loop", looped_bfs.problems, looped_bfs.orders, "LoopedBFS", least_vpp=2),
-    "interleaved_zero_bubble": Schedule(
+    "looped_bfs": RegisteredSchedule("loop", looped_bfs.problems, looped_bfs.orders, "LoopedBFS", least_vpp=2),
+    "interleaved_zero_bubble": RegisteredSchedule(
         "loop",
         interleaved_zero_bubble.problems,
         interleaved_zero_bubble.orders,
@@ -52,19 +54,19 @@ SCHEDULES = {
         interleaved_zero_bubble.enough_microbatches,
         splits_backward=True,
     ),
-    "zbv": Schedule("v", zbv.problems, zbv.orders, "ZBVZeroBubble", zbv.enough_microbatches, least_vpp=2, splits_backward=True),
-    "dualpipev": Schedule(
+    "zbv": RegisteredSchedule("v", zbv.problems, zbv.orders, "ZBVZeroBubble", zbv.enough_microbatches, least_vpp=2, splits_backward=True),
+    "dualpipev": RegisteredSchedule(
         "v", dualpipev.problems, dualpipev.orders, "DualPipeV", dualpipev.enough_microbatches, least_vpp=2, splits_backward=True
     ),
 }
 KINDS = tuple(SCHEDULES)
-"""Every schedule, as `schedule.kind` names it."""
+"""Names of all schedules, as in `schedule.kind`."""
 SPLIT_BACKWARD = tuple(kind for kind, schedule in SCHEDULES.items() if schedule.splits_backward)
-"""Schedules with actions I and W in place of some or all B."""
+"""Schedules with actions I and W instead of some or all B."""
 
 
 def placement(kind: str) -> Placement:
-    """How a schedule lays slots over ranks.
+    """Assignment of a schedule's slots to ranks.
 
     Raises:
         MegaplanError: MP310 for a kind that is no schedule.
@@ -75,14 +77,14 @@ def placement(kind: str) -> Placement:
 
 
 def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, planned: bool = False) -> list[Problem]:
-    """Why the schedule cannot run on these degrees (MP310 … MP313); empty if it can.
+    """Reasons that the schedule cannot run on these degrees (MP310 … MP313); empty if it can.
 
     Args:
         kind: `schedule.kind` of a spec.
         pp: Pipeline degree.
-        vpp: Slots a rank.
+        vpp: Slots per rank.
         num_microbatches: Microbatches of one schedule step.
-        planned: Whether a spec asks for it, which has no pipeline with one rank, rather than somebody who looks at schedules alone.
+        planned: True for a spec, where one rank means no pipeline; false for a command about schedules only.
     """
     schedule = SCHEDULES.get(kind)
     if schedule is None:
@@ -92,7 +94,7 @@ def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, pl
 
 
 def enough_microbatches(kind: str, pp: int, vpp: int, num_microbatches: int) -> int:
-    """Microbatches after which a schedule's orders only repeat themselves: fewer actions with the same moments.
+    """Number of microbatches after which a schedule's orders only repeat: fewer actions with the same states.
 
     Raises:
         MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
@@ -102,12 +104,12 @@ def enough_microbatches(kind: str, pp: int, vpp: int, num_microbatches: int) -> 
 
 
 def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
-    """What every pp rank computes, in order; megarun compares torch's schedule object with it before the first step.
+    """Actions of every pp rank, in order; megarun compares torch's schedule object with it before the first step.
 
     Args:
         kind: `schedule.kind` of the spec.
         pp: Pipeline degree.
-        vpp: Slots a rank.
+        vpp: Slots per rank.
         num_microbatches: Microbatches of one optimizer step.
 
     Returns:
@@ -122,12 +124,12 @@ def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
 
 @lru_cache(maxsize=2)
 def _orders(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
-    """Kept, for what replays a schedule and what bounds it ask one after the other; few, for those of a long schedule take megabytes."""
+    """Orders, cached because replay and bounds both need them; only a few, because those of a long schedule take megabytes."""
     return SCHEDULES[kind].orders(pp, vpp, num_microbatches)
 
 
 def refuse_impossible(kind: str, pp: int, vpp: int, num_microbatches: int) -> None:
-    """Nothing, if the schedule can run on these degrees.
+    """Raise if the schedule cannot run on these degrees.
 
     Raises:
         MegaplanError: MP310 … MP313.

@@ -1,4 +1,4 @@
-"""The stretch of a linked order that repeats: a long schedule runs the same actions again and again between fill and drain."""
+"""The segment of a linked order that repeats: between fill and drain a long schedule runs the same actions again and again."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import NamedTuple
 class Node(NamedTuple):
     """An action in an order in which all can run one by one.
 
-    What it needs of its own rank lies before it there, so only results of other ranks are waited for.
+    Its dependencies on its own rank are before it there, so it waits only for results of other ranks.
     """
 
     rank: int
     shape: int  # index into the linked orders' shapes
-    far: tuple[int, ...]  # nodes of other ranks, whose results have to travel
+    far: tuple[int, ...]  # nodes of other ranks, whose results are transferred
 
 
 class Repeat(NamedTuple):
-    """Nodes from `start` to `stop` of which each, from the second period on, is the one a period before it, for later microbatches.
+    """Nodes from `start` to `stop`; from the second period on, each repeats the node one period before it for later microbatches.
 
-    Both have the same rank and shape, and wait for nodes that lie equally far before them.
+    Both have the same rank and shape, and wait for nodes at the same distance before them.
 
     Attributes:
         start: The first node.
-        stop: Behind the last one.
-        period: Nodes.
-        reach: How far before it a node waits for another at most; one period at least.
+        stop: Position after the last node.
+        period: Length of a period in nodes.
+        reach: Largest distance to a node that one waits for; at least one period.
     """
 
     start: int
@@ -35,7 +35,7 @@ class Repeat(NamedTuple):
     reach: int
 
     def is_steady(self, stops: Sequence[int], later: int) -> bool:
-        """True if all that the next nodes wait for ended `later` than what a period before it did.
+        """True if every node that the next nodes wait for ended `later` than the node one period before it did.
 
         By the equations of a replay, every further node of the stretch then ends `later` than the one a period before it.
         """
@@ -47,17 +47,17 @@ class Repeat(NamedTuple):
 
 
 def repeat_of(nodes: Sequence[Node]) -> Repeat | None:
-    """The stretch around the middle that repeats; None where it has fewer than four periods."""
+    """The segment around the middle that repeats; None if it has fewer than four periods."""
     known: dict[tuple[int, ...], int] = {}
-    alike = [known.setdefault((rank, shape, *[at - node for node in far]), len(known)) for at, (rank, shape, far) in enumerate(nodes)]
+    classes = [known.setdefault((rank, shape, *[at - node for node in far]), len(known)) for at, (rank, shape, far) in enumerate(nodes)]
     middle = len(nodes) // 2
-    period = _period(alike[middle:])
+    period = _period(classes[middle:])
     if period is None:
         return None
     start, stop = middle, middle + 2 * period
-    while start and alike[start - 1] == alike[start - 1 + period]:
+    while start and classes[start - 1] == classes[start - 1 + period]:
         start -= 1
-    while stop < len(nodes) and alike[stop] == alike[stop - period]:
+    while stop < len(nodes) and classes[stop] == classes[stop - period]:
         stop += 1
     if stop - start < 4 * period:
         return None
@@ -66,8 +66,8 @@ def repeat_of(nodes: Sequence[Node]) -> Repeat | None:
 
 
 def _period(values: Sequence[int]) -> int | None:
-    """The period of the longest beginning that has one twice or more. Shorter beginnings may have others: of one chunk's microbatches."""
-    borders, found = [0], None  # of each beginning, the length of the longest end that it begins with too
+    """The period of the longest prefix that contains one twice or more. Shorter prefixes may have others: of one chunk's microbatches."""
+    borders, found = [0], None  # length of each prefix's longest suffix that is also a prefix
     for length, value in enumerate(values[1:], 2):
         border = borders[-1]
         while border and values[border] != value:

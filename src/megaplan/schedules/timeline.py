@@ -1,7 +1,7 @@
-"""As-soon-as-possible replay of action orders: the step's length, what each rank waits, and when.
+"""Replay, as soon as possible, of action orders: the length of the step, and each rank's waits.
 
-Times are integers in any one unit. What can precede what does not depend on them, so an order is linked once (`link`) and replayed for as
-many times as wanted.
+Times are integers in any one unit. Dependencies do not depend on them, so an order is linked once (`link`) and replayed for any number of
+times.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from megaplan.schedules.actions import Kind, Orders, Overlap, Step
+from megaplan.schedules.actions import ActionKind, Orders, Overlap, ScheduleStep
 from megaplan.schedules.repeats import Node, Repeat, repeat_of
 
 
@@ -17,11 +17,11 @@ class SlotTimes(NamedTuple):
     """Time of one microbatch on each slot, in model order.
 
     Attributes:
-        forward: Of F.
-        input: Of I, repeated forward work included.
-        weight: Of W. A whole backward takes I + W.
-        hidden_percent: Of an overlapped forward and backward, how much of the shorter one the longer hides: 0 runs them one after the
-            other, as torch does; at 100 the pair takes as long as its longer part.
+        forward: Time of F.
+        input: Time of I, repeated forward work included.
+        weight: Time of W. A whole backward takes I + W.
+        hidden_percent: Share of the shorter part of an overlapped forward and backward that the longer hides: 0 runs them in sequence, as
+            torch does; at 100 the pair takes as long as its longer part.
     """
 
     forward: tuple[int, ...]
@@ -29,30 +29,30 @@ class SlotTimes(NamedTuple):
     weight: tuple[int, ...]
     hidden_percent: int = 0
 
-    def of(self, step: Step) -> int:
-        """Time of one action; what an overlap hides is rounded down."""
+    def of(self, step: ScheduleStep) -> int:
+        """Time of one action; the hidden part of an overlap is rounded down."""
         if isinstance(step, Overlap):
             forward, backward = self.of(step.forward), self.of(step.backward)
             return forward + backward - min(forward, backward) * self.hidden_percent // 100
         match step.kind:
-            case Kind.FORWARD:
+            case ActionKind.FORWARD:
                 return self.forward[step.slot]
-            case Kind.INPUT:
+            case ActionKind.INPUT:
                 return self.input[step.slot]
-            case Kind.WEIGHT:
+            case ActionKind.WEIGHT:
                 return self.weight[step.slot]
         return self.input[step.slot] + self.weight[step.slot]
 
     @staticmethod
     def equal(num_slots: int, forward: int = 1, input: int = 1, weight: int = 1) -> SlotTimes:
-        """The same for every slot."""
+        """The same times for every slot."""
         return SlotTimes((forward,) * num_slots, (input,) * num_slots, (weight,) * num_slots)
 
 
 class Timed(NamedTuple):
     """An action with its half-open interval of time."""
 
-    action: Step
+    action: ScheduleStep
     start: int
     stop: int
 
@@ -61,9 +61,9 @@ class Timeline(NamedTuple):
     """A replayed step.
 
     Attributes:
-        ranks: For each pp rank its actions with their times, in order.
+        ranks: Actions of each pp rank with their times, in order.
         makespan: End of the last action of any rank, from 0.
-        busy: For each pp rank the time it computes.
+        busy: Computing time of each pp rank.
     """
 
     ranks: tuple[tuple[Timed, ...], ...]
@@ -77,16 +77,16 @@ class Timeline(NamedTuple):
 
     @property
     def bubbles_inside(self) -> tuple[int, ...]:
-        """Idle time of each rank between its own first start and its own last stop: what zero-bubble papers count."""
+        """Idle time of each rank between its own first start and its own last stop: the figure of zero-bubble papers."""
         return tuple(rank[-1].stop - rank[0].start - busy for rank, busy in zip(self.ranks, self.busy, strict=True))
 
 
 class LinkedOrders(NamedTuple):
-    """Orders with what every action waits for.
+    """Orders with the dependencies of every action.
 
     Attributes:
         num_ranks: Pipeline ranks.
-        nodes: Every action, after all that it waits for.
+        nodes: Every action, after all its dependencies.
         steps: The actions themselves, in the nodes' order.
         shapes: One action of each kind and slot, or of each pair that overlaps: actions of one shape take equally long.
         repeat: The nodes that repeat between fill and drain.
@@ -94,19 +94,19 @@ class LinkedOrders(NamedTuple):
 
     num_ranks: int
     nodes: tuple[Node, ...]
-    steps: tuple[Step, ...]
-    shapes: tuple[Step, ...]
+    steps: tuple[ScheduleStep, ...]
+    shapes: tuple[ScheduleStep, ...]
     repeat: Repeat | None
 
     def makespan(self, times: SlotTimes, *, p2p: int = 0) -> int:
-        """Length of the step alone; see `replay`."""
+        """Length of the step; see `replay`."""
         return max(self._stops([times.of(shape) for shape in self.shapes], p2p), default=0)
 
     def replay(self, times: SlotTimes, *, p2p: int = 0) -> Timeline:
         """Start every action as soon as its rank is free and its input has arrived.
 
         Args:
-            times: Of one microbatch on each slot.
+            times: Times of one microbatch on each slot.
             p2p: Time of one boundary tensor between two ranks; the sender does not wait for it. None inside a rank (the turn of a V).
         """
         lengths = [times.of(shape) for shape in self.shapes]
@@ -121,16 +121,16 @@ class LinkedOrders(NamedTuple):
     def _stops(self, lengths: list[int], p2p: int) -> list[int]:
         """End of every action.
 
-        Once every rank runs a period of the repeating nodes as it ran the one before, only later, so do all further periods: their ends
+        Once every rank runs a period of the repeating nodes as the period before, only later, all further periods do: their ends
         are added up instead of replayed.
         """
         stops: list[int] = []
         free, repeat = [0] * self.num_ranks, self.repeat
         if repeat is not None:
-            self._go_on(stops, free, lengths, p2p, repeat.start + repeat.period)
+            self._advance(stops, free, lengths, p2p, repeat.start + repeat.period)
             while len(stops) + repeat.period <= repeat.stop:
                 before = free.copy()
-                self._go_on(stops, free, lengths, p2p, len(stops) + repeat.period)
+                self._advance(stops, free, lengths, p2p, len(stops) + repeat.period)
                 later = free[0] - before[0]
                 if all(now - then == later for now, then in zip(free, before, strict=True)) and repeat.is_steady(stops, later):
                     number, ends = (repeat.stop - len(stops)) // repeat.period, stops[-repeat.period :]
@@ -139,11 +139,11 @@ class LinkedOrders(NamedTuple):
                         stops += ends
                     free[:] = [now + number * later for now in free]
                     break
-        self._go_on(stops, free, lengths, p2p, len(self.nodes))
+        self._advance(stops, free, lengths, p2p, len(self.nodes))
         return stops
 
-    def _go_on(self, stops: list[int], free: list[int], lengths: list[int], p2p: int, stop: int) -> None:
-        """Replay up to a node; a search for cuts spends its time here."""
+    def _advance(self, stops: list[int], free: list[int], lengths: list[int], p2p: int, stop: int) -> None:
+        """Replays up to a node; the inner loop of a search for cuts."""
         for rank, shape, far in self.nodes[len(stops) : stop]:
             start = free[rank]
             for index in far:
@@ -164,7 +164,7 @@ def replay(orders: Orders, times: SlotTimes, *, p2p: int = 0) -> Timeline:
 
 
 def link(orders: Orders, num_slots: int) -> LinkedOrders:
-    """Find what every action waits for, and an order in which all can run.
+    """Find the dependencies of every action, and an order in which all can run.
 
     A forward waits for the same microbatch on the slot before; a backward, or its input half, for the slot after, and on the last slot for
     its own forward; a weight gradient for its own input half. Both parts of an overlap begin and end together.
@@ -176,10 +176,15 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
     Raises:
         ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
     """
-    num_ranks, results = len(orders), defaultdict[tuple[Kind, int], _Results](_Results.none)
-    wires: dict[tuple[Kind, int], tuple[_Results | None, _Results]] = {}
-    turns, numbers, waits, steps = list[int](), list[int](), list[tuple[int, ...]](), list[Step]()  # of each node, as they are found
-    shapes: dict[tuple[tuple[Kind, int], ...], tuple[int, Step]] = {}
+    num_ranks, results = len(orders), defaultdict[tuple[ActionKind, int], _Results](_Results.none)
+    wires: dict[tuple[ActionKind, int], tuple[_Results | None, _Results]] = {}
+    turns, numbers, waits, steps = (
+        list[int](),
+        list[int](),
+        list[tuple[int, ...]](),
+        list[ScheduleStep](),
+    )  # values of each node, in discovery order
+    shapes: dict[tuple[tuple[ActionKind, int], ...], tuple[int, ScheduleStep]] = {}
     last, position, ready = [0] * num_ranks, [0] * num_ranks, list(range(num_ranks))
     while ready:
         rank = ready.pop()
@@ -218,7 +223,7 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
             break
     stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
     if stuck:
-        raise ValueError(f"the schedule cannot go on: {', '.join(map(str, stuck))} wait for actions that never run")
+        raise ValueError(f"the schedule cannot continue: {', '.join(map(str, stuck))} wait for actions that never run")
     order = sorted(range(len(turns)), key=turns.__getitem__)
     places = dict(zip(sorted(turns), range(len(turns)), strict=True))
     nodes = tuple([Node(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])
@@ -227,12 +232,12 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
 
 
 class _Results(NamedTuple):
-    """Of one kind of computation on one slot, by microbatch.
+    """Results of one kind of computation on one slot, by microbatch.
 
     Attributes:
-        turns: When and where they are made, if all actions take equally long: time · ranks + rank. In this order of the nodes a schedule
-            that repeats itself is linked alike every time.
-        waiting: Ranks that cannot go on without them.
+        turns: Time and rank at which they are made if all actions take equally long, time · ranks + rank. In this order of the nodes a
+            repeating schedule is linked the same way every time.
+        waiting: Ranks that wait for them.
     """
 
     turns: dict[int, int]
@@ -240,19 +245,19 @@ class _Results(NamedTuple):
 
     @staticmethod
     def none() -> _Results:
-        """None made so far."""
+        """No results yet."""
         return _Results({}, {})
 
 
-def _made(kind: Kind) -> Kind:
-    """A whole backward hands on what its input half does."""
-    return Kind.INPUT if kind is Kind.BACKWARD else kind
+def _made(kind: ActionKind) -> ActionKind:
+    """Results of an action; a whole backward makes that of its input half too."""
+    return ActionKind.INPUT if kind is ActionKind.BACKWARD else kind
 
 
-def _source_of(kind: Kind, slot: int, last: int) -> tuple[Kind, int] | None:
-    """Kind and slot of what an action needs of its microbatch."""
-    if kind is Kind.FORWARD:
-        return (Kind.FORWARD, slot - 1) if slot > 0 else None
-    if kind is Kind.WEIGHT:
-        return Kind.INPUT, slot
-    return (Kind.FORWARD, slot) if slot == last else (Kind.INPUT, slot + 1)
+def _source_of(kind: ActionKind, slot: int, last: int) -> tuple[ActionKind, int] | None:
+    """Kind and slot of the dependency of an action, for its microbatch."""
+    if kind is ActionKind.FORWARD:
+        return (ActionKind.FORWARD, slot - 1) if slot > 0 else None
+    if kind is ActionKind.WEIGHT:
+        return ActionKind.INPUT, slot
+    return (ActionKind.FORWARD, slot) if slot == last else (ActionKind.INPUT, slot + 1)

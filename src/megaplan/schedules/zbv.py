@@ -1,4 +1,4 @@
-"""ZB-V: two chunks a rank in a V, the backward split, so that no rank waits inside its own span when F = I = W.
+"""ZB-V: two chunks per rank in a V with a split backward, so that no rank idles inside its own span when F = I = W.
 
 Source: arXiv:2401.10241, figure 6 (ZB-V); `torch.distributed.pipelining.ScheduleZBVZeroBubble`. Every rank holds at most 2p chunk
 activations (m ≥ 2p); the stagger (p − 1)F remains in a step that ends with a synchronisation.
@@ -8,13 +8,13 @@ With fewer than 2p − 1 microbatches the order is that of 2p − 1 with the mis
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import Kind, Orders, Step
-from megaplan.schedules.lane import Lane
+from megaplan.schedules.actions import ActionKind, Orders, ScheduleStep
+from megaplan.schedules.lane import OrderWriter
 from megaplan.schedules.problems import Problem, two_chunks_a_rank
 
 
 def problems(pp: int, vpp: int, num_microbatches: int) -> list[Problem]:  # noqa: ARG001 (every schedule answers the same question)
-    """Why it cannot run on these degrees; empty if it can."""
+    """Reasons that it cannot run on these degrees; empty if it can."""
     return [two_chunks_a_rank("zbv", pp, vpp)] if vpp != 2 else []
 
 
@@ -24,12 +24,12 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:  # noqa: ARG001 
 
 
 def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (two chunks)
-    """Microbatches after which an order only repeats itself: one more than are in flight on a rank."""
+    """Number of microbatches after which an order only repeats: one more than are in flight on a rank."""
     return min(num_microbatches, 2 * pp + 1)
 
 
-def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[Step, ...]:
-    lane, filled = Lane(rank, pp), max(2 * pp - 1, num_microbatches)
+def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[ScheduleStep, ...]:
+    lane, filled = OrderWriter(rank, pp), max(2 * pp - 1, num_microbatches)
     for _ in range(2 * (pp - rank) - 1):  # down the first leg of the V, until the second arrives
         lane.forward(0)
     for _ in range(rank):
@@ -39,8 +39,8 @@ def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[Step, ...]:
         lane.forward(1)
         lane.input(1)
         lane.weight()
-    while lane.done(Kind.FORWARD, 1) < lane.done(Kind.FORWARD, 0) or lane.done(Kind.FORWARD, 0) < filled:
-        if lane.done(Kind.FORWARD, 0) < filled:
+    while lane.done(ActionKind.FORWARD, 1) < lane.done(ActionKind.FORWARD, 0) or lane.done(ActionKind.FORWARD, 0) < filled:
+        if lane.done(ActionKind.FORWARD, 0) < filled:
             lane.forward(0)
         lane.input(0)
         lane.weight()

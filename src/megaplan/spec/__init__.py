@@ -1,1 +1,1 @@
-"""Spec: what the user writes, validated, with diagnostics that point into the file."""
+"""The spec: the user's input, validated, with diagnostics that point into the file."""

@@ -1,4 +1,4 @@
-"""The model's sections: one class a kind of block or feature."""
+"""Sections of the model, one class for each kind of block or feature."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ngram(Section):
     """Hashed n-gram embeddings, concatenated and projected to hidden.
 
     Attributes:
-        num_tables: Tables.
+        num_tables: Number of tables.
         num_rows: Rows of all tables together.
         dim: Width of a row.
         max_order: Tokens of the longest n-gram; table j has order 2 + j mod (max_order - 1).
@@ -37,7 +37,7 @@ class CategoryEmbedding(Section):
     """A side embedding of category ids through a bottleneck (structure, platform).
 
     Attributes:
-        num_categories: Categories.
+        num_categories: Number of categories.
         bottleneck: Width of a category's row before its projection to hidden.
     """
 
@@ -46,28 +46,28 @@ class CategoryEmbedding(Section):
 
 
 class RelationBias(Section):
-    """One table num_relations × num_heads, a row for the class of a key, added to attention scores and shared by all A layers.
+    """One table num_relations × num_heads: a row for each class of keys, added to attention scores and shared by all A layers.
 
     Attributes:
-        num_relations: Classes of keys, those of the token file.
+        num_relations: Classes of keys, as in the token file.
     """
 
     num_relations: PositiveInt
 
 
 class MultiTokenPrediction(OptionsSection):
-    """Extra prediction modules on the last stage: an A block, an MLP or experts, or other blocks, with a projection and norms each.
+    """Extra prediction modules on the last stage: an A block, an MLP or experts, or other blocks, with one projection and norms each.
 
     Attributes:
-        depth: Modules, each predicting one token further.
+        depth: Number of modules; each predicts one token further ahead.
         pattern: Letters of a module's blocks, D for an MLP of its own; null for A, then D or, with `experts`, E.
-        ffn_hidden_size: Width of a module's MLP; of experts that of model.moe.
-        activation: Of that MLP.
+        ffn_hidden_size: Width of a module's MLP; the width of experts is in model.moe.
+        activation: Activation of that MLP.
         bias: Bias on every projection of that MLP.
-        experts: Experts as model.moe has them stand in the place of the MLP.
-        side_embeddings: A module adds the model's side embeddings to the token embedding that it reads, as the first stage does.
-        normed_input: A module reads hidden states behind the norm that ends the model or the module before it, else before that norm.
-        loss_weight: Of the mean of the modules' losses beside the model's own.
+        experts: Experts as in model.moe replace the MLP.
+        side_embeddings: Modules add the model's side embeddings to the token embedding that they read, as the first stage does.
+        normed_input: Modules read hidden states after the norm that ends the model or the previous module, instead of before it.
+        loss_weight: Weight of the mean of the modules' losses, added to the model's own loss.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"activation", "bias", "experts", "pattern", "side_embeddings", "normed_input"})
@@ -84,19 +84,19 @@ class MultiTokenPrediction(OptionsSection):
 
     @property
     def letters(self) -> str:
-        """One for each of a module's blocks."""
+        """Letters of a module's blocks, one per block."""
         return self.pattern if self.pattern is not None else "AE" if self.experts else "AD"
 
 
 SIDES = ("ngram", "structure", "platform")
-"""Features that are embeddings beside that of tokens."""
+"""Features that are embeddings in addition to that of tokens."""
 
 
 class Features(Section):
     """Optional features; null means absent.
 
-    The side embeddings are those of n-grams and categories. They stand on the first stage; with `mtp.side_embeddings` the last of several
-    has a copy.
+    The side embeddings are those of n-grams and categories. They are on the first stage; with `mtp.side_embeddings` the last of several
+    stages has a copy.
 
     Attributes:
         ngram: Hashed n-gram embeddings on the first stage.
@@ -114,12 +114,12 @@ class Features(Section):
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Side embeddings that are given, in the order in which they are added."""
+        """Configured side embeddings, in the order in which they are added."""
         return tuple([name for name in SIDES if getattr(self, name) is not None])
 
     @property
     def sides_ahead(self) -> tuple[str, ...]:
-        """Those that prediction modules add too."""
+        """Side embeddings that prediction modules add too."""
         return self.sides if self.mtp is not None and self.mtp.side_embeddings else ()
 
 
@@ -141,11 +141,11 @@ class Model(OptionsSection):
         learned_positions: Rows of a learned embedding of positions, added to the token embedding; null for none.
         norm: The norm of every block and before the head: rmsnorm, or layernorm with a bias.
         norm_placement: Before each block (pre), on what it adds to the residual stream (post), or both.
-        parallel_layers: Layers that read what the layer before them reads, after its norm: 0-based global indices, rising.
+        parallel_layers: Layers that read the normed input of the layer before them: 0-based global indices, rising.
         post_norm_layers: Layers whose only norm is on what they add, in a model with norms before each block: global indices, rising.
         norm_eps: Epsilon of every norm.
         zero_centered_norm: RMSNorms of the residual stream and of query and key heads scale by 1 + weight, and weights start at 0.
-        embedding_multiplier: Factor of the token embedding where the stack begins; a tied head is without it.
+        embedding_multiplier: Factor of the token embedding at the start of the stack; a tied head does not have it.
         logits_multiplier: Factor of the logits.
         logits_cap: Logits l become c · tanh(l / c), after their factor; null for none.
         attention: Dimensions of A blocks.
@@ -189,33 +189,33 @@ class Model(OptionsSection):
     features: Features = Features()
 
     def joins_loss(self, *, kernels: bool) -> bool:
-        """Whether head and loss are one operation: with kernels, which cap no logits."""
+        """True if head and loss are one operation: with kernels, which cap no logits."""
         return kernels and self.logits_cap is None
 
     @property
     def residual_path(self) -> ResidualPath:
-        """How its blocks read the residual stream and add to it."""
+        """Residual path of the blocks."""
         return ResidualPath(self.norm, self.norm_placement)
 
     def path_of(self, layer: int) -> ResidualPath:
-        """How one layer does, by its global index."""
+        """Residual path of one layer; `layer` is its global index."""
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)
         return path._replace(placement="post") if layer in self.post_norm_layers else path
 
     @property
     def choices(self) -> tuple[tuple[int, int], ...]:
-        """Half-open spans of layers that attend to one choice of keys, by global indices: no cut may part one."""
+        """Half-open spans of layers, by global indices, that attend to one choice of keys; no cut may be inside a span."""
         indexer = self.attention.indexer if isinstance(self.attention, LatentAttention) else None
         return () if indexer is None else tuple((group[0], group[-1] + 1) for group in indexer.groups)
 
     def sharing(self, layer: int) -> tuple[int, ...]:
-        """The layers behind one that read the norm that it reads, by global indices."""
+        """Layers behind a layer that read the norm that it reads, by global indices."""
         shared = self.parallel_layers
         return tuple(each for each in shared if each > layer and all(between in shared for between in range(layer + 1, each)))
 
     @model_serializer(mode="wrap")
     def _given_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A section of a later family, too, is written where it is given: its coming changes no plan's digest."""
+        """Writes sections of later families only where they are given, so that adding a family changes no plan's digest."""
         fields, written = type(self).model_fields, handler(self)
         later = {key for key, value in written.items() if value is None and key not in _ALWAYS}
         later |= {key for key in self.options if getattr(self, key) == fields[key].default}

@@ -1,4 +1,4 @@
-"""What every group of rules looks at."""
+"""The spec under check, as every group of rules sees it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Locate = Callable[[str], Location]
 
 
 class Checked(NamedTuple):
-    """A spec under check; `pattern` is None if its text does not parse, and rules about layers are then left out."""
+    """A spec under check; `pattern` is None if its text does not parse, and then rules about layers do not run."""
 
     spec: Spec
     pattern: Pattern | None
@@ -27,21 +27,21 @@ class Checked(NamedTuple):
 
     @property
     def letters(self) -> str | None:
-        """One a layer; None if the pattern does not parse."""
+        """One letter per layer; None if the pattern does not parse."""
         return None if self.pattern is None else self.pattern.layers
 
     @property
     def attends_ahead(self) -> bool:
-        """Whether multi-token prediction attends beside the layers."""
+        """True if multi-token prediction attends in addition to the layers."""
         mtp = self.spec.model.features.mtp
         return mtp is not None and "A" in mtp.letters
 
     def has(self, letter: str) -> bool:
-        """Whether a layer has the letter."""
+        """True if a layer has the letter."""
         return self.pattern is not None and letter in self.pattern.layers
 
     def count(self, letter: str) -> int:
-        """How many layers have the letter."""
+        """Number of layers with the letter."""
         return self.pattern.layers.count(letter) if self.pattern is not None else 0
 
     def error(self, code: str, detail: str, key: str, *hints: str) -> Diagnostic:

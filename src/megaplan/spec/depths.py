@@ -12,17 +12,17 @@ from megaplan.families.registry import FAMILIES
 from megaplan.spec.models import Model
 
 NAMES = ("attention", "mlp")
-"""Of the blocks where no pattern is given."""
+"""Names of the blocks if no pattern is given."""
 
 
 class DepthBlock(NamedTuple):
     """A block of a depth.
 
     Attributes:
-        name: Of its module in the depth.
-        family: Whose block it is.
-        section: Its dimensions.
-        variant: `Family.variant` of a layer behind the model's last one: attention has a window where the model has one, and no indexer.
+        name: Name of its module in the depth.
+        family: Family of the block.
+        section: Dimensions of the block.
+        variant: `Family.variant` of a layer behind the model's last one: its attention has the model's window, and no indexer.
         operations: `Family.operations` of such a layer.
     """
 
@@ -34,10 +34,10 @@ class DepthBlock(NamedTuple):
 
 
 def depth_blocks(model: Model) -> tuple[DepthBlock, ...]:
-    """The blocks of each depth in order, as the model's; an MLP is the depth's own.
+    """The blocks of each depth in order. They have the model's dimensions; an MLP has the depth's own.
 
     Raises:
-        ValueError: The model has no depths, or lacks a section that they need (a spec that was not checked).
+        ValueError: The model has no depths, or lacks a section that they need (an unchecked spec).
     """
     mtp = model.features.mtp
     if mtp is None:

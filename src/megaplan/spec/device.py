@@ -1,4 +1,4 @@
-"""The `device` section: which device, and what stands in the place of its data file's figures."""
+"""The `device` section: the device, and figures that replace those of its data file."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from megaplan.scalars import (
 
 
 class DeviceRef(Section):
-    """The device. Every key after `per_node` stands in the place of the data file's figure (`megaplan devices NAME`).
+    """The device. Every key after `per_node` replaces a figure of the data file (`megaplan devices NAME`).
 
     Attributes:
-        name: A device of the data file.
-        per_node: Devices of a node, which share its fast fabric.
-        efficiency_percent: Percent of peak of a letter's linears, head, a kernel, memory, node or network, where not the data file's.
-        launch_ns: Time of one kernel beside its work; null for the data file's.
-        collective_latency_ns: Time of one send or collective beside its bytes; null for the data file's.
+        name: Name of a device of the data file.
+        per_node: Devices per node, which share its fast fabric.
+        efficiency_percent: Percent of peak for a letter's linears, the head, a kernel, memory, node or network; others are the data file's.
+        launch_ns: Launch time of one kernel in addition to its work; null for the data file's.
+        collective_latency_ns: Latency of one send or collective in addition to the transfer of its bytes; null for the data file's.
         recurrence_step_ns: Time of one step of a recurrence; null for the data file's.
         capacity: Bytes that torch reports as the device's total; null for the data file's.
-        reserve: Bytes outside torch's allocator, by item; an item that is not here is the data file's.
-        peak_flops: Dense FLOPs per second by dtype; a dtype that is not here is the data file's.
+        reserve: Bytes outside torch's allocator, by item; items that are not given are the data file's.
+        peak_flops: Dense FLOPs per second by dtype; dtypes that are not given are the data file's.
         memory_bytes_per_second: Bandwidth of device memory; null for the data file's.
         node_bytes_per_second: Bandwidth to the other devices of a node, one direction; null for the data file's.
         network_bytes_per_second: Bandwidth of a device's adapter, one direction; null for the data file's.
         domain: Devices that reach each other at node_bytes_per_second; null for the data file's.
-        reached: Share of the peak that large products reach under training load, by recipe, for the time of a step.
+        reached: Share of the peak that large products reach under training load, by recipe; used for the time of a step.
     """
 
     name: Text = "h200"
@@ -62,7 +62,7 @@ class DeviceRef(Section):
 
     @model_serializer(mode="wrap")
     def _given_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A figure that is not given is not written: a key that a later version adds changes no plan's digest."""
+        """Writes only figures that are given, so that a key of a later version changes no plan's digest."""
         return {key: value for key, value in handler(self).items() if key in _ALWAYS or value not in (None, {})}
 
 
@@ -74,14 +74,14 @@ _FIGURES = {
     "network_bytes_per_second": "network_bandwidth",
     "domain": "domain",
 }
-"""Key of the section to field of `Device`."""
+"""Key of the section to the field of `Device`."""
 
 
 def device_of(section: DeviceRef) -> Device:
-    """The device of the data file with the section's figures in it, each with basis `given`.
+    """The device of the data file with the section's figures, which have the basis `given`.
 
     Raises:
-        MegaplanError: MP504, the data file has no such device.
+        MegaplanError: MP504 if the data file has no such device.
     """
     device = load_device(section.name)
     found: dict[str, Any] = {field: _given(key, value) for key, field in _FIGURES.items() if (value := getattr(section, key)) is not None}

@@ -1,8 +1,8 @@
 """YAML or JSON text to plain values and the place of every key.
 
-Read from parser events, not through a loader: nothing is constructed, every key keeps its line and column, duplicate keys are seen, nesting
-is bounded, and an alias is the value itself instead of a copy. Scalars follow the YAML 1.2 core schema, minus every spelling that another
-reader takes for another value: `NO`, `1:30`, `1_000`, `010` and `0x10` stay text, and `3e-4` is a number.
+The text is read as parser events, without a loader: nothing is constructed, every key keeps its line and column, duplicate keys are seen,
+nesting is bounded, and an alias is the value itself instead of a copy. Scalars follow the YAML 1.2 core schema, minus every spelling that
+another reader takes for another value: `NO`, `1:30`, `1_000`, `010` and `0x10` stay text, and `3e-4` is a number.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import yaml
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
-from megaplan.spec.source import Mark, Path, SourceMap, dotted
+from megaplan.spec.source import KeyPath, Mark, SourceMap, dotted
 from megaplan.wording import plural, quoted
 
 MAX_DEPTH = 24
 MAX_VALUES = 20_000
 MAX_FINDINGS = 60
-_MAX_DIGITS = 4000  # Python refuses to convert more; such a text stays text and is refused as no integer
+_MAX_DIGITS = 4000  # Python converts no longer text; it stays text and is refused as no integer
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
@@ -32,7 +32,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Document(NamedTuple):
-    """Plain values of a text, the places of its keys, and what is wrong with it although it can be read."""
+    """Plain values of a text, the positions of its keys, and errors that did not stop its reading."""
 
     value: Any
     source: SourceMap
@@ -40,11 +40,11 @@ class Document(NamedTuple):
 
 
 def parse_document(text: str, file: str | None) -> Document:
-    """The one document of a YAML or JSON text.
+    """Parse a YAML or JSON text that has one document.
 
     Args:
         text: Decoded text.
-        file: What diagnostics call it; a name ending in `.json` is held to JSON's grammar.
+        file: Name in diagnostics; a text of a name ending in `.json` must follow JSON's grammar.
 
     Returns:
         The document; MP110, MP111, MP113, MP114 and MP118 are among its faults.
@@ -60,7 +60,7 @@ def parse_document(text: str, file: str | None) -> Document:
 
 
 def first_findings(shown: list[Diagnostic], count: int, file: str | None) -> list[Diagnostic]:
-    """The findings shown, and MP116 if there are more."""
+    """The findings that are shown, and MP116 if there are more."""
     if count <= len(shown):
         return shown
     return [*shown, diagnostic("MP116", f"{plural(count - len(shown), 'more finding')} of the same document", Location(file))]
@@ -111,7 +111,7 @@ class _Reader:
         except yaml.YAMLError as error:
             raise self._stop("MP108", str(error).splitlines()[0], None) from None
 
-    def _value(self, event: Any, path: Path, depth: int) -> Any:
+    def _value(self, event: Any, path: KeyPath, depth: int) -> Any:
         self._num_values += 1
         if self._num_values > MAX_VALUES:
             raise self._stop("MP119", f"more than {MAX_VALUES:,} values", event)
@@ -119,7 +119,7 @@ class _Reader:
             raise self._stop("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", event)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                self._add("MP114", f"*{event.anchor} stands inside the value that it names, or no value before it has that name", event)
+                self._add("MP114", f"*{event.anchor} is inside the value that it names, or no value before it has that name", event)
             return self._anchors.get(str(event.anchor))
         if event.tag is not None:
             self._add("MP113", f"{dotted(path) or 'the document'} has the tag {quoted(event.tag)}", event)
@@ -133,7 +133,7 @@ class _Reader:
             self._anchors[event.anchor] = value
         return value
 
-    def _mapping(self, path: Path, depth: int) -> dict[str, Any]:
+    def _mapping(self, path: KeyPath, depth: int) -> dict[str, Any]:
         value: dict[str, Any] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = event.value if isinstance(event, yaml.ScalarEvent) else ""
@@ -144,13 +144,13 @@ class _Reader:
             here = (*path, key)
             name = dotted(here)
             if key in value:
-                self._add("MP110", f"{quoted(name)} stands on line {self.marks[name][0]} already", event, key=name)
+                self._add("MP110", f"{quoted(name)} is already on line {self.marks[name][0]}", event, key=name)
             else:
                 self.marks[name] = (event.start_mark.line + 1, event.start_mark.column + 1)
             value[key] = self._value(next(self._events), here, depth + 1)
         return value
 
-    def _sequence(self, path: Path, depth: int) -> list[Any]:
+    def _sequence(self, path: KeyPath, depth: int) -> list[Any]:
         value: list[Any] = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             here = (*path, len(value))

@@ -1,4 +1,4 @@
-"""Which keys a spec may have where, read off the models: for hints, for `--set`, and for nothing else."""
+"""The keys that a spec may have in each section, read from the models, for hints and for `--set`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from megaplan.spec.models import Spec
-from megaplan.spec.source import Path
+from megaplan.spec.source import KeyPath
 
 
-def legal_keys(path: Path, document: Any) -> dict[str, Any]:
-    """The keys of the section at `path`, with their types; empty if no section can stand there.
+def legal_keys(path: KeyPath, document: Any) -> dict[str, Any]:
+    """The keys of the section at `path`, with their types; empty if there is no section at that path.
 
     Args:
         path: Steps from the top of a spec.
@@ -30,10 +30,10 @@ def legal_keys(path: Path, document: Any) -> dict[str, Any]:
 
 
 @cache
-def all_keys() -> tuple[Path, ...]:
+def all_keys() -> tuple[KeyPath, ...]:
     """Every key of every section, kinds merged."""
-    found: list[Path] = []
-    pending: list[tuple[Path, dict[str, Any]]] = [((), _keys_of(Spec, None))]
+    found: list[KeyPath] = []
+    pending: list[tuple[KeyPath, dict[str, Any]]] = [((), _keys_of(Spec, None))]
     while pending:
         path, keys = pending.pop()
         for name, annotation in keys.items():
@@ -42,7 +42,7 @@ def all_keys() -> tuple[Path, ...]:
     return tuple(found)
 
 
-def kinds_of(path: Path) -> tuple[str, ...]:
+def kinds_of(path: KeyPath) -> tuple[str, ...]:
     """The legal `kind`s of the section at `path`; empty if it has none."""
     kind = legal_keys(path, None).get("kind")
     return tuple(str(word) for word in _literals(kind)) if kind is not None else ()

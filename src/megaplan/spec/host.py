@@ -1,4 +1,4 @@
-"""The `host` section: the framework that runs the plan, and what of its launch decides bytes."""
+"""The `host` section: the framework that runs the plan, and the launch settings that change memory."""
 
 from __future__ import annotations
 
@@ -15,75 +15,75 @@ GraphModule = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preproce
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
 Unpriced = Literal["distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"]
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
-Framework = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
+FrameworkName = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
 RESERVED_PERCENT = 10
-"""Percent that torch reserves above the pools of torchtitan's streams: fitted, see docs/reference/accuracy-torchtitan.md."""
+"""Percent that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
 EXPANDABLE_PERCENT = 2
-"""Megatron's reserved above allocated with expandable segments; Megatron-Bridge's cards of a hybrid state 2 to 8."""
+"""Percent that Megatron reserves above allocated with expandable segments; Megatron-Bridge reports 2 to 8 for a hybrid model."""
 RELEASED = ("megatron-bridge", "nemo")
-"""Frameworks whose releases differ in their measured step times."""
+"""Frameworks with releases whose measured step times differ."""
 
 
 class Host(Section):
-    """The framework that will run the plan. `kernels` is megarun's, keys from compile_model on are torchtitan's, others Megatron-Core's.
+    """The framework that runs the plan. `kernels` is megarun's; keys from compile_model on are torchtitan's; others are Megatron-Core's.
 
-    Each has its host's own default. `expandable_segments` is megarun's and Megatron-Core's; torchtitan sets it itself.
+    Every key has the host's own default. `expandable_segments` is megarun's and Megatron-Core's; torchtitan sets it itself.
 
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
-        kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes either, and keeps what the kernels keep.
+        kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes both, and keeps what the kernels keep.
         expandable_segments: torch's allocator grows a stream's memory in place; null for the host's default: on, for Megatron off.
-        model: hybrid is Megatron's HybridModel, one operator a letter; gpt its GPTModel, whose layer is an A and the D or E after it.
-        attention_backend: flash keeps a log-sum-exp a row and head, fused (cuDNN) under GQA the queries again, unfused the probabilities.
-        cross_entropy: unfused (Megatron's default), native, te (Transformer Engine's up to 2.11) or te_fp32 (after, its gradient in fp32).
-        wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy a weight shape.
+        model: hybrid is Megatron's HybridModel, one operator per letter; gpt its GPTModel, whose layer is an A and the D or E after it.
+        attention_backend: flash keeps a log-sum-exp per row and head, fused (cuDNN) under GQA also the queries, unfused the probabilities.
+        cross_entropy: unfused (Megatron's default), native, te (Transformer Engine up to 2.11) or te_fp32 (later versions, fp32 gradient).
+        wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy gradient per weight shape.
         attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
         hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.
         attention_dropout: Above 0, unfused attention keeps a mask and the dropped probabilities; Megatron's default is 0.1.
-        cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG of one handle, KiB, of two; null for torch's default on the device (Hopper: 32,768).
+        cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG, KiB of each of two handles; null for torch's default (Hopper: 32,768).
         distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
-        precision_aware_optimizer: Adam with the dtypes of precision.moments, and of an fp32 master only its lower 16 bits.
-        recompute_modules: Modules of selective recompute beside core_attn, which is recompute A: selective.
-        recompute_method: How full recompute groups layers: uniform, all of them; block, each of the first layers of a stage alone.
+        precision_aware_optimizer: Adam with the dtypes of precision.moments; an fp32 master is stored as its lower 16 bits only.
+        recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
+        recompute_method: Layers of full recompute: uniform groups of all layers, or block: each of a stage's first layers by itself.
         recompute_num_layers: Layers of a group of the uniform method, or layers of the block method; null for no full recompute.
         moe_dispatcher: allgather (Megatron's default), alltoall or flex.
-        moe_flex_backend: The library behind flex: deepep (Megatron's default) or hybridep.
+        moe_flex_backend: Library of the flex dispatcher: deepep (Megatron's default) or hybridep.
         moe_grouped_gemm: One GEMM for all experts of a rank.
         moe_permute_fusion: Transformer Engine sorts rows to experts and back.
-        moe_overlap: Expert communication beside computation.
+        moe_overlap: Expert communication overlaps computation.
         fused_squared_relu: Weighting and squared ReLU of experts in one kernel.
         tp_comm_overlap: User buffers for tensor-parallel communication.
-        microbatch_group_size: Microbatches that a virtual stage takes in turn; null for pp.
+        microbatch_group_size: Consecutive microbatches of a virtual stage; null for pp.
         transformer_impl: Transformer Engine's modules (Megatron's default), or Megatron-Core's own with attention that is not fused.
         sequence_parallel: With mesh.tp above 1: norms and the residual stream are sharded over tokens; off, every rank has all of them.
-        moe_router_dtype: Of routing probabilities; null for that of the residual stream.
-        moe_load_balancing: The router's balancing, which model.moe.balance_loss_coefficient weighs; Megatron's own default is aux_loss.
-        deterministic_mode: Deterministic kernels; without moe_permute_fusion, experts' rows are then kept where they are added up again.
+        moe_router_dtype: Dtype of routing probabilities; null for that of the residual stream.
+        moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
+        deterministic_mode: Deterministic kernels; without moe_permute_fusion the combination of experts' rows then keeps those rows.
         mtp_repeated: All prediction depths share one module's parameters.
-        cuda_graphs: Graphs of each layer (layers), or one of all forwards and backwards of a step (iteration).
-        cuda_graph_modules: What graphs of layers hold; empty for whole layers.
-        offload_modules: Modules whose inputs go to the host's memory while other layers run.
+        cuda_graphs: One graph per layer (layers), or one graph of all forwards and backwards of a step (iteration).
+        cuda_graph_modules: Modules in the graphs of layers; empty for whole layers.
+        offload_modules: Modules whose inputs are offloaded to host memory while other layers run.
         delayed_wgrad: Weight gradients of a layer are computed after all of its input gradients.
-        deferred_head_microbatches: Microbatches whose head weight gradients wait for the end of the step; null for none.
-        moe_rank_capacity: Rows of a rank over the even share that its expert buffers are made for; null for as many as come.
-        moe_paged_stash: Rows over the even share of the buffer in which experts' inputs wait for backward; null for none.
-        offloaded_layers: Layers from the first on whose activations are all on the host between forward and backward; null for none.
+        deferred_head_microbatches: Microbatches whose head weight gradients are computed at the end of the step; null for none.
+        moe_rank_capacity: Rows per rank relative to the even share for which expert buffers are allocated; null for no limit.
+        moe_paged_stash: Rows relative to the even share in the buffer that holds experts' inputs until backward; null for none.
+        offloaded_layers: Number of first layers whose activations are all on the host between forward and backward; null for none.
         fsdp_unit_elements: Elements that Megatron-FSDP gathers and reduces at once; null for its default, 1,000 million.
-        fsdp_double_buffer: Megatron-FSDP gathers and reduces in two buffers of a layer each, which stay.
-        fragmentation_percent: Reserved above allocated, 2 with expandable segments; published: 2.8 to 9.3 on B200s, 18 to 21 of a 120B.
-        features: Launch features that are named and not priced.
-        framework: Whose efficiencies and step constants the time of a step has: Megatron-Core is run by several.
-        release: Of megatron-bridge or nemo, as 26.04: MoE layers have a constant each; null for none.
-        dp_comm_overlap: Gradients are reduced and parameters gathered beside computation; null for what the framework does.
+        fsdp_double_buffer: Megatron-FSDP gathers and reduces in two permanent buffers, each of one layer.
+        fragmentation_percent: Percent reserved above allocated, 2 with expandable segments; published: 2.8 to 9.3 on B200s, 18 to 21 once.
+        features: Launch features that are listed and not priced.
+        framework: Framework whose efficiencies and step constants time the step; several frameworks run Megatron-Core.
+        release: Release of megatron-bridge or nemo, such as 26.04, which has its own constant for MoE layers; null for none.
+        dp_comm_overlap: Gradient reduction and parameter gathering overlap computation; null for the framework's default.
         compile_model: torch.compile of every transformer block.
-        compile_loss: torch.compile of the loss, which then keeps the logits alone.
-        checkpoint_every: Of a recompute policy, the transformer blocks that have it: every n-th one.
-        repeat_kv: Keys and values are repeated for every query head before attention, as until 2025.
-        fsdp_ends: separate shards the embedding, and norm with head, as groups of their own; root, as until July 2025, as one that stays.
-        async_tensor_parallel: Gathers and reductions of TP beside its products.
-        keep_pipeline_outputs: The last stage keeps all logits until the step has ended, and joins them, as torch's schedules did until 2.9.
-        foreach_optimizer: AdamW with torch's foreach kernels in place of the fused one: roots of the second moments stand beside it.
-        reserved_percent: Reserved above allocated; fitted to six published runs of one model, see the accuracy page.
+        compile_loss: torch.compile of the loss, which then keeps only the logits.
+        checkpoint_every: Every n-th transformer block follows the recompute policy.
+        repeat_kv: Keys and values are repeated for every query head before attention, as in torchtitan until 2025.
+        fsdp_ends: separate shards the embedding, and norm with head, as groups of their own; root, until July 2025, as one that stays.
+        async_tensor_parallel: TP gathers and reductions overlap TP products.
+        keep_pipeline_outputs: The last stage keeps all logits until the step ends and concatenates them, as torch's schedules until 2.9.
+        foreach_optimizer: AdamW with torch's foreach kernels instead of the fused one; roots of the second moments are temporary tensors.
+        reserved_percent: Percent reserved above allocated; fitted to six published runs of one model, see the accuracy page.
     """
 
     name: HostName = "megarun"
@@ -128,7 +128,7 @@ class Host(Section):
     fsdp_double_buffer: StrictBool = False
     fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
     features: tuple[Unpriced, ...] = ()
-    framework: Framework = "megatron-lm"
+    framework: FrameworkName = "megatron-lm"
     release: Annotated[str, Field(pattern=r"^\d\d\.\d\d$")] | None = None
     dp_comm_overlap: StrictBool | None = None
     compile_model: StrictBool = False
@@ -144,7 +144,7 @@ class Host(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_growing_segments(cls, given: Any) -> Any:
-        """The default of `fragmentation_percent` of an allocator whose segments grow: free pages serve any size."""
+        """Default of `fragmentation_percent` for an allocator with expandable segments, whose free pages serve any size."""
         if isinstance(given, dict) and given.get("expandable_segments") is True:
             kind = HOSTS.get(str(given.get("name")))
             if kind is not None and "fragmentation_percent" in kind.keys:
@@ -163,7 +163,7 @@ class Host(Section):
 
     @property
     def has_kernels(self) -> bool:
-        """True if the kernels of megakernels, or plain torch in their place, run the operations."""
+        """True if the kernels of megakernels, or their plain-torch counterparts, run the operations."""
         return "kernels" in self.kind.keys
 
     @property
@@ -173,7 +173,7 @@ class Host(Section):
 
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A host's document has its own keys only, and of later ones those that are given: a new key changes no plan's digest."""
+        """Writes only the host's own keys, and later keys only where they are given, so that a new key changes no plan's digest."""
         own, fields = self.kind.keys, type(self).model_fields
         return {
             key: value

@@ -1,4 +1,4 @@
-"""Rules of the `host` section: keys of another host, and what the named one cannot run."""
+"""Rules of the `host` section: keys of another host, and settings that the host does not support."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megaplan.spec.context import Checked
 
 
 def host_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP901, and the host's own, MP902 … MP905."""
+    """Yields MP901, and the host's own MP902 … MP905."""
     host, kind = checked.spec.host, checked.spec.host.kind
     for key in sorted(host.model_fields_set - kind.keys - {"name"}):
         other = next(other.name for other in HOSTS.values() if key in other.keys)

@@ -1,4 +1,4 @@
-"""Model names of the Hugging Face hub: where the local cache has a model's config. Nothing is downloaded."""
+"""Model names of the Hugging Face hub and their configs in the local cache; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _NAME = re.compile(rf"({_PART})/({_PART})")
 
 
 def is_model_name(path: str) -> bool:
-    """Whether the text can be a name `org/model`; a file of that path comes first."""
+    """True if the text can be a name `org/model`; a file of that path takes precedence."""
     return _NAME.fullmatch(path) is not None and not path.endswith((".json", ".yaml", ".yml"))
 
 
 def cached_config(name: str) -> Path | None:
-    """The config of a model in the local cache: of the branch main where the cache knows it, else of the latest snapshot.
+    """The config of a model in the local cache: that of the branch main if the cache has it, else of the latest snapshot.
 
     Args:
         name: `org/model`.
 
     Returns:
-        The file; None if the name is none, or the cache has no config of it.
+        The file; None if the text is no model name, or the cache has no config of it.
     """
     if not is_model_name(name):
         return None

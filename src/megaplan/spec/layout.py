@@ -1,4 +1,4 @@
-"""Sections of a spec that lay a step out: mesh, state sharding, schedule and batch."""
+"""Sections of a spec that define a step's layout: mesh, state sharding, schedule and batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from megaplan.scalars import Degree, MicrobatchCount, PositiveInt, ScheduleKind,
 
 
 class Mesh(Section):
-    """Parallel degrees. World size = pp · dp_replicate · dp_shard · cp · tp; ep and etp re-read the same ranks.
+    """Parallel degrees. World size = pp · dp_replicate · dp_shard · cp · tp; ep and etp regroup the same ranks.
 
     Attributes:
         pp: Pipeline ranks.
@@ -32,17 +32,17 @@ class Mesh(Section):
 
     @property
     def num_slots(self) -> int:
-        """Stage slots, all ranks' together."""
+        """Stage slots of all ranks together."""
         return self.pp * self.vpp
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether torch's pipeline schedule runs the step; otherwise megarun's own loop over the microbatches does."""
+        """True if torch's pipeline schedule runs the step; otherwise megarun's own loop over the microbatches does."""
         return self.num_slots > 1
 
     @property
     def data_ranks(self) -> int:
-        """Groups of ranks that read rows of their own."""
+        """Groups of ranks that read different rows."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -66,12 +66,12 @@ class Sharding(Section):
     reshard_after_forward: StrictBool = False
 
 
-class Schedule(Section):
+class ScheduleSection(Section):
     """The pipeline schedule; pp 1 with `1f1b` accumulates gradients over the microbatches.
 
     Attributes:
         kind: Order of forwards and backwards.
-        num_microbatches: Microbatches of one schedule step, on every data rank.
+        num_microbatches: Microbatches of one schedule step on every data rank.
         steps_per_update: Schedule steps whose gradients accumulate before the optimizer's step.
     """
 
@@ -81,12 +81,12 @@ class Schedule(Section):
 
     @property
     def microbatches_per_update(self) -> int:
-        """Microbatches of one optimizer step, on every data rank."""
+        """Microbatches of one optimizer step on every data rank."""
         return self.num_microbatches * self.steps_per_update
 
     @property
     def distinct_steps(self) -> int:
-        """Schedule steps of an update that differ in what they hold: the first, the last, and any between, which all hold the same.
+        """Number of schedule steps of an update with different memory: the first, the last, and one for all those between.
 
         The first finds no gradients, and only the last reduces them.
         """
@@ -94,7 +94,7 @@ class Schedule(Section):
 
 
 class Batch(Section):
-    """What one data rank reads a microbatch.
+    """The rows of one microbatch on one data rank.
 
     Attributes:
         micro_batch_size: Sequences of a microbatch.

@@ -1,4 +1,4 @@
-"""A spec from a file, standard input, a text or plain values: read, typed, checked; every problem reported at once."""
+"""Reading and checking a spec from a file, standard input, a text or plain values; all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megaplan.spec.validate import validate_document
 
 
 class LoadedSpec(NamedTuple):
-    """A valid spec, where its keys stand, and what is worth knowing about it (warnings and notes)."""
+    """A valid spec, the positions of its keys, and warnings and notes about it."""
 
     spec: Spec
     source: SourceMap
@@ -37,7 +37,7 @@ def load_spec(path: str, overrides: Sequence[str] = ()) -> LoadedSpec:
 
 
 def load_spec_text(text: str, name: str | None = None, overrides: Sequence[str] = ()) -> LoadedSpec:
-    """The spec of a text that was read already; `name` is what diagnostics call it.
+    """The spec of a text that is already read; `name` is its name in diagnostics.
 
     Raises:
         MegaplanError: Every error found.
@@ -51,7 +51,7 @@ def load_spec_text(text: str, name: str | None = None, overrides: Sequence[str] 
 
 
 def spec_from_document(document: Mapping[str, Any], source: SourceMap | None = None) -> Spec:
-    """The spec of plain values, such as a plan's inputs, held to the same rules.
+    """The spec of plain values, such as a plan's inputs, checked by the same rules.
 
     Raises:
         MegaplanError: Every error found.
@@ -60,7 +60,7 @@ def spec_from_document(document: Mapping[str, Any], source: SourceMap | None = N
 
 
 def check_document(document: Document) -> LoadedSpec:
-    """The spec of a document that was read or made already.
+    """The spec of a document that is already parsed.
 
     Raises:
         MegaplanError: Every error found.

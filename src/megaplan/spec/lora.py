@@ -1,4 +1,4 @@
-"""The section `lora`: a frozen model with trained low-rank adapters beside its linears.
+"""The section `lora`: a frozen model with trained low-rank adapters at its linears.
 
 Source: arXiv:2106.09685, section 4.
 """
@@ -14,12 +14,12 @@ from megaplan.scalars import FloatType, PositiveFloat, PositiveInt, Section
 
 
 class Lora(Section):
-    """Low-rank adaptation: an adapted linear computes x Wᵀ + alpha / rank · x Aᵀ Bᵀ; A and B are trained, and nothing else is.
+    """Low-rank adaptation: an adapted linear computes x Wᵀ + alpha / rank · x Aᵀ Bᵀ; only A and B are trained.
 
     Attributes:
         rank: Rows of A and columns of B.
         alpha: Scale of the adapters' product, before the division by rank.
-        families: Adapted linears: letters, of all their linears, or names (`q_proj`, `shared.up_proj`); null for all linears of layers.
+        families: Adapted linears: letters, for all their linears, or names (`q_proj`, `shared.up_proj`); null for all linears of layers.
         dtype: Dtype in which a rank stores its shards of the frozen parameters; null for `precision.params`.
     """
 
@@ -34,7 +34,7 @@ class Lora(Section):
         return self.alpha / self.rank
 
     def adapts(self, letter: str, linear: str) -> bool:
-        """Whether a linear of a letter's layers is adapted; `linear` is its name in the layer: `q_proj`, `shared.up_proj`."""
+        """True if a linear of a letter's layers is adapted; `linear` is its name in the layer: `q_proj`, `shared.up_proj`."""
         named = self.families
         return named is None or any(entry in (letter, linear, linear.rpartition(".")[2]) for entry in named)
 

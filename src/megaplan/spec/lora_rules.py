@@ -1,4 +1,4 @@
-"""Rules of `lora`: what it names exists, and nothing stands beside it that has no frozen form."""
+"""Rules of `lora`: its names must exist, and settings without a frozen form are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaplan.wording import series
 
 
 def lora_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP725, MP726, MP902."""
+    """Yields MP725, MP726 and MP902."""
     lora = checked.spec.lora
     if lora is None:
         return
@@ -22,12 +22,12 @@ def lora_rules(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP902", detail, "lora", "host: {name: megarun}", "remove lora")
     if checked.letters is not None:
         yield from _named(checked, lora)
-    for key, given, instead in _beside(checked, lora):
+    for key, given, instead in _unsupported(checked, lora):
         yield checked.error("MP726", f"lora.rank = {lora.rank}, and {given}", key, instead)
 
 
 def _named(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
-    """Every entry of `lora.families` names a linear, and some linear is adapted."""
+    """Every entry of `lora.families` must name a linear, and some linear must be adapted."""
     linears = _linears(checked)
     known = {letter: list(names) for letter, names in linears.items() if names}
     every = dict.fromkeys(name for names in known.values() for name in names)
@@ -40,7 +40,7 @@ def _named(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
 
 
 def _linears(checked: Checked) -> dict[str, dict[str, None]]:
-    """The linears that can be adapted, by letter of the pattern; sections that are missing are reported elsewhere."""
+    """The linears that can be adapted, by letter of the pattern; missing sections are reported elsewhere."""
     found: dict[str, dict[str, None]] = {}
     model = checked.spec.model
     for index, letter in enumerate(checked.letters or ""):
@@ -59,8 +59,8 @@ def _shown(known: dict[str, list[str]]) -> str:
     return "linears that can be adapted: " + "; ".join(f"{letter} has {series(names, 'and')}" for letter, names in known.items())
 
 
-def _beside(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]:
-    """Key, what is given, and what to write instead."""
+def _unsupported(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]:
+    """Each setting that lora does not support: its key, its value, and the value to write instead."""
     spec = checked.spec
     model, precision = spec.model, spec.precision
     if model.features.mtp is not None:

@@ -10,17 +10,17 @@ from megaplan.scalars import NaturalInt, PositiveInt, Section, StrictBool
 
 
 class LowPrecision(Section):
-    """Which products run in 8 or 4 bits and how their operands are scaled; all else keeps `precision.params`.
+    """Products that run in 8 or 4 bits, and the scaling of their operands; all others use `precision.params`.
 
     Attributes:
-        name: A scale is of a tensor (delayed: by its past maxima), a row, or a block of 128 (blockwise), 32 (mxfp8) or 16 (nvfp4).
-        format: hybrid multiplies gradients as e5m2; null for what the recipe has: hybrid of per-tensor scales, e4m3 of others.
-        families: Letters whose linears, and banks of experts, multiply so; null for all.
-        first_last_bf16: Layers at the start and at the end of the stack that keep 16 bits.
-        param_gather: Weights are stored and gathered in the recipe's type; no 16-bit copy stays.
-        head: The output projection too.
-        prediction: Multi-token prediction too.
-        attention: The attention core too.
+        name: Scaling granularity: a tensor (delayed: by its past maxima), a row, or a block of 128 (blockwise), 32 (mxfp8) or 16 (nvfp4).
+        format: hybrid multiplies gradients as e5m2; null for the recipe's default: hybrid for per-tensor scales, e4m3 for others.
+        families: Letters whose linears and expert banks use the recipe; null for all.
+        first_last_bf16: Number of layers at each end of the stack that keep 16 bits.
+        param_gather: Weights are stored and gathered in the recipe's type; there is no 16-bit copy.
+        head: The output projection uses the recipe too.
+        prediction: Multi-token prediction uses the recipe too.
+        attention: The attention core uses the recipe too.
         amax_history: Steps whose maxima fp8_delayed remembers.
     """
 
@@ -35,6 +35,6 @@ class LowPrecision(Section):
     amax_history: PositiveInt = 1024
 
     def covers(self, letter: str, layer: int, num_layers: int) -> bool:
-        """Whether the linears of a layer of the stack multiply in the recipe's type."""
+        """True if the linears of a layer of the stack multiply in the recipe's type."""
         first, last = self.first_last_bf16
         return (self.families is None or letter in self.families) and first <= layer < num_layers - last

@@ -1,4 +1,4 @@
-"""Rules of `precision.recipe`: devices that multiply so, dimensions that blocks of a scale divide, and recompute that would scale twice."""
+"""Rules of `precision.recipe`: device support, dimensions that blocks of a scale divide, and recompute that would scale twice."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Spec
 from megaplan.wording import series
 
 SCALED_TWICE = ("moe_act", "layernorm")
-"""Modules whose recompute runs a quantised product's input again, which delayed scaling would count into its maxima twice."""
+"""Modules whose recompute quantises a product's input again, which delayed scaling would count into its maxima twice."""
 
 
 def low_precision_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP507, MP508, MP721, MP723, MP724."""
+    """Yields MP507, MP508, MP721, MP723 and MP724."""
     recipe = checked.spec.precision.recipe
     if recipe is None:
         return
@@ -47,7 +47,7 @@ def _dimensions(checked: Checked, recipe: LowPrecision) -> Iterator[Diagnostic]:
 
 
 def widths(spec: Spec) -> Iterator[tuple[str, str, int]]:
-    """Widths of a rank's linears: the key, the equation, the value."""
+    """Widths of a rank's linears: key, equation, value."""
     model, tp, etp = spec.model, spec.mesh.tp, spec.mesh.etp
     yield "model.hidden_size", "model.hidden_size", model.hidden_size
     attention = model.attention

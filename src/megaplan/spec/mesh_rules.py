@@ -1,4 +1,4 @@
-"""Degrees that must divide what they shard (R-30 … R-33), and groups that leave a node (R-37)."""
+"""Rules of parallel degrees: divisibility (R-30 … R-33), and groups that span nodes (R-37)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_WORLD_SIZE = 2**20
 
 
 def mesh_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP201 … MP211."""
+    """Yields MP201 … MP211."""
     mesh = checked.spec.mesh
     yield from _tensor(checked)
     yield from _experts(checked)

@@ -1,4 +1,4 @@
-"""Dimensions of the model that must fit each other: each family's own, then norms and layers side by side, then those of features."""
+"""Rules of the model's dimensions: each family's own, then norms and parallel layers, then features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaplan.wording import plural
 
 
 def model_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP332, MP701 … MP715, MP729."""
+    """Yields MP332, MP701 … MP715 and MP729."""
     for family, section in families_of(checked.spec.model):
         yield from family.rules(checked, section)
         yield from _taps(checked, f"model.{family.section}.conv_kernel", getattr(section, "conv_kernel", None))
@@ -41,7 +41,7 @@ def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"parallel_layers has {wrong[0]}, and a layer that shares the input of the one before is from 1 to {model.num_layers - 1}"
         yield checked.error("MP715", detail, key, f"use layers from 1 to {model.num_layers - 1}")
     if layers and model.norm_placement != "pre":
-        detail = f"parallel_layers is given, norm_placement = {model.norm_placement}: what is shared is the norm before a block"
+        detail = f"parallel_layers is given, norm_placement = {model.norm_placement}: parallel layers share the norm before a block"
         yield checked.error("MP715", detail, key, "norm_placement: pre")
 
 
@@ -56,7 +56,7 @@ def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"post_norm_layers is given, norm_placement = {model.norm_placement}: the other layers have a norm before them"
         yield checked.error("MP715", detail, key, "norm_placement: pre")
     if set(layers) & {*model.parallel_layers, *(each - 1 for each in model.parallel_layers)}:
-        detail = "a layer of post_norm_layers is of parallel_layers, or before one: what is shared is the norm before a block"
+        detail = "a layer of post_norm_layers is in parallel_layers, or before one that is: parallel layers share the norm before a block"
         yield checked.error("MP715", detail, key, "parallel_layers: []")
 
 
@@ -135,7 +135,7 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _depths(checked: Checked) -> Iterator[Diagnostic]:
-    """The blocks of prediction modules: but for D each is as the model's, whose section the layers have checked."""
+    """Checks the blocks of prediction modules. All but D have the model's dimensions, whose sections the layers have checked."""
     mtp, key = checked.spec.model.features.mtp, "model.features.mtp.pattern"
     if mtp is None or checked.pattern is None:
         return

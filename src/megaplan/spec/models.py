@@ -1,4 +1,4 @@
-"""The spec: what the user writes, typed, with every default.
+"""The spec: the user's input, typed, with every default.
 
 Cross-field rules (degrees that must divide, letters that need sections) live in `rules.py`, not here.
 """
@@ -35,8 +35,8 @@ from megaplan.scalars import (
     NaturalInt,
     OptionsSection,
     ParamType,
-    Policy,
     PositiveInt,
+    RecomputePolicy,
     ScheduleKind,
     Section,
     Text,
@@ -55,7 +55,7 @@ from megaplan.spec.architecture import (
 )
 from megaplan.spec.device import DeviceRef
 from megaplan.spec.host import Host
-from megaplan.spec.layout import Batch, Mesh, Schedule, Sharding
+from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding
 from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
@@ -99,20 +99,20 @@ __all__ = [
     "Ngram",
     "Optimizer",
     "ParamType",
-    "Policy",
     "Precision",
     "RateSchedule",
     "Recompute",
+    "RecomputePolicy",
     "RelationBias",
     "RopeScaling",
-    "Schedule",
     "ScheduleKind",
+    "ScheduleSection",
     "Section",
     "Serving",
     "Sharding",
     "ShortConvolution",
     "Spec",
-    "Split",
+    "SplitSection",
     "StableRate",
     "Training",
     "YarnScaling",
@@ -123,13 +123,13 @@ class Precision(OptionsSection):
     """Dtype of each tensor role.
 
     Attributes:
-        params: Gathered parameters and activations.
-        grads: Accumulating gradients.
-        master: Resident parameters, sharded.
-        moments: Optimizer moments.
-        reduce: Gradient reduction.
-        families: Another params dtype for the layers of a letter.
-        recipe: How linears multiply in 8 or 4 bits; null for `params`.
+        params: Dtype of gathered parameters and activations.
+        grads: Dtype of accumulating gradients.
+        master: Dtype of resident, sharded parameters.
+        moments: Dtype of optimizer moments.
+        reduce: Dtype of gradient reduction.
+        families: Dtype of gathered parameters and activations for the layers of a letter, instead of params.
+        recipe: Recipe of linears in 8 or 4 bits; null for `params`.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"recipe"})
@@ -143,23 +143,23 @@ class Precision(OptionsSection):
     recipe: LowPrecision | None = None
 
     def of(self, letter: str) -> DType:
-        """Of the gathered parameters of a letter's layers; of all else `params`."""
+        """Dtype of the gathered parameters of a letter's layers; `params` for everything else."""
         return self.families.get(letter, self.params) if self.families else self.params
 
     @property
     def activations(self) -> DType:
-        """Of what blocks compute."""
+        """Dtype of the activations of a letter's layers."""
         return self.params.of_products
 
 
 class Optimizer(Section):
-    """Which optimizer each group of parameters uses.
+    """Optimizer of each group of parameters.
 
     Attributes:
-        matrix: For the matrices of blocks.
-        other: For all else: embeddings, head, norms, routers, biases, convolutions, Mamba's in_proj.
+        matrix: Optimizer of the matrices of blocks.
+        other: Optimizer of everything else: embeddings, head, norms, routers, biases, convolutions, Mamba's in_proj.
         newton_schulz_dtype: Dtype of Muon's iteration; null for fp32 where params are fp32, else bf16.
-        newton_schulz_steps: Iterations of Muon.
+        newton_schulz_steps: Newton-Schulz iterations of Muon.
     """
 
     matrix: Literal["muon", "adamw"] = "muon"
@@ -169,7 +169,7 @@ class Optimizer(Section):
 
     @property
     def uses_muon(self) -> bool:
-        """Whether the matrix group is Muon's."""
+        """True if Muon updates the matrix group."""
         return self.matrix == "muon"
 
 
@@ -178,29 +178,29 @@ class Recompute(Section):
 
     Attributes:
         default: Policy of all blocks.
-        blocks: Another policy for the layers of a letter.
+        blocks: Policy for the layers of a letter, instead of default.
     """
 
-    default: Policy = "none"
-    blocks: dict[Letter, Policy] = Field(default_factory=dict)
+    default: RecomputePolicy = "none"
+    blocks: dict[Letter, RecomputePolicy] = Field(default_factory=dict)
 
-    def of(self, letter: str) -> Policy:
-        """The policy of a letter's layers, the model's last apart."""
+    def of(self, letter: str) -> RecomputePolicy:
+        """The policy of a letter's layers; the model's last layer is an exception."""
         return self.blocks.get(letter, self.default)
 
 
-class Split(Section):
-    """How the stack is cut. Layers are 0-based global indices, spans half-open; a cut c separates layers c − 1 and c.
+class SplitSection(Section):
+    """Cuts of the stack. Layers are 0-based global indices, spans half-open; a cut c separates layers c − 1 and c.
 
     Attributes:
         mode: equal counts, weighted by cost, or manual.
-        objective: What a weighted split minimises; where none is stated, step_time for a pipeline of megarun and bottleneck for the rest.
+        objective: Quantity that a weighted split minimises; by default step_time for a pipeline of megarun and bottleneck otherwise.
         spans: [start, stop] of each slot, for a manual split.
-        reason: Why a manual split is as it is.
+        reason: Reason for a manual split.
         protects: Invariants that a manual split protects.
         forbid: Cuts that no split may make, rising.
         pin: Cuts that every split must make, rising.
-        together: Spans that no cut may part.
+        together: Spans that no cut may separate.
     """
 
     mode: Literal["equal", "weighted", "manual"] = "weighted"
@@ -214,13 +214,13 @@ class Split(Section):
 
 
 class Serving(Section):
-    """An inference pool priced beside training, never added to it.
+    """An inference pool priced separately from training, never added to it.
 
     Attributes:
-        batch_size: Sequences served at once.
-        context_length: Tokens of each, prompt and answer.
+        batch_size: Sequences served concurrently.
+        context_length: Tokens of each sequence, prompt and answer.
         kv_dtype: Dtype of the key-value cache.
-        cache: One contiguous region a sequence, or pages.
+        cache: One contiguous region per sequence, or pages.
         block_size: Tokens of a page.
     """
 
@@ -236,22 +236,22 @@ class Spec(OptionsSection):
 
     Attributes:
         format: megaplan.spec/1.
-        name: Of plan files, reports and checkpoints.
+        name: Name in plan files, reports and checkpoints.
         model: The architecture.
         mesh: Parallel degrees.
         sharding: State sharding.
         schedule: Pipeline schedule.
         batch: Microbatch and sequence.
-        data: Rows and where they come from.
+        data: Rows and their source.
         precision: Dtypes.
         optimizer: Optimizer of each group.
         recompute: Activation recompute.
-        split: How the stack is cut.
+        split: Cuts of the stack.
         host: The framework that runs the plan.
         device: The device.
         serving: An inference pool; null for none.
-        training: Length and rates of training.
-        lora: Trained adapters beside a frozen model; null to train the model.
+        training: Length and learning rates of training.
+        lora: Trained adapters at a frozen model; null to train the model.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"lora"})
@@ -261,25 +261,25 @@ class Spec(OptionsSection):
     model: Model
     mesh: Mesh = Mesh()
     sharding: Sharding = Sharding()
-    schedule: Schedule = Schedule()
+    schedule: ScheduleSection = ScheduleSection()
     batch: Batch
     data: Data = Data()
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
     recompute: Recompute = Recompute()
-    split: Split = Split()
+    split: SplitSection = SplitSection()
     host: Host = Host()
     device: DeviceRef = DeviceRef()
     serving: Serving | None = None
     training: Training = Training()
     lora: Lora | None = None
 
-    def policy(self, layer: int, letter: str) -> Policy:
-        """The recompute policy of layer `layer` (global index), which has this letter; the model's last is never recomputed (R-67)."""
+    def policy(self, layer: int, letter: str) -> RecomputePolicy:
+        """The recompute policy of layer `layer` (global index), which has this letter; the last layer is never recomputed (R-67)."""
         return "none" if layer == self.model.num_layers - 1 else self.recompute.of(letter)
 
     def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:
-        """Whether megarun multiplies the linears and banks of layer `layer` (global index), which has this letter, in eight bits."""
+        """True if megarun multiplies the linears and banks of layer `layer` (global index, with this letter) in eight bits."""
         recipe = self.precision.recipe
         if not self.host.kind.trained or recipe is None or recipe.name not in TRAINED:
             return False
@@ -287,7 +287,7 @@ class Spec(OptionsSection):
 
     @property
     def newton_schulz_dtype(self) -> DType:
-        """Dtype of Muon's iteration: as written, else fp32 where params are fp32, else bf16."""
+        """Dtype of Muon's iteration: as given, else fp32 if params are fp32, else bf16."""
         if self.optimizer.newton_schulz_dtype is not None:
             return self.optimizer.newton_schulz_dtype
         return DType.FP32 if self.precision.params is DType.FP32 else DType.BF16
@@ -304,10 +304,10 @@ class Spec(OptionsSection):
 
     @property
     def num_actions(self) -> int:
-        """Upper bound on the actions of all ranks in one run of the schedule; 0 where there is no pipeline."""
+        """Upper bound on the actions of all ranks in one run of the schedule; 0 without a pipeline."""
         mesh = self.mesh
         return num_actions(mesh.pp, mesh.vpp, self.schedule.num_microbatches) if mesh.is_pipelined else 0
 
     def as_document(self) -> dict[str, Any]:
-        """The spec as plain JSON values, every default written out."""
+        """The spec as plain JSON values with all defaults."""
         return self.model_dump(mode="json")

@@ -1,6 +1,7 @@
-"""What megaplan prices and megarun of this version does not build, or torch would not run as the spec says.
+"""Settings that megaplan prices and this version of megarun does not build, or that torch would run differently.
 
-Planned with a note, refused by megarun: both read `megarun_refuses`. One table row a feature; a row goes when megarun builds it.
+They get a note when planned and an error in megarun; both read `megarun_refuses`. One table row per feature; a row is removed when
+megarun builds it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _above_one(axis: str) -> Found:
 
 
 def _indexed_bias(spec: Spec) -> object | None:
-    """A relation bias where layers choose keys: the choice and its loss know no bias."""
+    """A relation bias where layers choose keys: neither the choice nor its loss takes a bias."""
     attention = spec.model.attention
     indexed = isinstance(attention, LatentAttention) and attention.indexer is not None and bool(attention.indexer.layers)
     return "given, with model.attention.indexer" if spec.model.features.relation_bias is not None and indexed else None
@@ -43,7 +44,7 @@ def _capacity(spec: Spec) -> object | None:
 
 
 def _plain_inner_norm(spec: Spec) -> object | None:
-    """Norms without a scale over Mamba-1's steps: falcon_mamba's."""
+    """Norms without a scale over Mamba-1's steps, as in falcon_mamba."""
     mamba = spec.model.mamba
     return mamba.inner_norm if isinstance(mamba, Mamba1) and mamba.inner_norm == "plain" else None
 
@@ -63,7 +64,7 @@ def _recipe_gather(spec: Spec) -> object | None:
 
 
 def _shared_norm(spec: Spec) -> object | None:
-    """What of a spec cuts a norm that two layers read from one of them."""
+    """Settings that separate a norm from one of the two layers that read it."""
     model = spec.model
     if not model.parallel_layers:
         return None
@@ -147,12 +148,12 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
 
 
 def megarun_refuses(spec: Spec, locate: Locate = NOWHERE.locate, severity: Severity = Severity.NOTE) -> tuple[Diagnostic, ...]:
-    """Everything that megarun refuses to train of a spec: one list of what is not built, then each dtype that torch would not keep.
+    """Settings of a spec that megarun refuses to train: those that are not built, and dtypes that torch would not keep.
 
     Args:
         spec: A checked spec.
-        locate: Where a key stands.
-        severity: A note where the spec is planned, an error where it is run.
+        locate: Position of a key.
+        severity: Note when the spec is planned, error when it is run.
 
     Returns:
         MP790, MP602 and MP603, as far as they apply; empty if megarun trains the spec.
@@ -171,7 +172,7 @@ def _unbuilt(spec: Spec, locate: Locate, severity: Severity) -> tuple[Diagnostic
 
 
 def _dtypes(spec: Spec, locate: Locate, severity: Severity) -> tuple[Diagnostic, ...]:
-    """Where torch would sum gradients, or keep moments, in another dtype than `precision` says.
+    """Cases in which torch would sum gradients, or keep moments, in another dtype than `precision` says.
 
     Under a pipeline FSDP2 sums whole gradients of the microbatches in the reduction's dtype.
 

@@ -1,4 +1,4 @@
-"""The options of blocks that a spec sets: keys with a default that a plain block has, which not every host can build."""
+"""Options of blocks: keys whose default gives a plain block, and which not every host can build."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from megaplan.families.registry import families_of
 from megaplan.scalars import OptionsSection, Section
 
 OWN_ACTIVATIONS = frozenset({"geglu"})
-"""Words of `activation` that came later."""
+"""Values of `activation` that were added later."""
 ROUTING = frozenset(
     {f"model.moe.{key}" for key in ("score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale")}
 )
-"""How experts are scored and chosen."""
+"""Keys of expert scoring and selection."""
 SCALES = frozenset(
     {"model.zero_centered_norm", "model.embedding_multiplier", "model.attention.latent_norm_eps", "model.attention.window_rope_theta"}
     | {"model.linear_attention.gated_norm_eps", "model.logits_multiplier", "model.mlp.gate_multiplier", "model.mamba.part_multipliers"}
@@ -27,16 +27,16 @@ VALUES_ALONE = (
     | ROUTING
     | SCALES
 )
-"""Options that no parameter and no time depends on, nor the memory of a host other than megarun."""
+"""Options that affect neither parameters nor time, nor the memory of a host other than megarun."""
 
 
 class Option(NamedTuple):
-    """A key that has another value than its default.
+    """A key whose value differs from its default.
 
     Attributes:
         key: Dotted key of the spec.
-        value: As given.
-        default: As a plain block has it.
+        value: Value as given.
+        default: Value for a plain block.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Option(NamedTuple):
 
 
 def given_options(model: Any) -> Iterator[Option]:
-    """The options of a model and its blocks that are not at their defaults."""
+    """The options of a model and its blocks that differ from their defaults."""
     yield from _of("model", model)
     if model.features.mtp is not None:
         yield from _of("model.features.mtp", model.features.mtp)

@@ -1,4 +1,4 @@
-"""`--set KEY=VALUE`: one value of a spec replaced on the command line, at its own place in diagnostics."""
+"""`--set KEY=VALUE`: a value of a spec replaced on the command line, with its own position in diagnostics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.spec.document import Document, parse_document
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.read import NO_CONTROL
-from megaplan.spec.source import Path
+from megaplan.spec.source import KeyPath
 from megaplan.spec.type_errors import near_keys
 from megaplan.wording import quoted, series
 
@@ -19,7 +19,7 @@ _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
-    """The document with every `KEY=VALUE` applied, in order: of one key the last value counts. The values given are not changed.
+    """The document with every `KEY=VALUE` applied, in order; the last value of a key counts. The argument is not modified.
 
     Returns:
         A new document; MP140 … MP143 are among its faults, and an override that has one is not applied.
@@ -71,7 +71,7 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
 
 def _check_key(path: tuple[str, ...], document: dict[str, Any], label: str) -> None:
     for depth, name in enumerate(path):
-        section: Path = path[:depth]
+        section: KeyPath = path[:depth]
         legal = legal_keys(section, document)
         if name not in legal:
             where = ".".join(path[:depth]) or "a spec"
@@ -82,7 +82,7 @@ def _check_key(path: tuple[str, ...], document: dict[str, Any], label: str) -> N
 
 
 def _replaced(value: Any, path: tuple[str, ...], given: Any) -> Any:
-    """A copy of `value` with `given` at `path`; aliases of the old value elsewhere stay as they were."""
+    """A copy of `value` with `given` at `path`; aliases of the old value elsewhere do not change."""
     if not path:
         return given
     section = value if isinstance(value, dict) else {}

@@ -32,14 +32,15 @@ _MEGATRON_HINTS = {
 }
 
 Span = tuple[int, int]
+"""Layers [start, stop)."""
 
 
 class Pattern(NamedTuple):
     """A parsed pattern.
 
     Attributes:
-        text: As written, in upper case.
-        layers: One letter a layer, expanded; `len(layers)` is `num_layers`.
+        text: Text in upper case.
+        layers: One letter per layer, expanded; `len(layers)` is `num_layers`.
         spans: Half-open layer spans between the boundaries, in order; None if the text has no `|`.
     """
 
@@ -48,7 +49,7 @@ class Pattern(NamedTuple):
     spans: tuple[Span, ...] | None
 
     def counts(self) -> dict[str, int]:
-        """Layers by letter, letters that appear only, in the order of the alphabet."""
+        """Layers by letter, for letters that occur, in alphabetical order."""
         return {letter: self.layers.count(letter) for letter in LETTERS if letter in self.layers}
 
     def describe(self) -> str:
@@ -57,12 +58,12 @@ class Pattern(NamedTuple):
 
 
 def parse_pattern(text: str, num_layers: int, location: Location | None = None) -> Pattern:
-    """The layers of a pattern.
+    """Parse a pattern.
 
     Args:
-        text: As the spec writes it; lower case is normalised.
+        text: Text of the spec; lower case is normalised.
         num_layers: Letters in the whole model.
-        location: Where the text stands, for diagnostics.
+        location: Position of the text, for diagnostics.
 
     Raises:
         MegaplanError: MP301 unknown letter, MP303 length, MP304 empty, MP306 spaces; all that are found.
@@ -81,7 +82,7 @@ def parse_pattern(text: str, num_layers: int, location: Location | None = None) 
 
 
 def has_boundaries(text: str) -> bool:
-    """Whether the pattern decides the split (`|`)."""
+    """True if the pattern decides the split (`|`)."""
     return BOUNDARY in text
 
 

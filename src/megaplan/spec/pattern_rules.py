@@ -1,4 +1,4 @@
-"""Letters against sections, boundaries against slots (R-1, R-2)."""
+"""Rules of the pattern: letters need sections, boundaries must match slots (R-1, R-2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaplan.wording import plural, quoted
 
 
 def pattern_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP302, MP305, MP307, MP308, MP309."""
+    """Yields MP302, MP305, MP307, MP308 and MP309."""
     if checked.pattern is None:
         return
     if not checked.spec.host.kind.empty_slots:
@@ -37,7 +37,7 @@ def _sections(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
             detail = f"layer {pattern.layers.index(letter)} of {text} is {letter}, and model.{name} is absent"
             yield checked.error("MP307", detail, "model.pattern", f"add model.{name}, or take {letter} out of the pattern")
         if present and letter not in pattern.layers:
-            detail = f"model.{name} is given, and no {letter} stands among the {plural(len(pattern.layers), 'layer')} of {text}"
+            detail = f"model.{name} is given, and there is no {letter} among the {plural(len(pattern.layers), 'layer')} of {text}"
             late = pattern.text.find(letter)
             hint = f"num_layers: {late + 1} or more reaches the first {letter}" if late >= 0 else f"remove model.{name}"
             yield checked.error("MP308", detail, f"model.{name}", hint)

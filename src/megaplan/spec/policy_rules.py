@@ -1,4 +1,4 @@
-"""Recompute policies and dtypes by family (R-67), and the device's name."""
+"""Rules of recompute policies and dtypes by family (R-67), and of the device's name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaplan.wording import plural, series
 
 
 def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP504, MP506, MP720, MP721."""
+    """Yields MP504, MP506, MP720 and MP721."""
     if checked.pattern is not None:
         yield from _recompute(checked)
         yield from _absent_letters(checked, checked.pattern)

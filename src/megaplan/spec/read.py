@@ -1,4 +1,4 @@
-"""Text from a file or standard input: bounded, UTF-8, and one diagnostic for each way in which that can fail."""
+"""Reading text from a file or standard input: bounded, UTF-8, with one diagnostic for each kind of failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def display_name(path: str) -> str:
-    """What diagnostics call the file."""
+    """Name of the file in diagnostics."""
     return STDIN_NAME if path == STDIN else path
 
 
@@ -26,8 +26,8 @@ def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
     """The text of a file, or of standard input for `-`.
 
     Args:
-        path: A file, as the user named it.
-        max_bytes: A longer file is refused before it is decoded.
+        path: Path as the user gave it.
+        max_bytes: Size limit, checked before decoding.
 
     Raises:
         MegaplanError: MP101 … MP107.
@@ -74,7 +74,7 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
 
 
 def _cached(path: str, max_bytes: int) -> bytes:
-    """The config of a model that is named as on the Hugging Face hub, from the local cache."""
+    """The config of a model that has a name of the Hugging Face hub, from the local cache."""
     from megaplan.spec.hub import CONFIG, cache_folder, cached_config, is_model_name  # noqa: PLC0415 (only where a file is missing)
 
     found = cached_config(path)

@@ -1,4 +1,4 @@
-"""Every rule that looks at more than one key. Each group yields all it finds; none stops another."""
+"""All rules about more than one key. Each group yields everything it finds; no group stops another."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from megaplan.spec.training_rules import training_rules
 
 
 def check_rules(spec: Spec, locate: Locate = NOWHERE.locate) -> list[Diagnostic]:
-    """What is wrong or worth a warning in a typed spec, errors first.
+    """Errors and warnings of a typed spec, errors first.
 
     Args:
         spec: A spec whose values are typed and within their bounds.
-        locate: Where a dotted key stands.
+        locate: Position of a dotted key.
     """
     found = list(_all_rules(spec, locate))
     return sorted(found, key=lambda item: item.severity is not Severity.ERROR)

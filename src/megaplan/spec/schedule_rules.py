@@ -1,4 +1,4 @@
-"""What each schedule asks of stages and microbatches (R-26, R-27)."""
+"""Rules of schedules: stages and microbatches (R-26, R-27)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaplan.spec.pattern import has_boundaries
 
 
 def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP212, MP311 … MP313."""
+    """Yields MP212 and MP311 … MP313."""
     spec = checked.spec
     mesh, schedule, layers = spec.mesh, spec.schedule, spec.model.num_layers
     slots = mesh.num_slots

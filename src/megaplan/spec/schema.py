@@ -13,7 +13,7 @@ from megaplan.spec.validate import EDITOR_KEY, FORMAT
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_FILE = "megaplan.spec.1.schema.json"
-"""What `megaplan new` expects the schema to be called."""
+"""File name of the schema, which `megaplan new` refers to."""
 ABOUT_EDITOR_KEY = "Where an editor finds this schema; megaplan does not read it."
 _ATTRIBUTE = re.compile(r"^    (\w+): (.+)$", re.MULTILINE)
 
@@ -31,7 +31,7 @@ def spec_schema() -> dict[str, Any]:
 
 
 def schema_id(document_format: str) -> str:
-    """The name of a document's schema, one for each version of the format: `urn:megaplan:spec:1` for `megaplan.spec/1`."""
+    """The identifier of a document's schema, one per version of the format: `urn:megaplan:spec:1` for `megaplan.spec/1`."""
     return "urn:" + document_format.replace(".", ":").replace("/", ":")
 
 
@@ -41,7 +41,7 @@ def editor_line(schema_file: str) -> str:
 
 
 def section_help(section: type[BaseModel]) -> tuple[str, dict[str, str]]:
-    """A section's own description, and one for each of its keys."""
+    """The description of a section, and of each of its keys."""
     text = inspect.cleandoc(section.__doc__ or "")
     about, _, attributes = text.partition("\nAttributes:\n")
     return about.strip(), dict(_ATTRIBUTE.findall(attributes))

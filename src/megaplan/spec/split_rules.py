@@ -1,4 +1,4 @@
-"""How the stack may be cut: manual spans, and cuts that are forbidden, pinned or kept together (R-21, R-24, R-25)."""
+"""Rules of cuts: manual spans, and cuts that are forbidden, pinned or kept together (R-21, R-24, R-25)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaplan.wording import plural, series, show
 
 
 def split_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP320 … MP333."""
+    """Yields MP320 … MP333."""
     broken = list(_lists(checked))
     yield from broken
     if not broken:
@@ -25,7 +25,7 @@ def split_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def manual_spans(checked: Checked) -> tuple[Span, ...] | None:
-    """The spans that a person wrote, as `|` or as `split.spans`."""
+    """The spans of a manual split, from `|` or `split.spans`."""
     if checked.pattern is not None and checked.pattern.spans is not None:
         return checked.pattern.spans
     return checked.spec.split.spans
@@ -63,7 +63,7 @@ def _equal_spans(num_layers: int, slots: int) -> str:
 
 
 def _spans(checked: Checked) -> Iterator[Diagnostic]:
-    """Count, order and cover of `split.spans`; those of a pattern are in order by construction."""
+    """Checks number, order and coverage of `split.spans`; the spans of a pattern are ordered by construction."""
     spec, spans = checked.spec, checked.spec.split.spans
     if spans is None or spec.split.mode != "manual":
         return
@@ -95,7 +95,7 @@ def _spans(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _lists(checked: Checked) -> Iterator[Diagnostic]:
-    """Cuts and spans one by one: in order, within the model."""
+    """Checks each cut and span: in order, and within the model."""
     split, num_layers = checked.spec.split, checked.spec.model.num_layers
     for name in ("forbid", "pin"):
         cuts = getattr(split, name)
@@ -111,7 +111,7 @@ def _lists(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _conflicts(checked: Checked) -> Iterator[Diagnostic]:
-    """Constraints against each other."""
+    """Checks constraints against each other."""
     split, num_layers = checked.spec.split, checked.spec.model.num_layers
     slots = checked.spec.mesh.num_slots
     both = sorted(set(split.pin) & set(split.forbid))
@@ -141,7 +141,7 @@ def _conflicts(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _constraints_of_spans(checked: Checked) -> Iterator[Diagnostic]:
-    """Constraints against the manual split."""
+    """Checks the manual split against the constraints."""
     spans, split = manual_spans(checked), checked.spec.split
     if spans is None or split.mode != "manual":
         return
@@ -167,7 +167,7 @@ def _constraints_of_spans(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _inside_together(checked: Checked) -> set[int]:
-    """Cuts that a span of `split.together` has inside. Linear, however many spans overlap."""
+    """Cuts inside a span of `split.together`; linear time for any number of overlapping spans."""
     if not checked.spec.split.together:
         return set()
     steps = [0] * (checked.spec.model.num_layers + 2)

@@ -18,7 +18,7 @@ EXPERT_EXCHANGES = 4
 
 
 def crossing_groups(world_size: int, degree: int, per_node: int) -> int:
-    """How many groups of `degree` consecutive ranks stand on more than one node."""
+    """Number of groups of `degree` consecutive ranks that span more than one node."""
     if degree == 1 or world_size <= per_node or per_node % degree == 0:
         return 0
     return sum(start // per_node != (start + degree - 1) // per_node for start in range(0, world_size, degree))

@@ -1,4 +1,4 @@
-"""What a run trains on and how fast: the sections `data` and `training`."""
+"""The sections `data` and `training`: a run's tokens, length and rates."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from megaplan.scalars import FactorAboveOne, NaturalInt, NonNegativeFloat, Posit
 
 
 class Data(Section):
-    """What a row of a batch holds.
+    """Contents of a batch's rows.
 
     Attributes:
-        packing: documents keeps the documents of a row apart and predicts nothing across their ends; none reads a row as one text.
+        packing: documents predicts nothing across the ends of a row's documents; none reads a row as one text.
     """
 
     packing: Literal["none", "documents"] = "none"
@@ -41,7 +41,7 @@ class CosineRate(Section):
     Attributes:
         kind: cosine.
         warmup_steps: Steps up to the base rate; 0 for none, null for a tenth of training.steps, at most 100.
-        final_fraction: Of the base rate, at the last step.
+        final_fraction: Rate at the last step, as a fraction of the base rate.
     """
 
     kind: Literal["cosine"]
@@ -56,8 +56,8 @@ class StableRate(Section):
         kind: wsd.
         warmup_steps: Steps up to the base rate; 0 for none, null for a tenth of training.steps, at most 100.
         decay_steps: Steps of the decay, the last ones of training.
-        decay: Its shape, linear or by the square root of its progress.
-        final_fraction: Of the base rate, at the last step.
+        decay: Shape of the decay: linear, or by the square root of its progress.
+        final_fraction: Rate at the last step, as a fraction of the base rate.
     """
 
     kind: Literal["wsd"]
@@ -71,16 +71,16 @@ RateSchedule = Annotated[ConstantRate | CosineRate | StableRate, Field(discrimin
 
 
 def warm_up_steps(schedule: RateSchedule, num_steps: int) -> int:
-    """Steps of a schedule's warm-up; where it states none, a tenth of training, at most 100."""
+    """Steps of a schedule's warm-up; by default a tenth of training, at most 100."""
     return min(LONGEST_WARM_UP_STEPS, num_steps // 10) if schedule.warmup_steps is None else schedule.warmup_steps
 
 
 class LossSpike(Section):
-    """When a finite loss is a bad step's all the same.
+    """Condition under which a finite loss counts as bad.
 
     Attributes:
-        factor: A loss above this many times the median of the latest steps is a spike.
-        steps: How many those are; before as many have been made, no loss is a spike.
+        factor: A loss above this multiple of the median of the latest steps is a spike.
+        steps: Number of those steps; no loss is a spike before as many are done.
     """
 
     factor: FactorAboveOne = 2.0
@@ -88,13 +88,13 @@ class LossSpike(Section):
 
 
 class BadSteps(Section):
-    """Steps whose loss or gradient norm is not finite, or whose loss is a spike: their update is never applied.
+    """Steps with a loss or gradient norm that is not finite, or with a spike of the loss: their update is never applied.
 
     Attributes:
-        skips: Bad steps in a row that only lose their batch; the next one goes back to the last checkpoint.
-        rewinds: How often one start of a run goes back; the next bad step ends it.
-        window_batches: Batches before the first bad one that are left out as well after going back.
-        spike: Counts leaps of the loss as bad steps; null for none.
+        skips: Consecutive bad steps whose batch is skipped; the next one returns to the last checkpoint.
+        rewinds: Number of returns to a checkpoint per start of a run; the next bad step ends it.
+        window_batches: Batches before the first bad one that are skipped too after a return.
+        spike: Spikes of the loss count as bad steps; null for none.
     """
 
     skips: NaturalInt = 3
@@ -104,17 +104,17 @@ class BadSteps(Section):
 
 
 class Training(Section):
-    """How long and how fast to train; outside the plan's digest.
+    """Length and rates of training; outside the plan's digest.
 
     Attributes:
         steps: Optimizer steps.
-        seed: Of initialisation and data order.
-        learning_rate: Of AdamW, and of Muon where muon_learning_rate is null.
+        seed: Seed of initialisation and data order.
+        learning_rate: Learning rate of AdamW, and of Muon if muon_learning_rate is null.
         weight_decay: Decoupled weight decay.
-        gradient_clip: Bound of the gradient norm; null for none.
-        muon_learning_rate: Of Muon; null for learning_rate.
-        rate_schedule: How both rates go over the steps.
-        bad_steps: How many are passed over, and when to go back.
+        gradient_clip: Limit of the gradient norm; null for none.
+        muon_learning_rate: Learning rate of Muon; null for learning_rate.
+        rate_schedule: Course of both rates over the steps.
+        bad_steps: Number of bad steps to skip, and when to return to a checkpoint.
     """
 
     steps: PositiveInt = 1000

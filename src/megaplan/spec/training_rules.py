@@ -1,4 +1,4 @@
-"""The learning rate's phases fit the steps of training, and its size is one that trains."""
+"""Rules of learning rates: phases must fit the steps of training, and the rate must be usable."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from megaplan.spec.context import Checked
 from megaplan.spec.training import StableRate, warm_up_steps
 
 LARGEST_RATE = 1.0
-"""Above it one update is as large as the parameters, which are initialised below 1."""
+"""Above this rate one update is as large as the parameters, which are initialised below 1."""
 
 
 def training_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP722, MP729."""
+    """Yields MP722 and MP729."""
     training = checked.spec.training
     for name in ("learning_rate", "muon_learning_rate"):
         rate = getattr(training, name)

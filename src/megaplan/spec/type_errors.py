@@ -1,4 +1,4 @@
-"""One value of the wrong type, name or size, put into words."""
+"""Diagnostics for one value of a wrong type, name or size."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic
 from megaplan.spec.fields import all_keys, kinds_of, legal_keys
-from megaplan.spec.source import Path, SourceMap, dotted
+from megaplan.spec.source import KeyPath, SourceMap, dotted
 from megaplan.wording import quoted, series, show
 
 _MAX_LISTED = 24
 _SEQUENCE_PARALLEL = {"sp", "sequence_parallel", "sequence_parallelism"}
-# Names that other tools use for a key of ours and that no spelling distance finds.
+# Other tools' names for keys of ours that no spelling distance finds.
 _OTHER_NAMES = {
     "dp": ("dp_shard", "dp_replicate"),
     "data_parallel": ("dp_shard", "dp_replicate"),
@@ -40,10 +40,10 @@ _BASES = {"0x": 16, "0o": 8, "0b": 2}
 
 
 class Fault(NamedTuple):
-    """A finding of the models: its type, path and input, and the document around it."""
+    """A finding of the models: its type, path and input, and the surrounding document."""
 
     type: str
-    path: Path
+    path: KeyPath
     value: Any
     context: Mapping[str, Any]
     document: Any
@@ -54,8 +54,8 @@ class Fault(NamedTuple):
         return dotted(self.path)
 
 
-def missing_keys(path: Path, names: list[str], document: Any, source: SourceMap) -> Diagnostic:
-    """Required keys that a section lacks."""
+def missing_keys(path: KeyPath, names: list[str], document: Any, source: SourceMap) -> Diagnostic:
+    """Required keys that are missing in a section."""
     section = dotted(path)
     wanted = series(names, "and")
     detail = f"{section} lacks {wanted}" if section else f"the spec lacks {wanted}"
@@ -66,8 +66,8 @@ def missing_keys(path: Path, names: list[str], document: Any, source: SourceMap)
     return diagnostic("MP121", detail, source.locate(dotted((*path, names[0]))), (hint,))
 
 
-def unknown_key(path: Path, document: Any, source: SourceMap) -> Diagnostic:
-    """A key that its section does not know."""
+def unknown_key(path: KeyPath, document: Any, source: SourceMap) -> Diagnostic:
+    """The diagnostic for a key that its section does not have."""
     name, section, where = str(path[-1]), dotted(path[:-1]), source.locate(dotted(path))
     if path[:-1] == ("mesh",) and name in _SEQUENCE_PARALLEL:
         tp = _at(document, ("mesh", "tp"))
@@ -86,8 +86,8 @@ def unknown_key(path: Path, document: Any, source: SourceMap) -> Diagnostic:
     return diagnostic("MP120", detail, where, hints)
 
 
-def near_keys(path: Path, document: Any) -> list[str]:
-    """What an unknown key may have meant: a near name in its section, its name in another section, a near name anywhere."""
+def near_keys(path: KeyPath, document: Any) -> list[str]:
+    """Keys that an unknown key may have meant: a similar name in its section, its name in another section, a similar name anywhere."""
     name, section = str(path[-1]), path[:-1]
     legal = [str(key) for key in legal_keys(section, document)]
     others = [key for key in _OTHER_NAMES.get(name.lower(), ()) if key in legal]
@@ -105,8 +105,8 @@ def near_keys(path: Path, document: Any) -> list[str]:
     return [f"did you mean {by_name[key]}?" for key in get_close_matches(name.lower(), by_name, n=1, cutoff=0.8)]
 
 
-def _with_kind(section: Path, kind: str) -> Any:
-    """A document that has nothing but a section of that kind."""
+def _with_kind(section: KeyPath, kind: str) -> Any:
+    """A document with nothing but a section of that kind."""
     document: Any = {"kind": kind}
     for step in reversed(section):
         document = {step: document}
@@ -114,7 +114,7 @@ def _with_kind(section: Path, kind: str) -> Any:
 
 
 def describe(fault: Fault, source: SourceMap) -> Diagnostic:
-    """The diagnostic of one wrong value."""
+    """The diagnostic for one wrong value."""
     maker = _MAKERS.get(fault.type)
     if maker is None:
         return diagnostic("MP134", f"{fault.key} = {show(fault.value)}", source.locate(fault.key), ("megaplan schema spec",))
@@ -271,7 +271,7 @@ def _name(fault: Fault) -> str:
     return str(next((step for step in reversed(fault.path) if isinstance(step, str)), fault.key))
 
 
-def _at(document: Any, path: Path) -> Any:
+def _at(document: Any, path: KeyPath) -> Any:
     for step in path:
         if isinstance(document, Mapping):
             document = document.get(str(step))

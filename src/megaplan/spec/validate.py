@@ -1,4 +1,4 @@
-"""Plain values to a `Spec`; what does not fit becomes our diagnostics, all of them, each at its key."""
+"""Validation of plain values as a `Spec`; every failure becomes a diagnostic of megaplan at its key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.spec.document import MAX_FINDINGS, first_findings
 from megaplan.spec.models import MAX_LAYERS, Spec
 from megaplan.spec.pattern import BOUNDARY, has_boundaries, parse_pattern
-from megaplan.spec.source import Path, SourceMap, dotted
+from megaplan.spec.source import KeyPath, SourceMap, dotted
 from megaplan.wording import show
 
 FORMAT = "megaplan.spec/1"
@@ -22,9 +22,9 @@ EDITOR_KEY = "$schema"
 
 
 def validate_document(document: Any, source: SourceMap) -> Spec:
-    """The spec that `document` writes; a pattern with `|` sets `split.mode` to manual where the document leaves it open.
+    """The spec of `document`; a pattern with `|` sets `split.mode` to manual unless the document sets it.
 
-    A text at `$schema` is ignored.
+    The value of `$schema` is ignored.
 
     Raises:
         MegaplanError: MP112, MP115 … MP134, and the pattern's own errors; all that are found.
@@ -57,11 +57,11 @@ def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:
 
 
 def _findings(error: ValidationError, document: dict[str, Any], source: SourceMap) -> list[Diagnostic]:
-    """The first findings in reading order; what has no line, such as an override, comes before. Words are made for those shown only."""
+    """The first findings in reading order; findings without a line, such as overrides, come first. Only those shown get a text."""
     from megaplan.spec.type_errors import Fault, describe, missing_keys, unknown_key  # noqa: PLC0415 (only where something is wrong)
 
     makers: list[tuple[Location, Callable[[], Diagnostic]]] = []
-    missing: dict[Path, list[str]] = {}
+    missing: dict[KeyPath, list[str]] = {}
     for item in error.errors(include_url=False):
         path, wrong_key = _real_path(item["loc"], document)
         if item["type"] == "missing" and isinstance(path[-1], str):
@@ -83,8 +83,8 @@ def _same(found: Diagnostic) -> Diagnostic:
     return found
 
 
-def _real_path(location: tuple[str | int, ...], document: Any) -> tuple[Path, bool]:
-    """The path in the document: without the steps that name a union's branch; and whether the key itself is the fault."""
+def _real_path(location: tuple[str | int, ...], document: Any) -> tuple[KeyPath, bool]:
+    """The path in the document, without the steps that name a union's branch; and whether the key itself is the fault."""
     if location[-1] == "[key]":
         return tuple(location[:-1]), True
     path: list[str | int] = []
@@ -102,7 +102,7 @@ def _real_path(location: tuple[str | int, ...], document: Any) -> tuple[Path, bo
 
 
 def _pattern_errors(document: dict[str, Any], source: SourceMap) -> list[Diagnostic]:
-    """The pattern's errors although other keys are wrong too."""
+    """The pattern's errors even if other keys are wrong."""
     model = document.get("model")
     if not isinstance(model, dict):
         return []
@@ -110,7 +110,7 @@ def _pattern_errors(document: dict[str, Any], source: SourceMap) -> list[Diagnos
     if not isinstance(text, str):
         return []
     if not isinstance(num_layers, int) or isinstance(num_layers, bool) or not 0 < num_layers <= MAX_LAYERS:
-        num_layers = max(1, len(text) - text.count(BOUNDARY))  # reported already; any length will do
+        num_layers = max(1, len(text) - text.count(BOUNDARY))  # already reported; any length is accepted
     try:
         parse_pattern(text, num_layers, source.locate(dotted(("model", "pattern"))))
     except MegaplanError as error:

@@ -1,1 +1,1 @@
-"""What the command lines of megaplan and megarun share: answers on stdout, diagnostics on stderr, JSON documents and plain-text tables."""
+"""Functions that the command lines of megaplan and megarun share: answers on stdout, diagnostics on stderr, JSON documents, text tables."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 ERROR = 2
 """The command failed; diagnostics say why."""
 SIGNAL_STATUS = 128
-"""A shell's status of a process that a signal ended is this plus the signal's number."""
+"""Base of a shell's status for a process that a signal ended; the signal's number is added."""
 INTERRUPTED = SIGNAL_STATUS + 2
 """SIGINT."""
 BROKEN_PIPE = SIGNAL_STATUS + 13

@@ -1,4 +1,4 @@
-"""What leaves the process: the answer on stdout, everything else on stderr, colour only where a person reads it."""
+"""Output of the process: the answer on stdout, everything else on stderr, colour only for a terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ ERROR_FORMAT = "megaplan.error/1"
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 
 
+StyledLine = tuple[str, str]
+"""A line of text and its style, empty for none."""
 _PLAIN = {"−": "-", "×": "x", "·": ".", "…": "...", "→": "->", "≤": "<=", "≥": ">=", "∈": "in", "‖": "|", "█": "#", "–": "-"}
-"""What stands for a character that the stream's encoding lacks; `?` for every other."""
+"""Replacements for characters that the stream's encoding lacks; `?` for every other."""
 
 
 def write(text: str) -> None:
-    """Text of the answer; control characters of files that others wrote are escaped, characters that stdout lacks replaced."""
+    """Write text of the answer; control characters from foreign files are escaped, characters that stdout lacks are replaced."""
     sys.stdout.write(encodable(printable(text), sys.stdout))
 
 
@@ -38,22 +40,22 @@ def encodable(text: str, stream: TextIO) -> str:
 
 
 def write_json(document: Any) -> None:
-    """The one document of `--json`."""
+    """Write the one document of `--json`."""
     text = printable(json.dumps(document, indent=2, ensure_ascii=False))
     if encodable(text, sys.stdout) != text:
         text = printable(json.dumps(document, indent=2))
     sys.stdout.write(text + "\n")
 
 
-def wants_json(words: Sequence[str]) -> bool:
-    """Whether these arguments ask for JSON: asked of the raw words, for a failure may come before they are parsed."""
+def asks_json(words: Sequence[str]) -> bool:
+    """True if these arguments ask for JSON; raw words are checked, because a failure may occur before they are parsed."""
     if any(word in ("--json", "--format=json") for word in words):
         return True
     return any(pair == ("--format", "json") for pair in pairwise(words))
 
 
-def write_styled(lines: Iterable[tuple[str, str]]) -> None:
-    """Lines of the answer with the style a terminal shows them in; the text alone carries the meaning."""
+def write_styled(lines: Iterable[StyledLine]) -> None:
+    """Write lines of the answer with the style that a terminal shows; the text alone carries the meaning."""
     pairs = list(lines)
     if not coloured(sys.stdout):
         write("".join(f"{text}\n" for text, _ in pairs))
@@ -64,7 +66,7 @@ def write_styled(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def report(diagnostics: Iterable[Diagnostic]) -> None:
-    """Diagnostics on stderr, a blank line between two."""
+    """Write diagnostics to stderr, with a blank line between two."""
     for index, found in enumerate(diagnostics):
         text = ("\n" if index else "") + render_diagnostic(found) + "\n"
         if not coloured(sys.stderr):
@@ -77,12 +79,12 @@ def report(diagnostics: Iterable[Diagnostic]) -> None:
 
 
 def note(lines: Iterable[str]) -> None:
-    """Plain remarks on stderr."""
+    """Write plain remarks to stderr."""
     sys.stderr.write(encodable(printable("".join(f"{line}\n" for line in lines)), sys.stderr))
 
 
 def fail(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:
-    """A failure: one error document on stdout with `--json`, else text on stderr."""
+    """Report a failure: one error document on stdout with `--json`, else text on stderr."""
     if as_json:
         write_json({"format": ERROR_FORMAT, "diagnostics": [as_document(found) for found in diagnostics]})
     else:
@@ -103,7 +105,7 @@ def as_document(found: Diagnostic) -> dict[str, Any]:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that shows colour, and nobody has switched colour off (https://no-color.org)."""
+    """True if `stream` is a terminal that shows colour, and colour is not switched off (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

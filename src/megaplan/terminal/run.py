@@ -1,4 +1,4 @@
-"""From a command to an exit status: what megaplan and megarun do alike with a closed pipe, an interrupt and everything else."""
+"""From a command to an exit status: the common handling of a closed pipe, an interrupt and every other exception."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ def exit_status_of(command: Callable[[], object], failed: Callable[[Exception], 
     """Run a command.
 
     Args:
-        command: Returns its exit status; anything else is 0.
-        failed: The status of an exception, after it has been reported.
+        command: Function that returns its exit status; any other value means 0.
+        failed: Function that reports an exception and gives its status.
 
     Returns:
-        The exit status; 141 if the reader of stdout has gone, 130 if the command was interrupted.
+        The exit status; 141 if the reader of stdout has closed it, 130 if the command was interrupted.
     """
     try:
         status = command()
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has gone (`| head`): say nothing, and keep the interpreter from flushing into the closed pipe.
+        # The reader has closed the pipe (`| head`): print nothing, and keep the interpreter from flushing into it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # the last resort: what no command handles is reported, and never an answer
+    except Exception as error:  # last resort: an exception that no command handles is reported, and never becomes an answer
         return failed(error)
     return status if isinstance(status, int) else 0

@@ -1,4 +1,4 @@
-"""Plain-text tables, and the width they have."""
+"""Plain-text tables, and their width."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from megaplan.foreign import one_line
 
 WIDTH = 80
-"""Columns where there is no terminal to ask."""
+"""Columns if there is no terminal."""
 LEAST = 40
 
 
@@ -29,9 +29,9 @@ def table(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,), gap: int
 
     Args:
         rows: Equally long rows.
-        left: Columns aligned left; the others are aligned right, as numbers are.
+        left: Columns aligned left; the others are aligned right, like numbers.
         gap: Spaces between columns.
-        indent: Before every line.
+        indent: Text before every line.
     """
     aligned_left = set(left)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -20,7 +20,7 @@ DECIDING = ("rank", "alpha", "families")
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor of this name is A or B of an adapter."""
+    """True if a tensor of this name is A or B of an adapter."""
     return name.endswith((f".{A_SUFFIX}", f".{B_SUFFIX}"))
 
 

@@ -90,7 +90,7 @@ def _tensor(name: str, found: dict[str, Any]) -> SavedTensor:
 
 
 def coverage_error(shape: Sequence[int], chunks: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
-    """Why chunks, as (offsets, sizes), do not cover a tensor exactly; None if they do."""
+    """Reason why chunks, as (offsets, sizes), do not cover a tensor exactly; None if they do."""
     if len(shape) > MOST_DIMS:
         return f"it has {len(shape)} dims, at most {MOST_DIMS} are read"
     for offsets, sizes in chunks:

@@ -150,8 +150,8 @@ class Keeper:
         Args:
             step: Optimizer steps done.
             data_progress: Data progress of the run at that step.
-            last: Whether it is the run's last step.
-            stopped: Whether a signal ends the run.
+            last: True if it is the run's last step.
+            stopped: True if a signal ends the run.
 
         Raises:
             MegaplanError: MP645 if this save or the previous one failed; MP658 if another job has taken over the folder.

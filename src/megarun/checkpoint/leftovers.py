@@ -1,4 +1,4 @@
-"""What a killed or failed process left in a run's `checkpoints` folder: restored or removed before the next run starts; needs no torch.
+"""Leftovers of a killed or failed process in a run's `checkpoints` folder: restored or removed before the next run starts; needs no torch.
 
 Folders with a leading dot are not checkpoints. `.step-N.partial` is a save that was not finished, `.step-N.replaced` the checkpoint of a
 step that is saved a second time, until the new one has its place, and `.step-N.removed` one that retention had begun to remove. A process

@@ -29,7 +29,7 @@ class Place(NamedTuple):
     step: int
 
     def leads_to(self, other: Place) -> bool:
-        """Whether this checkpoint is an ancestor of `other`, or is `other`."""
+        """True if this checkpoint is an ancestor of `other`, or is `other`."""
         depth = len(self.line)
         if other.line[:depth] != self.line:
             return False

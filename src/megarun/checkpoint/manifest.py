@@ -153,7 +153,7 @@ def read_manifest(checkpoint: AnyPath) -> Manifest:
     Raises:
         MegaplanError: MP644 if it cannot be read, is not valid, does not match its digest, or has another step than the folder's name;
             MP643 if a newer version wrote it.
-        StorageError: Its storage fails.
+        StorageError: The storage fails.
     """
     path = checkpoint / MANIFEST
     try:

@@ -42,7 +42,7 @@ class Owner:
     Called by rank 0 alone.
 
     Args:
-        root: Where the folder of checkpoints is.
+        root: Storage that holds the folder of checkpoints.
     """
 
     def __init__(self, root: RemotePath) -> None:
@@ -84,7 +84,7 @@ class RemoteWriter(CheckpointWriter):
     """Writes one checkpoint of a run into a storage.
 
     Args:
-        root: Where the folder of checkpoints is.
+        root: Storage that holds the folder of checkpoints.
         stage: Folder of this rank alone, on a local disk.
         manifest: Manifest without its files.
         plan: Text of the run's plan file.
@@ -136,7 +136,7 @@ class RemoteWriter(CheckpointWriter):
         (self._final / MANIFEST).write_bytes(manifest.encode())
 
     def _outdated(self) -> list[AnyPath]:
-        """Also earlier saves of this step, which the new one replaces."""
+        """Saves to remove, among them earlier saves of this step, which the new one replaces."""
         new = name_of(self._final.name)
         return [*super()._outdated(), *(path for path in saves(self._run) if name_of(path.name)[0] == new[0] and path != self._final)]
 

@@ -40,7 +40,7 @@ class Found:
     manifest: Manifest
 
     def within(self, run: AnyPath) -> bool:
-        """Whether it is one of the run's own checkpoints."""
+        """True if it is one of the run's own checkpoints."""
         return self.path.resolve().parent == (run / FOLDER).resolve()
 
 

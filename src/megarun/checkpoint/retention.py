@@ -1,4 +1,4 @@
-"""Which checkpoints are removed after a new one is complete; needs no torch."""
+"""Choice of the checkpoints that are removed after a new one is complete; needs no torch."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether the save in progress is known to have failed on this rank; not collective, does not block."""
+        """True if the save in progress is known to have failed on this rank; not collective, does not block."""
         if self._pending is None:
             return False
         future = self._pending[1]

@@ -85,7 +85,7 @@ class CheckpointWriter(FileSystemWriter):
 
     @property
     def _folder(self) -> AnyPath:
-        """Where the coordinator looks for the files of all ranks."""
+        """Folder in which the coordinator looks for the files of all ranks."""
         return self._partial
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -244,7 +244,7 @@ def _summed(result: WriteResult, record: FileRecord, host: str) -> Written:
 
 
 def _unlike(path: AnyPath, num_bytes: int) -> str | None:
-    """How a file differs from what was written; None if its size is equal."""
+    """Difference between a file and what was written; None if the size is equal."""
     try:
         size = size_of(path)
     except OSError as error:

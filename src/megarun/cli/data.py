@@ -22,7 +22,7 @@ from megaplan.terminal.exit_status import ERROR
 from megaplan.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from megarun.data.corpus import Corpus, Progress
+    from megarun.data.corpus import Corpus, ProgressCallback
     from megarun.data.tokenize import Tokenized
     from megarun.data.tokenizer import TokenizerKind
 
@@ -124,7 +124,7 @@ def _kind(text: str) -> TokenizerKind:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress() -> Iterator[ProgressCallback]:
     """A progress bar on stderr if it is a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         from megarun.data.corpus import silent  # noqa: PLC0415
@@ -132,9 +132,9 @@ def _progress() -> Iterator[Progress]:
         yield silent
         return
     from rich.console import Console  # noqa: PLC0415  (only a terminal needs it)
-    from rich.progress import Progress as Bar  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
 
-    with Bar(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading")
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 

@@ -252,7 +252,7 @@ def _failed(error: Exception, words: Sequence[str]) -> int:
         return INTERRUPTED
     usage = usage_error(error, "megarun")
     if usage is not None:
-        output.fail([usage], as_json=output.wants_json(words))
+        output.fail([usage], as_json=output.asks_json(words))
     else:
         from megarun.launch.failure import report_failure  # noqa: PLC0415
 

@@ -88,9 +88,9 @@ class Batch(NamedTuple):
         classes: Classes of all tokens of the rows, uint8 [rows, T], on every rank of a model with a relation bias.
         following: On the last stage of a model with multi-token prediction, the labels of each depth, shaped like `labels`: the tokens
             2, 3, … positions after.
-        following_before: Where the depths add n-grams, as `before` of the tokens that each of them embeds: those 1, 2, … positions after.
-        following_structure: Where they add classes, as `structure` of these tokens; 0 for none.
-        following_platform: Where they add platforms, as `platform` of these tokens; 0 for none.
+        following_before: If the depths add n-grams, `before` of the tokens that each of them embeds: those 1, 2, … positions after.
+        following_structure: If they add classes, `structure` of these tokens; 0 for none.
+        following_platform: If they add platforms, `platform` of these tokens; 0 for none.
     """
 
     tokens: Tensor | None
@@ -195,12 +195,12 @@ class Batches:
         return found
 
     def _before(self, rows: Tensor, starts: Tensor | None, ahead: int) -> Tensor:
-        """Of the tokens `ahead` positions after local ones, the tokens before them: int64 [n, most before, t]."""
+        """Tokens before those that are `ahead` positions after local ones: int64 [n, most before, t]."""
         found = [_earlier(rows, starts, places, ahead)[:, self._share] for places in range(1, self._num_before + 1)]
         return torch.stack(found, 1).to(self._mesh.device)
 
     def _classes(self, rows: Tensor, ahead: int) -> Tensor:
-        """From classes uint8 [n, T + 1] those of the tokens `ahead` positions after local ones, 0 past the end of a row: uint8 [n, t]."""
+        """Classes of the tokens `ahead` positions after local ones, from uint8 [n, T + 1]; 0 past the end of a row: uint8 [n, t]."""
         found = torch.zeros_like(rows[:, : self._seq_length])
         known = max(self._seq_length + 1 - ahead, 0)
         found[:, :known] = rows[:, ahead : ahead + self._seq_length]
@@ -229,13 +229,13 @@ def _later(rows: Tensor, starts: Tensor | None, places: int) -> Tensor:
 
 
 def _earlier(rows: Tensor, starts: Tensor | None, places: int, ahead: int = 0) -> Tensor:
-    """Of the token `ahead` positions after each token, the one `places` positions before it in its document, else `MISSING`.
+    """Tokens `places` positions before the token that is `ahead` positions after each token; `MISSING` outside of its document.
 
     Args:
         rows: int64 [n, T + 1].
         starts: int32 [n, T + 1], see `TokenRows.starts`; None for one document a row.
-        places: From 1 on.
-        ahead: From 0 on.
+        places: Distance backwards, from 1 on.
+        ahead: Distance forwards, from 0 on.
 
     Returns:
         int64 [n, T].

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megarun.errors import refusal
 
-Progress = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Progress callback: task, amount done, total amount."""
 
 
@@ -21,7 +21,7 @@ def silent(_what: str, _done: int, _total: int) -> None:
 
 
 class SkipReason(StrEnum):
-    """Why a file is not a document."""
+    """Reason why a file is not a document."""
 
     HIDDEN = "hidden: the name starts with a dot"
     NOT_INCLUDED = "not matched by --include"
@@ -91,7 +91,7 @@ def read_corpus(
     root: Path,
     include: Sequence[str] = ("*",),
     limit_bytes: int | None = None,
-    progress: Progress = silent,
+    progress: ProgressCallback = silent,
     *,
     without: Sequence[Path] = (),
 ) -> Corpus:
@@ -192,7 +192,7 @@ def _included(root: Path, include: Sequence[str], without: Sequence[Path], skipp
 
 
 def _matches(name: str, include: Sequence[str]) -> bool:
-    """Whether a pattern matches the file; case-sensitive on every system, so that all systems find the same documents."""
+    """True if a pattern matches the file; case-sensitive on every system, so that all systems find the same documents."""
     last = name.rpartition("/")[2]
     return any(fnmatchcase(name if "/" in pattern else last, pattern) for pattern in include)
 

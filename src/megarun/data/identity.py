@@ -43,7 +43,7 @@ DataFiles = tuple[DataFile, ...]
 
 
 def same_data(one: DataFiles, other: DataFiles) -> bool:
-    """Whether both give the same rows."""
+    """True if both give the same rows."""
     return [file.key for file in one] == [file.key for file in other]
 
 

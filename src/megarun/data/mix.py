@@ -98,7 +98,7 @@ class TokenMix:
         return found
 
     def _shares(self, numbers: NDArray[np.int64], seed: int) -> Iterator[tuple[TokenFile, NDArray[np.int64], NDArray[np.int64]]]:
-        """For each file: a mask of its rows, and their row numbers within the file."""
+        """A mask of each file's rows, and their row numbers within the file."""
         length = int(self._ends[-1])
         blocks, positions = np.divmod(numbers, length)
         places = np.empty_like(positions)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from megarun.data.corpus import Corpus, Progress, silent
+from megarun.data.corpus import Corpus, ProgressCallback, silent
 from megarun.data.format import DTYPES, MAGIC, PAYLOAD_START, Header, dtype_of
 from megarun.data.platforms import SCHEME as PLATFORM_SCHEME
 from megarun.data.platforms import document_platforms
@@ -64,7 +64,7 @@ def tokenize(
     kind: TokenizerKind,
     vocab_size: int,
     path: Path,
-    progress: Progress = silent,
+    progress: ProgressCallback = silent,
     *,
     structure: bool = False,
     platform: bool = False,
@@ -77,8 +77,8 @@ def tokenize(
         vocab_size: Vocabulary size of BPE; smaller if the sample has too few pairs.
         path: Path of the token file; an existing token file is replaced.
         progress: Callback for every batch.
-        structure: Whether to write the lexical class of every token.
-        platform: Whether to write the platform of every document.
+        structure: True to write the lexical class of every token.
+        platform: True to write the platform of every document.
 
     Raises:
         MegaplanError: MP619 if it cannot be written, MP616 if a document changed during tokenization, or there are too many platforms.
@@ -97,7 +97,7 @@ def tokenize(
 
 
 def _write_payload(
-    file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: Progress, *, structure: bool, platform: bool
+    file: BinaryIO, corpus: Corpus, tokenizer: TrainedTokenizer, progress: ProgressCallback, *, structure: bool, platform: bool
 ) -> Header:
     """Write tokens, classes and platforms after the space for header and offsets, then the offsets; the header lacks the digest."""
     platforms, num_platforms = document_platforms(corpus.paths) if platform else (np.zeros(0, np.uint8), 0)

@@ -11,7 +11,7 @@ FORMAT = "megarun.doctor/1"
 
 
 class State(StrEnum):
-    """How a finding bears on training."""
+    """Effect of a finding on training."""
 
     OK = "ok"
     WARNING = "warning"
@@ -20,14 +20,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        section: What it is part of.
-        name: What was looked at.
-        state: How it bears on training.
-        text: What was found.
-        advice: What to do about it; empty if nothing.
+        section: Section of the report.
+        name: Name of the checked item.
+        state: Effect on training.
+        text: Text of the finding.
+        advice: Advice; empty if there is nothing to do.
         values: The same as plain values.
     """
 

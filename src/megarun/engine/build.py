@@ -32,7 +32,7 @@ def build_stage(
     """A rank's stage of `slot` on the meta device: its part of every parameter, in the dtype of its shards.
 
     Raises:
-        RuntimeError: Its tensors differ from the inventory's, which is a bug.
+        RuntimeError: The tensors of the stage differ from the inventory's, which is a bug.
     """
     with torch.device("meta"):
         stage = Stage(spec, inventory, slot, tp, ep, cp).to(TORCH_DTYPES[spec.precision.master])

@@ -60,8 +60,8 @@ def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True, compiled:
     Args:
         job: Job to train.
         mesh: This rank's position in the mesh.
-        measured: Whether expert row counts are read from tensors; else the spec states them.
-        compiled: Whether blocks are compiled by torch.compile.
+        measured: True if expert row counts are read from tensors; else the spec states them.
+        compiled: True if blocks are compiled by torch.compile.
     """
     tp, ep, cp = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured), context_parallel(mesh)
     stages = tuple(build_stage(job.spec, job.inventory, slot, tp, ep, cp) for slot in job.slots(mesh.coordinate["pp"]))

@@ -19,7 +19,7 @@ class Adapters:
     """The adapters of a checkpoint.
 
     Attributes:
-        checkpoint: Its folder.
+        checkpoint: Folder of the checkpoint.
         names: Adapted linears: full names, without `.weight`.
         scale: alpha / rank.
     """

@@ -1,4 +1,4 @@
-"""Values of a rule, from theirs to ours and back: every change moves elements and is undone exactly."""
+"""Conversion of a rule's values between theirs and ours: every change only moves elements and has an exact inverse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def to_ours(rule: Rule, theirs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def to_theirs(rule: Rule, ours: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Their tensors from ours, in the rule's order, in our dtype."""
+    """Convert our tensors to the Hugging Face tensors of a rule, in the rule's order and our dtype."""
     dim = rule.row_dim
     pieces = []
     for each, whole in zip(rule.ours, ours, strict=True):
@@ -45,7 +45,7 @@ def _rows(rule: Rule) -> list[int]:
 
 
 def _swapped(rule: Rule, whole: Tensor) -> Tensor:
-    """The halves of the columns in the other order, if the rule says so; the same both ways."""
+    """Exchange the two halves of the columns if the rule requires it; import and export do the same."""
     return torch.cat(torch.chunk(whole, 2, -1)[::-1], -1) if rule.swapped else whole
 
 

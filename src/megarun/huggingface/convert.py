@@ -53,14 +53,14 @@ _OTHER_FILES = ("generation_config.json", "tokenizer.json", "tokenizer.model", "
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What an import or an export has done.
+    """Result of an import or an export.
 
     Attributes:
         path: The checkpoint's folder, or the model's.
-        num_tensors: As Hugging Face names them.
-        num_bytes: Of these.
+        num_tensors: Number of tensors in the Hugging Face naming.
+        num_bytes: Bytes of these tensors.
         left: Stored tensors that the model does not have, which were not read.
-        warnings: What the config says and megarun does not compute.
+        warnings: Settings of the config that megarun does not compute.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class Moved:
 
 
 class _Lazy(Pieces):
-    """A tensor that is read when DCP writes it: its shape and dtype are known before."""
+    """A tensor that is read only when DCP writes it; its shape and dtype are known before."""
 
     def __init__(self, rule: Rule, index: int, files: WeightFiles) -> None:
         whole = Pieces.unsharded(torch.empty(rule.ours[index].shape, dtype=files.header(rule.theirs[0]).dtype, device="meta"))
@@ -91,7 +91,7 @@ def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Mo
         out: A new folder, as a run's.
 
     Raises:
-        MegaplanError: What cannot be read, or does not fit the plan.
+        MegaplanError: A file cannot be read, or does not fit the plan.
     """
     (job, plan), config = planned, _config(model / CONFIG)
     if out.exists():
@@ -131,10 +131,10 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
         checkpoint: Folder of the checkpoint.
         config_path: `config.json` of the model; files of tokenizer and generation from its folder are copied.
         out: A new folder; of a config that nests a text model it is that model alone.
-        dtype: Of the weights; None: as in the checkpoint.
+        dtype: Dtype of the weights; None to keep that of the checkpoint.
 
     Raises:
-        MegaplanError: What cannot be read, or the config is of another model.
+        MegaplanError: A file cannot be read, or the config is of another model.
     """
     config = _config(config_path)
     if out.exists():
@@ -248,7 +248,7 @@ def _different(key: str, theirs: Any, ours: Any) -> Iterable[str]:
 
 
 def _other_names(names: Names, nested: bool, name: str) -> Iterable[str]:
-    """How else files may name a tensor: as transformers writes it, or inside a model of several parts."""
+    """Other names that files may have for a tensor: as transformers writes it, or inside a model of several parts."""
     spelled = [name] if names.also is None else [name, name.replace(*names.also)]
     yield from spelled[1:]
     if nested:

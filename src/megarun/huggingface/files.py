@@ -21,12 +21,12 @@ SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "co
 MAX_JSON_BYTES = 1 << 28
 SHARD_BYTES = 5 * 10**9
 METADATA = {"format": "pt"}
-"""What transformers asks of a file."""
+"""Metadata that transformers requires of a file."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "U8": torch.uint8}
 
 
-class Header(NamedTuple):
-    """Of a stored tensor."""
+class TensorHeader(NamedTuple):
+    """Dtype and shape of a stored tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class WeightFiles:
     """The tensors of a folder.
 
     Attributes:
-        folder: With `model.safetensors`, or an index and its shards.
+        folder: Folder with `model.safetensors`, or an index and its shards.
         places: File of each tensor.
     """
 
@@ -77,7 +77,7 @@ class WeightFiles:
                 self.places[name], self._names[name] = self.places.pop(written), written
         return self
 
-    def header(self, name: str) -> Header:
+    def header(self, name: str) -> TensorHeader:
         """Dtype and shape of a tensor.
 
         Raises:
@@ -91,7 +91,7 @@ class WeightFiles:
         if dtype not in _DTYPES:
             detail = f"{self.folder / self.places[name]}: {name} is {dtype}, and weights of {', '.join(_DTYPES)} are read"
             raise refusal("MP663", detail, hints=("dequantise the model with transformers first",), file=str(self.folder))
-        return Header(_DTYPES[dtype], tuple(stored.get_shape()))
+        return TensorHeader(_DTYPES[dtype], tuple(stored.get_shape()))
 
     def read(self, name: str) -> Tensor:
         """The values of a tensor, in its dtype.
@@ -136,9 +136,9 @@ def write_shards(folder: Path, groups: Sequence[Group], num_parameters: int, lim
     """Write tensors as `model.safetensors`, or as shards of at most `limit` bytes with their index; names of the files.
 
     Args:
-        folder: Where to.
-        groups: In order; a group is never parted, so one larger than the limit has a shard of its own.
-        num_parameters: For the index.
+        folder: Destination folder.
+        groups: Groups in order; a group is never divided, so one larger than the limit has its own shard.
+        num_parameters: Number of parameters, for the index.
         limit: Bytes of a shard.
     """
     shards = list(_shards(groups, limit))

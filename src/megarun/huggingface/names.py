@@ -23,11 +23,11 @@ class Depths:
 
     Attributes:
         modules: Our modules to theirs, without the blocks'; their projection reads [embedding; hidden], ours [hidden; embedding].
-        prefix: Of these names; `{layer}` counts on from the decoder layers.
+        prefix: Prefix of these names; `{layer}` counts on from the decoder layers.
         block: Prefix of the blocks' names, which are those of a decoder layer.
         count: Field of the config that says how many there are; absent means one.
-        copies: Their copies of tensors of ours that a depth shares with the model.
-        most: How many have names; None for any number.
+        copies: Copies, in each depth of theirs, of tensors that a depth of ours shares with the model.
+        most: Largest number of depths with names; None for any number.
     """
 
     modules: Modules
@@ -47,13 +47,13 @@ class Names:
         layer: Prefix of these names; `{layer}` is the decoder layer.
         letters: Our layers in a decoder layer.
         outside: Modules outside the layers.
-        pairs: Whether rotary embedding turns neighbouring dims; ours turns dims of two halves. A permutation of rows, equal for queries and
+        pairs: True if rotary embedding turns neighbouring dims; ours turns dims of two halves. A permutation of rows, equal for queries and
             keys, changes no score.
-        index_pairs: Whether rotary embedding of indexers does.
-        transposed: Their modules with weights [in, out].
-        groups: Their modules whose rows are groups with rows of each of ours, and the key of `model` that counts the groups, or `ROWS`.
-        shapes: Their tensors of another shape than ours; -1 is all of the elements.
-        depths: Of multi-token prediction; None where no names are public.
+        index_pairs: True if rotary embedding of indexers does.
+        transposed: Modules of theirs with weights [in, out].
+        groups: Modules of theirs whose rows are groups with rows of each of ours, and the key of `model` that counts the groups, or `ROWS`.
+        shapes: Shapes of their tensors that differ from ours; -1 is all of the elements.
+        depths: Names of multi-token prediction; None if no names are public.
         also: A part of their names, and how transformers writes it; both are read.
     """
 

@@ -1,4 +1,4 @@
-"""From a table of names to tensors: which of ours are which of theirs, of which shapes; needs no torch."""
+"""Rules from a table of names: the pairs of our tensors and theirs, with their shapes; needs no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ours(NamedTuple):
     """A tensor of the inventory.
 
     Attributes:
-        name: Its full name.
+        name: Full name of the tensor.
         shape: Unsharded.
         order: The place of each row among theirs, in groups of as many rows; empty for the same order.
         parts: Equal parts of its rows that each group of theirs has one after another.
@@ -45,10 +45,10 @@ class Rule(NamedTuple):
     Attributes:
         ours: One, or several whose rows are joined.
         theirs: One, or several in order: one an expert, or equal parts of the rows.
-        shape: Of each of theirs.
-        transposed: Whether theirs is [in, out].
+        shape: Shape of each of theirs.
+        transposed: True if theirs is [in, out].
         groups: Groups of rows in theirs, each with as many rows of every part of ours.
-        swapped: Whether the two halves of its columns have the other order in theirs.
+        swapped: True if the two halves of its columns have the other order in theirs.
     """
 
     ours: tuple[Ours, ...]
@@ -66,7 +66,7 @@ class Rule(NamedTuple):
 
     @property
     def stacked(self) -> bool:
-        """Whether ours is a stack of theirs."""
+        """True if ours is a stack of theirs."""
         return len(self.theirs) > 1
 
     @property
@@ -80,9 +80,9 @@ def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping
     """The rules of every tensor of a model.
 
     Args:
-        names: Of its model type.
-        spec: What is trained.
-        inventory: Its tensors.
+        names: Names of the model type.
+        spec: Spec of the plan.
+        inventory: Tensors of the spec.
         config: The fields of `config.json`.
 
     Raises:

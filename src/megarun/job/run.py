@@ -31,8 +31,8 @@ class Run:
         plan: The plan as stored in checkpoints.
         checkpoints: Settings for saving and resuming.
         held_out: Evaluation data and interval; None for no evaluation.
-        tensorboard: Whether the metrics are also written for TensorBoard.
-        compiled: Whether blocks are compiled by torch.compile.
+        tensorboard: True if the metrics are also written for TensorBoard.
+        compiled: True if blocks are compiled by torch.compile.
         validation_fraction: Share of every token file's rows that `source` excludes, a decimal number.
     """
 
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def keeps_in(self) -> AnyPath:
-        """Where the folder `checkpoints` is: the output folder, or a storage."""
+        """Root of the folder `checkpoints`: the output folder, or a storage."""
         return any_path(self.checkpoints.url) if self.checkpoints.url else self.out
 
 
@@ -85,8 +85,8 @@ class Checkpoints:
         save_every: Optimizer steps between saves; 0: save only when a signal stops the run.
         keep: Number of finished checkpoints to keep.
         resume: `auto`: the run's newest complete checkpoint, if there is one; `never`; or a checkpoint's folder.
-        weights_only: Whether to load only the parameters and start at step 0.
-        other_data: Whether the token files or their weights may differ from the checkpoint's.
+        weights_only: True to load only the parameters and start at step 0.
+        other_data: True if the token files or their weights may differ from the checkpoint's.
         url: Storage that keeps checkpoints instead of the output folder; empty: none.
     """
 

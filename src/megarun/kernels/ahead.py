@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
         compiled: Those of them that were compiled.
         seconds: Time from the device's being known to the last kernel.
         failed: Kernels that did not compile, with the compiler's word.
-        error: Why not all kernels are known or compiled; empty if they are.
+        error: Reason why not all kernels are known or compiled; empty if they are.
     """
 
     found: int = 0
@@ -118,7 +118,7 @@ class KernelsAhead:
         Args:
             store: Shared by the job's processes.
             rank: Global rank of this process.
-            stops: Whether the run has been asked to stop.
+            stops: True if the run has been asked to stop.
             show: Function of the kernels done and found, called as they change.
         """
         local = int(os.environ.get(LOCAL_RANK, "0"))

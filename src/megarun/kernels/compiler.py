@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
 from megarun.job.job import Job
-from megarun.kernels.launches import Launch, build_launcher, compile_for, missing, replay, shared_key
+from megarun.kernels.launches import KernelLaunch, build_launcher, compile_for, missing, replay, shared_key
 from megarun.kernels.step import find_launches
 from megarun.kernels.target import Target
 
@@ -35,10 +35,10 @@ class Compiled(NamedTuple):
     """One kernel after its compilation.
 
     Attributes:
-        name: Of its function.
+        name: Name of the kernel's function.
         seconds: Time that it took.
-        cached: Whether the cache had it.
-        error: Why it is not there; empty if it is.
+        cached: True if the cache had it.
+        error: Reason why it is not there; empty if it is.
     """
 
     name: str
@@ -52,19 +52,19 @@ class CompileError(Exception):
 
 
 def default_processes() -> int:
-    """One process a CPU that this process may use."""
+    """One process per CPU that this process may use."""
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def compile_kernels(
     job: Job, ranks: Sequence[int], target: Target, num_processes: int, *, only_look: bool = False
 ) -> Iterator[tuple[int, Compiled]]:
-    """Compile what the ranks launch into the cache of this environment; the number of kernels found so far, with each that is done.
+    """Compile the ranks' kernels into this environment's cache; yield each finished kernel with the number of kernels found so far.
 
     Args:
         job: Job that megarun can build, with Triton kernels.
         ranks: Global ranks, each in a process that finds its launches.
-        target: What they run on.
+        target: GPU for which kernels are compiled.
         num_processes: Processes that compile.
         only_look: Look each kernel up in the cache, and compile none.
 
@@ -110,7 +110,7 @@ class _Finder:
         self._process.start()
         sends.close()
 
-    def read(self) -> Launch | None:
+    def read(self) -> KernelLaunch | None:
         """The next launch, None after the last.
 
         Raises:
@@ -124,7 +124,7 @@ class _Finder:
         if isinstance(found, str):
             raise CompileError(f"rank {self._rank}: {found}")
         self.is_done = found is None
-        return found if isinstance(found, Launch) else None
+        return found if isinstance(found, KernelLaunch) else None
 
     def stop(self) -> None:
         """End the process, if it still runs."""
@@ -133,7 +133,7 @@ class _Finder:
         self.receives.close()
 
 
-def _arrived(finders: Sequence[_Finder], timeout: float | None) -> Iterator[Launch]:
+def _arrived(finders: Sequence[_Finder], timeout: float | None) -> Iterator[KernelLaunch]:
     """Launches that have been sent; without a time limit at least one message is awaited."""
     by_pipe = {finder.receives: finder for finder in finders if not finder.is_done}
     for ready in wait_for(list(by_pipe), timeout) if by_pipe else ():
@@ -172,22 +172,22 @@ def _become_worker(target: Target, parent: int) -> None:
     compile_for(target)
 
 
-def _compiled(launch: Launch) -> Compiled:
+def _compiled(launch: KernelLaunch) -> Compiled:
     return _timed(launch, replay_and_build)
 
 
-def _looked_up(launch: Launch) -> Compiled:
+def _looked_up(launch: KernelLaunch) -> Compiled:
     return Compiled(launch.kernel.name, 0.0, cached=not missing(launch))
 
 
-def replay_and_build(launch: Launch) -> bool:
-    """Compile a kernel, and what Triton compiles to launch it; whether the cache had the kernel."""
+def replay_and_build(launch: KernelLaunch) -> bool:
+    """Compile a kernel and its launcher; return True if the cache had the kernel."""
     cached = not missing(launch)
     build_launcher(replay(launch))
     return cached
 
 
-def _timed(launch: Launch, run: Callable[[Launch], bool]) -> Compiled:
+def _timed(launch: KernelLaunch, run: Callable[[KernelLaunch], bool]) -> Compiled:
     began = time.perf_counter()
     try:
         cached, error = run(launch), ""

@@ -41,7 +41,7 @@ class Function(NamedTuple):
     name: str
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """One launch, up to the values of tensors.
 
     Attributes:
@@ -73,7 +73,7 @@ class CompilingDriver:
         return self._target
 
     def get_current_device(self) -> int:
-        """Its number."""
+        """Number of the GPU."""
         return 0
 
     def get_current_stream(self, device: int) -> int:  # noqa: ARG002  triton's own names
@@ -81,7 +81,7 @@ class CompilingDriver:
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        """Where torch's tensors are."""
+        """Device of torch's tensors."""
         return torch.device("cpu")
 
 
@@ -90,12 +90,14 @@ def compile_for(target: Target) -> None:
     driver.set_active(CompilingDriver(target))
 
 
-def recorded(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+def recorded(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> KernelLaunch:
     """A launch of a kernel with these arguments, without its key."""
-    return Launch(_function(kernel), tuple(map(_without_values, args)), {name: _without_values(each) for name, each in options.items()})
+    return KernelLaunch(
+        _function(kernel), tuple(map(_without_values, args)), {name: _without_values(each) for name, each in options.items()}
+    )
 
 
-def keyed(launch: Launch) -> Launch:
+def keyed(launch: KernelLaunch) -> KernelLaunch:
     """The launch with its key, as the launcher makes it; after `compile_for`."""
     found: list[str] = []
 
@@ -109,7 +111,7 @@ def keyed(launch: Launch) -> Launch:
     return launch._replace(key=str(key))
 
 
-def replay(launch: Launch) -> Any:
+def replay(launch: KernelLaunch) -> Any:
     """Give the launch to the launcher, which compiles the kernel or reads it from the cache, and does not run it; after `compile_for`."""
     options = {name: _operand(each) for name, each in launch.options.items()}
     return _LAUNCH(_named(launch.kernel), *map(_operand, launch.args), grid=(1,), warmup=True, **options)
@@ -119,7 +121,7 @@ class _MissingError(Exception):
     """The cache has no entry."""
 
 
-def missing(launch: Launch) -> bool:
+def missing(launch: KernelLaunch) -> bool:
     """True if the launcher would compile the kernel, because the cache does not have it; after `compile_for`."""
 
     def stop(*_: Any) -> None:

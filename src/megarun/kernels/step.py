@@ -14,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megaplan.hosts.megarun.ledger import makes_of
+from megaplan.hosts.megarun.ledger import block_variants
 from megaplan.layout.values import Slot
 from megaplan.schedules import schedule_problems
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
 from megarun.kernels.cuda_code import NAMESPACE, Unvalued, body_of, cuda_code, signature_of, without_values
-from megarun.kernels.launches import MULTIPLE, Launch, keyed, recorded
+from megarun.kernels.launches import MULTIPLE, KernelLaunch, keyed, recorded
 from megarun.kernels.target import Target
 from megarun.parallel.groups.expert import Splits, StatedRouting
 from megarun.parallel.groups.mesh import build_mesh
@@ -51,7 +51,7 @@ class UnvaluedTrainer(Trainer):
 class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
     """Runs the CUDA code of each operation of `megakernels`, once for each signature of operands; enter it inside a `FakeTensorMode`."""
 
-    def __init__(self, target: Target, found: Callable[[Launch], None]) -> None:
+    def __init__(self, target: Target, found: Callable[[KernelLaunch], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._target, self._found = target, found
         self._known: set[Any] = set()
@@ -82,7 +82,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's m
             body_of(func)(*map(without_values, args))
 
 
-def find_launches(job: Job, rank: int, target: Target, found: Callable[[Launch], None]) -> None:
+def find_launches(job: Job, rank: int, target: Target, found: Callable[[KernelLaunch], None]) -> None:
     """Run one step of a rank on fake tensors and report each distinct launch; after `launches.compile_for(target)`.
 
     Needs no GPU and no other process. It is called in a process of its own, which can join only one fake group.
@@ -90,7 +90,7 @@ def find_launches(job: Job, rank: int, target: Target, found: Callable[[Launch],
     Args:
         job: Job that megarun can build.
         rank: Global rank.
-        target: What it runs on.
+        target: GPU on which the plan runs.
         found: Function that is called with each launch, as soon as it is known.
     """
     warnings.simplefilter("ignore")  # torch warns about its own internals
@@ -124,9 +124,9 @@ def _rows_received(*, aligned: bool) -> Iterator[None]:
 
 
 def shortened(job: Job) -> Job:
-    """The job with one layer of each make in a slot, and the fewest microbatches that its schedule supports.
+    """The job with one layer of each variant in a slot, and the fewest microbatches that its schedule supports.
 
-    Layers of a make are equal but for their weights (`makes_of`), so that one launches what all launch. Where layers read what another
+    Layers of a variant differ in their weights alone (`block_variants`), so one launches what all launch. Where layers read what another
     layer computed in addition to the residual stream, all are kept.
     """
     schedule, mesh, model = job.spec.schedule, job.spec.mesh, job.spec.model
@@ -140,14 +140,14 @@ def shortened(job: Job) -> Job:
     spec = job.spec.model_copy(update={"schedule": changed})
     indexer = getattr(model.attention, "indexer", None)
     reads_others = bool(model.parallel_layers) or bool(indexer is not None and indexer.shared_layers)
-    makes = makes_of(job.spec, job.inventory)
-    layout = job.layout if reads_others else job.layout._replace(slots=tuple(_distinct(slot, makes) for slot in job.layout.slots))
+    variants = block_variants(job.spec, job.inventory)
+    layout = job.layout if reads_others else job.layout._replace(slots=tuple(_distinct(slot, variants) for slot in job.layout.slots))
     return replace(job, spec=spec, layout=layout)
 
 
-def _distinct(slot: Slot, makes: dict[str, Any]) -> Slot:
-    """The slot with the first of its layers of each make."""
+def _distinct(slot: Slot, variants: dict[str, Any]) -> Slot:
+    """The slot with the first of its layers of each variant."""
     first: dict[Any, str] = {}
     for name in slot.blocks:
-        first.setdefault(makes[name] if name.startswith("layers.") else name, name)
+        first.setdefault(variants[name] if name.startswith("layers.") else name, name)
     return slot._replace(blocks=tuple(first.values()))

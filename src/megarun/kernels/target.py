@@ -19,8 +19,8 @@ class Target(NamedTuple):
     Attributes:
         capability: Major and minor compute capability.
         num_sms: Streaming multiprocessors.
-        cudnn_version: As torch gives it; None without cuDNN.
-        has_flash: Whether torch has its flash attention kernels.
+        cudnn_version: Version of cuDNN as torch gives it; None without cuDNN.
+        has_flash: True if torch has its flash attention kernels.
     """
 
     capability: tuple[int, int]

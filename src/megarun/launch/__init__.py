@@ -1,1 +1,1 @@
-"""How processes of a job start, join their process group, are interrupted, and exit when one of them fails."""
+"""Start of a job's processes, their process group, interrupts, and their exit when one of them fails."""

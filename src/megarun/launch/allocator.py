@@ -12,18 +12,18 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-"""In the order in which torch looks; the first that is set is the only one that it reads."""
+"""Variables in the order in which torch looks; it reads only the first that is set."""
 OPTION, BACKEND, ASYNC = "expandable_segments", "backend", "cudaMallocAsync"
 TORCHS_DEFAULT, RUNTIME = "torch's default", "megarun"
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSetting:
-    """How torch's allocator is set.
+    """Settings of torch's allocator.
 
     Attributes:
-        expandable_segments: Whether segments grow in place instead of one being taken for each size that does not fit.
-        source: Who decided: a variable of the environment, the runtime, or torch's default.
+        expandable_segments: True if segments grow in place instead of one being taken for each size that does not fit.
+        source: Source of the setting: a variable of the environment, the runtime, or torch's default.
         raw: The whole setting as torch reads it; empty if there is none.
     """
 

@@ -33,7 +33,7 @@ CONNECTION_LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "failed to recv, got 0 bytes"),
     *("remote process exited", "ncclRemoteError"),
 )
-"""What gloo, NCCL and torch's store say when a process at the other end has ended; a `RuntimeError` of torch each."""
+"""Messages of gloo, NCCL and torch's store when a process at the other end has ended; each is a `RuntimeError` of torch."""
 MISSING_PROCESS_CODES = frozenset({"MP650", "MP651", "MP652"})
 
 
@@ -46,8 +46,8 @@ def report_failure(
         error: Exception that ended this rank.
         launch: Launch of the processes; None if they have not joined the store, which this function then does.
         mesh: Mesh of the plan if it is known, for the rank's coordinates.
-        with_traceback: Whether to print the traceback, too.
-        noticed: Whether the error is about another rank, which this one has noticed.
+        with_traceback: True to print the traceback too.
+        noticed: True if the error is about another rank, which this one has noticed.
     """
     is_missing_process = isinstance(error, MegaplanError) and error.diagnostics[0].code in MISSING_PROCESS_CODES
     if launch is None and is_missing_process:
@@ -143,7 +143,7 @@ def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
 
 
 def has_lost_peer(error: BaseException) -> bool:
-    """Whether the error is that another process of the job has ended, which closed its connections."""
+    """True if the error is that another process of the job has ended, which closed its connections."""
     found = _cause(error)
     return isinstance(found, RuntimeError) and any(text in str(found) for text in CONNECTION_LOST)
 
@@ -156,7 +156,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _account_of_ended(launch: Launch, mesh: Mesh | None, error: BaseException) -> str:
-    """Which ranks of this machine have ended, with their last place; and the connection that was lost."""
+    """The ranks of this machine that have ended, with their last place, and the connection that was lost."""
     lines = []
     with suppress(RuntimeError, ValueError, KeyError, TypeError):  # the store ends with the rank or torchrun that keeps it
         for rank in range(launch.world_size):

@@ -43,12 +43,12 @@ class ProcessIdentity:
 
     @property
     def is_local(self) -> bool:
-        """Whether its process id is one of this machine and namespace."""
+        """True if its process id is one of this machine and namespace."""
         return bool(self.namespace) and self.namespace == _namespace()
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known to have ended; False if it runs, or on another machine."""
+        """True if it is known to have ended; False if it runs, or on another machine."""
         if not self.is_local:
             return False
         try:

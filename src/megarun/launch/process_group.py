@@ -50,7 +50,7 @@ class Launch:
 
     @property
     def restarted(self) -> bool:
-        """Whether torchrun has restarted the job's processes (`--max-restarts`)."""
+        """True if torchrun has restarted the job's processes (`--max-restarts`)."""
         return int(os.environ.get(RESTART_COUNT, "0")) > 0
 
 
@@ -72,7 +72,7 @@ def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None 
     Args:
         start_timeout: Time to wait in seconds; otherwise a missing process would only show as a collective timeout minutes later.
         mesh: Mesh of the plan, for the coordinates of missing ranks.
-        elastic: Whether torchrun may start the job again with other nodes.
+        elastic: True if torchrun may start the job again with other nodes.
 
     Raises:
         MegaplanError: MP650 if a process or the store is missing; MP651 if rank 0 cannot listen at the store's port; MP652 if an

@@ -1,4 +1,4 @@
-"""Where the main thread of a rank is: written by it, and read by the thread that watches it."""
+"""Progress of a rank's main thread: written by it, and read by the thread that watches it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Timeouts:
     """Time limits of a rank in one place of a step, in seconds.
 
     Attributes:
-        first_step: Until the end of the first step, which compiles and connects, and for evaluations and saves.
+        first_step: Time limit of the first step, which compiles and connects, and of evaluations and saves.
         step: After that; at least five times the longest that the rank has been in one place of a step.
     """
 
@@ -32,7 +32,7 @@ class Progress:
 
     Attributes:
         step: Number of the step (1-based); 0 before the first.
-        place: What the rank does in it.
+        place: Activity of the rank within the step.
         count: Number of places entered: a rank is behind another if it has entered fewer.
         seconds: Total time in each place since the first step ended.
     """
@@ -62,7 +62,7 @@ class Progress:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the first step of this start has ended."""
+        """True if the first step of this start has ended."""
         return self._first is not None and self.step > self._first
 
     @property

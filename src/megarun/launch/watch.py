@@ -37,17 +37,17 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a rank publishes.
+    """Values that a rank publishes.
 
     Attributes:
         number: Beats so far, so that two are never equal.
         step: Number of the step (1-based).
-        place: What the rank does in it.
+        place: Activity of the rank within the step.
         count: Number of places entered.
         seconds: Time since it entered the place.
         limit: Time that it may be there.
         operation: Innermost call.
-        waits: Whether that call waits for other ranks.
+        waits: True if that call waits for other ranks.
         process: The rank's process.
     """
 
@@ -76,7 +76,7 @@ class Seen:
     silent: float
 
     def is_overdue(self, silent_limit: float) -> bool:
-        """Whether the rank has been in its place for longer than its limit, or publishes nothing.
+        """True if the rank has been in its place for longer than its limit, or publishes nothing.
 
         The latest beat of a rank that publishes nothing may be of the first step, whose limit is long.
 
@@ -107,7 +107,7 @@ class Watch:
     Args:
         launch: Launch of this rank, with the store.
         mesh: Mesh of the plan, for coordinates.
-        progress: Where this rank is.
+        progress: Progress of this rank.
         interrupt: Signals of this rank.
         beat_seconds: Time between two beats.
         silent_seconds: Time without a beat after which a process counts as stopped.
@@ -189,7 +189,7 @@ class Watch:
         return {rank: Seen(beat, now - at) for rank, (beat, at) in self._latest.items() if beat_key(rank) in present}
 
     def _must_stop(self) -> bool:
-        """Whether a signal asked this rank to stop, and it has stayed in one place for longer than a healthy step does."""
+        """True if a signal asked this rank to stop, and it has stayed in one place for longer than a healthy step does."""
         if not self._interrupt.signalled:
             return False
         now, count = time.monotonic(), self._progress.count

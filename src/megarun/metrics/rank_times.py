@@ -33,7 +33,7 @@ class WaitSampler:
     """Measures how long the main thread waits for other ranks, while it is entered.
 
     Args:
-        progress: Where the main thread is.
+        progress: Progress of the main thread.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -118,7 +118,7 @@ def rank_times(
         data: Seconds per step of each rank for data.
         computing: Seconds per step of each rank outside of collectives.
         waiting: Seconds per step of each rank in collectives.
-        is_sampled: Whether computing and waiting were measured.
+        is_sampled: True if computing and waiting were measured.
     """
     least = LEAST_SHARE * max(sum(times) for times in zip(data, computing, waiting, strict=True))
     slow = []

@@ -89,7 +89,7 @@ class Decision:
     Attributes:
         decision: `skip`: the batch is skipped; `rewind`: the run continues from a checkpoint; `stop`: the run ends.
         step: Number of the bad step (1-based).
-        reason: Why the step is bad.
+        reason: Reason why the step is bad.
         loss: Loss in nats per token; None if not finite.
         grad_norm: Global gradient norm; None if not finite.
         batches: Newly skipped batches, a half-open range.
@@ -138,7 +138,7 @@ class RankTimes:
         rank_compute_seconds: Time of the step neither for data nor waiting for other ranks; None on CUDA.
         rank_communication_seconds: Time in collectives, waiting for slower ranks included; None on CUDA.
         slowest_rank: Rank whose time is beyond 1.5 times the median of the other ranks of its stage; None if none is.
-        slowest_in: What takes it so long, `computing` or `reading data`.
+        slowest_in: Activity that takes the slowest rank so long, `computing` or `reading data`.
         note: The same as a sentence.
     """
 

@@ -19,7 +19,7 @@ from megarun.model.relation import Relations
 from megarun.model.rotary import Rotary, unrotated
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.context_indexer import (
-    Choice,
+    IndexerSettings,
     context_chosen_attention,
     context_indexed_attention,
     context_indexed_attention_choice,
@@ -177,10 +177,10 @@ class LatentAttention(Block):
         sin: Tensor,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`core` over the keys that the indexer selects, from its outputs and the layer's rotary table; with these keys, if sent."""
+        """Run `core` over the keys that the indexer selects from its outputs and the rotary table; return the keys too, if sent."""
         if self.indexer is None:
             raise RuntimeError("a layer without an indexer attends to all keys")
-        choice = Choice(self.scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
+        choice = IndexerSettings(self.scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
         attend = context_indexed_attention_choice if self.sends_choice else context_indexed_attention
         norm = self.indexer.k_norm
         # avoid locals that extend lifetimes: what attention makes is taken out of the list

@@ -13,7 +13,7 @@ class _Capped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cap: float) -> Tensor:
-        """Same shape in and out."""
+        """Return logits of the same shape."""
         y = torch.div(x, cap).tanh_().mul_(cap)
         ctx.save_for_backward(y)
         ctx.cap = cap

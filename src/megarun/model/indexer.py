@@ -49,7 +49,7 @@ class Indexer(nn.Module):
 
 
 def index_loss_factor(config: spec.Spec) -> float:
-    """Of the losses of a spec's indexers: coefficient / (tokens of the batch · heads); 0 without an indexer."""
+    """Factor of the losses of a spec's indexers: coefficient / (tokens of the batch · heads); 0 without an indexer."""
     attention = config.model.attention
     if not isinstance(attention, spec.LatentAttention) or attention.indexer is None:
         return 0.0

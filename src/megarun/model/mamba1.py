@@ -71,7 +71,7 @@ class Mamba1Block(Block):
 
 
 def summed(tp: TensorParallel, partial: Tensor) -> Tensor:
-    """The sum of the ranks' partial results, on every rank; what its readers make of it on each rank is summed in backward too."""
+    """Sum of the ranks' partial results, on every rank; backward sums the gradients of all ranks."""
     if tp.degree == 1:
         return partial
     total: Tensor = _Sum.apply(tp, partial)  # type: ignore[no-untyped-call]
@@ -83,7 +83,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tp: TensorParallel, partial: Tensor) -> Tensor:
-        """Same shape in and out."""
+        """Return a tensor of the same shape."""
         ctx.tp = tp
         return tp.sum(partial.clone())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megakernels.ops.mamba3.piece import Settings
+from megakernels.ops.mamba3.piece import Mamba3Settings
 from megaplan.spec import models as spec
 from megarun.model.norm import Block, RMSNorm, linear
 from megarun.model.rotary import Rotary
@@ -29,7 +29,7 @@ class Mamba3Block(Block):
         self.tp, self.cp = tp, cp
         self.head_dim, self.state_dim, self.num_groups = config.head_dim, config.state_dim, tp.share(config.num_groups)
         self.rank = config.mimo_rank
-        self.settings = Settings(config.chunk_positions, config.save_every, config.rate_activation == "heavy_tail")
+        self.settings = Mamba3Settings(config.chunk_positions, config.save_every, config.rate_activation == "heavy_tail")
         self.num_heads = tp.share(config.expand * hidden_size // config.head_dim)
         self.inner = self.num_heads * config.head_dim
         self.group_width = self.rank * self.num_groups * config.state_dim

@@ -34,8 +34,8 @@ class ExpertBank(nn.Module):
     FSDP2 can shard a bank over more ranks than it has experts; the operation reads them as stacks, which are views.
 
     Attributes:
-        gathers: Whether inputs and outputs are unsorted tokens instead of rows sorted by expert.
-        scaling: How its products multiply in eight bits; None if they do not. Such a bank gathers.
+        gathers: True if inputs and outputs are unsorted tokens instead of rows sorted by expert.
+        scaling: Scaling of the bank's products in eight bits; None if they are not in eight bits. A bank with scaling gathers.
     """
 
     def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int, *, gathers: bool = False) -> None:
@@ -72,7 +72,7 @@ class ExpertBank(nn.Module):
         return None if bias is None else bias.view(self.num_experts, -1)
 
 
-class Choice(TypedDict):
+class RoutingOptions(TypedDict):
     """Arguments of `megakernels.route` that a spec decides."""
 
     sigmoid: bool
@@ -82,7 +82,7 @@ class Choice(TypedDict):
 
 
 class Router(nn.Module):
-    """Weight [E, h]; a bias [E] of the logits, and numbers [E] added to the scores for the choice alone, where the router has them."""
+    """Router with weight [E, h]; optionally a bias [E] of the logits, and a correction [E] of the scores for the choice of experts only."""
 
     def __init__(self, hidden_size: int, num_experts: int, *, bias: bool, correction: bool) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class ExpertBlock(Block):
         self.tp, self.ep, self.cp, self.factors = tp, ep, cp, factors
         self.num_experts, self.top_k, self.normalize = config.num_experts, config.top_k, config.normalize_top_k
         self.has_bias, self.bias_rate = config.expert_bias, config.expert_bias_rate
-        self.choice: Choice = {
+        self.choice: RoutingOptions = {
             "sigmoid": config.score == "sigmoid",
             "num_groups": config.num_groups,
             "top_groups": config.top_groups,

@@ -46,7 +46,7 @@ class PredictionDepth(nn.Module):
     def forward(
         self, x: Tensor, following: Tensor, targets: Tensor, ends: Ends, rotary: Rotary | None, starts: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """This depth's hidden state, normed if it passes it on so, and its loss.
+        """Return this depth's hidden state, normed if the next depth reads it normed, and its loss.
 
         Args:
             x: Hidden state that the previous depth passes on, local tokens [B, t, h].

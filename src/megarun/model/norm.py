@@ -61,15 +61,15 @@ def center_norms(module: nn.Module) -> None:
 
 
 class GivenNorm(nn.Module):
-    """Of a block that shares the norm of the block before: what that has made, for one forward."""
+    """Norm of a block that shares the norm of the block before: it returns the output of that norm, for one forward."""
 
     given: Tensor | None = None
 
     def forward(self, _x: Tensor) -> Tensor:
-        """[B, t, h] in, and what is given out."""
+        """Take [B, t, h] and return the given output."""
         given, self.given = self.given, None
         if given is None:
-            raise RuntimeError("the block before should have handed its normed input on")
+            raise RuntimeError("the block before did not pass its normed input")
         return given
 
 
@@ -77,11 +77,11 @@ class Block(nn.Module):
     """A layer: x + f(norm(x)), or another path from the residual stream and back.
 
     Attributes:
-        norm: Of what the block reads; the identity if the only norm is `post_norm`.
-        post_norm: Of what it adds; None for none.
+        norm: Norm of the block's input; the identity if the only norm is `post_norm`.
+        post_norm: Norm of the block's output before it is added; None for none.
         multiplier: Factor of what it adds.
-        sends_choice: Whether it returns the keys that it chose too, for later layers.
-        takes_choice: Whether it reads those of an earlier layer.
+        sends_choice: True if it returns the keys that it chose too, for later layers.
+        takes_choice: True if it reads those of an earlier layer.
     """
 
     norm: nn.Module
@@ -94,7 +94,7 @@ class Block(nn.Module):
         self._normed: Tensor | None = None
 
     def place_norms(self, path: ResidualPath, width: int, eps: float) -> None:
-        """Put norms of the path's kind where the path has them, in the place of the RMSNorm before the block."""
+        """Replace the RMSNorm before the block by norms of the path's kind, at the path's places."""
         if path.placement == "post":
             self.norm = nn.Identity()
         elif path.norm != "rmsnorm":
@@ -103,11 +103,11 @@ class Block(nn.Module):
             self.post_norm = stream_norm(path.norm, width, eps)
 
     def add(self, x: Tensor, made: Tensor) -> Tensor:
-        """The residual stream with what the block has made, [B, t, h] each."""
+        """Add the block's output to the residual stream, [B, t, h] each."""
         return torch.add(x, made if self.post_norm is None else self.post_norm(made), alpha=self.multiplier)
 
     def share_norm(self, *, reads: bool, passes_on: bool) -> None:
-        """Read what the block before has normed, or hand what this block reads to the next; stream and normed stream are then a pair."""
+        """Read the previous block's normed input, or pass this block's to the next; stream and normed stream are then a pair."""
         if reads:
             self.norm = GivenNorm()
         if passes_on:
@@ -149,7 +149,7 @@ class RowLinear(nn.Linear):
 
     @property
     def own_bias(self) -> Tensor | None:
-        """What the product itself adds."""
+        """Bias that the product itself adds."""
         return self.bias if self.tp.degree == 1 else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 
 class Relations(NamedTuple):
-    """What A layers read.
+    """Inputs of A layers' relation bias.
 
     Attributes:
         classes: int32 [B, T], of all positions of the sequence, in its order.
         weight: [classes, heads], the rank's heads, without a gradient: FSDP2 would make one of zeros for a layer's input.
         sums: fp32, as weight: parts of its gradient.
-        empty: Of no element, with a gradient of none: where an operation has no other input with one, autograd does not call its backward.
+        empty: Tensor without elements that requires a gradient: autograd calls an operation's backward only if some input requires one.
     """
 
     classes: Tensor
@@ -49,17 +49,17 @@ class RelationBias(nn.Module):
         self.register_buffer("gradient_parts", torch.zeros(self.shape, dtype=torch.float32, device=device), persistent=False)
 
     def forward(self, x: Tensor, classes: Tensor) -> tuple[Tensor, Relations]:
-        """Residual stream in and out, behind which the table's gradient is made; classes uint8 [B, T]."""
+        """Return the residual stream, whose backward ends with the table's gradient, and the inputs of A layers; classes uint8 [B, T]."""
         through: Tensor = _FromSums.apply(x, self.weight, self.gradient_parts)  # type: ignore[no-untyped-call]
         return through, Relations(classes.to(torch.int32), self.weight.detach(), self.gradient_parts, x.new_empty(0, requires_grad=True))
 
 
 class _IntoSums(torch.autograd.Function):
-    """The weight; its gradient goes into the sums."""
+    """Identity of the weight; its gradient is added to the sums."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, sums: Tensor, _empty: Tensor) -> Tensor:
-        """The weight as it is."""
+        """Return the weight."""
         ctx.sums = sums
         return weight.view_as(weight)
 

@@ -13,15 +13,15 @@ from megarun.model.relation import Relations
 
 
 class Rotary(NamedTuple):
-    """What the layers of a stage that attend share.
+    """Values that the attention layers of a stage share.
 
     Attributes:
-        cos: Of the angles, fp32 [T, R/2].
-        sin: Of the angles, fp32 [T, R/2].
-        window_cos: Of layers with a window, if these have another base.
-        window_sin: Of layers with a window, if these have another base.
+        cos: Cosines of the angles, fp32 [T, R/2].
+        sin: Sines of the angles, fp32 [T, R/2].
+        window_cos: Cosines for layers with a window, if these have another base.
+        window_sin: Sines for layers with a window, if these have another base.
         relations: A relation bias.
-        choice: For a layer that shares it, the keys that an earlier layer chose: int32 [B, T, words].
+        choice: Keys that an earlier layer chose, for a layer that shares the choice: int32 [B, T, words].
     """
 
     cos: Tensor
@@ -39,7 +39,7 @@ class Rotary(NamedTuple):
 
 
 def rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
-    """How many trailing dims R of a head are rotated."""
+    """Number R of a head's trailing dims that are rotated."""
     return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.rotary_dim or attention.head_dim
 
 
@@ -51,7 +51,7 @@ def rotary_table(positions: Tensor, width: int, theta: float, device: torch.devi
         width: Number of rotated dims R; even unless no layer uses the table.
         theta: Base of the geometric series of frequencies.
         device: Device of the table.
-        scaling: How the frequencies are changed for a longer context.
+        scaling: Change of the frequencies for a longer context.
 
     Source: arXiv:2104.09864, section 3.2.2.
     """
@@ -77,7 +77,7 @@ def rotary_frequencies(width: int, theta: float, device: torch.device, scaling: 
 
 
 def kept_share(frequencies: Tensor, width: int, theta: float, scaling: Llama3Scaling | YarnScaling) -> Tensor:
-    """How much of each frequency is kept as it is, 0 to 1; the rest of it is divided."""
+    """Share of each frequency that is kept, 0 to 1; the rest of it is divided."""
     if isinstance(scaling, Llama3Scaling):
         turns = scaling.original_seq_length * frequencies / (2 * math.pi)
         return ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)

@@ -174,9 +174,9 @@ class Stage(nn.Module):
             labels: int64, the next token of each row of `logits`, -100 for none; for stages that compute their loss or predict further
                 tokens.
             following: Labels of each depth, shaped like `labels`: the tokens 2, 3, … positions after.
-            following_before: Where depths add n-grams, `before` of the tokens that each of them embeds.
-            following_structure: Where they add classes, `structure` of these tokens.
-            following_platform: Where they add platforms, `platform` of these tokens.
+            following_before: If depths add n-grams, `before` of the tokens that each of them embeds.
+            following_structure: If depths add classes, `structure` of these tokens.
+            following_platform: If depths add platforms, `platform` of these tokens.
             classes: uint8 [B, T], classes of all positions; for stages with a relation bias.
         """
         if self.embeds:
@@ -346,7 +346,7 @@ def build_section(
     factors: LossFactors | None,
     index: float,
 ) -> Block:
-    """As `build_block`, from a section that the model need not have, with an RMSNorm before the block."""
+    """Build a block as `build_block` does, from a section that the model need not have, with an RMSNorm before the block."""
     hidden, eps = whole.model.hidden_size, whole.model.norm_eps
     module: Block | None = None
     match section:

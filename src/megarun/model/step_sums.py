@@ -60,7 +60,7 @@ class Routed:
 
         Args:
             layers: Module of each E block: `layers.2`, `mtp.0.mlp`.
-            table: Sums of each over all ranks.
+            table: Sums over all ranks, by layer.
             top_k: Number of experts per token.
         """
         found = []
@@ -101,13 +101,13 @@ def biases(stages: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]]:
 
 
 def move_biases(stages: Iterable[nn.Module], layers: Sequence[str], table: Sequence[Sequence[float]], rate: float) -> None:
-    """Add `rate` to the bias of each expert with fewer rows than the mean, and take it from each with more.
+    """Add `rate` to the bias of each expert with fewer rows than the mean, and subtract it from the bias of each with more.
 
     Args:
         stages: This rank's stages.
         layers: Module of each E block.
-        table: Sums of each over all ranks.
-        rate: Of the spec.
+        table: Sums over all ranks, by layer.
+        rate: The spec's `expert_bias_rate`.
 
     Source: arXiv:2408.15664, algorithm 1.
     """

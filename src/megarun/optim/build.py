@@ -103,7 +103,7 @@ class Optimizers:
 
 
 def _decays(tensor: ParamTensor) -> bool:
-    """Whether weight decay applies: a bank's biases are vectors, one an expert."""
+    """True if weight decay applies: a bank's biases are vectors, one an expert."""
     return len(tensor.shape) > (2 if tensor.owner is Owner.EXPERT_PARALLEL else 1)
 
 

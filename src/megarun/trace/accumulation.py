@@ -32,7 +32,7 @@ class Accumulation:
         self._alone = _holders_when_alone()
 
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
-        """Whether the dispatched operation is such a sum; call it only from `__torch_dispatch__`."""
+        """True if the dispatched operation is such a sum; call it only from `__torch_dispatch__`."""
         if func is not ADD or kwargs or len(args) != 2 or not _called_by_engine(2) or torch.is_grad_enabled():
             return False
         return (
@@ -50,7 +50,7 @@ class Accumulation:
 
 
 def _called_by_engine(depth: int) -> bool:
-    """Whether the `__torch_dispatch__` frame at `depth` was called by the autograd engine, not by Python code inside a node."""
+    """True if the `__torch_dispatch__` frame at `depth` was called by the autograd engine, not by Python code inside a node."""
     frame = sys._getframe(depth + 1).f_back
     while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_WRAPPERS):
         frame = frame.f_back

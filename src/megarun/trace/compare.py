@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def within(self) -> bool:
-        """Whether the error is within the tolerance of a phase."""
+        """True if the error is within the tolerance of a phase."""
         return LARGEST_UNDERESTIMATE <= self.error <= LARGEST_OVERESTIMATE
 
 
@@ -84,7 +84,7 @@ class RankComparison:
         return {column: Pair(estimate[column], trace[column]) for column in Column if column is not Column.OVERHEAD}
 
     def column_within(self, pair: Pair) -> bool:
-        """Whether the error is within the tolerance of a column on this rank."""
+        """True if the error is within the tolerance of a column on this rank."""
         return abs(pair.difference) <= max(COLUMN_SHARE * pair.trace, PEAK_SHARE * self.peak.trace)
 
     @property
@@ -97,6 +97,6 @@ class RankComparison:
 
     @property
     def within(self) -> bool:
-        """Whether peak, phases, and every phase's columns are all within tolerance."""
+        """True if peak, phases, and every phase's columns are all within tolerance."""
         phases = self.phases.values()
         return self.peak.within and all(pair.within for pair in phases) and not self.columns_past_tolerance

@@ -84,7 +84,7 @@ class FirstForward:
             self._running, self._before, self._takers = None, set(), {}
 
     def _hand_over(self, stream: Any) -> None:
-        """What a block passes on; of a pair with the norm that it shares, or with the keys that it chose, the stream alone."""
+        """Mark the output of a block; only the stream if the block also returns a shared norm's output or the keys that it chose."""
         while isinstance(stream, tuple):
             stream = stream[0]
         for record in self._owners.live.records(stream):
@@ -156,7 +156,7 @@ def _same_storage(tensor: LedgerTensor, item: Kept) -> bool:
 
 
 def _likeness(tensor: LedgerTensor, item: Kept) -> float:
-    """How well savers and maker agree with the ledger's keepers: it distinguishes storages of one size."""
+    """Agreement of savers and maker with the ledger's keepers: it distinguishes storages of one size."""
     keepers = tensor.keepers
     named = sum(keeper in item.savers for keeper in keepers)
     functional = any(keeper not in item.savers for keeper in keepers) and "" in item.savers

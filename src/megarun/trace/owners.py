@@ -85,7 +85,7 @@ class Owners:
             places: Tracker of the running modules.
             workspace_bytes: Bytes of the GEMM libraries' workspace in torch's allocator on the planned device, from the first matrix
                 product.
-            fake_only: Whether to ignore real tensors, which are host bookkeeping in a trace on fake tensors.
+            fake_only: True to ignore real tensors, which are host bookkeeping in a trace on fake tensors.
         """
         self._tensors, self._places, self._workspace_bytes = dict(inventory.tensors()), places, workspace_bytes
         self._hooked: set[int] = set()
@@ -240,6 +240,6 @@ class Owners:
 
 
 def _in_side_embedding(place: str) -> bool:
-    """Whether a place is in a module whose temporary storages are feature activations, of the stage or below a prediction depth."""
+    """True if a place is in a module whose temporary storages are feature activations, of the stage or below a prediction depth."""
     parts = place.split(".")
     return (parts[2:] if parts[0] == "mtp" else parts)[:1] in ([name] for name in SIDES)

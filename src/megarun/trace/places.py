@@ -63,12 +63,12 @@ class Places:
 
     @property
     def in_module(self) -> bool:
-        """Whether any module runs."""
+        """True if any module runs."""
         return bool(self._stack)
 
     @property
     def in_forward(self) -> bool:
-        """Whether a forward pass is running, not autograd."""
+        """True if a forward pass is running, not autograd."""
         return bool(self._stack) and torch._C._current_autograd_node() is None
 
     def of_operation(self, operands: Iterable[StorageRecord]) -> tuple[str, bool]:

@@ -102,7 +102,7 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
         job: Job that megarun can build.
         mesh: This rank's position in the mesh.
         workspace_bytes: See `trace_rank`.
-        with_values: Whether to use real tensors instead of fake ones, to check the trace at small size.
+        with_values: True to use real tensors instead of fake ones, to check the trace at small size.
     """
     stages = sharded_stages(job, mesh, measured=with_values)
     places = Places(stages)

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from megaplan.columns import Phase
-from megaplan.hosts.allocator import Block, CachingAllocator
+from megaplan.hosts.allocator import CachingAllocator, MemoryBlock
 from megarun.trace.accumulation import Accumulation
 from megarun.trace.kinds import Kind
 from megarun.trace.replaced import replaced
@@ -45,9 +45,9 @@ class StorageRecord:
         dtype: Dtype of its first tensor.
         kind: Kind as far as known.
         name: Name of its parameter, if any.
-        forward: Whether it was allocated in a forward pass.
-        is_block_output: Whether it is the output of a block.
-        alive: Whether it is not freed.
+        forward: True if it was allocated in a forward pass.
+        is_block_output: True if it is the output of a block.
+        alive: True if it is not freed.
         savers: Paths of modules whose operations saved it for backward, if observed.
     """
 
@@ -96,7 +96,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         Args:
             observer: Receiver of storage events.
             granule_bytes: Granularity of sizes in bytes, rounded up; 1 counts exactly, 512 like the CUDA allocator's blocks.
-            fake_only: Whether to ignore real tensors.
+            fake_only: True to ignore real tensors.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._observer, self._granule, self._fake_only = observer, granule_bytes, fake_only
@@ -150,7 +150,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def reserved(self, *, expandable: bool) -> dict[Phase, int]:
         """Bytes that CUDA's allocator would have reserved at the end of each phase, by a replay of the log with its streams."""
         allocator = CachingAllocator(expandable=expandable)
-        blocks: dict[StorageRecord, Block] = {}
+        blocks: dict[StorageRecord, MemoryBlock] = {}
         sizes: dict[StorageRecord, int] = {}
         found: dict[Phase, int] = {}
         ends = [*(start for start, _ in self._entered[1:]), len(self._log)]
@@ -239,7 +239,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return out
 
     def __enter__(self) -> Self:
-        """Also observe resizes, and ignore DTensor's shape inference."""
+        """Observe resizes too, and ignore DTensor's shape inference."""
         resize, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
 
         def tracked_resize(storage: torch.UntypedStorage, size: int) -> Any:

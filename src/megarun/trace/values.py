@@ -81,7 +81,7 @@ class RankTrace:
         kept: Storages that the first forward of every stage left alive.
         differences: Differences of these, and of storages alive between two steps, from the ledger.
         num_events: Number of counted allocations, resizes and frees.
-        reserved: What torch's CUDA allocator would have reserved at the end of each phase, by a replay of these; empty without a log.
+        reserved: Bytes that torch's CUDA allocator would have reserved by each phase's end, from a replay of the log; empty without one.
     """
 
     rank: int

@@ -41,8 +41,8 @@ ACKNOWLEDGE_LIMIT = timedelta(seconds=5)
 ABSENT = "absent"
 MOST_NAMED = 8
 
-Inputs = dict[str, tuple[str, str]]
-"""By key: the compared value, and its text for messages."""
+ComparedInputs = dict[str, tuple[str, str]]
+"""The compared value and its text for messages, by key."""
 
 
 def require_agreement(run: Run, launch: Launch, device: str) -> None:
@@ -112,7 +112,7 @@ def _conclude(code: str, topic: str, lines: list[str], run: Run, launch: Launch)
         raise refusal(code, verdict)
 
 
-def inputs_of(run: Run, device: str) -> Inputs:
+def inputs_of(run: Run, device: str) -> ComparedInputs:
     """All settings that must be equal on every rank, by their user-visible names."""
     job, saved = run.job, run.checkpoints
     values: dict[str, Any] = dict(_leaves("", job.spec.model_dump(mode="json")))
@@ -182,7 +182,7 @@ def _resume(word: str) -> tuple[str, str]:
     return digest, f"{word} (manifest sha256 {digest[:16]}…)"
 
 
-def differences(ours: Inputs, first: Mapping[str, Iterable[str]]) -> list[str]:
+def differences(ours: ComparedInputs, first: Mapping[str, Iterable[str]]) -> list[str]:
     """Differences from rank 0's settings, one line each; derived values only if no other difference explains them."""
     lines = []
     for key in {**ours, **first}:

@@ -66,7 +66,7 @@ def _ranks(planned: Planned) -> int:
 
 
 def _difference(first: Planned, other: Planned) -> str:
-    """Why a checkpoint of one plan cannot continue under the other; empty if it can."""
+    """Reason why a checkpoint of one plan cannot continue under the other; empty if it can."""
     if first[1].model_digest != other[1].model_digest:
         return f"model digest {other[1].model_digest}, PLAN's {first[1].model_digest}"
     if first[0].global_batch != other[0].global_batch:

@@ -33,7 +33,7 @@ MAX_LOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What a lock says: the process that holds it, and a random token of this start of the run."""
+    """Content of a lock: the process that holds it, and a random token of this start of the run."""
 
     process: ProcessIdentity
     token: str
@@ -170,7 +170,7 @@ class RunFolder:
 
 
 def sees(folder: Path, token: str, seconds: float) -> str:
-    """Why this process does not see the lock with this token; empty if it does.
+    """Reason why this process does not see the lock with this token; empty if it does.
 
     Args:
         folder: `--out` of this process.

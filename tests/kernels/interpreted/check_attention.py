@@ -242,7 +242,7 @@ def test_heads_beyond_32_bit_offsets() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
-    largest = facts.LARGEST_WIDTH[dtype.itemsize]
+    largest = facts.ATTENTION_LARGEST_WIDTH[dtype.itemsize]
 
     def given(width: int, value_width: int, **changes: Any) -> Attention:
         q, v = torch.empty(1, 1, 1, width, dtype=dtype), torch.empty(1, 1, 1, value_width, dtype=dtype)

@@ -11,7 +11,8 @@ from op_exact import exact_conv
 from op_makers import Case
 
 from megakernels import causal_conv1d
-from megakernels.ops.causal_conv1d import kernel, reference
+from megakernels.ops.causal_conv1d import reference
+from megakernels.ops.causal_conv1d.facts import CONV_BACKWARD_POSITIONS, LARGEST_KERNEL
 
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ("causal_conv1d", "causal_conv1d_plain", "causal_conv1d_packed", "causal_conv1d_initial")
@@ -46,7 +47,7 @@ def test_gradient_of_a_sum(case: Case) -> None:
 
 
 def test_more_positions_than_a_backward_program_takes() -> None:
-    check_values(BY_NAME["causal_conv1d_packed"], kernel.BACKWARD_POSITIONS + 2, torch.float32, reference)
+    check_values(BY_NAME["causal_conv1d_packed"], CONV_BACKWARD_POSITIONS + 2, torch.float32, reference)
 
 
 def test_a_document_that_began_before_the_row() -> None:
@@ -85,5 +86,5 @@ def test_positions_beyond_32_bit_offsets() -> None:
 
 
 def test_more_taps_stay_with_the_reference() -> None:
-    x, weight = torch.randn(1, 9, 3), torch.randn(3, kernel.LARGEST_KERNEL + 1)
+    x, weight = torch.randn(1, 9, 3), torch.randn(3, LARGEST_KERNEL + 1)
     assert rms_ratio(causal_conv1d(x, weight), exact_conv(x.double(), weight.double(), None, silu=True)) < TOLERANCE[torch.float32]

@@ -26,7 +26,7 @@ from megakernels.ops.indexed_attention import op as indexed_op
 from megakernels.ops.indexed_attention import pieces as indexed_pieces
 from megakernels.ops.indexed_attention import reference as indexed_reference
 from megakernels.ops.indexed_attention.bits import choice_like
-from megakernels.ops.indexed_attention.pieces import Settings
+from megakernels.ops.indexed_attention.pieces import IndexedSettings
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("chosen_attention")}
 SMALL = 32
@@ -117,7 +117,7 @@ def test_pieces_are_the_whole(num_ranks: int) -> None:
             table = [own(each[None], *mine)[0] for each in (cos, sin)]
             mine_of = {name: own(inputs[name].detach(), *mine) for name in ("q", "index_q", "index_weights")}
             index = mine_of["index_q"], own(index_keys, *stored), mine_of["index_weights"]
-            settings = Settings(**numbers, window=None, query_pieces=mine, key_pieces=stored)
+            settings = IndexedSettings(**numbers, window=None, query_pieces=mine, key_pieces=stored)
             found = indexed_attention_pieces_choice(mine_of["q"], keys, values, *index, *table, None, settings)[4]
             assert torch.equal(found, own(choice, *mine))
             given = mine_of["q"], keys, values, found, None
@@ -158,11 +158,11 @@ def test_scratch(shape: tuple[int, ...], packed: bool, monkeypatch: pytest.Monke
 
 @PACKED
 @DTYPES
-@pytest.mark.parametrize("elements", [indexed_sizes.CHUNK_ELEMENTS, 1])
+@pytest.mark.parametrize("elements", [indexed_sizes.INDEX_CHUNK_ELEMENTS, 1])
 def test_scratch_of_a_choice(dtypes: Any, packed: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than without one by the bits, which are a result."""
     make_idle(monkeypatch)
-    monkeypatch.setattr(indexed_sizes, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(indexed_sizes, "INDEX_CHUNK_ELEMENTS", elements)
     inputs, cos, sin = indexed(50, 0)
     given = [each.to(dtypes[1] if name.startswith("k_") else dtypes[0]) for name, each in inputs.items()]
     numbers = starts_of(2, 50, packed), 0.3, 4, 1.0, 1e-5, None

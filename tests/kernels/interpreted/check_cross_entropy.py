@@ -45,13 +45,13 @@ def test_gradient_of_a_sum(case: Case) -> None:
 @pytest.mark.parametrize("rows_and_words", [7, 70])
 def test_slices_of_the_product(dtype: torch.dtype, rows_and_words: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of one word and of ten."""
-    monkeypatch.setattr(linear_facts, "SLICE_ELEMENTS", rows_and_words)
+    monkeypatch.setattr(linear_facts, "LOGITS_SLICE_ELEMENTS", rows_and_words)
     check_values(BY_NAME["linear_cross_entropy"], 7, dtype, reference)
 
 
 def test_several_steps_and_tiles_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "LARGEST_STEP", 8)
-    monkeypatch.setattr(kernel, "LARGEST_TILE", 4)
+    monkeypatch.setattr(kernel, "LOSS_STEP_COLUMNS", 8)
+    monkeypatch.setattr(kernel, "LOSS_TILE_COLUMNS", 4)
     check_values(BY_NAME["cross_entropy"], 9, torch.float32, reference)
 
 

@@ -10,7 +10,8 @@ from op_checks import rms_ratio
 from torch import Tensor
 
 from megakernels import dispatch_plan, fp8_experts, fp8_experts_backward, use_kernels
-from megakernels.ops.fp8_experts import kernel, reference, run
+from megakernels._common.device import module_for
+from megakernels.ops.fp8_experts import kernel, reference
 from megakernels.ops.moe.inputs import Experts
 
 SEEDS, QUICK = range(24), 2
@@ -107,12 +108,12 @@ def test_operations_use_them(scaling: str, seed: int) -> None:
             ),
         ]
 
-    assert run._pieces(given.x) is kernel
+    assert module_for(given.x, reference) is kernel
     with shuffled_grid(seed):
         found = results()
     try:
         use_kernels("reference")
-        assert run._pieces(given.x) is reference
+        assert module_for(given.x, reference) is reference
         expected = results()
     finally:
         use_kernels("triton")

@@ -24,7 +24,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from megakernels import gated_conv1d, gated_conv_pieces, gated_conv_pieces_backward
+from megakernels.ops.causal_conv1d.facts import LARGEST_KERNEL
 from megakernels.ops.gated_conv1d import kernel, reference
+from megakernels.ops.gated_conv1d.op import accepts
 
 SEQUENCES = ("input_gate", "output_gate", "value")
 BY_NAME = {case.name: case for case in CASES}
@@ -53,9 +55,8 @@ def test_values_of_more_lengths(case: Case, dtype: torch.dtype, num_positions: i
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short row has several: the shipped ones have up to 128 positions of 256 channels."""
-    for name, size in (("POSITIONS", 16), ("CHANNELS", 32)):
-        monkeypatch.setattr(kernel, f"FORWARD_{name}", size)
-        monkeypatch.setattr(kernel, f"BACKWARD_{name}", size)
+    for name, size in (("GATED_FORWARD_POSITIONS", 16), ("POSITIONS_PER_SHARE", 16), ("GATED_CHANNELS", 32)):
+        monkeypatch.setattr(kernel, name, size)
 
 
 class Drawn(NamedTuple):
@@ -191,7 +192,7 @@ def test_positions_beyond_32_bit_offsets() -> None:
 
 def test_what_stays_with_the_reference() -> None:
     narrow = [torch.empty(1, 2, 3, dtype=torch.bfloat16) for _ in SEQUENCES]
-    given = reference.GatedConvolution(*narrow, torch.empty(3, kernel.LARGEST_KERNEL), None, None)
-    assert kernel.accepts(given)
-    assert not kernel.accepts(given._replace(weight=torch.empty(3, kernel.LARGEST_KERNEL + 1)))
-    assert not kernel.accepts(given._replace(input_gate=narrow[0].float()))
+    given = reference.GatedConvolution(*narrow, torch.empty(3, LARGEST_KERNEL), None, None)
+    assert accepts(given)
+    assert not accepts(given._replace(weight=torch.empty(3, LARGEST_KERNEL + 1)))
+    assert not accepts(given._replace(input_gate=narrow[0].float()))

@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from megakernels import gated_delta, gated_delta_piece, gated_delta_piece_backward
 from megakernels.ops.gated_delta import facts, kernel, reference
-from megakernels.ops.gated_delta.choice import chosen
-from megakernels.ops.gated_delta.inputs import GRADIENTS, DeltaRule
+from megakernels.ops.gated_delta.inputs import GRADIENTS, GatedDeltaInputs
+from megakernels.ops.gated_delta.op import SCAN
 from megakernels.ops.gated_delta.piece import DeltaSettings
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("gated_delta")}
@@ -213,8 +213,8 @@ def test_states_and_their_gradients(per_row: bool) -> None:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     tokens = normal(1, 37, 2, 16), normal(1, 37, 2, 16), normal(1, 37, 2, 8), normal(1, 37, 2, *rows), normal(1, 37, 2)
-    wide = DeltaRule(*tokens, normal(2), normal(2, *rows) - 3, None, 16, 20, 1.0)
-    given = DeltaRule(*(each.float() if isinstance(each, Tensor) else each for each in wide))
+    wide = GatedDeltaInputs(*tokens, normal(2), normal(2, *rows) - 3, None, 16, 20, 1.0)
+    given = GatedDeltaInputs(*(each.float() if isinstance(each, Tensor) else each for each in wide))
     state, grad_last, grad_y = normal(1, 2, 16, 8), normal(1, 2, 16, 8), normal(1, 37, 2, 8)
     expected, found = reference.forward(state, wide), kernel.forward(state.float(), given)
     of_all, of_first = reference.backward(grad_last, grad_y, wide, expected[1])
@@ -247,10 +247,10 @@ def test_positions_beyond_32_bit_offsets() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
     (keys, values), nothing = (
-        facts.LARGEST_WIDTHS[dtype.itemsize],
-        DeltaRule._make([None] * len(DeltaRule._fields))._replace(decay=torch.empty(1, 1, 1)),
+        facts.DELTA_LARGEST_WIDTHS[dtype.itemsize],
+        GatedDeltaInputs._make([None] * len(GatedDeltaInputs._fields))._replace(decay=torch.empty(1, 1, 1)),
     )
     for key_width, value_width, expected in ((keys, values, kernel), (keys + 1, 8, reference), (8, values + 1, reference)):
         q, v = torch.empty(1, 1, 1, key_width, dtype=dtype), torch.empty(1, 1, 1, value_width, dtype=dtype)
-        assert chosen(nothing._replace(q=q, k=q, v=v)) is expected
-    assert chosen(nothing._replace(q=q, k=q, v=v.double())) is reference
+        assert SCAN.module(nothing._replace(q=q, k=q, v=v)) is expected
+    assert SCAN.module(nothing._replace(q=q, k=q, v=v.double())) is reference

@@ -9,6 +9,7 @@ from op_makers import BATCH, Case
 
 from megakernels import head_gated_norm
 from megakernels.ops.head_gated_norm import kernel, reference
+from megakernels.ops.head_gated_norm.facts import HEAD_LARGEST_WIDTH
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("head_gated_norm")}
 EACH = pytest.mark.parametrize("name", BY_NAME)
@@ -24,7 +25,7 @@ def test_values(name: str, dtype: torch.dtype, num_positions: int) -> None:
 
 @pytest.mark.slow
 @DTYPES
-@pytest.mark.parametrize("width", [16, 128, 200, kernel.LARGEST_WIDTH])
+@pytest.mark.parametrize("width", [16, 128, 200, HEAD_LARGEST_WIDTH])
 def test_wide_heads(width: int, dtype: torch.dtype) -> None:
     case = Case(
         f"head_gated_norm {width}",
@@ -54,5 +55,5 @@ def test_gradient_of_a_sum() -> None:
 
 
 def test_what_stays_with_the_reference() -> None:
-    assert kernel.accepts(torch.empty(1, kernel.LARGEST_WIDTH))
-    assert not kernel.accepts(torch.empty(1, kernel.LARGEST_WIDTH + 1))
+    assert kernel.accepts(torch.empty(1, HEAD_LARGEST_WIDTH))
+    assert not kernel.accepts(torch.empty(1, HEAD_LARGEST_WIDTH + 1))

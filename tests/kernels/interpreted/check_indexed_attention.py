@@ -29,7 +29,7 @@ from megakernels import (
 from megakernels.ops.attention import facts as attention_sizes
 from megakernels.ops.indexed_attention import choice, facts, reference
 from megakernels.ops.indexed_attention.inputs import Arguments
-from megakernels.ops.indexed_attention.pieces import Settings
+from megakernels.ops.indexed_attention.pieces import IndexedSettings
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("indexed_attention")}
 EACH = pytest.mark.parametrize("name", BY_NAME)
@@ -53,7 +53,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "INDEX_TILE", SMALL)
     for key, tile in facts.MASS_TILES.items():
         monkeypatch.setitem(facts.MASS_TILES, key, tile._replace(queries=SMALL, keys=SMALL))
-    monkeypatch.setattr(facts, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(facts, "INDEX_CHUNK_ELEMENTS", 1)
 
 
 @EACH_PACKED
@@ -290,7 +290,7 @@ def test_pieces_are_the_whole(num_ranks: int, window: int | None, packed: bool) 
             here = None if starts is None else (own(starts, *mine) - torch.tensor(mine).repeat_interleave(length) * length).int()
             mine_of = {name: own(inputs[name], *mine) for name in ("q", "index_q", "index_weights")}
             given = mine_of["q"], k, v, mine_of["index_q"], keys, mine_of["index_weights"], *table, here
-            settings = Settings(**numbers, query_pieces=mine, key_pieces=stored)
+            settings = IndexedSettings(**numbers, query_pieces=mine, key_pieces=stored)
             made = indexed_attention_pieces(*given, settings)
             assert rms_ratio(made[0], own(out, *mine)) < TOLERANCE[torch.float32]
             *of_queries, grad_k, grad_v, grad_keys = indexed_attention_pieces_backward(own(grad, *mine), *given, made, settings)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from megakernels import m2rnn, m2rnn_piece, m2rnn_piece_backward
 from megakernels.ops.m2rnn import facts, kernel, reference
-from megakernels.ops.m2rnn.choice import chosen
-from megakernels.ops.m2rnn.inputs import Recurrence
+from megakernels.ops.m2rnn.inputs import M2rnnInputs
+from megakernels.ops.m2rnn.op import SCAN
 
 BY_NAME = {case.name: case for case in CASES}
 EACH = pytest.mark.parametrize("case", [BY_NAME["m2rnn"], BY_NAME["m2rnn_packed"]], ids=lambda case: case.name)
@@ -136,7 +136,7 @@ def test_no_positions(shape: tuple[int, int]) -> None:
 
 
 def test_large_states_stay_with_the_reference() -> None:
-    keys, values, nothing = facts.LARGEST_KEYS, facts.LARGEST_VALUES, Recurrence._make([None] * len(Recurrence._fields))
+    keys, values, nothing = facts.LARGEST_KEYS, facts.LARGEST_VALUES, M2rnnInputs._make([None] * len(M2rnnInputs._fields))
     for key_width, value_width, expected in ((keys, values, kernel), (keys + 1, values, reference), (keys, values + 1, reference)):
         given = nothing._replace(q=torch.empty(1, 1, key_width), v=torch.empty(1, 1, 1, value_width))
-        assert chosen(given) is expected
+        assert SCAN.module(given) is expected

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from megakernels import mamba3, mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
 from megakernels.ops.mamba3 import facts, kernel, reference
-from megakernels.ops.mamba3.choice import chosen
-from megakernels.ops.mamba3.chunk import GRADIENTS, Scan
-from megakernels.ops.mamba3.piece import Settings
+from megakernels.ops.mamba3.chunk import GRADIENTS, Mamba3Inputs
+from megakernels.ops.mamba3.op import IMPLEMENTATION
+from megakernels.ops.mamba3.piece import Mamba3Settings
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("mamba3")}
 EACH = pytest.mark.parametrize("name", BY_NAME)
@@ -160,7 +160,7 @@ def test_pieces_are_the_whole(rank: int, num_angles: int, packed: bool, counts: 
     inputs += [torch.randn(heads, rank, 5) if rank > 1 else None for _ in range(3)]
     begins = torch.rand(2, pieces * length) < (0.1 if packed else 0.0)
     starts = torch.where(begins, torch.arange(pieces * length), 0).cummax(1).values.int() if packed else None
-    settings, given = Settings(16, every), [each.requires_grad_() for each in inputs if each is not None]
+    settings, given = Mamba3Settings(16, every), [each.requires_grad_() for each in inputs if each is not None]
     with no_reference(reference):
         whole = mamba3(*inputs, 16, starts, save_every=every)
         grad_y = torch.randn(whole.shape)
@@ -217,7 +217,7 @@ def test_fewer_segments_at_once_than_there_are(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(facts, "STATES_BYTES", 1)
     given, _ = drawn(6)
     given |= {"save_every": 5} | {name: given[name].float() for name in GRADIENTS if given[name] is not None}
-    scan = Scan(**given)
+    scan = Mamba3Inputs(**given)
     made = kernel.forward(scan)
     assert made[1].shape[1] == 4
     expected = reference.forward(scan)
@@ -244,7 +244,7 @@ def test_gradient_of_a_sum() -> None:
 def test_strided_operands_have_the_bits_of_dense_ones() -> None:
     given, _ = drawn(6)
     names = [name for name in GRADIENTS if given[name] is not None]
-    dense = Scan(**given | {name: given[name].float() for name in names})
+    dense = Mamba3Inputs(**given | {name: given[name].float() for name in names})
     views = dense._replace(**{name: strided(getattr(dense, name)) for name in names})
     found, expected = kernel.forward(views), kernel.forward(dense)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -254,13 +254,13 @@ def test_strided_operands_have_the_bits_of_dense_ones() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
-    widest, widest_state = facts.LARGEST_WIDTH[dtype.itemsize]
+    widest, widest_state = facts.MAMBA3_LARGEST_WIDTHS[dtype.itemsize]
 
-    def given(width: int, state: int, rank: int = 1) -> Scan:
+    def given(width: int, state: int, rank: int = 1) -> Mamba3Inputs:
         x, keys = torch.empty(1, 1, 1, width, dtype=dtype), torch.empty(1, 1, rank, 1, state, dtype=dtype)
-        return Scan(x, x, keys, keys, *(None,) * 12, 16, 16, False)
+        return Mamba3Inputs(x, x, keys, keys, *(None,) * 12, 16, 16, False)
 
-    assert chosen(given(widest, widest_state, facts.LARGEST_RANK)) is kernel
+    assert IMPLEMENTATION.module(given(widest, widest_state, facts.LARGEST_RANK)) is kernel
     others = given(widest + 1, 8), given(8, widest_state + 1), given(8, 8, facts.LARGEST_RANK + 1), given(8, 1), given(0, 8)
-    assert all(chosen(each) is reference for each in others)
-    assert chosen(given(8, 8)._replace(z=torch.empty(1, 1, 1, 8, dtype=torch.float64))) is reference
+    assert all(IMPLEMENTATION.module(each) is reference for each in others)
+    assert IMPLEMENTATION.module(given(8, 8)._replace(z=torch.empty(1, 1, 1, 8, dtype=torch.float64))) is reference

@@ -12,6 +12,7 @@ from op_makers import BATCH, Case
 
 from megakernels import add_rms_norm, gated_rms_norm, rms_norm
 from megakernels.ops.rms_norm import kernel, reference
+from megakernels.ops.rms_norm.facts import NORM_LARGEST_WIDTH
 
 BY_NAME = {case.name: case for case in CASES}
 CASES_HERE = [BY_NAME[name] for name in ("rms_norm", "rms_norm_offset", "add_rms_norm", "gated_rms_norm")]
@@ -104,7 +105,7 @@ def test_rows_beyond_32_bit_offsets(kind: str) -> None:
 
 
 def test_wider_rows_stay_with_the_reference() -> None:
-    x = torch.randn(2, kernel.LARGEST_WIDTH + 8)
+    x = torch.randn(2, NORM_LARGEST_WIDTH + 8)
     assert rms_ratio(rms_norm(x, x[0], EPS), exact_rms_norm(x.double(), x[0].double())) < TOLERANCE[torch.float32]
     assert kernel.accepts(x.bfloat16()[:, 8:], 1, gated=True)
     assert not kernel.accepts(x[:, 8:], 1, gated=True)

@@ -130,9 +130,9 @@ def indexed_inputs(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtyp
 @PACKED
 @DTYPES
 @pytest.mark.parametrize("shape", INDEXED, ids=str)
-@pytest.mark.parametrize("elements", [indexed_sizes.CHUNK_ELEMENTS, 1])
+@pytest.mark.parametrize("elements", [indexed_sizes.INDEX_CHUNK_ELEMENTS, 1])
 def test_indexed_attention(shape: tuple[int, ...], dtypes: Any, packed: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexed_sizes, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(indexed_sizes, "INDEX_CHUNK_ELEMENTS", elements)
     batch, num_positions, heads, width, value_width, *_ = shape
     if dtypes[0] == FP32 and max(width, value_width) > 64:
         return

@@ -22,7 +22,7 @@ from torch.nn.functional import softplus
 
 from megakernels import selective_scan, selective_scan_piece, selective_scan_piece_backward
 from megakernels.ops.selective_scan import facts, reference
-from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScan
+from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScanInputs
 from megakernels.ops.selective_scan.sizes import accepts
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("selective_scan")}
@@ -178,6 +178,6 @@ def test_no_positions(shape: tuple[int, int]) -> None:
 
 def test_what_stays_with_the_reference() -> None:
     empty = torch.empty(1, 1, 2)
-    given = SelectiveScan(empty, empty, torch.empty(2, facts.LARGEST_STATE), empty, empty, empty, empty, None, 1)
+    given = SelectiveScanInputs(empty, empty, torch.empty(2, facts.LARGEST_STATE), empty, empty, empty, empty, None, 1)
     assert accepts(given)
     assert not accepts(given._replace(A_log=torch.empty(2, facts.LARGEST_STATE + 1)))

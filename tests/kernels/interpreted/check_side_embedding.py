@@ -8,7 +8,8 @@ from op_checks import gradients, rms_ratio
 
 from megakernels import gated_add, ngram_rows
 from megakernels._common.device import INTERPRETED
-from megakernels.ops.side_embedding import kernel, reference
+from megakernels.ops.side_embedding import reference
+from megakernels.ops.side_embedding.facts import ADD_TILE, NUM_SUMS
 
 (CASE,) = [case for case in CASES if case.name == "gated_add"]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -33,7 +34,7 @@ def test_gradient_of_a_sum() -> None:
 
 
 def test_programs_of_several_tiles_sum_all_elements() -> None:
-    size = kernel.TILE * (kernel.NUM_SUMS + 3) + 5
+    size = ADD_TILE * (NUM_SUMS + 3) + 5
     x, side = torch.zeros(size), torch.randn(size, requires_grad=True)
     gates = torch.tensor([0.3, -0.7], requires_grad=True)
     y = gated_add(x, side, gates)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from megakernels import ssd, ssd_piece, ssd_piece_backward
 from megakernels.ops.ssd import facts, kernel, reference
-from megakernels.ops.ssd.choice import chosen
-from megakernels.ops.ssd.inputs import Scan
+from megakernels.ops.ssd.inputs import SsdInputs
+from megakernels.ops.ssd.op import SCAN
 
 BY_NAME = {case.name: case for case in CASES}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -190,8 +190,8 @@ def test_positions_beyond_32_bit_offsets() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_stays_with_the_reference(dtype: torch.dtype) -> None:
-    largest, nothing = facts.LARGEST_WIDTH[dtype.itemsize], Scan._make([None] * len(Scan._fields))
+    largest, nothing = facts.SSD_LARGEST_WIDTH[dtype.itemsize], SsdInputs._make([None] * len(SsdInputs._fields))
     for head_width, state_width, expected in ((largest, largest, kernel), (largest + 1, 8, reference), (8, largest + 1, reference)):
         x, B = torch.empty(1, 1, 1, head_width, dtype=dtype), torch.empty(1, 1, 1, state_width, dtype=dtype)
-        assert chosen(nothing._replace(x=x, B=B, C=B)) is expected
-    assert chosen(nothing._replace(x=x, B=B, C=B.double())) is reference
+        assert SCAN.module(nothing._replace(x=x, B=B, C=B)) is expected
+    assert SCAN.module(nothing._replace(x=x, B=B, C=B.double())) is reference

@@ -6,6 +6,7 @@ import torch
 
 from megakernels._common.walks import UNROLLED
 from megakernels.ops.causal_conv1d import kernel
+from megakernels.ops.causal_conv1d.facts import CONV_BACKWARD_POSITIONS, CONV_FORWARD_POSITIONS
 
 
 def configurations() -> dict[str, Any]:
@@ -38,8 +39,8 @@ def launches() -> dict[str, Any]:
     """Programs and turns of loops at `SHAPE`: the positions that a walk takes together, and those that are left."""
     found: dict[str, tuple[int, tuple[int, ...]]] = {}
     for name, positions, before, options in (
-        ("forward", kernel.FORWARD_POSITIONS, 0, kernel.forward_options(WIDTH)),
-        ("backward", kernel.BACKWARD_POSITIONS, 3, kernel.backward_options(WIDTH, torch.bfloat16)),
+        ("forward", CONV_FORWARD_POSITIONS, 0, kernel.forward_options(WIDTH)),
+        ("backward", CONV_BACKWARD_POSITIONS, 3, kernel.backward_options(WIDTH, torch.bfloat16)),
     ):
         programs = ROWS // positions * (WIDTH // options["CHANNELS"])
         found[f"conv {name} {WIDTH} bf16"] = (programs, divmod(positions - before, UNROLLED.value))

@@ -6,6 +6,7 @@ from moe import KINDS_OF, split
 
 from megakernels.ops.activation.kernel import KINDS
 from megakernels.ops.fp8_experts import kernel
+from megakernels.ops.fp8_experts.facts import BETWEEN_TILE, TURNED_TILE
 from megakernels.ops.moe.kernel_products import CLAMPED
 
 NUM_EXPERTS = 128
@@ -15,8 +16,8 @@ SIZES = ("num_rows", "num_columns", "num_cols", "stride", "copy_columns")
 
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    tile, launch = split(kernel.TILE)
-    side, group_launch = split(kernel.GROUP)
+    tile, launch = split(BETWEEN_TILE)
+    side, group_launch = split(TURNED_TILE)
     for dtype in ("bf16", "fp32"):
         own = ("x", "gate_out", "up_out", "hidden", "pulled", "grad_gate_out", "grad_up_out", "out", "bias", "gate_bias", "up_bias")
         types = dict.fromkeys(own, f"*{dtype}") | dict.fromkeys(("rows", "ends", "stops"), "*i32") | dict.fromkeys(SIZES, "i32:16")

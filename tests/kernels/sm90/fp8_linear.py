@@ -13,7 +13,7 @@ SIZES = ("num_rows", "num_columns", "stride", "copy_rows", "copy_columns", "num"
 
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    options, tile = {"num_warps": kernel.NUM_WARPS}, {"SIDE": facts.TILE}
+    options, tile = {"num_warps": kernel.NUM_WARPS}, {"SIDE": facts.SCALED_TILE}
     counts = dict.fromkeys(SIZES, "i32:16")
     for dtype in ("bf16", "fp32"):
         types = {"x": f"*{dtype}", "scales": "*fp32", "maxima": "*i32", "data": "*u8", "low": "*u8"} | counts

@@ -4,6 +4,7 @@ from typing import Any
 
 from megakernels._common.walks import UNROLLED
 from megakernels.ops.gated_conv1d import kernel
+from megakernels.ops.gated_conv1d.facts import GATED_FORWARD_POSITIONS, POSITIONS_PER_SHARE
 
 TENSORS = ("input_gate", "output_gate", "value", "before", "weight", "bias", "y", "grad_y")
 GRADIENTS = ("grad_input", "grad_output", "grad_value", "grad_before")
@@ -41,8 +42,8 @@ def launches() -> dict[str, Any]:
     """Programs and turns of loops at `SHAPE`: the positions that a walk takes together, and none that are left."""
     found: dict[str, tuple[int, tuple[int, ...]]] = {}
     for name, positions, options in (
-        ("forward", kernel.FORWARD_POSITIONS, kernel.forward_options(WIDTH)),
-        ("backward", kernel.BACKWARD_POSITIONS, kernel.backward_options(WIDTH)),
+        ("forward", GATED_FORWARD_POSITIONS, kernel.forward_options(WIDTH)),
+        ("backward", POSITIONS_PER_SHARE, kernel.backward_options(WIDTH)),
     ):
         programs = ROWS // positions * (WIDTH // options["CHANNELS"])
         found[f"gated conv {name} {WIDTH} bf16"] = (programs, (positions // UNROLLED.value, 0))

@@ -3,11 +3,12 @@
 from typing import Any
 
 from megakernels.ops.head_gated_norm import kernel
+from megakernels.ops.head_gated_norm.facts import HEAD_LARGEST_WIDTH
 
 
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for width in (40, 128, 256, kernel.LARGEST_WIDTH):
+    for width in (40, 128, 256, HEAD_LARGEST_WIDTH):
         for dtype in ("bf16", "fp32"):
             tensors = dict.fromkeys(("x", "gate", "weight", "y", "grad_y", "grad_x", "grad_gate"), f"*{dtype}")
             sizes = {} if width % 16 else dict.fromkeys(("width", "x_stride", "gate_stride", "grad_stride"), "i32:16")

@@ -3,11 +3,12 @@
 from typing import Any
 
 from megakernels.ops.m2rnn import kernel
+from megakernels.ops.m2rnn.facts import MAP_ROWS
 from megakernels.ops.m2rnn.kernel_backward import m2rnn_backward_kernel
 from megakernels.ops.m2rnn.kernel_forward import m2rnn_forward_kernel
 
 TENSORS = ("grad_y", "q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log", "y", "grad_v", "grad_f")
-STATES = ("initial", "states", "again", "grad_q_parts", "grad_k_parts", "grad_state", "grad_map", "grad_D", "grad_scalars")
+STATES = ("initial", "states", "recomputed", "grad_q_parts", "grad_k_parts", "grad_state", "grad_map", "grad_D", "grad_scalars")
 
 
 def configurations() -> dict[str, Any]:
@@ -28,7 +29,7 @@ def configurations() -> dict[str, Any]:
         tile["HAS_STARTS"] = whole
         name = f"{key_width}x{value_width} {dtype}{' packed, continued' if whole else ''}"
         found[f"m2rnn forward {name}"] = (m2rnn_forward_kernel, types, {**tile, "HAS_INITIAL": whole}, launch)
-        found[f"m2rnn backward {name}"] = (m2rnn_backward_kernel, types, {**tile, "ROWS": kernel.ROWS}, launch)
+        found[f"m2rnn backward {name}"] = (m2rnn_backward_kernel, types, {**tile, "ROWS": MAP_ROWS}, launch)
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from megakernels.ops.mamba3 import launch
-from megakernels.ops.mamba3.facts import CHAIN, TILES_PER_SHARE, halves_turned, phase_rows, step_sides, tile_sides
+from megakernels.ops.mamba3.facts import CHAIN, MAMBA3_HEADS_PER_TABLE, TILES_PER_SHARE, halves_turned, phase_rows, step_sides, tile_sides
 from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_pairs import mamba3_pair_kernel
@@ -51,7 +51,7 @@ def configurations() -> dict[str, Any]:
         chain = {**small, "T": CHAIN, "N": last["N"]}
         rows = {**small, "T": phase_rows(sides["Q"]), "N": last["N"]}
         spans, of_group = {**tile, "SPAN": TILES_PER_SHARE}, (*"MQRS", "rank_count", "state_width", "num_angles", "SPAN", "TURNS")
-        table = {**small, **tail, "HAS_AHEAD": whole, "H": launch.HEADS_PER_TABLE, "Q": sides["Q"]}
+        table = {**small, **tail, "HAS_AHEAD": whole, "H": MAMBA3_HEADS_PER_TABLE, "Q": sides["Q"]}
         for key, function, constants in (
             ("table", mamba3_table_kernel, table),
             ("turn", mamba3_turn_kernel, {"T": CHAIN, "N": last["N"]}),
@@ -84,7 +84,7 @@ SEQUENCES, POSITIONS, HEADS, GROUPS, SEGMENT, TILE = 4, 4096, 112, 8, 256, 16
 def launches() -> dict[str, Any]:
     """Programs and turns of loops of each launch at `SHAPE`; the backward's over tiles are those of all its segments."""
     segments, tiles, rows = POSITIONS // SEGMENT, SEGMENT // TILE, SEQUENCES * HEADS
-    parts, heads = tiles // TILES_PER_SHARE, HEADS // launch.HEADS_PER_TABLE
+    parts, heads = tiles // TILES_PER_SHARE, HEADS // MAMBA3_HEADS_PER_TABLE
     counted: dict[str, tuple[int, tuple[int, ...]]] = {
         "table": (2 * SEQUENCES * segments * heads, (tiles,)),
         "turn": (2 * SEQUENCES * POSITIONS // CHAIN, ()),

@@ -4,6 +4,7 @@ from typing import Any
 
 from megakernels.ops.activation.kernel import KINDS
 from megakernels.ops.moe import facts, kernel, kernel_losses, kernel_plan, kernel_products, kernel_route
+from megakernels.ops.moe.facts import EXPERTS_AT_ONCE, INVERT_PAIRS, SORT_PAIRS, UP_COLS
 
 LAUNCH = ("num_warps", "num_stages")
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 128, 2048, 768, 8
@@ -32,7 +33,7 @@ def configurations() -> dict[str, Any]:
             for activation, kind, biased in KINDS_OF:
                 flags = {"KIND": kind, "GATED": activation in GATED, **rows}
                 name = f"{activation}{' clamped' if kind == kernel_products.CLAMPED else ''}{', biases,' if biased else ''} {where}"
-                options, launch = split(facts.product_options(WIDTH, size, kernel.UP_COLS[activation]))
+                options, launch = split(facts.product_options(WIDTH, size, UP_COLS[activation]))
                 added = {"HAS_UP_BIAS": biased, "HAS_GATE_BIAS": biased and activation in GATED}
                 found[f"up {name}"] = (kernel.up_kernel, types, {**flags, **added, **options}, launch)
                 options, launch = split(facts.product_options(WIDTH, size, largest=facts.PULL_COLS))
@@ -62,10 +63,10 @@ def configurations() -> dict[str, Any]:
         options, launch = split(kernel_plan.sum_options(HIDDEN))
         found[f"copies of tokens {dtype}"] = (kernel_plan.spread_kernel, types, options, launch)
     indices = {"indices": "*i32", "counts": "*i32", "starts": "*i32", "rows": "*i32"}
-    counting = {"PAIRS": kernel_plan.PAIRS, "EXPERTS": kernel_plan.EXPERTS_AT_ONCE}
+    counting = {"PAIRS": SORT_PAIRS, "EXPERTS": EXPERTS_AT_ONCE}
     found["count"] = (kernel_plan.count_kernel, indices, counting, {"num_warps": 4})
-    found["place"] = (kernel_plan.place_kernel, indices, {"PAIRS": kernel_plan.PAIRS}, {"num_warps": 8})
-    found["inverse"] = (kernel_plan.invert_kernel, indices | {"positions": "*i32"}, {"PAIRS": kernel_plan.INVERTED}, {"num_warps": 4})
+    found["place"] = (kernel_plan.place_kernel, indices, {"PAIRS": SORT_PAIRS}, {"num_warps": 8})
+    found["inverse"] = (kernel_plan.invert_kernel, indices | {"positions": "*i32"}, {"PAIRS": INVERT_PAIRS}, {"num_warps": 4})
     return found | routers() | losses()
 
 

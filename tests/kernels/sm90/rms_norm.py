@@ -3,16 +3,17 @@
 from typing import Any
 
 from megakernels.ops.rms_norm import kernel
+from megakernels.ops.rms_norm.facts import LARGEST_GATED_FP32_WIDTH, NORM_LARGEST_WIDTH
 
 
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for width in (128, 200, 896, 3584, kernel.LARGEST_WIDTH):
+    for width in (128, 200, 896, 3584, NORM_LARGEST_WIDTH):
         for dtype in ("bf16", "fp32"):
             tensors = dict.fromkeys(("x", "gate", "weight", "total", "y", "grad_y", "grad_x", "grad_gate"), f"*{dtype}")
             sizes = {} if width % 16 else dict.fromkeys(("width", "x_stride", "x_step", "gate_stride", "grad_stride"), "i32:16")
             types = tensors | sizes | {"rstd": "*fp32", "partial": "*fp32", "eps": "fp32"}
-            wide = width > kernel.LARGEST_GATED_FP32_WIDTH and dtype == "fp32"
+            wide = width > LARGEST_GATED_FP32_WIDTH and dtype == "fp32"
             for kind in ("",) if wide else ("nested_",) if width == 128 else ("", "gated_", "add_"):
                 name, gated = f"{kind}rms_norm", kind == "gated_"
                 options = kernel.launch_options(width, adds=kind == "add_")

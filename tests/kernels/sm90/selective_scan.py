@@ -5,15 +5,15 @@ from typing import Any
 import torch
 
 from megakernels.ops.selective_scan import facts, kernel
-from megakernels.ops.selective_scan.inputs import SelectiveScan
+from megakernels.ops.selective_scan.inputs import SelectiveScanInputs
 
-FP32 = ("states", "last", "first", "grad_last", "again", "parts", "sums", "grad_first")
+FP32 = ("states", "last", "first", "grad_last", "recomputed", "parts", "sums", "grad_first")
 SIZES = (*(f"{each}_{step}" for each in ("grad", "x", "dt", "B", "C") for step in ("row", "stride")), "num_positions", "num_channels")
 
 
-def given(channels: int, width: int) -> SelectiveScan:
+def given(channels: int, width: int) -> SelectiveScanInputs:
     empty = torch.empty(0)
-    return SelectiveScan(empty, empty, torch.empty(channels, width, device="meta"), empty, empty, empty, empty, None, 1)
+    return SelectiveScanInputs(empty, empty, torch.empty(channels, width, device="meta"), empty, empty, empty, empty, None, 1)
 
 
 def configurations() -> dict[str, Any]:
@@ -41,9 +41,9 @@ BATCH, POSITIONS, CHANNELS, SEGMENT = 4, 4096, 8192, 256
 ELEMENTS = BATCH * POSITIONS * CHANNELS
 """Of x: an element is a position of a channel, with all its states."""
 LAUNCHES = {
-    "selective forward 8192x16 bf16": (BATCH * CHANNELS // facts.FORWARD_CHANNELS, (POSITIONS // SEGMENT, SEGMENT)),
+    "selective forward 8192x16 bf16": (BATCH * CHANNELS // facts.SELECTIVE_FORWARD_CHANNELS, (POSITIONS // SEGMENT, SEGMENT)),
     "selective backward 8192x16 bf16": (
-        BATCH * CHANNELS // facts.BACKWARD_CHANNELS,
-        (POSITIONS // SEGMENT, SEGMENT // facts.GROUP, SEGMENT // facts.GROUP),
+        BATCH * CHANNELS // facts.SELECTIVE_BACKWARD_CHANNELS,
+        (POSITIONS // SEGMENT, SEGMENT // facts.GROUP_POSITIONS, SEGMENT // facts.GROUP_POSITIONS),
     ),
 }

@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 
-from megakernels.ops.ssd.facts import HEADS_PER_PART, LARGEST_BLOCK, LARGEST_TILE, tile_sides
+from megakernels.facts import LARGEST_TILE
+from megakernels.ops.ssd.facts import HEADS_PER_PART, LARGEST_BLOCK, PASS_COLUMNS, SSD_HEADS_PER_TABLE, tile_sides
 from megakernels.ops.ssd.kernel_groups import ssd_edge_kernel, ssd_group_kernel
 from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
 from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel, ssd_value_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_state_kernel, ssd_table_kernel
 from megakernels.ops.ssd.kernel_steps import ssd_step_kernel
-from megakernels.ops.ssd.launch import HEADS_PER_TABLE, OPTIONS, PASS_COLUMNS
+from megakernels.ops.ssd.launch import OPTIONS
 
 INPUTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "grad_y", "y", "states", "grad_x", "grad_dt", "rows", "keys", "gradient")
 MADE = ("boundary", "tile_states", "tile_gradients")
@@ -58,7 +59,7 @@ def configurations() -> dict[str, Any]:
         sizes |= {"parts": -(-HEADS // HEADS_PER_PART)}
         sides, precise = tile_sides(256, head_width, state_width, DTYPES[dtype].itemsize), {"PRECISE": dtype == "fp32"}
         tile = {**sides, **precise, "HAS_STARTS": whole}
-        heads, columns, part = {"H": HEADS_PER_TABLE, "Q": sides["Q"]}, {"COLUMNS": PASS_COLUMNS}, {**tile, "SPAN": HEADS_PER_PART}
+        heads, columns, part = {"H": SSD_HEADS_PER_TABLE, "Q": sides["Q"]}, {"COLUMNS": PASS_COLUMNS}, {**tile, "SPAN": HEADS_PER_PART}
         shared = {"Q": sides["Q"], "S": sides["S"]}
         name = f"{head_width}x{state_width} {dtype}{' packed, continued' if whole else ''}"
         for key, function, constants in (
@@ -90,7 +91,7 @@ CHUNKS, TILES = 64, 256
 
 def launches() -> dict[str, Any]:
     """Programs and turns of loops of each launch at `SHAPE`; the backward's over tiles are those of all its segments."""
-    tables, of_heads, of_parts = TILES * HEADS // HEADS_PER_TABLE, CHUNKS * HEADS, TILES * HEADS // HEADS_PER_PART
+    tables, of_heads, of_parts = TILES * HEADS // SSD_HEADS_PER_TABLE, CHUNKS * HEADS, TILES * HEADS // HEADS_PER_PART
     walks, per_chunk = HEADS * 64 * 128 // PASS_COLUMNS, TILES // CHUNKS
     counted: dict[str, tuple[int, tuple[int, ...]]] = {
         "table": (2 * tables, ()),

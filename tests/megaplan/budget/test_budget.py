@@ -95,14 +95,14 @@ def test_states_of_one_process_by_hand(budget_of: Callable[..., Budget]) -> None
     assert cells[Column.ACTIVATIONS] == 2 * 8 * 8  # ids and labels, int64 [1, 8] each
     # Newton-Schulz of one 32 × 16 matrix in fp32 needs 3 · 512 + 2 · 16² elements; AdamW has dropped 2 · 1024 + 16 gradients before, more
     assert cells[Column.WORKSPACE] == rank.cells[Phase.FORWARD_BACKWARD][Column.WORKSPACE]
-    assert rank.moments[Phase.OPTIMIZER] == "the update of all parameters"
+    assert rank.peak_places[Phase.OPTIMIZER] == "the update of all parameters"
 
 
 def test_newton_schulz_of_one_process_by_hand(budget_of: Callable[..., Budget]) -> None:
     """With a smaller vocabulary the scratch outweighs the gradients that AdamW has dropped."""
     rank = budget_of(plain({"model.vocab_size": 32})).ranks[0]
     cells = rank.cells[Phase.OPTIMIZER]
-    assert rank.moments[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"
+    assert rank.peak_places[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"
     assert cells[Column.GRADIENTS] == 4 * 2 * 1552
     assert cells[Column.WORKSPACE] - rank.cells[Phase.FORWARD_BACKWARD][Column.WORKSPACE] == 4 * (3 * 512 + 2 * 256)
 
@@ -110,7 +110,7 @@ def test_newton_schulz_of_one_process_by_hand(budget_of: Callable[..., Budget]) 
 def test_forward_backward_of_two_replicas_by_hand(budget_of: Callable[..., Budget]) -> None:
     """One microbatch of 8 tokens: parameters outweigh activations, so the peak is the reduction of the last layer, the first to reduce."""
     rank = budget_of(plain({"mesh.dp_replicate": 2})).ranks[0]
-    assert rank.moments[Phase.FORWARD_BACKWARD] == "reduction of layers.1"
+    assert rank.peak_places[Phase.FORWARD_BACKWARD] == "reduction of layers.1"
     cells = rank.cells[Phase.FORWARD_BACKWARD]
     # head and final norm have their gradients; the layer's were copied into the reduce-scatter's input and freed, its output is there
     assert cells[Column.GRADIENTS] == 4 * (1024 + 16 + 1552)
@@ -123,7 +123,7 @@ def test_forward_backward_of_two_replicas_by_hand(budget_of: Callable[..., Budge
 def test_one_process_makes_no_quotient(budget_of: Callable[..., Budget]) -> None:
     """Alone there is nothing to divide: the peak is the last backward, which the reduction with its quotient would outweigh."""
     rank = budget_of(plain({})).ranks[0]
-    assert rank.moments[Phase.FORWARD_BACKWARD] == "backward of layers.0"
+    assert rank.peak_places[Phase.FORWARD_BACKWARD] == "backward of layers.0"
     # layer 1's reduce-scatter input, kept until the next group reduces; layer 0 and the slot's own parameters are gathered
     assert rank.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == 4 * (1552 + 1552 + 2064)
 
@@ -132,8 +132,8 @@ def test_a_second_step_of_an_update_by_hand(budget_of: Callable[..., Budget]) ->
     """pp 2, two microbatches, rank 0: in one step only the last backward meets gradients; in a second one both microbatches' do."""
     small = {"mesh.pp": 2, "schedule.num_microbatches": 2}
     once, twice = (budget_of(plain({**small, "schedule.steps_per_update": steps})).of_rank(0) for steps in (1, 2))
-    assert once.moments[Phase.FORWARD_BACKWARD] == "backward of layers.0, 1 microbatches in flight"
-    assert twice.moments[Phase.FORWARD_BACKWARD] == "backward of layers.0, 2 microbatches in flight"
+    assert once.peak_places[Phase.FORWARD_BACKWARD] == "backward of layers.0, 1 microbatches in flight"
+    assert twice.peak_places[Phase.FORWARD_BACKWARD] == "backward of layers.0, 2 microbatches in flight"
     first, again = (rank.cells[Phase.FORWARD_BACKWARD] for rank in (once, twice))
     # the other microbatch: input, normed and stage output 512 each, rstd 32, gate, up, act 1024 each; ids of two more, int64 [1, 8] each
     assert again[Column.ACTIVATIONS] - first[Column.ACTIVATIONS] == 3 * 512 + 32 + 3 * 1024 + 2 * 64
@@ -171,7 +171,7 @@ def test_pipeline_by_hand(budget_of: Callable[..., Budget]) -> None:
     spec = plain({"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.params": "bf16", "batch.seq_length": 512})
     budget = budget_of(spec)
     first, last = (budget.of_rank(rank) for rank in (0, 1))
-    assert first.moments[Phase.FORWARD_BACKWARD] == "backward of layers.0, 2 microbatches in flight"
+    assert first.peak_places[Phase.FORWARD_BACKWARD] == "backward of layers.0, 2 microbatches in flight"
     boundary, width = 512 * 16 * 2, 512 * 32 * 2
     # one chunk at an end of the pipeline: four boundaries to receive, and what the slot holds gathered
     assert first.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == 4 * boundary + 2 * (1552 + 1024)

@@ -77,7 +77,7 @@ def test_the_last_stage_casts_beside_its_output(hybrid: Callable[..., Spec]) -> 
 
 @pytest.mark.parametrize(("params", "grads"), [("fp32", "bf16"), ("bf16", "fp32")])
 def test_a_banks_first_gradients_are_cast_one_after_another(params: str, grads: str, hybrid: Callable[..., Spec]) -> None:
-    """To a narrower dtype the first cast is the largest moment, to a wider one the last: all others have been cast by then."""
+    """To a narrower dtype the first cast is the largest point, to a wider one the last: all others have been cast by then."""
     given: dict[str, Any] = {"batch.micro_batch_size": 1, "batch.seq_length": 1, "model.moe.ffn_hidden_size": 4096, "model.features": {}}
     spec = hybrid({"mesh": {"pp": 2}, "precision.params": params, "precision.grads": grads, "precision.reduce": grads, **given})
     inventory = build_inventory(spec)

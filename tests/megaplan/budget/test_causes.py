@@ -14,7 +14,7 @@ from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
-from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_moment
+from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_peak
 from megaplan.hosts.megarun.products import ROUTERS
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
@@ -38,7 +38,7 @@ def test_gpipe_still_names_its_last_output_when_it_reduces(dense: Callable[..., 
     sizes = {"mesh.dp_shard": 8, "batch.micro_batch_size": 1, "schedule.num_microbatches": 1, "model.mlp": {"ffn_hidden_size": 8192}}
     spec = dense({"schedule.kind": "gpipe", "model.hidden_size": 1024, "model.vocab_size": 32768, **sizes})
     last = max(budget_of(spec).ranks, key=lambda rank: rank.coordinate["pp"])
-    assert "reduction" in last.moments[Phase.FORWARD_BACKWARD]
+    assert "reduction" in last.peak_places[Phase.FORWARD_BACKWARD]
     tokens, width = spec.batch.seq_length, spec.precision.params.bytes
     inputs = 2 * tokens * DType.INT64.bytes // 2  # labels
     assert last.cells[Phase.FORWARD_BACKWARD][Column.ACTIVATIONS] == tokens * (32768 + 1024) * width + inputs
@@ -66,8 +66,8 @@ def test_adamw_s_first_step_counts_what_the_rank_holds() -> None:
     """A rank without rows makes no moments of a matrix, and none are still to be made: neither is there anything to cast."""
     short = uneven(rows=3, degree=5, row_bytes=400)
     casts = [Cast(400, 804, matrix=True, uneven=short), Cast(100, 204, matrix=False)]
-    assert last_moment(casts, 0, 0).largest_bytes == 400
-    empty = last_moment(casts, 4, 0)
+    assert last_peak(casts, 0, 0).largest_bytes == 400
+    empty = last_peak(casts, 4, 0)
     assert (empty.largest_bytes, empty.matrix_bytes) == (100, 0)
     assert casts[0].at(4, 0) == (0, 4)
 
@@ -125,7 +125,7 @@ def test_no_product_has_run_when_the_first_embedding_does(dense: Callable[..., S
     large = {"model.hidden_size": 1024, "model.vocab_size": 65536, "mesh.pp": 1, "mesh.dp_shard": 2, "batch.seq_length": 1}
     spec = dense({**large, "batch.micro_batch_size": 1, "schedule.num_microbatches": 1, "lora": {"rank": 3, "alpha": 16.0}})
     worst = budget_of(spec).worst
-    assert worst.moments[Phase.FIRST_FORWARD_BACKWARD] == "gathering of layers.0"
+    assert worst.peak_places[Phase.FIRST_FORWARD_BACKWARD] == "gathering of layers.0"
     assert worst.cells[Phase.FIRST_FORWARD_BACKWARD][Column.WORKSPACE] == 0
     assert worst.cells[Phase.FORWARD_BACKWARD][Column.WORKSPACE] == 64 * MIB
 
@@ -183,7 +183,7 @@ def test_experts_are_in_flight_until_their_operation_and_then_the_layer_before(h
     assert storage is not None
     gathered, prefetched = storage.both.gathered_bytes, only.prefetched(index)
     assert bank.early_bytes > bank.during_bytes + prefetched > bank.during_bytes  # the shared expert
-    peak = only.backward(index, 0, gathered, again=False, fetches=True)
+    peak = only.backward(index, 0, gathered, accumulates=False, fetches=True)
     communication = storage.dense.gathered_bytes + storage.experts.flat_bytes + only.root.gathered_bytes
     assert peak.communication == communication
     assert peak.total == peak.before + bank.early_bytes + communication + only.backward_extra[index]

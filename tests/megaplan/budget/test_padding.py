@@ -19,6 +19,7 @@ from megaplan.layout.values import Layout
 from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
+from megaplan.units import format_bytes
 
 PLANS = Path(__file__).parents[3] / "plans"
 
@@ -76,7 +77,7 @@ def test_padding_is_a_note_above_a_hundredth() -> None:
     cost = budget.worst.peak_bytes - megarun_budget(*given, padded=False).worst.peak_bytes
     (found,) = padding_diagnostics(*given, budget)
     assert (found.code, found.severity) == ("MP505", Severity.NOTE)
-    assert f"{cost:,} B of the peak of {budget.worst.peak_bytes:,} B" in found.detail
+    assert f"{format_bytes(cost)} of the peak of {format_bytes(budget.worst.peak_bytes)}" in found.detail
     hint, _ = found.hints
     changed = [word for word in hint.partition("#")[0].split() if "=" in word]
     assert changed == ["mesh.dp_shard=1024", "mesh.dp_replicate=2"]

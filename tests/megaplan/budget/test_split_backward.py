@@ -30,11 +30,11 @@ def test_linears_wait_and_nothing_else() -> None:
     split = halves(replay(dense_ops()))
     assert split.late == ("down.weight", "up.weight")
     assert (split.pending.storages, split.pending.gradients) == (("active", "normed"), (OUTPUT, "wide"))
-    assert [(moment.storages, moment.gradients, moment.params) for moment in split.weights] == [
+    assert [(point.storages, point.gradients, point.params) for point in split.weights] == [
         (("active", "normed"), (OUTPUT, "wide"), ("down.weight",)),
         (("normed",), ("wide",), ("up.weight",)),
     ]
-    assert {name for moment in split.inputs.backward for name in moment.params} == {"up.bias", "norm.weight"}
+    assert {name for point in split.inputs.backward for name in point.params} == {"up.bias", "norm.weight"}
     assert split.inputs.saved == replay(dense_ops()).saved
 
 
@@ -70,7 +70,7 @@ def test_w_keeps_an_input_of_the_chunk_alive_and_no_receive_buffer() -> None:
     assert halves(run).pending.storages == ("active", "x")
     arrived = halves(run, owns_input=False)
     assert arrived.pending.storages == ("active",)
-    assert [moment.gradients for moment in arrived.weights] == [moment.gradients for moment in halves(run).weights]
+    assert [point.gradients for point in arrived.weights] == [point.gradients for point in halves(run).weights]
 
 
 def test_what_a_later_norm_keeps_of_a_recomputed_region_is_kept() -> None:

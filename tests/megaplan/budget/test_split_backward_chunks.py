@@ -16,7 +16,7 @@ from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.columns import Column
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.schedules.moments import BACKWARD, BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, INPUT, UNTOUCHED, WEIGHT, Moment
+from megaplan.schedules.states import BACKWARD, BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, INPUT, UNTOUCHED, WEIGHT, RankState
 from megaplan.spec.models import Spec
 
 FEW_TOKENS = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 4096}
@@ -81,7 +81,7 @@ def test_i_leaves_what_waits_and_w_what_it_makes(split_chunks: list[SplitBackwar
 def test_the_running_microbatch_is_counted_once(split_chunks: list[SplitBackwardChunk]) -> None:
     """Alone it is all there is, but for what its chunk has gathered; each more adds what it keeps."""
     for chunk in split_chunks:
-        none = Moment(FORWARD, 0, (0,), (0,), 0, 0, False, (BACKWARDED,), (True,))
+        none = RankState(FORWARD, 0, (0,), (0,), 0, 0, False, (BACKWARDED,), (True,))
         for kind, name in ((FORWARD, "in_flight"), (INPUT, "in_flight"), (BACKWARD, "in_flight"), (WEIGHT, "waiting")):
             one, two = (step._others([chunk], none._replace(kind=kind, **{name: (count,)})) for count in (1, 2))
             assert one == (chunk.held(BACKWARDED)[1] if kind is WEIGHT else chunk.output_bytes if kind is not FORWARD else 0)
@@ -95,7 +95,7 @@ def test_a_first_layer_is_gathered_before_the_libraries_have_a_workspace(hybrid:
         spec = hybrid({"mesh": {"pp": 2, "dp_shard": 4}, "schedule": {"kind": kind, "num_microbatches": 4}, **wide})
         inventory = build_inventory(spec)
         chunk, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 1), (1, 10)]))
-        forward = Moment(FORWARD, 0, (1,), (0,), 0, 0, False, (UNTOUCHED,), (False,))
+        forward = RankState(FORWARD, 0, (1,), (0,), 0, 0, False, (UNTOUCHED,), (False,))
         steady = step.step_peak([chunk], [forward], step.HeldBySchedule(), workspace_bytes=1000)
         assert steady.where.startswith("gathering of layers.0, ")
         assert steady.first is not None
@@ -118,6 +118,6 @@ def test_w_of_a_v_keeps_the_input_that_its_linears_read(hybrid: Callable[..., Sp
     for chunk in chunks:
         there, own = (chunk.weight_peak(weight_grads=True, owns_input=owns).total for owns in (False, True))
         assert there <= own <= there + chunk.kept_input_bytes
-    moment = Moment(INPUT, 0, (1, 0), (0, 1), 0, 0, False, (BACKWARDED, BACKWARDED), (True, True))
-    more = step._others(chunks[1:3], moment._replace(kept_inputs=3)) - step._others(chunks[1:3], moment)
+    point = RankState(INPUT, 0, (1, 0), (0, 1), 0, 0, False, (BACKWARDED, BACKWARDED), (True, True))
+    more = step._others(chunks[1:3], point._replace(kept_inputs=3)) - step._others(chunks[1:3], point)
     assert more == 3 * chunks[2].kept_input_bytes

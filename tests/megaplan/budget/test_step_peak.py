@@ -1,4 +1,4 @@
-"""The peak of a step is the largest of all its moments: what is passed over could not be it, and cells are the whole."""
+"""The peak of a step is the largest of all its points: what is passed over could not be it, and cells are the whole."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -14,8 +14,8 @@ from megaplan.budget.values import Budget
 from megaplan.hosts.megarun.group_bytes import GroupBytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.schedules.moments import FORWARD, FORWARDED, REDUCE, UNTOUCHED, Moment
 from megaplan.schedules.registry import SPLIT_BACKWARD
+from megaplan.schedules.states import FORWARD, FORWARDED, REDUCE, UNTOUCHED, RankState
 from megaplan.spec.models import Spec
 
 SCHEDULES = [
@@ -56,29 +56,29 @@ def test_nothing_larger_is_passed_over(
 ) -> None:
     """Of every rank, where a reduction is the largest (a wide MLP, one short row) too; no forward or reduction is above its bound.
 
-    The cells of every moment, not only of the largest, sum to what is alive, and none is negative.
+    The cells of every point, not only of the largest, sum to what is alive, and none is negative.
     """
     found, checked = step.step_peak, []
 
-    def checking(chunks: Sequence[Chunk], moments: Sequence[Moment], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
+    def checking(chunks: Sequence[Chunk], points: Sequence[RankState], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
         largest = 0
-        for moment in moments:
-            chunk, state = chunks[moment.chunk], moment.states[moment.chunk]
-            grads, owns_input = moment.weight_grads[moment.chunk], moment.owns_input
-            peak = step._peak(chunk, moment.kind, state, 0, weight_grads=grads, owns_input=owns_input)
-            others = step._others(chunks, moment) + held.at(moment.kind, state)
-            cells = step._step_peak(chunks, held, (peak.total + others, moment, peak)).cells
-            assert sum(cells.values()) == peak.total + others, moment
-            assert min(cells.values()) >= 0, (moment, cells)
+        for point in points:
+            chunk, state = chunks[point.chunk], point.states[point.chunk]
+            grads, owns_input = point.weight_grads[point.chunk], point.owns_input
+            peak = step._peak(chunk, point.kind, state, 0, weight_grads=grads, owns_input=owns_input)
+            others = step._others(chunks, point) + held.at(point.kind, state)
+            cells = step._step_peak(chunks, held, (peak.total + others, point, peak)).cells
+            assert sum(cells.values()) == peak.total + others, point
+            assert min(cells.values()) >= 0, (point, cells)
             largest = max(largest, peak.total + others)
-            if moment.kind is FORWARD:
-                assert peak.total <= chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0), moment
-            elif moment.kind is REDUCE:
-                assert peak.total <= chunk.reduce_bound, moment
-            if len(chunks) == 1 and moment.kind in (FORWARD, REDUCE):
-                assert peak.total + others <= step._ceiling(chunk, moments, held), moment
-            checked.append(moment)
-        most = found(chunks, moments, held, workspace)
+            if point.kind is FORWARD:
+                assert peak.total <= chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0), point
+            elif point.kind is REDUCE:
+                assert peak.total <= chunk.reduce_bound, point
+            if len(chunks) == 1 and point.kind in (FORWARD, REDUCE):
+                assert peak.total + others <= step._ceiling(chunk, points, held), point
+            checked.append(point)
+        most = found(chunks, points, held, workspace)
         assert most.total == largest == sum(most.cells.values())
         return most
 
@@ -101,12 +101,12 @@ def test_every_microbatch_adds_its_rounding(
     """One microbatch more of a chunk, in flight or waiting for W, adds what the allocator rounds up, the same each time."""
     found, checked = step.step_peak, {"in_flight": 0, "waiting": 0}
 
-    def checking(chunks: Sequence[Chunk], moments: Sequence[Moment], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
-        moment = next(moment for moment in moments if moment.kind is FORWARD)
-        peak = forward_peak(chunks[moment.chunk], UNTOUCHED)
+    def checking(chunks: Sequence[Chunk], points: Sequence[RankState], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
+        point = next(point for point in points if point.kind is FORWARD)
+        peak = forward_peak(chunks[point.chunk], UNTOUCHED)
 
         def slack(in_flight: tuple[int, ...], waiting: tuple[int, ...]) -> int:
-            return step._step_peak(chunks, held, (0, moment._replace(in_flight=in_flight, waiting=waiting), peak)).slack_bytes
+            return step._step_peak(chunks, held, (0, point._replace(in_flight=in_flight, waiting=waiting), peak)).slack_bytes
 
         none = (0,) * len(chunks)
         for index in range(len(chunks)):
@@ -117,7 +117,7 @@ def test_every_microbatch_adds_its_rounding(
             assert slack(one, one) == slack(one, none) + slack(none, one)
             checked["in_flight"] += slack(one, none)
             checked["waiting"] += slack(none, one)
-        return found(chunks, moments, held, workspace)
+        return found(chunks, points, held, workspace)
 
     monkeypatch.setattr("megaplan.budget.megarun.step_peak", checking)
     odd = {"batch": {"micro_batch_size": 1, "seq_length": 16}}  # storages that are no whole blocks of the allocator
@@ -137,7 +137,7 @@ def test_a_bank_is_copied_out_beside_all_that_its_layer_gathers(overrides: dict[
     for chunk in slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)])):
         peak = forward_peak(chunk, UNTOUCHED)
         for index, unit in enumerate(chunk.units):
-            if unit.has_bank and unit.storage is not None:
+            if unit.has_experts and unit.storage is not None:
                 dense, bank = unit.storage.dense, unit.storage.experts
                 gathered = dense.gathered_bytes + dense.flat_bytes + bank.gathered_bytes + bank.flat_bytes
                 assert peak.total >= chunk.before[index] + chunk.root.gathered_bytes + gathered

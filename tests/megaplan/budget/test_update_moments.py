@@ -16,7 +16,7 @@ from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import NO_BYTES, Budget
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.optimizer import LastMoment, MatrixMoments
+from megaplan.hosts.megarun.optimizer import LastPeak, MatrixPeaks
 from megaplan.hosts.megarun.streams import Reserving
 from megaplan.spec.models import Spec
 
@@ -27,7 +27,7 @@ def test_newton_schulz_is_named_where_muon_runs_alone(
     optimizer: str, overrides: dict[str, Any], hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]
 ) -> None:
     for rank in budget_of(hybrid({"optimizer": {"matrix": optimizer}, **overrides})).ranks:
-        named = [phase for phase, text in rank.moments.items() if "Newton-Schulz" in text]
+        named = [phase for phase, text in rank.peak_places.items() if "Newton-Schulz" in text]
         assert set(named) <= ({Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER} if optimizer == "muon" else set())
         columns = [rank.cells[phase][Column.MATRIX_OPTIMIZER] for phase in (Phase.INIT, Phase.FIRST_FORWARD_BACKWARD)]
         assert columns == [0, 0]
@@ -44,7 +44,7 @@ def test_nothing_is_padded_where_shards_are_even(pattern: str, hybrid: Callable[
     }
     spec = hybrid({"model.pattern": pattern, "model.features": {}, **gone, "mesh": {"dp_shard": 2}})
     for rank in budget_of(spec).ranks:
-        assert rank.moments[Phase.INIT] == "parameters in place"
+        assert rank.peak_places[Phase.INIT] == "parameters in place"
         assert rank.cells[Phase.INIT][Column.WORKSPACE] == 0
 
 
@@ -87,9 +87,9 @@ def test_a_phase_is_as_large_as_the_largest_of_its_moments() -> None:
         empty = (0, 0, 0)
         stored = cast("RankStorage", SimpleNamespace(resident_bytes=empty, shard_bytes=sizes.shards, state_slack_bytes=0))
         persistent = Persistent(stored, sizes.dropped, (), sizes.buffers, 0, 0, 0, 0, Reserving(0, 0, 0, 0, (), 0, False))
-        adamw = LastMoment(sizes.made_matrix, sizes.made_other, sizes.made_scratch, sizes.cast)
+        adamw = LastPeak(sizes.made_matrix, sizes.made_other, sizes.made_scratch, sizes.cast)
         init = InitPeak(empty, sizes.buffers, sizes.padding, "a short shard")
-        muon = MatrixMoments(sizes.scratch, sizes.first_momenta, sizes.first_scratch, sizes.momenta)
+        muon = MatrixPeaks(sizes.scratch, sizes.first_momenta, sizes.first_scratch, sizes.momenta)
         updates = Updates(sizes.matrix, sizes.other, adamw, muon)
         cells, where = rank_cells(persistent, StepPeak(0, "step", NO_BYTES.copy(), 0), init, updates)
         found = {phase: sum(columns.values()) - columns[Column.OVERHEAD] for phase, columns in cells.items()}

@@ -13,7 +13,7 @@ from ideal_works import attention_core, delta_rule, m2rnn, mimo_ssd, selective_s
 from megakernels.ops.attention.facts import pairs_before as visible_pairs
 from megakernels.ops.attention.facts import query_tiles
 from megakernels.ops.causal_conv1d.facts import causal_conv1d
-from megakernels.ops.gated_conv1d.facts import GatedConvolution
+from megakernels.ops.gated_conv1d.facts import GatedConvolutionSizes
 from megaplan.blocks.work import Workload, total
 from megaplan.cost.formulas import FORMULAS
 from megaplan.cost.model import ModelCosts, flops_per_token, model_costs
@@ -308,7 +308,7 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
         "mimo_ssd": mimo_ssd(at_4096, num_heads=112, mimo_rank=4, save_every=256, **small | {"chunk_size": 16}).forward,
         "selective_scan": selective_scan(at_4096, channels=8192, state_dim=16, save_every=256).forward,
         "delta_rule": delta_rule(at_4096, delta).forward,
-        "gated_conv1d": GatedConvolution(1, 4096, 2048, 3, False, 2).work().forward,
+        "gated_conv1d": GatedConvolutionSizes(1, 4096, 2048, 3, False, 2).work().forward,
         "m2rnn": m2rnn(at_4096, recurrent).forward,
         "causal_conv1d": causal_conv1d(8192 + 2 * 8 * 128, 4, 2).forward,
         "experts": costs_of(mixtral).layers[1].forward_flops - evaluated["router"],

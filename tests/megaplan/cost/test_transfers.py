@@ -8,7 +8,7 @@ import pytest
 
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import rates_of
-from megaplan.cost.transfers import Group, Transfers, boundary_ns, exchange_ns, gather_ns, layer_transfers
+from megaplan.cost.transfers import RankGroup, Transfers, boundary_ns, exchange_ns, gather_ns, layer_transfers
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 
@@ -31,7 +31,7 @@ def of_layer(spec: Spec) -> Transfers:
     return layer_transfers(rates_of(spec), spec, rank_workload(spec, spec.precision.of(block.family)), block)
 
 
-def gathered(spec: Spec, group: Group, elements: int) -> int:
+def gathered(spec: Spec, group: RankGroup, elements: int) -> int:
     return gather_ns(rates_of(spec), spec, group, elements * ITEM)
 
 
@@ -40,7 +40,7 @@ def assert_gathered(make_spec, axis: str, key: str, more: int, per_token: int) -
     one, other = (
         make_spec("A", model={"attention": {**MLA, key: MLA[key] + extra}}, mesh={axis: 2}, device=NO_LATENCY) for extra in (0, more)
     )
-    grown, before, step = of_layer(other), of_layer(one), gathered(one, Group(2, 1), TOKENS * per_token)
+    grown, before, step = of_layer(other), of_layer(one), gathered(one, RankGroup(2, 1), TOKENS * per_token)
     assert grown.forward_ns - before.forward_ns == pytest.approx(step, abs=2)
     assert grown.input_ns - before.input_ns == pytest.approx(2 * step, abs=3)
     assert grown.again_ns - before.again_ns == pytest.approx(step, abs=2)
@@ -75,21 +75,21 @@ def test_a_latent_query_is_narrower_than_none(make_spec):
     """Without q-LoRA the whole input is gathered in its place."""
     without = {**MLA, "q_lora_rank": None}
     one, other = (make_spec("A", model={"attention": each}, mesh={"tp": 2}, device=NO_LATENCY) for each in (MLA, without))
-    step = gathered(one, Group(2, 1), TOKENS * (4096 - 512))
+    step = gathered(one, RankGroup(2, 1), TOKENS * (4096 - 512))
     assert of_layer(other).forward_ns - of_layer(one).forward_ns == pytest.approx(step, abs=2)
 
 
 def test_a_sharded_block_gathers_and_scatters_its_stream(make_spec):
     """One gather and one scatter of the same width forward; in backward both in reverse, and the gather once more."""
     spec = make_spec("D", mesh={"tp": 4})
-    once = gathered(spec, Group(4, 1), TOKENS * 4096)
+    once = gathered(spec, RankGroup(4, 1), TOKENS * 4096)
     assert of_layer(spec) == Transfers(2 * once, 3 * once, once)
 
 
 def test_grouped_keys_and_values_are_gathered(make_spec):
     """8 heads of 128, keys and values; only ranks of one tensor rank's share."""
     spec = make_spec("A", mesh={"cp": 2, "tp": 2})
-    keys, stream = gathered(spec, Group(2, 2), TOKENS * 8 * 128), gathered(spec, Group(2, 1), TOKENS // 2 * 4096)
+    keys, stream = gathered(spec, RankGroup(2, 2), TOKENS * 8 * 128), gathered(spec, RankGroup(2, 1), TOKENS // 2 * 4096)
     assert of_layer(spec).again_ns == keys + stream
 
 
@@ -103,21 +103,21 @@ def test_an_exchange_sends_what_each_rank_is_due(make_spec, seed):
     in_node = sum(share for rank in range(1, size) if rank < per_node)
     outside = share * (size - 1) - in_node
     expected = rates.latency_ns + max(rates.node_ns(in_node), rates.network_ns(outside))
-    assert exchange_ns(rates, spec, Group(size, 1), share * size) == expected
+    assert exchange_ns(rates, spec, RankGroup(size, 1), share * size) == expected
 
 
 @pytest.mark.parametrize(("policy", "waits"), [("none", 0), ("selective", 1), ("full", 1)])
 def test_recompute_gathers_keys_and_values_again(make_spec, policy, waits):
     """Of the attention core alone too: what it reads of other context ranks is not kept. Tensor groups gather for a whole block alone."""
     spec = make_spec("A", mesh={"cp": 2})
-    assert of_layer(spec).repeated_ns(policy) == waits * gathered(spec, Group(2, 1), TOKENS * 2 * 8 * 128)
+    assert of_layer(spec).repeated_ns(policy) == waits * gathered(spec, RankGroup(2, 1), TOKENS * 2 * 8 * 128)
     assert of_layer(make_spec("A", mesh={"tp": 2})).repeated_ns("selective") == 0
 
 
 def test_alone_nothing_is_waited_for(make_spec):
     spec = make_spec("D")
     assert of_layer(spec) == Transfers()
-    assert exchange_ns(rates_of(spec), spec, Group(1, 1), 1 << 20) == 0
+    assert exchange_ns(rates_of(spec), spec, RankGroup(1, 1), 1 << 20) == 0
 
 
 @pytest.mark.parametrize("per_node", [8, 2])
@@ -134,5 +134,5 @@ def test_rows_go_to_every_slice_of_their_experts(make_spec, ep, etp):
     """A rank's tokens, once for each expert chosen and once for each slice of it; out and back, forward and backward."""
     moe = {"num_experts": 16, "top_k": 4, "ffn_hidden_size": 1024, "shared_ffn_hidden_size": 0, "activation": "relu2"}
     spec = make_spec("E", model={"moe": moe}, mesh={"dp_shard": 8, "ep": ep, "etp": etp})
-    once = exchange_ns(rates_of(spec), spec, Group(ep * etp, 1), TOKENS * 4 * etp * 4096 * ITEM)
+    once = exchange_ns(rates_of(spec), spec, RankGroup(ep * etp, 1), TOKENS * 4 * etp * 4096 * ITEM)
     assert of_layer(spec) == Transfers(2 * once, 2 * once)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-import megaplan
-from megaplan.diagnostics.pages import PACKAGED
+from copied import copy_of_megaplan, run
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "docs/recipes").glob("*.md"))
 MOST_LINES = 60
+TINY, LLAMA = (str(ROOT / "plans" / name) for name in ("tiny-hybrid.yaml", "llama-3.1-8b.yaml"))
 NEEDED = ("family", "estimate", "column", "schedule", "device", "host", "kernel", "low-precision", "huggingface")
 
 pytestmark = pytest.mark.skipif(not RECIPES, reason="runs beside the sources")
 
 SCHEDULE = '''"""All forwards in order, all backwards in reverse."""
 
-from megaplan.schedules.actions import Action, Kind
+from megaplan.schedules.actions import Action, ActionKind
 from megaplan.schedules.problems import one_chunk_a_rank
 
 
@@ -31,14 +28,14 @@ def problems(pp, vpp, num_microbatches):
 
 
 def orders(pp, vpp, num_microbatches):
-    forward = [(Kind.FORWARD, index) for index in range(num_microbatches)]
-    backward = [(Kind.BACKWARD, index) for index in reversed(range(num_microbatches))]
+    forward = [(ActionKind.FORWARD, index) for index in range(num_microbatches)]
+    backward = [(ActionKind.BACKWARD, index) for index in reversed(range(num_microbatches))]
     return tuple(tuple(Action(kind, slot, index) for kind, index in forward + backward) for slot in range(pp))
 '''
 ENTRY = [
     ("from megaplan.schedules import dualpipev, ", "reversed_order, "),
-    ('    "gpipe": Schedule("single", gpipe.problems, gpipe.orders, "GPipe"),\n',
-     '    "reversed": Schedule("single", reversed_order.problems, reversed_order.orders, "Reversed"),\n'),
+    ('    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe"),\n',
+     '    "reversed": RegisteredSchedule("single", reversed_order.problems, reversed_order.orders, "Reversed"),\n'),
 ]  # fmt: skip
 """What is put after which text of the registry."""
 
@@ -59,27 +56,38 @@ def test_a_recipe_is_short_and_names_files_of_the_tree(page: Path) -> None:
 
 def test_a_schedule_is_one_file_and_one_entry(tmp_path: Path) -> None:
     """It is known to rules, help, timelines, cuts and estimates from then on."""
-    shutil.copytree(Path(megaplan.__file__).parent, tmp_path / "megaplan", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "docs/errors", tmp_path / "megaplan" / PACKAGED, dirs_exist_ok=True)
-    registry = tmp_path / "megaplan/schedules/registry.py"
-    text = registry.read_text(encoding="utf-8")
-    for after, added in ENTRY:
-        assert text.count(after) == 1
-        text = text.replace(after, after + added)
-    registry.write_text(text, encoding="utf-8")
-    (tmp_path / "megaplan/schedules/reversed_order.py").write_text(SCHEDULE, encoding="utf-8")
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        path = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "megaplan", *words]
-        return subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True, check=False)
-
-    drawn = run("schedule", "--kind", "reversed", "--pp", "2", "--microbatches", "3")
+    copy = copy_of_megaplan(tmp_path, {"src/megaplan/schedules/registry.py": ENTRY})
+    (copy / "src/megaplan/schedules/reversed_order.py").write_text(SCHEDULE, encoding="utf-8")
+    drawn = run(copy, "schedule", "--kind", "reversed", "--pp", "2", "--microbatches", "3")
     assert drawn.returncode == 0, drawn.stderr
-    assert "reversed" in run("schema", "spec").stdout
+    assert "reversed" in run(copy, "schema", "spec").stdout
     changed = ("--set", "schedule.kind=reversed", "--set", "mesh.vpp=1")
-    estimated = run("estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.pp=2", *changed)
+    estimated = run(copy, "estimate", TINY, "--set", "mesh.pp=2", *changed)
     assert "reversed, " in estimated.stdout, estimated.stderr
-    refused = run("estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.pp=2", "--set", "mesh.vpp=2", "--set", "schedule.kind=reversed")
+    refused = run(copy, "estimate", TINY, "--set", "mesh.pp=2", *changed[:2], "--set", "mesh.vpp=2")
     assert "one chunk" in refused.stderr + refused.stdout or "vpp" in refused.stderr
     assert refused.returncode == 2
+
+
+def test_a_device_is_one_entry_of_the_data_file(tmp_path: Path) -> None:
+    """Capacity, reserve and rates are the entry's; a step time has the interval of a device without measured steps, and says so."""
+    copy = copy_of_megaplan(tmp_path, {})
+    path = copy / "src/megaplan/devices.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    toy = {key: value for key, value in data["devices"]["h200"].items() if key != "reserve_bytes"}
+    toy["capacity_bytes"] = {"value": 40 * 2**30, "basis": "modelled", "source": "a data sheet of 48 GB"}
+    toy["peak_flops"] = {name: figure | {"value": figure["value"] // 2} for name, figure in toy["peak_flops"].items()}
+    data["devices"]["toy-48gb"] = toy
+    path.write_text(json.dumps(data), encoding="utf-8")
+    shown = run(copy, "devices", "toy-48gb").stdout
+    assert f"capacity: {40 * 2**30:,} bytes, modelled" in shown
+    (share,) = re.findall(r"reached.bf16: (\S+) of the peak, fitted", run(copy, "devices", "h100-sxm").stdout)
+    assert f"reached.bf16: {share} of the peak, modelled" in shown  # that of the first device of its generation
+    megatron = run(copy, "estimate", LLAMA, "--set", "device.name=toy-48gb", "--set", "host={name: megatron}", "--json")
+    assert json.loads(megatron.stdout)["time"]["calibration"] == "uncalibrated", megatron.stderr
+    found = {
+        name: json.loads(run(copy, "estimate", LLAMA, "--set", f"device.name={name}", "--json").stdout) for name in ("h200", "toy-48gb")
+    }
+    assert found["toy-48gb"]["device"]["capacity_bytes"] == 40 * 2**30
+    assert found["toy-48gb"]["time"]["step_seconds"] > 1.5 * found["h200"]["time"]["step_seconds"]
+    assert found["toy-48gb"]["time"]["calibration"] == "uncalibrated"

@@ -1,11 +1,11 @@
 """A spec, exported to Megatron's arguments and imported again, is the spec it was."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from accuracy_megatron.launches import skewed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans.choices import SMALL
@@ -14,9 +14,9 @@ from random_plans.draw import draw
 from megaplan.errors import MegaplanError
 from megaplan.exporters.megatron import export_megatron
 from megaplan.exporters.values import Source
-from megaplan.hosts.megatron.from_spec import jobs_from_spec
 from megaplan.hosts.megatron.pattern import parse_hybrid
 from megaplan.hosts.megatron.peak import MegatronMemory, memory
+from megaplan.hosts.megatron.run import MegatronRun, stages_of
 from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.importers.megatron.spec import REASON, import_megatron
 from megaplan.inventory.build import build_inventory
@@ -299,8 +299,8 @@ def drawn(seed: int) -> Spec | None:
 
 def bytes_of(source: Source) -> list[MegatronMemory]:
     """Of each pipeline rank, routing balanced: how routing falls out is no argument."""
-    jobs = jobs_from_spec(source.spec, source.letters, source.layout)
-    return [memory(replace(job, moe=job.moe and replace(job.moe, routing_skew=1.0))) for job in jobs]
+    stages = stages_of(MegatronRun(source.spec, source.inventory), source.layout)
+    return [memory(skewed(stage, 1.0) if source.spec.model.moe is not None else stage) for stage in stages]
 
 
 def test_a_random_plan_of_megatron_is_exported_imported_and_exported_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

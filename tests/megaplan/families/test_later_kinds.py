@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ideal_works import delta_rule, selective_scan
 
-from megakernels.ops.gated_conv1d.facts import GatedConvolution
+from megakernels.ops.gated_conv1d.facts import GatedConvolutionSizes
 from megaplan.blocks.work import Workload
 from megaplan.budget.serving import serving_budget
 from megaplan.errors import MegaplanError
@@ -151,7 +151,7 @@ def test_flops_of_the_selective_scan_and_of_the_gated_convolution() -> None:
     load = Workload(seq_length=64, num_tokens=64, itemsize=2)
     scan = selective_scan(load, channels=3, state_dim=4, save_every=64)
     assert (scan.forward, scan.input_grad, scan.recomputed) == (5 * 12, 14 * 12, 3 * 12)
-    short = GatedConvolution(1, 64, 8, 3, False, 2).work()
+    short = GatedConvolutionSizes(1, 64, 8, 3, False, 2).work()
     assert (short.forward, short.input_grad, short.weight_grad, short.recomputed) == (48, 96, 48, 48)
 
 

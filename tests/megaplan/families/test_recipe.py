@@ -8,19 +8,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from copied import copy_of_megaplan, run
 
-import megaplan
+from megaplan.exporters.hosts import EXPORTERS
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "docs/recipes/family.md"
-MOST_FILES, MOST_LINES = 13, 60
-PACKAGE = Path(megaplan.__file__).parent
+MOST_FILES, MOST_LINES = 9, 60
 
 pytestmark = pytest.mark.skipif(not RECIPE.is_file(), reason="runs beside the sources")
 
@@ -59,7 +57,7 @@ def outside_files() -> list[str]:
 
 @pytest.mark.skipif(not (ROOT / "src").is_dir(), reason="needs the sources")
 def test_the_recipe_lists_files_of_the_tree() -> None:
-    """At most 13, all there; the page stays short; nothing outside the list is needed to plan a family."""
+    """At most 9, all there; the page stays short; nothing outside the list is needed to plan a family."""
     files = outside_files()
     assert len(files) == len(set(files)) <= MOST_FILES
     assert [file for file in files if not (ROOT / file).is_file()] == []
@@ -71,29 +69,15 @@ def test_the_recipe_lists_files_of_the_tree() -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a megaplan with one more family."""
     folder = tmp_path_factory.mktemp("recipe")
-    shutil.copytree(PACKAGE, folder / "src/megaplan", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "docs/errors", folder / "docs/errors")
+    copy_of_megaplan(folder, LINES)
     shutil.copytree(Path(__file__).parent / "toy", folder / "src/megaplan/families/toy", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, lines in LINES.items():
-        file = folder / name
-        text = file.read_text(encoding="utf-8")
-        for after, added in lines:
-            assert text.count(after) == 1, (name, after)
-            text = text.replace(after, after + added)
-        file.write_text(text, encoding="utf-8")
     (folder / "toy.yaml").write_text(SPEC, encoding="utf-8")
     return folder
 
 
-def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of the copy."""
-    path = {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run([sys.executable, *words], cwd=copy, env=path, capture_output=True, text=True, check=False)
-
-
 def estimate(copy: Path, *words: str) -> dict[str, Any]:
     """The copy's estimate of the toy model."""
-    done = run(copy, "-m", "megaplan", "estimate", "toy.yaml", "--json", *words)
+    done = run(copy, "estimate", "toy.yaml", "--json", *words)
     assert not done.stderr, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -111,8 +95,8 @@ def test_a_toy_family_is_planned_from_the_recipes_list(copy: Path) -> None:
     before, after = (rank["cells"]["forward_backward"]["activations_bytes"] for rank in ranks)
     assert after > before
     piped = ("--set", "mesh.pp=2", "--set", "schedule.num_microbatches=2")
-    assert run(copy, "-m", "megaplan", "split", "toy.yaml", *piped, "-o", "plan.json").returncode == 0
-    assert run(copy, "-m", "megaplan", "check", "plan.json").returncode == 0
+    assert run(copy, "split", "toy.yaml", *piped, "-o", "plan.json").returncode == 0
+    assert run(copy, "check", "plan.json").returncode == 0
 
 
 def test_a_toy_familys_ledger_and_rules_are_its_own(copy: Path) -> None:
@@ -127,13 +111,18 @@ def test_a_toy_familys_ledger_and_rules_are_its_own(copy: Path) -> None:
             print(",".join(tensor.name for tensor in ledger.saved))
     """
     assert run(copy, "-c", script).stdout.split() == ["normed,rstd", "normed,rstd,narrow"]
-    refused = run(copy, "-m", "megaplan", "estimate", "toy.yaml", "--set", "model.toy.rank=65", "--set", "model.pattern=TX")
+    assert "priced without toy" in run(copy, "estimate", "toy.yaml", "--set", "host.name=megatron").stderr
+    exported = {host: run(copy, "export", "toy.yaml", "--to", host) for host in EXPORTERS}
+    assert {host for host, done in exported.items() if done.returncode == 0} == {"torchtitan", "fsdp2", "deepspeed"}
+    assert all("MP921" in done.stderr for done in exported.values() if done.returncode != 0), exported
+    assert "2 · 64 · 8 = 1024" in run(copy, "explain", "toy_narrow").stdout
+    refused = run(copy, "estimate", "toy.yaml", "--set", "model.toy.rank=65", "--set", "model.pattern=TX")
     assert "T (toy)" in refused.stderr
-    assert "model.toy.rank" in run(copy, "-m", "megaplan", "estimate", "toy.yaml", "--set", "model.toy.rank=65").stderr
+    assert "model.toy.rank" in run(copy, "estimate", "toy.yaml", "--set", "model.toy.rank=65").stderr
 
 
 def test_another_family_changes_no_plan(copy: Path) -> None:
     """A plan that was made without the family is neither edited nor another in the eyes of a megaplan that has it."""
     shutil.copy(ROOT / "plans/tiny-hybrid.json", copy / "tiny.json")
-    done = run(copy, "-m", "megaplan", "check", "tiny.json", "--json")
+    done = run(copy, "check", "tiny.json", "--json")
     assert done.returncode == 0, done.stdout + done.stderr

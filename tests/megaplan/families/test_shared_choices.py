@@ -7,7 +7,7 @@ import pytest
 from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE
 from megaplan.budget.serving import serving_budget
 from megaplan.cost.blocks import layer_ops, rank_workload
-from megaplan.families.attention.tensors import place_of
+from megaplan.families.attention.tensors import attention_place
 from megaplan.hosts.megarun.ledger import block_ledger
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.load import spec_from_document
@@ -82,10 +82,10 @@ def test_roles() -> None:
     """Two groups, and a layer that shares with none before it in its group."""
     attention = made([0, 4], [2, 6]).model.attention
     assert isinstance(attention, LatentAttention)
-    assert [place_of(attention, layer).role for layer in (0, 2, 4, 6, 8)] == ["source", "first", "source", "first", "alone"]
+    assert [attention_place(attention, layer).role for layer in (0, 2, 4, 6, 8)] == ["source", "first", "source", "first", "alone"]
     longer = made([0], [2, 4]).model
     assert isinstance(longer.attention, LatentAttention)
-    assert [place_of(longer.attention, layer).role for layer in (0, 2, 4, 6)] == ["source", "first", "later", "alone"]
+    assert [attention_place(longer.attention, layer).role for layer in (0, 2, 4, 6)] == ["source", "first", "later", "alone"]
     assert longer.choices == ((0, 5),)
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from megaplan.hosts.allocator import Block, CachingAllocator
+from megaplan.hosts.allocator import CachingAllocator, MemoryBlock
 
 MIB = 1 << 20
 
@@ -73,7 +73,7 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
 def test_reserved_is_what_the_blocks_are(expandable: bool) -> None:
     """Over random requests: never below what is handed out, never falling, no byte handed out twice, and all of it free at the end."""
     draw, allocator = Random(7), CachingAllocator(expandable=expandable)
-    held: list[Block] = []
+    held: list[MemoryBlock] = []
     before = 0
     for _ in range(3000):
         if held and draw.random() < 0.5:

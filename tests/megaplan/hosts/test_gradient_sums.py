@@ -10,8 +10,8 @@ from megaplan.blocks.storages import storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.halves import splittable, splittable_part
-from megaplan.hosts.megarun.parts import Part, weigh, weigh_arrived
-from megaplan.hosts.megarun.program import Backward, Moment, Replay, replay
+from megaplan.hosts.megarun.parts import BlockReplay, summarize_with_received_grad, weigh
+from megaplan.hosts.megarun.program import Backward, LiveSet, Replay, replay
 
 SHAPES = storages(
     DType.BF16,
@@ -20,9 +20,9 @@ SHAPES = storages(
 ) | storages(DType.FP32, Column.ACTIVATIONS, {"rstd": (4,)})
 
 
-def most(moments: tuple[Moment, ...], name: str) -> int:
+def most(points: tuple[LiveSet, ...], name: str) -> int:
     """How many gradients of one storage are alive together."""
-    return max(Counter(moment.gradients)[name] for moment in moments)
+    return max(Counter(point.gradients)[name] for point in points)
 
 
 def projections(count: int, *, plain: bool = False) -> tuple[Op, ...]:
@@ -49,12 +49,12 @@ def test_operations_that_hand_on_no_view_are_summed_in_place(count: int) -> None
 def test_linears_that_can_be_split_hand_on_no_view() -> None:
     run = replay(projections(3))
     assert most(splittable(run).backward, "normed") == 2
-    assert most(Backward(run.program, splits=True).moments, "normed") == 2
+    assert most(Backward(run.program, splits=True).points, "normed") == 2
 
 
 def test_the_sum_is_made_when_the_product_s_own_gradient_is_gone() -> None:
     """Beside the third tensor stand the parameter's gradient and what comes next, not the gradient that the product has read."""
-    (found,) = [moment for moment in replay(projections(2)).backward if moment.op == "sum after p0"]
+    (found,) = [point for point in replay(projections(2)).backward if point.op == "sum after p0"]
     assert sorted(found.gradients) == ["normed", "normed", "normed", "out"]
     assert found.new_params == ("p0",)
 
@@ -63,8 +63,8 @@ def test_what_a_split_backward_keeps_is_not_added_to() -> None:
     """The residual stream's gradient is that of the last product's output too, which W needs: the norm's is summed with it elsewhere."""
     ops = (norm("norm", "x", "normed", "rstd", "norm"), linear("o_proj", "normed", "o", "o_proj"), add("residual", ("x", "o"), "out"))
     whole, split = Backward(replay(ops).program, splittable=True), Backward(replay(ops).program, splits=True)
-    assert not any(moment.op.startswith("sum after") for moment in whole.moments)
-    (summed,) = [moment for moment in split.moments if moment.op.startswith("sum after")]
+    assert not any(point.op.startswith("sum after") for point in whole.points)
+    (summed,) = [point for point in split.points if point.op.startswith("sum after")]
     assert sorted(summed.gradients) == ["out", "out", "x"]
 
 
@@ -73,7 +73,7 @@ def test_a_reshaped_gradient_is_added_last() -> None:
     router, shared = Op("route", ("tokens",), ("r",), keeps=("tokens",)), linear("shared", "normed", "s", "shared")
     mix = Op("mix", ("r", "s"), ("out",))
     found = replay((norm("norm", "x", "normed", "rstd", "norm"), reshape("flatten", "normed", "tokens"), router, shared, mix)).backward
-    (summed,) = [moment for moment in found if moment.op == "sum after flatten"]
+    (summed,) = [point for point in found if point.op == "sum after flatten"]
     assert sorted(summed.gradients) == ["normed", "normed", "tokens"]  # the linear's is a view
 
 
@@ -93,10 +93,10 @@ def test_a_view_has_no_storage() -> None:
 def test_what_is_added_to_an_arrived_gradient_is_another_storage() -> None:
     """A receive buffer is there to the end; from another block of the slot the same gradient is added to in place."""
     ops = (linear("up", "x", "wide", "up"), norm("norm", "wide", "normed", "rstd", "norm"), add("residual", ("x", "normed"), "out"))
-    block = weigh(Part(replay(ops), SHAPES), {"up": 8, "norm": 8}, in_place=True)
-    arrived = weigh_arrived(block, splittable=False, in_place=True)
-    assert [moment.gradients for moment in block.part.replay.backward][-1] == ("out",)
-    assert [moment.gradients for moment in arrived.part.replay.backward][-1] == ("out", "out")
+    block = weigh(BlockReplay(replay(ops), SHAPES), {"up": 8, "norm": 8}, in_place=True)
+    arrived = summarize_with_received_grad(block, splittable=False, in_place=True)
+    assert [point.gradients for point in block.part.replay.backward][-1] == ("out",)
+    assert [point.gradients for point in arrived.part.replay.backward][-1] == ("out", "out")
     assert [most(each.part.replay.backward, "out") for each in (block, arrived)] == [1, 2]
     assert (arrived.saved, arrived.forward_bytes) == (block.saved, block.forward_bytes)
 
@@ -110,5 +110,5 @@ def test_a_product_made_again_is_as_large_as_before_its_reduction(last: str, ele
     stream = dict.fromkeys(("x", "narrow", "out"), dims.residual)
     shapes = storages(DType.BF16, Column.ACTIVATIONS, stream | {"wide": (2, 8, 16)})
     region = frozenset({"up", "down"} if last == "narrow" else {"up"})
-    tensors = splittable_part(Part(replay(ops, region=region), shapes), dims).tensors
+    tensors = splittable_part(BlockReplay(replay(ops, region=region), shapes), dims).tensors
     assert {name: tensors[name][0] for name in tensors.keys() - shapes.keys()} == {f"{last}_again": 2 * elements}

@@ -7,7 +7,7 @@ import pytest
 import megaplan
 from megaplan.columns import Column
 from megaplan.errors import MegaplanError
-from megaplan.hosts.megarun.ledger import block_ledger, makes_of
+from megaplan.hosts.megarun.ledger import block_ledger, block_variants
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
 from megaplan.low_precision import GENERATIONS, Recipe, RecipeName, history_bytes
@@ -133,7 +133,7 @@ def test_what_a_product_holds_inside_is_workspace() -> None:
 def test_layers_that_a_recipe_leaves_out_keep_sixteen_bits(recipe: dict[str, Any], covered: list[bool]) -> None:
     spec = spec_of(recipe)
     assert [any(name.endswith(".low") for name in saved(spec, layer)) for layer in range(4)] == covered
-    made = makes_of(spec, build_inventory(spec))
+    made = block_variants(spec, build_inventory(spec))
     assert len({made[f"layers.{layer}"] for layer in range(4)}) == (4 if "families" not in recipe else 2)
 
 

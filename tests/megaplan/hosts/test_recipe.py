@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-import megaplan
+from copied import copy_of_megaplan, run
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "docs/recipes/host.md"
@@ -72,26 +69,12 @@ def test_the_recipe_lists_what_the_toy_needs() -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a megaplan with one more host."""
     folder = tmp_path_factory.mktemp("recipe")
-    shutil.copytree(Path(megaplan.__file__).parent, folder / "src/megaplan", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "docs/errors", folder / "docs/errors")
+    copy_of_megaplan(folder, LINES)
     for name, place in OWN.items():
         (folder / place).parent.mkdir(exist_ok=True)
         shutil.copy(TOY / name, folder / place)
-    for name, lines in LINES.items():
-        file = folder / name
-        text = file.read_text(encoding="utf-8")
-        for after, added in lines:
-            assert text.count(after) == 1, (name, after)
-            text = text.replace(after, after + added)
-        file.write_text(text, encoding="utf-8")
     (folder / "toy.yaml").write_text(SPEC, encoding="utf-8")
     return folder
-
-
-def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of the copy."""
-    path = {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
-    return subprocess.run([sys.executable, "-m", "megaplan", *words], cwd=copy, env=path, capture_output=True, text=True, check=False)
 
 
 def test_a_toy_host_is_planned_from_the_recipes_list(copy: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accuracy_megatron.launches import jobs_of_spec, launch_text, refusals, spec_of_launch
+from accuracy_megatron.launches import launch_text, refusals, spec_of_launch, stages_of_spec
 from megatron_goldens import STATED
 
 from megaplan.budget.build import build_budget
@@ -186,11 +186,11 @@ def test_an_estimate_of_an_imported_run_is_of_the_bytes_that_are_replayed(row: d
     inventory = build_inventory(spec)
     budget = build_budget(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
     last = budget.of_rank(spec.mesh.world_size - 1).cells
-    replayed = memory(jobs_of_spec(spec)[-1])
+    replayed = memory(stages_of_spec(spec)[-1])
     own = {phase: sum(cells.values()) - cells[Column.OVERHEAD] for phase, cells in last.items()}
     assert own[Phase.FORWARD_BACKWARD] == replayed.peak
     assert own[Phase.OPTIMIZER] == replayed.after_step
-    counted = sum(one.elements for one in parameters(jobs_of_spec(spec)[-1]).tensors)
+    counted = sum(one.elements for one in parameters(stages_of_spec(spec)[-1]).tensors)
     assert budget.of_rank(spec.mesh.world_size - 1).parameters == counted
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accuracy_megatron.launches import jobs_of_spec, launch_text
+from accuracy_megatron.launches import launch_text, stages_of_spec
 from megatron_goldens import ROWS
 from recorded_launches import SCRIPTS, recorded
 
@@ -15,6 +15,7 @@ from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.exporters.megatron import export_megatron
 from megaplan.exporters.values import Source
 from megaplan.hosts.megatron.argument import value_at
+from megaplan.hosts.megatron.chunks import recomputed_groups
 from megaplan.importers.megatron.spec import ImportedLaunch, import_megatron, import_recording
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -255,7 +256,7 @@ def test_a_yaml_key_that_stands_twice_is_taken_the_last_time_and_noted() -> None
     lines = [f"  --{key}: {value}" for key, value in words.items()]
     text = "MODEL_ARGS:\n" + "\n".join([*lines, "  --micro-batch-size: 1", "  --micro-batch-size: 2"])
     assert import_megatron(text, "x.yaml").loaded.spec.batch.micro_batch_size == 2
-    assert any("stands on line" in note and note.endswith("the last is taken") for note in notes(text, "x.yaml"))
+    assert any("is already on line" in note and note.endswith("the last is taken") for note in notes(text, "x.yaml"))
 
 
 def test_a_run_that_ends_within_its_warm_up_has_none() -> None:
@@ -375,10 +376,10 @@ def test_a_training_logs_table_is_a_launch(prefix: str) -> None:
 
 def test_the_block_method_recomputes_the_first_layers_of_a_stage() -> None:
     text = PLAIN.replace("--num-layers 2", "--num-layers 8") + "--recompute-granularity full --recompute-num-layers 3 --recompute-method "
-    (block,) = jobs_of_spec(import_megatron(text + "block", "x.sh").loaded.spec)
-    (uniform,) = jobs_of_spec(import_megatron(text + "uniform", "x.sh").loaded.spec)
-    assert block.recomputed("*-" * 8) == (("*-",) * 3, "*-" * 5)
-    assert uniform.recomputed("*-" * 8) == (("*-" * 3, "*-" * 3, "*-" * 2), "")
+    (block,) = stages_of_spec(import_megatron(text + "block", "x.sh").loaded.spec)
+    (uniform,) = stages_of_spec(import_megatron(text + "uniform", "x.sh").loaded.spec)
+    assert recomputed_groups(block.run, "*-" * 8) == (("*-",) * 3, "*-" * 5)
+    assert recomputed_groups(uniform.run, "*-" * 8) == (("*-" * 3, "*-" * 3, "*-" * 2), "")
 
 
 def test_the_command_takes_variables_and_arguments(

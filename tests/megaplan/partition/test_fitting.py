@@ -68,7 +68,7 @@ def test_the_sums_are_below_the_budget(kind: str) -> None:
             sums, excesses = memory.sums(spans), memory.excesses(spans)
             for rank in range(4):
                 owned = [(slot.start, slot.stop) for slot in layout.of_rank(rank)]
-                assert max(moment.excess(owned) for moment in sums[rank]) <= excesses[rank]
+                assert max(point.excess(owned) for point in sums[rank]) <= excesses[rank]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,7 +178,7 @@ def sum_and_budget(spec: Spec, cuts: list[int], rank: int) -> tuple[int, int]:
     memory, layout = Memory(spec, inventory), build_layout(spec, inventory, spans)
     owned = [(slot.start, slot.stop) for slot in layout.of_rank(rank)]
     of_rank = build_budget(spec, inventory, layout).of_rank(rank * spec.mesh.world_size // spec.mesh.pp)
-    largest = max(moment.excess(owned) for moment in memory.sums(spans)[rank])
+    largest = max(point.excess(owned) for point in memory.sums(spans)[rank])
     assert largest <= memory.excesses(spans)[rank]
     return largest, of_rank.allocated_bytes
 
@@ -202,7 +202,7 @@ def sum_and_budget(spec: Spec, cuts: list[int], rank: int) -> tuple[int, int]:
     ids=" ".join,
 )
 def test_layers_weigh_in_the_sums_what_they_add_to_the_budget(overrides: tuple[str, ...]) -> None:
-    """More layers of the same kind inside a middle stage: the peak stays at the same moment of the same block, and grows by the sums."""
+    """More layers of the same kind inside a middle stage: the peak stays at the same point of the same block, and grows by the sums."""
     spec = spec_of("mesh.pp=4", "schedule.num_microbatches=8", *overrides, plan="llama-3.1-8b")
     (few, least), (many, most) = (sum_and_budget(spec, cuts, 1) for cuts in ([16, 32, 48], [16, 40, 48]))
     assert many - few == most - least > 0

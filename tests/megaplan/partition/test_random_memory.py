@@ -18,7 +18,7 @@ from megaplan.schedules.placement import Placement, slots_of_rank
 
 
 class MadeUpMemory:
-    """What a rank exceeds: its largest sum, and what its largest layer needs for a moment, which is in no sum."""
+    """What a rank exceeds: its largest sum, and what its largest layer needs temporarily, which is in no sum."""
 
     def __init__(self, stack: Stack, moments_bytes: Sequence[int]) -> None:
         self._stack, self._moments_bytes = stack, moments_bytes
@@ -50,20 +50,20 @@ def random_stack(random: Random, where: Placement) -> tuple[Stack, MadeUpMemory]
     static, kept = ([random.randint(1, 9) for _ in range(num_layers)] for _ in range(2))
     sums = []
     for rank in range(pp):
-        moments = []
+        points = []
         for _ in range(random.choice([1, 2])):
             counts = [random.randint(0, pp - rank + chunk) for chunk in range(vpp)]
             weights = [
                 layer_weight([here + count * per for here, per in zip(static, kept, strict=True)], count, 2 * count) for count in counts
             ]
-            moments.append(SpanSum(tuple(weights), 0))
-        sums.append(moments)
-    heaviest = max(weight.up[-1] for moments in sums for moment in moments for weight in moment.weights)
+            points.append(SpanSum(tuple(weights), 0))
+        sums.append(points)
+    heaviest = max(weight.up[-1] for points in sums for point in points for weight in point.weights)
     most = random.randint(heaviest // (2 * pp), heaviest)
     rules = Constraints(forbid=tuple(cut for cut in range(1, num_layers) if random.random() < 0.05))
     if num_layers - 1 - len(rules.forbid) < pp * vpp - 1:
         rules = Constraints()
-    limited = tuple(tuple(moment._replace(most=most) for moment in moments) for moments in sums)
+    limited = tuple(tuple(point._replace(most=most) for point in points) for points in sums)
     stack = Stack(costs, rules, where, pp, vpp, sums=limited)
     return stack, MadeUpMemory(stack, [random.randint(0, 12) for _ in range(num_layers)])
 

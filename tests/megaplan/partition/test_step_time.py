@@ -23,9 +23,10 @@ from megaplan.partition.memory import Memory
 from megaplan.partition.moves import neighbours
 from megaplan.partition.paths import paths_of
 from megaplan.partition.step import FAR, Pipeline, step_time_cuts
-from megaplan.partition.step_time import StepTime
+from megaplan.partition.step_time import StepTimes
 from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, link, placement, replay
 from megaplan.spec.load import load_spec
+from megaplan.units import format_bytes
 
 REPOSITORY = Path(__file__).parents[3]
 SINGLE = ("1f1b", "gpipe")
@@ -50,7 +51,7 @@ def test_no_cuts_are_below_the_bound(kind: str) -> None:
         rules = Constraints(forbid=(3,)) if number % 3 == 0 else Constraints(pin=(2,)) if number % 3 == 1 else Constraints()
         orders = actions(kind, pp, vpp, num_microbatches)
         paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
-        step = StepTime(times, link(orders, pp * vpp), paths)
+        step = StepTimes(times, link(orders, pp * vpp), paths)
         steps = [step.of(cuts) for cuts in combinations(range(1, num_layers), pp * vpp - 1) if not rules.broken_by(cuts)]
         bound = StepBound(times, rules, placement(kind), paths).lower_bound(max(steps), num_microbatches)
         assert bound <= min(steps), (number, times)
@@ -149,10 +150,12 @@ def test_no_move_that_fits_is_shorter(size: int) -> None:
     notes = [found.detail for found in cuts.diagnostics if found.code == "MP334"]
     assert bool(notes) == bool(shorter) == (size == 12), "memory moves the cuts of the larger size alone"
     for note in notes:
-        found = re.fullmatch(r"cuts (\[.*\]) have the .* of pp rank (\d) by ([\d,]+) bytes\nstep: ([\d,]+) ns there, ([\d,]+) here", note)
+        found = re.fullmatch(r"cuts (\[.*\]) have the .* of pp rank (\d) by (.*)\nstep: ([\d,]+) ns there, ([\d,]+) here", note)
         assert found is not None
         free = tuple(json.loads(found[1]))
-        assert memory.excesses(spans_of(free, 52))[int(found[2])] == int(found[3].replace(",", "")) > 0
+        excess = memory.excesses(spans_of(free, 52))[int(found[2])]
+        assert found[3] == format_bytes(excess)
+        assert excess > 0
         assert (f"{pipeline.step.of(free):,}", f"{cuts.certificate.value:,}") == (found[4], found[5])
         assert pipeline.step.of(free) < cuts.certificate.value
 

@@ -12,8 +12,8 @@ from megaplan.errors import MegaplanError
 from megaplan.schedules import (
     SCHEDULES,
     Action,
+    ActionKind,
     InFlight,
-    Kind,
     Overlap,
     actions,
     computations,
@@ -24,7 +24,7 @@ from megaplan.schedules import (
     schedule_problems,
     slots_of_rank,
 )
-from megaplan.schedules.moments import non_dominated
+from megaplan.schedules.states import non_dominated
 
 SINGLE = [(pp, m) for pp in (1, 2, 3, 4, 8) for m in (pp, pp + 1, 2 * pp, 5 * pp)]
 LOOPED = [(pp, vpp, m) for pp in (1, 2, 3, 4, 8) for vpp in (2, 3, 4) for m in (1, pp, pp + 1, 2 * pp, 6 * pp)]
@@ -86,16 +86,16 @@ def test_every_microbatch_goes_forward_then_backward_once_on_every_slot(kind: st
         assert {(slot, index) for _, slot, index in position} == {(slot, index) for slot in owned for index in range(m)}
         for slot in owned:
             for index in range(m):
-                whole = position.get((Kind.BACKWARD, slot, index))
-                halves = [position.get((kind, slot, index)) for kind in (Kind.INPUT, Kind.WEIGHT)]
+                whole = position.get((ActionKind.BACKWARD, slot, index))
+                halves = [position.get((kind, slot, index)) for kind in (ActionKind.INPUT, ActionKind.WEIGHT)]
                 done = [whole] if whole is not None else halves
                 assert (whole is None) != (halves == [None, None])
-                assert [position[Kind.FORWARD, slot, index], *done] == sorted([position[Kind.FORWARD, slot, index], *done])
+                assert [position[ActionKind.FORWARD, slot, index], *done] == sorted([position[ActionKind.FORWARD, slot, index], *done])
 
 
 def test_an_action_prints_as_torch_writes_it() -> None:
-    assert str(Action(Kind.BACKWARD, 12, 3)) == "12B3"
-    assert str(Overlap(Action(Kind.FORWARD, 0, 3), Action(Kind.BACKWARD, 3, 1))) == "(0F3;3B1)OVERLAP_F_B"
+    assert str(Action(ActionKind.BACKWARD, 12, 3)) == "12B3"
+    assert str(Overlap(Action(ActionKind.FORWARD, 0, 3), Action(ActionKind.BACKWARD, 3, 1))) == "(0F3;3B1)OVERLAP_F_B"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaplan.schedules import KINDS, Action, Kind, LinkedOrders, SlotTimes, actions, link, replay, schedule_problems
+from megaplan.schedules import KINDS, Action, ActionKind, LinkedOrders, SlotTimes, actions, link, replay, schedule_problems
 from megaplan.schedules.repeats import Node, Repeat, repeat_of
 
 
@@ -69,7 +69,9 @@ def test_every_action_waits_for_its_inputs_and_no_longer(
     for rank, timed in enumerate(step.ranks):
         for item in timed:
             for part in item.action.parts:
-                stops["F" if part.kind is Kind.FORWARD else "W" if part.kind is Kind.WEIGHT else "I", part.slot, part.microbatch] = (
+                stops[
+                    "F" if part.kind is ActionKind.FORWARD else "W" if part.kind is ActionKind.WEIGHT else "I", part.slot, part.microbatch
+                ] = (
                     item.stop,
                     rank,
                 )
@@ -78,9 +80,9 @@ def test_every_action_waits_for_its_inputs_and_no_longer(
         for item in timed:
             arrivals = [free]
             for part in item.action.parts:
-                if part.kind is Kind.FORWARD:
+                if part.kind is ActionKind.FORWARD:
                     read = ("F", part.slot - 1, part.microbatch) if part.slot else None
-                elif part.kind is Kind.WEIGHT:
+                elif part.kind is ActionKind.WEIGHT:
                     read = ("I", part.slot, part.microbatch)
                 else:
                     read = ("F", part.slot, part.microbatch) if part.slot == num_slots - 1 else ("I", part.slot + 1, part.microbatch)
@@ -101,7 +103,10 @@ def test_uneven_stages_by_hand() -> None:
 
 
 def test_an_order_that_waits_forever_names_who_waits() -> None:
-    orders = ((Action(Kind.FORWARD, 0, 0), Action(Kind.BACKWARD, 0, 0)), (Action(Kind.BACKWARD, 1, 0), Action(Kind.FORWARD, 1, 0)))
+    orders = (
+        (Action(ActionKind.FORWARD, 0, 0), Action(ActionKind.BACKWARD, 0, 0)),
+        (Action(ActionKind.BACKWARD, 1, 0), Action(ActionKind.FORWARD, 1, 0)),
+    )
     with pytest.raises(ValueError, match="0B0, 1B0 wait"):
         link(orders, 2)
 
@@ -168,9 +173,9 @@ def counted(linked: LinkedOrders, times: SlotTimes, p2p: int, monkeypatch: pytes
         original(self, stops, free, lengths, p2p, stop)
         replayed += len(stops) - before
 
-    original = LinkedOrders._go_on
+    original = LinkedOrders._advance
     with monkeypatch.context() as patched:
-        patched.setattr(LinkedOrders, "_go_on", count)
+        patched.setattr(LinkedOrders, "_advance", count)
         return linked.replay(times, p2p=p2p), replayed
 
 

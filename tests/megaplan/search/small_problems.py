@@ -16,7 +16,7 @@ from megaplan.cost.times import model_times
 from megaplan.errors import Severity
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.space import KINDS, SLOTS, Space
-from megaplan.exploration.values import Exact, Layout, Policy
+from megaplan.exploration.values import Exact, LayoutChoice, MemoryPolicy
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules import SlotTimes, actions, replay, schedule_problems
@@ -81,10 +81,10 @@ def _peaks(space: Space, draw: random.Random) -> list[int]:
     return found
 
 
-def exhaustive(space: Space, headroom_bytes: int) -> dict[Layout, Exact]:
+def exhaustive(space: Space, headroom_bytes: int) -> dict[LayoutChoice, Exact]:
     """The best policy of every layout that fits: each spec is checked by the rules, and each value worked out by the public functions."""
     evaluator = Evaluator(space, headroom_bytes)
-    found: dict[Layout, Exact] = {}
+    found: dict[LayoutChoice, Exact] = {}
     for layout in _layouts(space):
         for policy in space.policies(layout):
             exact = evaluator.exact(layout, policy)
@@ -96,7 +96,7 @@ def exhaustive(space: Space, headroom_bytes: int) -> dict[Layout, Exact]:
     return found
 
 
-def _layouts(space: Space) -> Iterator[Layout]:
+def _layouts(space: Space) -> Iterator[LayoutChoice]:
     """Every product of degrees, schedules and micro-batches that the rules of a spec let through."""
     devices, batch = space.devices, space.global_batch
     degrees = [degree for degree in range(1, devices + 1) if devices % degree == 0]
@@ -113,12 +113,12 @@ def _layouts(space: Space) -> Iterator[Layout]:
                 count = batch // (micro * replicate * shard)
                 kinds = KINDS if varies["schedule"] else (space.base.schedule.kind,)
                 for kind, vpp in product(kinds if pp > 1 else ("1f1b",), SLOTS):
-                    layout = Layout(pp, vpp, kind, tp, cp, ep, etp, replicate, shard, micro, count)
+                    layout = LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, replicate, shard, micro, count)
                     if _is_legal(space, layout):
                         yield layout
 
 
-def _is_legal(space: Space, layout: Layout) -> bool:
+def _is_legal(space: Space, layout: LayoutChoice) -> bool:
     for name, value in space.fixed.items():
         if getattr(layout, name) != value:
             return False
@@ -127,9 +127,9 @@ def _is_legal(space: Space, layout: Layout) -> bool:
     return not any(item.severity is Severity.ERROR for item in check_rules(space.spec_of(layout, plain_policy(space))))
 
 
-def plain_policy(space: Space) -> Policy:
+def plain_policy(space: Space) -> MemoryPolicy:
     """Nothing runs again."""
-    return Policy((), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads="fp32")
+    return MemoryPolicy((), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads="fp32")
 
 
 def check(space: Space, exact: Exact) -> None:

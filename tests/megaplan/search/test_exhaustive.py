@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from small_problems import exhaustive, problem
 
-from megaplan.exploration.engine import Task, explore
+from megaplan.exploration.engine import SearchTask, explore
 from megaplan.exploration.evaluate import Evaluator
-from megaplan.exploration.values import Exact, Layout, Policy
+from megaplan.exploration.values import Exact, LayoutChoice, MemoryPolicy
 from megaplan.layout.spans import Spans
 from megaplan.partition.certify import stack_of
 
@@ -20,7 +20,7 @@ FAST = range(16)
 def _agrees(seed: int) -> None:
     space, headroom = problem(seed)
     expected = sorted(exhaustive(space, headroom).values(), key=lambda one: one.order("time"))[:TOP]
-    found = explore(Task(space, "time", headroom, TOP), 1)
+    found = explore(SearchTask(space, "time", headroom, TOP), 1)
     assert found.complete
     assert found.rows == expected
     assert all(found.bound_ns <= row.step_ns for row in found.rows)
@@ -68,7 +68,7 @@ def test_where_the_thriftiest_policy_exceeds_the_sums_of_memory_every_policy_doe
         exact = evaluator.exact(layout, thrifty)
         assert isinstance(exact, Exact)
 
-        def excess(policy: Policy, layout: Layout = layout, spans: Spans = exact.spans) -> int:
+        def excess(policy: MemoryPolicy, layout: LayoutChoice = layout, spans: Spans = exact.spans) -> int:
             spec = space.spec_of(layout, policy)
             stack = stack_of(spec, evaluator.side(spec).clock.costs(spec))
             limited = replace(stack, sums=evaluator._memory(spec).sums(spans))

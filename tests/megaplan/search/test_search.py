@@ -12,7 +12,7 @@ from megaplan.budget.peaks import StagePeaks
 from megaplan.cli.search_text import search_lines
 from megaplan.cost.rates import rates_of
 from megaplan.cost.replay import ReplayTimer
-from megaplan.exploration.engine import Task, explore
+from megaplan.exploration.engine import SearchTask, explore
 from megaplan.exploration.floors import Floors
 from megaplan.exploration.gap import loose_terms
 from megaplan.exploration.space import Space
@@ -82,7 +82,7 @@ def test_every_value_that_lost_has_a_reason(found):
 def test_the_result_does_not_depend_on_the_number_of_processes(monkeypatch):
     monkeypatch.setattr("megaplan.exploration.engine.ALONE", 0)
     space = Space(load_spec(TINY).spec, 4, {}, ("schedule",))
-    one, two = (explore(Task(space, "time", 0, 5), processes) for processes in (1, 2))
+    one, two = (explore(SearchTask(space, "time", 0, 5), processes) for processes in (1, 2))
     assert one.rows == two.rows
     assert one.bounds == two.bounds
     assert one.outcomes == two.outcomes
@@ -135,7 +135,7 @@ def test_an_interrupt_leaves_the_best_so_far(monkeypatch):
     def interrupt(progress):
         raise KeyboardInterrupt
 
-    found = explore(Task(space, "time", 0, 3), 1, interrupt)
+    found = explore(SearchTask(space, "time", 0, 3), 1, interrupt)
     assert not found.complete
     assert found.rows
 

@@ -115,11 +115,11 @@ def test_broken_json_is_held_to_its_grammar(tmp_path: Path, text: str, code: str
 @pytest.mark.parametrize(
     ("text", "code", "line", "detail"),
     [
-        (SAMPLE + "batch: {micro_batch_size: 4, seq_length: 8}\n", "MP110", 26, "'batch' stands on line 24 already"),
-        (SAMPLE.replace("tp: 1\n", "tp: 1\n  tp: 2\n"), "MP110", 19, "'mesh.tp' stands on line 18 already"),
+        (SAMPLE + "batch: {micro_batch_size: 4, seq_length: 8}\n", "MP110", 26, "'batch' is already on line 24"),
+        (SAMPLE.replace("tp: 1\n", "tp: 1\n  tp: 2\n"), "MP110", 19, "'mesh.tp' is already on line 18"),
         (SAMPLE + "---\nformat: megaplan.spec/1\n", "MP111", 26, "another document begins here"),
         (SAMPLE.replace("name: sample", "name: !!python/object/apply:os.system [ls]"), "MP113", 2, "python/object/apply:os.system"),
-        (SAMPLE.replace("{mode: weighted}", "&s {together: *s}"), "MP114", 25, "*s stands inside the value that it names"),
+        (SAMPLE.replace("{mode: weighted}", "&s {together: *s}"), "MP114", 25, "*s is inside the value that it names"),
         (SAMPLE.replace("pp: 2", "pp: *nowhere"), "MP114", 14, "*nowhere"),
         (SAMPLE.replace("  pp: 2", "  ? [pp]\n  : 2"), "MP118", 14, "mesh has a key"),
         (SAMPLE.replace("  pp: 2", '  "": 2'), "MP118", 14, "mesh has a key"),

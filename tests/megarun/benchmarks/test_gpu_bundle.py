@@ -24,6 +24,7 @@ def made(out: Path, *options: str) -> float:
     return sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**20
 
 
+@pytest.mark.jobs
 def test_the_project_alone_has_what_its_jobs_read(tmp_path: Path) -> None:
     assert made(tmp_path / "gpu", "--no-wheels") < 20
     for name in ("benchmarks/gpu/run.py", "benchmarks/gpu/specs/nam56r.yaml", "plans/tiny-hybrid.json", "COMMIT", "run.sh"):

@@ -10,6 +10,7 @@ from gpu import blocks, measure, profiles
 from gpu.jobs import SPECS
 
 from megaplan.columns import Column
+from megarun.job.support import refuse_unbuilt
 from megarun.trace.values import Row
 
 pytestmark = pytest.mark.runtime
@@ -24,6 +25,7 @@ def test_plans_fill_a_good_part_of_one_gpu() -> None:
         assert case.job.spec.host.kernels == "triton"
         assert 15 * GIB < case.budget.worst.allocated_bytes < 110 * GIB
         assert case.budget.fits
+        refuse_unbuilt(case.job.spec)
     families = {block.family for case in found for block in case.job.inventory.layers}
     assert families == set("AMERD")
     assert sum(case.job.spec.precision.recipe is not None for case in found) == 2
@@ -34,6 +36,7 @@ def test_what_is_trained_fits_one_gpu(name: str) -> None:
     case = measure.find_case(name)
     assert case.job.spec.mesh.world_size == 1
     assert case.budget.fits
+    refuse_unbuilt(case.job.spec)
 
 
 def test_what_is_reserved_never_shrinks_and_the_last_two_phases_alternate() -> None:

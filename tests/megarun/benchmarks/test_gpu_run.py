@@ -47,6 +47,7 @@ def started(lines: list[dict[str, Any]]) -> list[str]:
     return [line["job"] for line in lines if line.get("status") == "started"]
 
 
+@pytest.mark.jobs
 def test_every_failure_of_every_kind_leaves_every_other_line_and_a_second_call_runs_what_is_missing(tmp_path: Path) -> None:
     faults = [f"{name}={fault}" for index in range(0, len(CALLS), 5) for name, fault in zip(CALLS[index : index + 5], FAULTS, strict=True)]
     options = [word for fault in faults for word in ("--fault", fault)]

@@ -20,7 +20,7 @@ from megakernels.ops.fp8_linear.facts import summed  # noqa: E402
 from megakernels.ops.moe.facts import ExpertSizes  # noqa: E402
 from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
 from megaplan.cost.low_precision import EightBits, in_eight_bits, sharing  # noqa: E402
-from megaplan.families.attention.tensors import place_of  # noqa: E402
+from megaplan.families.attention.tensors import attention_place  # noqa: E402
 from megarun.job.job import Job  # noqa: E402
 
 pytestmark = pytest.mark.runtime
@@ -89,7 +89,7 @@ def stated(source: Any) -> dict[str, list[float]]:
         load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
         ops = layer_ops(load, loaded.spec.model, block)
         core = next((NAMES[op.name] for op in ops if op.name in ("indexer", "masked")), "attention")
-        if core == "indexed_attention" and place_of(loaded.spec.model.attention, index).role == "source":
+        if core == "indexed_attention" and attention_place(loaded.spec.model.attention, index).role == "source":
             core = "indexed_attention_choice"
         for op in ops:
             if op.name not in NAMES:

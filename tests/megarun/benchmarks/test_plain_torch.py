@@ -15,7 +15,7 @@ from rooflines.work import Work  # noqa: E402
 
 import megaplan  # noqa: E402
 from megaplan.cost.blocks import layer_ops, rank_workload  # noqa: E402
-from megaplan.families.attention.tensors import place_of  # noqa: E402
+from megaplan.families.attention.tensors import attention_place  # noqa: E402
 from megarun.job.job import Job  # noqa: E402
 
 pytestmark = pytest.mark.runtime
@@ -107,7 +107,7 @@ def stated(spec: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             if op.name in ("attention", "masked", "indexer"):  # one operation of the runtime
                 core = next((other.name for other in ops if other.name in ("indexer", "masked")), "attention")
             name = f"{block.family} megakernels.{own.get(core, NAMES[core])}"
-            if core == "indexer" and place_of(loaded.spec.model.attention, index).role == "source":
+            if core == "indexer" and attention_place(loaded.spec.model.attention, index).role == "source":
                 name += "_choice"
             for side, done in zip(("", "_backward"), op.facts.plain(op.work, load.num_tokens), strict=True):
                 before = found.get(name + side, (0, 0, 0)) if op.name in ("masked", "indexer") else (0, 0, 0)

@@ -223,7 +223,7 @@ def test_experts_multiply_each_row_with_every_matrix_and_gather_tokens(random: R
         found = work("routed_experts", x, weights, rows, counts, up, down, None, None, "relu2")
     product = 2 * tokens * slots * hidden * width
     assert found.product_flops == {"bf16": (3 if gated else 2) * product}
-    assert found.again_bytes == 2 * tokens * (slots - 1) * hidden
+    assert found.repeated_bytes == 2 * tokens * (slots - 1) * hidden
     inner = empty(tokens * slots, width)
     if gated:
         given = (x, weights, rows, counts, up.clone(), up, down, None, None, None, inner, inner.clone())
@@ -245,13 +245,13 @@ def test_experts_multiply_each_row_with_every_matrix_and_gather_tokens(random: R
             [*[True] * 4, False, False],
         )
     assert back.product_flops == {"bf16": (6 if gated else 4) * product}
-    assert back.again_bytes == (4 if gated else 3) * found.again_bytes
+    assert back.repeated_bytes == (4 if gated else 3) * found.repeated_bytes
     if gated:  # of the biases only that of down is of what is gathered
         biases = empty(num, width), empty(num, width), empty(num, hidden)
         given = (*given[:7], *biases, *given[10:])
         with_biases = work("routed_experts_gated_backward", x.clone(), *given, "swiglu", 7.0, [True] * 8)
         assert with_biases.product_flops == back.product_flops
-        assert with_biases.again_bytes == 5 * found.again_bytes
+        assert with_biases.repeated_bytes == 5 * found.repeated_bytes
         assert with_biases.launches == back.launches + 3
 
 
@@ -328,7 +328,7 @@ def test_head_and_loss_multiply_three_times_backward_and_read_logits_in_place() 
     x, weight, labels = empty(64, 128), empty(1000, 128), empty(64, dtype=INT64)
     found = work("linear_cross_entropy_backward", empty(dtype=FP32), x, weight, labels, empty(64, dtype=FP32), -100, 0.0, [True, True])
     assert found.product_flops == {"bf16": 3 * 2 * 64 * 128 * 1000}
-    assert found.again_bytes == 2 * 64 * 1000
+    assert found.repeated_bytes == 2 * 64 * 1000
 
 
 def test_the_kernels_of_a_plan_decide_what_runs() -> None:

@@ -45,7 +45,9 @@ def test_an_operation_takes_as_long_as_what_limits_it() -> None:
     assert prices.work(Work("bound by products", (Kernel("a", second["bytes"] // 2, {"bf16": second["bf16"]}),))) == 1.0
     assert prices.work(Work("bound by stated products", (Kernel("a", 1),), {"tf32": second["tf32"]})) == 1.0
     assert prices.work(Work("bound by its chain", (Kernel("a", second["bytes"] // 2),), steps=second["steps"])) == 1.0
-    assert prices.work(Work("bound by what it reads again", (Kernel("a", second["bytes"] // 2),), again_bytes=second["bytes"] // 2)) == 1.0
+    assert (
+        prices.work(Work("bound by what it reads again", (Kernel("a", second["bytes"] // 2),), repeated_bytes=second["bytes"] // 2)) == 1.0
+    )
     tiny = Work("bound by launches", (Kernel("a", 1),) * 10)
     assert prices.work(tiny) == pytest.approx(30e-6, rel=1e-12)
     assert prices.launching(tiny) == pytest.approx(30e-6 - 10 / second["bytes"], rel=1e-9)

@@ -291,6 +291,7 @@ def test_torchrun_restarts_a_job_that_lost_a_rank(step: int, tmp_path: Path, com
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
 
 
+@pytest.mark.jobs
 def test_a_rank_that_never_starts_is_named(tmp_path: Path, command: Any) -> None:
     """Rank 0 of two waits three seconds, not minutes."""
     words = command("alone", "--start-timeout", "3", mesh={"pp": 2})

@@ -22,6 +22,7 @@ def test_a_fault_of_one_process(name: str, bench: Bench) -> None:
     assert row.said
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.slow) for name in LAUNCHED])
 def test_a_fault_of_several(name: str, bench: Bench) -> None:
     row = bench.row(LAUNCHED[name])

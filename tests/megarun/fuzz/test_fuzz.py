@@ -14,7 +14,7 @@ from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 
 
 def test_no_input_gives_a_traceback(tmp_path: Path) -> None:

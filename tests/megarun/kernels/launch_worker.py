@@ -19,7 +19,7 @@ from megaplan.plan.make import make_plan
 from megaplan.spec.models import Spec
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
-from megarun.kernels.launches import Launch, recorded
+from megarun.kernels.launches import KernelLaunch, recorded
 from megarun.launch.process_group import process_group, read_launch
 from megarun.parallel.groups.mesh import build_mesh
 from megarun.trace.rank import FINITE, empty_batch
@@ -42,8 +42,8 @@ def job_of(values: dict[str, Any]) -> Job:
     return Job.from_plan(make_plan(Spec.model_validate(values)))
 
 
-def launches_of_step(job: Job) -> list[Launch]:
-    found: list[Launch] = []
+def launches_of_step(job: Job) -> list[KernelLaunch]:
+    found: list[KernelLaunch] = []
     interpret = InterpretedFunction.run
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:

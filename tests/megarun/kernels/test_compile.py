@@ -15,7 +15,7 @@ from megaplan.spec.models import Spec
 from megarun.cli.main import run
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 HERE = Path(__file__).parent
 
 

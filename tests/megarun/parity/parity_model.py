@@ -3,6 +3,8 @@
 import copy
 from typing import Any
 
+from megaplan.families.registry import FAMILIES
+
 BASE: dict[str, Any] = {
     "format": "megaplan.spec/1",
     "name": "parity",
@@ -30,7 +32,6 @@ BASE: dict[str, Any] = {
 MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 4, "chunk_size": 4, "save_every": 8}
 MIMO = {**MAMBA3, "mimo_rank": 2, "num_angles": 3, "rate_activation": "heavy_tail"}
 KDA = {"kind": "kda", "num_heads": 4, "head_dim": 8, "chunk_size": 4, "save_every": 5, "negative_eigenvalues": True}
-SECTIONS = {"A": "attention", "M": "mamba", "E": "moe", "R": "recurrent", "D": "mlp", "G": "linear_attention", "C": "short_convolution"}
 MLA = {
     "kind": "mla",
     "num_heads": 4,
@@ -54,7 +55,7 @@ def spec_with(overrides: dict[str, Any]) -> dict[str, Any]:
             section = section.setdefault(step, {})
         section[last] = copy.deepcopy(value)
     letters = set(spec["model"]["pattern"])
-    for letter, section in SECTIONS.items():
+    for letter, family in FAMILIES.items():
         if letter not in letters:
-            spec["model"].pop(section, None)
+            spec["model"].pop(family.section, None)
     return spec

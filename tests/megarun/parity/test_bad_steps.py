@@ -10,7 +10,7 @@ from parity_world import CellFailedError, Worlds
 
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 RULES = {"training.bad_steps": {"skips": 1, "rewinds": 1, "window_batches": 1}}
 STAGES = Cell("stages", {"pp": 2}, spec=RULES)
 DATA_RANKS = Cell("data ranks", {"dp_shard": 2}, spec=RULES)

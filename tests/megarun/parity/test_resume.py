@@ -15,7 +15,7 @@ from megarun.checkpoint.manifest import list_checkpoints, read_manifest
 from megarun.checkpoint.state import GENERATOR, OPTIMIZER
 from megarun.checkpoint.storage import CheckpointReader
 
-pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-68")]
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs, pytest.mark.requirement("R-68")]
 BEFORE, AFTER = 2, 10
 HEADS = {"model.attention.num_kv_heads": 4}
 MODEL = GENTLE | TIED | HEADS | {"model.features.mtp": {"depth": 1, "ffn_hidden_size": 40}}

@@ -6,7 +6,7 @@ from parity_cells import RECOMPUTED, RESHARD, Cell
 from parity_compare import first_difference
 from parity_world import Worlds
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 NUM_EXPERTS = 8
 ONE, LAST_RANK_ONLY, TWO_OF_EIGHT = (3, 4), (6, 8), (0, 2)
 TOP_1 = {"model.moe.top_k": 1, "model.moe.normalize_top_k": False}  # normalised, one weight is 1 and the router has no gradient

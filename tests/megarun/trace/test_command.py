@@ -106,7 +106,7 @@ def test_an_estimate_past_tolerance_says_so(comparison: RankComparison, job_with
         comparison.budget.coordinate,
         comparison.budget.parameters,
         cells,
-        comparison.budget.moments,
+        comparison.budget.peak_places,
         comparison.budget.usable_bytes,
     )
     worse = RankComparison(budget, comparison.trace)

@@ -32,7 +32,7 @@ def test_a_layer_gathered_ahead_is_there_while_the_one_before_runs(job_with: Any
     """Wide D layers next to E: the peak of the forward includes their all-gather's output, copied out next to the bank's or not yet."""
     job = job_with({"model": {"pattern": pattern, **MODEL}, **RESHARDED, "mesh": V})
     found = compare_passes(job)
-    assert found.budget.moments[Phase.FORWARD_BACKWARD].startswith(peak)
+    assert found.budget.peak_places[Phase.FORWARD_BACKWARD].startswith(peak)
 
 
 @pytest.mark.parametrize("reshard", [False, True])

@@ -49,6 +49,6 @@ def test_ranks_hold_the_lanes_that_the_estimate_says(job_with: Any, name: str) -
     for rank in (0, spec.mesh.tp * (spec.mesh.cp - 2), last):
         found = RankComparison(budget.of_rank(rank), trace_rank(job, rank, workspace_bytes=workspace_bytes))
         for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
-            assert found.budget.moments[phase] == "backward of layers.1"
+            assert found.budget.peak_places[phase] == "backward of layers.1"
             for column, pair in found.columns(phase).items():
                 assert abs(pair.difference) <= UNTOLD_BYTES < SMALLEST_LANE_BYTES, (rank, phase, column)

@@ -17,7 +17,7 @@ from megarun.trace.owners import Owners
 from megarun.trace.places import Places
 from megarun.trace.rank import TracedTrainer
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 SMALLEST_BYTES = 1024  # below, the tracker's own counters and scalars on the host
 

@@ -51,7 +51,7 @@ def test_the_first_update_of_the_last_of_the_largest_matrices(job_with: Any) -> 
     """It is updated when every other momentum is there: the first step is as high as any, and a run that does not fit fails in it."""
     found = compare(job_with({"model": SQUARE, **FEW_TOKENS}), 0)
     assert found.peak_phase is Phase.FIRST_OPTIMIZER
-    assert found.budget.moments[Phase.FIRST_OPTIMIZER] == "Newton-Schulz with the momenta made so far"
+    assert found.budget.peak_places[Phase.FIRST_OPTIMIZER] == "Newton-Schulz with the momenta made so far"
     assert found.phases[Phase.FIRST_OPTIMIZER] == found.phases[Phase.OPTIMIZER]
 
 
@@ -62,7 +62,7 @@ def test_the_update_of_large_matrices(job_with: Any) -> None:
     found = compare(job_with({"model": model, **FEW_TOKENS}), 0)
     assert found.peak_phase is Phase.OPTIMIZER
     assert found.phases[Phase.FIRST_OPTIMIZER].trace < found.phases[Phase.OPTIMIZER].trace
-    assert found.budget.moments[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"
+    assert found.budget.peak_places[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"
     iteration = [row for row in at_peak(found) if row.column is Column.WORKSPACE and row.shape[-2:] == (256, 256)]
     assert sum(row.count for row in iteration) == 5  # the update, the iterate, x xᵀ, its polynomial, the next iterate
 
@@ -78,7 +78,7 @@ def test_the_backward_of_the_loss_on_the_last_stage(job_with: Any) -> None:
     first, last = (compare(job_with(overrides), rank) for rank in (0, 1))
     assert last.peak.trace > first.peak.trace
     assert last.peak_phase is Phase.FORWARD_BACKWARD
-    assert last.budget.moments[Phase.FORWARD_BACKWARD] == "backward of head, 1 microbatches in flight"
+    assert last.budget.peak_places[Phase.FORWARD_BACKWARD] == "backward of head, 1 microbatches in flight"
     logits = {row.op for row in at_peak(last) if row.shape == (128, 4096)}
     assert logits == {"aten.mm.default", "megakernels.cross_entropy_backward.default"}  # the logits and their gradient
 
@@ -92,7 +92,7 @@ def test_the_first_backward_of_a_chunk(job_with: Any) -> None:
     }
     found = compare(job_with(overrides), 0)
     assert found.peak_phase is Phase.FORWARD_BACKWARD
-    assert found.budget.moments[Phase.FORWARD_BACKWARD].endswith("first microbatch, 2, 2 microbatches in flight by chunk")
+    assert found.budget.peak_places[Phase.FORWARD_BACKWARD].endswith("first microbatch, 2, 2 microbatches in flight by chunk")
 
 
 def test_what_the_first_update_reaches_every_later_one_repeats(job_with: Any) -> None:
@@ -102,8 +102,8 @@ def test_what_the_first_update_reaches_every_later_one_repeats(job_with: Any) ->
     first, later = found.phases[Phase.FIRST_OPTIMIZER], found.phases[Phase.OPTIMIZER]
     assert first.estimate == later.estimate
     assert later.trace - first.trace == 8 * (num_tensors(job) + 3)
-    assert found.budget.moments[Phase.FIRST_OPTIMIZER] == "all optimizer state made"
-    assert found.budget.moments[Phase.OPTIMIZER] == "the update of all parameters"
+    assert found.budget.peak_places[Phase.FIRST_OPTIMIZER] == "all optimizer state made"
+    assert found.budget.peak_places[Phase.OPTIMIZER] == "the update of all parameters"
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
@@ -128,5 +128,5 @@ def test_a_short_shard_is_padded_before_later_slots_are_made(job_with: Any) -> N
     """Two slots per rank: the first's embedding is padded before the second has parameters, the last's head after everything else."""
     mesh = {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 2}}
     job = job_with({"model": SQUARE | {"vocab_size": 255}, **mesh})
-    assert compare(job, 1).budget.moments[Phase.INIT] == "parameters in place"
-    assert compare(job, 3).budget.moments[Phase.INIT] == "padding of a short shard"
+    assert compare(job, 1).budget.peak_places[Phase.INIT] == "parameters in place"
+    assert compare(job, 3).budget.peak_places[Phase.INIT] == "padding of a short shard"

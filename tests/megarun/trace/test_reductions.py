@@ -41,7 +41,7 @@ def test_every_column_of_a_reduction(name: str, job_with: Any) -> None:
     estimate = build_budget(job.spec, job.inventory, job.layout).of_rank(0)
     trace = trace_rank(job, 0)
     for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):
-        assert estimate.moments[phase] == f"reduction of {reduced}"
+        assert estimate.peak_places[phase] == f"reduction of {reduced}"
         for column, traced in trace.cells[phase].items():
             if column not in (Column.WORKSPACE, Column.OVERHEAD):  # the device's, which no tensor shows
                 assert abs(estimate.cells[phase][column] - traced) <= SCALARS_BYTES, column

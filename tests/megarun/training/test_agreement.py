@@ -127,6 +127,7 @@ def test_a_rank_that_says_nothing_is_named(folder: Path) -> None:
     assert (found.code, found.detail) == ("MP650", "started, but did not publish their settings within 0.2 s: rank 1")
 
 
+@pytest.mark.jobs
 def test_two_processes_with_other_meshes_both_end(folder: Path, golden: Any) -> None:
     """Without torchrun nothing stops them: rank 1 has another mesh, and each would wait in groups that the other never creates."""
     with socket.socket() as free:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from megakernels.facts import Multiple, Multiples, Plain, PlainPass, Share, Work
+from megakernels.facts import FixedRatios, KernelPass, KindShare, PlainPass, PlainPasses, Work
 
-KIND = (Share("activation"),)
-PLAIN_GATED = Plain(PlainPass(830, launches=6), PlainPass(1180, launches=13))
-GATED = Multiples(Multiple(kinds=KIND), Multiple(kinds=KIND), PLAIN_GATED)
-UNGATED = Multiples(Multiple(kinds=KIND), Multiple(kinds=KIND), Plain(PlainPass(700, launches=4), PlainPass(770, launches=6)))
-GATE = Multiples(torch=PLAIN_GATED)
+KIND = (KindShare("activation"),)
+PLAIN_GATED = PlainPasses(PlainPass(830, launches=6), PlainPass(1180, launches=13))
+GATED = FixedRatios(KernelPass(kinds=KIND), KernelPass(kinds=KIND), PLAIN_GATED)
+UNGATED = FixedRatios(KernelPass(kinds=KIND), KernelPass(kinds=KIND), PlainPasses(PlainPass(700, launches=4), PlainPass(770, launches=6)))
+GATE = FixedRatios(torch=PLAIN_GATED)
 """The gate of a block's output, whose kernels have no measured constants."""
 
 

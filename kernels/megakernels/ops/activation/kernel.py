@@ -9,13 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, sigmoid, tanh, unit_stride
-from megakernels.facts import block_of
+from megakernels.facts import LARGEST_TILE_WIDTH, TILE_ELEMENTS, block_of
 from megakernels.ops.activation.reference import GELU_CUBIC, SQRT_2_OVER_PI
 
 KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2, "geglu": 3}
 """Kinds of compiled kernels; swiglu and geglu read two tensors."""
-TILE_ELEMENTS = 2048
-LARGEST_TILE_WIDTH = 1024
 CUBIC = tl.constexpr(GELU_CUBIC)
 ROOT = tl.constexpr(SQRT_2_OVER_PI)
 
@@ -73,22 +71,11 @@ def activation_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def activation_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    x,
-    up,
-    grad_x,
-    grad_up,
-    grad_stride,
-    x_stride,
-    up_stride,
-    num_rows,
-    width,
-    KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_UP: tl.constexpr,
-):
+    grad_y, x, up, grad_x, grad_up,
+    grad_stride, x_stride, up_stride,
+    num_rows, width,
+    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, NEEDS_X: tl.constexpr, NEEDS_UP: tl.constexpr,
+):  # fmt: skip
     """A tile of the gradients of x and up, with activations recomputed from x and up."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -135,20 +122,11 @@ def backward(kind: int, grad_y: Tensor, x: Tensor, up: Tensor | None = None, *, 
         options = launch_options(rows.shape[1])
         with on_device_of(x):
             activation_backward_kernel[_grid(rows, options)](
-                grad_rows,
-                rows,
-                others,
-                grad_rows if grad_x is None else grad_x,
-                grad_rows if grad_up is None else grad_up,
-                grad_rows.stride(0),
-                rows.stride(0),
-                others.stride(0),
+                grad_rows, rows, others, grad_rows if grad_x is None else grad_x, grad_rows if grad_up is None else grad_up,
+                grad_rows.stride(0), rows.stride(0), others.stride(0),
                 *rows.shape,
-                KIND=kind,
-                NEEDS_X=needs[0],
-                NEEDS_UP=grad_up is not None,
-                **options,
-            )
+                KIND=kind, NEEDS_X=needs[0], NEEDS_UP=grad_up is not None, **options,
+            )  # fmt: skip
     return made
 
 

@@ -16,7 +16,7 @@ from megakernels._common import upcast
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715
 CLAMPED_SLOPE = 1.702
-"""Of the clamped swiglu's sigmoid."""
+"""Slope of the clamped swiglu's sigmoid."""
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:

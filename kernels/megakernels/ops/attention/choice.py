@@ -1,4 +1,4 @@
-"""Which functions run attention: a library's forward where one accepts the inputs, the Triton kernels, or plain torch."""
+"""Selects the functions of attention: a library's forward where one accepts the inputs, the Triton kernels, or plain torch."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ from megakernels.ops.attention.sizes import accepts, backward_cost, backward_ins
 
 
 def runs_kernels(given: Attention) -> bool:
-    """Whether the Triton kernels accept these inputs and their device runs them."""
+    """True if the Triton kernels accept these inputs and their device runs them."""
     return runs_triton(given.q) and accepts(given)
 
 
 def chooses_kernels(given: Attention) -> bool:
-    """Whether they would run if the inputs were on CUDA."""
+    """True if the Triton kernels would run for these inputs on CUDA."""
     return chooses_triton(given.q) and accepts(given)
 
 
@@ -89,10 +89,10 @@ def backward_scratch(grad_out: Tensor, given: Attention, out: Tensor, lse: Tenso
 
 
 def cost_of_forward(given: Attention) -> Cost:
-    """Of the Triton forward."""
+    """Cost of the Triton forward."""
     return forward_cost(given, Places())
 
 
 def cost_of_backward(_grad_out: Tensor, given: Attention, _out: Tensor, _lse: Tensor, _needs: Sequence[bool]) -> Cost:
-    """Of the Triton backward, which always makes all gradients."""
+    """Cost of the Triton backward, which always makes all gradients."""
     return backward_cost(given, Places())

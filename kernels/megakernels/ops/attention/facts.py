@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megakernels.facts import SMALLEST_DOT, SUMS_BYTES, Inside, Part, Pass, Passes, Work, block_of, ceil_div
+from megakernels.facts import SMALLEST_DOT, SUMS_BYTES, KernelScratch, KindWork, Pass, Passes, Work, block_of, ceil_div
 
-LARGEST_WIDTH = {2: 256, 4: 64}
+ATTENTION_LARGEST_WIDTH = {2: 256, 4: 64}
 """Largest head of keys or values, by bytes of an element; an fp32 product holds each operand as two TF32 numbers."""
 BENT_WIDTH = 192
 """Largest head of capped scores with relations: both at once need more registers than wider heads leave."""
@@ -17,12 +17,18 @@ KEY_WIDTH = {2: 128, 4: 32}
 """Largest head whose gradients of k and v one launch makes, by bytes of an element."""
 RELATION_TILE = {"N": 128, "R": 16}
 """Keys and classes of a tile of the sum over the keys of each class."""
+START_SAMPLES = 128
+"""Document starts that a step of the search for a position reads at once."""
 PLAIN_SCORES, PLAIN_QUERIES = 1 << 24, 64
-"""Scores over all sequences and heads, and queries, that a block of plain torch has at most."""
+"""Largest number of scores, over all sequences and heads, and of queries of a block of plain torch; longer ones compute more in vain."""
 NUMBER = 2 * SUMS_BYTES
 """Bytes of an fp32 number that is read and written."""
 UPCAST = 6
 """Bytes of a 16-bit element that is read, and written in fp32."""
+CUDNN_WIDTH = 128
+"""Widest head of cuDNN's forward."""
+FLASH_WIDTH = 256
+"""Widest head of torch's flash kernel."""
 
 
 class Tile(NamedTuple):
@@ -212,15 +218,15 @@ class AttentionSizes(NamedTuple):
         backward = Pass(moved, pairs * self.products(), launches)
         return forward._replace(kinds=self.kinds(forward, backward=False)), backward._replace(kinds=self.kinds(backward, backward=True))
 
-    def kinds(self, done: Pass, *, backward: bool) -> tuple[Part, ...]:
+    def kinds(self, done: Pass, *, backward: bool) -> tuple[KindWork, ...]:
         """Kinds of the kernels of a pass: backward for queries, three products of a pair, and for keys and values, four."""
         prefix = "wide_attention" if self.is_wide else "latent_attention" if self.latent else "attention"
         if not backward:
-            return (Part(f"{prefix}.forward", done.num_bytes, done.flops, done.launches),)
+            return (KindWork(f"{prefix}.forward", done.num_bytes, done.flops, done.launches),)
         width, value = self.width, self.value_width
         query, half = done.flops * (2 * width + value) // (4 * width + 3 * value), done.num_bytes // 2
-        key = Part(f"{prefix}.key", done.num_bytes - half, done.flops - query, done.launches - 1)
-        return Part(f"{prefix}.query", half, query, 1), key
+        key = KindWork(f"{prefix}.key", done.num_bytes - half, done.flops - query, done.launches - 1)
+        return KindWork(f"{prefix}.query", half, query, 1), key
 
     def loop(self) -> PlainLoop:
         """The loop of plain torch."""
@@ -267,7 +273,7 @@ class AttentionSizes(NamedTuple):
         flops = 2 * scores * (3 * width + 2 * value + width * capped)
         return forward, Pass(moved, flops, loop.blocks * of_block + (12 if loop.upcast else 5), is_fp32=True)
 
-    def inside(self, sink_bytes: int = 0, copies: tuple[int, int] = (0, 0)) -> Inside:
+    def inside(self, sink_bytes: int = 0, copies: tuple[int, int] = (0, 0)) -> KernelScratch:
         """Bytes that the kernels hold: δ, one number per query and head, and with relations one per key and head.
 
         With sinks one number per query and head forward, and two backward, where their gradient is made last.
@@ -278,12 +284,16 @@ class AttentionSizes(NamedTuple):
         """
         sums = SUMS_BYTES * self.batch * self.heads * self.queries
         forward, backward = copies[0], sums + SUMS_BYTES * self.batch * self.heads * self.keys * self.relations + copies[1]
-        return Inside(max(forward, sums), max(backward - sink_bytes * self.heads, 2 * sums)) if self.sinks else Inside(forward, backward)
+        return (
+            KernelScratch(max(forward, sums), max(backward - sink_bytes * self.heads, 2 * sums))
+            if self.sinks
+            else KernelScratch(forward, backward)
+        )
 
 
 def largest_width(itemsize: int, *, bent: bool) -> int:
     """Largest head of keys or values; `bent`: scores are capped and have relations."""
-    return min(LARGEST_WIDTH[itemsize], BENT_WIDTH) if bent else LARGEST_WIDTH[itemsize]
+    return min(ATTENTION_LARGEST_WIDTH[itemsize], BENT_WIDTH) if bent else ATTENTION_LARGEST_WIDTH[itemsize]
 
 
 def pairs_before(position: int, window: int | None) -> int:
@@ -328,7 +338,7 @@ def constants(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Constants of a kernel, and its launch options, that follow from widths and dtype.
 
-    `masked`: whether queries choose keys; `bent`: whether scores are capped or have relations.
+    `masked`: true if queries choose keys; `bent`: true if scores are capped or have relations.
     """
     (head, rest), value = split_width(width), block_of(value_width, SMALLEST_DOT)
     tile = tile_of(kernel, head + rest + value, itemsize, masked, bent)

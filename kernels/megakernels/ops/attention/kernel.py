@@ -17,13 +17,11 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels._common.tiles import LOG2_E, on_device_of, unit_stride
 from megakernels.ops.attention.facts import RELATION_TILE, constants, key_parts
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel, attention_relation_kernel
 from megakernels.ops.attention.kernel_forward import attention_forward_kernel
-
-LOG2E = 1.4426950408889634
 
 
 def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -40,24 +38,11 @@ def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tup
     if out.numel():
         with on_device_of(q):
             attention_forward_kernel[_query_grid(q, places, numbers["M"])](
-                q,
-                k,
-                v,
-                _starts(given),
-                q if bits is None else bits,
-                *_relations(given),
-                out,
-                lse,
-                *_extents(q, k, given, places, bits),
-                given.scale * LOG2E,
-                (given.cap or 0.0) * LOG2E,
-                *q.stride()[:3],
-                *k.stride()[:3],
-                *v.stride()[:3],
-                **_flags(given, places, bits),
-                **numbers,
-                **options,
-            )
+                q, k, v, _starts(given), q if bits is None else bits, *_relations(given), out, lse, *_extents(q, k, given, places, bits),
+                given.scale * LOG2_E.value, (given.cap or 0.0) * LOG2_E.value,
+                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+                **_flags(given, places, bits), **numbers, **options,
+            )  # fmt: skip
     return out, lse
 
 
@@ -92,49 +77,18 @@ def backward(
     with on_device_of(q):
         numbers, options = constants("query", *widths, masked=bits is not None, bent=_is_bent(given))
         attention_query_kernel[_query_grid(q, places, numbers["M"])](
-            grad_out,
-            q,
-            k,
-            v,
-            starts,
-            words,
-            *relations,
-            out,
-            lse,
-            delta,
-            grad_q,
-            *extents,
-            *factors,
+            grad_out, q, k, v, starts, words, *relations, out, lse, delta, grad_q, *extents, *factors,
             *strides,
-            **flags,
-            **numbers,
-            **options,
-        )
+            **flags, **numbers, **options,
+        )  # fmt: skip
         numbers, options = constants("key", *widths, masked=bits is not None, bent=_is_bent(given))
         for part in key_parts(*widths, relations=given.relations is not None):
             columns = q.shape[2] if part["ADDED"] else k.shape[2]
             attention_key_kernel[columns, triton.cdiv(k.shape[1], numbers["N"]), k.shape[0]](
-                grad_out,
-                q,
-                k,
-                v,
-                starts,
-                words,
-                *relations,
-                lse,
-                delta,
-                grad_k,
-                grad_v,
-                grad_added,
-                *extents,
-                *factors,
+                grad_out, q, k, v, starts, words, *relations, lse, delta, grad_k, grad_v, grad_added, *extents, *factors,
                 *strides,
-                NUM_PIECES=len(places.firsts),
-                **part,
-                **flags,
-                **numbers,
-                **options,
-            )
+                NUM_PIECES=len(places.firsts), **part, **flags, **numbers, **options,
+            )  # fmt: skip
         if grad_relations is not None:
             num_relations, num_heads = grad_relations.shape
             attention_relation_kernel[(num_heads, triton.cdiv(num_relations, RELATION_TILE["R"]))](
@@ -154,7 +108,7 @@ def _starts(given: Attention) -> Tensor:
 
 
 def _is_bent(given: Attention) -> bool:
-    """Whether something is done to scaled scores."""
+    """True if something is done to scaled scores."""
     return given.cap is not None or given.relations is not None
 
 
@@ -166,7 +120,7 @@ def _relations(given: Attention) -> tuple[Tensor, Tensor]:
 
 
 def _extents(q: Tensor, k: Tensor, given: Attention, places: Places, bits: Tensor | None) -> tuple[int, ...]:
-    """What every kernel takes of lengths and places."""
+    """Lengths and positions that every kernel takes."""
     pieces = q.shape[1] // len(places.firsts), places.firsts[0], places.firsts[-1]
     keys = k.shape[1] // (2 * places.num_ranks), places.num_ranks
     words = 0 if bits is None else bits.shape[2]

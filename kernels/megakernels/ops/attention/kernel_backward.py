@@ -9,64 +9,20 @@ Source: Dao, arXiv:2307.08691, algorithm 2, in two kernels so that no sum needs 
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
+from megakernels._common.tiles import LOG2_E, dot, narrow
 from megakernels.ops.attention.kernel_tiles import added_scores, bent, chosen, queries_of, query_tile, stored, visible
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  branches are of the compiler's
-    grad_out,
-    q,
-    k,
-    v,
-    starts,
-    bits,
-    classes,
-    relations,
-    out,
-    lse,
-    delta,
-    grad_q,
-    num_queries,
-    num_keys,
-    piece_length,
-    first_a,
-    first_b,
-    key_length,
-    num_ranks,
-    shared,
-    window,
-    num_words,
-    scale,
-    cap,
-    grad_stride_b,
-    grad_stride_t,
-    grad_stride_h,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    WIDTH: tl.constexpr,
-    VALUE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    V: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ZIG_ZAG: tl.constexpr,
-    HAS_BITS: tl.constexpr,
-    CAPPED: tl.constexpr,
+    grad_out, q, k, v, starts, bits, classes, relations, out, lse, delta, grad_q, num_queries, num_keys, piece_length, first_a, first_b,
+    key_length, num_ranks, shared, window, num_words, scale, cap,
+    grad_stride_b, grad_stride_t, grad_stride_h, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    v_stride_b, v_stride_t, v_stride_h,
+    WIDTH: tl.constexpr, VALUE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, V: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
     HAS_RELATIONS: tl.constexpr,
-):
+):  # fmt: skip
     """Tiles of grad_q [B, T, H, WIDTH] and delta [B, H, T]."""
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     num_heads = tl.num_programs(0)
@@ -99,7 +55,7 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
     inner = tl.sum(grads.to(tl.float32) * made, 1)
     statistics = (batch * num_heads + head) * num_queries + row
     tl.store(delta + statistics, inner, mask=there)
-    sums = tl.load(lse + statistics, mask=there, other=float("inf")).to(tl.float32) * LOG2E
+    sums = tl.load(lse + statistics, mask=there, other=float("inf")).to(tl.float32) * LOG2_E
     group = (head // shared).to(tl.int64)
     k += batch * k_stride_b + group * k_stride_h
     v += batch * v_stride_b + group * v_stride_h
@@ -119,10 +75,10 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
             if R:
                 keys_rest = tl.load(near + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
                 logits += dot(queries_rest, tl.trans(keys_rest))
-            scores = logits * (scale * LOG2E)
+            scores = logits * (scale * LOG2_E)
             if CAPPED:
                 bend = bent(logits * (scale / cap), EXACT=q.dtype.element_ty == tl.float32)
-                scores = bend * (cap * LOG2E)
+                scores = bend * (cap * LOG2_E)
             if HAS_RELATIONS:
                 scores += added_scores(classes + batch * num_keys, relations, at, num_keys, head, num_heads)[None, :]
             weights = tl.exp2(scores - sums[:, None])
@@ -149,61 +105,14 @@ def attention_query_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  br
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915  branches are of the compiler's
-    grad_out,
-    q,
-    k,
-    v,
-    starts,
-    bits,
-    classes,
-    relations,
-    lse,
-    delta,
-    grad_k,
-    grad_v,
-    grad_added,
-    num_queries,
-    num_keys,
-    piece_length,
-    first_a,
-    first_b,
-    key_length,
-    num_ranks,
-    shared,
-    window,
-    num_words,
-    scale,
-    cap,
-    grad_stride_b,
-    grad_stride_t,
-    grad_stride_h,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    WIDTH: tl.constexpr,
-    VALUE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    V: tl.constexpr,
-    NUM_PIECES: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ZIG_ZAG: tl.constexpr,
-    HAS_BITS: tl.constexpr,
-    CAPPED: tl.constexpr,
-    HAS_RELATIONS: tl.constexpr,
-    KEYS: tl.constexpr,
-    VALUES: tl.constexpr,
-    ADDED: tl.constexpr,
-):
+    grad_out, q, k, v, starts, bits, classes, relations, lse, delta, grad_k, grad_v, grad_added, num_queries, num_keys, piece_length,
+    first_a, first_b, key_length, num_ranks, shared, window, num_words, scale, cap,
+    grad_stride_b, grad_stride_t, grad_stride_h, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    v_stride_b, v_stride_t, v_stride_h,
+    WIDTH: tl.constexpr, VALUE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, V: tl.constexpr,
+    NUM_PIECES: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr, HAS_BITS: tl.constexpr,
+    CAPPED: tl.constexpr, HAS_RELATIONS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
     """Tiles of grad_k [B, S, G, WIDTH], of grad_v [B, S, G, VALUE], or of both: N keys, the queries M at a time.
 
     Or, ADDED, of grad_added [B, H, S], the gradient of what a head adds to the scores of keys.
@@ -258,11 +167,11 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
                     queries_rest = tl.load(near_queries + rest[None, :], mask=there[:, None] & (rest < WIDTH)[None, :], other=0.0)
                     logits += dot(keys_rest, tl.trans(queries_rest))
                 statistics = (batch * num_heads + head) * num_queries + row
-                sums = tl.load(lse + statistics, mask=there, other=float("inf")).to(tl.float32) * LOG2E
-                scores = logits * (scale * LOG2E)
+                sums = tl.load(lse + statistics, mask=there, other=float("inf")).to(tl.float32) * LOG2_E
+                scores = logits * (scale * LOG2_E)
                 if CAPPED:
                     bend = bent(logits * (scale / cap), EXACT=q.dtype.element_ty == tl.float32)
-                    scores = bend * (cap * LOG2E)
+                    scores = bend * (cap * LOG2_E)
                 if HAS_RELATIONS:
                     scores += added_scores(classes + batch * num_keys, relations, at, num_keys, head, num_heads)[:, None]
                 weights = tl.exp2(scores - sums[None, :])

@@ -1,4 +1,4 @@
-"""Which keys a tile of queries sees, which queries see a tile of keys, and where a key is stored.
+"""Ranges of keys that a tile of queries sees and of queries that see a tile of keys, and the rows of keys in memory.
 
 A query sees the keys from the start of its document or window up to its own position. Tiles that every query of a tile sees need no mask:
 a program loops over three ranges of tiles, masked, unmasked and masked again.
@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import LOG2_E, exp2, reciprocal, tanh
+from megakernels.ops.attention.facts import START_SAMPLES
 
-SAMPLES = tl.constexpr(128)
+SAMPLES = tl.constexpr(START_SAMPLES)
 """Document starts that a step of the search reads at once."""
 
 
@@ -25,7 +26,7 @@ def stored(position, key_length, num_ranks, ZIG_ZAG: tl.constexpr):  # type: ign
 
 @triton.jit  # type: ignore[untyped-decorator]
 def visible(at, position, start, window, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whether queries at `position`, of documents that begin at `start`, see the keys `at`. All broadcast."""
+    """True if queries at `position`, of documents that begin at `start`, see the keys `at`. All broadcast."""
     seen = at <= position
     if HAS_WINDOW:
         seen &= at > position - window
@@ -42,7 +43,7 @@ def bent(x, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def added_scores(classes, relations, at, num_keys, head, num_heads):  # type: ignore[no-untyped-def]
-    """What a head adds to the scores of the keys `at`, by the class of each, in powers of two."""
+    """The values that a head adds to the scores of the keys `at`, by the class of each, in powers of two."""
     known = at < num_keys
     kind = tl.load(classes + at, mask=known, other=0)
     return tl.load(relations + kind * num_heads + head, mask=known, other=0.0).to(tl.float32) * LOG2_E
@@ -50,11 +51,11 @@ def added_scores(classes, relations, at, num_keys, head, num_heads):  # type: ig
 
 @triton.jit  # type: ignore[untyped-decorator]
 def chosen(words, there, first_key, N: tl.constexpr, KEYS_FIRST: tl.constexpr = False):  # type: ignore[no-untyped-def]
-    """Which of N keys from `first_key` on the queries chose, [M, N], or [N, M] if KEYS_FIRST: a bit per key, 32 of them in a word.
+    """Mask of N keys from `first_key` on that the queries chose, [M, N], or [N, M] if KEYS_FIRST: a bit per key, 32 of them in a word.
 
     Args:
         words: Pointers [M] to each query's first word.
-        there: Which queries exist.
+        there: Mask of the queries that exist.
         first_key: A multiple of N, or of 32.
         N: Keys of a tile, a power of two.
         KEYS_FIRST: The order of the result.
@@ -71,30 +72,22 @@ def chosen(words, there, first_key, N: tl.constexpr, KEYS_FIRST: tl.constexpr = 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def query_tile(  # type: ignore[no-untyped-def]
-    starts,
-    piece_length,
-    first_a,
-    first_b,
-    num_keys,
-    window,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    starts, piece_length, first_a, first_b, num_keys, window,
+    M: tl.constexpr, N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """The tile of queries of a program, and its range of keys. Tiles with the most keys start first.
 
     Args:
         starts: Document starts of the program's sequence, each counted from the first position of its piece.
         piece_length: Queries of a piece.
         first_a: Position of the first query of the first piece.
-        first_b: Of the last piece.
+        first_b: Position of the first query of the last piece.
         num_keys: All keys.
         window: Positions that a query sees.
         M: Queries of a tile.
         N: Keys of a tile.
-        HAS_WINDOW: Whether there is one.
-        HAS_STARTS: Whether there are document starts.
+        HAS_WINDOW: True if there is a window.
+        HAS_STARTS: True if there are document starts.
 
     Returns:
         Rows of the queries, which of them exist, their positions and the starts of their documents; then begin of the range, begin and
@@ -145,28 +138,21 @@ def starts_up_to(starts, limit, num_queries):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def queries_of(  # type: ignore[no-untyped-def]
-    first_key,
-    last_key,
-    first,
-    piece_length,
-    starts,
-    window,
-    M: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    first_key, last_key, first, piece_length, starts, window,
+    M: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """Range of a piece's queries that see the keys `first_key` to `last_key`: begin, begin and end of its unmasked part, end; in its rows.
 
     Args:
         first_key: Position of the first key.
-        last_key: Of the last one.
+        last_key: Position of the last key.
         first: Position of the piece's first query.
-        piece_length: Its queries.
+        piece_length: Number of its queries.
         starts: Document starts of the piece, counted from its first position.
         window: Positions that a query sees.
         M: Queries of a tile.
-        HAS_WINDOW: Whether there is one.
-        HAS_STARTS: Whether there are document starts.
+        HAS_WINDOW: True if there is a window.
+        HAS_STARTS: True if there are document starts.
     """
     begin = tl.minimum(tl.maximum(first_key - first, 0), piece_length)
     whole = tl.minimum(tl.maximum(last_key - first, 0), piece_length)

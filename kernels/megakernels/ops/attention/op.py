@@ -20,17 +20,11 @@ __all__ = ["attention"]
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int | None = None,
-    starts: Tensor | None = None,
-    sinks: Tensor | None = None,
-    classes: Tensor | None = None,
-    relations: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor,
+    scale: float, window: int | None = None,
+    starts: Tensor | None = None, sinks: Tensor | None = None, classes: Tensor | None = None, relations: Tensor | None = None,
     cap: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Causal softmax attention; query head i reads key head i // (Hq / Hkv).
 
     Args:

@@ -5,19 +5,15 @@ part only (`megarun.parallel.groups.context`). A piece is a run of consecutive p
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from megakernels._common import (
     Cost,
-    absolute,
     accumulator_dtype,
     as_stored,
-    in_order,
     operation,
-    piece_rows,
     require,
     require_pieces,
     require_starts,
@@ -25,7 +21,7 @@ from megakernels._common import (
 )
 from megakernels.ops.attention import reference
 from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, of_relations, runs_kernels
-from megakernels.ops.attention.inputs import GRADIENTS, Attention, Places, places_of
+from megakernels.ops.attention.inputs import GRADIENTS, Attention, QueryPieces
 from megakernels.ops.attention.relations import require_relations
 from megakernels.ops.attention.sinks import add_sinks, delta_of, require_sinks, sinks_gradient
 from megakernels.ops.attention.sizes import backward_cost, backward_inside, forward_cost, forward_inside
@@ -34,19 +30,11 @@ __all__ = ["attention_pieces", "attention_pieces_backward"]
 
 
 def attention_pieces(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor | None,
-    scale: float,
-    window: int | None,
-    query_pieces: Sequence[int],
-    key_pieces: Sequence[int],
-    sinks: Tensor | None = None,
-    classes: Tensor | None = None,
-    relations: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None,
+    scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+    sinks: Tensor | None = None, classes: Tensor | None = None, relations: Tensor | None = None,
     cap: float | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `megakernels.attention`, for the queries of some pieces.
 
     Args:
@@ -56,13 +44,13 @@ def attention_pieces(
         starts: int32, one for each query, or None: first position of its document, counted from the first position of its own piece, so
             negative for a document that begins before the piece.
         scale: Factor on the scores.
-        window: As for whole sequences.
+        window: See `megakernels.attention`.
         query_pieces: Numbers of the pieces of q, in order.
         key_pieces: Numbers of the pieces of k and v, in order: every piece of the sequence.
         sinks: [Hq] or None, as for whole sequences.
         classes: int32 or None, one for each position of the sequence, in its order.
         relations: [R, Hq] or None, as for whole sequences.
-        cap: As for whole sequences.
+        cap: See `megakernels.attention`.
 
     Returns:
         out, shaped as q with v's width, and lse fp32 [B, Hq, positions of q].
@@ -89,22 +77,11 @@ def attention_pieces(
 
 
 def attention_pieces_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    window: int | None,
-    query_pieces: Sequence[int],
-    key_pieces: Sequence[int],
-    sinks: Tensor | None = None,
-    classes: Tensor | None = None,
-    relations: Tensor | None = None,
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, out: Tensor, lse: Tensor,
+    scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+    sinks: Tensor | None = None, classes: Tensor | None = None, relations: Tensor | None = None,
     cap: float | None = None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, v and, if given, of sinks and relations, of all but q the part that these queries make.
 
     Arguments are those of `attention_pieces`.
@@ -113,43 +90,15 @@ def attention_pieces_backward(
     return tuple(_pieces_backward(grad_out, q, k, v, starts, sinks, classes, relations, out, lse, scale, window, cap, *pieces))
 
 
-class Pieces(NamedTuple):
-    """Queries of some pieces and keys of all, as `attention_pieces` documents them."""
-
-    given: Attention
-    query_pieces: list[int]
-    key_pieces: list[int]
-
-    def places(self) -> Places | None:
-        """As the kernels take them."""
-        return places_of(self.given.q.shape[1] // len(self.query_pieces), self.query_pieces, self.key_pieces)
-
-    def ordered(self) -> Attention:
-        """With keys and values as the sequence has them."""
-        return self.given._replace(k=in_order(self.given.k, self.key_pieces), v=in_order(self.given.v, self.key_pieces))
+def _split(pieces: QueryPieces) -> Iterator[tuple[slice, slice, int, Attention]]:
+    return pieces.split(("q",), ("k", "v"), ordered=("classes",))
 
 
-def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> Pieces:
-    return Pieces(Attention(**arguments), query_pieces, key_pieces)
-
-
-def _split(pieces: Pieces) -> Iterator[tuple[slice, slice, int, Attention]]:
-    """Every piece of the queries: its rows, the keys that it sees, its first position, and it with those keys."""
-    given = pieces.ordered()
-    for rows, first in piece_rows(given.q.shape[1], pieces.query_pieces):
-        seen = slice(0, first + rows.stop - rows.start)
-        classes = None if given.classes is None else given.classes[:, seen]
-        own = given._replace(
-            q=given.q[:, rows], k=given.k[:, seen], v=given.v[:, seen], starts=absolute(given.starts, rows, first), classes=classes
-        )
-        yield rows, seen, first, own
-
-
-def _forward(pieces: Pieces) -> tuple[Tensor, Tensor]:
+def _forward(pieces: QueryPieces) -> tuple[Tensor, Tensor]:
     return add_sinks(*_without_sinks(pieces), pieces.given.sinks)
 
 
-def _without_sinks(pieces: Pieces) -> tuple[Tensor, Tensor]:
+def _without_sinks(pieces: QueryPieces) -> tuple[Tensor, Tensor]:
     places = pieces.places()
     if places is not None and runs_kernels(pieces.given):
         return kernel_forward(pieces.given, places)
@@ -157,7 +106,7 @@ def _without_sinks(pieces: Pieces) -> tuple[Tensor, Tensor]:
     return torch.cat(outs, 1), torch.cat(sums, 2)
 
 
-def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Sequence[Tensor | None]:
+def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> Sequence[Tensor | None]:
     places = pieces.places()
     if places is not None and runs_kernels(pieces.given):
         return kernel_backward(grad_out, pieces.given, out, lse, places)
@@ -180,24 +129,24 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Seq
     return [torch.cat(queries, 1), *stored, of_sinks, of_relations(pieces.given, added)]
 
 
-def _chooses_kernels(pieces: Pieces) -> bool:
+def _chooses_kernels(pieces: QueryPieces) -> bool:
     return pieces.places() is not None and chooses_kernels(pieces.given)
 
 
-def _forward_scratch(pieces: Pieces) -> int:
+def _forward_scratch(pieces: QueryPieces) -> int:
     return forward_inside(pieces.given) if _chooses_kernels(pieces) else 0
 
 
-def _backward_scratch(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> int:
+def _backward_scratch(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> int:
     return backward_inside(grad_out, pieces.given, out, lse) if _chooses_kernels(pieces) else 0
 
 
-def _forward_cost(pieces: Pieces) -> Cost:
+def _forward_cost(pieces: QueryPieces) -> Cost:
     places = pieces.places()
     return Cost({}) if places is None else forward_cost(pieces.given, places)
 
 
-def _backward_cost(_grad_out: Tensor, pieces: Pieces, _out: Tensor, _lse: Tensor) -> Cost:
+def _backward_cost(_grad_out: Tensor, pieces: QueryPieces, _out: Tensor, _lse: Tensor) -> Cost:
     places = pieces.places()
     return Cost({}) if places is None else backward_cost(pieces.given, places)
 
@@ -205,7 +154,7 @@ def _backward_cost(_grad_out: Tensor, pieces: Pieces, _out: Tensor, _lse: Tensor
 _pieces, _pieces_backward = operation(
     "attention_pieces",
     types_of(Attention) | {"query_pieces": list[int], "key_pieces": list[int]},
-    _bind,
+    QueryPieces.binder(Attention),
     outputs=("out", "lse"),
     saved=("out", "lse"),
     gradients=GRADIENTS,

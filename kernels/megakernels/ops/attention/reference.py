@@ -13,13 +13,9 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
+from megakernels.ops.attention.facts import PLAIN_QUERIES, PLAIN_SCORES
 from megakernels.ops.attention.inputs import Attention
 from megakernels.ops.attention.relations import key_scores
-
-SCRATCH_ELEMENTS = 1 << 24
-"""Scores held at once, over all sequences and heads."""
-BLOCK_QUERIES = 64
-"""Largest block: a longer one computes more scores that the causal mask throws away."""
 
 
 def made_like(given: Attention) -> tuple[Tensor, Tensor]:
@@ -35,7 +31,7 @@ def lse_like(given: Attention) -> Tensor:
 
 
 Hidden = Callable[[slice, slice], Tensor]
-"""Of a block's queries and the keys that any of them sees: where a query may not look, [B or 1, 1, 1, q, k]."""
+"""Function of a block's queries and the keys that any of them sees: a mask of keys hidden from a query, [B or 1, 1, 1, q, k]."""
 
 
 def forward(given: Attention, first: int = 0, hides: Hidden | None = None) -> tuple[Tensor, Tensor]:
@@ -109,7 +105,7 @@ def _by_group(x: Tensor, num_groups: int) -> Tensor:
 def _blocks(q: Tensor, window: int | None, first: int) -> Iterator[tuple[slice, slice]]:
     """Blocks of queries, each with the keys that any of them sees; the first query is at key `first`."""
     batch, num_positions, num_heads, _ = q.shape
-    for rows in row_blocks(num_positions, batch * num_heads * (first + num_positions), SCRATCH_ELEMENTS, BLOCK_QUERIES):
+    for rows in row_blocks(num_positions, batch * num_heads * (first + num_positions), PLAIN_SCORES, PLAIN_QUERIES):
         begin = 0 if window is None else max(0, first + rows.start - window + 1)
         yield rows, slice(begin, first + rows.stop)
 

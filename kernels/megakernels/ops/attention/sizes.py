@@ -16,7 +16,7 @@ def sizes_of(given: Attention) -> AttentionSizes:
 
 
 def accepts(given: Attention) -> bool:
-    """Whether the kernels take these sizes and dtypes: products of one dtype, by a factor above 0."""
+    """True if the kernels take these sizes and dtypes: products of one dtype, by a factor above 0."""
     return given.q.dtype == given.k.dtype == given.v.dtype and given.scale > 0 and sizes_of(given).accepted
 
 
@@ -26,7 +26,7 @@ def forward_inside(given: Attention) -> int:
 
 
 def backward_inside(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, *, sinks: bool = True) -> int:
-    """Bytes of `kernel.backward` in addition to operands and results; `sinks`: whether their gradient is a result."""
+    """Bytes of `kernel.backward` in addition to operands and results; `sinks`: true if their gradient is a result."""
     own = out.numel() * out.element_size() if grad_out.dtype != given.q.dtype else copies_bytes(rows=(grad_out,))
     sink_bytes = given.sinks.element_size() if sinks and given.sinks is not None else 0
     return sizes_of(given).inside(sink_bytes, (0, own + copies_bytes((out, lse)) + _copies(given))).backward

@@ -11,14 +11,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from megakernels.ops.attention.facts import CUDNN_WIDTH, FLASH_WIDTH
 from megakernels.ops.attention.inputs import Attention
 
 Library = Literal["cudnn", "flash"]
 HALF = (torch.bfloat16, torch.float16)
 ALIGNED = 8
 """Both need head widths and row offsets that are multiples of this many elements, 16 bytes."""
-CUDNN_WIDTH, FLASH_WIDTH = 128, 256
-"""The widest head."""
 CUDNN_GENERATIONS = (9, 10)
 """Major compute capabilities for which cuDNN has kernels of their own: Hopper and data-centre Blackwell."""
 FLASH_GENERATION = 8
@@ -28,12 +27,12 @@ CUDNN_VERSION = 90000
 
 
 class Machine(NamedTuple):
-    """What a choice needs to know of a device and of this torch.
+    """Properties of a device and of this torch that decide the choice.
 
     Attributes:
         capability: Major and minor compute capability.
         cudnn_version: As torch gives it; None where there is none or it is switched off.
-        has_flash: Whether torch was built with its flash kernels.
+        has_flash: True if torch was built with its flash kernels.
     """
 
     capability: tuple[int, int]
@@ -50,12 +49,12 @@ def library_of(
 
     Args:
         machine: The device.
-        dtype: Of q, k and v.
+        dtype: The dtype of q, k and v.
         num_positions: T.
-        width: Of a head of q and k.
-        value_width: Of a head of v.
-        window: Whether a query sees a window only.
-        packed: Whether rows hold several documents.
+        width: Width of a head of q and k.
+        value_width: Width of a head of v.
+        window: True if a query sees a window only.
+        packed: True if rows hold several documents.
     """
     if dtype not in HALF or packed or num_positions < 2 or width % ALIGNED or value_width % ALIGNED:
         return None
@@ -66,14 +65,14 @@ def library_of(
 
 
 def machine_of(device: torch.device) -> Machine:
-    """Of a CUDA device."""
+    """The properties of a CUDA device."""
     cudnn = torch.backends.cudnn
     version = cudnn.version() if cudnn.is_available() and cudnn.enabled else None  # type: ignore[no-untyped-call]
     return Machine(torch.cuda.get_device_capability(device), version, torch.backends.cuda.is_flash_attention_available())
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Whether a library can read the rows of a tensor as they are; allocations begin at more than 16 bytes."""
+    """True if a library can read the rows of a tensor as they are; allocations begin at more than 16 bytes."""
     *strides, last = tensor.stride()
     return last == 1 and not any(number % ALIGNED for number in (*strides, tensor.storage_offset()))
 

@@ -12,57 +12,42 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import exp2, narrow, on_device_of, reciprocal, unit_stride, widen
-from megakernels._common.walks import UNROLLED, only_if
+from megakernels._common.walks import UNROLLED, of_document, only_if, walk_of
 from megakernels.facts import block_of
-from megakernels.ops.causal_conv1d.kernel_steps import SCALE, inputs_at, offset_of, scaled_tap, step_back, with_shares
+from megakernels.ops.causal_conv1d.facts import (
+    CONV_BACKWARD_BYTES,
+    CONV_BACKWARD_POSITIONS,
+    CONV_FORWARD_CHANNELS,
+    CONV_FORWARD_POSITIONS,
+    LARGEST_KERNEL,
+)
+from megakernels.ops.causal_conv1d.kernel_steps import (
+    SCALE,
+    inputs_before,
+    offset_of,
+    scaled_taps,
+    step_back,
+    with_shares,
+)
 from megakernels.ops.causal_conv1d.reference import Convolution
 
-LARGEST_KERNEL = 4
-"""Maximum number of taps; more use the reference."""
-
-FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, 256
-FORWARD_CHANNELS, BACKWARD_BYTES = 256, 512
 SHARES = tl.constexpr(LARGEST_KERNEL + 1)
 """Rows of a program's share of the weight gradient: the taps, right-aligned, and the bias."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def conv_forward_kernel(  # type: ignore[no-untyped-def]
-    x,
-    weight,
-    bias,
-    starts,
-    initial,
-    y,
-    x_row,
-    x_stride,
-    num_positions,
-    num_channels,
-    POSITIONS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    SILU: tl.constexpr,
-):
+    x, weight, bias, starts, initial, y, x_row, x_stride, num_positions, num_channels,
+    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
     """POSITIONS positions of CHANNELS channels of one row of y."""
-    tiles = tl.cdiv(num_positions, POSITIONS)
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    first = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS
-    steps = tl.minimum(POSITIONS, num_positions - first).to(tl.int32)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < num_channels
+    row, first, steps, channel, inside = walk_of(num_positions, num_channels, POSITIONS=POSITIONS, CHANNELS=CHANNELS)
     x += row * x_row
     initial += row * (TAPS - 1) * num_channels
-    now = scaled_tap(weight, channel, inside, DELAY=0, TAPS=TAPS, SILU=SILU)
-    tap_1 = scaled_tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
-    tap_2 = scaled_tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
-    tap_3 = scaled_tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
+    now, tap_1, tap_2, tap_3 = scaled_taps(weight, channel, inside, TAPS=TAPS, SILU=SILU)
     offset = offset_of(bias, channel, inside, HAS_BIAS=HAS_BIAS, SILU=SILU)
-    x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
-    x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
-    x_3 = inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
+    x_1, x_2, x_3 = inputs_before(x, initial, first, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     read = x + first * x_stride + channel
     written = y + (row * num_positions + first) * num_channels + channel
     starts += row * num_positions + first
@@ -73,9 +58,7 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
         seen_3 = x_3
         if PACKED:
             place = first + step - tl.load(starts + step)
-            seen_1 = tl.where(place >= 1, x_1, 0.0)
-            seen_2 = tl.where(place >= 2, x_2, 0.0)
-            seen_3 = tl.where(place >= 3, x_3, 0.0)
+            seen_1, seen_2, seen_3 = of_document(place, x_1, x_2, x_3)
         total = offset + x_0 * now + seen_1 * tap_1 + seen_2 * tap_2 + seen_3 * tap_3
         if SILU:
             total = total * reciprocal(SCALE + SCALE * exp2(total))
@@ -89,58 +72,28 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a step's values stay in registers
-    grad_y,
-    x,
-    weight,
-    bias,
-    starts,
-    initial,
-    grad_x,
-    grad_initial,
-    partial,
-    grad_row,
-    x_row,
-    num_positions,
-    grad_stride: tl.constexpr,
-    x_stride: tl.constexpr,
+    grad_y, x, weight, bias, starts, initial, grad_x, grad_initial, partial, grad_row, x_row, num_positions,
+    grad_stride: tl.constexpr, x_stride: tl.constexpr,
     num_channels: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    SILU: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_INITIAL: tl.constexpr,
-    NEEDS_WEIGHT: tl.constexpr,
-):
+    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, SILU: tl.constexpr, NEEDS_X: tl.constexpr, NEEDS_INITIAL: tl.constexpr, NEEDS_WEIGHT: tl.constexpr,
+):  # fmt: skip
     """The gradients of POSITIONS positions of CHANNELS channels of one row, and their share of the weight gradient.
 
     The first three positions and the three after the tile, whose gradients reach back, are outside the loop: inside, each position stores
     the gradient of the input three before it. Widths are constants, so that a turn's addresses are offsets in its instructions.
     """
-    tiles = tl.cdiv(num_positions, POSITIONS)
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    first = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS
-    steps = tl.minimum(POSITIONS, num_positions - first).to(tl.int32)
+    row, first, steps, channel, inside = walk_of(num_positions, num_channels, POSITIONS=POSITIONS, CHANNELS=CHANNELS)
     left = tl.minimum(POSITIONS + 3, num_positions - first).to(tl.int32)  # positions that exist, of those this program reads
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = tl.full([CHANNELS], True, tl.int1)
-    if num_channels % CHANNELS != 0:
-        inside = channel < num_channels
+    if num_channels % CHANNELS == 0:
+        inside = tl.full([CHANNELS], True, tl.int1)
     x += row * x_row
     grad_y += row * grad_row
     initial += row * (TAPS - 1) * num_channels
     grad_initial += row * (TAPS - 1) * num_channels
-    now = scaled_tap(weight, channel, inside, DELAY=0, TAPS=TAPS, SILU=SILU)
-    tap_1 = scaled_tap(weight, channel, inside, DELAY=1, TAPS=TAPS, SILU=SILU)
-    tap_2 = scaled_tap(weight, channel, inside, DELAY=2, TAPS=TAPS, SILU=SILU)
-    tap_3 = scaled_tap(weight, channel, inside, DELAY=3, TAPS=TAPS, SILU=SILU)
+    now, tap_1, tap_2, tap_3 = scaled_taps(weight, channel, inside, TAPS=TAPS, SILU=SILU)
     offset = offset_of(bias, channel, inside, HAS_BIAS=HAS_BIAS, SILU=SILU)
-    x_1 = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
-    x_2 = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
-    x_3 = inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
+    x_1, x_2, x_3 = inputs_before(x, initial, first, x_stride, num_positions, channel, num_channels, TAPS=TAPS, HAS_INITIAL=HAS_INITIAL)
     back_1 = tl.zeros([CHANNELS], dtype=tl.float32)  # partial gradient of the previous input, from later positions
     back_2 = tl.zeros([CHANNELS], dtype=tl.float32)
     back_3 = tl.zeros([CHANNELS], dtype=tl.float32)
@@ -239,13 +192,13 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
 
 def forward_options(num_channels: int) -> dict[str, int]:
     """Tile and warps of the forward: eight channels per thread."""
-    return {"POSITIONS": FORWARD_POSITIONS, "CHANNELS": min(FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
+    return {"POSITIONS": CONV_FORWARD_POSITIONS, "CHANNELS": min(CONV_FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
 
 
 def backward_options(num_channels: int, dtype: torch.dtype) -> dict[str, int]:
     """Tile and warps of the backward: a thread loads 16 bytes, eight channels or, of fp32, four."""
-    channels = BACKWARD_BYTES // dtype.itemsize
-    return {"POSITIONS": BACKWARD_POSITIONS, "CHANNELS": min(channels, block_of(num_channels, 32)), "num_warps": 1}
+    channels = CONV_BACKWARD_BYTES // dtype.itemsize
+    return {"POSITIONS": CONV_BACKWARD_POSITIONS, "CHANNELS": min(channels, block_of(num_channels, 32)), "num_warps": 1}
 
 
 def forward(given: Convolution) -> Tensor:
@@ -258,23 +211,12 @@ def forward(given: Convolution) -> Tensor:
     if y.numel():
         with on_device_of(x):
             conv_forward_kernel[(batch * triton.cdiv(num_positions, options["POSITIONS"]), triton.cdiv(num_channels, options["CHANNELS"]))](
-                x,
-                weight.contiguous(),
-                _or(bias, x),
-                _or(starts, x),
-                _or(initial, x),
-                y,
-                x.stride(0),
-                x.stride(1),
-                num_positions,
-                num_channels,
-                TAPS=weight.shape[1],
-                HAS_BIAS=bias is not None,
-                PACKED=starts is not None,
-                HAS_INITIAL=initial is not None,
-                SILU=silu,
+                x, weight.contiguous(), _or(bias, x), _or(starts, x), _or(initial, x), y,
+                x.stride(0), x.stride(1),
+                num_positions, num_channels,
+                TAPS=weight.shape[1], HAS_BIAS=bias is not None, PACKED=starts is not None, HAS_INITIAL=initial is not None, SILU=silu,
                 **options,
-            )
+            )  # fmt: skip
     return y
 
 
@@ -293,31 +235,15 @@ def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Ten
     if x.numel():
         with on_device_of(x):
             conv_backward_kernel[(num_programs, triton.cdiv(num_channels, options["CHANNELS"]))](
-                grad_y,
-                x,
-                weight.contiguous(),
-                _or(bias, x),
-                _or(starts, x),
-                _or(initial, x),
-                _or(grad_x, x),
-                _or(grad_initial, x),
+                grad_y, x, weight.contiguous(), _or(bias, x), _or(starts, x), _or(initial, x), _or(grad_x, x), _or(grad_initial, x),
                 partial,
-                grad_y.stride(0),
-                x.stride(0),
+                grad_y.stride(0), x.stride(0),
                 num_positions,
-                grad_y.stride(1),
-                x.stride(1),
+                grad_y.stride(1), x.stride(1),
                 num_channels,
-                TAPS=weight.shape[1],
-                HAS_BIAS=bias is not None,
-                PACKED=starts is not None,
-                HAS_INITIAL=initial is not None,
-                SILU=silu,
-                NEEDS_X=needs[0],
-                NEEDS_INITIAL=grad_initial is not None,
-                NEEDS_WEIGHT=needs_weight,
-                **options,
-            )
+                TAPS=weight.shape[1], HAS_BIAS=bias is not None, PACKED=starts is not None, HAS_INITIAL=initial is not None, SILU=silu,
+                NEEDS_X=needs[0], NEEDS_INITIAL=grad_initial is not None, NEEDS_WEIGHT=needs_weight, **options,
+            )  # fmt: skip
     total = partial.sum(0)
     taps = slice(LARGEST_KERNEL - weight.shape[1], LARGEST_KERNEL)
     grad_weight = _dense(total[taps].mT, weight.dtype) if needs[1] else None

@@ -6,18 +6,20 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import exp2, reciprocal
-from megakernels._common.walks import only_if, tap
+from megakernels._common.walks import of_document, only_if, taps_of
 
 SCALE = tl.constexpr(-math.log2(math.e))
-"""With silu the taps and the bias are multiplied by this: a power of two of their sum is then the exponential of the negated sum."""
+"""Factor of the taps and the bias with silu: a power of two of their sum is then the exponential of the negated sum."""
 SQUARE = tl.constexpr(SCALE.value**2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def scaled_tap(weight, channel, inside, DELAY: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`tap`, scaled for silu."""
-    found = tap(weight, channel, inside, DELAY=DELAY, TAPS=TAPS)
-    return found * SCALE if SILU else found
+def scaled_taps(weight, channel, inside, TAPS: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`taps_of`, scaled for silu."""
+    now, one, two, three = taps_of(weight, channel, inside, TAPS=TAPS)
+    if SILU:
+        now, one, two, three = now * SCALE, one * SCALE, two * SCALE, three * SCALE
+    return now, one, two, three
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -31,7 +33,7 @@ def offset_of(bias, channel, inside, HAS_BIAS: tl.constexpr, SILU: tl.constexpr)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channels, TAPS: tl.constexpr, HAS_INITIAL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The inputs at one position or at a column of them: `initial` before the first, zero without it."""
+    """The inputs at one position: `initial` before the first, zero without it."""
     there = only_if((position >= 0) & (position < num_positions), channel, num_channels)
     value = tl.load(x + position * x_stride + channel, mask=there, other=0.0).to(tl.float32)
     if HAS_INITIAL:
@@ -39,6 +41,16 @@ def inputs_at(x, initial, position, x_stride, num_positions, channel, num_channe
         before = only_if((position < 0) & (row >= 0), channel, num_channels)
         value += tl.load(initial + row * num_channels + channel, mask=before, other=0.0).to(tl.float32)
     return value
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def inputs_before(  # type: ignore[no-untyped-def]
+    x, initial, first, x_stride, num_positions, channel, num_channels, TAPS: tl.constexpr, HAS_INITIAL: tl.constexpr
+):
+    """The inputs at the three positions before `first`, from the nearest."""
+    one = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS, HAS_INITIAL)
+    two = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS, HAS_INITIAL)
+    return one, two, inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS, HAS_INITIAL)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -51,9 +63,7 @@ def step_back(  # type: ignore[no-untyped-def]
     the sigmoid, silu' = s · (1 + a / SCALE · (1 − s)) = SCALE · (s / SCALE²) · (SCALE + a · (1 − s)).
     """
     if PACKED:
-        x_1 = tl.where(age >= 1, x_1, 0.0)
-        x_2 = tl.where(age >= 2, x_2, 0.0)
-        x_3 = tl.where(age >= 3, x_3, 0.0)
+        x_1, x_2, x_3 = of_document(age, x_1, x_2, x_3)
     if SILU:
         total = offset + x_0 * now + x_1 * tap_1 + x_2 * tap_2 + x_3 * tap_3
         share = reciprocal(SQUARE + SQUARE * exp2(total))
@@ -62,9 +72,7 @@ def step_back(  # type: ignore[no-untyped-def]
     grad_2 = grad * tap_2
     grad_3 = grad * tap_3
     if PACKED:
-        grad_1 = tl.where(age >= 1, grad_1, 0.0)
-        grad_2 = tl.where(age >= 2, grad_2, 0.0)
-        grad_3 = tl.where(age >= 3, grad_3, 0.0)
+        grad_1, grad_2, grad_3 = of_document(age, grad_1, grad_2, grad_3)
     return grad, x_1, x_2, x_3, grad_1, grad_2, grad_3
 
 

@@ -1,11 +1,11 @@
 """Depthwise causal convolution, optionally with silu. Saved: x, weight, bias, starts, initial."""
 
-from types import ModuleType
-
 from torch import Tensor
 
-from megakernels._common import fake_like, operation, require, require_starts, runs_triton, types_of
+from megakernels._common import fake_like, operation, require, require_starts, types_of
+from megakernels._common.device import Implementation
 from megakernels.ops.causal_conv1d import reference
+from megakernels.ops.causal_conv1d.facts import LARGEST_KERNEL
 from megakernels.ops.causal_conv1d.reference import Convolution
 
 __all__ = ["causal_conv1d"]
@@ -25,7 +25,7 @@ def causal_conv1d(
         x: [B, T, C].
         weight: [C, K]; the last tap multiplies the current position.
         bias: [C] or None.
-        silu: whether y = silu(convolution).
+        silu: True if y = silu(convolution).
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
             None for one document per row. Each document is padded with zeros. A negative start means that the document started before the
             row. No gradient.
@@ -59,15 +59,7 @@ def causal_conv1d(
     return y
 
 
-def _chosen(given: Convolution) -> ModuleType:
-    if runs_triton(given.x):
-        from megakernels.ops.causal_conv1d import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        if given.weight.shape[1] <= kernel.LARGEST_KERNEL:
-            return kernel
-    return reference
-
-
+IMPLEMENTATION = Implementation(reference, lambda given: given.weight.shape[1] <= LARGEST_KERNEL)
 _causal_conv1d, _ = operation(
     "causal_conv1d",
     types_of(Convolution),
@@ -75,7 +67,7 @@ _causal_conv1d, _ = operation(
     outputs=("y",),
     saved=(),
     gradients=("x", "weight", "bias", "initial"),
-    forward=lambda given: (_chosen(given).forward(given),),
-    backward=lambda grad_y, given, needs: _chosen(given).backward(grad_y, given, needs),
+    forward=lambda given: (IMPLEMENTATION.module(given).forward(given),),
+    backward=lambda grad_y, given, needs: IMPLEMENTATION.module(given).backward(grad_y, given, needs),
     fake=lambda given: (fake_like(given.x),),
 )

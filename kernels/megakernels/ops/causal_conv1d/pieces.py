@@ -26,7 +26,7 @@ def conv_pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, 
         before: [B, P, K − 1, C], the inputs before each piece; zeros before the sequence.
         weight: [C, K].
         bias: [C] or None.
-        silu: Whether y = silu(convolution).
+        silu: True if y = silu(convolution).
         starts: int32 [B, P · t] or None, each relative to the first position of its piece.
 
     Returns:
@@ -43,15 +43,11 @@ def conv_pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, 
 
 
 def conv_pieces_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    before: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None,
     silu: bool,
     starts: Tensor | None,
     needs: Sequence[bool] = (True, True),
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of x, before, weight and bias; None for those of weight and bias that are not needed."""
     of_weight, of_bias = needs[0], needs[1] and bias is not None
     grad_x, grad_before, *others = _pieces_backward(grad_y, x, before, weight, bias, starts, silu, [of_weight, of_bias])
@@ -67,15 +63,9 @@ def _pieces(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, star
 
 @custom_op("megakernels::conv_pieces_backward", mutates_args=())
 def _pieces_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    before: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    starts: Tensor | None,
-    silu: bool,
-    needs: list[bool],
-) -> list[Tensor]:
+    grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None,
+    silu: bool, needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
     padded, padded_starts = padded_pieces(x, before, starts)
     num_before = before.shape[2]
     grads = pad(torch.unflatten(grad_y, 1, (before.shape[1], -1)).flatten(0, 1), (0, 0, num_before, 0))

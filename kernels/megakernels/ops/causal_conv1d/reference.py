@@ -95,7 +95,7 @@ def _inside(grad_z: Tensor, now: slice, before: slice, starts: Tensor | None) ->
 
 
 def _same_document(now: slice, before: slice, starts: Tensor) -> Tensor:
-    """Whether each pair of positions is in one document, bool [B, positions, 1]."""
+    """True if each pair of positions is in one document, bool [B, positions, 1]."""
     positions = torch.arange(before.start, before.stop, device=starts.device)
     return (positions >= starts[:, now]).unsqueeze(-1)
 

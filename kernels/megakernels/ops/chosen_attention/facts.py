@@ -10,7 +10,7 @@ from megakernels.ops.indexed_attention.facts import num_columns
 
 
 class MaskedSizes(NamedTuple):
-    """What a mask of chosen keys takes in addition to the attention to the chosen keys alone.
+    """Work of a mask of chosen keys, in addition to attention to the chosen keys alone.
 
     Attributes:
         core: The attention to the chosen keys.

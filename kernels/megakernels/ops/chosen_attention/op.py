@@ -21,7 +21,7 @@ def chosen_attention(
         v: [B, T, H, V].
         choice: int32 [B, T, ⌈T / 128⌉ · 4], bit s % 32 of word s // 32 for key s; every query has a key that it sees. No gradient.
         scale: Factor on the attention scores.
-        window: Of the choice, so that no key before it is read.
+        window: The window of the choice; no key before it is read.
         starts: int32 [B, T] or None: of the choice too. No gradient.
 
     Returns:

@@ -5,25 +5,21 @@ sequence, wherever they are stored.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from megakernels._common import (
     Cost,
-    absolute,
     accumulator_dtype,
     as_stored,
-    in_order,
     operation,
-    piece_rows,
     require_pieces,
     require_starts,
     types_of,
 )
 from megakernels.ops.attention.choice import chooses_kernels, runs_kernels
-from megakernels.ops.attention.inputs import Places, places_of
+from megakernels.ops.attention.inputs import QueryPieces
 from megakernels.ops.attention.sizes import backward_cost, forward_cost
 from megakernels.ops.chosen_attention import reference, runs
 from megakernels.ops.chosen_attention.inputs import Chosen
@@ -33,16 +29,9 @@ __all__ = ["chosen_attention_pieces", "chosen_attention_pieces_backward"]
 
 
 def chosen_attention_pieces(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    choice: Tensor,
-    starts: Tensor | None,
-    scale: float,
-    window: int | None,
-    query_pieces: Sequence[int],
-    key_pieces: Sequence[int],
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, choice: Tensor, starts: Tensor | None,
+    scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `megakernels.chosen_attention`, for the queries of some pieces.
 
     Args:
@@ -52,7 +41,7 @@ def chosen_attention_pieces(
         choice: int32 [B, positions of q, words of the positions of k], as `indexed_attention_pieces_choice` makes it.
         starts: int32, one for each query, or None: first position of its document, counted from the first position of its own piece.
         scale: Factor on the scores.
-        window: As for whole sequences.
+        window: See `megakernels.attention`.
         query_pieces: Numbers of the pieces of q, in order.
         key_pieces: Numbers of the pieces of k and v, in order: every piece of the sequence.
 
@@ -78,66 +67,34 @@ def chosen_attention_pieces(
 
 
 def chosen_attention_pieces_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    choice: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    window: int | None,
-    query_pieces: Sequence[int],
-    key_pieces: Sequence[int],
-) -> tuple[Tensor, ...]:
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, choice: Tensor, starts: Tensor | None, out: Tensor, lse: Tensor,
+    scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k and v, of the last two the part that these queries make. Arguments are those of `chosen_attention_pieces`."""
     pieces = list(query_pieces), list(key_pieces)
     return tuple(_pieces_backward(grad_out, q, k, v, choice, starts, out, lse, scale, window, *pieces))
 
 
-class Pieces(NamedTuple):
-    """Queries of some pieces and keys of all, as `chosen_attention_pieces` documents them."""
-
-    given: Chosen
-    query_pieces: list[int]
-    key_pieces: list[int]
-
-    def places(self) -> Places | None:
-        """As the kernels take them."""
-        return places_of(self.given.q.shape[1] // len(self.query_pieces), self.query_pieces, self.key_pieces)
-
-    def split(self) -> Iterator[tuple[slice, slice, int, Chosen]]:
-        """Every piece of the queries: its rows, the keys that it sees, its first position, and it with those keys."""
-        given = self.given
-        k, v = (in_order(each, self.key_pieces) for each in (given.k, given.v))
-        for rows, first in piece_rows(given.q.shape[1], self.query_pieces):
-            seen = slice(0, first + rows.stop - rows.start)
-            starts = absolute(given.starts, rows, first)
-            own = given._replace(q=given.q[:, rows], k=k[:, seen], v=v[:, seen], choice=given.choice[:, rows], starts=starts)
-            yield rows, seen, first, own
+def _split(pieces: QueryPieces) -> Iterator[tuple[slice, slice, int, Chosen]]:
+    return pieces.split(("q", "choice"), ("k", "v"))
 
 
-def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> Pieces:
-    return Pieces(Chosen(**arguments), query_pieces, key_pieces)
-
-
-def _forward(pieces: Pieces) -> tuple[Tensor, Tensor]:
+def _forward(pieces: QueryPieces) -> tuple[Tensor, Tensor]:
     places = pieces.places()
     if places is not None and runs_kernels(pieces.given.attended):
         return runs.kernel_forward(pieces.given, places)
-    outs, sums = zip(*(reference.forward(given, first) for _, _, first, given in pieces.split()), strict=True)
+    outs, sums = zip(*(reference.forward(given, first) for _, _, first, given in _split(pieces)), strict=True)
     return torch.cat(outs, 1), torch.cat(sums, 2)
 
 
-def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Sequence[Tensor]:
+def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> Sequence[Tensor]:
     places = pieces.places()
     if places is not None and runs_kernels(pieces.given.attended):
         return runs.kernel_backward(grad_out, pieces.given, out, lse, places)
     q, k, v = pieces.given[:3]
     grad_keys, grad_values = (torch.zeros(like.shape, dtype=accumulator_dtype(q.dtype), device=like.device) for like in (k, v))
     queries = []
-    for rows, seen, first, given in pieces.split():
+    for rows, seen, first, given in _split(pieces):
         grad_q, grad_k, grad_v = reference.backward(grad_out[:, rows], given, out[:, rows], lse[:, :, rows], first)
         queries.append(grad_q)
         grad_keys[:, seen] += grad_k
@@ -146,24 +103,24 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> Seq
     return [torch.cat(queries, 1), *stored]
 
 
-def _chooses_kernels(pieces: Pieces) -> bool:
+def _chooses_kernels(pieces: QueryPieces) -> bool:
     return pieces.places() is not None and chooses_kernels(pieces.given.attended)
 
 
-def _forward_scratch(pieces: Pieces) -> int:
+def _forward_scratch(pieces: QueryPieces) -> int:
     return runs.forward_inside(pieces.given) if _chooses_kernels(pieces) else 0
 
 
-def _backward_scratch(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor) -> int:
+def _backward_scratch(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> int:
     return runs.backward_inside(grad_out, pieces.given, out, lse) if _chooses_kernels(pieces) else 0
 
 
-def _forward_cost(pieces: Pieces) -> Cost:
+def _forward_cost(pieces: QueryPieces) -> Cost:
     places = pieces.places()
     return Cost({}) if places is None else forward_cost(pieces.given.attended, places)
 
 
-def _backward_cost(_grad_out: Tensor, pieces: Pieces, _out: Tensor, _lse: Tensor) -> Cost:
+def _backward_cost(_grad_out: Tensor, pieces: QueryPieces, _out: Tensor, _lse: Tensor) -> Cost:
     places = pieces.places()
     return Cost({}) if places is None else backward_cost(pieces.given.attended, places)
 
@@ -171,7 +128,7 @@ def _backward_cost(_grad_out: Tensor, pieces: Pieces, _out: Tensor, _lse: Tensor
 _pieces, _pieces_backward = operation(
     "chosen_attention_pieces",
     types_of(Chosen) | {"query_pieces": list[int], "key_pieces": list[int]},
-    _bind,
+    QueryPieces.binder(Chosen),
     outputs=("out", "lse"),
     saved=("out", "lse"),
     gradients=("q", "k", "v"),

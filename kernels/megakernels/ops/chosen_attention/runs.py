@@ -1,4 +1,4 @@
-"""Which functions run attention to chosen keys: the Triton kernels of attention, masked, or plain torch."""
+"""Selects the functions of attention to chosen keys: the Triton kernels of attention, masked, or plain torch."""
 
 from collections.abc import Sequence
 
@@ -65,10 +65,10 @@ def backward_scratch(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, 
 
 
 def cost_of_forward(given: Chosen) -> Cost:
-    """Of the Triton forward, which computes the scores of all visible keys."""
+    """Cost of the Triton forward, which computes the scores of all visible keys."""
     return sizes.forward_cost(given.attended, Places())
 
 
 def cost_of_backward(_grad_out: Tensor, given: Chosen, *_made: Tensor | Sequence[bool]) -> Cost:
-    """Of the Triton backward."""
+    """Cost of the Triton backward."""
     return sizes.backward_cost(given.attended, Places())

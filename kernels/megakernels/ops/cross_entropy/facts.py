@@ -9,22 +9,28 @@ from megakernels.facts import (
     PRODUCT,
     SUM,
     SUMS_BYTES,
-    Multiple,
-    Multiples,
-    Part,
+    FixedRatios,
+    KernelPass,
+    KindShare,
+    KindWork,
     Pass,
     Passes,
-    Plain,
     PlainPass,
-    Share,
+    PlainPasses,
     Work,
 )
 from megakernels.ops.linear_cross_entropy.facts import num_slices
 
 LAUNCHES = 18, 12
-PLAIN = Plain(PlainPass(500, launches=94), PlainPass(900, launches=117))
-LOGITS_AGAIN = Multiples(Multiple(kinds=(Share(MEMORY),)), Multiple(kinds=(Share(PRODUCT),)))
+PLAIN = PlainPasses(PlainPass(500, launches=94), PlainPass(900, launches=117))
+RECOMPUTED_LOGITS = FixedRatios(KernelPass(kinds=(KindShare(MEMORY),)), KernelPass(kinds=(KindShare(PRODUCT),)))
 """The logits that the backward of head and loss makes again."""
+PLAIN_LOGITS = 1 << 22
+"""Maximum number of logits in fp32 at a time."""
+LOSS_STEP_COLUMNS = 4096
+"""Columns that a row's program reads per step."""
+LOSS_TILE_COLUMNS = 2048
+"""Columns of a tile of the gradient."""
 
 
 class Loss(NamedTuple):
@@ -45,15 +51,15 @@ class Loss(NamedTuple):
     def kernels(self, work: Work, tokens: int) -> Passes:
         """Rows of the logits; the backward of head and loss in one operation also sums the gradient over slices of the vocabulary."""
         moved, back = work.moved_forward * tokens, work.moved_input * tokens
-        kinds = [Part("loss.backward", back, 0, LAUNCHES[1])]
+        kinds = [KindWork("loss.backward", back, 0, LAUNCHES[1])]
         if self.joined:
             slices = num_slices(self.rows, self.vocab)
-            kinds.append(Part(SUM, slices * 3 * SUMS_BYTES * self.rows * self.hidden, 0, slices))
-        forward = Pass(moved, 0, LAUNCHES[0], (Part("loss.forward", moved, 0, LAUNCHES[0]),))
+            kinds.append(KindWork(SUM, slices * 3 * SUMS_BYTES * self.rows * self.hidden, 0, slices))
+        forward = Pass(moved, 0, LAUNCHES[0], (KindWork("loss.forward", moved, 0, LAUNCHES[0]),))
         return forward, Pass(back, 0, LAUNCHES[1], tuple(kinds))
 
     def plain(self, work: Work, tokens: int) -> Passes:
-        """Every intermediate through memory."""
+        """Both passes by plain torch: every intermediate goes through memory."""
         return PLAIN.passes(work, tokens)
 
 

@@ -10,11 +10,8 @@ from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, unit_stride
 from megakernels.facts import block_of
+from megakernels.ops.cross_entropy.facts import LOSS_STEP_COLUMNS, LOSS_TILE_COLUMNS
 
-LARGEST_STEP = 4096
-"""Columns that a row's program reads per step."""
-LARGEST_TILE = 2048
-"""Columns of a tile of the gradient."""
 NO_LOGIT = tl.constexpr(-3.0e38)
 """A finite value below all relevant logits, so that differences are never NaN."""
 
@@ -101,12 +98,12 @@ def slice_gradient(logits: Tensor, labels: Tensor, first: int, lse: Tensor, slop
 
 def statistics_options(num_words: int) -> dict[str, int]:
     """Step and warps for a slice of `num_words`."""
-    return {"STEP": min(LARGEST_STEP, block_of(num_words)), "num_warps": 8}
+    return {"STEP": min(LOSS_STEP_COLUMNS, block_of(num_words)), "num_warps": 8}
 
 
 def gradient_options(num_words: int) -> dict[str, int]:
     """Tile and warps for a slice of `num_words`."""
-    return {"TILE": min(LARGEST_TILE, block_of(num_words)), "num_warps": 4}
+    return {"TILE": min(LOSS_TILE_COLUMNS, block_of(num_words)), "num_warps": 4}
 
 
 def forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, join, require, runs_triton
+from megakernels._common import accumulator_dtype, join, require
+from megakernels._common.device import module_for
 from megakernels.ops.cross_entropy import reference
 from megakernels.ops.cross_entropy.labels import check_labels, refuse_labels
 from megakernels.ops.cross_entropy.slices import slice_gradient, slice_statistics
@@ -47,11 +48,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> T
 @custom_op("megakernels::cross_entropy", mutates_args=())
 def _cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     refuse_labels(labels, logits.shape[1], ignore_index)
-    if runs_triton(logits):
-        from megakernels.ops.cross_entropy import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel.forward(logits, labels, ignore_index)
-    return reference.forward(logits, labels, ignore_index)
+    result: tuple[Tensor, Tensor] = module_for(logits, reference).forward(logits, labels, ignore_index)
+    return result
 
 
 @custom_op("megakernels::cross_entropy_backward", mutates_args=())
@@ -60,11 +58,8 @@ def _cross_entropy_backward(
 ) -> list[Tensor]:
     if not needs[0]:
         return []
-    if runs_triton(logits):
-        from megakernels.ops.cross_entropy import kernel  # noqa: PLC0415
-
-        return [kernel.backward(grad_loss, logits, labels, lse, ignore_index)]
-    return [reference.backward(grad_loss, logits, labels, lse, ignore_index)]
+    result: Tensor = module_for(logits, reference).backward(grad_loss, logits, labels, lse, ignore_index)
+    return [result]
 
 
 @_cross_entropy.register_fake

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
-
-SCRATCH_ELEMENTS = 1 << 22
-"""Maximum number of logits in fp32 at a time."""
+from megakernels.ops.cross_entropy.facts import PLAIN_LOGITS
 
 
 def forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -45,7 +43,7 @@ def _statistics(logits: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
     num_rows, vocabulary = logits.shape
     lse = torch.empty(num_rows, dtype=accumulator_dtype(logits.dtype), device=logits.device)
     chosen = torch.empty_like(lse)
-    for rows in row_blocks(num_rows, vocabulary, SCRATCH_ELEMENTS):
+    for rows in row_blocks(num_rows, vocabulary, PLAIN_LOGITS):
         block = upcast(logits[rows])
         lse[rows] = torch.logsumexp(block, dim=1)
         chosen[rows] = block.gather(1, column[rows].unsqueeze(1)).squeeze(1)
@@ -56,7 +54,7 @@ def slice_gradient(logits: Tensor, column: Tensor, lse: Tensor, slope: Tensor, s
     """exp(logits − lse) · slope, minus share at each row's column; `column`, `lse`, `slope`, `share`: [N]."""
     num_rows, vocabulary = logits.shape
     grad = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    for rows in row_blocks(num_rows, vocabulary, SCRATCH_ELEMENTS):
+    for rows in row_blocks(num_rows, vocabulary, PLAIN_LOGITS):
         block = (upcast(logits[rows]) - lse[rows].unsqueeze(1)).exp_().mul_(slope[rows].unsqueeze(1))
         grad[rows] = block.scatter_add_(1, column[rows].unsqueeze(1), -share[rows].unsqueeze(1))
     return grad

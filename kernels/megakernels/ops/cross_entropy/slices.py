@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, fake_like, require, runs_triton
+from megakernels._common import accumulator_dtype, fake_like, require
+from megakernels._common.device import module_for
 from megakernels.ops.cross_entropy import reference
 
 
@@ -72,20 +73,14 @@ def _require(operation: str, logits: Tensor, labels: Tensor) -> None:
 
 @custom_op("megakernels::slice_statistics", mutates_args=())
 def _slice_statistics(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    if runs_triton(logits):
-        from megakernels.ops.cross_entropy import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel.slice_forward(logits, labels, first)
-    return reference.slice_forward(logits, labels, first)
+    result: tuple[Tensor, Tensor] = module_for(logits, reference).slice_forward(logits, labels, first)
+    return result
 
 
 @custom_op("megakernels::slice_gradient", mutates_args=())
 def _slice_gradient(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, first: int, ignore_index: int) -> Tensor:
-    if runs_triton(logits):
-        from megakernels.ops.cross_entropy import kernel  # noqa: PLC0415
-
-        return kernel.slice_backward(grad_loss, logits, labels, lse, first, ignore_index)
-    return reference.slice_backward(grad_loss, logits, labels, lse, first, ignore_index)
+    result: Tensor = module_for(logits, reference).slice_backward(grad_loss, logits, labels, lse, first, ignore_index)
+    return result
 
 
 @_slice_statistics.register_fake

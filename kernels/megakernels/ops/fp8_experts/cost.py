@@ -1,5 +1,6 @@
 """Cost of the kernels of experts in eight bits that launches do not show: rows are read for each slot, and twice for scales of columns."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -7,46 +8,20 @@ from torch import Tensor
 from megakernels._common import Cost
 
 
-def forward_cost(
-    x: Tensor,
-    _weights: Tensor,
-    rows: Tensor,
-    _counts: Tensor,
-    _gate: Tensor | None,
-    _up: Tensor,
-    _down: Tensor,
-    _activation: str,
-    scaling: str,
-    keeps: bool,
-    *_others: Any,
-) -> Cost:
-    """Of `fp8_experts`."""
-    return Cost({}, again_bytes=_tokens_again(x, rows, scaling) if keeps else 0)
+def forward_cost(values: Mapping[str, Any]) -> Cost:
+    """Cost of `fp8_experts`, from its arguments by name."""
+    return Cost({}, repeated_bytes=_repeated_token_bytes(values["x"], values["rows"], values["scaling"]) if values["keeps"] else 0)
 
 
-def backward_cost(
-    grad_y: Tensor,
-    _x: Tensor,
-    scales: Tensor | None,
-    _weights: Tensor,
-    rows: Tensor,
-    _counts: Tensor,
-    _gate_out: Tensor | None,
-    up_out: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    _down: Tensor,
-    _activation: str,
-    scaling: str,
-    *_others: Any,
-) -> Cost:
-    """Of `fp8_experts_backward`."""
-    first = 1 if gate is None else 2
-    tokens = _tokens_again(grad_y, rows, scaling) * (1 if scales is not None else 2)
-    return Cost({}, again_bytes=tokens + ((1 + first) * (up_out.nbytes + up.nbytes) if scaling == "rows" else 0))
+def backward_cost(values: Mapping[str, Any]) -> Cost:
+    """Cost of `fp8_experts_backward`, from its arguments by name."""
+    up, up_out, scaling = values["up"], values["up_out"], values["scaling"]
+    first = 1 if values["gate"] is None else 2
+    tokens = _repeated_token_bytes(values["grad_y"], values["rows"], scaling) * (1 if values["scales"] is not None else 2)
+    return Cost({}, repeated_bytes=tokens + ((1 + first) * (up_out.nbytes + up.nbytes) if scaling == "rows" else 0))
 
 
-def _tokens_again(x: Tensor, rows: Tensor, scaling: str) -> int:
-    """Of a transposed copy of tokens' rows."""
+def _repeated_token_bytes(x: Tensor, rows: Tensor, scaling: str) -> int:
+    """Bytes read repeatedly for a transposed copy of tokens' rows."""
     passes = 2 if scaling == "rows" else 1
     return (passes * rows.shape[0] - x.shape[0]) * x.shape[1] * x.itemsize

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megakernels.facts import SUMS_BYTES, Inside, Pass, ceil_div
+from megakernels.facts import SUMS_BYTES, KernelScratch, Pass, ceil_div
 from megakernels.ops.fp8_linear.facts import (
     BY_ROW,
     MULTIPLE,
     NOTHING,
-    SCALE,
+    SCALE_BYTES,
     WHOLE,
     ScaledPass,
     ScaledPasses,
@@ -39,6 +39,10 @@ PLAIN_BETWEEN = {True: ((29, 11), (99, 51)), False: ((18, 8), (54, 37))}
 """Passes over the activations and launches between products in plain torch, with a gate or without, forward and backward."""
 PLAIN_BIASES = ((16, 20, 8), (5, 21, 6))
 """Biases in plain torch: passes over a first product, over the last one, and launches of each; backward also sums each expert's rows."""
+TURNED_TILE = {"ROWS": 64, "SIDE": 128, "num_warps": 8}
+"""Tile of a transposed copy."""
+BETWEEN_TILE = {"ROWS": 16, "COLS": 128, "num_warps": 4}
+"""Tile between two products."""
 
 
 class ScaledBank(NamedTuple):
@@ -61,9 +65,9 @@ class ScaledBank(NamedTuple):
         """Shape of the kept copy."""
         return self.sizes.hidden, turned_columns(self.sizes.rows, self.sizes.experts)
 
-    def inside(self, biases: tuple[int, int, int]) -> Inside:
+    def inside(self, biases: tuple[int, int, int]) -> KernelScratch:
         """Bytes inside both directions; `biases`: bytes of the gradients of the biases of gate, up and down."""
-        return Inside(self.forward_bytes(), self.backward_bytes(biases))
+        return KernelScratch(self.forward_bytes(), self.backward_bytes(biases))
 
     def forward_bytes(self) -> int:
         """Bytes inside the forward, in addition to all results."""
@@ -104,9 +108,9 @@ class ScaledBank(NamedTuple):
         products = 0
         for index in range(1 + bank.gated):
             first, second = walk.copy_of_rows(bank.width), walk.turned_matrices(bank.hidden)
-            again = walk.make(bank.rows * bank.hidden * bank.itemsize)
-            walk.drop(first, second, again if index else 0)
-            products = products or again
+            second_copy = walk.make(bank.rows * bank.hidden * bank.itemsize)
+            walk.drop(first, second, second_copy if index else 0)
+            products = products or second_copy
         made += walk.summed(products)
         if not self.keeps:
             walk.turned_rows(bank.hidden, gathers=True)
@@ -118,7 +122,7 @@ class ScaledBank(NamedTuple):
 
 
 class ScaledBankCost(NamedTuple):
-    """What the passes of a bank take.
+    """Bytes, products and launches of the passes of a bank.
 
     Attributes:
         sizes: Sizes of the bank; its tokens are those that come, or rows that arrived.
@@ -236,7 +240,7 @@ def turned_columns(num_rows: int, num_experts: int) -> int:
 
 
 class _Walk:
-    """What is alive inside an operation, and the most that was, in the order of `run`."""
+    """Bytes allocated inside an operation, and their peak, in the order of `run`."""
 
     def __init__(self, given: ScaledBank) -> None:
         self.given, self.bank, self.now, self.peak = given, given.sizes, 0, 0
@@ -244,13 +248,13 @@ class _Walk:
         self.make(2 * self.bank.experts * INDEX)  # where each expert's rows end, as they are and transposed
 
     def make(self, num_bytes: int, inside: int = 0) -> int:
-        """What was made, and what is held inside in addition while it is made."""
+        """Allocates a result; `inside` bytes more are held while it is computed."""
         self.now += num_bytes
         self.peak = max(self.peak, self.now + inside)
         return num_bytes
 
     def drop(self, *each: int) -> None:
-        """What is not there any more."""
+        """Frees bytes."""
         self.now -= sum(each)
 
     def copy_of_rows(self, columns: int, *, gathers: bool = False) -> int:
@@ -264,8 +268,8 @@ class _Walk:
         if gathers:
             places = self.make(0 if bank.slots == 1 else INDEX * bank.rows)
             data = self._instead(data, bank.rows * columns)
-            scale = self._instead(scale, SCALE * bank.rows) if by_row else scale
-        scale = scale if by_row else self._instead(scale, SCALE * bank.rows)
+            scale = self._instead(scale, SCALE_BYTES * bank.rows) if by_row else scale
+        scale = scale if by_row else self._instead(scale, SCALE_BYTES * bank.rows)
         self.drop(places)
         return data + scale
 
@@ -273,19 +277,19 @@ class _Walk:
         """A copy of all matrices as they are, with a scale for each of their `rows`."""
         count, elements = self.bank.experts * rows, self.bank.matrices
         data, scale = self.make(elements), self._scales(count, elements // count, count)
-        return data + (scale if self.given.by_row else self._instead(scale, SCALE * count))
+        return data + (scale if self.given.by_row else self._instead(scale, SCALE_BYTES * count))
 
     def turned_rows(self, columns: int, *, gathers: bool = False) -> int:
         """A transposed copy of rows, with a scale for each expert's columns."""
         bank = self.bank
-        made = self.make(columns * self.columns) + self.make(SCALE * bank.experts * columns)
+        made = self.make(columns * self.columns) + self.make(SCALE_BYTES * bank.experts * columns)
         self._one_scale(bank.tokens if gathers else bank.rows, columns)
         return made
 
     def turned_matrices(self, columns: int) -> int:
         """A transposed copy of all matrices."""
         ends = self.make(2 * self.bank.experts * INDEX)
-        made = self.make(self.bank.matrices) + self.make(SCALE * self.bank.experts * columns)
+        made = self.make(self.bank.matrices) + self.make(SCALE_BYTES * self.bank.experts * columns)
         self._one_scale(self.bank.matrices // columns, columns)
         self.drop(ends)
         return made
@@ -303,7 +307,7 @@ class _Walk:
         *others, down = each
         made = sum(self.make(num_bytes) for num_bytes in others)
         if down:
-            shares = self.make(ceil_div(bank.hidden, BIAS_COLS) * bank.rows * SCALE if fused else 0)
+            shares = self.make(ceil_div(bank.hidden, BIAS_COLS) * bank.rows * SCALE_BYTES if fused else 0)
             made += self.make(down)
             self.drop(shares, self.make(bank.rows * SUMS_BYTES if fused else 0))
         return made
@@ -314,11 +318,11 @@ class _Walk:
         return new
 
     def _scales(self, rows: int, columns: int, count: int) -> int:
-        return self.make(SCALE * (count if self.given.by_row else 1), self._maxima(rows, columns))
+        return self.make(SCALE_BYTES * (count if self.given.by_row else 1), self._maxima(rows, columns))
 
     def _one_scale(self, rows: int, columns: int) -> None:
         if not self.given.by_row:
-            self.drop(self.make(SCALE, self._maxima(rows, columns)))
+            self.drop(self.make(SCALE_BYTES, self._maxima(rows, columns)))
 
     def _maxima(self, rows: int, columns: int) -> int:
-        return SCALE * num_maxima(rows, columns, BY_ROW if self.given.by_row else WHOLE) if self.given.fused else 0
+        return SCALE_BYTES * num_maxima(rows, columns, BY_ROW if self.given.by_row else WHOLE) if self.given.fused else 0

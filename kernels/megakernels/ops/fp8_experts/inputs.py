@@ -1,4 +1,4 @@
-"""What the experts' products in eight bits accept."""
+"""Validation of the arguments of the experts' products in eight bits."""
 
 from torch import Tensor
 

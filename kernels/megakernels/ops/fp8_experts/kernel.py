@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, widen
 from megakernels.facts import block_of
+from megakernels.ops.fp8_experts.facts import BETWEEN_TILE, TURNED_TILE
 from megakernels.ops.fp8_experts.reference import FORMAT, Groups
 from megakernels.ops.fp8_linear.facts import WHOLE
 from megakernels.ops.fp8_linear.kernel import (
@@ -28,15 +29,11 @@ from megakernels.ops.fp8_linear.kernel import (
 )
 from megakernels.ops.fp8_linear.reference import Operand
 from megakernels.ops.moe import kernel as moe
+from megakernels.ops.moe import kernel_plan
 from megakernels.ops.moe.inputs import Experts
-from megakernels.ops.moe.kernel_plan import Tiles, sum_slots
+from megakernels.ops.moe.kernel_plan import Tiles
 from megakernels.ops.moe.kernel_products import hidden_of, slopes_of
 from megakernels.ops.moe.sizes import sizes_of as expert_sizes
-
-GROUP = {"ROWS": 64, "SIDE": 128, "num_warps": 8}
-"""Rows and columns of a tile that is transposed."""
-TILE = {"ROWS": 16, "COLS": 128, "num_warps": 4}
-"""Of a tile between products."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -51,24 +48,9 @@ def rows_at(x, rows, row, there, column, num_columns, stride, top_k, GATHERS: tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_group_kernel(  # type: ignore[no-untyped-def]
-    x,
-    rows,
-    ends,
-    stops,
-    one,
-    scales,
-    data,
-    num_columns,
-    stride,
-    top_k,
-    copy_columns,
-    GATHERS: tl.constexpr,
-    OWN: tl.constexpr,
-    EXPONENT: tl.constexpr,
-    FRACTION_BITS: tl.constexpr,
-    ROWS: tl.constexpr,
-    SIDE: tl.constexpr,
-):
+    x, rows, ends, stops, one, scales, data, num_columns, stride, top_k, copy_columns,
+    GATHERS: tl.constexpr, OWN: tl.constexpr, EXPONENT: tl.constexpr, FRACTION_BITS: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
     """Columns of an expert's rows, in the transpose [num_columns, copy_columns] from its column on; zeros up to the next expert's."""
     expert = tl.program_id(1)
     column, near = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.arange(0, ROWS)
@@ -118,26 +100,10 @@ def tile_of(num_rows, num_cols, ROWS: tl.constexpr, COLS: tl.constexpr):  # type
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_hidden_kernel(  # type: ignore[no-untyped-def]
-    gate_out,
-    up_out,
-    gate_bias,
-    up_bias,
-    weights,
-    rows,
-    ends,
-    hidden,
-    num_rows,
-    num_experts,
-    num_cols,
-    limit,
-    KIND: tl.constexpr,
-    GATED: tl.constexpr,
-    HAS_GATE_BIAS: tl.constexpr,
-    HAS_UP_BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    gate_out, up_out, gate_bias, up_bias, weights, rows, ends, hidden, num_rows, num_experts, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_GATE_BIAS: tl.constexpr, HAS_UP_BIAS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     EXPERTS: tl.constexpr,
-):
+):  # fmt: skip
     """A tile of the weighted activations; sums with biases are rounded and stored in the products' place."""
     row, col, there, mask, place = tile_of(num_rows, num_cols, ROWS, COLS)
     weight = tl.load(weights + tl.load(rows + row, mask=there, other=0), mask=there, other=0.0).to(tl.float32)
@@ -162,23 +128,9 @@ def fp8_hidden_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_pull_kernel(  # type: ignore[no-untyped-def]
-    pulled,
-    gate_out,
-    up_out,
-    weights,
-    rows,
-    grad_gate_out,
-    grad_up_out,
-    hidden,
-    grad_weights,
-    num_rows,
-    num_cols,
-    limit,
-    KIND: tl.constexpr,
-    GATED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    pulled, gate_out, up_out, weights, rows, grad_gate_out, grad_up_out, hidden, grad_weights, num_rows, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """Some rows' gradients of gate_out and up_out, weighted activations, and gradients of their weights, some columns at a time."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
@@ -224,15 +176,12 @@ def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = Non
     found = torch.empty(count * num_columns, dtype=torch.float32, device=x.device)
     one = found if by_row else scales(x, FORMAT, WHOLE, 1)
     with on_device_of(x):
-        fp8_group_kernel[(triton.cdiv(num_columns, GROUP["SIDE"]), count)](
-            *(x, groups.ends if rows is None else rows, groups.ends, groups.stops, one, found, data.view(torch.uint8)),
-            *(num_columns, x.stride(0), top_k, groups.columns),
-            GATHERS=rows is not None,
-            OWN=by_row,
-            EXPONENT=LARGEST_EXPONENT[FORMAT],
-            FRACTION_BITS=FRACTION_BITS[FORMAT],
-            **GROUP,
-        )
+        fp8_group_kernel[(triton.cdiv(num_columns, TURNED_TILE["SIDE"]), count)](
+            x, groups.ends if rows is None else rows, groups.ends, groups.stops, one, found, data.view(torch.uint8), num_columns,
+            x.stride(0),
+            top_k, groups.columns,
+            GATHERS=rows is not None, OWN=by_row, EXPONENT=LARGEST_EXPONENT[FORMAT], FRACTION_BITS=FRACTION_BITS[FORMAT], **TURNED_TILE,
+        )  # fmt: skip
     return Operand(data, found)
 
 
@@ -244,25 +193,11 @@ def hidden_rows(gate_out: Tensor | None, up_out: Tensor, given: Experts, groups:
         weights = given.weights.contiguous()
         with on_device_of(up_out):
             fp8_hidden_kernel[_tiles(num_rows, width)](
-                up_out if gate_out is None else gate_out,
-                up_out,
-                _or(given.gate_bias, weights),
-                _or(given.up_bias, weights),
-                weights,
-                given.rows,
-                groups.ends,
-                hidden,
-                num_rows,
-                count,
-                width,
-                given.limit or 0.0,
-                KIND=moe.kind_of(given),
-                GATED=gate_out is not None,
-                HAS_GATE_BIAS=given.gate_bias is not None,
-                HAS_UP_BIAS=given.up_bias is not None,
-                EXPERTS=block_of(count),
-                **TILE,
-            )
+                up_out if gate_out is None else gate_out, up_out, _or(given.gate_bias, weights), _or(given.up_bias, weights), weights,
+                given.rows, groups.ends, hidden, num_rows, count, width, given.limit or 0.0,
+                KIND=moe.kind_of(given), GATED=gate_out is not None, HAS_GATE_BIAS=given.gate_bias is not None,
+                HAS_UP_BIAS=given.up_bias is not None, EXPERTS=block_of(count), **BETWEEN_TILE,
+            )  # fmt: skip
     return hidden
 
 
@@ -274,7 +209,7 @@ def add_down_bias(products: Tensor, given: Experts, groups: Groups) -> None:
             fp8_down_bias_kernel[_tiles(num_rows, width)](
                 *(products, given.down_bias.contiguous(), given.weights.contiguous(), given.rows, groups.ends, num_rows, count, width),
                 EXPERTS=block_of(count),
-                **TILE,
+                **BETWEEN_TILE,
             )
 
 
@@ -288,23 +223,12 @@ def pull(
     grad_weights = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
     if num_rows:
         with on_device_of(up_out):
-            fp8_pull_kernel[(triton.cdiv(num_rows, TILE["ROWS"]),)](
-                pulled,
-                up_out if gate_out is None else gate_out,
-                up_out,
-                weights,
-                given.rows,
-                grad_up_out if grad_gate_out is None else grad_gate_out,
-                grad_up_out,
-                hidden,
-                grad_weights,
-                num_rows,
-                width,
+            fp8_pull_kernel[(triton.cdiv(num_rows, BETWEEN_TILE["ROWS"]),)](
+                pulled, up_out if gate_out is None else gate_out, up_out, weights, given.rows,
+                grad_up_out if grad_gate_out is None else grad_gate_out, grad_up_out, hidden, grad_weights, num_rows, width,
                 given.limit or 0.0,
-                KIND=moe.kind_of(given),
-                GATED=gate_out is not None,
-                **TILE,
-            )
+                KIND=moe.kind_of(given), GATED=gate_out is not None, **BETWEEN_TILE,
+            )  # fmt: skip
     return grad_gate_out, grad_up_out, hidden, grad_weights
 
 
@@ -325,11 +249,11 @@ def bias_gradients(
 
 def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
     """Same contract as `reference.sum_rows`."""
-    return sum_slots(x, top_k, rows)
+    return kernel_plan.sum_rows(x, rows, top_k)
 
 
 def _tiles(rows: int, columns: int) -> tuple[int, int]:
-    return triton.cdiv(rows, TILE["ROWS"]), triton.cdiv(columns, TILE["COLS"])
+    return triton.cdiv(rows, BETWEEN_TILE["ROWS"]), triton.cdiv(columns, BETWEEN_TILE["COLS"])
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

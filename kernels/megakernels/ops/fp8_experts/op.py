@@ -4,11 +4,13 @@ Two operations without an autograd formula, since the caller decides what is kep
 of two, as those of `fp8_linears`; each matrix of a product is quantised once, for all experts.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from megakernels._common import fake_like, register_cost, register_scratch
+from megakernels._common import fake_like, register_cost, register_scratch, types_of
+from megakernels._common.operations import declare
 from megakernels.ops.fp8_experts import cost, inputs, run, sizes
 from megakernels.ops.fp8_experts.facts import turned_columns
 from megakernels.ops.fp8_experts.reference import FORMAT
@@ -18,22 +20,11 @@ __all__ = ["fp8_experts", "fp8_experts_backward"]
 
 
 def fp8_experts(
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
-    activation: str,
-    scaling: str,
-    keeps: bool,
-    *,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
+    activation: str, scaling: str, keeps: bool,
+    *, gate_bias: Tensor | None = None, up_bias: Tensor | None = None, down_bias: Tensor | None = None,
     limit: float | None = None,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """`routed_experts` with all products in eight bits.
 
     Args:
@@ -47,7 +38,7 @@ def fp8_experts(
         activation: swiglu, geglu, relu2 or gelu.
         scaling: tensor, a scale for x, for the activated rows, and for each bank as a whole; or rows, one for each of their rows.
             Backward scales columns, of an expert's rows or matrix, where it sums over rows.
-        keeps: whether to return what the weight gradients multiply of x.
+        keeps: True to return what the weight gradients multiply of x.
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
@@ -76,25 +67,12 @@ def fp8_experts(
 
 
 def fp8_experts_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    scales: Tensor | None,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate_out: Tensor | None,
-    up_out: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
-    activation: str,
-    scaling: str,
-    *,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    grad_y: Tensor, x: Tensor, scales: Tensor | None, weights: Tensor, rows: Tensor, counts: Tensor, gate_out: Tensor | None,
+    up_out: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
+    activation: str, scaling: str,
+    *, gate_bias: Tensor | None = None, up_bias: Tensor | None = None, down_bias: Tensor | None = None,
     limit: float | None = None,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """The gradients of `fp8_experts`; outputs' gradients multiply as e4m3, the one format of torch's scaled product of groups.
 
     Args:
@@ -140,97 +118,51 @@ def fp8_experts_backward(
     return found
 
 
-@custom_op("megakernels::fp8_experts", mutates_args=())
-def _fp8_experts(
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
-    activation: str,
-    scaling: str,
-    keeps: bool,
-    gate_bias: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    limit: float | None,
-) -> list[Tensor]:
-    given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
-    return run.forward(given, by_row=scaling == "rows", keeps=keeps)
+TYPES = types_of(Experts) | {"scaling": str, "keeps": bool, "grad_y": Tensor, "scales": Tensor | None}
+TYPES |= {"gate_out": Tensor | None, "up_out": Tensor}
+OPTIONAL = ("gate_bias", "up_bias", "down_bias", "limit")
+FORWARD = ("x", "weights", "rows", "counts", "gate", "up", "down", "activation", "scaling", "keeps", *OPTIONAL)
+BACKWARD = (
+    *("grad_y", "x", "scales", "weights", "rows", "counts", "gate_out", "up_out", "gate", "up", "down", "activation", "scaling"),
+    *OPTIONAL,
+)
+"""Arguments of the torch ops, in order."""
 
 
-@_fp8_experts.register_fake
-def _(
-    x: Tensor,
-    _weights: Tensor,
-    rows: Tensor,
-    _counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    _down: Tensor,
-    _activation: str,
-    _scaling: str,
-    keeps: bool,
-    *_: object,
-) -> list[Tensor]:
-    num_experts, width, hidden = up.shape
-    made = [fake_like(x), *(x.new_empty((rows.shape[0], width)) for _ in range(1 if gate is None else 2))]
-    if keeps:
-        made.append(x.new_empty((hidden, turned_columns(rows.shape[0], num_experts)), dtype=FORMAT))
+def _given(values: dict[str, Any]) -> Experts:
+    return Experts(**{name: values[name] for name in Experts._fields})
+
+
+def _forward(values: dict[str, Any]) -> list[Tensor]:
+    return run.forward(_given(values), by_row=values["scaling"] == "rows", keeps=values["keeps"])
+
+
+def _backward(values: dict[str, Any]) -> list[Tensor]:
+    of_forward = values["scales"], values["gate_out"], values["up_out"]
+    return run.backward(values["grad_y"], _given(values), *of_forward, by_row=values["scaling"] == "rows")
+
+
+def _fake(*arguments: Any) -> list[Tensor]:
+    values = dict(zip(FORWARD, arguments, strict=True))
+    x, rows, (num_experts, width, hidden) = values["x"], values["rows"].shape[0], values["up"].shape
+    made = [fake_like(x), *(x.new_empty((rows, width)) for _ in range(1 if values["gate"] is None else 2))]
+    if values["keeps"]:
+        made.append(x.new_empty((hidden, turned_columns(rows, num_experts)), dtype=FORMAT))
         made.append(x.new_empty(num_experts * hidden, dtype=torch.float32))
     return made
 
 
-@custom_op("megakernels::fp8_experts_backward", mutates_args=())
-def _fp8_experts_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    scales: Tensor | None,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate_out: Tensor | None,
-    up_out: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
-    activation: str,
-    scaling: str,
-    gate_bias: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    limit: float | None,
-) -> list[Tensor]:
-    given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
-    return run.backward(grad_y, given, scales, gate_out, up_out, by_row=scaling == "rows")
+def _fake_backward(*arguments: Any) -> list[Tensor]:
+    values = dict(zip(BACKWARD, arguments, strict=True))
+    made = (values[name] for name in ("grad_y", "weights", "gate", "up", "down", "gate_bias", "up_bias", "down_bias"))
+    return [fake_like(each) for each in made if each is not None]
 
 
-@_fp8_experts_backward.register_fake
-def _(
-    grad_y: Tensor,
-    _x: Tensor,
-    _scales: Tensor | None,
-    weights: Tensor,
-    _rows: Tensor,
-    _counts: Tensor,
-    _gate_out: Tensor | None,
-    _up_out: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
-    _activation: str,
-    _scaling: str,
-    gate_bias: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    _limit: float | None,
-) -> list[Tensor]:
-    return [fake_like(each) for each in (grad_y, weights, gate, up, down, gate_bias, up_bias, down_bias) if each is not None]
-
-
-register_cost(_fp8_experts, cost.forward_cost)
-register_cost(_fp8_experts_backward, cost.backward_cost)
-register_scratch(_fp8_experts, sizes.forward_scratch)
-register_scratch(_fp8_experts_backward, sizes.backward_scratch)
+_fp8_experts = declare("fp8_experts", _forward, {name: TYPES[name] for name in FORWARD}, list[Tensor])
+_fp8_experts_backward = declare("fp8_experts_backward", _backward, {name: TYPES[name] for name in BACKWARD}, list[Tensor])
+_fp8_experts.register_fake(_fake)
+_fp8_experts_backward.register_fake(_fake_backward)
+register_cost(_fp8_experts, lambda *values: cost.forward_cost(dict(zip(FORWARD, values, strict=True))))
+register_cost(_fp8_experts_backward, lambda *values: cost.backward_cost(dict(zip(BACKWARD, values, strict=True))))
+register_scratch(_fp8_experts, lambda *values: sizes.forward_scratch(dict(zip(FORWARD, values, strict=True))))
+register_scratch(_fp8_experts_backward, lambda *values: sizes.backward_scratch(dict(zip(BACKWARD, values, strict=True))))

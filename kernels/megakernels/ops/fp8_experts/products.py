@@ -18,7 +18,7 @@ MOST_GROUPS = 1023
 
 
 def has_grouped_product(like: Tensor, num_groups: int) -> bool:
-    """Whether torch's scaled product of so many groups gives results of this dtype and device.
+    """True if torch's scaled product of so many groups gives results of this dtype and device.
 
     Source: pytorch, `torch/testing/_internal/common_cuda.py`, PLATFORM_SUPPORTS_FP8_GROUPED_GEMM.
     """
@@ -33,9 +33,9 @@ def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast
     Args:
         first: Rows [M, K], a scale for each.
         second: Matrices [E, N, K] with dense rows, scales [E · N].
-        groups: Of the rows.
+        groups: Groups of the rows.
         like: A tensor of the result's dtype.
-        fast: Whether the tensor cores may sum in less than fp32.
+        fast: True if the tensor cores may sum in less than fp32.
 
     Returns:
         [M, N].

@@ -27,11 +27,11 @@ class Groups(NamedTuple):
     """Rows of each expert, one after another.
 
     Attributes:
-        num_rows: Of all experts.
+        num_rows: Rows of all experts.
         counts: int32 [E].
         ends: int32 [E], the row after each expert's last.
         stops: int32 [E], the same in a transposed copy.
-        columns: Of a transposed copy; what is behind the last expert's is not read.
+        columns: Columns of a transposed copy; those after the last expert's are not read.
     """
 
     num_rows: int
@@ -45,7 +45,7 @@ class Groups(NamedTuple):
         return grouped.sizes_of(self.counts, self.num_rows)
 
     def spans(self, *, turned: bool) -> Iterator[slice]:
-        """Where each expert's rows are, or in a transposed copy its columns, on the host."""
+        """Ranges of each expert's rows, or of its columns in a transposed copy, on the host."""
         start = 0
         for size in self.sizes():
             stop = start + (max(16, padded(size)) if turned else size)
@@ -73,8 +73,8 @@ def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = Non
 
     Args:
         x: [M, C]; with `rows`, [N, C], of which row i is x[rows[i] // top_k].
-        groups: Of the rows.
-        by_row: Whether each column of each expert's rows has a scale; else all have that of x.
+        groups: Groups of the rows.
+        by_row: True if each column of each expert's rows has a scale; else all have that of x.
         rows: int32 [M], or None.
         top_k: k.
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from megakernels._common import runs_triton
+from megakernels._common.device import module_for
 from megakernels.ops.fp8_experts import reference
 from megakernels.ops.fp8_experts.products import outer, times
 from megakernels.ops.fp8_experts.reference import FORMAT, groups_of, matrices_of
@@ -19,7 +19,7 @@ from megakernels.ops.moe.inputs import Experts
 
 def forward(given: Experts, *, by_row: bool, keeps: bool) -> list[Tensor]:
     """Returns y, gate_out if there is a gate, up_out, and if it keeps them the columns of x with their scales."""
-    pieces, rows, top_k = _pieces(given.x), given.rows, given.weights.shape[1]
+    pieces, rows, top_k = module_for(given.x, reference), given.rows, given.weights.shape[1]
     groups = groups_of(given.counts, rows.shape[0])
     kept = pieces.turned(given.x, groups, by_row=by_row, rows=rows, top_k=top_k) if keeps else ()
     first = _rows(given.x, by_row, rows, top_k)
@@ -40,7 +40,7 @@ def backward(
     grad_y: Tensor, given: Experts, scales: Tensor | None, gate_out: Tensor | None, up_out: Tensor, *, by_row: bool
 ) -> list[Tensor]:
     """Returns the gradients of x, weights, the matrices and the biases that there are."""
-    pieces, rows, top_k = _pieces(grad_y), given.rows, given.weights.shape[1]
+    pieces, rows, top_k = module_for(grad_y, reference), given.rows, given.weights.shape[1]
     groups = groups_of(given.counts, rows.shape[0])
     pulled = times(_rows(grad_y, by_row, rows, top_k), _turned(pieces, given.down, by_row), groups, given.down, fast=False)
     grad_gate_out, grad_up_out, hidden, grad_weights = pieces.pull(pulled, gate_out, up_out, given, groups)
@@ -62,14 +62,6 @@ def backward(
         del grad_gate_out
     matrices.append(outer(pieces.turned(grad_up_out, groups, by_row=by_row), second, groups, given.up))
     return [grad_x, grad_weights, *matrices, grad_down, *biases]
-
-
-def _pieces(like: Tensor) -> ModuleType:
-    if runs_triton(like):
-        from megakernels.ops.fp8_experts import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel
-    return reference
 
 
 def _rows(x: Tensor, by_row: bool, rows: Tensor | None = None, top_k: int = 1) -> Operand:

@@ -3,6 +3,7 @@
 Plain torch's own intermediates between products are not counted, as those of `experts` are not.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -18,44 +19,17 @@ def _bank(tokens: int, slots: int, up: Tensor, scaling: str, *, gated: bool, kee
     return ScaledBank(sizes, scaling == "rows", chooses_triton(up), keeps)
 
 
-def forward_scratch(
-    x: Tensor,
-    weights: Tensor,
-    _rows: Tensor,
-    _counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    _down: Tensor,
-    _activation: str,
-    scaling: str,
-    keeps: bool,
-    *_others: Any,
-) -> int:
-    """Bytes inside `fp8_experts`."""
-    return _bank(x.shape[0], weights.shape[1], up, scaling, gated=gate is not None, keeps=keeps).forward_bytes()
+def forward_scratch(values: Mapping[str, Any]) -> int:
+    """Bytes inside `fp8_experts`, from its arguments by name."""
+    x, weights, gated = values["x"], values["weights"], values["gate"] is not None
+    return _bank(x.shape[0], weights.shape[1], values["up"], values["scaling"], gated=gated, keeps=values["keeps"]).forward_bytes()
 
 
-def backward_scratch(
-    _grad_y: Tensor,
-    _x: Tensor,
-    scales: Tensor | None,
-    weights: Tensor,
-    _rows: Tensor,
-    _counts: Tensor,
-    _gate_out: Tensor | None,
-    _up_out: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    _down: Tensor,
-    _activation: str,
-    scaling: str,
-    gate_bias: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    *_others: Any,
-) -> int:
-    """Bytes inside `fp8_experts_backward`."""
-    tokens, slots = weights.shape
-    bank = _bank(tokens, slots, up, scaling, gated=gate is not None, keeps=scales is not None)
-    of_gate, of_up, of_down = (0 if bias is None else bias.nbytes for bias in (gate_bias, up_bias, down_bias))
+def backward_scratch(values: Mapping[str, Any]) -> int:
+    """Bytes inside `fp8_experts_backward`, from its arguments by name."""
+    tokens, slots = values["weights"].shape
+    gated, keeps = values["gate"] is not None, values["scales"] is not None
+    bank = _bank(tokens, slots, values["up"], values["scaling"], gated=gated, keeps=keeps)
+    biases = values["gate_bias"], values["up_bias"], values["down_bias"]
+    of_gate, of_up, of_down = (0 if bias is None else bias.nbytes for bias in biases)
     return bank.backward_bytes((of_gate, of_up, of_down))

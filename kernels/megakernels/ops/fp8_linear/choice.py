@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from megakernels._common import runs_triton
+from megakernels._common.device import module_for
 from megakernels.ops.fp8_linear import reference
 from megakernels.ops.fp8_linear.reference import Operand
 from megakernels.ops.fp8_linear.sizes import dense_rows
@@ -13,11 +13,7 @@ from megakernels.ops.fp8_linear.sizes import dense_rows
 
 def chosen(x: Tensor, like: Tensor) -> ModuleType:
     """The module whose functions run for a matrix; `like` has the dtype of what it is, or is, a copy of."""
-    if runs_triton(like) and dense_rows(x):
-        from megakernels.ops.fp8_linear import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel
-    return reference
+    return module_for(like, reference) if dense_rows(x) else reference
 
 
 def operand(x: Tensor, **how: Any) -> Operand:

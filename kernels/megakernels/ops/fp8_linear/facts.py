@@ -13,14 +13,14 @@ from megakernels.facts import Pass, ceil_div
 
 MULTIPLE = 16
 """Divisor of the dims of torch's scaled product; operands are padded with zeros."""
-SLICE_ELEMENTS = 1 << 22
+SCALED_SLICE_ELEMENTS = 1 << 22
 """Elements that plain torch scales at once before they are rounded to eight bits."""
-SCALE = 4
+SCALE_BYTES = 4
 """Bytes of a scale."""
-TILE = 128
+SCALED_TILE = 128
 """Rows and columns of a tile of the Triton kernels."""
 WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
-"""What has a scale, of a matrix as it is given."""
+"""Parts of a matrix, as it is given, that have a scale each."""
 READS_FUSED, READS_PLAIN = 2, 4
 """Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes."""
 LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
@@ -33,7 +33,7 @@ class ScaledPass(NamedTuple):
     """One pass of a linear or a bank.
 
     Attributes:
-        copies: What copies take: bytes and launches.
+        copies: Bytes and launches of copies.
         product: The product of two copies, FLOPs in eight bits.
     """
 
@@ -112,7 +112,7 @@ class ScaledLinears(NamedTuple):
         return peak
 
     def _copy(self, rows: int, columns: int) -> int:
-        return rows * columns + SCALE * (rows if self.by_row else 1)
+        return rows * columns + SCALE_BYTES * (rows if self.by_row else 1)
 
     def _making(self, rows: int, columns: int, scaled: int) -> int:
         return making_bytes(rows, columns, scaled if self.by_row else WHOLE, self.itemsize, fused=self.fused)
@@ -158,7 +158,7 @@ def copy_pass(elements: int, columns: int, itemsize: int, *, fused: bool) -> Pas
         return NOTHING
     if fused:
         return Pass(elements * (READS_FUSED * itemsize + 1), 0, LAUNCHES_FUSED)
-    slices = ceil_div(elements, max(columns, SLICE_ELEMENTS))
+    slices = ceil_div(elements, max(columns, SCALED_SLICE_ELEMENTS))
     return Pass(elements * (READS_PLAIN * itemsize + 1), 0, LAUNCHES_PLAIN + LAUNCHES_OF_SLICE * slices)
 
 
@@ -170,19 +170,19 @@ def summed(*each: Pass) -> Pass:
 def making_bytes(rows: int, columns: int, scaled: int, itemsize: int, *, fused: bool) -> int:
     """Bytes inside the making of a copy: the maxima of tiles, or in plain torch the slice that is scaled and the factors in its dtype."""
     if fused:
-        return SCALE * num_maxima(rows, columns, scaled)
+        return SCALE_BYTES * num_maxima(rows, columns, scaled)
     return (slice_rows(rows, columns) * columns + (1, rows, columns)[scaled]) * itemsize
 
 
 def num_maxima(rows: int, columns: int, scaled: int) -> int:
     """Maxima that the Triton kernels hold between their passes: of each tile or, scaled by row or by column, its rows or columns."""
-    down, across = ceil_div(rows, TILE), ceil_div(columns, TILE)
+    down, across = ceil_div(rows, SCALED_TILE), ceil_div(columns, SCALED_TILE)
     return (down * across, rows * across, columns * down)[scaled]
 
 
 def slice_rows(rows: int, columns: int) -> int:
     """Rows of a matrix that are scaled at once."""
-    return min(rows, max(1, SLICE_ELEMENTS // max(columns, 1)))
+    return min(rows, max(1, SCALED_SLICE_ELEMENTS // max(columns, 1)))
 
 
 def padded(size: int) -> int:

@@ -1,4 +1,4 @@
-"""What the products in eight bits accept."""
+"""Validation of the arguments of products in eight bits."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import INTERPRETED, on_device_of, widen
-from megakernels.ops.fp8_linear.facts import BY_COLUMN, BY_ROW, TILE, WHOLE, num_maxima, padded
+from megakernels.ops.fp8_linear.facts import BY_COLUMN, BY_ROW, SCALED_TILE, WHOLE, num_maxima, padded
 from megakernels.ops.fp8_linear.reference import SMALLEST, Operand
 
 NUM_WARPS = 8
@@ -67,7 +67,7 @@ def scale_of(largest, EXPONENT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def reciprocal(scale):  # type: ignore[no-untyped-def]
-    """Of a power of two."""
+    """The reciprocal of a scale that is a power of two, from its exponent; 0 for infinity and NaN."""
     field = magnitudes(scale) >> 23
     factor = tl.where(field == 0, INFINITE, (254 - field) << 23)
     return tl.where(field == 255, 0, factor).to(tl.float32, bitcast=True)
@@ -115,19 +115,9 @@ def store_tile(data, bits, row, column, num_rows, num_columns):  # type: ignore[
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_round_kernel(  # type: ignore[no-untyped-def]
-    x,
-    scales,
-    data,
-    num_rows,
-    num_columns,
-    stride,
-    copy_rows,
-    copy_columns,
-    SIDE: tl.constexpr,
-    SCALED: tl.constexpr,
-    TURNED: tl.constexpr,
-    FRACTION_BITS: tl.constexpr,
-):
+    x, scales, data, num_rows, num_columns, stride, copy_rows, copy_columns,
+    SIDE: tl.constexpr, SCALED: tl.constexpr, TURNED: tl.constexpr, FRACTION_BITS: tl.constexpr,
+):  # fmt: skip
     """A tile of x in the copy [copy_rows, copy_columns], at its place or, with `TURNED`, at that of its transpose."""
     row, column = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.program_id(1) * SIDE + tl.arange(0, SIDE)
     values = widen(tile_at(x, row, column, num_rows, num_columns, stride))
@@ -170,7 +160,9 @@ def turned(low: Tensor, scale: Tensor) -> Operand:
     if data.numel():
         with on_device_of(low):
             fp8_turn_kernel[_tiles(data.shape[1], columns)](
-                *(low.view(torch.uint8), data.view(torch.uint8), rows, columns, low.stride(0), *data.shape), SIDE=TILE, num_warps=NUM_WARPS
+                *(low.view(torch.uint8), data.view(torch.uint8), rows, columns, low.stride(0), *data.shape),
+                SIDE=SCALED_TILE,
+                num_warps=NUM_WARPS,
             )
     return Operand(data, scale)
 
@@ -184,18 +176,16 @@ def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *,
     if data.numel():
         with on_device_of(x):
             fp8_round_kernel[_tiles(*covered)](
-                *(x, scale, data.view(torch.uint8), rows, columns, x.stride(0), *shape),
-                SIDE=TILE,
-                SCALED=scaled,
-                TURNED=turned,
-                FRACTION_BITS=FRACTION_BITS[dtype],
-                num_warps=NUM_WARPS,
-            )
+                x, scale, data.view(torch.uint8), rows, columns,
+                x.stride(0),
+                *shape,
+                SIDE=SCALED_TILE, SCALED=scaled, TURNED=turned, FRACTION_BITS=FRACTION_BITS[dtype], num_warps=NUM_WARPS,
+            )  # fmt: skip
     return data, scale
 
 
 def scales(x: Tensor, dtype: torch.dtype, scaled: int, num_padded: int) -> Tensor:
-    """What a copy of x [rows, columns] is divided by: fp32 [num_padded], of a row or a column that x does not have 1."""
+    """The divisors of a copy of x [rows, columns]: fp32 [num_padded], 1 for a row or a column that x does not have."""
     rows, columns = x.shape
     num = (1, rows, columns)[scaled]
     scale = torch.empty(num_padded, dtype=torch.float32, device=x.device)
@@ -203,16 +193,16 @@ def scales(x: Tensor, dtype: torch.dtype, scaled: int, num_padded: int) -> Tenso
     sides = ONE_SCALE if scaled == WHOLE else MANY_SCALES
     with on_device_of(x):
         if maxima.numel():
-            fp8_maxima_kernel[_tiles(rows, columns)](x, maxima, rows, columns, x.stride(0), SIDE=TILE, SCALED=scaled, num_warps=NUM_WARPS)
+            fp8_maxima_kernel[_tiles(rows, columns)](
+                x, maxima, rows, columns, x.stride(0), SIDE=SCALED_TILE, SCALED=scaled, num_warps=NUM_WARPS
+            )
         if num_padded:
             fp8_scale_kernel[(triton.cdiv(num_padded, sides["NUM"]),)](
-                *(maxima, scale, maxima.numel() // max(1, num), num, num_padded),
-                EXPONENT=LARGEST_EXPONENT[dtype],
-                **sides,
-                num_warps=NUM_WARPS,
-            )
+                maxima, scale, maxima.numel() // max(1, num), num, num_padded,
+                EXPONENT=LARGEST_EXPONENT[dtype], **sides, num_warps=NUM_WARPS,
+            )  # fmt: skip
     return scale
 
 
 def _tiles(rows: int, columns: int) -> tuple[int, int]:
-    return triton.cdiv(rows, TILE), triton.cdiv(columns, TILE)
+    return triton.cdiv(rows, SCALED_TILE), triton.cdiv(columns, SCALED_TILE)

@@ -99,14 +99,9 @@ def fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], 
 
 
 def fp8_weight_gradients(
-    gradients: Sequence[Tensor],
-    x: Tensor,
-    scale: Tensor | None,
-    width: int,
-    scaling: str,
-    gradient_format: str,
-    biases: Sequence[bool],
-) -> list[Tensor]:
+    gradients: Sequence[Tensor], x: Tensor, scale: Tensor | None,
+    width: int, scaling: str, gradient_format: str, biases: Sequence[bool],
+) -> list[Tensor]:  # fmt: skip
     """The gradients of the weights, and of the biases, of `fp8_linears`.
 
     Args:
@@ -188,14 +183,9 @@ def _(gradients: Sequence[Tensor], weights: Sequence[Tensor], _scaling: str, _gr
 
 @custom_op("megakernels::fp8_weight_gradients", mutates_args=())
 def _fp8_weight_gradients(
-    gradients: Sequence[Tensor],
-    x: Tensor,
-    scale: Tensor | None,
-    width: int,
-    scaling: str,
-    gradient_format: str,
-    biases: Sequence[bool],
-) -> list[Tensor]:
+    gradients: Sequence[Tensor], x: Tensor, scale: Tensor | None,
+    width: int, scaling: str, gradient_format: str, biases: Sequence[bool],
+) -> list[Tensor]:  # fmt: skip
     by_row, rows = scaling == "rows", x.reshape(-1, x.shape[-1])
     made = [gradient.new_empty((gradient.shape[-1], width)) for gradient in gradients]
     sums = [gradient.new_empty(gradient.shape[-1]) for gradient, given in zip(gradients, biases, strict=True) if given]
@@ -216,14 +206,9 @@ def _fp8_weight_gradients(
 
 @_fp8_weight_gradients.register_fake
 def _(
-    gradients: Sequence[Tensor],
-    _x: Tensor,
-    _scale: Tensor | None,
-    width: int,
-    _scaling: str,
-    _gradient_format: str,
-    biases: Sequence[bool],
-) -> list[Tensor]:
+    gradients: Sequence[Tensor], _x: Tensor, _scale: Tensor | None,
+    width: int, _scaling: str, _gradient_format: str, biases: Sequence[bool],
+) -> list[Tensor]:  # fmt: skip
     made = [gradient.new_empty((gradient.shape[-1], width)) for gradient in gradients]
     return [*made, *(gradient.new_empty(gradient.shape[-1]) for gradient, given in zip(gradients, biases, strict=True) if given)]
 

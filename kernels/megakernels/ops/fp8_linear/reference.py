@@ -18,7 +18,7 @@ from torch import Tensor
 from megakernels.ops.fp8_linear.facts import padded, slice_rows
 
 SMALLEST = 1e-12
-"""What a maximum counts as at least, as in torchao; a row of zeros has a scale too."""
+"""Lower bound of a maximum, as in torchao, so that a row of zeros has a scale too."""
 _EXPONENT = 0x7F800000
 
 
@@ -35,7 +35,7 @@ class Operand(NamedTuple):
 
 
 def has_tensor_cores(tensor: Tensor) -> bool:
-    """Whether torch's scaled matmul multiplies tensors of this device."""
+    """True if torch's scaled matmul multiplies tensors of this device."""
     return tensor.is_cuda
 
 
@@ -44,10 +44,10 @@ def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = F
 
     Args:
         x: [rows, summed], or [summed, rows] if transposed; fp32 or bf16.
-        dtype: Of the copy.
-        by_row: Whether each row has a scale.
-        transposed: Whether the copy is x's transpose.
-        second: Whether the rows are columns of the result, and padded.
+        dtype: The dtype of the copy.
+        by_row: True if each row has a scale.
+        transposed: True if the copy is x's transpose.
+        second: True if the rows are columns of the result, and padded.
     """
     found = x.mT if transposed else x
     rows, summed = found.shape
@@ -88,7 +88,7 @@ def multiply(first: Operand, second: Operand, out: Tensor, bias: Tensor | None =
         second: Columns of the result.
         out: fp32 or bf16.
         bias: [columns], or None.
-        fast: Whether the tensor cores may sum in less than fp32, as torchao lets them in the forward.
+        fast: True if the tensor cores may sum in less than fp32, as torchao lets them in the forward.
     """
     columns = out.shape[1]
     if not has_tensor_cores(out):
@@ -116,7 +116,7 @@ def _scaled(first: Operand, second: Operand, out: Tensor, bias: Tensor | None, f
 
 
 def _factors(x: Tensor, dtype: torch.dtype, by_row: bool, num_scales: int) -> tuple[Tensor, Tensor]:
-    """What elements are multiplied by, in x's dtype, and the scales; of padded rows 1."""
+    """The factors of elements, in x's dtype, and the scales; 1 for padded rows."""
     amax = torch.linalg.vector_norm(x, float("inf"), dim=1) if by_row else torch.linalg.vector_norm(x, float("inf")).view(1)
     factor = power_of_two(amax, dtype)
     scale = torch.ones(num_scales if by_row else 1, dtype=torch.float32, device=x.device)
@@ -125,7 +125,7 @@ def _factors(x: Tensor, dtype: torch.dtype, by_row: bool, num_scales: int) -> tu
 
 
 def power_of_two(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """What elements whose largest magnitude is `amax` are multiplied by, fp32, rounded down to a power of two; of inf and nan 0 and inf."""
+    """The factor of elements whose largest magnitude is `amax`, fp32, rounded down to a power of two; 0 for inf and inf for nan."""
     ratio = torch.finfo(dtype).max / amax.float().clamp_(min=SMALLEST)
     return (ratio.view(torch.int32) & _EXPONENT).view(torch.float32)
 

@@ -9,7 +9,7 @@ from megakernels.ops.fp8_linear.facts import BY_COLUMN, WHOLE, ScaledLinears, ma
 
 
 def dense_rows(x: Tensor) -> bool:
-    """Whether the kernels read this matrix: rows with dense elements."""
+    """True if the kernels read this matrix: rows with dense elements."""
     return x.stride(-1) == 1 or x.shape[-1] == 1
 
 
@@ -43,5 +43,5 @@ def weight_gradients_scratch(
 
 
 def _fused(*operands: Tensor) -> bool:
-    """Whether the Triton kernels make the copies of all operands."""
+    """True if the Triton kernels make the copies of all operands."""
     return chooses_triton(operands[0]) and all(dense_rows(each) for each in operands)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megakernels.facts import SUMS_BYTES, Pass, Passes, Plain, PlainPass, Work, ceil_div
+from megakernels.facts import SUMS_BYTES, Pass, Passes, PlainPass, PlainPasses, Work, ceil_div
 
 POSITIONS_PER_SHARE = 128
 """Positions whose share of the taps' gradients one program makes."""
-PLAIN = Plain(PlainPass(1030, launches=11), PlainPass(1780, launches=37))
+PLAIN = PlainPasses(PlainPass(1030, launches=11), PlainPass(1780, launches=37))
+GATED_FORWARD_POSITIONS = 64
+"""Positions of a program of the forward."""
+GATED_CHANNELS = 256
+"""Largest number of channels of a program."""
 
 
-class GatedConvolution(NamedTuple):
+class GatedConvolutionSizes(NamedTuple):
     """Sizes of a call; `itemsize` is the bytes of an element of x."""
 
     batch: int
@@ -39,5 +43,5 @@ class GatedConvolution(NamedTuple):
         return forward, Pass(work.moved_input * tokens + 2 * shares, flops, 3 + self.bias)
 
     def plain(self, work: Work, tokens: int) -> Passes:
-        """Every intermediate through memory."""
+        """Both passes by plain torch: every intermediate goes through memory."""
         return PLAIN.passes(work, tokens)

@@ -13,31 +13,21 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.facts import block_of
-from megakernels.ops.gated_conv1d.facts import POSITIONS_PER_SHARE
+from megakernels.ops.gated_conv1d.facts import GATED_CHANNELS, GATED_FORWARD_POSITIONS, POSITIONS_PER_SHARE
 from megakernels.ops.gated_conv1d.kernel_backward import gated_conv_backward_kernel
 from megakernels.ops.gated_conv1d.kernel_forward import gated_conv_forward_kernel
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
-LARGEST_KERNEL = 4
-"""Maximum number of taps; more use the reference."""
-FORWARD_POSITIONS, BACKWARD_POSITIONS = 64, POSITIONS_PER_SHARE
-FORWARD_CHANNELS, BACKWARD_CHANNELS = 256, 256
-
-
-def accepts(given: GatedConvolution) -> bool:
-    """Whether the kernels take these taps and dtypes: products are rounded to the one dtype of gates and value."""
-    return given.weight.shape[1] <= LARGEST_KERNEL and given.input_gate.dtype == given.output_gate.dtype == given.value.dtype
-
 
 def forward_options(num_channels: int) -> dict[str, int]:
     """Tile and warps of the forward: eight channels per thread."""
-    return {"POSITIONS": FORWARD_POSITIONS, "CHANNELS": min(FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
+    return {"POSITIONS": GATED_FORWARD_POSITIONS, "CHANNELS": min(GATED_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
 
 
 def backward_options(num_channels: int) -> dict[str, int]:
     """Tile and warps of the backward: four channels per thread."""
-    channels = min(BACKWARD_CHANNELS, block_of(num_channels, 32))
-    return {"POSITIONS": BACKWARD_POSITIONS, "CHANNELS": channels, "num_warps": max(1, channels // 128)}
+    channels = min(GATED_CHANNELS, block_of(num_channels, 32))
+    return {"POSITIONS": POSITIONS_PER_SHARE, "CHANNELS": channels, "num_warps": max(1, channels // 128)}
 
 
 def forward(given: GatedConvolution, before: Tensor | None = None) -> Tensor:
@@ -49,23 +39,12 @@ def forward(given: GatedConvolution, before: Tensor | None = None) -> Tensor:
     if y.numel():
         with on_device_of(value):
             gated_conv_forward_kernel[_grid(value, pieces, options)](
-                input_gate,
-                output_gate,
-                value,
-                _or(before, value),
-                given.weight.contiguous(),
-                _or(given.bias, value),
-                _or(given.starts, value),
-                y,
-                *input_gate.stride()[:2],
-                *output_gate.stride()[:2],
-                *value.stride()[:2],
-                pieces,
-                num_positions,
-                num_channels,
-                **_flags(given, before),
-                **options,
-            )
+                input_gate, output_gate, value, _or(before, value), given.weight.contiguous(), _or(given.bias, value),
+                _or(given.starts, value), y,
+                *input_gate.stride()[:2], *output_gate.stride()[:2], *value.stride()[:2],
+                pieces, num_positions, num_channels,
+                **_flags(given, before), **options,
+            )  # fmt: skip
     return y
 
 
@@ -88,31 +67,13 @@ def backward(
     if value.numel():
         with on_device_of(value):
             gated_conv_backward_kernel[grid](
-                grad_y,
-                input_gate,
-                output_gate,
-                value,
-                _or(before, value),
-                weight.contiguous(),
-                _or(bias, value),
-                _or(given.starts, value),
-                *(_or(each, value) for each in grads),
-                _or(grad_before, value),
-                partial,
-                *grad_y.stride()[:2],
-                *input_gate.stride()[:2],
-                *output_gate.stride()[:2],
-                *value.stride()[:2],
-                pieces,
-                num_positions,
-                num_channels,
-                **_flags(given, before),
-                NEEDS_INPUT=needs[0],
-                NEEDS_OUTPUT=needs[1],
-                NEEDS_VALUE=needs[2],
-                NEEDS_WEIGHT=needs_weight,
+                grad_y, input_gate, output_gate, value, _or(before, value), weight.contiguous(), _or(bias, value),
+                _or(given.starts, value), *(_or(each, value) for each in grads), _or(grad_before, value), partial,
+                *grad_y.stride()[:2], *input_gate.stride()[:2], *output_gate.stride()[:2], *value.stride()[:2],
+                pieces, num_positions, num_channels,
+                **_flags(given, before), NEEDS_INPUT=needs[0], NEEDS_OUTPUT=needs[1], NEEDS_VALUE=needs[2], NEEDS_WEIGHT=needs_weight,
                 **options,
-            )
+            )  # fmt: skip
     total = partial.sum(0)
     grad_weight = _dense(total[:num_taps].mT, weight.dtype) if needs[3] else None
     grad_bias = _dense(total[num_taps], bias.dtype) if bias is not None and needs[4] else None

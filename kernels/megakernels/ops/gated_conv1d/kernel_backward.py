@@ -8,28 +8,15 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import narrow
-from megakernels._common.walks import UNROLLED, only_if, tap
-from megakernels.ops.gated_conv1d.kernel_taps import convolved, oldest, product_before, rounded_product
+from megakernels._common.walks import UNROLLED, of_document, only_if, taps_of, walk_of
+from megakernels.ops.gated_conv1d.kernel_taps import convolved, oldest, products_before, rounded_product
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def store_finished(  # type: ignore[no-untyped-def]
-    grad_input,
-    grad_value,
-    grad_before,
-    place,
-    step,
-    ahead,
-    whole,
-    gate,
-    factor,
-    channel,
-    num_channels,
-    TAPS: tl.constexpr,
-    HAS_BEFORE: tl.constexpr,
-    NEEDS_INPUT: tl.constexpr,
-    NEEDS_VALUE: tl.constexpr,
-):
+    grad_input, grad_value, grad_before, place, step, ahead, whole, gate, factor, channel, num_channels,
+    TAPS: tl.constexpr, HAS_BEFORE: tl.constexpr, NEEDS_INPUT: tl.constexpr, NEEDS_VALUE: tl.constexpr,
+):  # fmt: skip
     """The gradient `whole` of the product TAPS − 1 steps ago: of its factors, or of one of `before` in the first `ahead` steps."""
     finished = only_if(step >= TAPS - 1, channel, num_channels)
     late = place - (TAPS - 1) * num_channels
@@ -44,48 +31,14 @@ def store_finished(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a step's values stay in registers
-    grad_y,
-    input_gate,
-    output_gate,
-    value,
-    before,
-    weight,
-    bias,
-    starts,
-    grad_input,
-    grad_output,
-    grad_value,
-    grad_before,
-    partial,
-    grad_row,
-    grad_stride,
-    input_row,
-    input_stride,
-    output_row,
-    output_stride,
-    value_row,
-    value_stride,
-    num_pieces,
-    num_positions,
-    num_channels,
-    POSITIONS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_BEFORE: tl.constexpr,
-    NEEDS_INPUT: tl.constexpr,
-    NEEDS_OUTPUT: tl.constexpr,
-    NEEDS_VALUE: tl.constexpr,
-    NEEDS_WEIGHT: tl.constexpr,
-):
+    grad_y, input_gate, output_gate, value, before, weight, bias, starts, grad_input, grad_output, grad_value, grad_before, partial,
+    grad_row, grad_stride, input_row, input_stride, output_row, output_stride, value_row, value_stride,
+    num_pieces, num_positions, num_channels,
+    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    HAS_BEFORE: tl.constexpr, NEEDS_INPUT: tl.constexpr, NEEDS_OUTPUT: tl.constexpr, NEEDS_VALUE: tl.constexpr, NEEDS_WEIGHT: tl.constexpr,
+):  # fmt: skip
     """The gradients of POSITIONS positions of CHANNELS channels of one piece, and their share [TAPS + 1, C] of the weight gradient."""
-    tiles = tl.cdiv(num_positions, POSITIONS)
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    first = (tl.program_id(0) % tiles).to(tl.int64) * POSITIONS
-    steps = tl.minimum(POSITIONS, num_positions - first).to(tl.int32)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < num_channels
+    row, first, steps, channel, inside = walk_of(num_positions, num_channels, POSITIONS=POSITIONS, CHANNELS=CHANNELS)
     begin = row % num_pieces * num_positions
     grad_y += row // num_pieces * grad_row + begin * grad_stride
     input_gate += row // num_pieces * input_row + begin * input_stride
@@ -93,21 +46,12 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     value += row // num_pieces * value_row + begin * value_stride
     before += row * (TAPS - 1) * num_channels
     grad_before += row * (TAPS - 1) * num_channels
-    now = tap(weight, channel, inside, DELAY=0, TAPS=TAPS)
-    tap_1 = tap(weight, channel, inside, DELAY=1, TAPS=TAPS)
-    tap_2 = tap(weight, channel, inside, DELAY=2, TAPS=TAPS)
-    tap_3 = tap(weight, channel, inside, DELAY=3, TAPS=TAPS)
+    now, tap_1, tap_2, tap_3 = taps_of(weight, channel, inside, TAPS=TAPS)
     offset = tl.zeros([CHANNELS], dtype=tl.float32)
     if HAS_BIAS:
         offset = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-    u_1 = product_before(
-        input_gate, value, before, first - 1, input_stride, value_stride, channel, num_channels, TAPS=TAPS, HAS_BEFORE=HAS_BEFORE
-    )
-    u_2 = product_before(
-        input_gate, value, before, first - 2, input_stride, value_stride, channel, num_channels, TAPS=TAPS, HAS_BEFORE=HAS_BEFORE
-    )
-    u_3 = product_before(
-        input_gate, value, before, first - 3, input_stride, value_stride, channel, num_channels, TAPS=TAPS, HAS_BEFORE=HAS_BEFORE
+    u_1, u_2, u_3 = products_before(
+        input_gate, value, before, first, input_stride, value_stride, channel, num_channels, TAPS=TAPS, HAS_BEFORE=HAS_BEFORE
     )
     # Own zeros for each factor of the tile's earlier products: of variables that start as one value, a loop keeps those that it renames
     gate_1 = tl.zeros([CHANNELS], dtype=tl.float32)
@@ -146,12 +90,8 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         grad_3 = inner * tap_3
         if PACKED:
             age = first + step - tl.load(starts + step)
-            seen_1 = tl.where(age >= 1, u_1, 0.0)
-            seen_2 = tl.where(age >= 2, u_2, 0.0)
-            seen_3 = tl.where(age >= 3, u_3, 0.0)
-            grad_1 = tl.where(age >= 1, grad_1, 0.0)
-            grad_2 = tl.where(age >= 2, grad_2, 0.0)
-            grad_3 = tl.where(age >= 3, grad_3, 0.0)
+            seen_1, seen_2, seen_3 = of_document(age, u_1, u_2, u_3)
+            grad_1, grad_2, grad_3 = of_document(age, grad_1, grad_2, grad_3)
         if NEEDS_OUTPUT:
             total = convolved(offset, u_0, seen_1, seen_2, seen_3, now, tap_1, tap_2, tap_3, TAPS=TAPS)
             tl.store(grad_output + place, narrow(grad * total, grad_output.dtype.element_ty), mask=inside)
@@ -162,23 +102,11 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
             share_3 += inner * seen_3
             share_bias += inner
         whole = oldest(inner * now, back_1 + grad_1, back_2 + grad_2, back_3 + grad_3, TAPS=TAPS)
+        late_gate, late_value = oldest(gate, gate_1, gate_2, gate_3, TAPS=TAPS), oldest(value_0, value_1, value_2, value_3, TAPS=TAPS)
         store_finished(
-            grad_input,
-            grad_value,
-            grad_before,
-            place,
-            step,
-            ahead,
-            whole,
-            oldest(gate, gate_1, gate_2, gate_3, TAPS=TAPS),
-            oldest(value_0, value_1, value_2, value_3, TAPS=TAPS),
-            channel,
-            num_channels,
-            TAPS=TAPS,
-            HAS_BEFORE=HAS_BEFORE,
-            NEEDS_INPUT=NEEDS_INPUT,
-            NEEDS_VALUE=NEEDS_VALUE,
-        )
+            grad_input, grad_value, grad_before, place, step, ahead, whole, late_gate, late_value, channel, num_channels,
+            TAPS=TAPS, HAS_BEFORE=HAS_BEFORE, NEEDS_INPUT=NEEDS_INPUT, NEEDS_VALUE=NEEDS_VALUE,
+        )  # fmt: skip
         back_3 = back_2 + grad_2
         back_2 = back_1 + grad_1
         back_1 = inner * now
@@ -206,27 +134,13 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         grad_3 = inner * tap_3
         if PACKED:
             age = first + step - tl.load(starts + step, mask=first + step < num_positions, other=0)
-            grad_1 = tl.where(age >= 1, grad_1, 0.0)
-            grad_2 = tl.where(age >= 2, grad_2, 0.0)
-            grad_3 = tl.where(age >= 3, grad_3, 0.0)
+            grad_1, grad_2, grad_3 = of_document(age, grad_1, grad_2, grad_3)
         whole = oldest(inner * now, back_1 + grad_1, back_2 + grad_2, back_3 + grad_3, TAPS=TAPS)
+        late_gate, late_value = oldest(gate_1, gate_1, gate_2, gate_3, TAPS=TAPS), oldest(value_1, value_1, value_2, value_3, TAPS=TAPS)
         store_finished(
-            grad_input,
-            grad_value,
-            grad_before,
-            place,
-            step,
-            ahead,
-            whole,
-            oldest(gate_1, gate_1, gate_2, gate_3, TAPS=TAPS),
-            oldest(value_1, value_1, value_2, value_3, TAPS=TAPS),
-            channel,
-            num_channels,
-            TAPS=TAPS,
-            HAS_BEFORE=HAS_BEFORE,
-            NEEDS_INPUT=NEEDS_INPUT,
-            NEEDS_VALUE=NEEDS_VALUE,
-        )
+            grad_input, grad_value, grad_before, place, step, ahead, whole, late_gate, late_value, channel, num_channels,
+            TAPS=TAPS, HAS_BEFORE=HAS_BEFORE, NEEDS_INPUT=NEEDS_INPUT, NEEDS_VALUE=NEEDS_VALUE,
+        )  # fmt: skip
         back_3 = back_2 + grad_2
         back_2 = back_1 + grad_1
         back_1 = inner * now

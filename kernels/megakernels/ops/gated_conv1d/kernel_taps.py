@@ -18,7 +18,7 @@ def rounded_product(a, b, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 def product_before(  # type: ignore[no-untyped-def]
     input_gate, value, before, position, input_stride, value_stride, channel, num_channels, TAPS: tl.constexpr, HAS_BEFORE: tl.constexpr
 ):
-    """The product at a position of the program before: of `before` ahead of the row's first, zero without it."""
+    """The product at a position before the program's: read from `before` ahead of the row's first, zero without it."""
     there = only_if(position >= 0, channel, num_channels)
     gate = tl.load(input_gate + position * input_stride + channel, mask=there, other=0.0).to(tl.float32)
     found = rounded_product(
@@ -29,6 +29,17 @@ def product_before(  # type: ignore[no-untyped-def]
         ahead = only_if((position < 0) & (row >= 0), channel, num_channels)
         found += tl.load(before + row * num_channels + channel, mask=ahead, other=0.0).to(tl.float32)
     return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def products_before(  # type: ignore[no-untyped-def]
+    input_gate, value, before, first, input_stride, value_stride, channel, num_channels, TAPS: tl.constexpr, HAS_BEFORE: tl.constexpr
+):
+    """The products at the three positions before `first`, from the nearest."""
+    one = product_before(input_gate, value, before, first - 1, input_stride, value_stride, channel, num_channels, TAPS, HAS_BEFORE)
+    two = product_before(input_gate, value, before, first - 2, input_stride, value_stride, channel, num_channels, TAPS, HAS_BEFORE)
+    three = product_before(input_gate, value, before, first - 3, input_stride, value_stride, channel, num_channels, TAPS, HAS_BEFORE)
+    return one, two, three
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -46,7 +57,7 @@ def convolved(offset, u_0, u_1, u_2, u_3, now, tap_1, tap_2, tap_3, TAPS: tl.con
 
 @triton.jit  # type: ignore[untyped-decorator]
 def oldest(zero, one, two, three, TAPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of values of this position and of three before it, that of the position which the last tap reads."""
+    """The one of four values, of this position and of three before it, that the last tap reads."""
     found = zero
     if TAPS > 1:
         found = one

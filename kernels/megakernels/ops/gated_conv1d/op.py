@@ -1,10 +1,10 @@
 """A depthwise causal convolution between two gates. Saved: the gates, value, weight, bias, starts."""
 
-from types import ModuleType
-
 from torch import Tensor
 
-from megakernels._common import fake_like, operation, require, require_starts, runs_triton, types_of
+from megakernels._common import fake_like, operation, require, require_starts, types_of
+from megakernels._common.device import Implementation
+from megakernels.ops.causal_conv1d.facts import LARGEST_KERNEL
 from megakernels.ops.gated_conv1d import reference
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
@@ -52,16 +52,12 @@ def check_shapes(name: str, given: GatedConvolution) -> None:
     require_starts(name, given.starts, value.shape[:2])
 
 
-def implementation(given: GatedConvolution) -> ModuleType:
-    """The module whose `forward` and `backward` compute these inputs."""
-    if runs_triton(given.value):
-        from megakernels.ops.gated_conv1d import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        if kernel.accepts(given):
-            return kernel
-    return reference
+def accepts(given: GatedConvolution) -> bool:
+    """True if the kernels take these taps and dtypes: products are rounded to the one dtype of gates and value."""
+    return given.weight.shape[1] <= LARGEST_KERNEL and given.input_gate.dtype == given.output_gate.dtype == given.value.dtype
 
 
+IMPLEMENTATION = Implementation(reference, accepts)
 _gated_conv1d, _ = operation(
     "gated_conv1d",
     types_of(GatedConvolution),
@@ -69,7 +65,7 @@ _gated_conv1d, _ = operation(
     outputs=("y",),
     saved=(),
     gradients=("input_gate", "output_gate", "value", "weight", "bias"),
-    forward=lambda given: (implementation(given).forward(given),),
-    backward=lambda grad_y, given, needs: implementation(given).backward(grad_y, given, needs)[0],
+    forward=lambda given: (IMPLEMENTATION.module(given).forward(given),),
+    backward=lambda grad_y, given, needs: IMPLEMENTATION.module(given).backward(grad_y, given, needs)[0],
     fake=lambda given: (fake_like(given.value),),
 )

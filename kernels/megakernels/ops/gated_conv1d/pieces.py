@@ -12,7 +12,7 @@ from torch.library import custom_op
 
 from megakernels._common import fake_like, require
 from megakernels.ops.causal_conv1d.pieces import wanted
-from megakernels.ops.gated_conv1d.op import check_shapes, implementation
+from megakernels.ops.gated_conv1d.op import IMPLEMENTATION, check_shapes
 from megakernels.ops.gated_conv1d.reference import GatedConvolution
 
 __all__ = ["gated_conv_pieces", "gated_conv_pieces_backward"]
@@ -49,16 +49,10 @@ def gated_conv_pieces(
 
 
 def gated_conv_pieces_backward(
-    grad_y: Tensor,
-    input_gate: Tensor,
-    output_gate: Tensor,
-    value: Tensor,
-    before: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    grad_y: Tensor, input_gate: Tensor, output_gate: Tensor, value: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None,
     starts: Tensor | None,
     needs: Sequence[bool] = (True, True),
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of input_gate, output_gate, value, before, weight and bias; None for those of weight and bias that are not needed."""
     has_weight, has_bias = needs[0], needs[1] and bias is not None
     of_input, of_output, of_value, of_before, *others = _pieces_backward(
@@ -72,24 +66,18 @@ def _pieces(
     input_gate: Tensor, output_gate: Tensor, value: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None
 ) -> Tensor:
     given = GatedConvolution(input_gate, output_gate, value, weight, bias, starts)
-    y: Tensor = implementation(given).forward(given, before)
+    y: Tensor = IMPLEMENTATION.module(given).forward(given, before)
     return y
 
 
 @custom_op("megakernels::gated_conv_pieces_backward", mutates_args=())
 def _pieces_backward(
-    grad_y: Tensor,
-    input_gate: Tensor,
-    output_gate: Tensor,
-    value: Tensor,
-    before: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    grad_y: Tensor, input_gate: Tensor, output_gate: Tensor, value: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None,
     starts: Tensor | None,
     needs: list[bool],
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     given = GatedConvolution(input_gate, output_gate, value, weight, bias, starts)
-    (*of_tokens, of_weight, of_bias), of_before = implementation(given).backward(grad_y, given, (True, True, True, *needs), before)
+    (*of_tokens, of_weight, of_bias), of_before = IMPLEMENTATION.module(given).backward(grad_y, given, (True, True, True, *needs), before)
     return [gradient for gradient in (*of_tokens, of_before, *wanted((of_weight, of_bias), needs)) if gradient is not None]
 
 

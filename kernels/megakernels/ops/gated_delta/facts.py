@@ -5,30 +5,31 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megakernels.facts import (
+    LARGEST_TILE,
     SMALLEST_DOT,
     SUMS_BYTES,
     KernelBytes,
     Passes,
-    Plain,
     PlainPass,
+    PlainPasses,
     Work,
     block_of,
     ceil_div,
     ideal_passes,
 )
 
-LARGEST_WIDTHS = {2: (128, 256), 4: (64, 64)}
+DELTA_LARGEST_WIDTHS = {2: (128, 256), 4: (64, 64)}
 """Largest widths of a key and of a value, by bytes of an element; an fp32 product stores each operand as two TF32 values."""
-LARGEST_TILE = {2: 64, 4: 16}
-"""Positions of a tile, by bytes of an element."""
 PART_BYTES = 1 << 29
 """Scratch bytes for the slots of as many segments as fit; at least one segment."""
 SUMMED = ("systems", "strengths", "carries", "sums", "unread", "falls")
 """Buffers in fp32; all others have the dtype of q."""
-PLAIN = Plain(PlainPass(0, 50, 54), PlainPass(0, 210, 209), is_fp32=True)
+PLAIN = PlainPasses(PlainPass(0, 50, 54), PlainPass(0, 210, 209), is_fp32=True)
+DELTA_COLUMNS = {"scores": 32, "row_decay": 32, "walk": 32, "value": 64, "key": 64, "key_rows": 64, "pair": 32, "row_decay_gradient": 32}
+"""Columns, or rows of a state, that a kernel processes at once."""
 
 
-class Extents(NamedTuple):
+class DeltaExtents(NamedTuple):
     """Sizes of the launches of one direction.
 
     Attributes:
@@ -80,7 +81,7 @@ class DeltaSizes(NamedTuple):
     @property
     def accepted(self) -> bool:
         """True if the Triton kernels take these sizes."""
-        widest, widest_value = LARGEST_WIDTHS[self.itemsize]
+        widest, widest_value = DELTA_LARGEST_WIDTHS[self.itemsize]
         return self.keys <= widest and self.values <= widest_value
 
     @property
@@ -110,20 +111,20 @@ class DeltaSizes(NamedTuple):
         """
         heads, key, value = self.heads, self.keys, self.values
         chunk = min(self.chunk_size, self.save_every, seq_length)
-        again = heads * (4 * chunk * key + chunk * value + 4 * key * value)
-        forward = again + heads * (2 * chunk * value + 2 * key * value)
+        recomputed = heads * (4 * chunk * key + chunk * value + 4 * key * value)
+        forward = recomputed + heads * (2 * chunk * value + 2 * key * value)
         inputs, width = 2 * self.groups * key + heads * value + heads * self.shares, heads * value
         written = ceil_div(ceil_div(seq_length, self.save_every) * heads * key * value * SUMS_BYTES, seq_length)
         return Work(
             forward,
-            2 * forward + again,
+            2 * forward + recomputed,
             0,
-            again,
+            recomputed,
             moved_forward=(inputs + width) * self.itemsize + written,
             moved_input=(2 * inputs + width) * self.itemsize + written,
         )
 
-    def extents(self, *, backward: bool) -> Extents:
+    def extents(self, *, backward: bool) -> DeltaExtents:
         """Sizes of one direction."""
         return _extents(self, backward)
 
@@ -186,7 +187,7 @@ class DeltaSizes(NamedTuple):
         return KernelBytes(of_inputs * self.itemsize + parameter_bytes, last, scratch)
 
 
-def _extents(sizes: DeltaSizes, backward: bool) -> Extents:
+def _extents(sizes: DeltaSizes, backward: bool) -> DeltaExtents:
     size = sizes.itemsize
     Q = min(LARGEST_TILE[size], block_of(min(sizes.chunk_size, sizes.save_every), SMALLEST_DOT))
     K, V = block_of(sizes.keys, SMALLEST_DOT), block_of(sizes.values, SMALLEST_DOT)
@@ -206,4 +207,4 @@ def _extents(sizes: DeltaSizes, backward: bool) -> Extents:
     of_segment = sizes.batch * sizes.heads * tiles
     at_once = min(segments, max(1, PART_BYTES // max(1, of_segment * of_slot)))
     slots = at_once * of_segment
-    return Extents(segments, tiles, at_once, {"Q": Q, "K": K, "V": V}, elements, slots, slots * of_slot)
+    return DeltaExtents(segments, tiles, at_once, {"Q": Q, "K": K, "V": V}, elements, slots, slots * of_slot)

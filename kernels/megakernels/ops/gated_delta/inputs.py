@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class DeltaRule(NamedTuple):
+class GatedDeltaInputs(NamedTuple):
     """The arguments of the torch op, as `gated_delta` documents them."""
 
     q: Tensor
@@ -22,5 +22,5 @@ class DeltaRule(NamedTuple):
 
 
 GRADIENTS = ("q", "k", "v", "decay", "beta", "A_log", "dt_bias")
-SHARED = ("A_log", "dt_bias")
+ACCUMULATED = ("A_log", "dt_bias")
 """Arguments whose gradients are sums over positions."""

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.ops.gated_delta.inputs import DeltaRule
+from megakernels.ops.gated_delta.inputs import GatedDeltaInputs
 from megakernels.ops.gated_delta.launch import buffers_of, prepare, tile_gradients, walk, walk_gradient
 from megakernels.ops.gated_delta.sizes import sizes_of
 
 
-def forward(state: Tensor | None, given: DeltaRule) -> tuple[Tensor, Tensor, Tensor]:
+def forward(state: Tensor | None, given: GatedDeltaInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     given, sizes = _dense(given), sizes_of(given).extents(backward=False)
     q, v = given.q, given.v
@@ -49,7 +49,7 @@ def forward(state: Tensor | None, given: DeltaRule) -> tuple[Tensor, Tensor, Ten
     return y, states, last
 
 
-def backward(grad_last: Tensor | None, grad_y: Tensor, given: DeltaRule, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: GatedDeltaInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
     gradients = tuple(torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in given[:5])
     A_log, dt_bias = given.A_log, given.dt_bias
@@ -74,7 +74,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: DeltaRule, states:
 def _run_backward(
     grad_state: Tensor | None,
     grad_y: Tensor,
-    given: DeltaRule,
+    given: GatedDeltaInputs,
     states: Tensor,
     gradients: tuple[Tensor, ...],
     results: tuple[Tensor, Tensor],
@@ -96,7 +96,7 @@ def _as(total: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device).copy_(total)
 
 
-def _dense(given: DeltaRule) -> DeltaRule:
+def _dense(given: GatedDeltaInputs) -> GatedDeltaInputs:
     """Inputs whose rows are dense, and dense parameters and starts."""
     starts = None if given.starts is None else given.starts.contiguous()
     return given._replace(

@@ -8,45 +8,21 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.gated_delta.kernel_tiles import row_places, tile_of
+from megakernels.ops.gated_delta.kernel_tiles import row_places, tile_of, tile_place
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_value_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    v,
-    strengths,
-    written,
-    solved,
-    systems,
-    scores,
-    unread,
-    grad_v,
-    num_positions,
-    num_heads,
-    value_width,
-    save_every,
-    first_segment,
-    tiles,
-    grad_stride_b,
-    grad_stride_t,
-    grad_stride_h,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    Q: tl.constexpr,
-    V: tl.constexpr,
-    W: tl.constexpr,
-):
+    grad_y, v, strengths, written, solved, systems, scores, unread, grad_v, num_positions, num_heads, value_width, save_every,
+    first_segment, tiles,
+    grad_stride_b, grad_stride_t, grad_stride_h, v_stride_b, v_stride_t, v_stride_h,
+    Q: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
     """One tile and head: the gradients of v, of systems and scores before their decays, and Σ G v of each row (`unread`)."""
-    index, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
+    tile = tile_place(first_segment, tiles, tl.num_programs(0), save_every, num_positions, num_heads, Q=Q, ROWS=Q)
+    batch, head, _index, slot, first, stop, row, position, valid = tile
     if first >= stop:
         return
-    row = tl.arange(0, Q)
-    position = first + row
-    valid = position < stop
-    slot = (batch * tl.num_programs(0) + index) * num_heads + head
     dtype: tl.constexpr = scores.dtype.element_ty
     grad_y += batch * grad_stride_b + head * grad_stride_h
     v += batch * v_stride_b + head * v_stride_h
@@ -75,31 +51,11 @@ def delta_value_gradient_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_key_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    between,
-    grad_between,
-    written,
-    solved,
-    queries,
-    keys,
-    reads,
-    carries,
-    num_positions,
-    num_heads,
-    value_width,
-    save_every,
-    first_segment,
-    tiles,
-    num_tiles,
-    grad_stride_b,
-    grad_stride_t,
-    grad_stride_h,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    L: tl.constexpr,
-    W: tl.constexpr,
-):
+    grad_y, between, grad_between, written, solved, queries, keys, reads, carries, num_positions, num_heads, value_width, save_every,
+    first_segment, tiles, num_tiles,
+    grad_stride_b, grad_stride_t, grad_stride_h,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
     """One tile and head, L rows of its states.
 
     `queries` and `keys` become their gradients, `reads` G Sᵀ, and `carries` the gradient of the logarithm of each row's decay.

@@ -8,83 +8,39 @@ from megakernels.ops.gated_delta.kernel_tiles import (
     decay_of,
     documents_of,
     gates_of,
-    inverse_lengths,
+    head_rows,
     row_places,
     strengths_of,
-    tile_of,
+    tile_place,
 )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one tile's formulas, in order
-    q,
-    k,
-    decay,
-    beta,
-    A_log,
-    dt_bias,
-    starts,
-    queries,
-    keys,
-    reads,
-    scores,
-    systems,
-    unread,
-    carries,
-    grad_decay,
-    grad_beta,
-    shares,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    key_width,
-    save_every,
-    first_segment,
-    tiles,
-    all_tiles,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    decay_stride_b,
-    decay_stride_t,
-    decay_stride_h,
-    beta_stride_b,
-    beta_stride_t,
-    beta_stride_h,
-    scale,
-    beta_limit,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    W: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    q, k, decay, beta, A_log, dt_bias, starts, queries, keys, reads, scores, systems, unread, carries, grad_decay, grad_beta, shares,
+    num_positions, num_heads, heads_per_group, key_width, save_every, first_segment, tiles, all_tiles,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, decay_stride_b, decay_stride_t, decay_stride_h,
+    beta_stride_b, beta_stride_t, beta_stride_h,
+    scale, beta_limit,
+    Q: tl.constexpr, K: tl.constexpr, W: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """One tile and head: `queries` and `keys` become the gradients of the head's unit q / √K and unit k; those of decay and β are written.
 
     `shares` [B, tiles, H, 2] has sums over the tile for A_log and dt_bias.
     """
-    index, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
+    tile = tile_place(first_segment, tiles, tl.num_programs(0), save_every, num_positions, num_heads, Q=Q, ROWS=Q)
+    batch, head, index, slot, first, stop, row, position, valid = tile
     if first >= stop:
         return
-    row = tl.arange(0, Q)
-    position = first + row
-    valid = position < stop
-    slot = (batch * tl.num_programs(0) + index) * num_heads + head
     dtype: tl.constexpr = queries.dtype.element_ty
-    group = head // heads_per_group
-    q += batch * q_stride_b + group * q_stride_h
-    k += batch * k_stride_b + group * k_stride_h
+    q_strides, k_strides = (q_stride_b, q_stride_t, q_stride_h), (k_stride_b, k_stride_t, k_stride_h)
+    q, k, q_inverse, k_inverse = head_rows(q, k, tile, heads_per_group, q_strides, k_strides, key_width, scale, K=K)
     seen, end = documents_of(starts, batch, num_positions, first, stop, position, valid, Q=Q, HAS_STARTS=HAS_STARTS)
     at_decay = decay + batch * decay_stride_b + head * decay_stride_h
     raw, log_decay, from_start, to_end, _across, sums, rests = gates_of(
         at_decay, A_log, dt_bias, seen, end, first, position, valid, head, decay_stride_t, HAS_STARTS=HAS_STARTS
     )
     strength = strengths_of(beta + batch * beta_stride_b + head * beta_stride_h, position, valid, beta_stride_t, beta_limit)
-    q_inverse = inverse_lengths(q, position, valid, q_stride_t, key_width, K=K) * scale
-    k_inverse = inverse_lengths(k, position, valid, k_stride_t, key_width, K=K)
     found, products = tl.zeros([Q, Q], dtype=tl.float32), tl.zeros([Q, Q], dtype=tl.float32)
     for begin in range(0, K, W):
         column = begin + tl.arange(0, W)

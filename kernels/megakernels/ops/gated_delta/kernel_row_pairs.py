@@ -4,7 +4,16 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.gated_delta.kernel_tiles import EPS, SIDE, documents_of, fall_of, inverse_lengths, tile_of, unit_rows
+from megakernels.ops.gated_delta.kernel_tiles import (
+    EPS,
+    SIDE,
+    documents_of,
+    fall_of,
+    head_rows,
+    inverse_lengths,
+    tile_place,
+    unit_rows,
+)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -18,41 +27,12 @@ def pair_gradients(scores, systems, slot, row, there, first, seen, valid, Q: tl.
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_row_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one block's formulas, in order
-    q,
-    k,
-    starts,
-    sums,
-    strengths,
-    queries,
-    keys,
-    reads,
-    scores,
-    systems,
-    unread,
-    falls,
-    grad_beta,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    key_width,
-    save_every,
-    first_segment,
-    tiles,
-    num_tiles,
-    plane,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    scale,
-    beta_limit,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    q, k, starts, sums, strengths, queries, keys, reads, scores, systems, unread, falls, grad_beta, num_positions, num_heads,
+    heads_per_group, key_width, save_every, first_segment, tiles, num_tiles, plane,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    scale, beta_limit,
+    Q: tl.constexpr, K: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """16 rows of a tile and head: `queries` and `reads` become the gradients of the head's unit q / √K and unit k.
 
     `falls` and `keys` have what the log decays of earlier and of later positions scale, and the gradient of β is written. In `falls` pairs
@@ -60,26 +40,19 @@ def delta_row_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR
     over the pairs of the block across each position instead: what cancels would leave the rounding of the larger.
     """
     blocks: tl.constexpr = Q // SIDE
-    index, head, batch = tl.program_id(0) // blocks, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     block = tl.program_id(0) % blocks
-    first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
+    tile = tile_place(first_segment, tiles, num_tiles, save_every, num_positions, num_heads, Q=Q, ROWS=SIDE)
+    batch, head, _index, slot, first, stop, row, position, valid = tile
     if first >= stop:
         return
     side, column = tl.arange(0, SIDE), tl.arange(0, K)
-    row = block * SIDE + side
-    position = first + row
-    valid = position < stop
-    slot = (batch * num_tiles + index) * num_heads + head
     dtype: tl.constexpr = queries.dtype.element_ty
-    group = head // heads_per_group
-    q += batch * q_stride_b + group * q_stride_h
-    k += batch * k_stride_b + group * k_stride_h
+    q_strides, k_strides = (q_stride_b, q_stride_t, q_stride_h), (k_stride_b, k_stride_t, k_stride_h)
+    q, k, q_inverse, k_inverse = head_rows(q, k, tile, heads_per_group, q_strides, k_strides, key_width, scale, K=K)
     sums += slot * Q * K
     seen, end = documents_of(starts, batch, num_positions, first, stop, position, valid, Q=Q, HAS_STARTS=HAS_STARTS)
     strength = tl.load(strengths + slot * Q + row).to(tl.float32)[:, None]
-    q_inverse = inverse_lengths(q, position, valid, q_stride_t, key_width, K=K) * scale
     own_q = unit_rows(q, position, valid, q_stride_t, column, key_width, q_inverse)
-    k_inverse = inverse_lengths(k, position, valid, k_stride_t, key_width, K=K)
     own_k = unit_rows(k, position, valid, k_stride_t, column, key_width, k_inverse)
     grad_q, grad_k = tl.zeros([SIDE, K], dtype=tl.float32), tl.zeros([SIDE, K], dtype=tl.float32)
     across = tl.zeros([SIDE, K], dtype=tl.float32)

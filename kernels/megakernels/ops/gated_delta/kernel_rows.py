@@ -4,44 +4,21 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import narrow, sigmoid, softplus
-from megakernels.ops.gated_delta.kernel_tiles import SIDE, inverse_lengths, row_places, tile_of, unit_rows
+from megakernels.ops.gated_delta.kernel_tiles import SIDE, inverse_lengths, row_places, tile_of, tile_place, unit_rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_row_decay_gradient_kernel(  # type: ignore[no-untyped-def]
-    decay,
-    A_log,
-    dt_bias,
-    falls,
-    keys,
-    carries,
-    grad_decay,
-    shares,
-    num_positions,
-    num_heads,
-    key_width,
-    save_every,
-    first_segment,
-    tiles,
-    all_tiles,
-    plane,
-    decay_stride_b,
-    decay_stride_t,
-    decay_stride_h,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    W: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    decay, A_log, dt_bias, falls, keys, carries, grad_decay, shares, num_positions, num_heads, key_width, save_every, first_segment, tiles,
+    all_tiles, plane,
+    decay_stride_b, decay_stride_t, decay_stride_h,
+    Q: tl.constexpr, K: tl.constexpr, W: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """One tile and head: the gradient of decay, and in `shares` [B, tiles, H, 1 + key_width] sums for A_log and dt_bias."""
-    index, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
+    tile = tile_place(first_segment, tiles, tl.num_programs(0), save_every, num_positions, num_heads, Q=Q, ROWS=Q)
+    batch, head, index, slot, first, stop, row, position, valid = tile
     if first >= stop:
         return
-    row = tl.arange(0, Q)
-    position = first + row
-    valid = position < stop
-    slot = (batch * tl.num_programs(0) + index) * num_heads + head
     decay += batch * decay_stride_b + head * decay_stride_h
     rate = -tl.exp(tl.load(A_log + head).to(tl.float32))
     share = shares + ((batch * all_tiles + first_segment * tiles + index) * num_heads + head) * (1 + key_width)
@@ -69,30 +46,12 @@ def delta_row_decay_gradient_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_unit_gradient_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    of_queries,
-    of_keys,
-    grad_q,
-    grad_k,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    key_width,
-    save_every,
-    first_segment,
-    tiles,
+    q, k, of_queries, of_keys, grad_q, grad_k, num_positions, num_heads, heads_per_group, key_width, save_every, first_segment, tiles,
     num_tiles,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     scale,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-):
+    Q: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     """16 rows of a tile, one key head: gradients of q and k, from those of their unit rows summed over the group's value heads."""
     blocks: tl.constexpr = Q // SIDE
     index, group, batch = tl.program_id(0) // blocks, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)

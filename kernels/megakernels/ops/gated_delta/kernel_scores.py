@@ -11,81 +11,42 @@ from megakernels.ops.gated_delta.kernel_tiles import (
     documents_of,
     fall_of,
     gates_of,
+    head_rows,
     inverse_lengths,
     row_places,
     strengths_of,
-    tile_of,
+    tile_place,
     unit_rows,
 )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_scores_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    decay,
-    beta,
-    A_log,
-    dt_bias,
-    starts,
-    queries,
-    keys,
-    reads,
-    scores,
-    systems,
-    strengths,
-    carries,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    key_width,
-    save_every,
-    first_segment,
-    tiles,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    decay_stride_b,
-    decay_stride_t,
-    decay_stride_h,
-    beta_stride_b,
-    beta_stride_t,
-    beta_stride_h,
-    scale,
-    beta_limit,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    W: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    q, k, decay, beta, A_log, dt_bias, starts, queries, keys, reads, scores, systems, strengths, carries, num_positions, num_heads,
+    heads_per_group, key_width, save_every, first_segment, tiles,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, decay_stride_b, decay_stride_t, decay_stride_h,
+    beta_stride_b, beta_stride_t, beta_stride_h,
+    scale, beta_limit,
+    Q: tl.constexpr, K: tl.constexpr, W: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """One decay a head: a tile's rows and scores.
 
     Writes q decayed from the tile's start (`queries`), k decayed to its end (`keys`), β k decayed from its start (`reads`), q kᵀ decayed
     (`scores`), β k kᵀ decayed below the diagonal (`systems`), β (`strengths`) and the decay across the tile (`carries`).
     """
-    index, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
+    tile = tile_place(first_segment, tiles, tl.num_programs(0), save_every, num_positions, num_heads, Q=Q, ROWS=Q)
+    batch, head, _index, slot, first, stop, row, position, valid = tile
     if first >= stop:
         return
-    row = tl.arange(0, Q)
-    position = first + row
-    valid = position < stop
-    slot = (batch * tl.num_programs(0) + index) * num_heads + head
     dtype: tl.constexpr = queries.dtype.element_ty
-    group = head // heads_per_group
-    q += batch * q_stride_b + group * q_stride_h
-    k += batch * k_stride_b + group * k_stride_h
+    q_strides, k_strides = (q_stride_b, q_stride_t, q_stride_h), (k_stride_b, k_stride_t, k_stride_h)
+    q, k, q_inverse, k_inverse = head_rows(q, k, tile, heads_per_group, q_strides, k_strides, key_width, scale, K=K)
     seen, end = documents_of(starts, batch, num_positions, first, stop, position, valid, Q=Q, HAS_STARTS=HAS_STARTS)
     at_decay = decay + batch * decay_stride_b + head * decay_stride_h
     _raw, _log, from_start, to_end, across, sums, rests = gates_of(
         at_decay, A_log, dt_bias, seen, end, first, position, valid, head, decay_stride_t, HAS_STARTS=HAS_STARTS
     )
     strength = strengths_of(beta + batch * beta_stride_b + head * beta_stride_h, position, valid, beta_stride_t, beta_limit)
-    q_inverse = inverse_lengths(q, position, valid, q_stride_t, key_width, K=K) * scale
-    k_inverse = inverse_lengths(k, position, valid, k_stride_t, key_width, K=K)
     found, products = tl.zeros([Q, Q], dtype=tl.float32), tl.zeros([Q, Q], dtype=tl.float32)
     for begin in range(0, K, W):
         column = begin + tl.arange(0, W)
@@ -109,69 +70,28 @@ def delta_scores_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_row_decay_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    decay,
-    beta,
-    A_log,
-    dt_bias,
-    starts,
-    queries,
-    keys,
-    reads,
-    sums,
-    strengths,
-    carries,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    key_width,
-    save_every,
-    first_segment,
-    tiles,
-    plane,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    decay_stride_b,
-    decay_stride_t,
-    decay_stride_h,
-    beta_stride_b,
-    beta_stride_t,
-    beta_stride_h,
-    scale,
-    beta_limit,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    W: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    q, k, decay, beta, A_log, dt_bias, starts, queries, keys, reads, sums, strengths, carries, num_positions, num_heads, heads_per_group,
+    key_width, save_every, first_segment, tiles, plane,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, decay_stride_b, decay_stride_t, decay_stride_h,
+    beta_stride_b, beta_stride_t, beta_stride_h,
+    scale, beta_limit,
+    Q: tl.constexpr, K: tl.constexpr, W: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """One decay a row of the state: as `delta_scores_kernel` but for scores and systems; `sums` has running sums of log decays.
 
     With `PRECISE` a second plane of `sums` has their rests.
     """
-    index, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
+    tile = tile_place(first_segment, tiles, tl.num_programs(0), save_every, num_positions, num_heads, Q=Q, ROWS=Q)
+    batch, head, _index, slot, first, stop, row, position, valid = tile
     if first >= stop:
         return
-    row = tl.arange(0, Q)
-    position = first + row
-    valid = position < stop
-    slot = (batch * tl.num_programs(0) + index) * num_heads + head
     dtype: tl.constexpr = queries.dtype.element_ty
-    group = head // heads_per_group
-    q += batch * q_stride_b + group * q_stride_h
-    k += batch * k_stride_b + group * k_stride_h
+    q_strides, k_strides = (q_stride_b, q_stride_t, q_stride_h), (k_stride_b, k_stride_t, k_stride_h)
+    q, k, q_inverse, k_inverse = head_rows(q, k, tile, heads_per_group, q_strides, k_strides, key_width, scale, K=K)
     decay += batch * decay_stride_b + head * decay_stride_h
     seen, end = documents_of(starts, batch, num_positions, first, stop, position, valid, Q=Q, HAS_STARTS=HAS_STARTS)
     strength = strengths_of(beta + batch * beta_stride_b + head * beta_stride_h, position, valid, beta_stride_t, beta_limit)
     tl.store(strengths + slot * Q + row, strength)
-    q_inverse = inverse_lengths(q, position, valid, q_stride_t, key_width, K=K) * scale
-    k_inverse = inverse_lengths(k, position, valid, k_stride_t, key_width, K=K)
     rate = -tl.exp(tl.load(A_log + head).to(tl.float32))
     for begin in range(0, K, W):
         column = begin + tl.arange(0, W)
@@ -204,63 +124,34 @@ def delta_row_decay_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_row_scores_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    starts,
-    sums,
-    strengths,
-    scores,
-    systems,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    key_width,
-    save_every,
-    first_segment,
-    tiles,
-    num_tiles,
-    plane,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
+    q, k, starts, sums, strengths, scores, systems, num_positions, num_heads, heads_per_group, key_width, save_every, first_segment, tiles,
+    num_tiles, plane,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     scale,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    Q: tl.constexpr, K: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """One decay a row of the state: scores and systems of 16 rows of a tile.
 
     Pairs with an earlier block of 16 are products of rows decayed to that block's end and of keys decayed to it: neither factor is above 1.
     Pairs inside the block are sums over columns, key by key.
     """
     blocks: tl.constexpr = Q // SIDE
-    index, head, batch = tl.program_id(0) // blocks, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     block = tl.program_id(0) % blocks
-    first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
+    tile = tile_place(first_segment, tiles, num_tiles, save_every, num_positions, num_heads, Q=Q, ROWS=SIDE)
+    batch, _head, _index, slot, first, stop, row, position, valid = tile
     if first >= stop:
         return
     side, column = tl.arange(0, SIDE), tl.arange(0, K)
-    row = block * SIDE + side
-    position = first + row
-    valid = position < stop
-    slot = (batch * num_tiles + index) * num_heads + head
     dtype: tl.constexpr = scores.dtype.element_ty
-    group = head // heads_per_group
-    q += batch * q_stride_b + group * q_stride_h
-    k += batch * k_stride_b + group * k_stride_h
+    q_strides, k_strides = (q_stride_b, q_stride_t, q_stride_h), (k_stride_b, k_stride_t, k_stride_h)
+    q, k, q_inverse, k_inverse = head_rows(q, k, tile, heads_per_group, q_strides, k_strides, key_width, scale, K=K)
     sums += slot * Q * K
     seen = tl.zeros_like(position)
     if HAS_STARTS:
         seen = tl.load(starts + batch * num_positions + position, mask=valid, other=0)
     strength = tl.load(strengths + slot * Q + row).to(tl.float32)
-    inverse = inverse_lengths(q, position, valid, q_stride_t, key_width, K=K) * scale
-    own_q = unit_rows(q, position, valid, q_stride_t, column, key_width, inverse)
-    inverse = inverse_lengths(k, position, valid, k_stride_t, key_width, K=K)
-    own_k = unit_rows(k, position, valid, k_stride_t, column, key_width, inverse)
+    own_q = unit_rows(q, position, valid, q_stride_t, column, key_width, q_inverse)
+    own_k = unit_rows(k, position, valid, k_stride_t, column, key_width, k_inverse)
     for other in range(blocks):
         there = other * SIDE + side
         at = first + there

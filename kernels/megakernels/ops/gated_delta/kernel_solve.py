@@ -32,7 +32,7 @@ def invert_diagonal(system, Q: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def merge_blocks(system, Q: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """From the inverses of the diagonal's blocks of N rows to those of 2 N: −(I + L₁₁)⁻¹ L₁₀ (I + L₀₀)⁻¹ below each pair."""
+    """Makes the inverses of the diagonal's blocks of 2 N rows from those of N: −(I + L₁₁)⁻¹ L₁₀ (I + L₀₀)⁻¹ below each pair."""
     for begin in tl.static_range(0, Q, 2 * N):
         corner = system + begin * (Q + 1)
         upper = tl.load(block_places(corner, Q=Q, N=N)).to(tl.float32)
@@ -46,15 +46,9 @@ def merge_blocks(system, Q: tl.constexpr, N: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_solve_kernel(  # type: ignore[no-untyped-def]
-    systems,
-    inverses,
-    num_positions,
-    num_heads,
-    save_every,
-    first_segment,
-    tiles,
+    systems, inverses, num_positions, num_heads, save_every, first_segment, tiles,
     Q: tl.constexpr,
-):
+):  # fmt: skip
     """One tile and head: (I + L)⁻¹ of its system L, in fp32 in its place, and rounded.
 
     By forward substitution: powers of L, of which a series would be made, may be far larger than the inverse.

@@ -8,10 +8,12 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import sigmoid, softplus
+from megakernels.facts import SMALLEST_DOT
+from megakernels.ops.gated_delta import reference
 
-EPS = tl.constexpr(1e-6)
+EPS = tl.constexpr(reference.EPS)
 """Added to the squared length of a query or key, as in the reference."""
-SIDE = tl.constexpr(16)
+SIDE = tl.constexpr(SMALLEST_DOT)
 """Rows of a block of a tile: the smallest side of a matrix product."""
 
 
@@ -20,6 +22,31 @@ def tile_of(index, first_segment, tiles, save_every, num_positions, Q: tl.conste
     """First position of a tile, and the end of its segment."""
     begin = (first_segment + index // tiles) * save_every
     return begin + index % tiles * Q, tl.minimum(begin + save_every, num_positions)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def tile_place(  # type: ignore[no-untyped-def]
+    first_segment, tiles, num_tiles, save_every, num_positions, num_heads, Q: tl.constexpr, ROWS: tl.constexpr
+):
+    """A program's tile and head, and the ROWS rows of the tile that it computes, consecutive programs the rows of one tile.
+
+    Sequence, head, tile, slot, first position of the tile, end of its segment; then per row its number, its position and whether it exists.
+    """
+    index, head, batch = tl.program_id(0) // (Q // ROWS), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    first, stop = tile_of(index, first_segment, tiles, save_every, num_positions, Q=Q)
+    row = tl.program_id(0) % (Q // ROWS) * ROWS + tl.arange(0, ROWS)
+    slot = (batch * num_tiles + index) * num_heads + head
+    return batch, head, index, slot, first, stop, row, first + row, first + row < stop
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def head_rows(q, k, place, heads_per_group, q_strides, k_strides, key_width, scale, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Addresses of a head's queries and keys, and the inverses of their lengths at a place's rows, those of queries times `scale`."""
+    batch, group = place[0], place[1] // heads_per_group
+    q += batch * q_strides[0] + group * q_strides[2]
+    k += batch * k_strides[0] + group * k_strides[2]
+    q_inverse = inverse_lengths(q, place[7], place[8], q_strides[1], key_width, K=K) * scale
+    return q, k, q_inverse, inverse_lengths(k, place[7], place[8], k_strides[1], key_width, K=K)
 
 
 @triton.jit

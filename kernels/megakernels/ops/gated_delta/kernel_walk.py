@@ -13,39 +13,11 @@ from megakernels.ops.gated_delta.kernel_tiles import row_places
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_walk_kernel(  # type: ignore[no-untyped-def]
-    v,
-    queries,
-    keys,
-    reads,
-    scores,
-    inverses,
-    strengths,
-    carries,
-    initial,
-    states,
-    between,
-    written,
-    y,
-    last,
-    num_positions,
-    num_heads,
-    key_width,
-    value_width,
-    save_every,
-    num_segments,
-    first_segment,
-    count,
-    tiles,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    W: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    WALKS: tl.constexpr,
-):
+    v, queries, keys, reads, scores, inverses, strengths, carries, initial, states, between, written, y, last, num_positions, num_heads,
+    key_width, value_width, save_every, num_segments, first_segment, count, tiles,
+    v_stride_b, v_stride_t, v_stride_h,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, HAS_INITIAL: tl.constexpr, WALKS: tl.constexpr,
+):  # fmt: skip
     """W columns of one head's state.
 
     With `WALKS` over `count` segments from `initial`: writes the state before each segment, y and the last state, which may be `initial`.
@@ -100,34 +72,11 @@ def delta_walk_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def delta_walk_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    queries,
-    keys,
-    reads,
-    scores,
-    inverses,
-    carries,
-    grad_final,
-    grad_between,
-    solved,
-    grad_initial,
-    num_positions,
-    num_heads,
-    key_width,
-    value_width,
-    save_every,
-    first_segment,
-    count,
-    tiles,
-    grad_stride_b,
-    grad_stride_t,
-    grad_stride_h,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    W: tl.constexpr,
-    HAS_FINAL: tl.constexpr,
-):
+    grad_y, queries, keys, reads, scores, inverses, carries, grad_final, grad_between, solved, grad_initial, num_positions, num_heads,
+    key_width, value_width, save_every, first_segment, count, tiles,
+    grad_stride_b, grad_stride_t, grad_stride_h,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, HAS_FINAL: tl.constexpr,
+):  # fmt: skip
     """W columns of the gradient of one head's state over `count` segments, from their end.
 
     Writes the gradient of the state after each tile, Tᵀ times that of X (`solved`), and the gradient of the state before the segments: it

@@ -2,29 +2,20 @@
 
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype, operation, require, require_starts, types_of
-from megakernels._common.scratch import scan_scratch
-from megakernels.ops.gated_delta.choice import backward, chooses_kernel, forward
-from megakernels.ops.gated_delta.inputs import GRADIENTS, DeltaRule
-from megakernels.ops.gated_delta.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost, sizes_of
+from megakernels._common import require, require_starts
+from megakernels._common.scans import ScanOperation
+from megakernels.ops.gated_delta import reference, sizes
+from megakernels.ops.gated_delta.inputs import ACCUMULATED, GRADIENTS, GatedDeltaInputs
 
 __all__ = ["gated_delta"]
 
 
 def gated_delta(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    chunk_size: int,
-    save_every: int,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
+    chunk_size: int, save_every: int,
     starts: Tensor | None = None,
-    *,
-    beta_limit: float = 1.0,
-) -> Tensor:
+    *, beta_limit: float = 1.0,
+) -> Tensor:  # fmt: skip
     """Runs S = α ⊙ S, S' = S + β k (v − Sᵀ k)ᵀ, y = S'ᵀ q from S = 0, one state S [K, V] per value head.
 
     α = exp(−exp(A_log) · softplus(decay + dt_bias)), β = beta_limit · sigmoid(beta), k is k over its length, and q is q over its length and
@@ -78,25 +69,5 @@ def gated_delta(
     return y
 
 
-def _fake(given: DeltaRule) -> tuple[Tensor, Tensor]:
-    q, v = given.q, given.v
-    states = q.new_empty(sizes_of(given).states, dtype=accumulator_dtype(q.dtype))
-    return q.new_empty(v.shape), states
-
-
-_forward_scratch, _backward_scratch = scan_scratch(chooses_kernel, forward_bytes, backward_bytes, GRADIENTS)
-_gated_delta, _gated_delta_backward = operation(
-    "gated_delta",
-    types_of(DeltaRule),
-    DeltaRule,
-    outputs=("y", "states"),
-    saved=("states",),
-    gradients=GRADIENTS,
-    forward=lambda given: forward(None, given)[:2],
-    backward=lambda grad_y, given, states, _needs: backward(None, grad_y, given, states)[0],
-    fake=_fake,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=lambda given: forward_cost(None, given),
-    backward_cost=lambda grad_y, given, states, _needs: backward_cost(None, grad_y, given, states),
-)
+SCAN = ScanOperation(reference, sizes.accepts, "gated_delta", GatedDeltaInputs, GRADIENTS, ACCUMULATED, output_like="v", sizes=sizes)
+_gated_delta, _gated_delta_backward = SCAN.register()

@@ -9,11 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from megakernels._common import piece, types_of
-from megakernels._common.scratch import piece_scratch
-from megakernels.ops.gated_delta.choice import backward, chooses_kernel, forward
-from megakernels.ops.gated_delta.inputs import GRADIENTS, SHARED, DeltaRule
-from megakernels.ops.gated_delta.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
+from megakernels.ops.gated_delta.op import SCAN
 
 __all__ = ["DeltaSettings", "gated_delta_piece", "gated_delta_piece_backward"]
 
@@ -59,14 +55,10 @@ def gated_delta_piece(
 
 
 def gated_delta_piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    inputs: Sequence[Tensor],
-    starts: Tensor | None,
-    states: Tensor,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor,
     settings: DeltaSettings,
     gradients: Sequence[Tensor | None],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The gradient of the state before the piece.
 
     Args:
@@ -82,18 +74,4 @@ def gated_delta_piece_backward(
     return grad_state
 
 
-_forward_scratch, _backward_scratch = piece_scratch(chooses_kernel, forward_bytes, backward_bytes)
-_piece, _piece_backward = piece(
-    "gated_delta",
-    types_of(DeltaRule),
-    DeltaRule,
-    made=("y", "states"),
-    gradients=GRADIENTS,
-    summed=SHARED,
-    forward=forward,
-    backward=backward,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=forward_cost,
-    backward_cost=backward_cost,
-)
+_piece, _piece_backward = SCAN.register_piece()

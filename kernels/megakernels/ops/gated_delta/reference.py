@@ -25,14 +25,14 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import accumulator_dtype, row_blocks, span_sums, upcast
-from megakernels.ops.gated_delta.inputs import DeltaRule
+from megakernels.ops.gated_delta.inputs import GatedDeltaInputs
 
 EPS = 1e-6
 """Added to the squared length of a query or key. Source: flash-linear-attention and transformers, `l2norm`."""
 
 
-def forward(state: Tensor | None, given: DeltaRule) -> tuple[Tensor, Tensor, Tensor]:
-    """From a state [B, H, K, V] in the accumulation dtype; None is zero.
+def forward(state: Tensor | None, given: GatedDeltaInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs the scan from a state [B, H, K, V] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, H, V] in q's dtype, the states before each segment [B, ceil(T / save_every), H, K, V], and the last state.
@@ -51,8 +51,8 @@ def forward(state: Tensor | None, given: DeltaRule) -> tuple[Tensor, Tensor, Ten
     return y, states, now
 
 
-def backward(grad_last: Tensor | None, grad_y: Tensor, given: DeltaRule, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """From the gradients of the last state (None is zero) and of y: those of q to dt_bias in order, and of the first state."""
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: GatedDeltaInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The gradients of q to dt_bias in order, and of the first state, from those of the last state (None is zero) and of y."""
     tokens = given.q, given.k, given.v, given.decay, given.beta
     found = [torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in tokens]
     grad_A_log, grad_dt_bias = (torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in (given.A_log, given.dt_bias))
@@ -75,7 +75,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: DeltaRule, states:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _DeltaChunk:
     """One chunk's inputs and decays in the accumulation dtype."""
 
     q: Tensor  # [B, H, C, K], unit length over √K
@@ -150,7 +150,7 @@ class _Gradients:
     log_decay: Tensor
 
 
-def _chunk_backward(chunk: _Chunk, state: Tensor, grad_y: Tensor, grad_after: Tensor) -> tuple[_Gradients, Tensor]:
+def _chunk_backward(chunk: _DeltaChunk, state: Tensor, grad_y: Tensor, grad_after: Tensor) -> tuple[_Gradients, Tensor]:
     """Gradients of the chunk's inputs and of the state before it, from those of y [B, H, C, V] and of the state after it."""
     q, k, beta = chunk.q, chunk.k, chunk.beta
     to_end, read = chunk.to_end, k * chunk.before
@@ -186,7 +186,7 @@ def _chunk_backward(chunk: _Chunk, state: Tensor, grad_y: Tensor, grad_after: Te
     )
 
 
-def _as_given(chunk: _Chunk, gradients: _Gradients, given: DeltaRule) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+def _as_given(chunk: _DeltaChunk, gradients: _Gradients, given: GatedDeltaInputs) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
     """Gradients of q, k, v, decay and beta as they are given, [B, C, …], of A_log and of dt_bias."""
     key_heads, width = given.q.shape[2:]
     of_keys = []
@@ -209,7 +209,7 @@ def _as_given(chunk: _Chunk, gradients: _Gradients, given: DeltaRule) -> tuple[t
     return made, (gradients.log_decay * chunk.log_decay).sum((0, 2, 3)), of_dt_bias
 
 
-def _chunk(given: DeltaRule, positions: slice) -> _Chunk:
+def _chunk(given: GatedDeltaInputs, positions: slice) -> _DeltaChunk:
     q, k, v, decay, beta, A_log, dt_bias, starts, _, _, beta_limit = given
     repeats = v.shape[2] // q.shape[2]
     units, lengths = [], []
@@ -227,7 +227,7 @@ def _chunk(given: DeltaRule, positions: slice) -> _Chunk:
         position = torch.arange(positions.start, positions.stop, device=starts.device)
         pair = pair * (position >= own_starts.unsqueeze(-1))[:, None, None]
         before = before * (own_starts < positions.start)[:, None, :, None]
-    return _Chunk(
+    return _DeltaChunk(
         q=units[0],
         k=units[1],
         v=upcast(v[:, positions]).transpose(1, 2),
@@ -261,6 +261,6 @@ def _narrowed(gradient: Tensor, width: int) -> Tensor:
     return gradient.sum(-1, keepdim=True) if width == 1 else gradient
 
 
-def _zero_state(given: DeltaRule) -> Tensor:
+def _zero_state(given: GatedDeltaInputs) -> Tensor:
     shape = given.q.shape[0], given.v.shape[2], given.q.shape[3], given.v.shape[3]
     return torch.zeros(shape, dtype=accumulator_dtype(given.q.dtype), device=given.q.device)

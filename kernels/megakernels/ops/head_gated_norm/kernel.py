@@ -12,13 +12,7 @@ from torch import Tensor
 
 from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
 from megakernels.facts import block_of
-
-LARGEST_WIDTH = 1024
-"""Maximum width of a head; wider ones use the reference."""
-TILE_ELEMENTS, UNALIGNED_ELEMENTS = 1024, 512
-"""Elements of a tile; fewer of rows that are no multiple of 16 elements, which are read one at a time: their addresses take registers."""
-PROGRAMS_PER_MULTIPROCESSOR = 4
-"""Of the backward."""
+from megakernels.ops.head_gated_norm.facts import HEAD_LARGEST_WIDTH, HEAD_TILE_ELEMENTS, PROGRAMS_PER_MULTIPROCESSOR, UNALIGNED_ELEMENTS
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,20 +27,11 @@ def activation_of(gate, SIGMOID: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def head_gated_norm_forward_kernel(  # type: ignore[no-untyped-def]
-    x,
-    gate,
-    weight,
-    y,
-    rstd,
-    x_stride,
-    gate_stride,
-    num_rows,
-    width,
-    eps,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SIGMOID: tl.constexpr,
-):
+    x, gate, weight, y, rstd,
+    x_stride, gate_stride,
+    num_rows, width, eps,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SIGMOID: tl.constexpr,
+):  # fmt: skip
     """ROWS rows of y = x · rstd · weight · activation(gate)."""
     row, column = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside, exists = column < width, row < num_rows
@@ -63,25 +48,11 @@ def head_gated_norm_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def head_gated_norm_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    x,
-    gate,
-    weight,
-    rstd,
-    grad_x,
-    grad_gate,
-    partial,
-    grad_stride,
-    x_stride,
-    gate_stride,
-    num_rows,
-    width,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_GATE: tl.constexpr,
-):
+    grad_y, x, gate, weight, rstd, grad_x, grad_gate, partial,
+    grad_stride, x_stride, gate_stride,
+    num_rows, width,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SIGMOID: tl.constexpr, NEEDS_X: tl.constexpr, NEEDS_GATE: tl.constexpr,
+):  # fmt: skip
     """Tiles program, program + num_programs, ... of the gradients of x and gate, and their share of the weight's."""
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -108,14 +79,14 @@ def head_gated_norm_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def accepts(x: Tensor) -> bool:
-    """Whether the kernels support heads of this width."""
-    return x.shape[-1] <= LARGEST_WIDTH
+    """True if the kernels support heads of this width."""
+    return x.shape[-1] <= HEAD_LARGEST_WIDTH
 
 
 def launch_options(width: int) -> dict[str, int]:
     """Tile and warps for a head's width."""
     block = block_of(width)
-    return {"ROWS": max(1, (UNALIGNED_ELEMENTS if width % 16 else TILE_ELEMENTS) // block), "BLOCK": block, "num_warps": 4}
+    return {"ROWS": max(1, (UNALIGNED_ELEMENTS if width % 16 else HEAD_TILE_ELEMENTS) // block), "BLOCK": block, "num_warps": 4}
 
 
 def forward(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool) -> tuple[Tensor, Tensor]:
@@ -147,14 +118,12 @@ def backward(
     if rows.numel():
         with on_device_of(x):
             head_gated_norm_backward_kernel[(num_programs,)](
-                *(grads, rows, gates, weight.contiguous(), rstd.contiguous()),
-                *(partial if grad_x is None else grad_x, partial if grad_gate is None else grad_gate, partial),
-                *(grads.stride(0), rows.stride(0), gates.stride(0), *rows.shape),
-                SIGMOID=sigmoid,
-                NEEDS_X=needs[0],
-                NEEDS_GATE=needs[1],
-                **options,
-            )
+                grads, rows, gates, weight.contiguous(), rstd.contiguous(), partial if grad_x is None else grad_x,
+                partial if grad_gate is None else grad_gate, partial,
+                grads.stride(0), rows.stride(0), gates.stride(0),
+                *rows.shape,
+                SIGMOID=sigmoid, NEEDS_X=needs[0], NEEDS_GATE=needs[1], **options,
+            )  # fmt: skip
     return [grad_x, grad_gate, partial.sum(0).to(weight.dtype) if needs[2] else None]
 
 

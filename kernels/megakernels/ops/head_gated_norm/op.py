@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import accumulator_dtype, fake_like, join, only_needed, require, runs_triton
+from megakernels._common.device import kernel_module
 from megakernels.ops.head_gated_norm import reference
 
 __all__ = ["head_gated_norm"]
@@ -20,7 +21,7 @@ def head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, sigm
         gate: [..., V].
         weight: [V], shared by all heads.
         eps: added to each mean square.
-        sigmoid: whether the gate is a sigmoid instead of a silu.
+        sigmoid: True if the gate is a sigmoid instead of a silu.
 
     Returns:
         [..., V], contiguous, in x's dtype.
@@ -42,18 +43,14 @@ def head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, sigm
     return y
 
 
-def _chosen(x: Tensor) -> ModuleType:
-    if runs_triton(x):
-        from megakernels.ops.head_gated_norm import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        if kernel.accepts(x):
-            return kernel
-    return reference
+def _module(x: Tensor) -> ModuleType:
+    """The kernels where they take these rows, or plain torch."""
+    return kernel if runs_triton(x) and (kernel := kernel_module(reference)).accepts(x) else reference
 
 
 @custom_op("megakernels::head_gated_norm", mutates_args=())
 def _head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool) -> tuple[Tensor, Tensor]:
-    y, rstd = _chosen(x).forward(x, gate, weight, eps, sigmoid)
+    y, rstd = _module(x).forward(x, gate, weight, eps, sigmoid)
     return y.contiguous(), rstd
 
 
@@ -61,7 +58,7 @@ def _head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoi
 def _head_gated_norm_backward(
     grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, sigmoid: bool, needs: list[bool]
 ) -> list[Tensor]:
-    return only_needed(_chosen(x).backward(grad_y, x, gate, weight, rstd, sigmoid, needs))
+    return only_needed(_module(x).backward(grad_y, x, gate, weight, rstd, sigmoid, needs))
 
 
 @_head_gated_norm.register_fake

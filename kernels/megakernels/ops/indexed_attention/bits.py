@@ -12,7 +12,7 @@ def choice_like(q: Tensor, num_keys: int) -> Tensor:
 
 
 def bit_values(device: torch.device) -> Tensor:
-    """What each bit of a word adds to it, int32 [32]: the last one is the sign's."""
+    """The value of each bit of a word, int32 [32]; the last is the sign bit."""
     return torch.ones(WORD_BITS, dtype=torch.int32, device=device) << torch.arange(WORD_BITS, dtype=torch.int32, device=device)
 
 

@@ -1,11 +1,11 @@
-"""Which functions run indexed attention: the Triton kernels or plain torch; and what the kernels state of themselves."""
+"""Selects the functions of indexed attention, Triton kernels or plain torch; scratch and cost of the kernels."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
-from megakernels.facts import Inside
+from megakernels.facts import KernelScratch
 from megakernels.ops.attention.inputs import Places
 from megakernels.ops.indexed_attention import reference, sizes
 from megakernels.ops.indexed_attention.bits import choice_like
@@ -16,22 +16,22 @@ from megakernels.ops.indexed_attention.reference import Indexed
 
 
 def runs_kernels(given: Indexed) -> bool:
-    """Whether the Triton kernels accept these inputs and their device runs them; that includes the indexer's keys."""
+    """True if the Triton kernels accept these inputs and their device runs them; that includes the indexer's keys."""
     return runs_triton(given.q) and sizes.accepts(given)
 
 
 def chooses_kernels(given: Indexed) -> bool:
-    """Whether they would run if the inputs were on CUDA."""
+    """True if the Triton kernels would run for these inputs on CUDA."""
     return chooses_triton(given.q) and sizes.accepts(given)
 
 
 def makes_keys(index_k: Tensor) -> bool:
-    """Whether the kernels make index keys."""
+    """True if the kernels make index keys."""
     return runs_triton(index_k) and sizes.accepts_keys(index_k)
 
 
 def chooses_keys(index_k: Tensor) -> bool:
-    """Whether they would if the inputs were on CUDA."""
+    """True if the kernels would make the index keys on CUDA."""
     return chooses_triton(index_k) and sizes.accepts_keys(index_k)
 
 
@@ -77,7 +77,7 @@ def forward(arguments: Arguments) -> tuple[Tensor, ...]:
 
 
 def forward_with_choice(arguments: Arguments) -> tuple[Tensor, ...]:
-    """As `forward`, with the choice last."""
+    """The results of `forward`, and the choice last."""
     given = with_keys(arguments)
     return kernel_forward(given, Places()) if runs_kernels(given) else chosen_forward(given, given.k.shape[1])
 
@@ -105,19 +105,19 @@ def _backward(grad_out: Tensor, given: Indexed, saved: Sequence[Tensor]) -> tupl
 
 
 def with_keys(arguments: Arguments) -> Indexed:
-    """With index keys after their norm and rotation."""
+    """The arguments with index keys after their norm and rotation."""
     return arguments.with_keys(
         make_keys(arguments.index_k, arguments.k_scale, arguments.k_bias, arguments.cos, arguments.sin, arguments.eps)
     )
 
 
-def forward_scratch(arguments: Arguments, *, hands_on: bool = False) -> int:
-    """Bytes inside the Triton forward: the index keys, and what the kernels hold; `hands_on`: whether the choice is a result."""
+def forward_scratch(arguments: Arguments, *, returns_choice: bool = False) -> int:
+    """Bytes inside the Triton forward: the index keys, and the scratch of the kernels; `returns_choice`: true if the choice is a result."""
     given = arguments.with_keys(arguments.index_k)
     if not chooses_kernels(given):
         return 0
     own = sizes.sizes_of(given, Places())
-    return with_keys_made(own, Inside(sizes.forward_inside(given, Places(), hands_on=hands_on), 0), 0, 0).forward
+    return with_keys_made(own, KernelScratch(sizes.forward_inside(given, Places(), returns_choice=returns_choice), 0), 0, 0).forward
 
 
 def backward_scratch(grad_out: Tensor, arguments: Arguments, *made: Tensor | Sequence[bool]) -> int:
@@ -128,7 +128,7 @@ def backward_scratch(grad_out: Tensor, arguments: Arguments, *made: Tensor | Seq
     *saved, needs = made
     out, lse, thresholds, index_lse = (each for each in saved if isinstance(each, Tensor))
     last = sum(each.nbytes for each in (arguments.index_k, arguments.k_scale, arguments.k_bias))
-    inside = Inside(0, sizes.backward_inside(grad_out, given, (out, lse, thresholds, index_lse), Places()))
+    inside = KernelScratch(0, sizes.backward_inside(grad_out, given, (out, lse, thresholds, index_lse), Places()))
     found = with_keys_made(sizes.sizes_of(given, Places()), inside, last, arguments.k_scale.element_size())
     inputs = (*arguments[:6], arguments.k_scale, arguments.k_bias)
     dropped = dropped_bytes(inputs, [bool(each) for each in needs])
@@ -141,10 +141,10 @@ def keys_backward_inside(index_k: Tensor, k_scale: Tensor) -> int:
 
 
 def cost_of_forward(arguments: Arguments) -> Cost:
-    """Of the Triton forward."""
+    """Cost of the Triton forward."""
     return sizes.forward_cost(arguments.with_keys(arguments.index_k), Places())
 
 
 def cost_of_backward(_grad_out: Tensor, arguments: Arguments, *_made: Tensor | Sequence[bool]) -> Cost:
-    """Of the Triton backward."""
+    """Cost of the Triton backward."""
     return sizes.backward_cost(arguments.with_keys(arguments.index_k), Places())

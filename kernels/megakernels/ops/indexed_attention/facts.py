@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megakernels.facts import EXACT, SMALLEST_DOT, SUMS_BYTES, Inside, Part, Pass, Passes, Work, block_of, ceil_div
+from megakernels.facts import EXACT, SMALLEST_DOT, SUMS_BYTES, KernelScratch, KindWork, Pass, Passes, Work, block_of, ceil_div
 from megakernels.ops.attention.facts import NUMBER, AttentionSizes, Tile, pairs_before, split_width
 
 WORD_BITS = 32
@@ -19,9 +19,9 @@ DIFFERENCE_BLOCK = 1024
 """Keys of a step of `index_difference_kernel`."""
 INDEX_TILE = 64
 """Queries, and keys, of the largest tile of index products: chunks are whole ones, and the gradient of the scores is written in them."""
-CHUNK_ELEMENTS = 1 << 25
+INDEX_CHUNK_ELEMENTS = 1 << 25
 """Index scores held at once, over all sequences."""
-ROWS = 16
+INDEX_NORM_ROWS = 16
 """Rows of a tile of the kernels that normalise or rotate."""
 KEY_PROGRAMS = 64
 """Programs of the backward of the keys' norm, each with a part of the gradients of its scale and bias."""
@@ -119,7 +119,7 @@ class IndexedSizes(NamedTuple):
         return forward, Pass(work.moved_input * tokens + 9 * scores + 38 * turned, (3 * EXACT + 2) * scored + mass, 16)
 
     def kernels(self, work: Work, tokens: int) -> Passes | None:
-        """The index's own passes, and what attention to all keys takes beside the chosen."""
+        """The index's own passes, and what attention to all keys takes in addition to attention to the chosen ones."""
         if not self.accepted:
             return None
         core, own = self.core, self.own_passes(work, tokens)
@@ -129,7 +129,7 @@ class IndexedSizes(NamedTuple):
             each._replace(
                 flops=more,
                 kinds=(
-                    Part("index", each.num_bytes, each.flops, each.launches),
+                    KindWork("index", each.num_bytes, each.flops, each.launches),
                     *core.kinds(Pass(0, more - each.flops, 1 + back), backward=back),
                 ),
             )
@@ -140,8 +140,8 @@ class IndexedSizes(NamedTuple):
     def plain(self, _work: Work, _tokens: int) -> Passes:
         """The index in plain torch, which runs in one operation with the attention: what it takes in addition to that.
 
-        Forward scores of all index heads and the choice by their sum; backward these again, and the loss of both. The attention it runs
-        with makes its scores anew where that without a choice works in place.
+        Forward: scores of all index heads, and the choice by their sum. Backward: these again, and the loss of both. The attention with a
+        choice allocates new scores where attention without one works in place.
         """
         core, heads, width = self.core, self.index_heads, self.index_width
         loop, copied = core.loop(), core.batch > 1
@@ -172,7 +172,7 @@ class IndexedSizes(NamedTuple):
             SUMS_BYTES * core.batch * rows * columns,
         )
 
-    def inside(self, copies: tuple[int, int, int] = (0, 0, 0), *, hands_on: bool = False) -> Inside:
+    def inside(self, copies: tuple[int, int, int] = (0, 0, 0), *, returns_choice: bool = False) -> KernelScratch:
         """Bytes of the kernels between queries, keys and choice, in addition to operands and results.
 
         Forward has the scores of a chunk before out and lse exist, backward twice before the gradients of q, k and v, and then one number
@@ -180,18 +180,18 @@ class IndexedSizes(NamedTuple):
 
         Args:
             copies: Bytes of copies of operands, forward, backward, and backward after the index scores.
-            hands_on: True if the bits of the choice are a result.
+            returns_choice: True if the bits of the choice are a result.
         """
         core, held = self.core, self.held()
         made = core.batch * core.queries * core.heads * (core.value_width * core.itemsize + SUMS_BYTES)
         of_keys = core.batch * core.keys * core.groups * (core.width + core.value_width)
         later = core.itemsize * (core.batch * core.queries * core.heads * core.width + of_keys)
         sums = SUMS_BYTES * core.batch * core.heads * core.queries
-        forward = copies[0] + (0 if hands_on else held.bits) + max(held.queries + held.scores - made, 0)
-        return Inside(forward, copies[1] + held.bits + max(held.queries + 2 * held.scores - later, sums + copies[2]))
+        forward = copies[0] + (0 if returns_choice else held.bits) + max(held.queries + held.scores - made, 0)
+        return KernelScratch(forward, copies[1] + held.bits + max(held.queries + 2 * held.scores - later, sums + copies[2]))
 
 
-def with_keys(sizes: IndexedSizes, inside: Inside, input_bytes: int, scale_bytes: int) -> Inside:
+def with_keys(sizes: IndexedSizes, inside: KernelScratch, input_bytes: int, scale_bytes: int) -> KernelScratch:
     """Bytes of the operation that also makes the index keys, and their gradient, of their inputs.
 
     Args:
@@ -202,7 +202,7 @@ def with_keys(sizes: IndexedSizes, inside: Inside, input_bytes: int, scale_bytes
     """
     keys, rows = sizes.held().keys, sizes.core.batch * sizes.core.keys
     last = keys + key_parts_bytes(rows, sizes.index_width, scale_bytes)
-    return Inside(keys + inside.forward, max(2 * keys + inside.backward - input_bytes, last))
+    return KernelScratch(keys + inside.forward, max(2 * keys + inside.backward - input_bytes, last))
 
 
 def num_columns(num_keys: int) -> int:
@@ -217,7 +217,7 @@ def num_words(num_keys: int) -> int:
 
 def chunk_rows(batch: int, piece_length: int, num_keys: int) -> int:
     """Queries whose scores are held at once: whole tiles, at least one."""
-    most = CHUNK_ELEMENTS // max(1, batch * num_columns(num_keys)) // INDEX_TILE * INDEX_TILE
+    most = INDEX_CHUNK_ELEMENTS // max(1, batch * num_columns(num_keys)) // INDEX_TILE * INDEX_TILE
     return min(piece_length, max(INDEX_TILE, most))
 
 
@@ -254,12 +254,12 @@ def select_constants(num_keys: int) -> tuple[dict[str, int | bool], dict[str, in
 
 def rows_constants(width: int) -> dict[str, int]:
     """Constants of the kernels that normalise or rotate."""
-    return {"WIDTH": width, "R": ROWS, "D": block_of(width, SMALLEST_DOT)}
+    return {"WIDTH": width, "R": INDEX_NORM_ROWS, "D": block_of(width, SMALLEST_DOT)}
 
 
 def key_programs(num_rows: int) -> int:
     """Programs of the backward of the keys' norm."""
-    return min(KEY_PROGRAMS, ceil_div(num_rows, ROWS))
+    return min(KEY_PROGRAMS, ceil_div(num_rows, INDEX_NORM_ROWS))
 
 
 def key_parts_bytes(num_rows: int, width: int, scale_bytes: int) -> int:

@@ -28,5 +28,5 @@ class Arguments(NamedTuple):
     window: int | None
 
     def with_keys(self, keys: Tensor) -> Indexed:
-        """With index keys after their norm and rotation, fp32 [B, T, D]."""
+        """The arguments with index keys after their norm and rotation, fp32 [B, T, D]."""
         return Indexed(keys=keys, **{name: getattr(self, name) for name in Indexed._fields if name not in ("keys", "first")})

@@ -46,7 +46,7 @@ from megakernels.ops.indexed_attention.kernel_index import (
     index_turn_kernel,
 )
 from megakernels.ops.indexed_attention.reference import Indexed, made_like
-from megakernels.ops.indexed_attention.sizes import Chunk, attended, chunks
+from megakernels.ops.indexed_attention.sizes import QueryChunk, attended, chunks
 
 
 def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
@@ -81,7 +81,7 @@ def forward(given: Indexed, places: Places) -> tuple[Tensor, Tensor, Tensor, Ten
     """Same contract as `reference.forward`, for fp32, bf16 and fp16, of queries in pieces; and the choice, int32 [B, T, words]."""
     if not given.q.numel():
         return *made_like(given.q, given.v), choice_like(given.q, given.k.shape[1])
-    index = _Index(_dense(given), places)
+    index = _IndexLaunch(_dense(given), places)
     thresholds, index_lse = (torch.empty(given.q.shape[:2], dtype=torch.float32, device=given.q.device) for _ in range(2))
     bits, scores = index.new_bits(), index.new_scores()
     queries = index.turn(index.given.index_q, torch.float32)
@@ -99,7 +99,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Same contract as `reference.backward`, for queries in pieces: of k, v and keys the part that these queries make."""
     lse, thresholds, index_lse = lse.contiguous(), thresholds.contiguous(), index_lse.contiguous()
-    index = _Index(_dense(given), places)
+    index = _IndexLaunch(_dense(given), places)
     given = index.given
     own = given.index_q, given.index_weights
     grad_index_q, grad_weights = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in own)
@@ -123,7 +123,7 @@ def backward(
 
 
 def _dense(given: Indexed) -> Indexed:
-    """With the operands as the kernels read them."""
+    """The arguments with operands as the kernels read them."""
     q, k, v = (unit_stride(each) for each in (given.q, given.k, given.v))
     starts = None if given.starts is None else given.starts.contiguous()
     index_q, keys, weights = given.index_q.contiguous(), given.keys.contiguous(), given.index_weights.contiguous()
@@ -138,7 +138,7 @@ def _table(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
     return cos, sin, cos.shape[1], along, across
 
 
-class _Index:
+class _IndexLaunch:
     """Launches of the index kernels for the queries of one call."""
 
     def __init__(self, given: Indexed, places: Places) -> None:
@@ -176,93 +176,42 @@ class _Index:
             index_turn_kernel[(triton.cdiv(num_rows, numbers["R"]),)](x, cos, sin, turned, *sizes, **numbers, BACK=back)
         return turned
 
-    def score(self, chunk: Chunk, queries: Tensor, scores: Tensor) -> None:
+    def score(self, chunk: QueryChunk, queries: Tensor, scores: Tensor) -> None:
         """Scores of a chunk."""
         numbers, options = index_constants("score", self.width, self.given.index_q.element_size())
         index_score_kernel[self._tiles(chunk, numbers)](
-            queries,
-            self.given.keys,
-            self.given.index_weights,
-            self.starts,
-            scores,
-            self.num_queries,
-            self.num_keys,
-            *chunk,
-            self.num_columns,
-            self.num_heads,
-            *self.keys_order,
-            self.window,
-            self.factor,
-            **numbers,
-            **self.flags,
-            **self.order,
-            **options,
-        )
+            queries, self.given.keys, self.given.index_weights, self.starts, scores, self.num_queries, self.num_keys, *chunk,
+            self.num_columns, self.num_heads, *self.keys_order, self.window, self.factor,
+            **numbers, **self.flags, **self.order, **options,
+        )  # fmt: skip
 
-    def select(self, chunk: Chunk, scores: Tensor, thresholds: Tensor, index_lse: Tensor, bits: Tensor, *, search: bool) -> None:
+    def select(self, chunk: QueryChunk, scores: Tensor, thresholds: Tensor, index_lse: Tensor, bits: Tensor, *, search: bool) -> None:
         """Bits of a chunk, and with `search` its thresholds and log-sum-exps."""
         numbers, options = select_constants(self.num_keys)
         grid = triton.cdiv(chunk.num_rows, numbers["R"]), self.batch
         words = self.num_columns, bits.shape[2]
         index_select_kernel[grid](
-            scores,
-            self.starts,
-            thresholds,
-            index_lse,
-            bits,
-            self.num_queries,
-            *chunk,
-            *words,
-            self.window,
-            self.given.top_k,
-            SEARCH=search,
-            **numbers,
-            **self.flags,
-            **options,
-        )
+            scores, self.starts, thresholds, index_lse, bits, self.num_queries, *chunk, *words, self.window, self.given.top_k,
+            SEARCH=search, **numbers, **self.flags, **options,
+        )  # fmt: skip
 
-    def difference(self, chunk: Chunk, scores: Tensor, masses: Tensor, lse: Tensor, index_lse: Tensor, bits: Tensor) -> None:
+    def difference(self, chunk: QueryChunk, scores: Tensor, masses: Tensor, lse: Tensor, index_lse: Tensor, bits: Tensor) -> None:
         """Gradients of the scores of a chunk, in `masses`."""
         given = self.given
         numbers, options = mass_constants(given.q.shape[3], given.q.element_size())
         index_mass_kernel[self._tiles(chunk, numbers)](
-            given.q,
-            given.k,
-            self.starts,
-            lse,
-            masses,
-            self.num_queries,
-            self.num_keys,
-            *chunk,
-            self.num_columns,
-            given.q.shape[2],
-            *self.keys_order,
-            self.window,
-            given.scale,
-            *given.q.stride()[:3],
-            *given.k.stride()[:3],
-            **numbers,
-            **self.flags,
-            **self.order,
-            **options,
-        )
+            given.q, given.k, self.starts, lse, masses, self.num_queries, self.num_keys, *chunk, self.num_columns, given.q.shape[2],
+            *self.keys_order, self.window, given.scale,
+            *given.q.stride()[:3], *given.k.stride()[:3],
+            **numbers, **self.flags, **self.order, **options,
+        )  # fmt: skip
         index_difference_kernel[(chunk.num_rows, self.batch)](
-            scores,
-            masses,
-            self.starts,
-            index_lse,
-            bits,
-            self.num_queries,
-            *chunk,
-            self.num_columns,
-            bits.shape[2],
-            self.window,
+            scores, masses, self.starts, index_lse, bits, self.num_queries, *chunk, self.num_columns, bits.shape[2], self.window,
             given.loss_factor,
-            **difference_constants(self.num_keys),
-            **self.flags,
-        )
+            **difference_constants(self.num_keys), **self.flags,
+        )  # fmt: skip
 
-    def gradients(self, chunk: Chunk, queries: Tensor, differences: Tensor, grad_weights: Tensor, grad_keys: Tensor) -> None:
+    def gradients(self, chunk: QueryChunk, queries: Tensor, differences: Tensor, grad_weights: Tensor, grad_keys: Tensor) -> None:
         """Adds to the gradient of the keys, then writes that of the weights, and that of the rotated queries over them."""
         given = self.given
         for name, function, grad in (("key", index_key_kernel, grad_keys), ("query", index_query_kernel, grad_weights)):
@@ -291,7 +240,7 @@ class _Index:
                 **options,
             )
 
-    def _tiles(self, chunk: Chunk, numbers: dict[str, int]) -> tuple[int, int, int]:
+    def _tiles(self, chunk: QueryChunk, numbers: dict[str, int]) -> tuple[int, int, int]:
         """Tiles of the keys that the last query sees, of queries, and sequences."""
         seen = triton.cdiv(chunk.first + chunk.num_rows, numbers["N"])
         return seen, triton.cdiv(chunk.num_rows, numbers["M"]), self.batch

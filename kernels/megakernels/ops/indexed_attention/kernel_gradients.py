@@ -9,47 +9,19 @@ Source: arXiv:2512.02556, section 2.1: the gradient of Σ_h KL(p_h ‖ c) is H c
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
+from megakernels._common.tiles import LOG2_E, dot, narrow
 from megakernels.ops.attention.kernel_tiles import starts_up_to, stored
 from megakernels.ops.indexed_attention.kernel_index import first_seen
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_mass_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    starts,
-    lse,
-    masses,
-    num_queries,
-    num_keys,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    num_heads,
-    key_length,
-    num_ranks,
-    window,
-    scale,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ZIG_ZAG: tl.constexpr,
-):
+    q, k, starts, lse, masses, num_queries, num_keys, offset, piece_first, first, num_rows, num_columns, num_heads, key_length, num_ranks,
+    window, scale,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr,
+):  # fmt: skip
     """Tiles of masses, fp32 [B, num_rows, num_columns]: Σ_h exp(scale · q_h · k_h − lse_h), of keys that are not chosen too.
 
     Tiles of which no query sees a key are not written.
@@ -81,33 +53,16 @@ def index_mass_kernel(  # type: ignore[no-untyped-def]
                 keys_rest = tl.load(of_keys + rest[None, :], mask=known & (rest < WIDTH)[None, :], other=0.0)
                 logits += dot(queries_rest, tl.trans(keys_rest))
             sums = tl.load(lse + (batch * num_heads + head) * num_queries + own, mask=there, other=float("inf")).to(tl.float32)
-            total += tl.exp2(logits * (scale * LOG2E) - (sums * LOG2E)[:, None])
+            total += tl.exp2(logits * (scale * LOG2_E) - (sums * LOG2_E)[:, None])
         target = masses + (batch * num_rows + within)[:, None] * num_columns + at[None, :]
         tl.store(target, total, mask=there[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_difference_kernel(  # type: ignore[no-untyped-def]
-    scores,
-    masses,
-    starts,
-    index_lse,
-    bits,
-    num_queries,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    num_words,
-    window,
-    loss_factor,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    scores, masses, starts, index_lse, bits, num_queries, offset, piece_first, first, num_rows, num_columns, num_words, window, loss_factor,
+    M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """Gradient of the scores of one query, in place of the masses: loss_factor · (c · Σ mass / Σ c − mass), 0 where a key is not chosen.
 
     c is the softmax of the scores over the chosen keys. Σ mass is the number of heads and Σ c one but for the rounding of the log-sum-exps,
@@ -151,32 +106,11 @@ def index_difference_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_query_kernel(  # type: ignore[no-untyped-def]
-    queries,
-    keys,
-    weights,
-    starts,
-    differences,
-    grad_weights,
-    num_queries,
-    num_keys,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    key_length,
-    num_ranks,
-    window,
-    factor,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    DTYPE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ZIG_ZAG: tl.constexpr,
-):
+    queries, keys, weights, starts, differences, grad_weights, num_queries, num_keys, offset, piece_first, first, num_rows, num_columns,
+    key_length, num_ranks, window, factor,
+    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr,
+):  # fmt: skip
     """Gradients of a tile of rotated queries of one index head, in their place, and of their weights."""
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     num_heads = tl.num_programs(0)
@@ -212,33 +146,11 @@ def index_query_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_key_kernel(  # type: ignore[no-untyped-def]
-    queries,
-    keys,
-    weights,
-    starts,
-    differences,
-    grad_keys,
-    num_queries,
-    num_keys,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    num_heads,
-    key_length,
-    num_ranks,
-    window,
-    factor,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    DTYPE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ZIG_ZAG: tl.constexpr,
-):
+    queries, keys, weights, starts, differences, grad_keys, num_queries, num_keys, offset, piece_first, first, num_rows, num_columns,
+    num_heads, key_length, num_ranks, window, factor,
+    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr,
+):  # fmt: skip
     """Adds to a tile of the gradient of the keys what the queries of the chunk make of it, of all index heads."""
     batch = tl.program_id(1).to(tl.int64)
     first_key = tl.program_id(0) * N  # those that the most queries see are begun first

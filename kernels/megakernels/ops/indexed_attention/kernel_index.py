@@ -36,12 +36,12 @@ def turned(  # type: ignore[no-untyped-def]
         angle_row: Rows of cos and sin [R].
         cos: fp32 [_, half].
         sin: The same.
-        there: Which rows exist.
+        there: Mask of the rows that exist.
         half: Half of the rotated columns.
         angle_stride_t: Strides of cos and sin.
         angle_stride_c: The same.
         WIDTH: Columns of a row.
-        BACK: Whether to turn back.
+        BACK: True to turn back.
     """
     wanted = there[:, None] & (column < WIDTH)[None, :]
     near = x + row[:, None] * WIDTH
@@ -56,21 +56,10 @@ def turned(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_turn_kernel(  # type: ignore[no-untyped-def]
-    x,
-    cos,
-    sin,
-    turned_x,
-    num_rows,
-    num_positions,
-    num_heads,
-    half,
-    angle_stride_t,
-    angle_stride_c,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BACK: tl.constexpr,
-):
+    x, cos, sin, turned_x, num_rows, num_positions, num_heads, half,
+    angle_stride_t, angle_stride_c,
+    WIDTH: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
     """X [B, T, I, WIDTH] rotated by the angles of its positions, in the dtype of `turned_x`."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     column = tl.arange(0, D)
@@ -93,22 +82,11 @@ def normed(x, row, column, there, eps, WIDTH: tl.constexpr):  # type: ignore[no-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_keys_kernel(  # type: ignore[no-untyped-def]
-    x,
-    scale,
-    bias,
-    cos,
-    sin,
-    keys,
-    num_rows,
-    num_positions,
-    half,
-    angle_stride_t,
-    angle_stride_c,
+    x, scale, bias, cos, sin, keys, num_rows, num_positions, half,
+    angle_stride_t, angle_stride_c,
     eps,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-):
+    WIDTH: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """Keys, fp32 [B, T, WIDTH]: the layer norm of x, rotated by the angles of its positions."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     column = tl.arange(0, D)
@@ -132,23 +110,11 @@ def index_keys_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_keys_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_keys,
-    x,
-    scale,
-    cos,
-    sin,
-    grad_x,
-    parts,
-    num_rows,
-    num_positions,
-    half,
-    angle_stride_t,
-    angle_stride_c,
+    grad_keys, x, scale, cos, sin, grad_x, parts, num_rows, num_positions, half,
+    angle_stride_t, angle_stride_c,
     eps,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-):
+    WIDTH: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """Gradient of x; the program's parts of those of scale and bias, fp32 [2, programs, WIDTH]."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, D)
@@ -191,32 +157,11 @@ def first_seen(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_score_kernel(  # type: ignore[no-untyped-def]
-    queries,
-    keys,
-    weights,
-    starts,
-    scores,
-    num_queries,
-    num_keys,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    num_heads,
-    key_length,
-    num_ranks,
-    window,
-    factor,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ZIG_ZAG: tl.constexpr,
-):
+    queries, keys, weights, starts, scores, num_queries, num_keys, offset, piece_first, first, num_rows, num_columns, num_heads, key_length,
+    num_ranks, window, factor,
+    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr,
+):  # fmt: skip
     """Tiles of scores, fp32 [B, num_rows, num_columns], of the queries from row `offset` on, at position `first`: Σ_i w_i relu(a_i · b).
 
     Tiles of which no query sees a key are not written.
@@ -259,28 +204,10 @@ def ordered(scores, seen):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def index_select_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  branches are of the compiler's
-    scores,
-    starts,
-    thresholds,
-    index_lse,
-    bits,
-    num_queries,
-    offset,
-    piece_first,
-    first,
-    num_rows,
-    num_columns,
-    num_words,
-    window,
-    top_k,
-    R: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DIGIT: tl.constexpr,
-    HELD: tl.constexpr,
-    SEARCH: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    scores, starts, thresholds, index_lse, bits, num_queries, offset, piece_first, first, num_rows, num_columns, num_words, window, top_k,
+    R: tl.constexpr, BLOCK: tl.constexpr, DIGIT: tl.constexpr, HELD: tl.constexpr, SEARCH: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr,
-):
+):  # fmt: skip
     """Bits of the top_k keys of largest score, of equal ones those that come first; R queries.
 
     With SEARCH it finds and stores the thresholds, from the highest to the lowest digit of the ordered scores, and the log-sum-exps of the

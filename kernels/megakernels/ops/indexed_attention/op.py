@@ -18,24 +18,11 @@ __all__ = ["indexed_attention", "indexed_attention_choice"]
 
 
 def indexed_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    index_k: Tensor,
-    index_weights: Tensor,
-    k_scale: Tensor,
-    k_bias: Tensor,
-    cos: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, index_weights: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor,
     sin: Tensor,
-    *,
-    scale: float,
-    top_k: int,
-    loss_factor: float,
-    eps: float,
-    window: int | None = None,
+    *, scale: float, top_k: int, loss_factor: float, eps: float, window: int | None = None,
     starts: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Softmax attention of every query to the `top_k` visible keys of largest index score, of equal scores to those that come first.
 
     The score of key s for query t is Σ_i w_{t,i} relu(a_{t,i} · b_s) / √(I D): a the rotated index queries, b the rotated layer norm of
@@ -58,8 +45,8 @@ def indexed_attention(
         sin: fp32 [T, R/2]; no gradient.
         scale: Factor on the attention scores.
         top_k: Keys that a query attends to; all where it sees no more.
-        loss_factor: Of the indexer's loss: coefficient / (tokens of the batch · heads of all ranks).
-        eps: Of the layer norm.
+        loss_factor: Factor of the indexer's loss: coefficient / (tokens of the batch · heads of all ranks).
+        eps: Epsilon of the layer norm.
         window: Position i sees j with i − window < j ≤ i; None sees all j ≤ i.
         starts: int32 [B, T] or None: index of the first position of each position's document; none before it is visible. No gradient.
 
@@ -96,24 +83,11 @@ def indexed_attention(
 
 
 def indexed_attention_choice(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    index_k: Tensor,
-    index_weights: Tensor,
-    k_scale: Tensor,
-    k_bias: Tensor,
-    cos: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, index_weights: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor,
     sin: Tensor,
-    *,
-    scale: float,
-    top_k: int,
-    loss_factor: float,
-    eps: float,
-    window: int | None = None,
+    *, scale: float, top_k: int, loss_factor: float, eps: float, window: int | None = None,
     starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`indexed_attention`, whose arguments it takes, with its choice, for other layers that attend to the same keys (`chosen_attention`).
 
     Returns:
@@ -164,20 +138,20 @@ def _require_shapes(given: Arguments) -> None:
     require(fits, "indexed_attention", "cos and sin must be [T, R/2] with R at most D", **sizes)
 
 
-def _registered(name: str, *, hands_on: bool) -> Any:
-    """The torch ops of this name, forward and backward; `hands_on`: whether the choice is a result."""
+def _registered(name: str, *, returns_choice: bool) -> Any:
+    """The torch ops of this name, forward and backward; `returns_choice`: true if the choice is a result."""
     saved = ("out", "lse", "thresholds", "index_lse")
     return operation(
         name,
         types_of(Arguments),
         Arguments,
-        outputs=(*saved, "choice") if hands_on else saved,
+        outputs=(*saved, "choice") if returns_choice else saved,
         saved=saved,
         gradients=("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias"),
-        forward=choice.forward_with_choice if hands_on else choice.forward,
+        forward=choice.forward_with_choice if returns_choice else choice.forward,
         backward=choice.backward,
-        fake=_fake_with_choice if hands_on else lambda given: made_like(given.q, given.v),
-        forward_scratch=partial(choice.forward_scratch, hands_on=hands_on),
+        fake=_fake_with_choice if returns_choice else lambda given: made_like(given.q, given.v),
+        forward_scratch=partial(choice.forward_scratch, returns_choice=returns_choice),
         backward_scratch=choice.backward_scratch,
         forward_cost=choice.cost_of_forward,
         backward_cost=choice.cost_of_backward,
@@ -188,5 +162,5 @@ def _fake_with_choice(given: Arguments) -> tuple[Tensor, ...]:
     return *made_like(given.q, given.v), choice_like(given.q, given.q.shape[1])
 
 
-_indexed_attention, _indexed_attention_backward = _registered("indexed_attention", hands_on=False)
-_indexed_attention_choice, _ = _registered("indexed_attention_choice", hands_on=True)
+_indexed_attention, _indexed_attention_backward = _registered("indexed_attention", returns_choice=False)
+_indexed_attention_choice, _ = _registered("indexed_attention_choice", returns_choice=True)

@@ -15,25 +15,22 @@ from torch.library import custom_op
 
 from megakernels._common import (
     Cost,
-    absolute,
     accumulator_dtype,
     as_stored,
-    in_order,
     operation,
-    piece_rows,
     register_scratch,
     require,
     require_pieces,
     require_starts,
     types_of,
 )
-from megakernels.ops.attention.inputs import Places, places_of
+from megakernels.ops.attention.inputs import QueryPieces
 from megakernels.ops.indexed_attention import choice, reference, sizes
 from megakernels.ops.indexed_attention.bits import choice_like
 from megakernels.ops.indexed_attention.reference import Indexed
 
 __all__ = [
-    "Settings",
+    "IndexedSettings",
     "index_keys",
     "index_keys_backward",
     "indexed_attention_pieces",
@@ -42,14 +39,14 @@ __all__ = [
 ]
 
 
-class Settings(NamedTuple):
+class IndexedSettings(NamedTuple):
     """Numbers of `indexed_attention_pieces`.
 
     Attributes:
         scale: Factor on the attention scores.
         top_k: Keys that a query attends to; all where it sees no more.
-        loss_factor: Of the indexer's loss.
-        window: As for whole sequences.
+        loss_factor: Factor of the indexer's loss.
+        window: See `megakernels.attention`.
         query_pieces: Numbers of the pieces of queries, in order.
         key_pieces: Numbers of the pieces of keys, in order: every piece of the sequence.
     """
@@ -91,17 +88,9 @@ def index_keys_backward(
 
 
 def indexed_attention_pieces(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    keys: Tensor,
-    index_weights: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    settings: Settings,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, keys: Tensor, index_weights: Tensor, cos: Tensor, sin: Tensor, starts: Tensor | None,
+    settings: IndexedSettings,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """See `megakernels.indexed_attention`, for the queries of some pieces.
 
     Args:
@@ -158,19 +147,10 @@ def indexed_attention_pieces_choice(*given: Any) -> tuple[Tensor, ...]:
 
 
 def indexed_attention_pieces_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index_q: Tensor,
-    keys: Tensor,
-    index_weights: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    made: Sequence[Tensor],
-    settings: Settings,
-) -> list[Tensor]:
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, keys: Tensor, index_weights: Tensor, cos: Tensor, sin: Tensor,
+    starts: Tensor | None, made: Sequence[Tensor],
+    settings: IndexedSettings,
+) -> list[Tensor]:  # fmt: skip
     """Gradients of q, index_q and index_weights, then of k, v and keys the part that these queries make.
 
     `made` is what `indexed_attention_pieces` returned; the other arguments are its.
@@ -179,7 +159,7 @@ def indexed_attention_pieces_backward(
     return found
 
 
-def _plain(settings: Settings) -> tuple[Any, ...]:
+def _plain(settings: IndexedSettings) -> tuple[Any, ...]:
     return (*settings[:4], list(settings.query_pieces), list(settings.key_pieces))
 
 
@@ -210,50 +190,25 @@ def _keys_backward_scratch(_grad_keys: Tensor, index_k: Tensor, k_scale: Tensor,
 register_scratch(_index_keys_backward, _keys_backward_scratch)
 
 
-class Pieces(NamedTuple):
-    """Queries of some pieces and keys of all, as `indexed_attention_pieces` documents them."""
-
-    given: Indexed
-    query_pieces: list[int]
-    key_pieces: list[int]
-
-    def places(self) -> Places | None:
-        """As the kernels take them."""
-        return places_of(self.given.q.shape[1] // len(self.query_pieces), self.query_pieces, self.key_pieces)
-
-    def split(self) -> Iterator[tuple[slice, Indexed]]:
-        """Every piece of the queries, its rows, and it with the keys that it sees, in the order of the sequence."""
-        given = self.given
-        ordered = [in_order(tensor, self.key_pieces) for tensor in (given.k, given.v, given.keys)]
-        for rows, first in piece_rows(given.q.shape[1], self.query_pieces):
-            k, v, keys = (tensor[:, : first + rows.stop - rows.start] for tensor in ordered)
-            q, index_q, weights = given.q[:, rows], given.index_q[:, rows], given.index_weights[:, rows]
-            cos, sin, starts = given.cos[rows], given.sin[rows], absolute(given.starts, rows, first)
-            yield (
-                rows,
-                Indexed(
-                    q, k, v, index_q, keys, weights, cos, sin, starts, given.scale, given.top_k, given.loss_factor, given.window, first
-                ),
-            )
+def _split(pieces: QueryPieces) -> Iterator[tuple[slice, Indexed]]:
+    """Each piece of the queries: its rows, and the arguments with these rows and the keys that they see."""
+    for rows, _, first, own in pieces.split(("q", "index_q", "index_weights"), ("k", "v", "keys")):
+        yield rows, own._replace(cos=own.cos[rows], sin=own.sin[rows], first=first)
 
 
-def _bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> Pieces:
-    return Pieces(Indexed(**arguments), query_pieces, key_pieces)
-
-
-def _forward(pieces: Pieces) -> tuple[Tensor, ...]:
+def _forward(pieces: QueryPieces) -> tuple[Tensor, ...]:
     return _forward_with_choice(pieces)[:4]
 
 
-def _forward_with_choice(pieces: Pieces) -> tuple[Tensor, ...]:
+def _forward_with_choice(pieces: QueryPieces) -> tuple[Tensor, ...]:
     places, num_keys = pieces.places(), pieces.given.k.shape[1]
     if places is not None and choice.runs_kernels(pieces.given):
         return choice.kernel_forward(pieces.given, places)
-    outs, sums, *others = zip(*(choice.chosen_forward(given, num_keys) for _, given in pieces.split()), strict=True)
+    outs, sums, *others = zip(*(choice.chosen_forward(given, num_keys) for _, given in _split(pieces)), strict=True)
     return torch.cat(outs, 1), torch.cat(sums, 2), *(torch.cat(parts, 1) for parts in others)
 
 
-def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> Sequence[Tensor]:
+def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> Sequence[Tensor]:
     places = pieces.places()
     if places is not None and choice.runs_kernels(pieces.given):
         grad_q, grad_k, grad_v, grad_index_q, grad_keys, grad_weights = choice.kernel_backward(
@@ -263,7 +218,7 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresh
     likes = pieces.given.k, pieces.given.v, pieces.given.keys
     sums = [torch.zeros(each.shape, dtype=accumulator_dtype(pieces.given.q.dtype), device=each.device) for each in likes]
     own = []
-    for rows, given in pieces.split():
+    for rows, given in _split(pieces):
         made = out[:, rows], lse[:, :, rows], thresholds[:, rows], index_lse[:, rows]
         grad_q, grad_k, grad_v, grad_a, grad_keys, grad_w = reference.backward(grad_out[:, rows], given, *made)
         own.append((grad_q, grad_a, grad_w))
@@ -273,53 +228,53 @@ def _backward(grad_out: Tensor, pieces: Pieces, out: Tensor, lse: Tensor, thresh
     return [*(torch.cat(parts, 1) for parts in zip(*own, strict=True)), *stored]
 
 
-def _forward_scratch(pieces: Pieces, *, hands_on: bool = False) -> int:
+def _forward_scratch(pieces: QueryPieces, *, returns_choice: bool = False) -> int:
     places = pieces.places()
     chosen = places is not None and choice.chooses_kernels(pieces.given)
-    return sizes.forward_inside(pieces.given, places, hands_on=hands_on) if places is not None and chosen else 0
+    return sizes.forward_inside(pieces.given, places, returns_choice=returns_choice) if places is not None and chosen else 0
 
 
-def _backward_scratch(grad_out: Tensor, pieces: Pieces, *made: Tensor) -> int:
+def _backward_scratch(grad_out: Tensor, pieces: QueryPieces, *made: Tensor) -> int:
     places = pieces.places()
     chosen = places is not None and choice.chooses_kernels(pieces.given)
     return sizes.backward_inside(grad_out, pieces.given, made, places) if places is not None and chosen else 0
 
 
-def _forward_cost(pieces: Pieces) -> Cost:
+def _forward_cost(pieces: QueryPieces) -> Cost:
     places = pieces.places()
     return Cost({}) if places is None else sizes.forward_cost(pieces.given, places)
 
 
-def _backward_cost(_grad_out: Tensor, pieces: Pieces, *_made: Tensor) -> Cost:
+def _backward_cost(_grad_out: Tensor, pieces: QueryPieces, *_made: Tensor) -> Cost:
     places = pieces.places()
     return Cost({}) if places is None else sizes.backward_cost(pieces.given, places)
 
 
-def _registered(name: str, *, hands_on: bool) -> Any:
-    """The torch ops of this name, forward and backward; `hands_on`: whether the choice is a result."""
+def _registered(name: str, *, returns_choice: bool) -> Any:
+    """The torch ops of this name, forward and backward; `returns_choice`: true if the choice is a result."""
     saved = ("out", "lse", "thresholds", "index_lse")
     return operation(
         name,
         {name: kind for name, kind in types_of(Indexed).items() if name != "first"} | {"query_pieces": list[int], "key_pieces": list[int]},
-        _bind,
-        outputs=(*saved, "choice") if hands_on else saved,
+        QueryPieces.binder(Indexed),
+        outputs=(*saved, "choice") if returns_choice else saved,
         saved=saved,
         gradients=("q", "index_q", "index_weights", "k", "v", "keys"),
-        forward=_forward_with_choice if hands_on else _forward,
+        forward=_forward_with_choice if returns_choice else _forward,
         backward=_backward,
-        fake=_fake_with_choice if hands_on else lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),
+        fake=_fake_with_choice if returns_choice else lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),
         differentiable=False,
-        forward_scratch=partial(_forward_scratch, hands_on=hands_on),
+        forward_scratch=partial(_forward_scratch, returns_choice=returns_choice),
         backward_scratch=_backward_scratch,
         forward_cost=_forward_cost,
         backward_cost=_backward_cost,
     )
 
 
-def _fake_with_choice(pieces: Pieces) -> tuple[Tensor, ...]:
+def _fake_with_choice(pieces: QueryPieces) -> tuple[Tensor, ...]:
     given = pieces.given
     return *reference.made_like(given.q, given.v), choice_like(given.q, given.k.shape[1])
 
 
-_pieces, _pieces_backward = _registered("indexed_attention_pieces", hands_on=False)
-_pieces_choice, _ = _registered("indexed_attention_pieces_choice", hands_on=True)
+_pieces, _pieces_backward = _registered("indexed_attention_pieces", returns_choice=False)
+_pieces_choice, _ = _registered("indexed_attention_pieces_choice", returns_choice=True)

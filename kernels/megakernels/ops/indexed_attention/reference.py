@@ -21,11 +21,8 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
+from megakernels.ops.attention.facts import PLAIN_QUERIES, PLAIN_SCORES
 from megakernels.ops.indexed_attention.bits import bit_values, packed
-
-SCRATCH_ELEMENTS = 1 << 24
-"""Scores held at once, over all sequences and heads."""
-BLOCK_QUERIES = 64
 
 
 class Indexed(NamedTuple):
@@ -43,7 +40,7 @@ class Indexed(NamedTuple):
         starts: int32 [B, T] or None, positions in the sequence.
         scale: Factor on the attention scores.
         top_k: Keys that a query attends to.
-        loss_factor: Of the indexer's loss.
+        loss_factor: Factor of the indexer's loss.
         window: Positions that a query sees, or None.
         first: Position of the first query.
     """
@@ -67,7 +64,7 @@ class Indexed(NamedTuple):
         """Blocks of queries, each with the keys that any of them sees."""
         batch, num_queries, num_heads, _ = self.q.shape
         widest = max(num_heads, self.index_q.shape[2])
-        for rows in row_blocks(num_queries, batch * widest * self.k.shape[1], SCRATCH_ELEMENTS, BLOCK_QUERIES):
+        for rows in row_blocks(num_queries, batch * widest * self.k.shape[1], PLAIN_SCORES, PLAIN_QUERIES):
             earliest = 0 if self.window is None else max(0, self.first + rows.start - self.window + 1)
             yield rows, slice(earliest, self.first + rows.stop)
 
@@ -83,7 +80,7 @@ class Indexed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """What index scores are made of, in the accumulation dtype."""
+    """The operands of index scores, in the accumulation dtype."""
 
     queries: Tensor  # [B, I, T, D], a
     keys: Tensor  # [B, S, D], b
@@ -116,7 +113,7 @@ def make_keys_backward(
 
 
 def made_like(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `forward` makes of these queries and values, uninitialised."""
+    """The results of `forward` for these queries and values, uninitialised."""
     batch, num_queries, num_heads, _ = q.shape
     dtype = accumulator_dtype(q.dtype)
     out = torch.empty(batch, num_queries, num_heads, v.shape[-1], dtype=q.dtype, device=q.device)
@@ -222,13 +219,13 @@ def _attended(given: Indexed, queries: Tensor, keys: Tensor, chosen: Tensor) -> 
 def _difference(logits: Tensor, index_logits: Tensor, p: Tensor) -> Tensor:
     """Σ_h (c − p_h), [B, q, k], of log p [B, H, q, k] and log c [B, q, k], −∞ where a key is not chosen; p is overwritten.
 
-    Where they are near each other, as early in training, the difference has the rounding of neither: p − c = c (exp(log p − log c) − 1).
-    A sum over keys is zero but for the rounding of the two log-sum-exps, which scales a whole row, and is taken out of it.
+    Where the two are close, as early in training, p − c = c (exp(log p − log c) − 1) has the rounding of neither. Sums over keys are zero
+    except for the rounding of the two log-sum-exps, which scales a whole row; it is subtracted.
     """
     c = index_logits.exp().unsqueeze(1)
-    apart = logits.sub_(index_logits.unsqueeze(1))
-    near = apart.abs() < 1  # false of −∞ less −∞
-    difference = -torch.where(near, apart.expm1_().mul_(c), p.sub_(c)).sum(1)
+    gap = logits.sub_(index_logits.unsqueeze(1))
+    near = gap.abs() < 1  # false for −∞ less −∞
+    difference = -torch.where(near, gap.expm1_().mul_(c), p.sub_(c)).sum(1)
     return difference - c.squeeze(1) * difference.sum(-1, keepdim=True)
 
 

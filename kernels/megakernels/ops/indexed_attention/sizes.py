@@ -16,7 +16,7 @@ from megakernels.ops.indexed_attention.reference import Indexed
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Chunk(NamedTuple):
+class QueryChunk(NamedTuple):
     """Some queries of one piece whose scores are held at once.
 
     Attributes:
@@ -39,13 +39,13 @@ def sizes_of(given: Indexed, places: Places) -> IndexedSizes:
 
 
 def accepts(given: Indexed) -> bool:
-    """Whether the kernels take these sizes and dtypes."""
+    """True if the kernels take these sizes and dtypes."""
     index = given.index_q.dtype in FLOATS and given.index_weights.dtype in FLOATS and given.keys.dtype in FLOATS
     return index and attention_sizes.accepts(attended(given)) and sizes_of(given, Places()).accepted
 
 
 def accepts_keys(index_k: Tensor) -> bool:
-    """Whether the kernels make index keys of these."""
+    """True if the kernels make index keys of these."""
     return index_k.dtype in FLOATS and 0 < index_k.shape[2] <= LARGEST_INDEX_WIDTH
 
 
@@ -54,13 +54,13 @@ def attended(given: Indexed) -> Attention:
     return Attention(given.q, given.k, given.v, given.starts, given.scale, given.window)
 
 
-def chunks(batch: int, num_queries: int, num_keys: int, places: Places) -> Iterator[Chunk]:
+def chunks(batch: int, num_queries: int, num_keys: int, places: Places) -> Iterator[QueryChunk]:
     """Chunks of all queries, none of two pieces."""
     length = num_queries // len(places.firsts)
     rows = max(1, chunk_rows(batch, length, num_keys))
     for piece, first in enumerate(places.firsts):
         for start in range(0, length, rows):
-            yield Chunk(piece * length + start, first, first + start, min(rows, length - start))
+            yield QueryChunk(piece * length + start, first, first + start, min(rows, length - start))
 
 
 def copied(given: Indexed) -> int:
@@ -71,12 +71,12 @@ def copied(given: Indexed) -> int:
     return copies_bytes(dense, rows=(given.q, given.k, given.v))
 
 
-def forward_inside(given: Indexed, places: Places, *, hands_on: bool = False) -> int:
+def forward_inside(given: Indexed, places: Places, *, returns_choice: bool = False) -> int:
     """Bytes of `kernel.forward` in addition to operands and results, of which out and lse come last.
 
-    `hands_on`: whether the bits are a result.
+    `returns_choice`: true if the bits are a result.
     """
-    return sizes_of(given, places).inside((copied(given), 0, 0), hands_on=hands_on).forward
+    return sizes_of(given, places).inside((copied(given), 0, 0), returns_choice=returns_choice).forward
 
 
 def backward_inside(grad_out: Tensor, given: Indexed, made: tuple[Tensor, ...], places: Places) -> int:
@@ -102,7 +102,7 @@ def backward_cost(given: Indexed, places: Places) -> Cost:
 
 
 def _with_index(found: dict[torch.dtype, int], given: Indexed, places: Places, *, exact: int, narrow: int) -> Cost:
-    """With index products added: `exact` in fp32, `narrow` in the dtype of the queries."""
+    """The cost with index products added: `exact` in fp32, `narrow` in the dtype of the queries."""
     one = 2 * attention_sizes.num_pairs(given.index_q, given.window, places) * given.index_q.shape[3]
     for dtype, count in ((torch.float32, exact), (given.index_q.dtype, narrow)):
         found[dtype] = found.get(dtype, 0) + count * one

@@ -7,8 +7,10 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import Cost, accumulator_dtype, fake_like, join, only_needed, register_cost, register_scratch, require, runs_triton
+from megakernels._common.device import kernel_module
+from megakernels.ops.cross_entropy import reference as cross_entropy_reference
 from megakernels.ops.cross_entropy.labels import refuse_labels
-from megakernels.ops.linear_cross_entropy import slices
+from megakernels.ops.linear_cross_entropy import reference, slices
 
 __all__ = ["linear_cross_entropy", "linear_slice_gradients", "linear_slice_statistics"]
 
@@ -87,7 +89,7 @@ def linear_slice_gradients(
         labels: int64 [N], ids of the full vocabulary.
         lse: fp32 [N], log-sum-exp of the full vocabulary.
         first: First vocabulary id of the slice.
-        needs: Whether the gradients of x and of weight are required.
+        needs: For the gradients of x and of weight each, true if it is required.
         ignore_index: Label of ignored rows.
 
     Returns:
@@ -123,15 +125,9 @@ def _linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignore_inde
 
 @custom_op("megakernels::linear_cross_entropy_backward", mutates_args=())
 def _linear_cross_entropy_backward(
-    grad_loss: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    lse: Tensor,
-    ignore_index: int,
-    z_loss: float,
-    needs: list[bool],
-) -> list[Tensor]:
+    grad_loss: Tensor, x: Tensor, weight: Tensor, labels: Tensor, lse: Tensor,
+    ignore_index: int, z_loss: float, needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
     return only_needed(slices.backward(grad_loss, x, weight, labels, lse, 0, ignore_index, z_loss, needs, _on_slices(x)))
 
 
@@ -149,13 +145,7 @@ def _linear_slice_gradients(
 
 def _on_slices(x: Tensor) -> slices.OnSlices:
     """Implementation of the slice functions: the kernels of `cross_entropy`, or plain torch."""
-    if runs_triton(x):
-        from megakernels.ops.cross_entropy import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel
-    from megakernels.ops.linear_cross_entropy import reference  # noqa: PLC0415
-
-    return reference
+    return kernel_module(cross_entropy_reference) if runs_triton(x) else reference
 
 
 @_linear_cross_entropy.register_fake
@@ -188,7 +178,7 @@ def _of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *others: Any) ->
 
 def _cost_of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Cost:
     """Gradients overwrite the logits, so the kernel moves one operand twice."""
-    return Cost({}, again_bytes=x.shape[0] * weight.shape[0] * x.element_size())
+    return Cost({}, repeated_bytes=x.shape[0] * weight.shape[0] * x.element_size())
 
 
 for _op in (_linear_cross_entropy, _linear_slice_statistics):

@@ -32,7 +32,7 @@ def statistics(x: Tensor, weight: Tensor, labels: Tensor, first: int, on_slices:
     num_rows = x.shape[0]
     lse = torch.full((num_rows,), -torch.inf, dtype=accumulator_dtype(x.dtype), device=x.device)
     chosen = torch.zeros_like(lse)
-    for words in row_blocks(weight.shape[0], num_rows, facts.SLICE_ELEMENTS):
+    for words in row_blocks(weight.shape[0], num_rows, facts.LOGITS_SLICE_ELEMENTS):
         on_slices.join_slice(x @ weight[words].mT, labels, first + words.start, lse, chosen)
     return lse, chosen
 
@@ -44,23 +44,15 @@ def forward(x: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, z_loss
 
 
 def backward(
-    grad_loss: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    lse: Tensor,
-    first: int,
-    ignore_index: int,
-    z_loss: float,
-    needs: Sequence[bool],
-    on_slices: OnSlices,
-) -> tuple[Tensor | None, Tensor | None]:
+    grad_loss: Tensor, x: Tensor, weight: Tensor, labels: Tensor, lse: Tensor,
+    first: int, ignore_index: int, z_loss: float, needs: Sequence[bool], on_slices: OnSlices,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Returns the gradients of x and weight, None where not needed. ∂L/∂logit = (1 + 2 z lse) softmax − onehot(label)."""
     share = torch.where(labels != ignore_index, grad_loss.to(lse.dtype), 0)
     slope = share * (1 + 2 * z_loss * lse)
     total = torch.zeros(x.shape, dtype=lse.dtype, device=x.device) if needs[0] else None
     grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device) if needs[1] else None
-    for words in row_blocks(weight.shape[0], x.shape[0], facts.SLICE_ELEMENTS):
+    for words in row_blocks(weight.shape[0], x.shape[0], facts.LOGITS_SLICE_ELEMENTS):
         part = weight[words]
         logits = x @ part.mT
         grad = on_slices.slice_gradient(logits, labels, first + words.start, lse, slope, share, grad=logits)

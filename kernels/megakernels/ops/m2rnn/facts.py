@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from megakernels.facts import (
     SUMS_BYTES,
+    FixedRatios,
     KernelBytes,
-    Multiple,
-    Multiples,
+    KernelPass,
+    KindShare,
     Passes,
-    Plain,
     PlainPass,
-    Share,
+    PlainPasses,
     Work,
     ceil_div,
 )
@@ -22,13 +22,16 @@ LARGEST_KEYS, LARGEST_VALUES = 128, 16
 """Largest sides of a head's state; larger states do not fit the backward's registers and use the reference."""
 PARTS_BYTES = 64 << 20
 """Scratch bytes for the partial gradients of q and k."""
-PLAIN_POSITIONS = 8
+M2RNN_PLAIN_POSITIONS = 8
 """Positions of a turn of plain torch's loop."""
-PASSES = Multiples(
-    Multiple(products=533, kinds=(Share("m2rnn.forward"),)),  # TF32, of three parts
-    Multiple(1150, 16, 544, (Share("m2rnn.backward", launches=16),)),
-    Plain(PlainPass(0, 41, 27), PlainPass(0, 162, 56), is_fp32=True),
+PASSES = FixedRatios(
+    KernelPass(products=533, kinds=(KindShare("m2rnn.forward"),)),  # TF32, of three parts
+    KernelPass(1150, 16, 544, (KindShare("m2rnn.backward", launches=16),)),
+    PlainPasses(PlainPass(0, 41, 27), PlainPass(0, 162, 56), is_fp32=True),
 )
+
+MAP_ROWS = 32
+"""Rows of a segment's states in one product for the map's gradient."""
 
 
 class Span(NamedTuple):
@@ -94,7 +97,7 @@ class RecurrenceSizes(NamedTuple):
     def plain(self, work: Work, tokens: int) -> Passes | None:
         """The state, position by position."""
         assert PASSES.torch is not None
-        return PASSES.torch.passes(work, tokens, self.heads * self.keys * self.values, ceil_div(self.positions, PLAIN_POSITIONS))
+        return PASSES.torch.passes(work, tokens, self.heads * self.keys * self.values, ceil_div(self.positions, M2RNN_PLAIN_POSITIONS))
 
     def state_flops(self) -> int:
         """FLOPs of the products of states and maps."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Recurrence(NamedTuple):
+class M2rnnInputs(NamedTuple):
     """The arguments of the torch op, as `m2rnn` documents them."""
 
     q: Tensor
@@ -21,5 +21,5 @@ class Recurrence(NamedTuple):
 
 
 GRADIENTS = ("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log")
-SHARED = ("q", "k", "state_map", "D", "dt_bias", "A_log")
+ACCUMULATED = ("q", "k", "state_map", "D", "dt_bias", "A_log")
 """Arguments whose gradients are sums over heads or positions: q and k, which all heads share, and the parameters."""

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.facts import SMALLEST_DOT, block_of
-from megakernels.ops.m2rnn.inputs import Recurrence
+from megakernels.ops.m2rnn.facts import MAP_ROWS
+from megakernels.ops.m2rnn.inputs import M2rnnInputs
 from megakernels.ops.m2rnn.kernel_backward import m2rnn_backward_kernel
 from megakernels.ops.m2rnn.kernel_forward import m2rnn_forward_kernel
 from megakernels.ops.m2rnn.sizes import sizes_of
-
-ROWS = 32
-"""Rows of a segment's states in one product for the map's gradient."""
 
 
 def launch_options(key_width: int, value_width: int) -> dict[str, int]:
@@ -28,7 +26,7 @@ def launch_options(key_width: int, value_width: int) -> dict[str, int]:
     return {"K": keys, "V": block_of(value_width, SMALLEST_DOT), "num_warps": 4 if keys <= 64 else 8}
 
 
-def forward(state: Tensor | None, given: Recurrence) -> tuple[Tensor, Tensor]:
+def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every = given
     batch, num_positions, key_width = q.shape
@@ -40,36 +38,16 @@ def forward(state: Tensor | None, given: Recurrence) -> tuple[Tensor, Tensor]:
     if states.numel():
         with on_device_of(q):
             m2rnn_forward_kernel[(batch, num_heads)](
-                q,
-                k,
-                v,
-                f,
-                state_map.contiguous(),
-                D.contiguous(),
-                dt_bias.contiguous(),
-                A_log.contiguous(),
-                q if starts is None else starts.contiguous(),
-                q if state is None else state.contiguous(),
-                y,
-                states,
-                num_positions,
-                num_segments,
-                save_every,
-                num_heads,
-                key_width,
-                value_width,
-                *q.stride()[:2],
-                *k.stride()[:2],
-                *v.stride()[:3],
-                *f.stride(),
-                HAS_STARTS=starts is not None,
-                HAS_INITIAL=state is not None,
-                **launch_options(key_width, value_width),
-            )
+                q, k, v, f, state_map.contiguous(), D.contiguous(), dt_bias.contiguous(), A_log.contiguous(),
+                q if starts is None else starts.contiguous(), q if state is None else state.contiguous(), y, states, num_positions,
+                num_segments, save_every, num_heads, key_width, value_width,
+                *q.stride()[:2], *k.stride()[:2], *v.stride()[:3], *f.stride(),
+                HAS_STARTS=starts is not None, HAS_INITIAL=state is not None, **launch_options(key_width, value_width),
+            )  # fmt: skip
     return y, states
 
 
-def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
     q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every = given
     batch, num_positions, key_width = q.shape
@@ -78,7 +56,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states
     q, k, v, grad_y = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(grad_y)
     states = states.contiguous()
     grad_q, grad_k, grad_v, grad_f = (torch.empty(like.shape, dtype=like.dtype, device=q.device) for like in (q, k, v, f))
-    again = states.new_empty(batch, num_heads, 2, save_every, key_width, value_width)
+    recomputed = states.new_empty(batch, num_heads, 2, save_every, key_width, value_width)
     grad_state = states.new_zeros(batch, num_heads, key_width, value_width)
     if grad_last is not None:
         grad_state += grad_last
@@ -89,46 +67,15 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states
         parts = states.new_empty(2, batch, positions.stop - positions.start, num_heads, key_width)
         with on_device_of(q):
             m2rnn_backward_kernel[(batch, num_heads)](
-                grad_y,
-                q,
-                k,
-                v,
-                f,
-                state_map.contiguous(),
-                D.contiguous(),
-                dt_bias.contiguous(),
-                A_log.contiguous(),
-                q if starts is None else starts.contiguous(),
-                states,
-                again,
-                parts[0],
-                parts[1],
-                grad_v,
-                grad_f,
-                grad_state,
-                grad_map,
-                grad_D,
-                grad_scalars,
-                num_positions,
-                num_segments,
-                first,
-                stop,
-                save_every,
-                num_heads,
-                key_width,
-                value_width,
-                *grad_y.stride()[:3],
-                *q.stride()[:2],
-                *k.stride()[:2],
-                *v.stride()[:3],
-                *f.stride(),
-                HAS_STARTS=starts is not None,
-                ROWS=ROWS,
-                **launch_options(key_width, value_width),
-            )
+                grad_y, q, k, v, f, state_map.contiguous(), D.contiguous(), dt_bias.contiguous(), A_log.contiguous(),
+                q if starts is None else starts.contiguous(), states, recomputed, parts[0], parts[1], grad_v, grad_f, grad_state, grad_map,
+                grad_D, grad_scalars, num_positions, num_segments, first, stop, save_every, num_heads, key_width, value_width,
+                *grad_y.stride()[:3], *q.stride()[:2], *k.stride()[:2], *v.stride()[:3], *f.stride(),
+                HAS_STARTS=starts is not None, ROWS=MAP_ROWS, **launch_options(key_width, value_width),
+            )  # fmt: skip
         grad_q[:, positions], grad_k[:, positions] = parts.sum(3)
         del parts  # free before the next span's are allocated
-    del again
+    del recomputed
     sums = grad_map, grad_D, *grad_scalars.unbind(2)
     parameters = [total.sum(0).to(like.dtype) for total, like in zip(sums, (state_map, D, dt_bias, A_log), strict=True)]
     return (grad_q, grad_k, grad_v, grad_f, *parameters), grad_state

@@ -9,52 +9,12 @@ from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, parameters_of
 
 @triton.jit  # type: ignore[untyped-decorator]
 def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one position's formulas, in order
-    grad_y,
-    q,
-    k,
-    v,
-    f,
-    state_map,
-    D,
-    dt_bias,
-    A_log,
-    starts,
-    states,
-    again,
-    grad_q_parts,
-    grad_k_parts,
-    grad_v,
-    grad_f,
-    grad_state,
-    grad_map,
-    grad_D,
-    grad_scalars,
-    num_positions,
-    num_segments,
-    first_segment,
-    stop_segment,
-    save_every,
-    num_heads,
-    key_width,
-    value_width,
-    grad_stride_b,
-    grad_stride_t,
-    grad_stride_h,
-    q_stride_b,
-    q_stride_t,
-    k_stride_b,
-    k_stride_t,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    f_stride_b,
-    f_stride_t,
-    f_stride_h,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    ROWS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    grad_y, q, k, v, f, state_map, D, dt_bias, A_log, starts, states, recomputed, grad_q_parts, grad_k_parts, grad_v, grad_f, grad_state,
+    grad_map, grad_D, grad_scalars, num_positions, num_segments, first_segment, stop_segment, save_every, num_heads, key_width, value_width,
+    grad_stride_b, grad_stride_t, grad_stride_h, q_stride_b, q_stride_t, k_stride_b, k_stride_t, v_stride_b, v_stride_t, v_stride_h,
+    f_stride_b, f_stride_t, f_stride_h,
+    K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """Segments [first_segment, stop_segment) of one sequence and head, from the last; sums over positions are accumulated."""
     batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     program = batch * num_heads + head
@@ -68,7 +28,7 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
     sum_D = tl.load(grad_D + program * value_width + vs, mask=in_v, other=0.0).to(tl.float32)
     sum_bias = tl.load(grad_scalars + program * 2).to(tl.float32)
     sum_A_log = tl.load(grad_scalars + program * 2 + 1).to(tl.float32)
-    prev_states = again + program * 2 * save_every * num_elements  # state before each position of the segment
+    prev_states = recomputed + program * 2 * save_every * num_elements  # state before each position of the segment
     preacts = prev_states + save_every * num_elements  # tanh values in the forward pass, then gradients of its arguments
     span_begin = first_segment * save_every
     span_length = tl.minimum(stop_segment * save_every, num_positions) - span_begin

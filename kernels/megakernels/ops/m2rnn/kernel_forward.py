@@ -9,39 +9,11 @@ from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, parameters_of
 
 @triton.jit  # type: ignore[untyped-decorator]
 def m2rnn_forward_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    f,
-    state_map,
-    D,
-    dt_bias,
-    A_log,
-    starts,
-    initial,
-    y,
-    states,
-    num_positions,
-    num_segments,
-    save_every,
-    num_heads,
-    key_width,
+    q, k, v, f, state_map, D, dt_bias, A_log, starts, initial, y, states, num_positions, num_segments, save_every, num_heads, key_width,
     value_width,
-    q_stride_b,
-    q_stride_t,
-    k_stride_b,
-    k_stride_t,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    f_stride_b,
-    f_stride_t,
-    f_stride_h,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-):
+    q_stride_b, q_stride_t, k_stride_b, k_stride_t, v_stride_b, v_stride_t, v_stride_h, f_stride_b, f_stride_t, f_stride_h,
+    K: tl.constexpr, V: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_INITIAL: tl.constexpr,
+):  # fmt: skip
     """All positions of one sequence and head."""
     batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     ks, vs = tl.arange(0, K), tl.arange(0, V)

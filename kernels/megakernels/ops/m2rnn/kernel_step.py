@@ -1,4 +1,4 @@
-"""What the recurrence's kernels share: a head's parameters, one position's gain, and where documents begin."""
+"""Shared by the recurrence's kernels: a head's parameters, one position's gain, and the starts of documents."""
 
 import triton
 import triton.language as tl

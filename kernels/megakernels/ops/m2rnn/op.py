@@ -2,26 +2,19 @@
 
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype, dropped_bytes, operation, require, require_starts, types_of
-from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
-from megakernels.ops.m2rnn.inputs import GRADIENTS, Recurrence
-from megakernels.ops.m2rnn.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost, sizes_of
+from megakernels._common import require, require_starts
+from megakernels._common.scans import ScanOperation
+from megakernels.ops.m2rnn import reference, sizes
+from megakernels.ops.m2rnn.inputs import ACCUMULATED, GRADIENTS, M2rnnInputs
 
 __all__ = ["m2rnn"]
 
 
 def m2rnn(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    state_map: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    A_log: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D: Tensor, dt_bias: Tensor, A_log: Tensor,
     save_every: int,
     starts: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Runs Z = tanh(S W + k vᵀ), S' = decay · S + (1 − decay) · Z, y = S'ᵀ q + D ⊙ v from S = 0, one state S [K, V] per head.
 
     Args:
@@ -66,35 +59,5 @@ def m2rnn(
     return y
 
 
-def _fake(given: Recurrence) -> tuple[Tensor, Tensor]:
-    q, v = given.q, given.v
-    states = q.new_empty(sizes_of(given).states, dtype=accumulator_dtype(q.dtype))
-    return q.new_empty(v.shape), states
-
-
-def _forward_scratch(given: Recurrence) -> int:
-    return forward_bytes(None, given).scratch if chooses_kernel(given) else 0
-
-
-def _backward_scratch(grad_y: Tensor, given: Recurrence, states: Tensor, needs: list[bool]) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = backward_bytes(grad_y, given, states)
-    return dropped_bytes((getattr(given, name) for name in GRADIENTS), needs) + inside.last + inside.scratch
-
-
-_m2rnn, _m2rnn_backward = operation(
-    "m2rnn",
-    types_of(Recurrence),
-    Recurrence,
-    outputs=("y", "states"),
-    saved=("states",),
-    gradients=GRADIENTS,
-    forward=lambda given: forward(None, given)[:2],
-    backward=lambda grad_y, given, states, _needs: backward(None, grad_y, given, states)[0],
-    fake=_fake,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=lambda given: forward_cost(None, given),
-    backward_cost=lambda grad_y, given, states, _needs: backward_cost(None, grad_y, given, states),
-)
+SCAN = ScanOperation(reference, sizes.accepts, "m2rnn", M2rnnInputs, GRADIENTS, ACCUMULATED, output_like="v", sizes=sizes)
+_m2rnn, _m2rnn_backward = SCAN.register()

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megakernels._common import piece, types_of
-from megakernels.ops.m2rnn.choice import backward, chooses_kernel, forward
-from megakernels.ops.m2rnn.inputs import GRADIENTS, SHARED, Recurrence
-from megakernels.ops.m2rnn.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
+from megakernels.ops.m2rnn.inputs import M2rnnInputs
+from megakernels.ops.m2rnn.op import SCAN
+from megakernels.ops.m2rnn.sizes import forward_bytes
 
 __all__ = ["m2rnn_piece", "m2rnn_piece_backward"]
 
@@ -42,14 +41,10 @@ def m2rnn_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, 
 
 
 def m2rnn_piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    inputs: Sequence[Tensor],
-    starts: Tensor | None,
-    states: Tensor,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor,
     save_every: int,
     gradients: Sequence[Tensor | None],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The gradient of the state before the piece.
 
     Args:
@@ -66,36 +61,16 @@ def m2rnn_piece_backward(
     return grad_state
 
 
-def _forward(state: Tensor, given: Recurrence) -> tuple[Tensor, Tensor, Tensor]:
-    y, states = forward(state, given)
+def _forward(state: Tensor, given: M2rnnInputs) -> tuple[Tensor, ...]:
+    y, states = SCAN.forward(state, given)
     return y, states, states[:, -1].clone(memory_format=torch.contiguous_format)
 
 
-def _forward_scratch(state: Tensor, given: Recurrence) -> int:
-    if not chooses_kernel(given):
+def _forward_scratch(state: Tensor, given: M2rnnInputs) -> int:
+    if not SCAN.chooses_kernel(given):
         return 0
-    inside = forward_bytes(state, given)
-    return inside.results + max(0, inside.scratch - state.nbytes)  # copied to the caller's tensors, in addition to the last state
+    found = forward_bytes(state, given)
+    return found.results + max(0, found.scratch - state.nbytes)  # copied to the caller's tensors, in addition to the last state
 
 
-def _backward_scratch(_grad_last: Tensor, grad_y: Tensor, given: Recurrence, states: Tensor) -> int:
-    if not chooses_kernel(given):
-        return 0
-    inside = backward_bytes(grad_y, given, states)
-    return inside.results + inside.scratch
-
-
-_piece, _piece_backward = piece(
-    "m2rnn",
-    types_of(Recurrence),
-    Recurrence,
-    made=("y", "states"),
-    gradients=GRADIENTS,
-    summed=SHARED,
-    forward=_forward,
-    backward=backward,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=forward_cost,
-    backward_cost=backward_cost,
-)
+_piece, _piece_backward = SCAN.register_piece(_forward, _forward_scratch)

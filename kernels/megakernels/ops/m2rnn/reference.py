@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
-from megakernels.ops.m2rnn.inputs import Recurrence
+from megakernels.ops.m2rnn.inputs import M2rnnInputs
 
 
-def forward(state: Tensor | None, given: Recurrence) -> tuple[Tensor, Tensor]:
-    """From a state [B, H, K, V] in the accumulation dtype; None is zero.
+def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
+    """Runs the scan from a state [B, H, K, V] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, H, V] in q's dtype and the states before each segment and after the last [B, ceil(T / save_every) + 1, H, K, V].
@@ -48,8 +48,8 @@ def forward(state: Tensor | None, given: Recurrence) -> tuple[Tensor, Tensor]:
     return y, states
 
 
-def backward(grad_last: Tensor | None, grad_y: Tensor, given: Recurrence, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """From the gradients of the last state [B, H, K, V] (None is zero) and of y: those of q to A_log in order, and of the first state."""
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The gradients of q to A_log in order, and of the first state, from those of the last state [B, H, K, V] (None is zero) and of y."""
     q, k, v, f, state_map, D, dt_bias, A_log, _, save_every = given
     batch, _, key_width = q.shape
     grad_q, grad_k, grad_v, grad_f = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (q, k, v, f))
@@ -108,7 +108,7 @@ class _Segment:
         return self.states[:-1] if self.kept is None else self.states[:-1] * self.kept
 
 
-def _segment(given: Recurrence, start: Tensor, positions: slice) -> _Segment:
+def _segment(given: M2rnnInputs, start: Tensor, positions: slice) -> _Segment:
     _, k, v, f, state_map, _, dt_bias, A_log, starts, _ = given
     keys, values = _per_step(k, positions), upcast(v[:, positions]).permute(1, 2, 0, 3)
     raw = (upcast(f[:, positions]) + upcast(dt_bias)).permute(1, 2, 0)

@@ -7,21 +7,21 @@ from megakernels._common.cost import Cost
 from megakernels._common.scratch import copies_bytes
 from megakernels.facts import KernelBytes
 from megakernels.ops.m2rnn.facts import RecurrenceSizes
-from megakernels.ops.m2rnn.inputs import Recurrence
+from megakernels.ops.m2rnn.inputs import M2rnnInputs
 
 
-def sizes_of(given: Recurrence) -> RecurrenceSizes:
+def sizes_of(given: M2rnnInputs) -> RecurrenceSizes:
     """The sizes of these arguments."""
     batch, positions, heads, values = given.v.shape
     return RecurrenceSizes(batch, positions, heads, given.q.shape[2], values, given.save_every, given.q.element_size())
 
 
-def accepts(given: Recurrence) -> bool:
-    """Whether the kernels support these sizes."""
+def accepts(given: M2rnnInputs) -> bool:
+    """True if the kernels support these sizes."""
     return sizes_of(given).accepted
 
 
-def forward_bytes(state: Tensor | None, given: Recurrence) -> KernelBytes:
+def forward_bytes(state: Tensor | None, given: M2rnnInputs) -> KernelBytes:
     """Bytes of `kernel.forward` with the same operands."""
     q, k, v, _, state_map, D, dt_bias, A_log, starts, _ = given
     dense = [each for each in (state_map, D, dt_bias, A_log, starts, state) if each is not None]
@@ -29,7 +29,7 @@ def forward_bytes(state: Tensor | None, given: Recurrence) -> KernelBytes:
     return sizes_of(given).forward_bytes()._replace(scratch=copies_bytes(dense if has_states else (), rows=(q, k, v)))
 
 
-def backward_bytes(grad_y: Tensor, given: Recurrence, states: Tensor) -> KernelBytes:
+def backward_bytes(_grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, states: Tensor) -> KernelBytes:
     """Bytes of `kernel.backward` with the same operands."""
     q, k, v, f, state_map, D, dt_bias, A_log, starts, _ = given
     parameters = state_map, D, dt_bias, A_log
@@ -40,11 +40,11 @@ def backward_bytes(grad_y: Tensor, given: Recurrence, states: Tensor) -> KernelB
     return found._replace(results=results, scratch=found.scratch + copies_bytes((states,), rows=(q, k, v, grad_y)))
 
 
-def forward_cost(_state: Tensor | None, given: Recurrence) -> Cost:
+def forward_cost(_state: Tensor | None, given: M2rnnInputs) -> Cost:
     """Cost of `kernel.forward`: the product of state and map at each position, position by position."""
     return Cost({torch.float32: sizes_of(given).state_flops()}, steps=given.q.shape[1])
 
 
-def backward_cost(_grad_last: Tensor | None, _grad_y: Tensor, given: Recurrence, _states: Tensor) -> Cost:
+def backward_cost(_grad_last: Tensor | None, _grad_y: Tensor, given: M2rnnInputs, _states: Tensor) -> Cost:
     """Cost of `kernel.backward`: the recomputed forward, the backward, and the gradient of the map, which is not sequential."""
     return Cost({torch.float32: 3 * sizes_of(given).state_flops()}, steps=2 * given.q.shape[1])

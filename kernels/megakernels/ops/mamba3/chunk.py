@@ -14,13 +14,13 @@ GRADIENTS = (
     *("x", "z", "B", "C", "dt", "A", "trapezoid", "angles"),
     *("B_bias", "C_bias", "D", "dt_bias", "mimo_x", "mimo_z", "mimo_o"),
 )
-SHARED = GRADIENTS[GRADIENTS.index("angles") :]
+ACCUMULATED = GRADIENTS[GRADIENTS.index("angles") :]
 """Arguments whose gradients are sums over heads or positions: the angles, which all heads share, and the parameters."""
 SLOWEST_RATE = 1e-4
 """Lower bound of a. Source: `A_floor` of state-spaces/mamba."""
 
 
-class Scan(NamedTuple):
+class Mamba3Inputs(NamedTuple):
     """The arguments of the torch op, as `mamba3` documents them."""
 
     x: Tensor
@@ -54,7 +54,7 @@ class Scan(NamedTuple):
 
     @property
     def pairs_neighbours(self) -> bool:
-        """Whether an angle rotates dims 2i and 2i + 1, as in the single-input form; the MIMO form rotates i and i + S // 2."""
+        """True if an angle rotates dims 2i and 2i + 1, as in the single-input form; the MIMO form rotates i and i + S // 2."""
         return self.mimo_x is None
 
     def projection(self, weight: Tensor | None) -> Tensor:
@@ -120,7 +120,7 @@ def rate_slope(raw: Tensor, *, heavy_tail: bool) -> Tensor:
     return slope.masked_fill(rate_of(raw, heavy_tail=heavy_tail) < SLOWEST_RATE, 0)
 
 
-def make_steps(scan: Scan, ahead: Tensor) -> Steps:
+def make_steps(scan: Mamba3Inputs, ahead: Tensor) -> Steps:
     """Coefficients of all positions; `ahead` is (1 − λ) Δ of the position after them [B, H]."""
     raw_step = (upcast(scan.dt) + upcast(scan.dt_bias)).mT
     raw_rate, share = upcast(scan.A).mT, upcast(scan.trapezoid).mT.sigmoid()
@@ -135,7 +135,7 @@ def make_steps(scan: Scan, ahead: Tensor) -> Steps:
     return Steps(raw_step, step, raw_rate, rate, share, gamma, arrived, continues, -rate * step)
 
 
-def make_chunk(scan: Scan, steps: Steps, positions: slice, phase: Tensor) -> Chunk:
+def make_chunk(scan: Mamba3Inputs, steps: Steps, positions: slice, phase: Tensor) -> Chunk:
     """Rows and weights of one chunk; `phase` is the angle before it [B, H, N]."""
     x = upcast(scan.x[:, positions]).transpose(1, 2).unsqueeze(3)
     length = x.shape[2]
@@ -191,7 +191,7 @@ def _heads(whole: Tensor, bias: Tensor) -> Tensor:
     return upcast(whole).permute(0, 3, 1, 2, 4).repeat_interleave(repeats, 1) + upcast(bias).unsqueeze(1)
 
 
-def _turned_dims(scan: Scan, count: int) -> tuple[slice, slice]:
+def _turned_dims(scan: Mamba3Inputs, count: int) -> tuple[slice, slice]:
     """First and second dims of the pairs that `count` angles rotate."""
     if scan.pairs_neighbours:
         return slice(0, 2 * count, 2), slice(1, 2 * count, 2)

@@ -7,27 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megakernels.facts import (
-    SMALLEST_DOT,
-    SUMS_BYTES,
-    KernelBytes,
-    Part,
-    Pass,
-    Passes,
-    Plain,
-    PlainPass,
-    Work,
-    block_of,
-    ceil_div,
-    chunked_work,
-)
+import megakernels.facts as base
 
-LARGEST_WIDTH = {2: (64, 128), 4: (32, 32)}
+MAMBA3_LARGEST_WIDTHS = {2: (64, 128), 4: (32, 32)}
 """Largest head and state width, by bytes of an element; an fp32 product stores each operand as two TF32 values."""
 LARGEST_RANK = 4
-"""More ranks use the reference: a tile would have few positions."""
-LARGEST_TILE = {2: 64, 4: 16}
-"""Rows of a tile, ranks of positions, by bytes of an element; at least `SMALLEST_DOT`."""
+"""Largest number of ranks; more use the reference, because a tile would have few positions."""
 TILES_PER_SHARE = 4
 """Tiles whose gradients of parameters one program of the backward sums."""
 STATES_BYTES = 1 << 30
@@ -39,10 +24,12 @@ NUM_TABLES = 4
 """Values per position and head that the kernels over tiles read."""
 STEP_TILE = {"T": 16, "H": 8}
 """Positions and heads of a tile of the last two kernels."""
-PLAIN = Plain(PlainPass(0, 69, 84), PlainPass(0, 198, 229), is_fp32=True)
+PLAIN = base.PlainPasses(base.PlainPass(0, 69, 84), base.PlainPass(0, 198, 229), is_fp32=True)
+MAMBA3_HEADS_PER_TABLE = 16
+"""Heads of a program of `mamba3_table_kernel`."""
 
 
-class Extents(NamedTuple):
+class Mamba3Extents(NamedTuple):
     """Sizes of a launch.
 
     Attributes:
@@ -63,7 +50,7 @@ class Extents(NamedTuple):
     stored: tuple[int, ...]
 
 
-class Products(NamedTuple):
+class Mamba3Products(NamedTuple):
     """FLOPs of products of a tile: of rows by rows over a state's width and over a head's, of rows by a state."""
 
     scores: int
@@ -89,25 +76,25 @@ class TrapezoidalScan(NamedTuple):
     @property
     def accepted(self) -> bool:
         """True if the Triton kernels take these sizes."""
-        widest, widest_state = LARGEST_WIDTH[self.itemsize]
+        widest, widest_state = MAMBA3_LARGEST_WIDTHS[self.itemsize]
         return 0 < self.width <= widest and 1 < self.state <= widest_state and 0 < self.rank <= LARGEST_RANK
 
     @property
     def states(self) -> tuple[int, int, int, int, int]:
         """Shape of the saved states: the state at each segment's start."""
-        return self.batch, ceil_div(self.positions, self.save_every), self.heads, self.width, self.state
+        return self.batch, base.ceil_div(self.positions, self.save_every), self.heads, self.width, self.state
 
     @property
     def segments(self) -> int:
         """Segments of a sequence."""
-        return ceil_div(self.positions, self.save_every)
+        return base.ceil_div(self.positions, self.save_every)
 
     @property
     def shares(self) -> int:
         """Partial gradients of a head's parameters: both biases, the three rank projections if there are several ranks, and D."""
         return 2 * self.rank * self.state + (3 * self.rank * self.width if self.rank > 1 else 0) + 1
 
-    def work(self, seq_length: int) -> Work:
+    def work(self, seq_length: int) -> base.Work:
         """Ideal work in chunks of `chunk_size` positions, so of Q = rank · chunk rows.
 
         Per token and head, with R rows a position: C Bᵀ 2·R·Q·S, its product with x 2·R·Q·P, chunk states and their reading 4·R·S·P. C Bᵀ
@@ -123,17 +110,17 @@ class TrapezoidalScan(NamedTuple):
         width, shared = heads * self.width, self.groups * self.state * rank
         inputs = 2 * width + 2 * shared + 3 * heads  # x, z, B, C, and dt, A, trapezoid gate
         every = min(self.save_every, seq_length)
-        return chunked_work(seq_length, every, forward, scores, inputs, width, width * self.state, self.itemsize)
+        return base.chunked_work(seq_length, every, forward, scores, inputs, width, width * self.state, self.itemsize)
 
-    def extents(self) -> Extents:
+    def extents(self) -> Mamba3Extents:
         """Sizes of a launch."""
         return _extents(self)
 
-    def products(self) -> Products:
+    def products(self) -> Mamba3Products:
         """FLOPs of the products of a tile."""
         rows, _, _, width, half = _extents(self).sides.values()
         state = 2 * half
-        return Products(2 * rows * rows * state, 2 * rows * rows * width, 2 * rows * width * state)
+        return Mamba3Products(2 * rows * rows * state, 2 * rows * rows * width, 2 * rows * width * state)
 
     def tile_flops(self) -> tuple[int, int]:
         """FLOPs of a tile and head, forward and backward.
@@ -149,9 +136,9 @@ class TrapezoidalScan(NamedTuple):
         """Tiles of all sequences and heads; the last segment may have fewer."""
         sizes = _extents(self)
         whole, rest = divmod(self.positions, self.save_every)
-        return self.batch * self.heads * (whole * sizes.tiles + ceil_div(rest, sizes.sides["Q"]))
+        return self.batch * self.heads * (whole * sizes.tiles + base.ceil_div(rest, sizes.sides["Q"]))
 
-    def kernels(self, _work: Work, _tokens: int) -> Passes | None:
+    def kernels(self, _work: base.Work, _tokens: int) -> base.Passes | None:
         """Five kernels forward and fourteen backward, seven of them for each part of the segments.
 
         Forward: tables, turns, angles, states before tiles, outputs. Backward: these again with the gradients of outputs, then of states,
@@ -166,33 +153,33 @@ class TrapezoidalScan(NamedTuple):
         states, _, turned, _, outputs = (sizes.segments * each * size for each in sizes.stored)
         tables = self.tables()
         kept = self.batch * sizes.segments * self.heads * self.width * self.state * size
-        partial = self.batch * sizes.segments * sizes.pieces * self.heads * rank * (2 * self.state + 3 * self.width) * SUMS_BYTES
+        partial = self.batch * sizes.segments * sizes.pieces * self.heads * rank * (2 * self.state + 3 * self.width) * base.SUMS_BYTES
         split = rows * (2 * self.heads * self.width + 2 * self.groups * rank * self.state + 3 * self.heads) * 2 * size
-        parts = ceil_div(sizes.segments, sizes.at_once)
+        parts = base.ceil_div(sizes.segments, sizes.at_once)
         flops, flops_back = (tiles * each for each in self.tile_flops())
         forward = 4 * x + 3 * shared + 2 * states + kept + 5 * tables
         backward = 13 * x + 10 * shared + 7 * states + 4 * turned + 4 * outputs + 12 * tables + 2 * kept + 3 * partial + split
         launches = 3 + 2 * parts, 16 + 7 * parts
         return (
-            Pass(forward, flops, launches[0], (Part("mamba3", forward, flops, launches[0]),)),
-            Pass(backward, flops_back, launches[1], (Part("mamba3", backward, flops_back, launches[1]),)),
+            base.Pass(forward, flops, launches[0], (base.KindWork("mamba3", forward, flops, launches[0]),)),
+            base.Pass(backward, flops_back, launches[1], (base.KindWork("mamba3", backward, flops_back, launches[1]),)),
         )
 
-    def plain(self, work: Work, tokens: int) -> Passes:
+    def plain(self, work: base.Work, tokens: int) -> base.Passes:
         """Chunk by chunk, for each row of a head B or C, x, and its row of the tile twice."""
         chunk = min(self.chunk_size, self.save_every, self.positions)
         elements = self.heads * self.rank * (self.state + self.width + 2 * chunk * self.rank)
-        return PLAIN.passes(work, tokens, elements, ceil_div(self.positions, chunk))
+        return PLAIN.passes(work, tokens, elements, base.ceil_div(self.positions, chunk))
 
-    def forward_bytes(self) -> KernelBytes:
+    def forward_bytes(self) -> base.KernelBytes:
         """Bytes of the forward kernels, without copies of operands."""
         sizes, state = _extents(self), self.width * self.state
-        last = SUMS_BYTES * self.batch * self.heads * (state + self.angles)
+        last = base.SUMS_BYTES * self.batch * self.heads * (state + self.angles)
         x = self.batch * self.positions * self.heads * self.width * self.itemsize
-        kept = self.batch * sizes.segments * self.heads * (state * self.itemsize + self.angles * SUMS_BYTES)
-        return KernelBytes(x + kept, last, self.tables() + max(sizes.at_once * sizes.stored[0] * self.itemsize, self.turns()))
+        kept = self.batch * sizes.segments * self.heads * (state * self.itemsize + self.angles * base.SUMS_BYTES)
+        return base.KernelBytes(x + kept, last, self.tables() + max(sizes.at_once * sizes.stored[0] * self.itemsize, self.turns()))
 
-    def backward_bytes(self, parameter_bytes: int, carried: int = 0, phase: int = 0) -> KernelBytes:
+    def backward_bytes(self, parameter_bytes: int, carried: int = 0, phase: int = 0) -> base.KernelBytes:
         """Bytes of the backward kernels, without copies of operands.
 
         The peak is that of the tables, the stored states and their gradients, or of the sums of partial gradients after them.
@@ -203,24 +190,24 @@ class TrapezoidalScan(NamedTuple):
             phase: Bytes that the gradient of the last phase takes with its copy.
         """
         sizes, rows = _extents(self), self.batch * self.positions * self.heads
-        last = SUMS_BYTES * self.batch * self.heads * (self.width * self.state + self.angles)
+        last = base.SUMS_BYTES * self.batch * self.heads * (self.width * self.state + self.angles)
         keys = self.batch * self.positions * self.groups * self.rank * self.state
         of_inputs = self.itemsize * (2 * rows * self.width + 2 * keys + 3 * rows + self.batch * self.positions * self.angles)
         shares = self.batch * sizes.segments * sizes.pieces * self.heads * self.shares
-        always = SUMS_BYTES * (rows * (self.angles + 3) + self.ends() + shares)
+        always = base.SUMS_BYTES * (rows * (self.angles + 3) + self.ends() + shares)
         between = sizes.at_once * sum(sizes.stored) * self.itemsize
-        summed = SUMS_BYTES * self.heads * (self.batch * ceil_div(self.positions, STEP_TILE["T"]) + self.shares + 1)
+        summed = base.SUMS_BYTES * self.heads * (self.batch * base.ceil_div(self.positions, STEP_TILE["T"]) + self.shares + 1)
         scratch = always + max(self.tables() + max(between + carried, self.turns()), phase, summed)
-        return KernelBytes(of_inputs + parameter_bytes, last, scratch)
+        return base.KernelBytes(of_inputs + parameter_bytes, last, scratch)
 
     def tables(self) -> int:
         """Bytes of what the kernels over tiles read per position and head: `NUM_TABLES` values, and cosines and sines of the angles."""
-        of_head = NUM_TABLES * SUMS_BYTES + 2 * self.angles * self.itemsize
+        of_head = NUM_TABLES * base.SUMS_BYTES + 2 * self.angles * self.itemsize
         return self.batch * self.positions * self.heads * of_head
 
     def turns(self) -> int:
         """Bytes of the turns per position, from which the angles of all heads are made before any state is stored."""
-        return SUMS_BYTES * self.batch * self.positions * self.angles
+        return base.SUMS_BYTES * self.batch * self.positions * self.angles
 
     def ends(self) -> int:
         """Gradients of the angles at the start of every tile."""
@@ -230,37 +217,37 @@ class TrapezoidalScan(NamedTuple):
 
 def tile_sides(rank: int, chunk_size: int, width: int, state: int, itemsize: int) -> dict[str, int]:
     """Rows and positions of a tile, ranks, columns of a head and of half a state."""
-    ranks = block_of(rank)
-    positions = min(LARGEST_TILE[itemsize] // ranks, block_of(chunk_size, max(1, SMALLEST_DOT // ranks)))
-    return {"M": positions * ranks, "Q": positions, "R": ranks, "P": block_of(width, SMALLEST_DOT), "S": half_width(state)}
+    ranks = base.block_of(rank)
+    positions = min(base.LARGEST_TILE[itemsize] // ranks, base.block_of(chunk_size, max(1, base.SMALLEST_DOT // ranks)))
+    return {"M": positions * ranks, "Q": positions, "R": ranks, "P": base.block_of(width, base.SMALLEST_DOT), "S": half_width(state)}
 
 
 def half_width(state: int) -> int:
     """Columns of half a state."""
-    return block_of(ceil_div(state, 2), SMALLEST_DOT)
+    return base.block_of(base.ceil_div(state, 2), base.SMALLEST_DOT)
 
 
 def halves_turned(num_angles: int, state: int) -> int:
     """Halves of a state that angles rotate: each has as many pairs as half its columns."""
-    return min(2, ceil_div(num_angles, half_width(state) // 2))
+    return min(2, base.ceil_div(num_angles, half_width(state) // 2))
 
 
 def step_sides(num_angles: int) -> dict[str, int]:
     """Positions, heads and angles of a tile of the last two kernels."""
-    return {**STEP_TILE, "N": block_of(num_angles, SMALLEST_DOT)}
+    return {**STEP_TILE, "N": base.block_of(num_angles, base.SMALLEST_DOT)}
 
 
 def phase_rows(positions: int) -> int:
     """Rows of a program that sums the angles' gradients of a tile's positions."""
-    return max(positions, SMALLEST_DOT)
+    return max(positions, base.SMALLEST_DOT)
 
 
-def _extents(sizes: TrapezoidalScan) -> Extents:
+def _extents(sizes: TrapezoidalScan) -> Mamba3Extents:
     batch, positions, heads, _, rank, width, state, _, chunk_size, save_every, itemsize = sizes
     sides = tile_sides(rank, min(chunk_size, save_every), width, state, itemsize)
-    tiles, segments = ceil_div(min(save_every, max(1, positions)), sides["Q"]), ceil_div(positions, save_every)
+    tiles, segments = base.ceil_div(min(save_every, max(1, positions)), sides["Q"]), base.ceil_div(positions, save_every)
     padded = 2 * sides["S"]
     of_tile = width * padded, width * padded, sides["M"] * padded, sides["M"] * padded, sides["M"] * width
     stored = tuple(batch * tiles * heads * each for each in of_tile)
     at_once = min(segments, max(1, STATES_BYTES // max(1, sum(stored) * itemsize)))
-    return Extents(sides, tiles, ceil_div(tiles, TILES_PER_SHARE), segments, at_once, stored)
+    return Mamba3Extents(sides, tiles, base.ceil_div(tiles, TILES_PER_SHARE), segments, at_once, stored)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, upcast
-from megakernels.ops.mamba3.chunk import Chunk, Scan, Steps, by_position, per_pair, per_row, rate_slope, rotated, row_sums, turning
+from megakernels.ops.mamba3.chunk import Chunk, Mamba3Inputs, Steps, by_position, per_pair, per_row, rate_slope, rotated, row_sums, turning
 
 
 class Gradients:
     """Gradients of all inputs, filled chunk by chunk from the last."""
 
-    def __init__(self, scan: Scan, steps: Steps) -> None:
+    def __init__(self, scan: Mamba3Inputs, steps: Steps) -> None:
         self.scan, self.steps = scan, steps
         self.x, self.z, self.B, self.C = (_empty(each) for each in (scan.x, scan.z, scan.B, scan.C))
         self.angles = None if scan.angles is None else _empty(scan.angles)
@@ -98,7 +98,7 @@ class Gradients:
         self.angles[:, positions] = (slope * weighted).to(self.angles.dtype)
 
     def finished(self) -> tuple[Tensor | None, ...]:
-        """The gradients of all of `Scan` before starts, in its order."""
+        """The gradients of all of `Mamba3Inputs` before starts, in its order."""
         scan, steps = self.scan, self.steps
         later = self.arrived[:, :, :-1] * steps.continues  # of (1 − λ) Δ of the position after
         gamma = self.gamma + self.arrived

@@ -29,19 +29,19 @@ import torch
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.ops.mamba3.chunk import Scan
+from megakernels.ops.mamba3.chunk import Mamba3Inputs
 from megakernels.ops.mamba3.launch import make_tables, outputs, sizes_of
 from megakernels.ops.mamba3.launch_backward import phase_gradients, step_gradients, tile_gradients
 from megakernels.ops.mamba3.sizes import dense, facts_of
 
 
-def forward(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
+def forward(scan: Mamba3Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     return forward_from(scan, None, None, None)[:3]
 
 
 def forward_from(
-    scan: Scan, state: Tensor | None, phase: Tensor | None, ahead: Tensor | None
+    scan: Mamba3Inputs, state: Tensor | None, phase: Tensor | None, ahead: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward_from`; None is zero."""
     scan, sizes = dense(scan), facts_of(scan).extents()
@@ -60,14 +60,16 @@ def forward_from(
     return y, states, phases, last, last_phase
 
 
-def backward(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor) -> tuple[Tensor | None, ...]:
+def backward(grad_y: Tensor, scan: Mamba3Inputs, states: Tensor, phases: Tensor) -> tuple[Tensor | None, ...]:
     """Same contract as `reference.backward`."""
     return backward_from(None, None, grad_y, scan, None, states, phases)[0]
 
 
 def backward_from(
-    grad_state: Tensor | None, grad_phase: Tensor | None, grad_y: Tensor, scan: Scan, ahead: Tensor | None, states: Tensor, phases: Tensor
-) -> tuple[tuple[Tensor | None, ...], Tensor, Tensor, Tensor]:
+    grad_state: Tensor | None, grad_phase: Tensor | None, grad_y: Tensor,
+    scan: Mamba3Inputs,
+    ahead: Tensor | None, states: Tensor, phases: Tensor,
+) -> tuple[tuple[Tensor | None, ...], Tensor, Tensor, Tensor]:  # fmt: skip
     """Same contract as `reference.backward_from`; None is zero."""
     given, sizes = dense(scan), facts_of(scan).extents()
     x, B, angles = given.x, given.B, given.angles
@@ -108,6 +110,6 @@ def _parameters(gradients: dict[str, Tensor], shares: Tensor, step_shares: Tenso
     gradients["dt_bias"].copy_(step_shares.sum((0, 1)))
 
 
-def _inputs(scan: Scan) -> dict[str, Tensor]:
+def _inputs(scan: Mamba3Inputs) -> dict[str, Tensor]:
     """Those that have a gradient."""
     return {name: value for name, value in zip(scan._fields[:15], scan[:15], strict=True) if isinstance(value, Tensor)}

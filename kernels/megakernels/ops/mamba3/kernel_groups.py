@@ -9,35 +9,11 @@ from megakernels.ops.mamba3.kernel_tiles import over_positions, rows_of
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_group_kernel(  # type: ignore[no-untyped-def]
-    grad_rows,
-    cosines,
-    sines,
-    grad_keys,
-    shares,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    rank_count: tl.constexpr,
-    _head_width,
-    state_width: tl.constexpr,
-    num_angles: tl.constexpr,
-    save_every,
-    _num_rows,
-    num_shares,
-    offset,
-    num_segments,
-    first_segment,
-    count,
-    tiles,
-    pieces,
-    M: tl.constexpr,
-    Q: tl.constexpr,
-    R: tl.constexpr,
-    S: tl.constexpr,
-    SPAN: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    TURNS: tl.constexpr,
-):
+    grad_rows, cosines, sines, grad_keys, shares, num_positions, num_heads, heads_per_group, rank_count: tl.constexpr, _head_width,
+    state_width: tl.constexpr, num_angles: tl.constexpr, save_every, _num_rows, num_shares, offset, num_segments, first_segment, count,
+    tiles, pieces,
+    M: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, NEIGHBOURS: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
     """Up to SPAN tiles of a segment of one sequence and group, from the gradients of rotated rows that `mamba3_pair_kernel` describes.
 
     `shares` from `offset` on has the gradients of the heads' biases, sums over the rows of all these tiles.

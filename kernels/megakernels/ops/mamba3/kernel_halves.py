@@ -7,7 +7,7 @@ second one only where there are more than S // 2 angles. `cosines` and `sines` [
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import narrow, once, widen
+from megakernels._common.tiles import computed_once, narrow, widen
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -116,19 +116,9 @@ def cos_sin(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def turned_half(  # type: ignore[no-untyped-def]
-    whole,
-    bias,
-    angles,
-    row_places,
-    sizes,
-    strides,
-    R: tl.constexpr,
-    S: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    TURNS: tl.constexpr,
-    HALF: tl.constexpr,
-    ONCE: tl.constexpr = False,
-):
+    whole, bias, angles, row_places, sizes, strides,
+    R: tl.constexpr, S: tl.constexpr, NEIGHBOURS: tl.constexpr, TURNS: tl.constexpr, HALF: tl.constexpr, ONCE: tl.constexpr = False,
+):  # fmt: skip
     """One half of the rows of B or C with the head's bias, rotated: [M, S].
 
     `angles` are cosines and sines; `row_places` batch, head and group, and of each row its position, its rank and whether it exists;
@@ -153,24 +143,15 @@ def turned_half(  # type: ignore[no-untyped-def]
         cos, sin = cos_sin(cosines, sines, batch, head, position, valid, num_positions, num_heads, num_angles, S=S, HALF=HALF)
         one, other = one * cos - other * sin, one * sin + other * cos
     if ONCE:
-        one, other = once(one), once(other)
+        one, other = computed_once(one), computed_once(other)
     return joined(one, other)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def turned_rows(  # type: ignore[no-untyped-def]
-    whole,
-    bias,
-    angles,
-    row_places,
-    sizes,
-    strides,
-    R: tl.constexpr,
-    S: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    TURNS: tl.constexpr,
-    ONCE: tl.constexpr = False,
-):
+    whole, bias, angles, row_places, sizes, strides,
+    R: tl.constexpr, S: tl.constexpr, NEIGHBOURS: tl.constexpr, TURNS: tl.constexpr, ONCE: tl.constexpr = False,
+):  # fmt: skip
     """Both halves of what `turned_half` describes."""
     one = turned_half(whole, bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=NEIGHBOURS, TURNS=TURNS, HALF=0, ONCE=ONCE)
     other = turned_half(whole, bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=NEIGHBOURS, TURNS=TURNS, HALF=1, ONCE=ONCE)
@@ -179,7 +160,7 @@ def turned_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def back_turn(grad, at, there, S: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What turning all rows of one half [rows, S] of a stored matrix back has as gradient: [S // 2], from the gradient of that half."""
+    """Gradient [S // 2] of an angle that turns back all rows of one half [rows, S] of a stored matrix, from the gradient of that half."""
     first, second = pairs_in(widen(load_part(at, there, S=S, HALF=HALF)))
     grad_first, grad_second = pairs_in(grad)
     return tl.sum(grad_first * second - grad_second * first, 0)

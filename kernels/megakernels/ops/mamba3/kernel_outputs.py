@@ -20,64 +20,13 @@ from megakernels.ops.mamba3.kernel_tiles import (
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one head's formulas, in order
-    grad_y,
-    x,
-    z,
-    B,
-    C,
-    B_bias,
-    C_bias,
-    D,
-    mimo_x,
-    mimo_z,
-    mimo_o,
-    starts,
-    tables,
-    cosines,
-    sines,
-    states,
-    y,
-    grad_z,
-    grad_outputs,
-    steps,
-    shares,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    rank_count: tl.constexpr,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    num_angles: tl.constexpr,
-    save_every,
-    num_rows,
-    num_shares,
-    num_segments,
-    first_segment,
-    count,
-    tiles,
-    pieces,
-    grad_stride_b,
-    grad_stride_t,
-    grad_stride_h,
-    x_stride_b,
-    x_stride_t,
-    x_stride_h,
-    B_stride_b,
-    B_stride_t,
-    B_stride_r,
-    B_stride_g,
-    M: tl.constexpr,
-    Q: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    SPAN: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_MIMO: tl.constexpr,
-    TURNS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-):
+    grad_y, x, z, B, C, B_bias, C_bias, D, mimo_x, mimo_z, mimo_o, starts, tables, cosines, sines, states, y, grad_z, grad_outputs, steps,
+    shares, num_positions, num_heads, heads_per_group, rank_count: tl.constexpr, head_width: tl.constexpr, state_width: tl.constexpr,
+    num_angles: tl.constexpr, save_every, num_rows, num_shares, num_segments, first_segment, count, tiles, pieces,
+    grad_stride_b, grad_stride_t, grad_stride_h, x_stride_b, x_stride_t, x_stride_h, B_stride_b, B_stride_t, B_stride_r, B_stride_g,
+    M: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, P: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, HAS_STARTS: tl.constexpr,
+    HAS_MIMO: tl.constexpr, TURNS: tl.constexpr, PRECISE: tl.constexpr, GRADIENTS: tl.constexpr,
+):  # fmt: skip
     """Up to SPAN tiles of a segment of one sequence and head, with the states before them: y, or with `GRADIENTS` those of its gate.
 
     `states` [B, count, tiles, H, P, 2 · S] has those before each tile of `count` segments from `first_segment` on, `grad_outputs`
@@ -98,26 +47,14 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
         first = begin + tile * Q
         last = tl.minimum(first + Q, stop) - 1
         position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
-        written = first + tl.arange(0, Q)
-        there = written < stop
-        _arrived, from_start, _to_end, _across = decays_of(
-            tables,
-            starts,
-            batch,
-            head,
-            position,
-            valid,
-            first,
-            last,
-            num_positions,
-            num_heads,
-            num_rows,
-            HAS_STARTS=HAS_STARTS,
-            PRECISE=PRECISE,
-        )
         angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
         row_places = batch, head, group, position, rank, valid
         sizes = num_positions, num_heads, rank_count, state_width, num_angles
+        written = first + tl.arange(0, Q)
+        there = written < stop
+        _arrived, from_start, _to_end, _across = decays_of(
+            tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
+        )
         key_rows, more_key_rows = turned_rows(B, B_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS)
         keys_one = narrow(key_rows, dtype)
         keys_other = narrow(more_key_rows, dtype)
@@ -127,19 +64,7 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
         queries_one = narrow(query_rows, dtype)
         queries_other = narrow(more_query_rows, dtype)
         _decay, weight, _arrived = pairs_of(
-            tables,
-            starts,
-            batch,
-            head,
-            first,
-            stop,
-            num_positions,
-            num_heads,
-            num_rows,
-            Q=Q,
-            HAS_STARTS=HAS_STARTS,
-            PRECISE=PRECISE,
-            KEYS=False,
+            tables, starts, row_places, first, stop, sizes, num_rows, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False
         )
         scores = dot(queries_one, tl.trans(keys_one)) + dot(queries_other, tl.trans(keys_other))
         mixing = narrow(scores * over_pairs(weight, R=R), dtype)
@@ -148,20 +73,7 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
         columns = tl.arange(0, P)
         in_p = columns < head_width
         values = value_rows(
-            x,
-            mimo_x,
-            batch,
-            head,
-            position,
-            valid,
-            columns,
-            head_width,
-            rank_count,
-            x_stride_b,
-            x_stride_t,
-            x_stride_h,
-            R=R,
-            HAS_MIMO=HAS_MIMO,
+            x, mimo_x, row_places, columns, head_width, rank_count, (x_stride_b, x_stride_t, x_stride_h), R=R, HAS_MIMO=HAS_MIMO
         )
         at_state = states + (tile_row * head_width + columns) * (2 * S)
         read = dot(queries_one, tl.trans(load_part(at_state, in_p, S=S, HALF=0)))

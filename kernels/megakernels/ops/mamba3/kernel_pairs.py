@@ -19,52 +19,13 @@ from megakernels.ops.mamba3.kernel_tiles import (
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one head's formulas, in order
-    grad_outputs,
-    x,
-    B,
-    C,
-    B_bias,
-    C_bias,
-    mimo_x,
-    starts,
-    tables,
-    cosines,
-    sines,
-    states,
-    grad_states,
-    grad_queries,
-    grad_keys,
-    turned,
-    steps,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    rank_count: tl.constexpr,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    num_angles: tl.constexpr,
-    save_every,
-    num_rows,
-    first_segment,
-    count,
-    tiles,
-    x_stride_b,
-    x_stride_t,
-    x_stride_h,
-    B_stride_b,
-    B_stride_t,
-    B_stride_r,
-    B_stride_g,
-    M: tl.constexpr,
-    Q: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_MIMO: tl.constexpr,
-    TURNS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    grad_outputs, x, B, C, B_bias, C_bias, mimo_x, starts, tables, cosines, sines, states, grad_states, grad_queries, grad_keys, turned,
+    steps, num_positions, num_heads, heads_per_group, rank_count: tl.constexpr, head_width: tl.constexpr, state_width: tl.constexpr,
+    num_angles: tl.constexpr, save_every, num_rows, first_segment, count, tiles,
+    x_stride_b, x_stride_t, x_stride_h, B_stride_b, B_stride_t, B_stride_r, B_stride_g,
+    M: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_MIMO: tl.constexpr,
+    TURNS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """A tile of a segment of one sequence and head, with the state before it, the gradient of the one after it, and those of outputs.
 
     `grad_queries` and `grad_keys` [B, count, tiles, H, M, 2 · S] have the gradients of rotated rows of C and of B, and before them the
@@ -82,26 +43,14 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
     in_p = columns < tl.where(first < stop, head_width, 0)  # a short segment has fewer tiles: no states are stored there
     last = tl.minimum(first + Q, stop) - 1
     position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
-    written = first + tl.arange(0, Q)
-    there = written < stop
-    arrived, from_start, to_end, _across = decays_of(
-        tables,
-        starts,
-        batch,
-        head,
-        position,
-        valid,
-        first,
-        last,
-        num_positions,
-        num_heads,
-        num_rows,
-        HAS_STARTS=HAS_STARTS,
-        PRECISE=PRECISE,
-    )
     angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
     row_places = batch, head, group, position, rank, valid
     sizes = num_positions, num_heads, rank_count, state_width, num_angles
+    written = first + tl.arange(0, Q)
+    there = written < stop
+    arrived, from_start, to_end, _across = decays_of(
+        tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
+    )
     key_rows, more_key_rows = turned_rows(B, B_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS)
     keys_one = narrow(key_rows, dtype)
     keys_other = narrow(more_key_rows, dtype)
@@ -120,20 +69,7 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
         store_parted(at_queries, more_query_rows, valid, S=S, HALF=1)
         store_parted(at_keys, more_key_rows, valid, S=S, HALF=1)
     values = value_rows(
-        x,
-        mimo_x,
-        batch,
-        head,
-        position,
-        valid,
-        columns,
-        head_width,
-        rank_count,
-        x_stride_b,
-        x_stride_t,
-        x_stride_h,
-        R=R,
-        HAS_MIMO=HAS_MIMO,
+        x, mimo_x, row_places, columns, head_width, rank_count, (x_stride_b, x_stride_t, x_stride_h), R=R, HAS_MIMO=HAS_MIMO
     )
     at_outputs = grad_outputs + (tile_row * M + tl.arange(0, M))[:, None] * head_width + columns[None, :]
     grad = tl.load(at_outputs, mask=valid[:, None] & in_p[None, :], other=0.0)
@@ -141,19 +77,7 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
     given = narrow(values, dtype)
     grad_mixing = dot(grad, tl.trans(given))
     decay, weight, arriving = pairs_of(
-        tables,
-        starts,
-        batch,
-        head,
-        first,
-        stop,
-        num_positions,
-        num_heads,
-        num_rows,
-        Q=Q,
-        HAS_STARTS=HAS_STARTS,
-        PRECISE=PRECISE,
-        KEYS=False,
+        tables, starts, row_places, first, stop, sizes, num_rows, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=False
     )
     grad_weight = pairs_over_ranks(grad_mixing * scores, R=R)
     of_gamma = tl.sum(tl.where(written[:, None] == written[None, :], grad_weight, 0.0), 1)

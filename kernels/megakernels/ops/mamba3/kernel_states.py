@@ -10,50 +10,13 @@ from megakernels.ops.mamba3.kernel_tiles import decays_of, rows_of, value_rows
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_state_kernel(  # type: ignore[no-untyped-def]
-    x,
-    B,
-    B_bias,
-    mimo_x,
-    starts,
-    tables,
-    cosines,
-    sines,
-    first_states,
-    saved,
-    states,
-    last_states,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    rank_count: tl.constexpr,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    num_angles: tl.constexpr,
-    save_every,
-    num_rows,
-    num_segments,
-    first_segment,
-    count,
-    tiles,
-    x_stride_b,
-    x_stride_t,
-    x_stride_h,
-    B_stride_b,
-    B_stride_t,
-    B_stride_r,
-    B_stride_g,
-    M: tl.constexpr,
-    Q: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    HAS_MIMO: tl.constexpr,
-    TURNS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    WALKS: tl.constexpr,
-):
+    x, B, B_bias, mimo_x, starts, tables, cosines, sines, first_states, saved, states, last_states, num_positions, num_heads,
+    heads_per_group, rank_count: tl.constexpr, head_width: tl.constexpr, state_width: tl.constexpr, num_angles: tl.constexpr, save_every,
+    num_rows, num_segments, first_segment, count, tiles,
+    x_stride_b, x_stride_t, x_stride_h, B_stride_b, B_stride_t, B_stride_r, B_stride_g,
+    M: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, HAS_MIMO: tl.constexpr, TURNS: tl.constexpr, PRECISE: tl.constexpr, WALKS: tl.constexpr,
+):  # fmt: skip
     """The state before each tile of `count` segments of one sequence and head: `states` [B, count, tiles, H, P, 2 · S].
 
     With `WALKS` of all these segments, from the state before them; those before each segment and after the last are stored too. Without, of
@@ -90,45 +53,20 @@ def mamba3_state_kernel(  # type: ignore[no-untyped-def]
             store_part(at_state, one, in_p, S=S, HALF=0)
             store_part(at_state, other, in_p, S=S, HALF=1)
             position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
-            last = tl.minimum(first + Q, stop) - 1
-            arrived, _from_start, to_end, across = decays_of(
-                tables,
-                starts,
-                batch,
-                head,
-                position,
-                valid,
-                first,
-                last,
-                num_positions,
-                num_heads,
-                num_rows,
-                HAS_STARTS=HAS_STARTS,
-                PRECISE=PRECISE,
-            )
             angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
             row_places = batch, head, group, position, rank, valid
             sizes = num_positions, num_heads, rank_count, state_width, num_angles
+            last = tl.minimum(first + Q, stop) - 1
+            arrived, _from_start, to_end, across = decays_of(
+                tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
+            )
             key_rows, more_key_rows = turned_rows(
                 B, B_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS
             )
             keys_one = narrow(key_rows, dtype)
             keys_other = narrow(more_key_rows, dtype)
             values = value_rows(
-                x,
-                mimo_x,
-                batch,
-                head,
-                position,
-                valid,
-                column,
-                head_width,
-                rank_count,
-                x_stride_b,
-                x_stride_t,
-                x_stride_h,
-                R=R,
-                HAS_MIMO=HAS_MIMO,
+                x, mimo_x, row_places, column, head_width, rank_count, (x_stride_b, x_stride_t, x_stride_h), R=R, HAS_MIMO=HAS_MIMO
             )
             kept = tl.trans(narrow(values * (to_end * arrived)[:, None], dtype))
             one = across * one + dot(kept, keys_one)

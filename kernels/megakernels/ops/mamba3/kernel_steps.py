@@ -10,21 +10,9 @@ from megakernels.ops.mamba3.kernel_tiles import PI, SLOWEST_RATE
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_last_phase_kernel(  # type: ignore[no-untyped-def]
-    turned,
-    grad_final,
-    starts,
-    ends,
-    of_last,
-    first,
-    num_positions,
-    num_heads,
-    num_angles,
-    num_tiles,
-    last_tile,
-    T: tl.constexpr,
-    N: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-):
+    turned, grad_final, starts, ends, of_last, first, num_positions, num_heads, num_angles, num_tiles, last_tile,
+    T: tl.constexpr, N: tl.constexpr, HAS_STARTS: tl.constexpr,
+):  # fmt: skip
     """The part of the angles' gradients that depends on the angle after the sequence alone: `of_last` [B, H, N], of tiles before the last.
 
     `first` is the last tile's first position; the part is 0 if the last document begins in that tile.
@@ -45,24 +33,9 @@ def mamba3_last_phase_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_phase_gradient_kernel(  # type: ignore[no-untyped-def]
-    turned,
-    grad_final,
-    starts,
-    ends,
-    of_last,
-    grad_initial,
-    num_positions,
-    num_heads,
-    num_angles,
-    save_every,
-    tiles,
-    num_tiles,
-    Q: tl.constexpr,
-    T: tl.constexpr,
-    N: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_FINAL: tl.constexpr,
-):
+    turned, grad_final, starts, ends, of_last, grad_initial, num_positions, num_heads, num_angles, save_every, tiles, num_tiles,
+    Q: tl.constexpr, T: tl.constexpr, N: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_FINAL: tl.constexpr,
+):  # fmt: skip
     """Sums over the later positions of the same document, in place: a tile's rows of `turned` [B, H, T, N] of one sequence and head.
 
     A position's turn is part of its own angle and of all later ones. Of those after the tile the sum is in `ends` and `of_last`: a sum over
@@ -110,34 +83,11 @@ def mamba3_phase_gradient_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_step_gradient_kernel(  # type: ignore[no-untyped-def]
-    turned,
-    steps,
-    dt,
-    A,
-    trapezoid,
-    angles,
-    dt_bias,
-    starts,
-    grad_dt,
-    grad_A,
-    grad_trapezoid,
-    grad_angles,
-    shares,
-    num_positions,
-    num_heads,
-    num_angles,
-    dt_stride_b,
-    dt_stride_t,
-    dt_stride_h,
-    angle_stride_b,
-    angle_stride_t,
-    T: tl.constexpr,
-    H: tl.constexpr,
-    N: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HEAVY_TAIL: tl.constexpr,
-    ROTATES: tl.constexpr,
-):
+    turned, steps, dt, A, trapezoid, angles, dt_bias, starts, grad_dt, grad_A, grad_trapezoid, grad_angles, shares, num_positions,
+    num_heads, num_angles,
+    dt_stride_b, dt_stride_t, dt_stride_h, angle_stride_b, angle_stride_t,
+    T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, HAS_STARTS: tl.constexpr, HEAVY_TAIL: tl.constexpr, ROTATES: tl.constexpr,
+):  # fmt: skip
     """A tile of positions of one sequence, all heads; `shares` [B, tiles, H] has the sums of the gradients of dt over its positions.
 
     `steps` [3, B, H, T] has the gradients of γ + w, of w and of log decays.

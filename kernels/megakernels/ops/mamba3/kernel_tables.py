@@ -19,26 +19,10 @@ def rate_of(raw, HEAVY_TAIL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_table_kernel(  # type: ignore[no-untyped-def]
-    dt,
-    A,
-    trapezoid,
-    dt_bias,
-    starts,
-    ahead,
-    tables,
-    num_positions,
-    num_heads,
-    save_every,
-    num_rows,
-    dt_stride_b,
-    dt_stride_t,
-    dt_stride_h,
-    H: tl.constexpr,
-    Q: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_AHEAD: tl.constexpr,
-    HEAVY_TAIL: tl.constexpr,
-):
+    dt, A, trapezoid, dt_bias, starts, ahead, tables, num_positions, num_heads, save_every, num_rows,
+    dt_stride_b, dt_stride_t, dt_stride_h,
+    H: tl.constexpr, Q: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_AHEAD: tl.constexpr, HEAVY_TAIL: tl.constexpr,
+):  # fmt: skip
     """One segment of a sequence, H heads, tile by tile: γ, w, and the running sums of log decays within each tile."""
     segment, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     head = tl.program_id(1) * H + tl.arange(0, H)
@@ -77,15 +61,10 @@ def mamba3_table_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_turn_kernel(  # type: ignore[no-untyped-def]
-    angles,
-    turns,
-    num_positions,
-    num_angles,
-    angle_stride_b,
-    angle_stride_t,
-    T: tl.constexpr,
-    N: tl.constexpr,
-):
+    angles, turns, num_positions, num_angles,
+    angle_stride_b, angle_stride_t,
+    T: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
     """π tanh(angles) of T positions of a sequence, `turns` [B, positions, N], which all heads share."""
     batch, position, angle = tl.program_id(1).to(tl.int64), tl.program_id(0) * T + tl.arange(0, T), tl.arange(0, N)
     mask = (position < num_positions)[:, None] & (angle < num_angles)[None, :]
@@ -119,35 +98,17 @@ def cos_sin_of(angle):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def sum_since(total, begins, added, more_begins):  # type: ignore[no-untyped-def]
-    """Of two neighbouring spans the sum since the last position where a document begins, and whether one does."""
+    """Combines two neighbouring spans: the sum since the last position where a document begins, and whether one begins."""
     return tl.where(more_begins != 0, added, total + added), begins | more_begins
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_angle_kernel(  # type: ignore[no-untyped-def]
-    dt,
-    dt_bias,
-    turns,
-    starts,
-    first_phases,
-    cosines,
-    sines,
-    phases,
-    last_phases,
-    num_positions,
-    num_heads,
-    num_angles,
-    save_every,
+    dt, dt_bias, turns, starts, first_phases, cosines, sines, phases, last_phases, num_positions, num_heads, num_angles, save_every,
     num_segments,
-    dt_stride_b,
-    dt_stride_t,
-    dt_stride_h,
-    T: tl.constexpr,
-    N: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    FORWARD: tl.constexpr,
-):
+    dt_stride_b, dt_stride_t, dt_stride_h,
+    T: tl.constexpr, N: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_INITIAL: tl.constexpr, FORWARD: tl.constexpr,
+):  # fmt: skip
     """Cosines and sines of the running sums of turns of one sequence and head, each times its step.
 
     With `FORWARD` all positions, from the initial angle [B, H, N]; the angle before each segment and after the last is stored too. Without,

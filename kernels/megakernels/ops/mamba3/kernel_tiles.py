@@ -8,12 +8,13 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import exp, softplus, widen
+from megakernels.ops.mamba3 import chunk
 
 PI = tl.constexpr(3.141592653589793)
 TURN_HIGH, TURN_LOW = tl.constexpr(6.28125), tl.constexpr(0.0019353071795864769)
 """2π in two parts; the first has so few bits that its multiples are exact."""
 PER_TURN = tl.constexpr(0.15915494309189535)
-SLOWEST_RATE = tl.constexpr(1e-4)
+SLOWEST_RATE = tl.constexpr(chunk.SLOWEST_RATE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -32,21 +33,14 @@ def steps_of(raw, bias, valid):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def decays_of(  # type: ignore[no-untyped-def]
-    tables,
-    starts,
-    batch,
-    head,
-    position,
-    valid,
-    first,
-    last,
-    num_positions,
-    num_heads,
-    num_rows,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
+    tables, starts, places, first, last, sizes, num_rows, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr
 ):
-    """Per row w and the decays from the tile's start and to its end; and the decay across the tile. Decays between documents are 0."""
+    """Per row w and the decays from the tile's start and to its end; and the decay across the tile. Decays between documents are 0.
+
+    `places` has sequence, head, group, and each row's position, rank and mask; `sizes` begins with numbers of positions and heads.
+    """
+    batch, head, _group, position, _rank, valid = places
+    num_positions, num_heads = sizes[0], sizes[1]
     row = tables + (batch * num_heads + head) * num_positions
     arrived = tl.load(row + num_rows + position, mask=valid, other=0.0).to(tl.float32)
     sums = tl.load(row + 2 * num_rows + position, mask=valid, other=0.0).to(tl.float32)
@@ -67,25 +61,16 @@ def decays_of(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pairs_of(  # type: ignore[no-untyped-def]
-    tables,
-    starts,
-    batch,
-    head,
-    first,
-    stop,
-    num_positions,
-    num_heads,
-    num_rows,
-    Q: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    """Of each pair of positions [Q, Q] the decay from the earlier to the later one, else 0, and the weight; and w of each position.
+    tables, starts, places, first, stop, sizes, num_rows,
+    Q: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """For each pair of positions [Q, Q] the decay from the earlier to the later one, else 0, and the weight; and w of each position.
 
     Masked before it is exponentiated. Rows are queries, with `KEYS` keys. With `PRECISE` sums are two fp32 numbers: the difference of two
-    has no more rounding than a sum over the span.
+    has no more rounding than a sum over the span. `places` and `sizes` as for `decays_of`.
     """
+    batch, head = places[0], places[1]
+    num_positions, num_heads = sizes[0], sizes[1]
     position = first + tl.arange(0, Q)
     valid = position < stop
     row = tables + (batch * num_heads + head) * num_positions + position
@@ -175,23 +160,11 @@ def mimo_rows(weight, head, rank_count, column, head_width, R: tl.constexpr):  #
 
 @triton.jit  # type: ignore[untyped-decorator]
 def value_rows(  # type: ignore[no-untyped-def]
-    x,
-    mimo_x,
-    batch,
-    head,
-    position,
-    valid,
-    column,
-    head_width,
-    rank_count,
-    stride_b,
-    stride_t,
-    stride_h,
-    R: tl.constexpr,
-    HAS_MIMO: tl.constexpr,
+    x, mimo_x, places, column, head_width, rank_count, strides, R: tl.constexpr, HAS_MIMO: tl.constexpr
 ):
-    """Columns of the values of a tile's rows, [Q · R, columns], fp32: zero for rows that do not exist."""
-    rows = head_rows(x, batch, head, position, valid, column, head_width, stride_b, stride_t, stride_h)
+    """Columns of the values of a tile's rows, [Q · R, columns], fp32: zero for rows that do not exist; `places` as for `decays_of`."""
+    batch, head, _group, position, _rank, valid = places
+    rows = head_rows(x, batch, head, position, valid, column, head_width, strides[0], strides[1], strides[2])
     if HAS_MIMO:
         M: tl.constexpr = position.shape[0]
         W: tl.constexpr = column.shape[0]

@@ -10,55 +10,13 @@ from megakernels.ops.mamba3.kernel_tiles import accumulate, decays_of, head_rows
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one head's formulas, in order
-    grad_outputs,
-    x,
-    B,
-    C,
-    B_bias,
-    C_bias,
-    D,
-    mimo_x,
-    starts,
-    tables,
-    cosines,
-    sines,
-    grad_states,
-    grad_x,
-    steps,
-    shares,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    rank_count: tl.constexpr,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    num_angles: tl.constexpr,
-    save_every,
-    num_rows,
-    num_shares,
-    num_segments,
-    first_segment,
-    count,
-    tiles,
-    pieces,
-    x_stride_b,
-    x_stride_t,
-    x_stride_h,
-    B_stride_b,
-    B_stride_t,
-    B_stride_r,
-    B_stride_g,
-    M: tl.constexpr,
-    Q: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    SPAN: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_MIMO: tl.constexpr,
-    TURNS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    grad_outputs, x, B, C, B_bias, C_bias, D, mimo_x, starts, tables, cosines, sines, grad_states, grad_x, steps, shares, num_positions,
+    num_heads, heads_per_group, rank_count: tl.constexpr, head_width: tl.constexpr, state_width: tl.constexpr, num_angles: tl.constexpr,
+    save_every, num_rows, num_shares, num_segments, first_segment, count, tiles, pieces,
+    x_stride_b, x_stride_t, x_stride_h, B_stride_b, B_stride_t, B_stride_r, B_stride_g,
+    M: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, P: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, HAS_STARTS: tl.constexpr,
+    HAS_MIMO: tl.constexpr, TURNS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """Tiles as of `mamba3_output_kernel`; adds to `steps`; rows of pairs are keys."""
     piece, local = tl.program_id(0) % pieces, tl.program_id(0) // pieces
     segment, head, batch = first_segment + local, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -72,27 +30,15 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         first = begin + tile * Q
         last = tl.minimum(first + Q, stop) - 1
         position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
-        written = first + tl.arange(0, Q)
-        there = written < stop
-        arrived, _from_start, to_end, _across = decays_of(
-            tables,
-            starts,
-            batch,
-            head,
-            position,
-            valid,
-            first,
-            last,
-            num_positions,
-            num_heads,
-            num_rows,
-            HAS_STARTS=HAS_STARTS,
-            PRECISE=PRECISE,
-        )
-        tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
         angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
         row_places = batch, head, group, position, rank, valid
         sizes = num_positions, num_heads, rank_count, state_width, num_angles
+        written = first + tl.arange(0, Q)
+        there = written < stop
+        arrived, _from_start, to_end, _across = decays_of(
+            tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
+        )
+        tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
         key_rows, more_key_rows = turned_rows(
             B, B_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS, ONCE=True
         )
@@ -105,19 +51,7 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         queries_other = narrow(more_query_rows, dtype)
         at_outputs = grad_outputs + (tile_row * M + tl.arange(0, M))[:, None] * head_width
         _decay, weight, _arrived = pairs_of(
-            tables,
-            starts,
-            batch,
-            head,
-            first,
-            stop,
-            num_positions,
-            num_heads,
-            num_rows,
-            Q=Q,
-            HAS_STARTS=HAS_STARTS,
-            PRECISE=PRECISE,
-            KEYS=True,
+            tables, starts, row_places, first, stop, sizes, num_rows, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True
         )
         scores = dot(keys_one, tl.trans(queries_one)) + dot(keys_other, tl.trans(queries_other))
         mixing = narrow(scores * over_pairs(weight, R=R), dtype)

@@ -10,47 +10,13 @@ from megakernels.ops.mamba3.kernel_tiles import accumulate, decays_of, rows_of
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_outputs,
-    grad_final,
-    C,
-    C_bias,
-    starts,
-    tables,
-    cosines,
-    sines,
-    states,
-    grad_states,
-    ends,
-    steps,
-    grad_initial,
-    num_positions,
-    num_heads,
-    heads_per_group,
-    rank_count: tl.constexpr,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    num_angles: tl.constexpr,
-    save_every,
-    num_rows,
-    num_segments,
-    first_segment,
-    count,
-    tiles,
-    B_stride_b,
-    B_stride_t,
-    B_stride_r,
-    B_stride_g,
-    M: tl.constexpr,
-    Q: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_FINAL: tl.constexpr,
-    HAS_MIMO: tl.constexpr,
-    TURNS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    grad_outputs, grad_final, C, C_bias, starts, tables, cosines, sines, states, grad_states, ends, steps, grad_initial, num_positions,
+    num_heads, heads_per_group, rank_count: tl.constexpr, head_width: tl.constexpr, state_width: tl.constexpr, num_angles: tl.constexpr,
+    save_every, num_rows, num_segments, first_segment, count, tiles,
+    B_stride_b, B_stride_t, B_stride_r, B_stride_g,
+    M: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_FINAL: tl.constexpr,
+    HAS_MIMO: tl.constexpr, TURNS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """Gradients of the states after every tile of `count` segments of one sequence and head, and of the state before them.
 
     `states` and `grad_states` are [B, count, tiles, H, P, 2 · S]; `grad_initial` may be `grad_final`. `ends` [B, segments, tiles, H, N] has
@@ -84,25 +50,13 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
             passed_on += tl.sum(other * widen(load_part(at_before, in_p, S=S, HALF=1)), 1)
             first = begin + tile * Q
             position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
-            last = tl.minimum(first + Q, stop) - 1
-            _arrived, from_start, _to_end, across = decays_of(
-                tables,
-                starts,
-                batch,
-                head,
-                position,
-                valid,
-                first,
-                last,
-                num_positions,
-                num_heads,
-                num_rows,
-                HAS_STARTS=HAS_STARTS,
-                PRECISE=PRECISE,
-            )
             angles, strides = (cosines, sines), (B_stride_b, B_stride_t, B_stride_r, B_stride_g)
             row_places = batch, head, group, position, rank, valid
             sizes = num_positions, num_heads, rank_count, state_width, num_angles
+            last = tl.minimum(first + Q, stop) - 1
+            _arrived, from_start, _to_end, across = decays_of(
+                tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
+            )
             query_rows, more_query_rows = turned_rows(
                 C, C_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS
             )

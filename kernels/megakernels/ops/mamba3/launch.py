@@ -4,8 +4,16 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels.ops.mamba3.chunk import Scan
-from megakernels.ops.mamba3.facts import CHAIN, NUM_TABLES, TILES_PER_SHARE, Extents, halves_turned, step_sides
+from megakernels.ops.mamba3.chunk import Mamba3Inputs
+from megakernels.ops.mamba3.facts import (
+    CHAIN,
+    MAMBA3_HEADS_PER_TABLE,
+    NUM_TABLES,
+    TILES_PER_SHARE,
+    Mamba3Extents,
+    halves_turned,
+    step_sides,
+)
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
 from megakernels.ops.mamba3.kernel_tables import mamba3_angle_kernel, mamba3_table_kernel, mamba3_turn_kernel
@@ -26,11 +34,9 @@ OPTIONS = {
     "step_gradient": {"num_warps": 4},
 }
 """Launch options of each kernel, for all shapes. Loads of a later tile are not started early: the registers are those of one tile."""
-HEADS_PER_TABLE = 16
-"""Heads of a program of `mamba3_table_kernel`."""
 
 
-def outputs(scan: Scan, state: Tensor | None, tables: list[Tensor], sizes: Extents, made: tuple[Tensor, ...]) -> None:
+def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], sizes: Mamba3Extents, made: tuple[Tensor, ...]) -> None:
     """Writes y, the states before segments and the last one, from the initial one: as many segments at once as the backward has."""
     x, z, B, C, _, _, _, _, B_bias, C_bias, D, _, mimo_x, mimo_z, mimo_o, _ = (scan.x if each is None else each for each in scan[:16])
     (batch, num_heads, _, _, _), (y, states, last) = sizes_of(scan), made
@@ -41,27 +47,23 @@ def outputs(scan: Scan, state: Tensor | None, tables: list[Tensor], sizes: Exten
     for first in range(0, sizes.segments, max(1, sizes.at_once)):
         count = min(sizes.at_once, sizes.segments - first)
         mamba3_state_kernel[(batch, num_heads, 1)](
-            *(x, B, B_bias, mimo_x, *tables, x if state is None else state, states, between, last),
-            *(*counts, sizes.segments, first, count, sizes.tiles, *strides),
-            **flags,
-            **sizes.sides,
-            HAS_INITIAL=state is not None,
-            WALKS=True,
-            **OPTIONS["state"],
-        )
+            x, B, B_bias, mimo_x, *tables, x if state is None else state, states, between, last, *counts, sizes.segments, first, count,
+            sizes.tiles,
+            *strides,
+            **flags, **sizes.sides, HAS_INITIAL=state is not None, WALKS=True, **OPTIONS["state"],
+        )  # fmt: skip
         state = last
         mamba3_output_kernel[(count * sizes.pieces, num_heads, batch)](
-            *(x, x, z, B, C, B_bias, C_bias, D, mimo_x, mimo_z, mimo_o, *tables, between, y, x, x, x, x),
-            *(*counts, 0, sizes.segments, first, count, sizes.tiles, sizes.pieces, 0, 0, 0, *strides),
-            **flags,
-            **sizes.sides,
-            SPAN=TILES_PER_SHARE,
-            GRADIENTS=False,
-            **OPTIONS["output"],
-        )
+            x, x, z, B, C, B_bias, C_bias, D, mimo_x, mimo_z, mimo_o, *tables, between, y, x, x, x, x, *counts, 0, sizes.segments, first,
+            count, sizes.tiles, sizes.pieces, 0, 0, 0,
+            *strides,
+            **flags, **sizes.sides, SPAN=TILES_PER_SHARE, GRADIENTS=False, **OPTIONS["output"],
+        )  # fmt: skip
 
 
-def make_tables(scan: Scan, ahead: Tensor | None, phase: Tensor | None, sizes: Extents, made: tuple[Tensor, Tensor] | None) -> list[Tensor]:
+def make_tables(
+    scan: Mamba3Inputs, ahead: Tensor | None, phase: Tensor | None, sizes: Mamba3Extents, made: tuple[Tensor, Tensor] | None
+) -> list[Tensor]:
     """Documents' starts and the tables; x for absent ones.
 
     With `made`, the phases before segments and after the last, which it writes, from the initial phase; without, `phase` has those before
@@ -72,18 +74,13 @@ def make_tables(scan: Scan, ahead: Tensor | None, phase: Tensor | None, sizes: E
     num_positions, starts = x.shape[1], x if scan.starts is None else scan.starts
     strides, has_starts = strides_of(scan)[7:], scan.starts is not None
     tables = torch.empty(NUM_TABLES, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
-    heads = min(HEADS_PER_TABLE, triton.next_power_of_2(num_heads))
+    heads = min(MAMBA3_HEADS_PER_TABLE, triton.next_power_of_2(num_heads))
     mamba3_table_kernel[(sizes.segments, triton.cdiv(num_heads, heads), batch)](
-        *(scan.dt, scan.A, scan.trapezoid, scan.dt_bias, starts, x if ahead is None else ahead, tables),
-        *(num_positions, num_heads, scan.save_every, tables[0].numel()),
+        scan.dt, scan.A, scan.trapezoid, scan.dt_bias, starts, x if ahead is None else ahead, tables, num_positions, num_heads,
+        scan.save_every, tables[0].numel(),
         *strides[:3],
-        H=heads,
-        Q=sizes.sides["Q"],
-        HAS_STARTS=has_starts,
-        HAS_AHEAD=ahead is not None,
-        HEAVY_TAIL=scan.heavy_tail,
-        **OPTIONS["table"],
-    )
+        H=heads, Q=sizes.sides["Q"], HAS_STARTS=has_starts, HAS_AHEAD=ahead is not None, HEAVY_TAIL=scan.heavy_tail, **OPTIONS["table"],
+    )  # fmt: skip
     if scan.angles is None:
         return [starts, tables, x, x]
     shape = batch, num_heads, num_positions, num_angles
@@ -94,25 +91,21 @@ def make_tables(scan: Scan, ahead: Tensor | None, phase: Tensor | None, sizes: E
         *(scan.angles, turns, num_positions, num_angles, *strides[3:]), **sides, **OPTIONS["turn"]
     )
     mamba3_angle_kernel[(batch, num_heads, 1 if made else sizes.segments)](
-        *(scan.dt, scan.dt_bias, turns, starts, x if phase is None else phase, cosines, sines, *(made or (x, x))),
-        *(num_positions, num_heads, num_angles, scan.save_every, sizes.segments),
+        scan.dt, scan.dt_bias, turns, starts, x if phase is None else phase, cosines, sines, *(made or (x, x)), num_positions, num_heads,
+        num_angles, scan.save_every, sizes.segments,
         *strides[:3],
-        **sides,
-        HAS_STARTS=has_starts,
-        HAS_INITIAL=phase is not None,
-        FORWARD=made is not None,
-        **OPTIONS["angle"],
-    )
+        **sides, HAS_STARTS=has_starts, HAS_INITIAL=phase is not None, FORWARD=made is not None, **OPTIONS["angle"],
+    )  # fmt: skip
     return [starts, tables, cosines, sines]
 
 
-def sizes_of(scan: Scan) -> tuple[int, int, int, int, int]:
+def sizes_of(scan: Mamba3Inputs) -> tuple[int, int, int, int, int]:
     """Sequences, heads, widths of a head and of a state, angles."""
     batch, _, num_heads, width = scan.x.shape
     return batch, num_heads, width, scan.B.shape[4], 0 if scan.angles is None else scan.angles.shape[2]
 
 
-def counts_of(scan: Scan) -> tuple[int, ...]:
+def counts_of(scan: Mamba3Inputs) -> tuple[int, ...]:
     """Positions, heads, heads of a group, ranks, widths, angles, positions of a segment, and positions of all sequences and heads."""
     _, num_heads, width, state_width, num_angles = sizes_of(scan)
     rank, num_groups = scan.B.shape[2:4]
@@ -120,13 +113,13 @@ def counts_of(scan: Scan) -> tuple[int, ...]:
     return scan.x.shape[1], num_heads, num_heads // num_groups, rank, width, state_width, num_angles, scan.save_every, num_rows
 
 
-def strides_of(scan: Scan) -> tuple[int, ...]:
-    """Of x and z, of B and C, of dt, A and trapezoid, and of the angles."""
+def strides_of(scan: Mamba3Inputs) -> tuple[int, ...]:
+    """Strides of x and z, of B and C, of dt, A and trapezoid, and of the angles."""
     angles = (0, 0) if scan.angles is None else scan.angles.stride()[:2]
     return (*scan.x.stride()[:3], *scan.B.stride()[:4], *scan.dt.stride(), *angles)
 
 
-def flags_of(scan: Scan) -> dict[str, int]:
+def flags_of(scan: Mamba3Inputs) -> dict[str, int]:
     """Constants of the kernels over tiles."""
     return {
         "HAS_STARTS": scan.starts is not None,

@@ -6,8 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels.ops.mamba3.chunk import Scan
-from megakernels.ops.mamba3.facts import TILES_PER_SHARE, Extents, phase_rows, step_sides
+from megakernels.ops.mamba3.chunk import Mamba3Inputs
+from megakernels.ops.mamba3.facts import TILES_PER_SHARE, Mamba3Extents, phase_rows, step_sides
 from megakernels.ops.mamba3.kernel_groups import mamba3_group_kernel
 from megakernels.ops.mamba3.kernel_outputs import mamba3_output_kernel
 from megakernels.ops.mamba3.kernel_pairs import mamba3_pair_kernel
@@ -19,11 +19,11 @@ from megakernels.ops.mamba3.launch import OPTIONS, counts_of, flags_of, make_tab
 
 
 class _Run(NamedTuple):
-    """What the kernels over tiles of a backward share: inputs (x for absent ones), tables, and what they write."""
+    """Operands that the backward's kernels over tiles share: inputs (x for absent ones), tables, and results."""
 
     grad_y: Tensor
-    scan: Scan
-    sizes: Extents
+    scan: Mamba3Inputs
+    sizes: Mamba3Extents
     tables: list[Tensor]
     states: Tensor
     between: Tensor
@@ -48,15 +48,11 @@ class _Run(NamedTuple):
 
 
 def tile_gradients(
-    grad_state: Tensor | None,
-    grad_y: Tensor,
-    scan: Scan,
-    ahead: Tensor | None,
-    states: Tensor,
-    phases: Tensor,
-    sizes: Extents,
-    made: tuple[Any, ...],
-) -> None:
+    grad_state: Tensor | None, grad_y: Tensor,
+    scan: Mamba3Inputs,
+    ahead: Tensor | None, states: Tensor, phases: Tensor,
+    sizes: Mamba3Extents, made: tuple[Any, ...],
+) -> None:  # fmt: skip
     """The kernels over tiles: states, their gradients, and all gradients but those that are sums over positions."""
     tables = make_tables(scan, ahead, phases, sizes, None)
     between, grad_between, grad_queries, grad_keys, grad_outputs = (
@@ -77,29 +73,22 @@ def _states(run: _Run, first: int, count: int, later: Tensor | None) -> None:
     inputs, sizes, counts, strides = run.inputs(), run.sizes, counts_of(run.scan), strides_of(run.scan)[:7]
     x, part = run.scan.x, (first, count, sizes.tiles)
     mamba3_state_kernel[(batch, num_heads, count)](
-        *(x, inputs["B"], inputs["B_bias"], inputs["mimo_x"], *run.tables, run.states, x, run.between, x),
-        *(*counts, sizes.segments, *part, *strides),
-        **run.settings(),
-        HAS_INITIAL=True,
-        WALKS=False,
-        **OPTIONS["state"],
-    )
+        x, inputs["B"], inputs["B_bias"], inputs["mimo_x"], *run.tables, run.states, x, run.between, x, *counts, sizes.segments, *part,
+        *strides,
+        **run.settings(), HAS_INITIAL=True, WALKS=False, **OPTIONS["state"],
+    )  # fmt: skip
     mamba3_output_kernel[(count * sizes.pieces, num_heads, batch)](
-        *(run.grad_y, *inputs.values(), *run.tables, run.between, x, run.gradients["z"], run.grad_outputs, run.steps, run.shares),
-        *(*counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces, *run.grad_y.stride()[:3], *strides),
-        **run.settings(),
-        SPAN=TILES_PER_SHARE,
-        GRADIENTS=True,
-        **OPTIONS["output"],
-    )
+        run.grad_y, *inputs.values(), *run.tables, run.between, x, run.gradients["z"], run.grad_outputs, run.steps, run.shares, *counts,
+        run.shares.shape[4], sizes.segments, *part, sizes.pieces,
+        *run.grad_y.stride()[:3], *strides,
+        **run.settings(), SPAN=TILES_PER_SHARE, GRADIENTS=True, **OPTIONS["output"],
+    )  # fmt: skip
     mamba3_state_gradient_kernel[(batch, num_heads)](
-        *(run.grad_outputs, x if later is None else later, inputs["C"], inputs["C_bias"], *run.tables),
-        *(run.between, run.grad_between, run.ends, run.steps, run.grad_first),
-        *(*counts, sizes.segments, *part, *strides[3:]),
-        **run.settings(),
-        HAS_FINAL=later is not None,
-        **OPTIONS["state_gradient"],
-    )
+        run.grad_outputs, x if later is None else later, inputs["C"], inputs["C_bias"], *run.tables, run.between, run.grad_between,
+        run.ends, run.steps, run.grad_first, *counts, sizes.segments, *part,
+        *strides[3:],
+        **run.settings(), HAS_FINAL=later is not None, **OPTIONS["state_gradient"],
+    )  # fmt: skip
 
 
 def _pairs(run: _Run, first: int, count: int) -> None:
@@ -111,66 +100,46 @@ def _pairs(run: _Run, first: int, count: int) -> None:
     part = first, count, sizes.tiles
 
     mamba3_pair_kernel[(count * sizes.tiles, num_heads, batch)](
-        *(run.grad_outputs, *keys, inputs["mimo_x"], *run.tables, run.between, run.grad_between),
-        *(run.grad_queries, run.grad_keys, run.turned, run.steps),
-        *(*counts, *part, *strides),
-        **run.settings(),
-        **OPTIONS["pair"],
-    )
+        run.grad_outputs, *keys, inputs["mimo_x"], *run.tables, run.between, run.grad_between, run.grad_queries, run.grad_keys, run.turned,
+        run.steps, *counts, *part,
+        *strides,
+        **run.settings(), **OPTIONS["pair"],
+    )  # fmt: skip
     mamba3_value_kernel[(count * sizes.pieces, num_heads, batch)](
-        *(run.grad_outputs, *keys, inputs["D"], inputs["mimo_x"], *run.tables, run.grad_between),
-        *(run.gradients["x"], run.steps, run.shares),
-        *(*counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces, *strides),
-        **run.settings(),
-        SPAN=TILES_PER_SHARE,
-        **OPTIONS["value"],
-    )
+        run.grad_outputs, *keys, inputs["D"], inputs["mimo_x"], *run.tables, run.grad_between, run.gradients["x"], run.steps, run.shares,
+        *counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces,
+        *strides,
+        **run.settings(), SPAN=TILES_PER_SHARE, **OPTIONS["value"],
+    )  # fmt: skip
     for name, rows, offset in (("B", run.grad_keys, 0), ("C", run.grad_queries, rank * state_width)):
         mamba3_group_kernel[(count * sizes.pieces, num_groups, batch)](
-            *(rows, *run.tables[2:], run.gradients[name], run.shares),
-            *(*counts, run.shares.shape[4], offset, sizes.segments, *part, sizes.pieces),
-            **{key: sizes.sides[key] for key in "MQRS"},
-            SPAN=TILES_PER_SHARE,
-            NEIGHBOURS=run.scan.mimo_x is None,
-            TURNS=flags_of(run.scan)["TURNS"],
-            **OPTIONS["group"],
-        )
+            rows, *run.tables[2:], run.gradients[name], run.shares, *counts, run.shares.shape[4], offset, sizes.segments, *part,
+            sizes.pieces,
+            **{key: sizes.sides[key] for key in "MQRS"}, SPAN=TILES_PER_SHARE, NEIGHBOURS=run.scan.mimo_x is None,
+            TURNS=flags_of(run.scan)["TURNS"], **OPTIONS["group"],
+        )  # fmt: skip
 
 
-def step_gradients(scan: Scan, gradients: dict[str, Tensor], turned: Tensor, steps: Tensor) -> Tensor:
+def step_gradients(scan: Mamba3Inputs, gradients: dict[str, Tensor], turned: Tensor, steps: Tensor) -> Tensor:
     """Gradients of dt, A, trapezoid and the angles; returns the sums of those of dt over tiles of positions."""
     batch, num_heads, _, _, num_angles = sizes_of(scan)
     x, num_positions, sides = scan.x, scan.x.shape[1], step_sides(num_angles)
     num_tiles = triton.cdiv(num_positions, sides["T"])
     shares = torch.empty(batch, num_tiles, num_heads, dtype=torch.float32, device=x.device)
     mamba3_step_gradient_kernel[(num_tiles, batch)](
-        turned,
-        steps,
-        scan.dt,
-        scan.A,
-        scan.trapezoid,
-        x if scan.angles is None else scan.angles,
-        scan.dt_bias,
-        x if scan.starts is None else scan.starts,
-        gradients["dt"],
-        gradients["A"],
-        gradients["trapezoid"],
-        gradients.get("angles", x),
-        shares,
-        num_positions,
-        num_heads,
-        num_angles,
+        turned, steps, scan.dt, scan.A, scan.trapezoid, x if scan.angles is None else scan.angles, scan.dt_bias,
+        x if scan.starts is None else scan.starts, gradients["dt"], gradients["A"], gradients["trapezoid"], gradients.get("angles", x),
+        shares, num_positions, num_heads, num_angles,
         *strides_of(scan)[7:],
-        **sides,
-        HAS_STARTS=scan.starts is not None,
-        HEAVY_TAIL=scan.heavy_tail,
-        ROTATES=scan.angles is not None,
+        **sides, HAS_STARTS=scan.starts is not None, HEAVY_TAIL=scan.heavy_tail, ROTATES=scan.angles is not None,
         **OPTIONS["step_gradient"],
-    )
+    )  # fmt: skip
     return shares
 
 
-def phase_gradients(scan: Scan, grad_phase: Tensor | None, sizes: Extents, turned: Tensor, ends: Tensor, grad_first_phase: Tensor) -> None:
+def phase_gradients(
+    scan: Mamba3Inputs, grad_phase: Tensor | None, sizes: Mamba3Extents, turned: Tensor, ends: Tensor, grad_first_phase: Tensor
+) -> None:
     """Sums of the angles' gradients over later positions, in place, and the gradient of the angle before the first."""
     batch, num_heads, _, _, num_angles = sizes_of(scan)
     num_positions, tile = scan.x.shape[1], sizes.sides["Q"]
@@ -181,16 +150,12 @@ def phase_gradients(scan: Scan, grad_phase: Tensor | None, sizes: Extents, turne
     if grad_phase is not None:
         grad_final, of_last = grad_phase.contiguous(), torch.empty_like(grad_first_phase)
         mamba3_last_phase_kernel[(batch, num_heads)](
-            *(turned, grad_final, starts, ends, of_last, last + last_tile * tile, num_positions, num_heads, num_angles),
-            *(ends.shape[1], num_tiles - 1),
-            **rows,
-            **OPTIONS["last_phase"],
-        )
+            turned, grad_final, starts, ends, of_last, last + last_tile * tile, num_positions, num_heads, num_angles, ends.shape[1],
+            num_tiles - 1,
+            **rows, **OPTIONS["last_phase"],
+        )  # fmt: skip
     mamba3_phase_gradient_kernel[(num_tiles, num_heads, batch)](
-        *(turned, grad_final, starts, ends, of_last, grad_first_phase, num_positions, num_heads, num_angles),
-        *(scan.save_every, sizes.tiles, ends.shape[1]),
-        Q=tile,
-        **rows,
-        HAS_FINAL=grad_phase is not None,
-        **OPTIONS["phase_gradient"],
-    )
+        turned, grad_final, starts, ends, of_last, grad_first_phase, num_positions, num_heads, num_angles, scan.save_every, sizes.tiles,
+        ends.shape[1],
+        Q=tile, **rows, HAS_FINAL=grad_phase is not None, **OPTIONS["phase_gradient"],
+    )  # fmt: skip

@@ -3,35 +3,23 @@
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, dropped_bytes, fake_like, operation, require, require_starts, types_of
-from megakernels.ops.mamba3.choice import backward, chooses_kernel, forward
-from megakernels.ops.mamba3.chunk import GRADIENTS, Scan
-from megakernels.ops.mamba3.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
+from megakernels._common.device import Implementation
+from megakernels.ops.mamba3 import reference
+from megakernels.ops.mamba3.chunk import GRADIENTS, Mamba3Inputs
+from megakernels.ops.mamba3.sizes import accepts, backward_bytes, backward_cost, forward_bytes, forward_cost
 
 __all__ = ["mamba3"]
 
+IMPLEMENTATION = Implementation(reference, accepts)
+
 
 def mamba3(
-    x: Tensor,
-    z: Tensor,
-    B: Tensor,
-    C: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    trapezoid: Tensor,
-    angles: Tensor | None,
-    B_bias: Tensor,
-    C_bias: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
-    mimo_x: Tensor | None,
-    mimo_z: Tensor | None,
-    mimo_o: Tensor | None,
+    x: Tensor, z: Tensor, B: Tensor, C: Tensor, dt: Tensor, A: Tensor, trapezoid: Tensor, angles: Tensor | None, B_bias: Tensor,
+    C_bias: Tensor, D: Tensor, dt_bias: Tensor, mimo_x: Tensor | None, mimo_z: Tensor | None, mimo_o: Tensor | None,
     chunk_size: int,
     starts: Tensor | None = None,
-    *,
-    save_every: int | None = None,
-    heavy_tail: bool = False,
-) -> Tensor:
+    *, save_every: int | None = None, heavy_tail: bool = False,
+) -> Tensor:  # fmt: skip
     """Runs a head's R-input, R-output state with trapezoidal steps and rotating keys, gates each output and adds them.
 
     With Δ = softplus(dt + dt_bias), a = max(f(A), 1e−4), f being softplus or, with `heavy_tail`, 1 + A from 0 on and 1 / (1 − A) below,
@@ -62,7 +50,7 @@ def mamba3(
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
             None for one document per row. Each starts with h = 0 and θ = 0. No gradient.
         save_every: positions between two saved states; None saves one per chunk. A new chunk starts at each.
-        heavy_tail: whether f is the function with slow decay below 0 instead of softplus.
+        heavy_tail: True if f is the function with slow decay below 0 instead of softplus.
 
     Returns:
         [B, T, H, P], contiguous, in x's dtype.
@@ -93,16 +81,9 @@ def mamba3(
 
 
 def _check(
-    x: Tensor,
-    z: Tensor,
-    B: Tensor,
-    C: Tensor,
-    angles: Tensor | None,
-    steps: tuple[Tensor, ...],
-    biases: tuple[Tensor, ...],
-    per_head: tuple[Tensor, ...],
-    mimo: tuple[Tensor | None, ...],
-) -> None:
+    x: Tensor, z: Tensor, B: Tensor, C: Tensor, angles: Tensor | None,
+    steps: tuple[Tensor, ...], biases: tuple[Tensor, ...], per_head: tuple[Tensor, ...], mimo: tuple[Tensor | None, ...],
+) -> None:  # fmt: skip
     fits = x.dim() == 4 and x.shape == z.shape and B.dim() == 5 and B.shape == C.shape and B.shape[:2] == x.shape[:2]
     require(fits, "mamba3", "x and z must be [B,T,H,P], B and C [B,T,R,G,S]", x=x.shape, z=z.shape, B=B.shape, C=C.shape)
     num_heads, width = x.shape[2:]
@@ -127,11 +108,17 @@ def _segment(chunk_size: int, save_every: int | None) -> int:
     return every
 
 
-def _backward(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor, _needs: list[bool]) -> tuple[Tensor | None, ...]:
-    return backward(grad_y, scan, states, phases)
+def _forward(scan: Mamba3Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    results: tuple[Tensor, Tensor, Tensor] = IMPLEMENTATION.module(scan).forward(scan)
+    return results
 
 
-def _fake(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(grad_y: Tensor, scan: Mamba3Inputs, states: Tensor, phases: Tensor, _needs: list[bool]) -> tuple[Tensor | None, ...]:
+    gradients: tuple[Tensor | None, ...] = IMPLEMENTATION.module(scan).backward(grad_y, scan, states, phases)
+    return gradients
+
+
+def _fake(scan: Mamba3Inputs) -> tuple[Tensor, Tensor, Tensor]:
     x, angles = scan.x, scan.angles
     batch, num_positions, num_heads, width = x.shape
     rows = (batch, -(-num_positions // scan.save_every), num_heads)
@@ -139,15 +126,15 @@ def _fake(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     return fake_like(x), x.new_empty((*rows, width, scan.B.shape[-1])), x.new_empty((*rows, num_angles), dtype=accumulator_dtype(x.dtype))
 
 
-def _forward_scratch(scan: Scan) -> int:
-    if not chooses_kernel(scan):
+def _forward_scratch(scan: Mamba3Inputs) -> int:
+    if not IMPLEMENTATION.chooses_kernel(scan):
         return 0
     inside = forward_bytes(scan)
     return inside.last + inside.scratch
 
 
-def _backward_scratch(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor, needs: list[bool]) -> int:
-    if not chooses_kernel(scan):
+def _backward_scratch(grad_y: Tensor, scan: Mamba3Inputs, states: Tensor, phases: Tensor, needs: list[bool]) -> int:
+    if not IMPLEMENTATION.chooses_kernel(scan):
         return 0
     inside = backward_bytes(None, None, grad_y, scan, None, states, phases)
     wanted = [each for each, name in zip(needs, GRADIENTS, strict=True) if getattr(scan, name) is not None]
@@ -157,12 +144,12 @@ def _backward_scratch(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor
 
 _mamba3, _mamba3_backward = operation(
     "mamba3",
-    types_of(Scan),
-    Scan,
+    types_of(Mamba3Inputs),
+    Mamba3Inputs,
     outputs=("y", "states", "phases"),
     saved=("states", "phases"),
     gradients=GRADIENTS,
-    forward=forward,
+    forward=_forward,
     backward=_backward,
     fake=_fake,
     forward_scratch=_forward_scratch,

@@ -15,20 +15,20 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import piece, types_of, upcast
-from megakernels.ops.mamba3.choice import chooses_kernel, chosen
-from megakernels.ops.mamba3.chunk import GRADIENTS, SHARED, Scan
+from megakernels.ops.mamba3.chunk import ACCUMULATED, GRADIENTS, Mamba3Inputs
+from megakernels.ops.mamba3.op import IMPLEMENTATION
 from megakernels.ops.mamba3.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
 
-__all__ = ["Settings", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward"]
+__all__ = ["Mamba3Settings", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward"]
 
 
-class Settings(NamedTuple):
+class Mamba3Settings(NamedTuple):
     """Numbers of `mamba3`.
 
     Attributes:
         chunk_size: Positions computed at once.
         save_every: Positions between two saved states.
-        heavy_tail: Whether the decay rate is the function with slow decay below 0 instead of softplus.
+        heavy_tail: True if the decay rate is the function with slow decay below 0 instead of softplus.
     """
 
     chunk_size: int
@@ -64,15 +64,10 @@ def mamba3_ahead_backward(
 
 
 def mamba3_piece(
-    carried: Tensor,
-    inputs: Sequence[Tensor | None],
-    starts: Tensor | None,
-    ahead: Tensor,
-    settings: Settings,
-    y: Tensor,
-    states: Tensor,
-    phases: Tensor,
-) -> Tensor:
+    carried: Tensor, inputs: Sequence[Tensor | None], starts: Tensor | None, ahead: Tensor,
+    settings: Mamba3Settings,
+    y: Tensor, states: Tensor, phases: Tensor,
+) -> Tensor:  # fmt: skip
     """See `megakernels.mamba3`.
 
     Args:
@@ -99,17 +94,11 @@ def mamba3_piece(
 
 
 def mamba3_piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    inputs: Sequence[Tensor | None],
-    starts: Tensor | None,
-    ahead: Tensor,
-    states: Tensor,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor | None], starts: Tensor | None, ahead: Tensor, states: Tensor,
     phases: Tensor,
-    settings: Settings,
-    gradients: Sequence[Tensor | None],
-    grad_ahead: Tensor,
-) -> Tensor:
+    settings: Mamba3Settings,
+    gradients: Sequence[Tensor | None], grad_ahead: Tensor,
+) -> Tensor:  # fmt: skip
     """The gradient of state and phase before the piece.
 
     Args:
@@ -129,26 +118,26 @@ def mamba3_piece_backward(
     return grad_carried
 
 
-def _bind(ahead: Tensor, **arguments: Any) -> tuple[Scan, Tensor]:
-    return Scan(**arguments), ahead
+def _bind(ahead: Tensor, **arguments: Any) -> tuple[Mamba3Inputs, Tensor]:
+    return Mamba3Inputs(**arguments), ahead
 
 
-def _forward(carried: Tensor, given: tuple[Scan, Tensor]) -> tuple[Tensor, ...]:
+def _forward(carried: Tensor, given: tuple[Mamba3Inputs, Tensor]) -> tuple[Tensor, ...]:
     scan, ahead = given
-    y, states, phases, *last = chosen(scan).forward_from(scan, *_parted(carried, scan), ahead)
+    y, states, phases, *last = IMPLEMENTATION.module(scan).forward_from(scan, *_parted(carried, scan), ahead)
     return y, states, phases, _joined(*last)
 
 
 def _backward(
-    grad_last: Tensor, grad_y: Tensor, given: tuple[Scan, Tensor], states: Tensor, phases: Tensor
+    grad_last: Tensor, grad_y: Tensor, given: tuple[Mamba3Inputs, Tensor], states: Tensor, phases: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
     scan, ahead = given
     parts = _parted(grad_last, scan)
-    found, grad_state, grad_phase, grad_ahead = chosen(scan).backward_from(*parts, grad_y, scan, ahead, states, phases)
+    found, grad_state, grad_phase, grad_ahead = IMPLEMENTATION.module(scan).backward_from(*parts, grad_y, scan, ahead, states, phases)
     return (*found, grad_ahead), _joined(grad_state, grad_phase)
 
 
-def _parted(carried: Tensor, scan: Scan) -> tuple[Tensor, Tensor]:
+def _parted(carried: Tensor, scan: Mamba3Inputs) -> tuple[Tensor, Tensor]:
     """State [B, H, P, S] and phase [B, H, N]."""
     width, state_dim = scan.x.shape[3], scan.B.shape[4]
     return torch.unflatten(carried[..., : width * state_dim], -1, (width, state_dim)), carried[..., width * state_dim :]
@@ -161,22 +150,22 @@ def _joined(state: Tensor, phase: Tensor) -> Tensor:
 def _arguments() -> dict[str, Any]:
     """Arguments of the scan, with `ahead` after its tensors."""
     found: dict[str, Any] = {}
-    for name, kind in types_of(Scan).items():
+    for name, kind in types_of(Mamba3Inputs).items():
         found |= {name: kind, "ahead": Tensor} if name == "starts" else {name: kind}
     return found
 
 
-def _forward_scratch(carried: Tensor, given: tuple[Scan, Tensor]) -> int:
+def _forward_scratch(carried: Tensor, given: tuple[Mamba3Inputs, Tensor]) -> int:
     scan, ahead = given
-    if not chooses_kernel(scan):
+    if not IMPLEMENTATION.chooses_kernel(scan):
         return 0
     inside = forward_bytes(scan, *_parted(carried, scan), ahead)
     return inside.results + max(inside.scratch, inside.last)  # state and phase are joined when the copies are freed
 
 
-def _backward_scratch(grad_last: Tensor, grad_y: Tensor, given: tuple[Scan, Tensor], states: Tensor, phases: Tensor) -> int:
+def _backward_scratch(grad_last: Tensor, grad_y: Tensor, given: tuple[Mamba3Inputs, Tensor], states: Tensor, phases: Tensor) -> int:
     scan, ahead = given
-    if not chooses_kernel(scan):
+    if not IMPLEMENTATION.chooses_kernel(scan):
         return 0
     inside = backward_bytes(*_parted(grad_last, scan), grad_y, scan, ahead, states, phases)
     return inside.results + inside.scratch
@@ -188,7 +177,7 @@ _piece, _piece_backward = piece(
     _bind,
     made=("y", "states", "phases"),
     gradients=(*GRADIENTS, "ahead"),
-    summed=SHARED,
+    summed=ACCUMULATED,
     forward=_forward,
     backward=_backward,
     forward_scratch=_forward_scratch,

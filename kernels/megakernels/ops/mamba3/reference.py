@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 
 from megakernels._common import accumulator_dtype, upcast
-from megakernels.ops.mamba3.chunk import Chunk, Scan, Steps, make_chunk, make_steps, per_row
+from megakernels.ops.mamba3.chunk import Chunk, Mamba3Inputs, Steps, make_chunk, make_steps, per_row
 from megakernels.ops.mamba3.gradients import Gradients
 
 
-def forward(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
+def forward(scan: Mamba3Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Returns y [B, T, H, P] and, where segments start, the state [B, segments, H, P, S] in x's dtype and the phase [B, segments, H, N]."""
     dtype, rows = accumulator_dtype(scan.x.dtype), (scan.x.shape[0], scan.x.shape[2])
     state = torch.zeros(*rows, scan.x.shape[3], scan.B.shape[-1], dtype=dtype, device=scan.x.device)
@@ -44,8 +44,8 @@ def forward(scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     return forward_from(scan, state, phase, torch.zeros_like(state[..., 0, 0]))[:3]
 
 
-def forward_from(scan: Scan, state: Tensor, phase: Tensor, ahead: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `forward`, from a state [B, H, P, S] and phase [B, H, N], with (1 − λ) Δ of what follows [B, H]; returns the last two as well."""
+def forward_from(scan: Mamba3Inputs, state: Tensor, phase: Tensor, ahead: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`forward` from a state [B, H, P, S] and phase [B, H, N], with (1 − λ) Δ of what follows [B, H]; returns the last two as well."""
     x, segments = scan.x, scan.segments()
     batch, _, num_heads, width = x.shape
     dtype, rows = accumulator_dtype(x.dtype), (batch, len(segments), num_heads)
@@ -63,8 +63,8 @@ def forward_from(scan: Scan, state: Tensor, phase: Tensor, ahead: Tensor) -> tup
     return y, states, phases, state, phase
 
 
-def backward(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of all of `Scan` before starts, in order; None for absent inputs."""
+def backward(grad_y: Tensor, scan: Mamba3Inputs, states: Tensor, phases: Tensor) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of all of `Mamba3Inputs` before starts, in order; None for absent inputs."""
     rows = scan.x.shape[0], *states.shape[2:]
     grad_state = torch.zeros(rows, dtype=phases.dtype, device=grad_y.device)
     grad_phase = torch.zeros(*rows[:2], phases.shape[3], dtype=phases.dtype, device=grad_y.device)
@@ -72,9 +72,9 @@ def backward(grad_y: Tensor, scan: Scan, states: Tensor, phases: Tensor) -> tupl
 
 
 def backward_from(
-    grad_state: Tensor, grad_phase: Tensor, grad_y: Tensor, scan: Scan, ahead: Tensor, states: Tensor, phases: Tensor
+    grad_state: Tensor, grad_phase: Tensor, grad_y: Tensor, scan: Mamba3Inputs, ahead: Tensor, states: Tensor, phases: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor, Tensor, Tensor]:
-    """As `backward`, with the gradients of the last state and phase; returns those of the first two and of `ahead` too."""
+    """`backward` with the gradients of the last state and phase; returns those of the first two and of `ahead` too."""
     steps = make_steps(scan, ahead)
     found = Gradients(scan, steps)
     of_end: Tensor | None = None  # the gradient of the last phase alone, without that of turning the last state
@@ -89,7 +89,7 @@ def backward_from(
     return found.finished(), grad_state, grad_phase, found.arrived[:, :, -1]
 
 
-def _walked(scan: Scan, steps: Steps, segment: slice, state: Tensor, phase: Tensor) -> list[tuple[slice, Chunk, Tensor]]:
+def _walked(scan: Mamba3Inputs, steps: Steps, segment: slice, state: Tensor, phase: Tensor) -> list[tuple[slice, Chunk, Tensor]]:
     """The chunks of a segment, each with its positions and the state at its start, from the values saved at the segment's start."""
     made: list[tuple[slice, Chunk, Tensor]] = []
     for positions in scan.chunks(segment):
@@ -105,14 +105,14 @@ def _after(steps: Steps, positions: slice, chunk: Chunk, state: Tensor) -> tuple
     return chunk.across * state + kept.mT @ chunk.keys, chunk.phase[:, :, -1].remainder(2 * math.pi)
 
 
-def _outputs(scan: Scan, chunk: Chunk, state: Tensor) -> Tensor:
+def _outputs(scan: Mamba3Inputs, chunk: Chunk, state: Tensor) -> Tensor:
     """Output of each rank, including D's part, before the gate: [B, H, Q, R, P]."""
     found = chunk.mixing() @ chunk.values + per_row(chunk.from_start, chunk) * (chunk.queries @ state.mT)
     found += upcast(scan.D).view(-1, 1, 1) * chunk.values
     return torch.unflatten(found, 2, (chunk.x.shape[2], -1))
 
 
-def _gate(scan: Scan, positions: slice) -> Tensor:
+def _gate(scan: Mamba3Inputs, positions: slice) -> Tensor:
     """silu(z ⊙ mimo_z), [B, H, Q, R, P]."""
     inner = upcast(scan.z[:, positions]).transpose(1, 2).unsqueeze(3) * scan.projection(scan.mimo_z)
     return inner * inner.sigmoid()

@@ -9,7 +9,7 @@ from torch import Tensor
 from megakernels._common.cost import Cost
 from megakernels._common.scratch import copies_bytes
 from megakernels.facts import SUMS_BYTES, KernelBytes
-from megakernels.ops.mamba3.chunk import GRADIENTS, Scan
+from megakernels.ops.mamba3.chunk import GRADIENTS, Mamba3Inputs
 from megakernels.ops.mamba3.facts import TrapezoidalScan, phase_rows, step_sides
 
 SHARING = (("x", "z"), ("B", "C"), ("dt", "A", "trapezoid"))
@@ -17,7 +17,7 @@ SHARING = (("x", "z"), ("B", "C"), ("dt", "A", "trapezoid"))
 CONTIGUOUS = ("B_bias", "C_bias", "D", "dt_bias", "mimo_x", "mimo_z", "mimo_o", "starts")
 
 
-def facts_of(scan: Scan) -> TrapezoidalScan:
+def facts_of(scan: Mamba3Inputs) -> TrapezoidalScan:
     """The sizes of these arguments."""
     rank, groups, state = scan.B.shape[2:]
     angles = 0 if scan.angles is None else scan.angles.shape[2]
@@ -26,8 +26,8 @@ def facts_of(scan: Scan) -> TrapezoidalScan:
     return TrapezoidalScan(batch, positions, heads, groups, rank, width, state, angles, *settings)
 
 
-def accepts(scan: Scan) -> bool:
-    """Whether the kernels support these sizes and dtypes."""
+def accepts(scan: Mamba3Inputs) -> bool:
+    """True if the kernels support these sizes and dtypes."""
     return facts_of(scan).accepted and scan.z.dtype == scan.x.dtype
 
 
@@ -43,7 +43,7 @@ def _unlike(*tensors: Tensor) -> Sequence[Tensor]:
     return () if fits else tensors
 
 
-def dense(scan: Scan) -> Scan:
+def dense(scan: Mamba3Inputs) -> Mamba3Inputs:
     """The inputs as the kernels take them: tensors that share strides, angles with dense rows, and contiguous parameters."""
     found: dict[str, Any] = {}
     for names in SHARING:
@@ -55,19 +55,21 @@ def dense(scan: Scan) -> Scan:
 
 
 def trigonometric_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of cosines and sines, which fp16 has more bits for than bf16."""
+    """The dtype of cosines and sines; fp16 has more bits for them than bf16."""
     return torch.float32 if dtype == torch.float32 else torch.float16
 
 
-def forward_bytes(scan: Scan, *initial: Tensor | None) -> KernelBytes:
+def forward_bytes(scan: Mamba3Inputs, *initial: Tensor | None) -> KernelBytes:
     """Bytes of `kernel.forward_from` with the same operands."""
     own = facts_of(scan).forward_bytes()
     return own._replace(scratch=own.scratch + _dense_bytes(scan) + copies_bytes(each for each in initial if each is not None))
 
 
 def backward_bytes(
-    grad_state: Tensor | None, grad_phase: Tensor | None, grad_y: Tensor, scan: Scan, ahead: Tensor | None, states: Tensor, phases: Tensor
-) -> KernelBytes:
+    grad_state: Tensor | None, grad_phase: Tensor | None, grad_y: Tensor,
+    scan: Mamba3Inputs,
+    ahead: Tensor | None, states: Tensor, phases: Tensor,
+) -> KernelBytes:  # fmt: skip
     """Bytes of `kernel.backward_from` with the same operands."""
     phase = 0 if grad_phase is None or scan.angles is None else copies_bytes((grad_phase,)) + SUMS_BYTES * grad_phase.numel()
     found = facts_of(scan).backward_bytes(0, copies_bytes(() if grad_state is None else (grad_state,)), phase)
@@ -77,14 +79,14 @@ def backward_bytes(
     return found._replace(results=results, scratch=found.scratch + copies)
 
 
-def forward_cost(scan: Scan) -> Cost:
+def forward_cost(scan: Mamba3Inputs) -> Cost:
     """Cost of `kernel.forward`; launches over a part of the segments are given the inputs whole."""
     sizes, whole = facts_of(scan), _whole_bytes(scan)
     given = 4 * whole["x"] + 3 * whole["B"] + 2 * whole["tables"] + whole["states"]
     return _cost(scan, sizes.tile_flops()[0], 0, given)
 
 
-def backward_cost(scan: Scan) -> Cost:
+def backward_cost(scan: Mamba3Inputs) -> Cost:
     """Cost of `kernel.backward`."""
     sizes, whole = facts_of(scan), _whole_bytes(scan)
     rows = phase_rows(sizes.extents().sides["Q"])
@@ -93,7 +95,7 @@ def backward_cost(scan: Scan) -> Cost:
     return _cost(scan, sizes.tile_flops()[1], rows * rows, given)
 
 
-def _whole_bytes(scan: Scan) -> dict[str, int]:
+def _whole_bytes(scan: Mamba3Inputs) -> dict[str, int]:
     """Bytes of what every launch over a part of the segments is given whole; the cost counts how many of these launches have it."""
     sizes = facts_of(scan)
     extents, rows = sizes.extents(), sizes.batch * sizes.positions * sizes.heads
@@ -110,7 +112,7 @@ def _whole_bytes(scan: Scan) -> dict[str, int]:
     }
 
 
-def _cost(scan: Scan, per_tile: int, pairs: int, given: int) -> Cost:
+def _cost(scan: Mamba3Inputs, per_tile: int, pairs: int, given: int) -> Cost:
     """Products in x's dtype, and, where rows hold several documents, fp32 sums of angles' gradients over `pairs` of positions of a tile.
 
     Launches over a part of the segments are given `given` bytes whole.
@@ -123,7 +125,7 @@ def _cost(scan: Scan, per_tile: int, pairs: int, given: int) -> Cost:
     return Cost(found, untouched_bytes=max(0, launches - 1) * given)
 
 
-def _dense_bytes(scan: Scan) -> int:
+def _dense_bytes(scan: Mamba3Inputs) -> int:
     """Bytes of the copies that `dense` makes."""
     copied = [each for names in SHARING for each in _unlike(*(getattr(scan, name) for name in names))]
     copied += [] if scan.angles is None else _unlike(scan.angles)

@@ -7,25 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megakernels.facts import (
-    ADD,
-    MEMORY,
-    SMALLEST_DOT,
-    SUMS_BYTES,
-    Inside,
-    Multiple,
-    Multiples,
-    Part,
-    Pass,
-    Passes,
-    Plain,
-    PlainPass,
-    Share,
-    Work,
-    block_of,
-    ceil_div,
-    ideal,
-)
+import megakernels.facts as base
 from megakernels.ops.activation.facts import activation
 from megakernels.ops.library import linear
 
@@ -33,16 +15,26 @@ PULL_COLS = 64
 """Columns of a bf16 tile of the backward's first product, which needs the most registers."""
 BIAS_COLS = 128
 """Columns of a tile of the sums that are the biases' gradients."""
-ROUTE = Multiples(
-    Multiple(launches=2, kinds=(Share(MEMORY),)),
-    Multiple(launches=5, products=200, kinds=(Share(MEMORY),)),  # bf16: the gradient of the logits has two parts
-    Plain(PlainPass(500, launches=8), PlainPass(520, launches=20), is_fp32=True),
+ROUTE = base.FixedRatios(
+    base.KernelPass(launches=2, kinds=(base.KindShare(base.MEMORY),)),
+    base.KernelPass(launches=5, products=200, kinds=(base.KindShare(base.MEMORY),)),  # bf16: the gradient of the logits has two parts
+    base.PlainPasses(base.PlainPass(500, launches=8), base.PlainPass(520, launches=20), is_fp32=True),
 )
 DISPATCH_LAUNCHES = 8
-PLAIN_DISPATCH = Plain(PlainPass(100, launches=2), PlainPass(820, launches=14))
-PLAIN_COMBINE = Plain(PlainPass(820, launches=14), PlainPass(160, launches=2))
+PLAIN_DISPATCH = base.PlainPasses(base.PlainPass(100, launches=2), base.PlainPass(820, launches=14))
+PLAIN_COMBINE = base.PlainPasses(base.PlainPass(820, launches=14), base.PlainPass(160, launches=2))
 EXPERTS_LAUNCHES = 7, 11
-PLAIN_EXPERTS = Plain(PlainPass(310, launches=12), PlainPass(650, launches=37))
+PLAIN_EXPERTS = base.PlainPasses(base.PlainPass(310, launches=12), base.PlainPass(650, launches=37))
+SORT_PAIRS = 128
+"""Pairs per program."""
+INVERT_PAIRS = 1024
+"""Pairs per program that inverts a permutation."""
+EXPERTS_AT_ONCE = 32
+"""Experts that a program of the sort compares at once."""
+LOSSES_TILE_ELEMENTS = 4096
+"""Elements of a tile of the router losses."""
+UP_COLS = {"swiglu": 64, "geglu": 64, "relu2": 128, "gelu": 64}
+"""Columns of a bf16 tile of the forward's first product; with a gate there are two such tiles."""
 
 
 class Permutation(NamedTuple):
@@ -58,24 +50,24 @@ class Permutation(NamedTuple):
     shared: bool
     hidden_bytes: int
 
-    def kernels(self, work: Work, tokens: int) -> Passes:
+    def kernels(self, work: base.Work, tokens: int) -> base.Passes:
         """One kernel each way; dispatch also plans the rows.
 
         The shared expert's output is added forward; the gradients of router, routed rows and shared expert are summed backward.
         """
         found = []
-        for backward, (moved, flops) in enumerate(ideal(work, tokens)):
+        for backward, (moved, flops) in enumerate(base.ideal(work, tokens)):
             launches = DISPATCH_LAUNCHES if not (self.combines or backward) else 1
             sums = self.combines != bool(backward)
             added = sums * (1 + backward) - (not self.shared)
-            kinds = [Part("experts.sum" if sums else MEMORY, moved, 0, launches)]
+            kinds = [base.KindWork("experts.sum" if sums else base.MEMORY, moved, 0, launches)]
             if added > 0:
-                kinds.append(Part(ADD, added * 3 * tokens * self.hidden_bytes, 0, added))
-            found.append(Pass(moved, flops, launches, tuple(kinds)))
+                kinds.append(base.KindWork(base.ADD, added * 3 * tokens * self.hidden_bytes, 0, added))
+            found.append(base.Pass(moved, flops, launches, tuple(kinds)))
         return found[0], found[1]
 
-    def plain(self, work: Work, tokens: int) -> Passes:
-        """Every intermediate through memory."""
+    def plain(self, work: base.Work, tokens: int) -> base.Passes:
+        """Both passes by plain torch: every intermediate goes through memory."""
         return (PLAIN_COMBINE if self.combines else PLAIN_DISPATCH).passes(work, tokens)
 
 
@@ -114,30 +106,30 @@ class ExpertSizes(NamedTuple):
         """Elements of the matrices of one kind."""
         return self.experts * self.width * self.hidden
 
-    def row_work(self) -> Work:
+    def row_work(self) -> base.Work:
         """Ideal work of a row: first products, activation, last product."""
         first, last = (linear(*widths, self.itemsize) for widths in ((self.hidden, self.width), (self.width, self.hidden)))
         return first * (1 + self.gated) + activation(self.width, self.itemsize, gated=self.gated) + last
 
-    def kernels(self, work: Work, tokens: int) -> Passes:
+    def kernels(self, work: base.Work, tokens: int) -> base.Passes:
         """Products of groups: forward up and down; backward the gradients through both, and of their weights, two for each forward one."""
         first, prefix = 1 + self.gated, "gated_experts" if self.gated else "experts"
         kinds = (
-            (Share(f"{prefix}.up", first, first, of=first + 1), Share(f"{prefix}.down", 1, 1, of=first + 1)),
+            (base.KindShare(f"{prefix}.up", first, first, of=first + 1), base.KindShare(f"{prefix}.down", 1, 1, of=first + 1)),
             (
-                Share(f"{prefix}.pull", first, first, of=2 * (first + 1)),
-                Share(f"{prefix}.down", 1, 1, of=2 * (first + 1)),
-                Share(f"{prefix}.outer", first + 1, first + 1, first + 1, of=2 * (first + 1)),
+                base.KindShare(f"{prefix}.pull", first, first, of=2 * (first + 1)),
+                base.KindShare(f"{prefix}.down", 1, 1, of=2 * (first + 1)),
+                base.KindShare(f"{prefix}.outer", first + 1, first + 1, first + 1, of=2 * (first + 1)),
             ),
         )
         forward, backward = (
-            Pass(moved, flops, launches, each)
-            for (moved, flops), launches, each in zip(ideal(work, tokens), EXPERTS_LAUNCHES, kinds, strict=True)
+            base.Pass(moved, flops, launches, each)
+            for (moved, flops), launches, each in zip(base.ideal(work, tokens), EXPERTS_LAUNCHES, kinds, strict=True)
         )
         return forward, backward
 
-    def plain(self, work: Work, tokens: int) -> Passes:
-        """Every intermediate through memory."""
+    def plain(self, work: base.Work, tokens: int) -> base.Passes:
+        """Both passes by plain torch: every intermediate goes through memory."""
         return PLAIN_EXPERTS.passes(work, tokens)
 
     def tile_bytes(self) -> int:
@@ -153,10 +145,10 @@ class ExpertSizes(NamedTuple):
     def backward_bytes(self, needs: ExpertGradients) -> int:
         """Bytes inside the backward: gradients of the first products and the activated rows, each until its own gradients exist."""
         inner, matrix, gates = self.rows * self.width * self.itemsize, self.matrices * self.itemsize, int(self.gated)
-        num_shares = ceil_div(self.width, tile_cols(self.width, self.itemsize, PULL_COLS)) + self.bias_shares(weights=needs.weights)
+        num_shares = base.ceil_div(self.width, tile_cols(self.width, self.itemsize, PULL_COLS)) + self.bias_shares(weights=needs.weights)
         buffers = 2 + gates
-        made = (self.rows * SUMS_BYTES if needs.weights else 0) + needs.down_bias
-        peaks = [buffers * inner + num_shares * self.rows * SUMS_BYTES + made]
+        made = (self.rows * base.SUMS_BYTES if needs.weights else 0) + needs.down_bias
+        peaks = [buffers * inner + num_shares * self.rows * base.SUMS_BYTES + made]
         if needs.x:
             own, products = (each * self.hidden * self.itemsize for each in (self.tokens, self.rows))
             peaks.append(buffers * inner + made + own + (0 if self.slots == 1 else products))
@@ -168,16 +160,16 @@ class ExpertSizes(NamedTuple):
             buffers -= 1
         return self.tile_bytes() + max(peaks) - made
 
-    def inside(self, *, frozen: bool) -> Inside:
+    def inside(self, *, frozen: bool) -> base.KernelScratch:
         """Bytes inside both directions, with all gradients or, if `frozen`, without those of matrices and biases."""
         biases = (0, 0, 0) if frozen or not self.bias else (self.width, self.width, self.hidden)
         gate, up, down = (self.experts * each * self.itemsize for each in biases)
         needs = ExpertGradients(True, True, not frozen, not frozen, not frozen, gate, up, down)
-        return Inside(self.forward_bytes(), self.backward_bytes(needs))
+        return base.KernelScratch(self.forward_bytes(), self.backward_bytes(needs))
 
     def bias_shares(self, *, weights: bool) -> int:
         """Shares of the weights' gradient that the products with the bias of `down` are."""
-        return ceil_div(self.hidden, BIAS_COLS) if self.bias and weights else 0
+        return base.ceil_div(self.hidden, BIAS_COLS) if self.bias and weights else 0
 
 
 class ExpertGradients(NamedTuple):
@@ -212,35 +204,35 @@ def route_backward_bytes(
         hidden: Width of a token.
         experts: Number of experts.
         sizes: Bytes of elements.
-        needs: Whether tokens, weight, bias and correction have a gradient.
+        needs: True if tokens, weight, bias and correction have a gradient.
         parts: Parts of the gradient of the logits: two bf16 ones for products with bf16 operands, else one of fp32.
     """
     numbers, elements = rows * hidden, experts * hidden
-    of_rows, of_experts, made = numbers * SUMS_BYTES, elements * SUMS_BYTES, 0
+    of_rows, of_experts, made = numbers * base.SUMS_BYTES, elements * base.SUMS_BYTES, 0
     inside = [0]
     if needs[0]:
         made = numbers * sizes.x
-        copied = 0 if sizes.weight == SUMS_BYTES else of_experts
-        product = 0 if sizes.x == SUMS_BYTES else of_rows
+        copied = 0 if sizes.weight == base.SUMS_BYTES else of_experts
+        product = 0 if sizes.x == base.SUMS_BYTES else of_rows
         inside.append(made + 2 * elements * sizes.weight if parts == 2 else max(product + copied, product + made))
     if needs[1]:
         own = elements * sizes.weight
-        copied = 0 if sizes.x == SUMS_BYTES else of_rows
-        product = 0 if sizes.weight == SUMS_BYTES else of_experts
+        copied = 0 if sizes.x == base.SUMS_BYTES else of_rows
+        product = 0 if sizes.weight == base.SUMS_BYTES else of_experts
         inside.append(made + (2 * of_experts + own if parts == 2 else max(product + own, of_experts + copied)))
         made += own
     if sizes.bias and needs[2]:
         own = experts * sizes.bias
-        inside.append(made + parts * experts * SUMS_BYTES + (own if parts == 2 or sizes.bias != SUMS_BYTES else 0))
+        inside.append(made + parts * experts * base.SUMS_BYTES + (own if parts == 2 or sizes.bias != base.SUMS_BYTES else 0))
         made += own
     if sizes.correction and needs[3]:
         made += experts * sizes.correction
-    return rows * experts * SUMS_BYTES + max(*inside, made) - made
+    return rows * experts * base.SUMS_BYTES + max(*inside, made) - made
 
 
 def tile_cols(num_cols: int, itemsize: int, largest: int) -> int:
     """Columns of a product's tile: a power of two, at most `largest` for two-byte elements."""
-    return min(largest if itemsize == 2 else largest // 2, block_of(num_cols, SMALLEST_DOT))
+    return min(largest if itemsize == 2 else largest // 2, base.block_of(num_cols, base.SMALLEST_DOT))
 
 
 def product_options(num_cols: int, itemsize: int, largest: int = 128) -> dict[str, int]:
@@ -265,9 +257,9 @@ def bias_options() -> dict[str, int]:
 
 def router_columns(num_experts: int, num_groups: int) -> tuple[int, int]:
     """Groups and columns of a group in a tile of the router: the powers of two that hold them."""
-    return block_of(num_groups), block_of(num_experts // num_groups)
+    return base.block_of(num_groups), base.block_of(num_experts // num_groups)
 
 
-def routing_work(hidden: int, experts: int, itemsize: int) -> Work:
+def routing_work(hidden: int, experts: int, itemsize: int) -> base.Work:
     """Ideal work of the router: the scores of all experts, whose fp32 probabilities are written and read."""
-    return linear(hidden, experts, itemsize) + Work(moved_forward=experts * SUMS_BYTES, moved_input=experts * SUMS_BYTES)
+    return linear(hidden, experts, itemsize) + base.Work(moved_forward=experts * base.SUMS_BYTES, moved_input=experts * base.SUMS_BYTES)

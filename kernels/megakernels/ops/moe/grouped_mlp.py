@@ -8,20 +8,11 @@ from megakernels.ops.moe.inputs import Experts, experts_operation, require_exper
 
 
 def experts(
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
+    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
     activation: str,
-    *,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    *, gate_bias: Tensor | None = None, up_bias: Tensor | None = None, down_bias: Tensor | None = None,
     limit: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The MLP of each row's expert, times the row's routing weight.
 
     Row i of expert e, with w = weights.flatten()[rows[i]], is w · act(x_i upₑᵀ) downₑᵀ; for swiglu, w · (silu(x_i gateₑᵀ) ⊙ (x_i upₑᵀ))

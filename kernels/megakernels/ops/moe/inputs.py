@@ -105,16 +105,12 @@ def _given(absent: set[str], **values: Any) -> Experts:
 
 
 def _registered(
-    name: str,
-    gated: bool,
-    absent: set[str],
+    name: str, gated: bool, absent: set[str],
     forward: Callable[[Experts], Made],
     backward: Callable[[Tensor, Experts, Tensor | None, Tensor, Sequence[bool]], Sequence[Tensor | None]],
-    forward_scratch: Callable[[Experts], int] | None,
-    backward_scratch: Callable[[Experts, Sequence[bool]], int] | None,
-    forward_cost: Callable[[Experts], Cost] | None,
-    backward_cost: Callable[[Experts, Sequence[bool]], Cost] | None,
-) -> CustomOpDef:
+    forward_scratch: Callable[[Experts], int] | None, backward_scratch: Callable[[Experts, Sequence[bool]], int] | None,
+    forward_cost: Callable[[Experts], Cost] | None, backward_cost: Callable[[Experts, Sequence[bool]], Cost] | None,
+) -> CustomOpDef:  # fmt: skip
     arguments = {each: Tensor if each == "gate" else kind for each, kind in types_of(Experts).items() if each not in absent}
     gradients = [each for each in GRADIENTS if each in arguments]
 

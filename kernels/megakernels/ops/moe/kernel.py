@@ -12,14 +12,11 @@ from torch import Tensor
 from megakernels._common.tiles import on_device_of, unit_stride
 from megakernels.facts import SMALLEST_DOT, block_of
 from megakernels.ops.activation.kernel import KINDS
-from megakernels.ops.moe.facts import BIAS_COLS, PULL_COLS, bias_options, outer_options, product_options
+from megakernels.ops.moe.facts import BIAS_COLS, PULL_COLS, UP_COLS, bias_options, outer_options, product_options
 from megakernels.ops.moe.inputs import Experts, Made
-from megakernels.ops.moe.kernel_plan import Tiles, sum_slots, tiles_of
+from megakernels.ops.moe.kernel_plan import Tiles, sum_rows, tiles_of
 from megakernels.ops.moe.kernel_products import CLAMPED, bias_kernel, down_bias_kernel, down_kernel, outer_kernel, pull_kernel, up_kernel
 from megakernels.ops.moe.sizes import sizes_of
-
-UP_COLS = {"swiglu": 64, "geglu": 64, "relu2": 128, "gelu": 64}
-"""Columns of a bf16 tile of the forward's first product; with a gate there are two such tiles."""
 
 
 def routed_experts_forward(given: Experts) -> Made:
@@ -37,35 +34,16 @@ def routed_experts_forward(given: Experts) -> Made:
         with on_device_of(x):
             options = product_options(width, x.element_size(), UP_COLS[given.activation])
             up_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](
-                x,
-                up if gate is None else gate.contiguous(),
-                up,
-                _or(given.gate_bias, weights),
-                _or(given.up_bias, weights),
-                weights,
-                rows,
-                tiles.ends,
-                tiles.tile_ends,
-                up_out if gate_out is None else gate_out,
-                up_out,
-                hidden,
+                x, up if gate is None else gate.contiguous(), up, _or(given.gate_bias, weights), _or(given.up_bias, weights), weights,
+                rows, tiles.ends, tiles.tile_ends, up_out if gate_out is None else gate_out, up_out, hidden,
                 x.stride(0),
-                top_k,
-                num_experts,
-                num_hidden,
-                width,
-                given.limit or 0.0,
-                KIND=kind_of(given),
-                GATED=gate is not None,
-                HAS_GATE_BIAS=given.gate_bias is not None,
-                HAS_UP_BIAS=given.up_bias is not None,
-                TILE=tiles.rows,
-                EXPERTS=experts,
-                **options,
-            )
+                top_k, num_experts, num_hidden, width, given.limit or 0.0,
+                KIND=kind_of(given), GATED=gate is not None, HAS_GATE_BIAS=given.gate_bias is not None,
+                HAS_UP_BIAS=given.up_bias is not None, TILE=tiles.rows, EXPERTS=experts, **options,
+            )  # fmt: skip
         _times(tiles, given, hidden, down, None, None, out, transposed=True)
     del hidden
-    return out if top_k == 1 else sum_slots(out, top_k), gate_out, up_out
+    return out if top_k == 1 else sum_rows(out, None, top_k), gate_out, up_out
 
 
 def routed_experts_backward(
@@ -84,31 +62,12 @@ def routed_experts_backward(
     if num_pairs:
         with on_device_of(x):
             pull_kernel[(num_shares, tiles.most)](
-                grad_y,
-                down,
-                weights,
-                rows,
-                tiles.ends,
-                tiles.tile_ends,
-                up_out if gate_out is None else gate_out,
-                up_out,
-                grad_up_out if grad_gate_out is None else grad_gate_out,
-                grad_up_out,
-                hidden,
-                shares,
+                grad_y, down, weights, rows, tiles.ends, tiles.tile_ends, up_out if gate_out is None else gate_out, up_out,
+                grad_up_out if grad_gate_out is None else grad_gate_out, grad_up_out, hidden, shares,
                 grad_y.stride(0),
-                top_k,
-                num_experts,
-                num_pairs,
-                num_hidden,
-                width,
-                given.limit or 0.0,
-                KIND=kind_of(given),
-                GATED=gate is not None,
-                TILE=tiles.rows,
-                EXPERTS=block_of(num_experts),
-                **options,
-            )
+                top_k, num_experts, num_pairs, num_hidden, width, given.limit or 0.0,
+                KIND=kind_of(given), GATED=gate is not None, TILE=tiles.rows, EXPERTS=block_of(num_experts), **options,
+            )  # fmt: skip
     grad_down_bias = down_bias_gradient(tiles, given, grad_y, shares[num_shares:], needs[7])
     grad_weights = shares.sum(0).view(weights.shape) if needs[1] else None
     del shares
@@ -117,7 +76,7 @@ def routed_experts_backward(
         grad_x = torch.empty(num_pairs, num_hidden, dtype=x.dtype, device=x.device)
         other = None if gate is None else gate.contiguous()
         _times(tiles, given, grad_up_out, up, grad_gate_out, other, grad_x, transposed=False)
-        grad_x = grad_x if top_k == 1 else sum_slots(grad_x, top_k)
+        grad_x = grad_x if top_k == 1 else sum_rows(grad_x, None, top_k)
     if needs[4]:  # free each product's operand before the next result is allocated
         grad_down = _outer(tiles, rows, top_k, grad_y, hidden, gathers_a=True)
     del hidden
@@ -146,27 +105,11 @@ def _times(
     if a.shape[0]:
         with on_device_of(a):
             down_kernel[(triton.cdiv(num_cols, options["COLS"]), tiles.most)](
-                a,
-                b,
-                a if other_a is None else other_a,
-                b if other_b is None else other_b,
-                _or(bias, given.weights),
-                given.weights.contiguous(),
-                given.rows,
-                tiles.ends,
-                tiles.tile_ends,
-                out,
-                b.shape[0],
-                inner,
-                num_cols,
-                1 if transposed else num_cols,
-                inner if transposed else 1,
-                PAIR=other_a is not None,
-                HAS_BIAS=bias is not None,
-                TILE=tiles.rows,
-                EXPERTS=block_of(b.shape[0]),
-                **options,
-            )
+                a, b, a if other_a is None else other_a, b if other_b is None else other_b, _or(bias, given.weights),
+                given.weights.contiguous(), given.rows, tiles.ends, tiles.tile_ends, out, b.shape[0], inner, num_cols,
+                1 if transposed else num_cols, inner if transposed else 1,
+                PAIR=other_a is not None, HAS_BIAS=bias is not None, TILE=tiles.rows, EXPERTS=block_of(b.shape[0]), **options,
+            )  # fmt: skip
 
 
 def _outer(tiles: Tiles, rows: Tensor, top_k: int, a: Tensor, b: Tensor, *, gathers_a: bool) -> Tensor:
@@ -206,21 +149,12 @@ def down_bias_gradient(tiles: Tiles, given: Experts, grad_y: Tensor, shares: Ten
     out = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if needed else None
     with on_device_of(grad_y):
         down_bias_kernel[(triton.cdiv(num_cols, BIAS_COLS), num_experts)](
-            grad_y,
-            bias.contiguous(),
-            weights,
-            given.rows,
-            tiles.ends,
-            bias if out is None else out,
+            grad_y, bias.contiguous(), weights, given.rows, tiles.ends, bias if out is None else out,
             shares if shares.shape[0] else weights,
             grad_y.stride(0),
-            weights.shape[1],
-            given.rows.shape[0],
-            num_cols,
-            NEEDS_BIAS=needed,
-            NEEDS_WEIGHTS=shares.shape[0] > 0,
-            **bias_options(),
-        )
+            weights.shape[1], given.rows.shape[0], num_cols,
+            NEEDS_BIAS=needed, NEEDS_WEIGHTS=shares.shape[0] > 0, **bias_options(),
+        )  # fmt: skip
     return out
 
 

@@ -10,28 +10,14 @@ from torch import Tensor
 
 from megakernels._common.tiles import on_device_of
 from megakernels.facts import block_of
-
-TILE_ELEMENTS = 4096
+from megakernels.ops.moe.facts import LOSSES_TILE_ELEMENTS
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def losses_kernel(  # type: ignore[no-untyped-def]
-    weights,
-    probs,
-    log_sums,
-    load,
-    weighted,
-    shares,
-    num_positions,
-    num_tiles,
-    num_experts,
-    top_k,
-    balance,
-    z,
-    COLUMNS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    weights, probs, log_sums, load, weighted, shares, num_positions, num_tiles, num_experts, top_k, balance, z,
+    COLUMNS: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """ROWS tokens of one sequence: their share of both losses, and a copy of their weights."""
     sequence = (tl.program_id(0) // num_tiles).to(tl.int64)
     position = (tl.program_id(0) % num_tiles) * ROWS + tl.arange(0, ROWS)
@@ -51,25 +37,10 @@ def losses_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def losses_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_weighted,
-    log_sums,
-    load,
-    grad_weights,
-    grad_probs,
-    grad_log_sums,
-    num_positions,
-    num_tiles,
-    num_experts,
-    top_k,
-    balance,
-    z,
-    NEEDS_WEIGHTS: tl.constexpr,
-    NEEDS_PROBS: tl.constexpr,
-    NEEDS_SUMS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    grad_weighted, log_sums, load, grad_weights, grad_probs, grad_log_sums, num_positions, num_tiles, num_experts, top_k, balance, z,
+    NEEDS_WEIGHTS: tl.constexpr, NEEDS_PROBS: tl.constexpr, NEEDS_SUMS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """ROWS tokens of one sequence: the gradients of their weights, distributions and log-sum-exps."""
     sequence = (tl.program_id(0) // num_tiles).to(tl.int64)
     position = (tl.program_id(0) % num_tiles) * ROWS + tl.arange(0, ROWS)
@@ -89,7 +60,9 @@ def losses_gradient_kernel(  # type: ignore[no-untyped-def]
         tl.store(grad_log_sums + row, tl.load(log_sums + row, mask=inside, other=0.0).to(tl.float32) * (2.0 * z), mask=inside)
 
 
-def losses_forward(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float) -> tuple[Tensor, Tensor]:
+def router_losses_forward(
+    weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float
+) -> tuple[Tensor, Tensor]:
     """Same contract as `reference.router_losses_forward`, for fp32."""
     (num_sequences, num_experts), top_k = load.shape, weights.shape[1]
     num_positions, options = probs.shape[0] // num_sequences, losses_options(num_experts, top_k)
@@ -99,24 +72,14 @@ def losses_forward(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tenso
     if probs.numel():
         with on_device_of(probs):
             losses_kernel[(num_sequences * num_tiles,)](
-                weights.contiguous(),
-                probs.contiguous(),
-                log_sums.contiguous(),
-                load.contiguous(),
-                weighted,
-                shares,
-                num_positions,
-                num_tiles,
-                num_experts,
-                top_k,
-                balance,
-                z,
+                weights.contiguous(), probs.contiguous(), log_sums.contiguous(), load.contiguous(), weighted, shares, num_positions,
+                num_tiles, num_experts, top_k, balance, z,
                 **options,
-            )
+            )  # fmt: skip
     return weighted, shares.sum(0)
 
 
-def losses_backward(
+def router_losses_backward(
     grad_weighted: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Same contract as `reference.router_losses_backward`, for fp32."""
@@ -131,25 +94,14 @@ def losses_backward(
         unused = next(each for each in made if each is not None)
         with on_device_of(load):
             losses_gradient_kernel[(num_sequences * num_tiles,)](
-                grad_weighted.contiguous(),
-                log_sums.contiguous(),
-                load.contiguous(),
-                *(unused if each is None else each for each in made),
-                num_positions,
-                num_tiles,
-                num_experts,
-                top_k,
-                balance,
-                z,
-                NEEDS_WEIGHTS=needs[0],
-                NEEDS_PROBS=needs[1],
-                NEEDS_SUMS=needs[2],
-                **options,
-            )
+                grad_weighted.contiguous(), log_sums.contiguous(), load.contiguous(), *(unused if each is None else each for each in made),
+                num_positions, num_tiles, num_experts, top_k, balance, z,
+                NEEDS_WEIGHTS=needs[0], NEEDS_PROBS=needs[1], NEEDS_SUMS=needs[2], **options,
+            )  # fmt: skip
     return tuple(made)
 
 
 def losses_options(num_experts: int, top_k: int) -> dict[str, Any]:
     """Tile and warps of both kernels."""
     columns = block_of(num_experts)
-    return {"COLUMNS": columns, "SLOTS": block_of(top_k), "ROWS": max(1, TILE_ELEMENTS // columns), "num_warps": 4}
+    return {"COLUMNS": columns, "SLOTS": block_of(top_k), "ROWS": max(1, LOSSES_TILE_ELEMENTS // columns), "num_warps": 4}

@@ -12,15 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, unit_stride
-from megakernels.facts import SMALLEST_DOT, block_of
-
-PAIRS = 128
-"""Pairs per program."""
-INVERTED = 1024
-"""Pairs per program that inverts a permutation."""
-EXPERTS_AT_ONCE = 32
-TILE_ELEMENTS = 2048
-LARGEST_TILE_WIDTH = 1024
+from megakernels.facts import LARGEST_TILE_WIDTH, SMALLEST_DOT, TILE_ELEMENTS, block_of
+from megakernels.ops.moe.facts import EXPERTS_AT_ONCE, INVERT_PAIRS, SORT_PAIRS
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -137,22 +130,22 @@ def sort_by_expert(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """
     indices = indices.contiguous()
     num_pairs = indices.shape[0]
-    num_blocks = triton.cdiv(num_pairs, PAIRS)
+    num_blocks = triton.cdiv(num_pairs, SORT_PAIRS)
     rows = torch.empty_like(indices)
     counts = torch.empty(num_blocks, num_experts, dtype=torch.int32, device=indices.device)
     if num_pairs:
         with on_device_of(indices):
-            count_kernel[(num_blocks,)](indices, counts, num_pairs, num_experts, PAIRS=PAIRS, EXPERTS=EXPERTS_AT_ONCE, num_warps=4)
+            count_kernel[(num_blocks,)](indices, counts, num_pairs, num_experts, PAIRS=SORT_PAIRS, EXPERTS=EXPERTS_AT_ONCE, num_warps=4)
     totals = counts.sum(0, dtype=torch.int32)
     first = totals.cumsum(0, dtype=torch.int32) - totals
     starts = counts.cumsum(0, dtype=torch.int32) - counts + first
     if num_pairs:
         with on_device_of(indices):
-            place_kernel[(num_blocks,)](indices, starts, rows, num_pairs, num_experts, PAIRS=PAIRS, num_warps=8)
+            place_kernel[(num_blocks,)](indices, starts, rows, num_pairs, num_experts, PAIRS=SORT_PAIRS, num_warps=8)
     return rows, totals
 
 
-def sum_slots(x: Tensor, top_k: int, rows: Tensor | None = None) -> Tensor:
+def sum_rows(x: Tensor, rows: Tensor | None, top_k: int) -> Tensor:
     """Each token's k rows summed in slot order and in fp32: [N·k, h] → [N, h].
 
     Args:
@@ -172,7 +165,7 @@ def sum_slots(x: Tensor, top_k: int, rows: Tensor | None = None) -> Tensor:
     return y
 
 
-def spread_rows(x: Tensor, top_k: int, rows: Tensor) -> Tensor:
+def gather_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
     """Each token copied to its k rows: [N, h] → [N·k, h], row i is x[rows[i] // k].
 
     Args:
@@ -196,7 +189,7 @@ def inverse(rows: Tensor) -> Tensor:
     positions = torch.empty_like(rows)
     if rows.numel():
         with on_device_of(rows):
-            invert_kernel[(triton.cdiv(rows.shape[0], INVERTED),)](rows, positions, rows.shape[0], PAIRS=INVERTED, num_warps=4)
+            invert_kernel[(triton.cdiv(rows.shape[0], INVERT_PAIRS),)](rows, positions, rows.shape[0], PAIRS=INVERT_PAIRS, num_warps=4)
     return positions
 
 

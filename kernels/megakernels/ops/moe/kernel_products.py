@@ -58,22 +58,10 @@ def bias_of(bias, expert, col, num_cols):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def products(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    other_b,
-    a_row,
-    matrix,
-    col,
-    inner,
-    num_cols,
-    there,
-    b_inner_stride,
-    b_col_stride,
-    TWO: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    a, b, other_b, a_row, matrix, col, inner, num_cols, there,
+    b_inner_stride, b_col_stride,
+    TWO: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Rows of a, given by their offsets, times one matrix of b, and of other_b if TWO: fp32 [TILE, COLS] each; else the first twice."""
     step = tl.arange(0, STEP)
     left = a + a_row[:, None] + step[None, :]
@@ -111,7 +99,7 @@ def tile_of(expert, inner, num_cols, COLS: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit
 def made_at(weights, near, there, pair, col, first, num_cols):  # type: ignore[no-untyped-def]
-    """Of a tile of [M, num_cols]: which elements exist, where its first row begins, its elements' places from there, and row weights."""
+    """A tile of [M, num_cols]: mask of its elements, offset of its first row, offsets of its elements from there, and row weights."""
     mask = there[:, None] & (col < num_cols)[None, :]
     corner = first.to(tl.int64) * num_cols  # from a tile's first element on, 32 bits reach
     place = near[:, None] * num_cols + col[None, :]
@@ -120,33 +108,12 @@ def made_at(weights, near, there, pair, col, first, num_cols):  # type: ignore[n
 
 @triton.jit  # type: ignore[untyped-decorator]
 def up_kernel(  # type: ignore[no-untyped-def]
-    x,
-    gate,
-    up,
-    gate_bias,
-    up_bias,
-    weights,
-    rows,
-    ends,
-    tile_ends,
-    gate_out,
-    up_out,
-    hidden,
+    x, gate, up, gate_bias, up_bias, weights, rows, ends, tile_ends, gate_out, up_out, hidden,
     x_stride,
-    top_k,
-    num_experts,
-    inner,
-    num_cols,
-    limit,
-    KIND: tl.constexpr,
-    GATED: tl.constexpr,
-    HAS_GATE_BIAS: tl.constexpr,
-    HAS_UP_BIAS: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
+    top_k, num_experts, inner, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_GATE_BIAS: tl.constexpr, HAS_UP_BIAS: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr,
+    STEP: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
     """A tile of x gateᵀ and x upᵀ, and of their activation times the rows' weights; x is read at the rows' tokens."""
     expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
     if expert >= num_experts:
@@ -171,28 +138,10 @@ def up_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def down_kernel(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    other_a,
-    other_b,
-    bias,
-    weights,
-    rows,
-    ends,
-    tile_ends,
-    out,
-    num_experts,
-    inner,
-    num_cols,
-    b_inner_stride,
-    b_col_stride,
-    PAIR: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
+    a, b, other_a, other_b, bias, weights, rows, ends, tile_ends, out, num_experts, inner, num_cols,
+    b_inner_stride, b_col_stride,
+    PAIR: tl.constexpr, HAS_BIAS: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
     """A tile of a b, of a b + other_a other_b, or of a b + weights · bias, for sorted rows; stored where their tokens and slots are."""
     expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
     if expert >= num_experts:
@@ -217,32 +166,11 @@ def down_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pull_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    down,
-    weights,
-    rows,
-    ends,
-    tile_ends,
-    gate_out,
-    up_out,
-    grad_gate_out,
-    grad_up_out,
-    hidden,
-    grad_weights,
+    grad_y, down, weights, rows, ends, tile_ends, gate_out, up_out, grad_gate_out, grad_up_out, hidden, grad_weights,
     grad_stride,
-    top_k,
-    num_experts,
-    num_pairs,
-    inner,
-    num_cols,
-    limit,
-    KIND: tl.constexpr,
-    GATED: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
+    top_k, num_experts, num_pairs, inner, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
     """A tile of grad_y down, the gradients of gate_out and up_out, the weighted hidden rows, and shares of the weights' gradient."""
     expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
     if expert >= num_experts:
@@ -272,21 +200,11 @@ def pull_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def outer_kernel(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    rows,
-    ends,
-    out,
-    a_stride,
-    b_stride,
-    top_k,
-    num_across,
-    num_cols,
-    GATHERS_A: tl.constexpr,
-    TILE: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    a, b, rows, ends, out,
+    a_stride, b_stride,
+    top_k, num_across, num_cols,
+    GATHERS_A: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """A tile of one expert's Σ a ⊗ b over its rows; a, or else b, is read at the rows' tokens. Zero for an expert without rows."""
     expert = tl.program_id(2).to(tl.int64)
     across = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -326,22 +244,11 @@ def bias_kernel(grad, ends, out, grad_stride, num_cols, ROWS: tl.constexpr, COLS
 
 @triton.jit  # type: ignore[untyped-decorator]
 def down_bias_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    bias,
-    weights,
-    rows,
-    ends,
-    out,
-    grad_weights,
+    grad_y, bias, weights, rows, ends, out, grad_weights,
     grad_stride,
-    top_k,
-    num_pairs,
-    num_cols,
-    NEEDS_BIAS: tl.constexpr,
-    NEEDS_WEIGHTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    top_k, num_pairs, num_cols,
+    NEEDS_BIAS: tl.constexpr, NEEDS_WEIGHTS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """COLS columns of one expert's sum of weighted rows of grad_y, read at their tokens, and of each row's product with the bias."""
     expert = tl.program_id(1)
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)

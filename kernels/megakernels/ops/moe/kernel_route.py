@@ -15,12 +15,11 @@ from torch import Tensor
 
 from megakernels._common import upcast
 from megakernels._common.tiles import narrow, on_device_of, sigmoid
-from megakernels.facts import block_of
+from megakernels.facts import TILE_ELEMENTS, block_of
 from megakernels.ops.moe.facts import router_columns
 from megakernels.ops.moe.scores import Router
 from megakernels.ops.moe.sizes import gradient_parts
 
-TILE_ELEMENTS = 2048
 LOWEST = tl.constexpr(-float("inf"))
 
 
@@ -34,7 +33,7 @@ def experts_of(group_size, num_groups, SIZE: tl.constexpr, COLUMNS: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def best_of(value, left, column, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of each row the column with the largest of the values that are left, of equal ones the first; the first left where all are NaN."""
+    """The column with the largest of the values that are left in each row, the first of equal ones; the first left where all are NaN."""
     top = tl.max(tl.where(left, value, LOWEST), 1)
     found = tl.min(tl.where(left & (value >= top[:, None]), column[None, :], COLUMNS), 1)
     return tl.where(found < COLUMNS, found, tl.min(tl.where(left, column[None, :], COLUMNS), 1))
@@ -44,7 +43,7 @@ def best_of(value, left, column, COLUMNS: tl.constexpr):  # type: ignore[no-unty
 def in_chosen_groups(  # type: ignore[no-untyped-def]
     ranked, num_groups, top_groups, SIGMOID: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Whether a column is of a group that its row chooses: by its best value, of sigmoid scores by the sum of its best two."""
+    """True if a column is of a group that its row chooses: by its best value, of sigmoid scores by the sum of its best two."""
     place = tl.arange(0, SIZE)[None, None, :]
     values = tl.reshape(ranked, [ROWS, GROUPS, SIZE])
     value = tl.max(values, 2)
@@ -61,32 +60,11 @@ def in_chosen_groups(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def route_kernel(  # type: ignore[no-untyped-def]
-    logits,
-    bias,
-    correction,
-    weights,
-    indices,
-    probs,
-    log_sums,
-    counts,
-    num_positions,
-    num_tiles,
-    num_experts,
-    group_size,
-    num_groups,
-    top_groups,
-    top_k,
-    scale,
-    SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_CORRECTION: tl.constexpr,
-    SCORED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SIZE: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    logits, bias, correction, weights, indices, probs, log_sums, counts, num_positions, num_tiles, num_experts, group_size, num_groups,
+    top_groups, top_k, scale,
+    SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr, SCORED: tl.constexpr,
+    GROUPS: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """ROWS tokens of one sequence: their distributions, experts and weights, and if SCORED log-sum-exps and this tile's rows by expert.
 
     `probs` may be `logits`. With a bias of sigmoid scores it is added to `logits` in place.
@@ -143,23 +121,9 @@ def route_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def route_gradient_kernel(  # type: ignore[no-untyped-def]
-    grad_weights,
-    grad_probs,
-    grad_log_sums,
-    kept,
-    indices,
-    gradient,
-    num_rows,
-    num_experts,
-    top_k,
-    scale,
-    SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    SCORED: tl.constexpr,
-    PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad_weights, grad_probs, grad_log_sums, kept, indices, gradient, num_rows, num_experts, top_k, scale,
+    SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, SCORED: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """The gradient of the logits of ROWS tokens, in fp32 or in two parts; `kept` is what the softmax made, or the logits of sigmoids."""
     expert = tl.arange(0, COLUMNS)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -212,7 +176,7 @@ def route_forward(given: Router, num_sequences: int | None, *, is_sigmoid: bool)
     Args:
         given: fp32, bf16 or fp16, with at most `sizes.LARGEST_ROUTER` columns.
         num_sequences: Whose loads are counted, or None.
-        is_sigmoid: Whether scores are sigmoids of the logits.
+        is_sigmoid: True if scores are sigmoids of the logits.
 
     Returns:
         weights, indices, probs and logits; with sequences also log-sum-exps and loads. The logits of a softmax are overwritten by probs.
@@ -232,29 +196,13 @@ def route_forward(given: Router, num_sequences: int | None, *, is_sigmoid: bool)
     if num_rows:
         with on_device_of(logits):
             route_kernel[(sequences * num_tiles,)](
-                logits,
-                logits if given.bias is None else given.bias.contiguous(),
-                logits if given.correction is None else given.correction.contiguous(),
-                weights,
-                indices,
-                probs,
-                log_sums,
-                counts,
-                num_positions,
-                num_tiles,
-                num_experts,
-                num_experts // given.num_groups,
-                given.num_groups,
-                given.top_groups,
-                top_k,
+                logits, logits if given.bias is None else given.bias.contiguous(),
+                logits if given.correction is None else given.correction.contiguous(), weights, indices, probs, log_sums, counts,
+                num_positions, num_tiles, num_experts, num_experts // given.num_groups, given.num_groups, given.top_groups, top_k,
                 given.scale,
-                SIGMOID=is_sigmoid,
-                NORMALIZE=given.normalize,
-                HAS_BIAS=given.bias is not None,
-                HAS_CORRECTION=given.correction is not None,
-                SCORED=num_sequences is not None,
-                **options,
-            )
+                SIGMOID=is_sigmoid, NORMALIZE=given.normalize, HAS_BIAS=given.bias is not None,
+                HAS_CORRECTION=given.correction is not None, SCORED=num_sequences is not None, **options,
+            )  # fmt: skip
     if num_sequences is None:
         return weights, indices, probs, logits
     return weights, indices, probs, logits, log_sums, counts.sum(1, dtype=torch.int32)
@@ -274,22 +222,10 @@ def route_backward(
     if num_rows:
         with on_device_of(x):
             route_gradient_kernel[(triton.cdiv(num_rows, options["ROWS"]),)](
-                grad_weights,
-                kept if grad_probs is None else grad_probs,
-                kept if grad_log_sums is None else grad_log_sums,
-                kept,
-                indices,
-                gradient,
-                num_rows,
-                num_experts,
-                given.top_k,
-                given.scale,
-                SIGMOID=is_sigmoid,
-                NORMALIZE=given.normalize,
-                SCORED=grad_probs is not None,
-                PARTS=parts,
-                **options,
-            )
+                grad_weights, kept if grad_probs is None else grad_probs, kept if grad_log_sums is None else grad_log_sums, kept, indices,
+                gradient, num_rows, num_experts, given.top_k, given.scale,
+                SIGMOID=is_sigmoid, NORMALIZE=given.normalize, SCORED=grad_probs is not None, PARTS=parts, **options,
+            )  # fmt: skip
     grad_x = None
     if needs[0] and parts == 1:
         grad_x = (gradient @ upcast(weight)).to(x.dtype)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import join, only_needed, require, runs_triton
+from megakernels._common import join, only_needed, require
+from megakernels._common.device import module_for
 from megakernels.ops.moe import reference
 
 DTYPES = (torch.float32,)
-"""Of routing weights that the kernels accept."""
+"""Dtypes of routing weights that the kernels accept."""
 
 
 def router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float) -> tuple[Tensor, Tensor]:
@@ -54,22 +55,17 @@ def router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor
 
 @custom_op("megakernels::router_losses", mutates_args=())
 def _router_losses(weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float) -> tuple[Tensor, Tensor]:
-    if runs_triton(weights, DTYPES):
-        from megakernels.ops.moe import kernel_losses  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel_losses.losses_forward(weights, probs, log_sums, load, balance, z)
-    return reference.router_losses_forward(weights, probs, log_sums, load, balance, z)
+    module = module_for(weights, reference, "kernel_losses", DTYPES)
+    result: tuple[Tensor, Tensor] = module.router_losses_forward(weights, probs, log_sums, load, balance, z)
+    return result
 
 
 @custom_op("megakernels::router_losses_backward", mutates_args=())
 def _router_losses_backward(
     grad_weighted: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float, needs: list[bool]
 ) -> list[Tensor]:
-    if runs_triton(grad_weighted, DTYPES):
-        from megakernels.ops.moe import kernel_losses  # noqa: PLC0415
-
-        return only_needed(kernel_losses.losses_backward(grad_weighted, log_sums, load, balance, z, needs))
-    return only_needed(reference.router_losses_backward(grad_weighted, log_sums, load, balance, z, needs))
+    module = module_for(grad_weighted, reference, "kernel_losses", DTYPES)
+    return only_needed(module.router_losses_backward(grad_weighted, log_sums, load, balance, z, needs))
 
 
 @_router_losses.register_fake

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import join, require, runs_triton
+from megakernels._common import join, require
+from megakernels._common.device import module_for
 from megakernels.ops.moe import reference
 
 
@@ -107,11 +108,8 @@ def combine(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 
 @custom_op("megakernels::dispatch_plan", mutates_args=())
 def _dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    if runs_triton(indices):
-        from megakernels.ops.moe import kernel_plan  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel_plan.sort_by_expert(indices.flatten(), num_experts)
-    return reference.dispatch_plan(indices, num_experts)
+    result: tuple[Tensor, Tensor] = module_for(indices, reference, "kernel_plan").sort_by_expert(indices.flatten(), num_experts)
+    return result
 
 
 @_dispatch_plan.register_fake
@@ -121,11 +119,9 @@ def _(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 @custom_op("megakernels::arrival_plan", mutates_args=())
 def _arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    if runs_triton(counts):
-        from megakernels.ops.moe import kernel_plan  # noqa: PLC0415
-
-        return kernel_plan.sort_by_expert(reference.owners(counts, num_rows), counts.shape[1])
-    return reference.arrival_plan(counts, num_rows)
+    owners = reference.owners(counts, num_rows)
+    result: tuple[Tensor, Tensor] = module_for(counts, reference, "kernel_plan").sort_by_expert(owners, counts.shape[1])
+    return result
 
 
 @_arrival_plan.register_fake
@@ -135,7 +131,7 @@ def _(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
 @custom_op("megakernels::dispatch", mutates_args=())
 def _dispatch(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-    return _spread_rows(x, rows, top_k)
+    return _gather_rows(x, rows, top_k)
 
 
 @custom_op("megakernels::dispatch_backward", mutates_args=())
@@ -150,23 +146,17 @@ def _combine(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 
 @custom_op("megakernels::combine_backward", mutates_args=())
 def _combine_backward(grad_y: Tensor, rows: Tensor, top_k: int, needs: list[bool]) -> list[Tensor]:
-    return [_spread_rows(grad_y, rows, top_k)] if needs[0] else []
+    return [_gather_rows(grad_y, rows, top_k)] if needs[0] else []
 
 
-def _spread_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-    if runs_triton(x):
-        from megakernels.ops.moe import kernel_plan  # noqa: PLC0415
-
-        return kernel_plan.spread_rows(x, top_k, rows)
-    return reference.gather_rows(x, rows, top_k)
+def _gather_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    result: Tensor = module_for(x, reference, "kernel_plan").gather_rows(x, rows, top_k)
+    return result
 
 
 def _sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-    if runs_triton(x):
-        from megakernels.ops.moe import kernel_plan  # noqa: PLC0415
-
-        return kernel_plan.sum_slots(x, top_k, rows)
-    return reference.sum_rows(x, rows, top_k)
+    result: Tensor = module_for(x, reference, "kernel_plan").sum_rows(x, rows, top_k)
+    return result
 
 
 def _fake_gather(x: Tensor, rows: Tensor, _top_k: int) -> Tensor:

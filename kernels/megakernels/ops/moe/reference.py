@@ -34,15 +34,9 @@ def router_losses_backward(
     return grad_weights.clone() if needs[0] else None, grad_probs, log_sums * (2 * z) if needs[2] else None
 
 
-def dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Returns rows int32 [N·k] and counts int32 [E]."""
-    flat = indices.flatten()
-    return torch.argsort(flat, stable=True).to(torch.int32), torch.bincount(flat, minlength=num_experts).to(torch.int32)
-
-
-def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Returns rows int32 [M] and totals int32 [E]."""
-    return torch.argsort(owners(counts, num_rows), stable=True).to(torch.int32), counts.sum(0, dtype=torch.int32)
+def sort_by_expert(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Rows int32 [M] in the order of their experts int32 [M], and the number of each expert's rows, int32 [E]."""
+    return torch.argsort(indices, stable=True).to(torch.int32), torch.bincount(indices, minlength=num_experts).to(torch.int32)
 
 
 def owners(counts: Tensor, num_rows: int) -> Tensor:
@@ -130,7 +124,7 @@ def routed_experts_forward(given: Experts) -> Made:
 def routed_experts_backward(
     grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """As `experts_backward`. Tokens are gathered again, not saved."""
+    """`experts_backward` of tokens that are gathered again, not saved."""
     rows, top_k = given.rows, given.weights.shape[1]
     grad_rows, rows_of_x = gather_rows(grad_y, rows, top_k), gather_rows(given.x, rows, top_k)
     grad_x, *others = experts_backward(grad_rows, given._replace(x=rows_of_x), gate_out, up_out, needs)

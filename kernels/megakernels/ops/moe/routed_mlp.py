@@ -1,31 +1,22 @@
 """Dispatch, experts and combine in one operation, which saves the tokens and no dispatched copy of them."""
 
 from collections.abc import Sequence
-from types import ModuleType
 
 from torch import Tensor
 
-from megakernels._common import chooses_triton, require, runs_triton
+from megakernels._common import chooses_triton, require
+from megakernels._common.device import module_for
 from megakernels.ops.moe import reference
 from megakernels.ops.moe.inputs import Experts, Made, experts_operation, require_experts
 from megakernels.ops.moe.sizes import backward_cost, backward_scratch_bytes, forward_cost, forward_scratch_bytes
 
 
 def routed_experts(
-    x: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    gate: Tensor | None,
-    up: Tensor,
-    down: Tensor,
+    x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
     activation: str,
-    *,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    *, gate_bias: Tensor | None = None, up_bias: Tensor | None = None, down_bias: Tensor | None = None,
     limit: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`combine(experts(dispatch(x, rows, k), weights, rows, counts, ...), rows, k)`, without intermediate rows.
 
     Args:
@@ -71,21 +62,13 @@ def routed_experts(
     return _run(given)
 
 
-def _chosen(x: Tensor) -> ModuleType:
-    if runs_triton(x):
-        from megakernels.ops.moe import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel
-    return reference
-
-
 def _forward(given: Experts) -> Made:
-    made: Made = _chosen(given.x).routed_experts_forward(given)
+    made: Made = module_for(given.x, reference).routed_experts_forward(given)
     return made
 
 
 def _backward(grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    found: tuple[Tensor | None, ...] = _chosen(grad_y).routed_experts_backward(grad_y, given, gate_out, up_out, needs)
+    found: tuple[Tensor | None, ...] = module_for(grad_y, reference).routed_experts_backward(grad_y, given, gate_out, up_out, needs)
     return found
 
 

@@ -16,9 +16,9 @@ from megakernels._common import (
     operation,
     register_scratch,
     require,
-    runs_triton,
     types_of,
 )
+from megakernels._common.device import module_for
 from megakernels._common.operations import declare
 from megakernels.ops.moe import scores
 from megakernels.ops.moe.scores import Router
@@ -28,28 +28,21 @@ GRADIENTS = ("x", "weight", "bias", "correction")
 
 
 def route(
-    x: Tensor,
-    weight: Tensor,
-    top_k: int,
-    normalize: bool,
-    *,
-    bias: Tensor | None = None,
-    correction: Tensor | None = None,
-    sigmoid: bool = False,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor,
+    top_k: int, normalize: bool,
+    *, bias: Tensor | None = None, correction: Tensor | None = None,
+    sigmoid: bool = False, num_groups: int = 1, top_groups: int = 1, scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Chooses each token's experts: fp32 logits, softmax over all experts or sigmoid of each, the k largest.
 
     Args:
         x: [N, h].
         weight: [E, h].
         top_k: k, experts per token.
-        normalize: whether a token's k weights are divided by their sum.
+        normalize: True if a token's k weights are divided by their sum.
         bias: [E], added to the logits, or None.
         correction: [E], added to the scores for the choice alone, or None; of any dtype; its gradient is zero.
-        sigmoid: whether scores are sigmoids of the logits.
+        sigmoid: True if scores are sigmoids of the logits.
         num_groups: equal groups of experts, of which a token chooses top_groups before it chooses experts; 1 for none.
         top_groups: groups that each token chooses: by their best score, of sigmoid scores by the sum of their best two.
         scale: factor of the weights.
@@ -83,30 +76,22 @@ def route(
 
 
 def route_scored(
-    x: Tensor,
-    weight: Tensor,
-    top_k: int,
-    normalize: bool,
-    num_sequences: int,
-    *,
-    bias: Tensor | None = None,
-    correction: Tensor | None = None,
-    sigmoid: bool = False,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor,
+    top_k: int, normalize: bool, num_sequences: int,
+    *, bias: Tensor | None = None, correction: Tensor | None = None,
+    sigmoid: bool = False, num_groups: int = 1, top_groups: int = 1, scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`route`, with the inputs of the router losses.
 
     Args:
         x: [N, h], num_sequences equal runs of rows.
         weight: [E, h].
         top_k: k, experts per token.
-        normalize: whether a token's k weights are divided by their sum.
+        normalize: True if a token's k weights are divided by their sum.
         num_sequences: B, whose loads are counted separately.
         bias: as of `route`, as are all that follow.
         correction: [E] or None.
-        sigmoid: whether scores are sigmoids of the logits.
+        sigmoid: True if scores are sigmoids of the logits.
         num_groups: equal groups of experts.
         top_groups: groups that each token chooses.
         scale: factor of the weights.
@@ -170,12 +155,9 @@ def _made(given: Router, num_scores: int) -> tuple[Tensor, ...]:
     return x.new_empty(chosen, dtype=dtype), x.new_empty(chosen, dtype=torch.int32), *arrays
 
 
-def _chosen(x: Tensor) -> ModuleType:
-    if runs_triton(x):
-        from megakernels.ops.moe import kernel_route  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel_route
-    return scores
+def _module(given: Router) -> ModuleType:
+    """The kernels or plain torch."""
+    return module_for(given.x, scores, "kernel_route")
 
 
 def _backward_scratch(given: Router, needs: Sequence[bool]) -> int:
@@ -187,12 +169,12 @@ def _registered(name: str, *, is_sigmoid: bool) -> CustomOpDef:
     outputs = (*_OUTPUTS, "logits") if is_sigmoid else _OUTPUTS
 
     def run(given: Router) -> tuple[Tensor, ...]:
-        made: tuple[Tensor, ...] = _chosen(given.x).route_forward(given, None, is_sigmoid=is_sigmoid)
+        made: tuple[Tensor, ...] = _module(given).route_forward(given, None, is_sigmoid=is_sigmoid)
         return made[: len(outputs)]
 
     def run_backward(grad_weights: Tensor, given: Router, kept: Tensor, indices: Tensor, needs: list[bool]) -> Sequence[Tensor | None]:
         grads = grad_weights, None, None
-        found: Sequence[Tensor | None] = _chosen(given.x).route_backward(grads, given, kept, indices, needs, is_sigmoid=is_sigmoid)
+        found: Sequence[Tensor | None] = _module(given).route_backward(grads, given, kept, indices, needs, is_sigmoid=is_sigmoid)
         return found
 
     return operation(
@@ -221,7 +203,7 @@ def _registered_scored(name: str, *, is_sigmoid: bool) -> CustomOpDef:
 
     def run(values: dict[str, Any]) -> tuple[Tensor, ...]:
         given = Router(*(values[each] for each in names))
-        made = _chosen(given.x).route_forward(given, values["num_sequences"], is_sigmoid=is_sigmoid)
+        made = _module(given).route_forward(given, values["num_sequences"], is_sigmoid=is_sigmoid)
         weights, indices, probs, logits, log_sums, load = made
         return weights, indices, probs, log_sums, load, *((logits,) if is_sigmoid else ())
 
@@ -235,7 +217,7 @@ def _registered_scored(name: str, *, is_sigmoid: bool) -> CustomOpDef:
         given = Router(*(values[each] for each in names))
         of_outputs = tuple(values[f"grad_{each}"] for each in ("weights", "probs", "log_sums"))
         saved = values[kept], values["indices"], values["needs"]
-        return only_needed(_chosen(given.x).route_backward(of_outputs, given, *saved, is_sigmoid=is_sigmoid))
+        return only_needed(_module(given).route_backward(of_outputs, given, *saved, is_sigmoid=is_sigmoid))
 
     made = 6 if is_sigmoid else 5
     op = declare(name, run, {**arguments, "num_sequences": int}, tuple[(Tensor,) * made])  # type: ignore[misc]

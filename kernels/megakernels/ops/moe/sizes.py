@@ -31,7 +31,7 @@ def backward_scratch_bytes(given: Experts, needs: Sequence[bool]) -> int:
 def forward_cost(given: Experts) -> Cost:
     """Cost of `kernel.routed_experts_forward`: one product per row and matrix; a token is read once per slot."""
     matrices = 3 if given.gate is not None else 2
-    return Cost({given.x.dtype: matrices * _product_flops(given)}, again_bytes=_gathered_again(given))
+    return Cost({given.x.dtype: matrices * _product_flops(given)}, repeated_bytes=_gathered_again(given))
 
 
 def backward_cost(given: Experts, needs: Sequence[bool]) -> Cost:
@@ -43,7 +43,7 @@ def backward_cost(given: Experts, needs: Sequence[bool]) -> Cost:
     first = 2 if given.gate is not None else 1
     products = 1 + first * needs[0] + needs[4] + (given.gate is not None and needs[2]) + needs[3]
     gathers = 1 + needs[4] + (given.gate is not None and needs[2]) + needs[3] + (given.down_bias is not None and (needs[1] or needs[7]))
-    return Cost({given.x.dtype: products * _product_flops(given)}, again_bytes=gathers * _gathered_again(given))
+    return Cost({given.x.dtype: products * _product_flops(given)}, repeated_bytes=gathers * _gathered_again(given))
 
 
 def _needed_bytes(bias: Tensor | None, needed: bool) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from megakernels.facts import SMALLEST_DOT, block_of, ceil_div
 
-LARGEST_TILE = {2: 128, 4: 64}
+SYMMETRIC_TILE = {2: 128, 4: 64}
 """Rows of a tile, by bytes of an element."""
+SYMMETRIC_DEPTH = {2: 64, 4: 32}
+"""Columns of x per step."""
 
 
 def tile_side(num_rows: int, itemsize: int) -> int:
     """Rows and columns of a tile."""
-    return min(LARGEST_TILE[itemsize], block_of(num_rows, SMALLEST_DOT))
+    return min(SYMMETRIC_TILE[itemsize], block_of(num_rows, SMALLEST_DOT))
 
 
 def num_tiles(num_rows: int, itemsize: int) -> int:

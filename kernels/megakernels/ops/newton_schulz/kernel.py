@@ -10,28 +10,16 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import dot, narrow, on_device_of
-from megakernels.ops.newton_schulz.facts import tile_side
-
-DEPTH = {2: 64, 4: 32}
-"""Columns of x per step."""
+from megakernels.ops.newton_schulz.facts import SYMMETRIC_DEPTH, tile_side
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def symmetric_product_kernel(  # type: ignore[no-untyped-def]
-    x,
-    added,
-    y,
-    num_rows,
-    num_cols,
-    x_matrix_stride,
-    x_row_stride,
-    x_col_stride,
-    alpha,
-    beta,
-    TILE: tl.constexpr,
-    STEP: tl.constexpr,
-    ADDED: tl.constexpr,
-):
+    x, added, y, num_rows, num_cols,
+    x_matrix_stride, x_row_stride, x_col_stride,
+    alpha, beta,
+    TILE: tl.constexpr, STEP: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
     """One tile of the lower triangle of one matrix, and its mirror image."""
     down = tl.program_id(0)
     across = tl.program_id(1)
@@ -72,7 +60,7 @@ def symmetric_product_kernel(  # type: ignore[no-untyped-def]
 def launch_options(num_rows: int, element_bytes: int) -> dict[str, int]:
     """Tile and warps for matrices of `num_rows` rows."""
     tile = tile_side(num_rows, element_bytes)
-    return {"TILE": tile, "STEP": DEPTH[element_bytes], "num_warps": 8 if tile == 128 else 4, "num_stages": 3}
+    return {"TILE": tile, "STEP": SYMMETRIC_DEPTH[element_bytes], "num_warps": 8 if tile == 128 else 4, "num_stages": 3}
 
 
 def forward(x: Tensor, added: Tensor | None, alpha: float, beta: float) -> Tensor:
@@ -84,15 +72,9 @@ def forward(x: Tensor, added: Tensor | None, alpha: float, beta: float) -> Tenso
     if y.numel():
         with on_device_of(x):
             symmetric_product_kernel[(tiles, tiles, num_matrices)](
-                x,
-                y if added is None else added.contiguous(),
-                y,
-                num_rows,
-                num_cols,
+                x, y if added is None else added.contiguous(), y, num_rows, num_cols,
                 *x.stride(),
-                alpha,
-                beta,
-                ADDED=added is not None,
-                **options,
-            )
+                alpha, beta,
+                ADDED=added is not None, **options,
+            )  # fmt: skip
     return y

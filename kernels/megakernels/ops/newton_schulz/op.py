@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import register_cost, require, runs_triton
+from megakernels._common import register_cost, require
+from megakernels._common.device import module_for
 from megakernels.ops.newton_schulz import reference
 from megakernels.ops.newton_schulz.sizes import cost
 
@@ -43,11 +44,8 @@ def symmetric_product(x: Tensor, added: Tensor | None = None, alpha: float = 1.0
 
 @custom_op("megakernels::symmetric_product", mutates_args=())
 def _symmetric_product(x: Tensor, added: Tensor | None, alpha: float, beta: float) -> Tensor:
-    if runs_triton(x):
-        from megakernels.ops.newton_schulz import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel.forward(x, added, alpha, beta)
-    return reference.forward(x, added, alpha, beta)
+    result: Tensor = module_for(x, reference).forward(x, added, alpha, beta)
+    return result
 
 
 @_symmetric_product.register_fake

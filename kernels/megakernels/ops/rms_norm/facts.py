@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from megakernels.facts import ADD, SUMS_BYTES, Multiple, Multiples, Plain, PlainPass, Share, Work
+from megakernels.facts import ADD, SUMS_BYTES, FixedRatios, KernelPass, KindShare, PlainPass, PlainPasses, Work
 
 FORWARD, BACKWARD = "norm.forward", "norm.backward"
-ALONE, ALONE_BACK = (Share(FORWARD),), (Share(BACKWARD, launches=3),)
-PLAIN = Plain(PlainPass(1000, launches=9), PlainPass(1570, launches=14))
-PLAIN_RESIDUAL = Plain(PlainPass(590, launches=10), PlainPass(1250, launches=15))
-NORM = Multiples(Multiple(kinds=ALONE), Multiple(118, 3, kinds=ALONE_BACK), PLAIN)
+ALONE, ALONE_BACK = (KindShare(FORWARD),), (KindShare(BACKWARD, launches=3),)
+PLAIN = PlainPasses(PlainPass(1000, launches=9), PlainPass(1570, launches=14))
+PLAIN_RESIDUAL = PlainPasses(PlainPass(590, launches=10), PlainPass(1250, launches=15))
+NORM = FixedRatios(KernelPass(kinds=ALONE), KernelPass(118, 3, kinds=ALONE_BACK), PLAIN)
 """A norm by itself."""
-RESIDUAL_NORM = Multiples(
-    Multiple(125, 2, kinds=(Share(FORWARD, 40), Share(ADD, 60))),
-    Multiple(163, 4, kinds=(Share(BACKWARD, 54, launches=3), Share(ADD, 46))),
+RESIDUAL_NORM = FixedRatios(
+    KernelPass(125, 2, kinds=(KindShare(FORWARD, 40), KindShare(ADD, 60))),
+    KernelPass(163, 4, kinds=(KindShare(BACKWARD, 54, launches=3), KindShare(ADD, 46))),
     PLAIN_RESIDUAL,
 )
 """The norm, and the addition to the stream by an operation of its own."""
-FINAL_NORM = Multiples(Multiple(50, kinds=ALONE), Multiple(88, 3, kinds=ALONE_BACK), PLAIN_RESIDUAL)
+FINAL_NORM = FixedRatios(KernelPass(50, kinds=ALONE), KernelPass(88, 3, kinds=ALONE_BACK), PLAIN_RESIDUAL)
 """The norm before the head, whose addition the last layer has."""
-TWO_NORMS = Multiples(Multiple(100, 2, kinds=ALONE), Multiple(101, 6, kinds=ALONE_BACK), PLAIN)
+TWO_NORMS = FixedRatios(KernelPass(100, 2, kinds=ALONE), KernelPass(101, 6, kinds=ALONE_BACK), PLAIN)
 """Two norms of small heads: Mamba-3's of B and C."""
-GATED_NORM = Multiples(
-    Multiple(kinds=ALONE),
-    Multiple(102, 3, kinds=(Share("gated_norm.backward", launches=3),)),
-    Plain(PlainPass(1300, launches=13), PlainPass(2060, launches=25)),
+GATED_NORM = FixedRatios(
+    KernelPass(kinds=ALONE),
+    KernelPass(102, 3, kinds=(KindShare("gated_norm.backward", launches=3),)),
+    PlainPasses(PlainPass(1300, launches=13), PlainPass(2060, launches=25)),
 )
+
+NORM_LARGEST_WIDTH = 8192
+"""Maximum group width of a tile; the backward of a wider one runs out of registers on sm_90, so wider groups use the reference."""
+LARGEST_GATED_FP32_WIDTH = 4096
+"""Maximum group width in fp32 of the gated and the fused norm, which need one more tile."""
+LARGEST_NESTED = 2**31 - 1
+"""Largest number of rows in runs: their numbers are divided in 32 bits. More are copied where they are not evenly spaced."""
 
 
 def norm(width: int, itemsize: int) -> Work:

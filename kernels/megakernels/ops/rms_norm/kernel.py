@@ -13,17 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import narrow, num_multiprocessors, on_device_of, sigmoid, unit_stride
-from megakernels.facts import block_of
-
-LARGEST_WIDTH = 8192
-"""Maximum group width of a tile; the backward of a wider one runs out of registers on sm_90, so wider groups use the reference."""
-LARGEST_GATED_FP32_WIDTH = 4096
-"""Maximum group width in fp32 of the gated and the fused norm, which need one more tile."""
-
-LARGEST_NESTED = 2**31 - 1
-"""Rows of runs, at most: their numbers are divided in 32 bits. More are copied where they are not evenly spaced."""
-TILE_ELEMENTS = 2048
-"""Narrow rows share a tile up to this size."""
+from megakernels.facts import TILE_ELEMENTS, block_of
+from megakernels.ops.rms_norm.facts import LARGEST_GATED_FP32_WIDTH, LARGEST_NESTED, NORM_LARGEST_WIDTH
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -38,7 +29,7 @@ def rows_of_tile(tile, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def starts_of(row, stride, inner, step, NESTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where rows start, one each `stride` elements; with `NESTED` a run of `inner` rows each `stride`, and its rows each `step`."""
+    """Offsets of rows, one each `stride` elements; with `NESTED` a run of `inner` rows each `stride`, and its rows each `step`."""
     if NESTED:
         each = tl.cast(row, tl.int32)
         return (each // inner).to(tl.int64) * stride + (each % inner).to(tl.int64) * step
@@ -57,27 +48,13 @@ def sum_of_rows(x, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
-    x,
-    gate,
-    weight,
-    total,
-    y,
-    rstd,
+    x, gate, weight, total, y, rstd,
     x_stride,
-    x_inner,
-    x_step,
+    x_inner, x_step,
     gate_stride,
-    num_rows,
-    width,
-    num_groups,
-    eps,
-    NESTED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GATED: tl.constexpr,
-    ADDS: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
+    num_rows, width, num_groups, eps,
+    NESTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, ADDS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
     """One group of ROWS rows of y = v · rstd · (OFFSET + weight); v is x, or x · silu(gate), or x + `gate`, stored in total."""
     row = rows_of_tile(tl.program_id(0), ROWS)
     group = tl.program_id(1)
@@ -102,31 +79,14 @@ def rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    x,
-    gate,
-    weight,
-    rstd,
-    grad_x,
-    grad_gate,
-    partial,
-    grad_stride,
-    x_stride,
-    x_inner,
-    x_step,
+    grad_y, x, gate, weight, rstd, grad_x, grad_gate, partial,
+    grad_stride, x_stride,
+    x_inner, x_step,
     gate_stride,
-    num_rows,
-    width,
-    num_groups,
-    NESTED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GATED: tl.constexpr,
-    ADDS: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_GATE: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
+    num_rows, width, num_groups,
+    NESTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, ADDS: tl.constexpr, NEEDS_X: tl.constexpr,
+    NEEDS_GATE: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
     """Tiles program, program + num_programs, ... of one group of grad_x and grad_gate, and their share of the weight gradient.
 
     For the fused norm, `gate` is the additional gradient of the sum.
@@ -172,8 +132,8 @@ def rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def accepts(x: Tensor, num_groups: int, *, gated: bool) -> bool:
-    """Whether the kernels support groups of this width."""
-    return x.shape[-1] // num_groups <= (LARGEST_GATED_FP32_WIDTH if gated and x.dtype == torch.float32 else LARGEST_WIDTH)
+    """True if the kernels support groups of this width."""
+    return x.shape[-1] // num_groups <= (LARGEST_GATED_FP32_WIDTH if gated and x.dtype == torch.float32 else NORM_LARGEST_WIDTH)
 
 
 def launch_options(width: int, *, adds: bool = False) -> dict[str, int]:
@@ -210,37 +170,18 @@ def _forward(
     if num_rows:
         with on_device_of(x):
             rms_norm_forward_kernel[(triton.cdiv(num_rows, options["ROWS"]), num_groups)](
-                given.base,
-                others,
-                weight.contiguous(),
-                y if total is None else total,
-                y,
-                rstd,
-                *given[1:4],
+                given.base, others, weight.contiguous(), y if total is None else total, y, rstd, *given[1:4],
                 others.stride(0),
-                num_rows,
-                num_cols // num_groups,
-                num_groups,
-                eps,
-                NESTED=given.inner > 1,
-                GATED=other is not None and total is None,
-                ADDS=total is not None,
-                OFFSET=offset,
-                **options,
-            )
+                num_rows, num_cols // num_groups, num_groups, eps,
+                NESTED=given.inner > 1, GATED=other is not None and total is None, ADDS=total is not None, OFFSET=offset, **options,
+            )  # fmt: skip
     return rstd
 
 
 def backward(
-    grad_y: Tensor,
-    x: Tensor,
-    gate: Tensor | None,
-    weight: Tensor,
-    rstd: Tensor,
-    num_groups: int,
-    needs: list[bool],
-    offset: float = 0.0,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad_y: Tensor, x: Tensor, gate: Tensor | None, weight: Tensor, rstd: Tensor,
+    num_groups: int, needs: list[bool], offset: float = 0.0,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Same contract as the reference's backwards: the gradients of x, gate and weight."""
     return _backward(grad_y, x, gate, weight, rstd, num_groups, needs, adds=False, offset=offset)
 
@@ -254,17 +195,10 @@ def add_backward(
 
 
 def _backward(
-    grad_y: Tensor,
-    x: Tensor,
-    other: Tensor | None,
-    weight: Tensor,
-    rstd: Tensor,
-    num_groups: int,
-    needs: list[bool],
-    *,
-    adds: bool,
-    offset: float = 0.0,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad_y: Tensor, x: Tensor, other: Tensor | None, weight: Tensor, rstd: Tensor,
+    num_groups: int, needs: list[bool],
+    *, adds: bool, offset: float = 0.0,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """The gradients of x, gate and weight; `other` is the gate or, for the fused norm, the additional gradient of the sum."""
     given, grad_rows = _runs(x), _rows(grad_y)
     others = given.base if other is None else _rows(other)
@@ -278,28 +212,15 @@ def _backward(
     if num_rows:
         with on_device_of(x):
             rms_norm_backward_kernel[(num_programs, num_groups)](
-                grad_rows,
-                given.base,
-                others,
-                weight.contiguous(),
-                rstd,
-                partial if grad_x is None else grad_x,
-                partial if grad_gate is None else grad_gate,
-                partial,
+                grad_rows, given.base, others, weight.contiguous(), rstd, partial if grad_x is None else grad_x,
+                partial if grad_gate is None else grad_gate, partial,
                 grad_rows.stride(0),
                 *given[1:4],
                 others.stride(0),
-                num_rows,
-                num_cols // num_groups,
-                num_groups,
-                NESTED=given.inner > 1,
-                GATED=other is not None and not adds,
-                ADDS=adds,
-                NEEDS_X=needs[0],
-                NEEDS_GATE=needs[1],
-                OFFSET=offset,
-                **options,
-            )
+                num_rows, num_cols // num_groups, num_groups,
+                NESTED=given.inner > 1, GATED=other is not None and not adds, ADDS=adds, NEEDS_X=needs[0], NEEDS_GATE=needs[1],
+                OFFSET=offset, **options,
+            )  # fmt: skip
     return grad_x, grad_gate, partial.sum(0).to(weight.dtype) if needs[2] else None
 
 

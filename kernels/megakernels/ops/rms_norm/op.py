@@ -6,23 +6,15 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import accumulator_dtype, fake_like, join, only_needed, require, runs_triton
+from megakernels._common.device import kernel_module
 from megakernels.ops.rms_norm import reference
 from megakernels.ops.rms_norm.rows import row_dot, row_gradients, row_scale, row_square_sum
 from megakernels.ops.rms_norm.slices import gated_dot, gated_scale, gated_scale_gradients, gated_square_sum
 
 __all__ = [
-    "add_rms_norm",
-    "gated_dot",
-    "gated_rms_norm",
-    "gated_scale",
-    "gated_scale_gradients",
-    "gated_square_sum",
-    "rms_norm",
-    "row_dot",
-    "row_gradients",
-    "row_scale",
-    "row_square_sum",
-]
+    "add_rms_norm", "gated_dot", "gated_rms_norm", "gated_scale", "gated_scale_gradients", "gated_square_sum", "rms_norm", "row_dot",
+    "row_gradients", "row_scale", "row_square_sum",
+]  # fmt: skip
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -116,24 +108,23 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_grou
     return y
 
 
+def _kernel(x: Tensor, num_groups: int, *, gated: bool) -> Any:
+    """The module of the kernels, or None where they do not run for these rows."""
+    return kernel if runs_triton(x) and (kernel := kernel_module(reference)).accepts(x, num_groups, gated=gated) else None
+
+
 @custom_op("megakernels::rms_norm", mutates_args=())
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    if runs_triton(x):
-        from megakernels.ops.rms_norm import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        if kernel.accepts(x, 1, gated=False):
-            y, rstd = kernel.forward(x, None, weight, eps, 1, offset)
-            return y, rstd.view(x.shape[:-1])
+    if kernel := _kernel(x, 1, gated=False):
+        y, rstd = kernel.forward(x, None, weight, eps, 1, offset)
+        return y, rstd.view(x.shape[:-1])
     return reference.rms_norm_forward(x, weight, eps, offset)
 
 
 @custom_op("megakernels::rms_norm_backward", mutates_args=())
 def _rms_norm_backward(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, needs: list[bool]) -> list[Tensor]:
-    if runs_triton(x):
-        from megakernels.ops.rms_norm import kernel  # noqa: PLC0415
-
-        if kernel.accepts(x, 1, gated=False):
-            return only_needed(kernel.backward(grad_y, x, None, weight, rstd, 1, [needs[0], False, needs[1]], offset))
+    if kernel := _kernel(x, 1, gated=False):
+        return only_needed(kernel.backward(grad_y, x, None, weight, rstd, 1, [needs[0], False, needs[1]], offset))
     return only_needed(reference.rms_norm_backward(grad_y, x, weight, rstd, needs, offset=offset))
 
 
@@ -147,11 +138,9 @@ join(_rms_norm, _rms_norm_backward, outputs=("y", "rstd"), gradients=("x", "weig
 
 @custom_op("megakernels::add_rms_norm", mutates_args=())
 def _add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    if runs_triton(x):
-        from megakernels.ops.rms_norm import kernel  # noqa: PLC0415
-
-        if kernel.accepts(x, 1, gated=True):
-            return kernel.add_forward(x, branch, weight, eps)
+    if kernel := _kernel(x, 1, gated=True):
+        results: tuple[Tensor, Tensor, Tensor] = kernel.add_forward(x, branch, weight, eps)
+        return results
     return reference.add_rms_norm_forward(x, branch, weight, eps)
 
 
@@ -159,11 +148,8 @@ def _add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tupl
 def _add_rms_norm_backward(
     grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, needs: list[bool]
 ) -> list[Tensor]:
-    if runs_triton(total):
-        from megakernels.ops.rms_norm import kernel  # noqa: PLC0415
-
-        if kernel.accepts(total, 1, gated=True):
-            return only_needed(kernel.add_backward(grad_total, grad_y, total, weight, rstd, needs))
+    if kernel := _kernel(total, 1, gated=True):
+        return only_needed(kernel.add_backward(grad_total, grad_y, total, weight, rstd, needs))
     return only_needed(reference.add_rms_norm_backward(grad_total, grad_y, total, weight, rstd, needs))
 
 
@@ -182,11 +168,9 @@ join(_add_rms_norm, _add_rms_norm_backward, outputs=("total", "y", "rstd"), grad
 
 @custom_op("megakernels::gated_rms_norm", mutates_args=())
 def _gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> tuple[Tensor, Tensor]:
-    if runs_triton(x):
-        from megakernels.ops.rms_norm import kernel  # noqa: PLC0415
-
-        if kernel.accepts(x, num_groups, gated=True):
-            return kernel.forward(x, gate, weight, eps, num_groups)
+    if kernel := _kernel(x, num_groups, gated=True):
+        results: tuple[Tensor, Tensor] = kernel.forward(x, gate, weight, eps, num_groups)
+        return results
     return reference.gated_rms_norm_forward(x, gate, weight, eps, num_groups)
 
 
@@ -194,11 +178,8 @@ def _gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_gro
 def _gated_rms_norm_backward(
     grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, num_groups: int, needs: list[bool]
 ) -> list[Tensor]:
-    if runs_triton(x):
-        from megakernels.ops.rms_norm import kernel  # noqa: PLC0415
-
-        if kernel.accepts(x, num_groups, gated=True):
-            return only_needed(kernel.backward(grad_y, x, gate, weight, rstd, num_groups, needs))
+    if kernel := _kernel(x, num_groups, gated=True):
+        return only_needed(kernel.backward(grad_y, x, gate, weight, rstd, num_groups, needs))
     return only_needed(reference.gated_rms_norm_backward(grad_y, x, gate, weight, rstd, num_groups, needs))
 
 

@@ -69,15 +69,10 @@ def gated_rms_norm_forward(x: Tensor, gate: Tensor, weight: Tensor, eps: float, 
 
 
 def gated_rms_norm_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor,
-    rstd: Tensor,
-    num_groups: int,
-    needs: Sequence[bool],
+    grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor,
+    num_groups: int, needs: Sequence[bool],
     mean_dot: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the gradients of x, gate and weight, None where not needed.
 
     `mean_dot`: mean of g ⊙ x̂ [..., num_groups], if it is over more than the given slice.

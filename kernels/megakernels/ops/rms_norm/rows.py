@@ -53,25 +53,15 @@ def row_gradients(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean_
         weight: [D / n].
         rstd: rstd of full rows, [..., 1].
         mean_dot: `row_dot` summed over all slices and divided by D, [..., 1].
-        needs: Whether the gradients of x and weight are required.
+        needs: For the gradients of x and weight each, true if it is required.
     """
     found: list[Tensor] = _row_gradients(grad_y, x, weight, rstd, mean_dot, needs)
     return found
 
 
-@custom_op("megakernels::row_square_sum", mutates_args=())
-def _row_square_sum(x: Tensor) -> Tensor:
-    return reference.row_square_sum(x)
-
-
-@custom_op("megakernels::row_scale", mutates_args=())
-def _row_scale(x: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
-    return reference.row_scale(x, weight, rstd)
-
-
-@custom_op("megakernels::row_dot", mutates_args=())
-def _row_dot(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
-    return reference.row_dot(grad_y, x, weight, rstd)
+_row_square_sum = custom_op("megakernels::row_square_sum", reference.row_square_sum, mutates_args=())
+_row_scale = custom_op("megakernels::row_scale", reference.row_scale, mutates_args=())
+_row_dot = custom_op("megakernels::row_dot", reference.row_dot, mutates_args=())
 
 
 @custom_op("megakernels::row_gradients", mutates_args=())
@@ -79,21 +69,14 @@ def _row_gradients(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean
     return only_needed(reference.rms_norm_backward(grad_y, x, weight, rstd.squeeze(-1), needs, mean_dot))
 
 
-@_row_square_sum.register_fake
-def _(x: Tensor) -> Tensor:
+def made_per_row(x: Tensor, *_: Any) -> Tensor:
+    """One value per row of x, uninitialised."""
     return x.new_empty((*x.shape[:-1], 1), dtype=accumulator_dtype(x.dtype))
 
 
-@_row_scale.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
-    return fake_like(x)
-
-
-@_row_dot.register_fake
-def _(_grad_y: Tensor, x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], 1), dtype=accumulator_dtype(x.dtype))
-
-
-@_row_gradients.register_fake
-def _(_grad_y: Tensor, x: Tensor, weight: Tensor, _rstd: Tensor, _mean_dot: Tensor, needs: list[bool]) -> list[Tensor]:
-    return [fake_like(tensor) for tensor, need in zip((x, weight), needs, strict=True) if need]
+_row_square_sum.register_fake(made_per_row)
+_row_scale.register_fake(lambda x, *_: fake_like(x))
+_row_dot.register_fake(lambda _grad_y, x, *_: made_per_row(x))
+_row_gradients.register_fake(
+    lambda _grad_y, x, weight, _rstd, _mean_dot, needs: [fake_like(each) for each, need in zip((x, weight), needs, strict=True) if need]
+)

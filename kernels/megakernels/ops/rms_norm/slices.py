@@ -4,13 +4,12 @@ With u = x · silu(gate) over a full row of D elements: r = (Σ u² / D + ε)^(�
 is r · (g − u · r · (Σ g ⊙ u · r) / D). Both sums run over all slices. The caller adds them; these functions do not communicate.
 """
 
-from typing import Any
-
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import accumulator_dtype, fake_like, only_needed, require
+from megakernels._common import fake_like, only_needed, require
 from megakernels.ops.rms_norm import reference
+from megakernels.ops.rms_norm.rows import made_per_row
 
 
 def gated_square_sum(x: Tensor, gate: Tensor) -> Tensor:
@@ -69,25 +68,15 @@ def gated_scale_gradients(
         weight: [D / n].
         rstd: rstd of full rows, [..., 1].
         mean_dot: `gated_dot` summed over all slices and divided by D, [..., 1].
-        needs: Whether the gradients of x, gate and weight are required.
+        needs: For the gradients of x, gate and weight each, true if it is required.
     """
     found: list[Tensor] = _gated_scale_gradients(grad_y, x, gate, weight, rstd, mean_dot, needs)
     return found
 
 
-@custom_op("megakernels::gated_square_sum", mutates_args=())
-def _gated_square_sum(x: Tensor, gate: Tensor) -> Tensor:
-    return reference.gated_square_sum(x, gate)
-
-
-@custom_op("megakernels::gated_scale", mutates_args=())
-def _gated_scale(x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
-    return reference.gated_scale(x, gate, weight, rstd)
-
-
-@custom_op("megakernels::gated_dot", mutates_args=())
-def _gated_dot(grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
-    return reference.gated_dot(grad_y, x, gate, weight, rstd)
+_gated_square_sum = custom_op("megakernels::gated_square_sum", reference.gated_square_sum, mutates_args=())
+_gated_scale = custom_op("megakernels::gated_scale", reference.gated_scale, mutates_args=())
+_gated_dot = custom_op("megakernels::gated_dot", reference.gated_dot, mutates_args=())
 
 
 @custom_op("megakernels::gated_scale_gradients", mutates_args=())
@@ -97,21 +86,9 @@ def _gated_scale_gradients(
     return only_needed(reference.gated_rms_norm_backward(grad_y, x, gate, weight, rstd, 1, needs, mean_dot))
 
 
-@_gated_square_sum.register_fake
-def _(x: Tensor, _gate: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], 1), dtype=accumulator_dtype(x.dtype))
-
-
-@_gated_scale.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
-    return fake_like(x)
-
-
-@_gated_dot.register_fake
-def _(_grad_y: Tensor, x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], 1), dtype=accumulator_dtype(x.dtype))
-
-
-@_gated_scale_gradients.register_fake
-def _(_grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, _rstd: Tensor, _mean_dot: Tensor, needs: list[bool]) -> list[Tensor]:
-    return [fake_like(tensor) for tensor, need in zip((x, gate, weight), needs, strict=True) if need]
+_gated_square_sum.register_fake(made_per_row)
+_gated_scale.register_fake(lambda x, *_: fake_like(x))
+_gated_dot.register_fake(lambda _grad_y, x, *_: made_per_row(x))
+_gated_scale_gradients.register_fake(
+    lambda _grad_y, *given: [fake_like(each) for each, need in zip(given, given[-1], strict=False) if need]
+)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from megakernels.facts import Multiple, Multiples, Plain, PlainPass, Share, Work
+from megakernels.facts import FixedRatios, KernelPass, KindShare, PlainPass, PlainPasses, Work
 
-TURNED = (Share("rope", launches=2),)
-ROPE = Multiples(
-    Multiple(launches=2, kinds=TURNED),
-    Multiple(launches=2, kinds=TURNED),
-    Plain(PlainPass(870, launches=22), PlainPass(880, launches=24)),
+TURNED = (KindShare("rope", launches=2),)
+ROPE = FixedRatios(
+    KernelPass(launches=2, kinds=TURNED),
+    KernelPass(launches=2, kinds=TURNED),
+    PlainPasses(PlainPass(870, launches=22), PlainPass(880, launches=24)),
 )
-MLA_KV = Multiples(
-    Multiple(kinds=(Share("mla_kv"),)),
-    Multiple(132, 2, kinds=(Share("mla_kv", launches=2),)),
-    Plain(PlainPass(130, launches=13), PlainPass(180, launches=14)),
+MLA_KV = FixedRatios(
+    KernelPass(kinds=(KindShare("mla_kv"),)),
+    KernelPass(132, 2, kinds=(KindShare("mla_kv", launches=2),)),
+    PlainPasses(PlainPass(130, launches=13), PlainPass(180, launches=14)),
 )
 
 

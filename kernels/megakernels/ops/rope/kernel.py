@@ -9,9 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, unit_stride
-from megakernels.facts import block_of
+from megakernels.facts import TILE_ELEMENTS, block_of
 
-TILE_ELEMENTS = 2048
 NUM_WARPS = 8
 
 
@@ -55,23 +54,11 @@ def copied(source, source_place, target, target_place, width, there, BLOCK: tl.c
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rope_kernel(  # type: ignore[no-untyped-def]
-    x,
-    cos,
-    sin,
-    y,
-    num_rows,
-    num_heads,
-    num_positions,
-    batch_stride,
-    position_stride,
-    head_stride,
-    straight,
-    half,
-    ROWS: tl.constexpr,
-    STRAIGHT: tl.constexpr,
-    HALF: tl.constexpr,
-    BACK: tl.constexpr,
-):
+    x, cos, sin, y, num_rows, num_heads, num_positions,
+    batch_stride, position_stride, head_stride,
+    straight, half,
+    ROWS: tl.constexpr, STRAIGHT: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
     """ROWS heads of y: their first `straight` elements copied, the rest rotated."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
@@ -87,28 +74,11 @@ def rope_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mla_kv_forward_kernel(  # type: ignore[no-untyped-def]
-    kv,
-    k_rope,
-    cos,
-    sin,
-    k,
-    v,
-    num_rows,
-    num_heads,
-    num_positions,
-    batch_stride,
-    position_stride,
-    head_stride,
-    rope_batch_stride,
-    rope_position_stride,
-    nope,
-    value,
-    half,
-    ROWS: tl.constexpr,
-    NOPE: tl.constexpr,
-    VALUE: tl.constexpr,
-    HALF: tl.constexpr,
-):
+    kv, k_rope, cos, sin, k, v, num_rows, num_heads, num_positions,
+    batch_stride, position_stride, head_stride, rope_batch_stride, rope_position_stride,
+    nope, value, half,
+    ROWS: tl.constexpr, NOPE: tl.constexpr, VALUE: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
     """ROWS heads of k and v; the rotary key of a position is rotated again for each of its heads."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
@@ -127,24 +97,11 @@ def mla_kv_forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mla_kv_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_k,
-    grad_v,
-    grad_kv,
-    num_rows,
-    num_heads,
-    num_positions,
-    k_batch_stride,
-    k_position_stride,
-    k_head_stride,
-    v_batch_stride,
-    v_position_stride,
-    v_head_stride,
-    nope,
-    value,
-    ROWS: tl.constexpr,
-    NOPE: tl.constexpr,
-    VALUE: tl.constexpr,
-):
+    grad_k, grad_v, grad_kv, num_rows, num_heads, num_positions,
+    k_batch_stride, k_position_stride, k_head_stride, v_batch_stride, v_position_stride, v_head_stride,
+    nope, value,
+    ROWS: tl.constexpr, NOPE: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
     """ROWS heads of the gradient of kv."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
@@ -159,21 +116,11 @@ def mla_kv_backward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def k_rope_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_k,
-    cos,
-    sin,
-    grad_k_rope,
-    num_tokens,
-    num_heads,
-    num_positions,
-    batch_stride,
-    position_stride,
-    head_stride,
-    nope,
-    half,
-    ROWS: tl.constexpr,
-    HALF: tl.constexpr,
-):
+    grad_k, cos, sin, grad_k_rope, num_tokens, num_heads, num_positions,
+    batch_stride, position_stride, head_stride,
+    nope, half,
+    ROWS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
     """ROWS positions of the gradient of the shared key: each head's rotated back, summed in the order of heads."""
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, HALF)
@@ -196,7 +143,7 @@ def tile(*widths: int) -> tuple[int, tuple[int, ...]]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    """Same contract as `reference.rotate_forward`, or `rotate_backward`, for fp32, bf16 and fp16; at least one pair is rotated."""
+    """Same contract as `reference.rotate`, for fp32, bf16 and fp16; at least one pair is rotated."""
     x = unit_stride(x)
     batch, num_positions, num_heads, width = x.shape
     half = cos.shape[-1]
@@ -206,22 +153,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     if num_rows:
         with on_device_of(x):
             rope_kernel[(triton.cdiv(num_rows, rows),)](
-                x,
-                cos.contiguous(),
-                sin.contiguous(),
-                y,
-                num_rows,
-                num_heads,
-                num_positions,
+                x, cos.contiguous(), sin.contiguous(), y, num_rows, num_heads, num_positions,
                 *x.stride()[:3],
-                width - 2 * half,
-                half,
-                ROWS=rows,
-                STRAIGHT=straight_block,
-                HALF=half_block,
-                BACK=back,
-                num_warps=NUM_WARPS,
-            )
+                width - 2 * half, half,
+                ROWS=rows, STRAIGHT=straight_block, HALF=half_block, BACK=back, num_warps=NUM_WARPS,
+            )  # fmt: skip
     return y
 
 
@@ -237,26 +173,11 @@ def mla_kv_forward(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_di
     if num_rows:
         with on_device_of(kv):
             mla_kv_forward_kernel[(triton.cdiv(num_rows, rows),)](
-                kv,
-                k_rope,
-                cos.contiguous(),
-                sin.contiguous(),
-                k,
-                v,
-                num_rows,
-                num_heads,
-                num_positions,
-                *kv.stride()[:3],
-                *k_rope.stride()[:2],
-                nope_dim,
-                value,
-                half,
-                ROWS=rows,
-                NOPE=nope_block,
-                VALUE=value_block,
-                HALF=half_block,
-                num_warps=NUM_WARPS,
-            )
+                kv, k_rope, cos.contiguous(), sin.contiguous(), k, v, num_rows, num_heads, num_positions,
+                *kv.stride()[:3], *k_rope.stride()[:2],
+                nope_dim, value, half,
+                ROWS=rows, NOPE=nope_block, VALUE=value_block, HALF=half_block, num_warps=NUM_WARPS,
+            )  # fmt: skip
     return k, v
 
 
@@ -275,39 +196,20 @@ def mla_kv_backward(
         if grad_kv.numel():
             with on_device_of(grad_k):
                 mla_kv_backward_kernel[(triton.cdiv(num_tokens * num_heads, rows),)](
-                    grad_k,
-                    grad_v,
-                    grad_kv,
-                    num_tokens * num_heads,
-                    num_heads,
-                    num_positions,
-                    *grad_k.stride()[:3],
-                    *grad_v.stride()[:3],
-                    nope_dim,
-                    value,
-                    ROWS=rows,
-                    NOPE=nope_block,
-                    VALUE=value_block,
-                    num_warps=NUM_WARPS,
-                )
+                    grad_k, grad_v, grad_kv, num_tokens * num_heads, num_heads, num_positions,
+                    *grad_k.stride()[:3], *grad_v.stride()[:3],
+                    nope_dim, value,
+                    ROWS=rows, NOPE=nope_block, VALUE=value_block, num_warps=NUM_WARPS,
+                )  # fmt: skip
     if needs[1]:
         grad_k_rope = torch.empty(batch, num_positions, width - nope_dim, dtype=grad_k.dtype, device=grad_k.device)
         rows, (half_block,) = tile(half)
         if grad_k_rope.numel():
             with on_device_of(grad_k):
                 k_rope_backward_kernel[(triton.cdiv(num_tokens, rows),)](
-                    grad_k,
-                    cos.contiguous(),
-                    sin.contiguous(),
-                    grad_k_rope,
-                    num_tokens,
-                    num_heads,
-                    num_positions,
+                    grad_k, cos.contiguous(), sin.contiguous(), grad_k_rope, num_tokens, num_heads, num_positions,
                     *grad_k.stride()[:3],
-                    nope_dim,
-                    half,
-                    ROWS=rows,
-                    HALF=half_block,
-                    num_warps=NUM_WARPS,
-                )
+                    nope_dim, half,
+                    ROWS=rows, HALF=half_block, num_warps=NUM_WARPS,
+                )  # fmt: skip
     return grad_kv, grad_k_rope

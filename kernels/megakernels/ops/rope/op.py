@@ -1,11 +1,13 @@
 """Rotary position embedding, alone and inside multi-head latent attention's keys. Saved: cos, sin."""
 
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import fake_like, join, only_needed, require, runs_triton
+from megakernels._common import fake_like, join, only_needed, require
+from megakernels._common.device import module_for
 from megakernels.ops.rope import reference
 
 __all__ = ["mla_kv", "rope"]
@@ -73,24 +75,22 @@ def _check(operation: str, num_positions: int, width: int, cos: Tensor, sin: Ten
     )
 
 
+def _module(x: Tensor, cos: Tensor) -> ModuleType:
+    """The kernels, unless nothing is rotated, or plain torch."""
+    return module_for(x, reference) if cos.numel() else reference
+
+
 @custom_op("megakernels::rope", mutates_args=())
 def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    if runs_triton(x) and cos.numel():
-        from megakernels.ops.rope import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel.rotate(x, cos, sin, back=False)
-    return reference.rotate_forward(x, cos, sin)
+    result: Tensor = _module(x, cos).rotate(x, cos, sin, back=False)
+    return result
 
 
 @custom_op("megakernels::rope_backward", mutates_args=())
 def _rope_backward(grad_y: Tensor, cos: Tensor, sin: Tensor, needs: list[bool]) -> list[Tensor]:
     if not needs[0]:
         return []
-    if runs_triton(grad_y) and cos.numel():
-        from megakernels.ops.rope import kernel  # noqa: PLC0415
-
-        return [kernel.rotate(grad_y, cos, sin, back=True)]
-    return [reference.rotate_backward(grad_y, cos, sin)]
+    return [_module(grad_y, cos).rotate(grad_y, cos, sin, back=True)]
 
 
 @_rope.register_fake
@@ -108,20 +108,13 @@ join(_rope, _rope_backward, outputs=("y",), gradients=("x",))
 
 @custom_op("megakernels::mla_kv", mutates_args=())
 def _mla_kv(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) -> tuple[Tensor, Tensor]:
-    if runs_triton(kv) and cos.numel():
-        from megakernels.ops.rope import kernel  # noqa: PLC0415
-
-        return kernel.mla_kv_forward(kv, k_rope, cos, sin, nope_dim)
-    return reference.mla_kv_forward(kv, k_rope, cos, sin, nope_dim)
+    result: tuple[Tensor, Tensor] = _module(kv, cos).mla_kv_forward(kv, k_rope, cos, sin, nope_dim)
+    return result
 
 
 @custom_op("megakernels::mla_kv_backward", mutates_args=())
 def _mla_kv_backward(grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor, nope_dim: int, needs: list[bool]) -> list[Tensor]:
-    if runs_triton(grad_k) and cos.numel():
-        from megakernels.ops.rope import kernel  # noqa: PLC0415
-
-        return only_needed(kernel.mla_kv_backward(grad_k, grad_v, cos, sin, nope_dim, needs))
-    return only_needed(reference.mla_kv_backward(grad_k, grad_v, cos, sin, nope_dim, needs))
+    return only_needed(_module(grad_k, cos).mla_kv_backward(grad_k, grad_v, cos, sin, nope_dim, needs))
 
 
 @_mla_kv.register_fake

@@ -15,14 +15,9 @@ from torch import Tensor
 from megakernels._common import upcast
 
 
-def rotate_forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """X [B, T, H, D] with its last R dims rotated by the angles of cos, sin [T, R/2]."""
-    return _rotate(x, cos, sin)
-
-
-def rotate_backward(grad_y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Gradient of x."""
-    return _rotate(grad_y, cos, -sin)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
+    """X [B, T, H, D] with its last R dims rotated by the angles of cos, sin [T, R/2], or with `back`, for gradients, by their opposites."""
+    return _rotate(x, cos, -sin if back else sin)
 
 
 def mla_kv_forward(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) -> tuple[Tensor, Tensor]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megakernels.facts import ISSUED, SUMS_BYTES, KernelBytes, Pass, Passes, Plain, PlainPass, Work, block_of, ceil_div
+from megakernels.facts import ISSUED, SUMS_BYTES, KernelBytes, Pass, Passes, PlainPass, PlainPasses, Work, block_of, ceil_div
 
 LARGEST_STATE = 16
 """Numbers of a channel's state; more do not fit the backward's registers and use the reference."""
-FORWARD_CHANNELS, BACKWARD_CHANNELS = 32, 128
+SELECTIVE_FORWARD_CHANNELS, SELECTIVE_BACKWARD_CHANNELS = 32, 128
 """Channels of a program. Gradients of B and C are written once per program of the backward, as sums over its channels."""
 WARP = 32
 """Least channels of a program."""
-GROUP = 2
+GROUP_POSITIONS = 2
 """Positions of which the backward keeps one state in memory."""
 INSTRUCTIONS = 228, 1547
 """Instructions of the forward and the backward, issued for a position of a channel of 16 states (`tests/kernels/sm90/issue.py`)."""
-PLAIN_POSITIONS = 32
+SELECTIVE_PLAIN_POSITIONS = 32
 """Positions of a turn of plain torch's loop."""
-PLAIN = Plain(PlainPass(0, 46, 84), PlainPass(0, 158, 254), is_fp32=True)
+PLAIN = PlainPasses(PlainPass(0, 46, 84), PlainPass(0, 158, 254), is_fp32=True)
 
 
 class SelectiveSizes(NamedTuple):
@@ -49,12 +49,12 @@ class SelectiveSizes(NamedTuple):
     @property
     def groups(self) -> int:
         """Groups of positions of a segment."""
-        return ceil_div(min(self.save_every, self.positions), GROUP)
+        return ceil_div(min(self.save_every, self.positions), GROUP_POSITIONS)
 
     @property
     def blocks(self) -> int:
         """Programs of the backward that share a sequence."""
-        return ceil_div(self.channels, tile_of(self.channels, self.state, BACKWARD_CHANNELS)["CHANNELS"])
+        return ceil_div(self.channels, tile_of(self.channels, self.state, SELECTIVE_BACKWARD_CHANNELS)["CHANNELS"])
 
     def work(self, seq_length: int) -> Work:
         """Ideal work of h' = a h + (Δ x) B, y = C h', elementwise in every channel's state.
@@ -66,13 +66,13 @@ class SelectiveSizes(NamedTuple):
         Source: arXiv:2312.00752, algorithm 2; counting multiplications and additions.
         """
         numbers = self.channels * self.state
-        forward, again, inputs = 5 * numbers, 3 * numbers, 2 * self.channels + 2 * self.state
+        forward, recomputed, inputs = 5 * numbers, 3 * numbers, 2 * self.channels + 2 * self.state
         written = ceil_div(ceil_div(seq_length, self.save_every) * numbers * SUMS_BYTES, seq_length)
         return Work(
             forward,
-            11 * numbers + again,
+            11 * numbers + recomputed,
             0,
-            again,
+            recomputed,
             moved_forward=(inputs + self.channels) * self.itemsize + written,
             moved_input=(2 * inputs + self.channels) * self.itemsize + written,
         )
@@ -95,11 +95,11 @@ class SelectiveSizes(NamedTuple):
 
     def plain(self, work: Work, tokens: int) -> Passes:
         """The states of all channels, some positions at a time."""
-        return PLAIN.passes(work, tokens, self.channels * self.state, ceil_div(self.positions, PLAIN_POSITIONS))
+        return PLAIN.passes(work, tokens, self.channels * self.state, ceil_div(self.positions, SELECTIVE_PLAIN_POSITIONS))
 
-    def again_bytes(self) -> int:
+    def repeated_bytes(self) -> int:
         """Bytes of the states of a segment that backward makes again and keeps."""
-        tile = tile_of(self.channels, self.state, BACKWARD_CHANNELS)
+        tile = tile_of(self.channels, self.state, SELECTIVE_BACKWARD_CHANNELS)
         return SUMS_BYTES * self.batch * self.blocks * self.groups * tile["CHANNELS"] * tile["STATES"]
 
     def forward_bytes(self, copied: int = 0) -> KernelBytes:
@@ -115,7 +115,7 @@ class SelectiveSizes(NamedTuple):
         """
         rows = self.batch * self.positions
         of_keys, of_parameters = SUMS_BYTES * rows * self.state, SUMS_BYTES * self.channels * (self.state + 2)
-        held = 2 * self.blocks * of_keys + self.again_bytes() + self.batch * of_parameters
+        held = 2 * self.blocks * of_keys + self.repeated_bytes() + self.batch * of_parameters
         results = self.itemsize * 2 * rows * (self.channels + self.state) + parameter_bytes
         last = SUMS_BYTES * self.batch * self.channels * self.state
         return KernelBytes(results, last, held + max(copied, of_keys, of_parameters))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class SelectiveScan(NamedTuple):
+class SelectiveScanInputs(NamedTuple):
     """The arguments of the torch op, as `selective_scan` documents them."""
 
     x: Tensor
@@ -20,5 +20,5 @@ class SelectiveScan(NamedTuple):
 
 
 GRADIENTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias")
-SHARED = ("A_log", "B", "C", "D", "dt_bias")
+ACCUMULATED = ("A_log", "B", "C", "D", "dt_bias")
 """Arguments whose gradients are sums over positions, or over the channels of several pieces."""

@@ -10,28 +10,28 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.ops.selective_scan.facts import BACKWARD_CHANNELS, FORWARD_CHANNELS, tile_of
-from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScan
+from megakernels.ops.selective_scan.facts import SELECTIVE_BACKWARD_CHANNELS, SELECTIVE_FORWARD_CHANNELS, tile_of
+from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScanInputs
 from megakernels.ops.selective_scan.kernel_backward import selective_backward_kernel
 from megakernels.ops.selective_scan.kernel_forward import selective_forward_kernel
 from megakernels.ops.selective_scan.sizes import sizes_of
 
 
-def forward_options(given: SelectiveScan) -> dict[str, int]:
+def forward_options(given: SelectiveScanInputs) -> dict[str, int]:
     """Tile and warps of the forward: a thread for each channel."""
     channels, state = given.A_log.shape
-    tile = tile_of(channels, state, FORWARD_CHANNELS)
+    tile = tile_of(channels, state, SELECTIVE_FORWARD_CHANNELS)
     return {**tile, "num_warps": tile["CHANNELS"] // 32}
 
 
-def backward_options(given: SelectiveScan) -> dict[str, int]:
+def backward_options(given: SelectiveScanInputs) -> dict[str, int]:
     """Tile and warps of the backward: two threads for each channel, since one has too few registers."""
     channels, state = given.A_log.shape
-    tile = tile_of(channels, state, BACKWARD_CHANNELS)
+    tile = tile_of(channels, state, SELECTIVE_BACKWARD_CHANNELS)
     return {**tile, "num_warps": tile["CHANNELS"] // 16}
 
 
-def forward(state: Tensor | None, given: SelectiveScan) -> tuple[Tensor, Tensor, Tensor]:
+def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     x, dt, B, C = (unit_stride(each) for each in (given.x, given.dt, given.B, given.C))
     batch, num_positions, num_channels = x.shape
@@ -43,35 +43,17 @@ def forward(state: Tensor | None, given: SelectiveScan) -> tuple[Tensor, Tensor,
         return y, states, last.zero_() if state is None else last.copy_(state)
     with on_device_of(x):
         selective_forward_kernel[(batch, triton.cdiv(num_channels, options["CHANNELS"]))](
-            x,
-            dt,
-            given.A_log.contiguous(),
-            B,
-            C,
-            given.D.contiguous(),
-            given.dt_bias.contiguous(),
-            x if given.starts is None else given.starts.contiguous(),
-            x if state is None else state.contiguous(),
-            y,
-            states,
-            last,
-            num_positions,
-            segments,
-            given.save_every,
-            *given.A_log.shape,
-            *x.stride()[:2],
-            *dt.stride()[:2],
-            *B.stride()[:2],
-            *C.stride()[:2],
+            x, dt, given.A_log.contiguous(), B, C, given.D.contiguous(), given.dt_bias.contiguous(),
+            x if given.starts is None else given.starts.contiguous(), x if state is None else state.contiguous(), y, states, last,
+            num_positions, segments, given.save_every, *given.A_log.shape,
+            *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2],
             1,
-            PACKED=given.starts is not None,
-            HAS_FIRST=state is not None,
-            **options,
-        )
+            PACKED=given.starts is not None, HAS_FIRST=state is not None, **options,
+        )  # fmt: skip
     return y, states, last
 
 
-def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScanInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
     x, dt, B, C, grad_y = (unit_stride(each) for each in (given.x, given.dt, given.B, given.C, grad_y))
     batch, num_positions, num_channels = x.shape
@@ -81,44 +63,19 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScan, sta
     found = {name: torch.empty(like.shape, dtype=like.dtype, device=device) for name in GRADIENTS for like in (getattr(given, name),)}
     grad_first = torch.empty(batch, num_channels, width, dtype=torch.float32, device=device)
     parts = torch.empty(2, blocks, batch, num_positions, width, dtype=torch.float32, device=device)
-    again = torch.empty(batch, blocks, groups, options["STATES"], options["CHANNELS"], dtype=torch.float32, device=device)
+    recomputed = torch.empty(batch, blocks, groups, options["STATES"], options["CHANNELS"], dtype=torch.float32, device=device)
     sums = torch.empty(batch, num_channels, width + 2, dtype=torch.float32, device=device)
     if x.numel():
         with on_device_of(x):
             selective_backward_kernel[(batch, blocks)](
-                grad_y,
-                x,
-                dt,
-                given.A_log.contiguous(),
-                B,
-                C,
-                given.D.contiguous(),
-                given.dt_bias.contiguous(),
-                x if given.starts is None else given.starts.contiguous(),
-                states.contiguous(),
-                again,
-                x if grad_last is None else grad_last.contiguous(),
-                found["x"],
-                found["dt"],
-                parts,
-                sums,
-                grad_first,
-                num_positions,
-                states.shape[1],
-                given.save_every,
-                groups,
-                num_channels,
-                width,
-                *grad_y.stride()[:2],
-                *x.stride()[:2],
-                *dt.stride()[:2],
-                *B.stride()[:2],
-                *C.stride()[:2],
+                grad_y, x, dt, given.A_log.contiguous(), B, C, given.D.contiguous(), given.dt_bias.contiguous(),
+                x if given.starts is None else given.starts.contiguous(), states.contiguous(), recomputed,
+                x if grad_last is None else grad_last.contiguous(), found["x"], found["dt"], parts, sums, grad_first, num_positions,
+                states.shape[1], given.save_every, groups, num_channels, width,
+                *grad_y.stride()[:2], *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2],
                 1,
-                PACKED=given.starts is not None,
-                HAS_LAST=grad_last is not None,
-                **options,
-            )
+                PACKED=given.starts is not None, HAS_LAST=grad_last is not None, **options,
+            )  # fmt: skip
     else:
         sums.zero_()
         grad_first = grad_first.zero_() if grad_last is None else grad_first.copy_(grad_last)

@@ -8,41 +8,37 @@ reads, parts of several channels' states, and all sums over states would pass be
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import exp2, softplus
+from megakernels._common.tiles import LOG2_E, exp2, softplus
 from megakernels._common.walks import only_if
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def position_inputs(  # type: ignore[no-untyped-def]
-    x,
-    dt,
-    B,
-    starts,
-    position,
-    stop,
-    x_stride,
-    dt_stride,
-    B_stride,
-    bias,
-    rate,
-    channel,
-    num_channels,
-    state,
-    state_width,
-    PACKED: tl.constexpr,
-):
-    """X, dt with its bias, Δ and Δ x of a position's channels [C]; decays and what is written [S, C].
+@triton.jit
+def channel_constants(A_log, D, dt_bias, channel, num_channels, state, state_width, one):  # type: ignore[no-untyped-def]
+    """Masks of channels and of their states, the states' offsets, and A, D and dt_bias of the channels; A is −exp(A_log) · log2(e)."""
+    in_channels = channel < num_channels
+    inside = (state < state_width)[:, None] & in_channels[None, :]
+    of_state = (channel[None, :] * state_width + state[:, None]) * one
+    rate = -tl.exp(tl.load(A_log + of_state, mask=inside, other=0.0).to(tl.float32)) * LOG2_E
+    skip = tl.load(D + channel, mask=in_channels, other=0.0).to(tl.float32)
+    return in_channels, inside, of_state, rate, skip, tl.load(dt_bias + channel, mask=in_channels, other=0.0).to(tl.float32)
 
-    `rate` [S, C] is −exp(A_log) · log2(e). A position that is not before `stop` has Δ = 0: it leaves states as they are.
+
+@triton.jit  # type: ignore[untyped-decorator]
+def position_inputs(scan, position, stop, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x, dt with its bias, Δ and Δ x of a position's channels [C]; decays and what is written [S, C].
+
+    `scan` has x, dt, B and starts of the sequence, the strides of the first three, dt_bias, the rate [S, C], channels and their number,
+    states and theirs. A position that is not before `stop` has Δ = 0: it leaves states as they are.
     """
+    x, dt, B, starts, strides, bias, rate, channel, num_channels, state, state_width = scan
     position = tl.cast(position, tl.int64)
     there = position < stop
-    value = tl.load(x + position * x_stride + channel, mask=only_if(there, channel, num_channels), other=0.0).to(tl.float32)
-    raw = tl.load(dt + position * dt_stride + channel, mask=only_if(there, channel, num_channels), other=0.0).to(tl.float32) + bias
+    value = tl.load(x + position * strides[0] + channel, mask=only_if(there, channel, num_channels), other=0.0).to(tl.float32)
+    raw = tl.load(dt + position * strides[1] + channel, mask=only_if(there, channel, num_channels), other=0.0).to(tl.float32) + bias
     step = tl.where(there, softplus(raw), 0.0)
     decay = exp2(step[None, :] * rate)
     if PACKED:
         decay = tl.where(tl.load(starts + position, mask=there, other=-1) < position, decay, 0.0)
-    keys = tl.load(B + position * B_stride + state, mask=only_if(there, state, state_width), other=0.0).to(tl.float32)
+    keys = tl.load(B + position * strides[2] + state, mask=only_if(there, state, state_width), other=0.0).to(tl.float32)
     scaled = step * value
     return value, raw, step, scaled, decay, keys[:, None] * scaled[None, :]

@@ -2,26 +2,19 @@
 
 from torch import Tensor
 
-from megakernels._common import accumulator_dtype, operation, require, require_starts, types_of
-from megakernels._common.scratch import scan_scratch
-from megakernels.ops.selective_scan.choice import backward, chooses_kernel, forward
-from megakernels.ops.selective_scan.inputs import GRADIENTS, SelectiveScan
-from megakernels.ops.selective_scan.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost, sizes_of
+from megakernels._common import require, require_starts
+from megakernels._common.scans import ScanOperation
+from megakernels.ops.selective_scan import reference, sizes
+from megakernels.ops.selective_scan.inputs import ACCUMULATED, GRADIENTS, SelectiveScanInputs
 
 __all__ = ["selective_scan"]
 
 
 def selective_scan(
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
+    x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor,
     save_every: int,
     starts: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Runs h' = exp(−Δ · exp(A_log)) ⊙ h + Δ x B, y = Cᵀ h' + D x from h = 0, one state h [S] per channel; Δ = softplus(dt + dt_bias).
 
     Args:
@@ -66,25 +59,5 @@ def selective_scan(
     return y
 
 
-def _fake(given: SelectiveScan) -> tuple[Tensor, Tensor]:
-    x = given.x
-    states = x.new_empty(sizes_of(given).states, dtype=accumulator_dtype(x.dtype))
-    return x.new_empty(x.shape), states
-
-
-_forward_scratch, _backward_scratch = scan_scratch(chooses_kernel, forward_bytes, backward_bytes, GRADIENTS)
-_selective_scan, _selective_scan_backward = operation(
-    "selective_scan",
-    types_of(SelectiveScan),
-    SelectiveScan,
-    outputs=("y", "states"),
-    saved=("states",),
-    gradients=GRADIENTS,
-    forward=lambda given: forward(None, given)[:2],
-    backward=lambda grad_y, given, states, _needs: backward(None, grad_y, given, states)[0],
-    fake=_fake,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=lambda given: forward_cost(None, given),
-    backward_cost=lambda grad_y, given, states, _needs: backward_cost(None, grad_y, given, states),
-)
+SCAN = ScanOperation(reference, sizes.accepts, "selective_scan", SelectiveScanInputs, GRADIENTS, ACCUMULATED, output_like="x", sizes=sizes)
+_selective_scan, _selective_scan_backward = SCAN.register()

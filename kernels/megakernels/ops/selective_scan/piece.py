@@ -8,11 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from megakernels._common import piece, types_of
-from megakernels._common.scratch import piece_scratch
-from megakernels.ops.selective_scan.choice import backward, chooses_kernel, forward
-from megakernels.ops.selective_scan.inputs import GRADIENTS, SHARED, SelectiveScan
-from megakernels.ops.selective_scan.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
+from megakernels.ops.selective_scan.op import SCAN
 
 __all__ = ["selective_scan_piece", "selective_scan_piece_backward"]
 
@@ -44,14 +40,10 @@ def selective_scan_piece(
 
 
 def selective_scan_piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    inputs: Sequence[Tensor],
-    starts: Tensor | None,
-    states: Tensor,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor,
     save_every: int,
     gradients: Sequence[Tensor | None],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The gradient of the state before the piece.
 
     Args:
@@ -67,18 +59,4 @@ def selective_scan_piece_backward(
     return grad_state
 
 
-_forward_scratch, _backward_scratch = piece_scratch(chooses_kernel, forward_bytes, backward_bytes)
-_piece, _piece_backward = piece(
-    "selective_scan",
-    types_of(SelectiveScan),
-    SelectiveScan,
-    made=("y", "states"),
-    gradients=GRADIENTS,
-    summed=SHARED,
-    forward=forward,
-    backward=backward,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=forward_cost,
-    backward_cost=backward_cost,
-)
+_piece, _piece_backward = SCAN.register_piece()

@@ -19,14 +19,12 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
-from megakernels.ops.selective_scan.inputs import SelectiveScan
-
-SPAN = 32
-"""Positions whose states are in memory at once."""
+from megakernels.ops.selective_scan.facts import SELECTIVE_PLAIN_POSITIONS
+from megakernels.ops.selective_scan.inputs import SelectiveScanInputs
 
 
-def forward(state: Tensor | None, given: SelectiveScan) -> tuple[Tensor, Tensor, Tensor]:
-    """From a state [B, I, S] in the accumulation dtype; None is zero.
+def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs the scan from a state [B, I, S] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, I] in x's dtype, the states before each segment [B, ceil(T / save_every), I, S], and the last state.
@@ -45,8 +43,8 @@ def forward(state: Tensor | None, given: SelectiveScan) -> tuple[Tensor, Tensor,
     return y, states, now.contiguous()
 
 
-def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """From the gradients of the last state (None is zero) and of y: those of x to dt_bias in order, and of the first state."""
+def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScanInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The gradients of x to dt_bias in order, and of the first state, from those of the last state (None is zero) and of y."""
     found = [torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (given.x, given.dt, given.B, given.C)]
     sums = [torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in (given.A_log, given.D, given.dt_bias)]
     grad_state = torch.zeros_like(states[:, 0]) if grad_last is None else grad_last
@@ -85,7 +83,7 @@ class _Span(NamedTuple):
 
 
 def _span_backward(
-    given: SelectiveScan, positions: slice, before: Tensor, grad_y: Tensor, grad_after: Tensor
+    given: SelectiveScanInputs, positions: slice, before: Tensor, grad_y: Tensor, grad_after: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
     """Gradients of x, dt, B and C [B, L, …]; those of A_log, D and dt_bias; that of the state before the span."""
     span, rate, skip = _span(given, positions), upcast(given.A_log).exp(), upcast(given.D)
@@ -113,7 +111,7 @@ def _span_backward(
     return tokens, sums, grad_after
 
 
-def _span(given: SelectiveScan, positions: slice) -> _Span:
+def _span(given: SelectiveScanInputs, positions: slice) -> _Span:
     raw = upcast(given.dt[:, positions]) + upcast(given.dt_bias)
     step = softplus(raw)
     decay = torch.exp(-step.unsqueeze(-1) * upcast(given.A_log).exp())
@@ -125,10 +123,10 @@ def _span(given: SelectiveScan, positions: slice) -> _Span:
 
 def _spans(segment: slice) -> list[slice]:
     """The spans of a segment."""
-    parts = row_blocks(segment.stop - segment.start, 1, SPAN)
+    parts = row_blocks(segment.stop - segment.start, 1, SELECTIVE_PLAIN_POSITIONS)
     return [slice(segment.start + part.start, segment.start + part.stop) for part in parts]
 
 
-def _zero_state(given: SelectiveScan) -> Tensor:
+def _zero_state(given: SelectiveScanInputs) -> Tensor:
     shape = given.x.shape[0], *given.A_log.shape
     return torch.zeros(shape, dtype=accumulator_dtype(given.x.dtype), device=given.x.device)

@@ -10,13 +10,9 @@ from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, tanh
 from megakernels.facts import block_of
+from megakernels.ops.side_embedding.facts import ADD_TILE, HASH_TILE, NUM_SUMS
 from megakernels.ops.side_embedding.reference import MODULUS, SPREAD
 
-TILE = 2048
-NUM_SUMS = 512
-"""Most programs that sum: their number does not depend on the device, so the result does not either."""
-HASHES = 1024
-"""Of a tile of tokens, all tables together."""
 PRIME = tl.constexpr(MODULUS)
 GOLDEN_HIGH, GOLDEN_LOW = tl.constexpr(SPREAD >> 32), tl.constexpr(SPREAD & 0xFFFFFFFF)
 
@@ -33,19 +29,9 @@ def gated_add_kernel(x, side, gates, y, size, TILE: tl.constexpr):  # type: igno
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gated_add_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    side,
-    gates,
-    grad_x,
-    grad_side,
-    sums,
-    size,
-    tiles_each,
-    TILE: tl.constexpr,
-    NEEDS_X: tl.constexpr,
-    NEEDS_SIDE: tl.constexpr,
-    NEEDS_GATES: tl.constexpr,
-):
+    grad_y, side, gates, grad_x, grad_side, sums, size, tiles_each,
+    TILE: tl.constexpr, NEEDS_X: tl.constexpr, NEEDS_SIDE: tl.constexpr, NEEDS_GATES: tl.constexpr,
+):  # fmt: skip
     """Tiles of the gradients of x and side, and this program's sum of grad_y · side."""
     factor = tl.load(gates + 1).to(tl.float32) * tanh(tl.load(gates).to(tl.float32))
     start = tl.program_id(0).to(tl.int64) * tiles_each * TILE
@@ -109,8 +95,8 @@ def gated_add_forward(x: Tensor, side: Tensor, gates: Tensor) -> Tensor:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         with on_device_of(x):
-            gated_add_kernel[(triton.cdiv(x.numel(), TILE),)](
-                x.contiguous(), side.contiguous(), gates.contiguous(), y, x.numel(), TILE=TILE, num_warps=4
+            gated_add_kernel[(triton.cdiv(x.numel(), ADD_TILE),)](
+                x.contiguous(), side.contiguous(), gates.contiguous(), y, x.numel(), TILE=ADD_TILE, num_warps=4
             )
     return y
 
@@ -125,26 +111,16 @@ def gated_add_backward(grad_y: Tensor, side: Tensor, gates: Tensor, needs: list[
         torch.empty(like.shape, dtype=like.dtype, device=like.device) if need else None
         for like, need in zip((grad_y, side, gates), needs, strict=True)
     )
-    tiles = triton.cdiv(size, TILE)
+    tiles = triton.cdiv(size, ADD_TILE)
     tiles_each = triton.cdiv(tiles, NUM_SUMS)
     num_sums = triton.cdiv(tiles, tiles_each)
     sums = torch.empty(num_sums, dtype=torch.float32, device=grad_y.device)
     with on_device_of(grad_y):
         gated_add_backward_kernel[(num_sums,)](
-            grad_rows,
-            side.contiguous(),
-            gates,
-            grad_rows if grad_x is None else grad_x,
-            grad_rows if grad_side is None else grad_side,
-            sums,
-            size,
-            tiles_each,
-            TILE=TILE,
-            NEEDS_X=needs[0],
-            NEEDS_SIDE=needs[1],
-            NEEDS_GATES=needs[2],
-            num_warps=4,
-        )
+            grad_rows, side.contiguous(), gates, grad_rows if grad_x is None else grad_x, grad_rows if grad_side is None else grad_side,
+            sums, size, tiles_each,
+            TILE=ADD_TILE, NEEDS_X=needs[0], NEEDS_SIDE=needs[1], NEEDS_GATES=needs[2], num_warps=4,
+        )  # fmt: skip
         if grad_gates is not None:
             gate_gradients_kernel[(1,)](sums, gates, grad_gates, num_sums, BLOCK=block_of(num_sums), num_warps=4)
     return grad_x, grad_side, grad_gates
@@ -157,20 +133,13 @@ def ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -
     if tokens.numel():
         with on_device_of(tokens):
             ngram_rows_kernel[(triton.cdiv(tokens.numel(), options["TILE"]),)](
-                tokens.contiguous(),
-                before.contiguous(),
-                rows,
-                tokens.numel(),
-                tokens.shape[1],
-                num_tables,
-                num_rows,
-                LEAD=before.shape[1],
-                **options,
-            )
+                tokens.contiguous(), before.contiguous(), rows, tokens.numel(), tokens.shape[1], num_tables, num_rows,
+                LEAD=before.shape[1], **options,
+            )  # fmt: skip
     return rows
 
 
 def hash_options(num_tables: int) -> dict[str, int]:
     """Tile and warps: eight hashes in each thread."""
     tables = block_of(num_tables)
-    return {"TABLES": tables, "TILE": max(1, HASHES // tables), "num_warps": 4}
+    return {"TABLES": tables, "TILE": max(1, HASH_TILE // tables), "num_warps": 4}

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from megakernels._common import join, only_needed, require, runs_triton
+from megakernels._common import join, only_needed, require
+from megakernels._common.device import module_for
 from megakernels.ops.side_embedding import reference
 
 __all__ = ["gated_add", "ngram_rows"]
@@ -61,11 +62,8 @@ def gated_add(x: Tensor, side: Tensor, gates: Tensor) -> Tensor:
 
 @custom_op("megakernels::ngram_rows", mutates_args=())
 def _ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -> Tensor:
-    if runs_triton(tokens, (torch.int64,)):
-        from megakernels.ops.side_embedding import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-        return kernel.ngram_rows(tokens, before, num_tables, num_rows)
-    return reference.ngram_rows(tokens, before, num_tables, num_rows)
+    result: Tensor = module_for(tokens, reference, dtypes=(torch.int64,)).ngram_rows(tokens, before, num_tables, num_rows)
+    return result
 
 
 @_ngram_rows.register_fake
@@ -75,20 +73,13 @@ def _(tokens: Tensor, _before: Tensor, num_tables: int, _num_rows: int) -> Tenso
 
 @custom_op("megakernels::gated_add", mutates_args=())
 def _gated_add(x: Tensor, side: Tensor, gates: Tensor) -> Tensor:
-    if runs_triton(x):
-        from megakernels.ops.side_embedding import kernel  # noqa: PLC0415
-
-        return kernel.gated_add_forward(x, side, gates)
-    return reference.gated_add_forward(x, side, gates)
+    result: Tensor = module_for(x, reference).gated_add_forward(x, side, gates)
+    return result
 
 
 @custom_op("megakernels::gated_add_backward", mutates_args=())
 def _gated_add_backward(grad_y: Tensor, side: Tensor, gates: Tensor, needs: list[bool]) -> list[Tensor]:
-    if runs_triton(grad_y):
-        from megakernels.ops.side_embedding import kernel  # noqa: PLC0415
-
-        return only_needed(kernel.gated_add_backward(grad_y, side, gates, needs))
-    return only_needed(reference.gated_add_backward(grad_y, side, gates, needs))
+    return only_needed(module_for(grad_y, reference).gated_add_backward(grad_y, side, gates, needs))
 
 
 @_gated_add.register_fake

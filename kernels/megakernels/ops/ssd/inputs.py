@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Scan(NamedTuple):
+class SsdInputs(NamedTuple):
     """The arguments of the torch op, as `ssd` documents them."""
 
     x: Tensor
@@ -22,4 +22,4 @@ class Scan(NamedTuple):
 
 
 GRADIENTS = ("x", "dt", "A_log", "B", "C", "D", "dt_bias")
-PARAMETERS = ("A_log", "D", "dt_bias")
+ACCUMULATED = ("A_log", "D", "dt_bias")

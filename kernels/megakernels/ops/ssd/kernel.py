@@ -21,16 +21,16 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.ops.ssd.facts import Extents
-from megakernels.ops.ssd.inputs import Scan
+from megakernels.ops.ssd.facts import PASS_COLUMNS, SsdExtents
+from megakernels.ops.ssd.inputs import SsdInputs
 from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_table_kernel
-from megakernels.ops.ssd.launch import OPTIONS, PASS_COLUMNS, counts_of, flags_of, heads_of_table
+from megakernels.ops.ssd.launch import OPTIONS, counts_of, flags_of, heads_of_table
 from megakernels.ops.ssd.launch_backward import segment_gradients, step_gradients
 from megakernels.ops.ssd.sizes import sizes_of
 
 
-def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
+def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
     scan, sizes = _dense(scan), sizes_of(scan).extents()
     x, starts = scan.x, scan.x if scan.starts is None else scan.starts
@@ -43,17 +43,14 @@ def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
             tables = make_tables(scan, sizes)
             chunk_states(x, scan.B, tables, state, scan, sizes, states, last, gradients=False)
             ssd_output_kernel[(sizes.chunks, num_heads * sizes.blocks, batch)](
-                *(x, scan.B, scan.C, scan.D, tables, starts, states, y),
-                *(x.shape[1], sizes.chunks, scan.chunk_size, *counts_of(scan)),
-                *(*x.stride()[:3], *scan.B.stride()[:3], *scan.C.stride()[:3]),
-                **sizes.sides,
-                **flags_of(scan),
-                **OPTIONS["output"],
-            )
+                x, scan.B, scan.C, scan.D, tables, starts, states, y, x.shape[1], sizes.chunks, scan.chunk_size, *counts_of(scan),
+                *x.stride()[:3], *scan.B.stride()[:3], *scan.C.stride()[:3],
+                **sizes.sides, **flags_of(scan), **OPTIONS["output"],
+            )  # fmt: skip
     return y, states, last
 
 
-def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Same contract as `reference.backward`."""
     scan, sizes = _dense(scan), sizes_of(scan).extents()
     x, dt, A_log, B, C, D, dt_bias = scan[:7]
@@ -74,58 +71,45 @@ def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tens
     return (grad_x, grad_dt, parameters[0], grad_B, grad_C, *parameters[1:]), grad_first
 
 
-def make_tables(scan: Scan, sizes: Extents) -> Tensor:
+def make_tables(scan: SsdInputs, sizes: SsdExtents) -> Tensor:
     """`kernel_tiles` says what is in them."""
     x, dt, num_positions = scan.x, scan.dt, scan.x.shape[1]
     batch, num_heads = x.shape[0], x.shape[2]
     tables = torch.empty(sizes.tables, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)
     heads = heads_of_table(num_heads)
     ssd_table_kernel[(sizes.chunks * sizes.tiles, triton.cdiv(num_heads, heads), batch)](
-        *(dt, scan.A_log, scan.dt_bias, tables),
-        *(num_positions, scan.chunk_size, sizes.tiles, num_heads, tables[0].numel(), *dt.stride(), scan.dt_min, scan.dt_max),
-        H=heads,
-        Q=sizes.sides["Q"],
-        PRECISE=flags_of(scan)["PRECISE"],
-        **OPTIONS["table"],
-    )
+        dt, scan.A_log, scan.dt_bias, tables, num_positions, scan.chunk_size, sizes.tiles, num_heads, tables[0].numel(),
+        *dt.stride(),
+        scan.dt_min, scan.dt_max,
+        H=heads, Q=sizes.sides["Q"], PRECISE=flags_of(scan)["PRECISE"], **OPTIONS["table"],
+    )  # fmt: skip
     return tables
 
 
 def chunk_states(
-    rows: Tensor,
-    keys: Tensor,
-    tables: Tensor,
-    outer: Tensor | None,
-    scan: Scan,
-    sizes: Extents,
-    states: Tensor,
-    last: Tensor,
-    *,
-    gradients: bool,
-) -> None:
+    rows: Tensor, keys: Tensor, tables: Tensor, outer: Tensor | None,
+    scan: SsdInputs, sizes: SsdExtents,
+    states: Tensor, last: Tensor,
+    *, gradients: bool,
+) -> None:  # fmt: skip
     """Fills the states before all chunks and after the last; with `gradients` those of the states after all chunks and before the first."""
     x = scan.x
     batch, num_positions, num_heads, width = x.shape
     through = torch.empty(batch, sizes.chunks, num_heads, dtype=torch.float32, device=x.device)
     ssd_chunk_kernel[(sizes.chunks, num_heads * sizes.blocks, batch)](
-        *(rows, keys, tables, rows if scan.starts is None else scan.starts, states, last, through),
-        *(num_positions, sizes.chunks, scan.chunk_size, *counts_of(scan), *rows.stride()[:3], *keys.stride()[:3]),
-        **sizes.sides,
-        **flags_of(scan),
-        GRADIENTS=gradients,
-        **OPTIONS["chunk"],
-    )
+        rows, keys, tables, rows if scan.starts is None else scan.starts, states, last, through, num_positions, sizes.chunks,
+        scan.chunk_size, *counts_of(scan),
+        *rows.stride()[:3], *keys.stride()[:3],
+        **sizes.sides, **flags_of(scan), GRADIENTS=gradients, **OPTIONS["chunk"],
+    )  # fmt: skip
     size = width * keys.shape[3]
     ssd_pass_kernel[(batch * num_heads, triton.cdiv(size, PASS_COLUMNS))](
-        *(states if outer is None else outer.contiguous(), states, last, through, sizes.chunks, num_heads, size),
-        COLUMNS=PASS_COLUMNS,
-        HAS_OUTER=outer is not None,
-        GRADIENTS=gradients,
-        **OPTIONS["pass"],
-    )
+        states if outer is None else outer.contiguous(), states, last, through, sizes.chunks, num_heads, size,
+        COLUMNS=PASS_COLUMNS, HAS_OUTER=outer is not None, GRADIENTS=gradients, **OPTIONS["pass"],
+    )  # fmt: skip
 
 
-def _dense(scan: Scan) -> Scan:
+def _dense(scan: SsdInputs) -> SsdInputs:
     """The inputs as the kernels take them: dense rows, contiguous parameters and starts."""
     found: dict[str, Any] = {name: unit_stride(getattr(scan, name)) for name in ("x", "B", "C")}
     found |= {name: getattr(scan, name).contiguous() for name in ("A_log", "D", "dt_bias")}

@@ -4,50 +4,18 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import decays_of, edges_of, rows_at, span_of, store_rows, sums_of
+from megakernels.ops.ssd.kernel_tiles import decays_of, edges_of, load_rows, part_place, store_rows, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_pair_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    x,
-    B,
-    C,
-    tables,
-    starts,
-    pairs,
-    of_decays,
-    across,
-    skips,
-    num_positions,
-    num_chunks,
-    chunk_size: tl.constexpr,
-    tiles_per_chunk: tl.constexpr,
-    num_heads: tl.constexpr,
-    heads_per_group: tl.constexpr,
-    num_rows,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    first_chunk,
-    grad_stride_b,
-    grad_stride_t: tl.constexpr,
-    grad_stride_h: tl.constexpr,
-    x_stride_b,
-    x_stride_t: tl.constexpr,
-    x_stride_h: tl.constexpr,
-    B_stride_b,
-    B_stride_t: tl.constexpr,
-    B_stride_g: tl.constexpr,
-    C_stride_b,
-    C_stride_t: tl.constexpr,
-    C_stride_g: tl.constexpr,
-    Q: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    SPAN: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    grad_y, x, B, C, tables, starts, pairs, of_decays, across, skips, num_positions, num_chunks, chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr, num_heads: tl.constexpr, heads_per_group: tl.constexpr, num_rows, head_width: tl.constexpr,
+    state_width: tl.constexpr, first_chunk,
+    grad_stride_b, grad_stride_t: tl.constexpr, grad_stride_h: tl.constexpr, x_stride_b, x_stride_t: tl.constexpr, x_stride_h: tl.constexpr,
+    B_stride_b, B_stride_t: tl.constexpr, B_stride_g: tl.constexpr, C_stride_b, C_stride_t: tl.constexpr, C_stride_g: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """The pairs of positions of one tile, of up to SPAN heads of a group.
 
     `pairs` [B, tiles of the segment, G, parts, Q, Q] is the sum over these heads of the gradients of overlaps B_j · C_i, keys in rows.
@@ -55,34 +23,28 @@ def ssd_pair_kernel(  # type: ignore[no-untyped-def]
     pairs of earlier keys less those of earlier queries. With `PRECISE` only the pairs across it are summed, into `across`: the difference
     has the rounding of sums over all pairs. `skips` [blocks, B, tiles, H] is a tile's gradient of D.
     """
-    local_tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    parts = tl.cdiv(heads_per_group, SPAN)
-    group, part = (tl.program_id(1) // parts).to(tl.int64), tl.program_id(1) % parts
-    chunk, tile = first_chunk + local_tile // tiles_per_chunk, local_tile % tiles_per_chunk
-    first, stop = span_of(chunk, tile, chunk_size, num_positions, Q=Q)
+    batch, group, part, local_tile, chunk, tile, first, stop = part_place(
+        first_chunk, tiles_per_chunk, chunk_size, num_positions, heads_per_group, Q=Q, SPAN=SPAN
+    )
     if first >= stop:
         return
     num_blocks = tl.cdiv(head_width, P)
     ss, local = tl.arange(0, S), tl.arange(0, Q)
-    keys_at, in_keys = rows_at(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
-    keys = tl.load(keys_at, mask=in_keys, other=0.0)
-    queries_at, in_queries = rows_at(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
-    queries = tl.load(queries_at, mask=in_queries, other=0.0)
+    keys = load_rows(B, (batch, group, first, stop), (B_stride_b, B_stride_t, B_stride_g), ss, state_width, Q=Q)
+    queries = load_rows(C, (batch, group, first, stop), (C_stride_b, C_stride_t, C_stride_g), ss, state_width, Q=Q)
     overlaps = dot(keys, tl.trans(queries))
     found = tl.zeros([Q, Q], dtype=tl.float32)
     count = tl.minimum(heads_per_group - part * SPAN, SPAN) * num_blocks
     for member in tl.range(count, disable_licm=True):
         head, block = group * heads_per_group + part * SPAN + member // num_blocks, member % num_blocks
+        here = batch, head, first, stop
         ps = block * P + tl.arange(0, P)
         place = ((block * tl.num_programs(2) + batch) * num_heads + head) * num_positions + first
-        at, mask = rows_at(grad_y, batch, head, first, stop, grad_stride_b, grad_stride_t, grad_stride_h, ps, head_width, Q=Q)
-        grads = tl.load(at, mask=mask, other=0.0)
-        at, mask = rows_at(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
-        values = tl.load(at, mask=mask, other=0.0)
-        steps, sums, rests, _total, _rest = sums_of(
-            tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
-        )
-        decay = decays_of(starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True)
+        grads = load_rows(grad_y, here, (grad_stride_b, grad_stride_t, grad_stride_h), ps, head_width, Q=Q)
+        values = load_rows(x, here, (x_stride_b, x_stride_t, x_stride_h), ps, head_width, Q=Q)
+        tile_sums = sums_of(tables, here, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE)
+        steps = tile_sums[0]
+        decay = decays_of(starts, tile_sums, here, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True)
         products = dot(values, tl.trans(grads))
         own = tl.sum(tl.sum(tl.where(local[None, :] == local[:, None], products, 0.0), 1), 0)
         of_pairs = products * (decay * steps[:, None])
@@ -101,83 +63,43 @@ def ssd_pair_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_value_kernel(  # type: ignore[no-untyped-def]
-    grad_y,
-    x,
-    B,
-    C,
-    D,
-    tables,
-    starts,
-    tile_gradients,
-    grad_x,
-    of_steps,
-    of_decays,
-    num_positions,
-    chunk_size: tl.constexpr,
-    tiles_per_chunk: tl.constexpr,
-    num_heads: tl.constexpr,
-    heads_per_group: tl.constexpr,
-    num_rows,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    first_chunk,
-    grad_stride_b,
-    grad_stride_t: tl.constexpr,
-    grad_stride_h: tl.constexpr,
-    x_stride_b,
-    x_stride_t: tl.constexpr,
-    x_stride_h: tl.constexpr,
-    B_stride_b,
-    B_stride_t: tl.constexpr,
-    B_stride_g: tl.constexpr,
-    C_stride_b,
-    C_stride_t: tl.constexpr,
-    C_stride_g: tl.constexpr,
-    Q: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    SPAN: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    grad_y, x, B, C, D, tables, starts, tile_gradients, grad_x, of_steps, of_decays, num_positions, chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr, num_heads: tl.constexpr, heads_per_group: tl.constexpr, num_rows, head_width: tl.constexpr,
+    state_width: tl.constexpr, first_chunk,
+    grad_stride_b, grad_stride_t: tl.constexpr, grad_stride_h: tl.constexpr, x_stride_b, x_stride_t: tl.constexpr, x_stride_h: tl.constexpr,
+    B_stride_b, B_stride_t: tl.constexpr, B_stride_g: tl.constexpr, C_stride_b, C_stride_t: tl.constexpr, C_stride_g: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """Gradients of x of one tile and up to SPAN heads of a group.
 
     `of_steps` [blocks, B, H, T] is the gradient of a step that only scales x. What a position adds to the state after the tile goes to
     `of_decays`, in addition to what `ssd_pair_kernel` wrote there.
     """
-    local_tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    parts = tl.cdiv(heads_per_group, SPAN)
-    group, part = (tl.program_id(1) // parts).to(tl.int64), tl.program_id(1) % parts
-    chunk, tile = first_chunk + local_tile // tiles_per_chunk, local_tile % tiles_per_chunk
-    first, stop = span_of(chunk, tile, chunk_size, num_positions, Q=Q)
+    batch, group, part, local_tile, _chunk, _tile, first, stop = part_place(
+        first_chunk, tiles_per_chunk, chunk_size, num_positions, heads_per_group, Q=Q, SPAN=SPAN
+    )
     if first >= stop:
         return
     dtype: tl.constexpr = x.dtype.element_ty
     num_blocks = tl.cdiv(head_width, P)
     ss, local = tl.arange(0, S), tl.arange(0, Q)
-    keys_at, in_keys = rows_at(B, batch, group, first, stop, B_stride_b, B_stride_t, B_stride_g, ss, state_width, Q=Q)
-    keys = tl.load(keys_at, mask=in_keys, other=0.0)
-    queries_at, in_queries = rows_at(C, batch, group, first, stop, C_stride_b, C_stride_t, C_stride_g, ss, state_width, Q=Q)
-    queries = tl.load(queries_at, mask=in_queries, other=0.0)
+    keys = load_rows(B, (batch, group, first, stop), (B_stride_b, B_stride_t, B_stride_g), ss, state_width, Q=Q)
+    queries = load_rows(C, (batch, group, first, stop), (C_stride_b, C_stride_t, C_stride_g), ss, state_width, Q=Q)
     overlaps = dot(keys, tl.trans(queries))
     count = tl.minimum(heads_per_group - part * SPAN, SPAN) * num_blocks
     for member in tl.range(count, disable_licm=True):
         head, block = group * heads_per_group + part * SPAN + member // num_blocks, member % num_blocks
+        here = batch, head, first, stop
         ps = block * P + tl.arange(0, P)
         place = ((block * tl.num_programs(2) + batch) * num_heads + head) * num_positions + first
-        at, mask = rows_at(grad_y, batch, head, first, stop, grad_stride_b, grad_stride_t, grad_stride_h, ps, head_width, Q=Q)
-        grads = tl.load(at, mask=mask, other=0.0)
-        at, mask = rows_at(x, batch, head, first, stop, x_stride_b, x_stride_t, x_stride_h, ps, head_width, Q=Q)
-        values = tl.load(at, mask=mask, other=0.0)
+        grads = load_rows(grad_y, here, (grad_stride_b, grad_stride_t, grad_stride_h), ps, head_width, Q=Q)
+        values = load_rows(x, here, (x_stride_b, x_stride_t, x_stride_h), ps, head_width, Q=Q)
         at = ((batch * tl.num_programs(0) + local_tile) * num_heads + head) * num_blocks + block
         grad_state = tl.load(tile_gradients + at * P * S + tl.arange(0, P)[:, None] * S + ss[None, :])
-        steps, sums, rests, total, rest = sums_of(
-            tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
-        )
-        _from_start, to_end, _across = edges_of(
-            starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
-        )
-        decay = decays_of(starts, sums, rests, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True)
+        tile_sums = sums_of(tables, here, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE)
+        steps = tile_sums[0]
+        _from_start, to_end, _across = edges_of(starts, tile_sums, here, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE)
+        decay = decays_of(starts, tile_sums, here, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True)
         wide = values.to(tl.float32)
         through_state = to_end[:, None] * dot(keys, tl.trans(grad_state))
         kept = steps * tl.sum(through_state * wide, 1)

@@ -3,30 +3,17 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
-from megakernels.ops.ssd.kernel_tiles import LOG2_E, edges_of, falls_of, rows_at, span_of, steps_of, sums_of
+from megakernels._common.tiles import LOG2_E, dot, narrow
+from megakernels.ops.ssd.kernel_tiles import edges_of, falls_of, load_rows, span_of, steps_of, sums_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_table_kernel(  # type: ignore[no-untyped-def]
-    dt,
-    A_log,
-    dt_bias,
-    tables,
-    num_positions,
-    chunk_size: tl.constexpr,
-    tiles_per_chunk: tl.constexpr,
-    num_heads: tl.constexpr,
-    num_rows,
-    dt_stride_b,
-    dt_stride_t: tl.constexpr,
-    dt_stride_h: tl.constexpr,
-    dt_min,
-    dt_max,
-    H: tl.constexpr,
-    Q: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    dt, A_log, dt_bias, tables, num_positions, chunk_size: tl.constexpr, tiles_per_chunk: tl.constexpr, num_heads: tl.constexpr, num_rows,
+    dt_stride_b, dt_stride_t: tl.constexpr, dt_stride_h: tl.constexpr,
+    dt_min, dt_max,
+    H: tl.constexpr, Q: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """Steps and running sums of one tile of positions and H heads. Sums are fp64 until they are stored."""
     tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     head = tl.program_id(1) * H + tl.arange(0, H)
@@ -49,35 +36,13 @@ def ssd_table_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
-    rows,
-    keys,
-    tables,
-    starts,
-    states,
-    last,
-    through,
-    num_positions,
-    num_chunks,
-    chunk_size: tl.constexpr,
-    num_heads: tl.constexpr,
-    heads_per_group: tl.constexpr,
-    num_rows,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    rows_stride_b,
-    rows_stride_t: tl.constexpr,
-    rows_stride_h: tl.constexpr,
-    keys_stride_b,
-    keys_stride_t: tl.constexpr,
-    keys_stride_g: tl.constexpr,
-    Q: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-):
-    """What one chunk adds to the state after it, from x and B; with `GRADIENTS` to the gradient of the state before it, from grad_y and C.
+    rows, keys, tables, starts, states, last, through, num_positions, num_chunks, chunk_size: tl.constexpr, num_heads: tl.constexpr,
+    heads_per_group: tl.constexpr, num_rows, head_width: tl.constexpr, state_width: tl.constexpr,
+    rows_stride_b, rows_stride_t: tl.constexpr, rows_stride_h: tl.constexpr,
+    keys_stride_b, keys_stride_t: tl.constexpr, keys_stride_g: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, GRADIENTS: tl.constexpr,
+):  # fmt: skip
+    """The sum that one chunk adds to the state after it, from x and B; with `GRADIENTS` to the gradient of the state before it.
 
     It is stored where that state or gradient will be: for the next chunk, or with `GRADIENTS` the previous one, and for the outermost chunk
     in `last`. `through` [B, chunks, H] is the decay across the chunk.
@@ -100,9 +65,8 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
         tile = index if GRADIENTS else num_tiles - 1 - index
         first = begin + tile * Q
         stop = tl.minimum(first + Q, end)
-        steps, sums, rests, total, rest = sums_of(
-            tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
-        )
+        here = batch, head, first, stop
+        steps, sums, rests, total, rest = sums_of(tables, here, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE)
         if GRADIENTS:
             scale = tl.exp2(sums + beyond)
             if HAS_STARTS:
@@ -113,10 +77,8 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
             if HAS_STARTS:
                 scale = tl.where(first + local >= document, scale, 0.0)
         beyond += total
-        at, mask = rows_at(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
-        values = tl.load(at, mask=mask, other=0.0)
-        at, mask = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
-        of_group = tl.load(at, mask=mask, other=0.0)
+        values = load_rows(rows, here, (rows_stride_b, rows_stride_t, rows_stride_h), ps, head_width, Q=Q)
+        of_group = load_rows(keys, (batch, group, first, stop), (keys_stride_b, keys_stride_t, keys_stride_g), ss, state_width, Q=Q)
         found += dot(tl.trans(narrow(values.to(tl.float32) * scale[:, None], rows.dtype.element_ty)), of_group)
     within = ps[:, None] * state_width + ss[None, :]
     in_state = (ps < head_width)[:, None] & (ss < state_width)[None, :]
@@ -133,17 +95,9 @@ def ssd_chunk_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_pass_kernel(  # type: ignore[no-untyped-def]
-    outer,
-    states,
-    last,
-    through,
-    num_chunks,
-    num_heads: tl.constexpr,
-    size,
-    COLUMNS: tl.constexpr,
-    HAS_OUTER: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-):
+    outer, states, last, through, num_chunks, num_heads: tl.constexpr, size,
+    COLUMNS: tl.constexpr, HAS_OUTER: tl.constexpr, GRADIENTS: tl.constexpr,
+):  # fmt: skip
     """The states before all chunks of one sequence and head from what each chunk adds, in place; COLUMNS elements of a state.
 
     From `outer` to `last`: the initial state to the final one, with `GRADIENTS` backwards, the gradients of the states after all chunks.
@@ -169,37 +123,13 @@ def ssd_pass_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_state_kernel(  # type: ignore[no-untyped-def]
-    rows,
-    keys,
-    tables,
-    starts,
-    states,
-    tile_states,
-    tile_gradients,
-    passed,
-    num_positions,
-    num_chunks,
-    chunk_size: tl.constexpr,
-    tiles_per_chunk: tl.constexpr,
-    num_heads: tl.constexpr,
-    heads_per_group: tl.constexpr,
-    num_rows,
-    head_width: tl.constexpr,
-    state_width: tl.constexpr,
-    first_chunk,
-    rows_stride_b,
-    rows_stride_t: tl.constexpr,
-    rows_stride_h: tl.constexpr,
-    keys_stride_b,
-    keys_stride_t: tl.constexpr,
-    keys_stride_g: tl.constexpr,
-    Q: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-):
+    rows, keys, tables, starts, states, tile_states, tile_gradients, passed, num_positions, num_chunks, chunk_size: tl.constexpr,
+    tiles_per_chunk: tl.constexpr, num_heads: tl.constexpr, heads_per_group: tl.constexpr, num_rows, head_width: tl.constexpr,
+    state_width: tl.constexpr, first_chunk,
+    rows_stride_b, rows_stride_t: tl.constexpr, rows_stride_h: tl.constexpr,
+    keys_stride_b, keys_stride_t: tl.constexpr, keys_stride_g: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, GRADIENTS: tl.constexpr,
+):  # fmt: skip
     """The state before each tile of one chunk and head: `tile_states` [B, chunks of the segment, tiles, H, blocks, P, S].
 
     With `GRADIENTS` the gradients of the states after them, of the same shape, and from both `passed` [blocks, B, tiles, H]: the gradient
@@ -222,16 +152,12 @@ def ssd_state_kernel(  # type: ignore[no-untyped-def]
         tile = num_tiles - 1 - turn if GRADIENTS else turn
         first = begin + tile * Q
         stop = tl.minimum(first + Q, end)
-        steps, sums, rests, total, rest = sums_of(
-            tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE
-        )
-        from_start, to_end, across = edges_of(
-            starts, sums, rests, total, rest, batch, first, stop, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
-        )
-        at, mask = rows_at(rows, batch, head, first, stop, rows_stride_b, rows_stride_t, rows_stride_h, ps, head_width, Q=Q)
-        values = tl.load(at, mask=mask, other=0.0)
-        at, mask = rows_at(keys, batch, group, first, stop, keys_stride_b, keys_stride_t, keys_stride_g, ss, state_width, Q=Q)
-        of_group = tl.load(at, mask=mask, other=0.0)
+        here = batch, head, first, stop
+        tile_sums = sums_of(tables, here, num_positions, num_heads, num_rows, Q=Q, PRECISE=PRECISE)
+        steps = tile_sums[0]
+        from_start, to_end, across = edges_of(starts, tile_sums, here, num_positions, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE)
+        values = load_rows(rows, here, (rows_stride_b, rows_stride_t, rows_stride_h), ps, head_width, Q=Q)
+        of_group = load_rows(keys, (batch, group, first, stop), (keys_stride_b, keys_stride_t, keys_stride_g), ss, state_width, Q=Q)
         at = ((((batch * count + index) * tiles_per_chunk + tile) * num_heads + head) * num_blocks + block) * P * S + whole
         state_there = narrow(state, rows.dtype.element_ty)
         state *= across

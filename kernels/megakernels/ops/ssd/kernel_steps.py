@@ -9,32 +9,12 @@ from megakernels.ops.ssd.kernel_tiles import span_of, steps_of
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ssd_step_kernel(  # type: ignore[no-untyped-def]
-    dt,
-    A_log,
-    dt_bias,
-    of_steps,
-    of_decays,
-    reads,
-    across,
-    passed,
-    skips,
-    grad_dt,
-    shares,
-    num_positions,
-    num_blocks: tl.constexpr,
-    chunk_size: tl.constexpr,
-    tiles_per_chunk: tl.constexpr,
-    num_heads: tl.constexpr,
-    num_rows,
-    dt_stride_b,
-    dt_stride_t: tl.constexpr,
-    dt_stride_h: tl.constexpr,
-    dt_min,
-    dt_max,
-    H: tl.constexpr,
-    Q: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
+    dt, A_log, dt_bias, of_steps, of_decays, reads, across, passed, skips, grad_dt, shares, num_positions, num_blocks: tl.constexpr,
+    chunk_size: tl.constexpr, tiles_per_chunk: tl.constexpr, num_heads: tl.constexpr, num_rows,
+    dt_stride_b, dt_stride_t: tl.constexpr, dt_stride_h: tl.constexpr,
+    dt_min, dt_max,
+    H: tl.constexpr, Q: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
     """Gradients of dt of one tile of positions and H heads, and their shares [B, tiles, 3, H] of those of A_log, D and dt_bias."""
     tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     num_tiles, num_sequences = tl.num_programs(0), tl.num_programs(2)

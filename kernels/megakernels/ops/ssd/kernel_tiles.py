@@ -9,18 +9,30 @@ import triton.language as tl
 
 from megakernels._common.tiles import narrow, sigmoid, softplus
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+
+@triton.jit  # type: ignore[untyped-decorator]
+def part_place(  # type: ignore[no-untyped-def]
+    first_chunk, tiles_per_chunk, chunk_size, num_positions, heads_per_group, Q: tl.constexpr, SPAN: tl.constexpr
+):
+    """A program's tile and part of a group's heads: sequence, group, part, tile of the segment, chunk, its tile, first position and end."""
+    local_tile, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    parts = tl.cdiv(heads_per_group, SPAN)
+    chunk, tile = first_chunk + local_tile // tiles_per_chunk, local_tile % tiles_per_chunk
+    first, stop = span_of(chunk, tile, chunk_size, num_positions, Q=Q)
+    return batch, (tl.program_id(1) // parts).to(tl.int64), tl.program_id(1) % parts, local_tile, chunk, tile, first, stop
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def rows_at(pointer, batch, head, first, stop, stride_b, stride_t: tl.constexpr, stride_h, cols, width, Q: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Addresses of rows [Q, cols] of one sequence and head or group from `first` on, and which are before `stop` and `width`."""
+def load_rows(pointer, place, strides, cols, width, Q: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows [Q, cols] of a place: a sequence, a head or group, the first position and the end; zero from the end and from `width` on."""
+    batch, head, first, stop = place
+    stride_t: tl.constexpr = strides[1]
     row = tl.arange(0, Q)
-    base = pointer + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + first.to(tl.int64) * stride_t
+    base = pointer + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[2] + first.to(tl.int64) * stride_t
     mask = (row < stop - first)[:, None] & (cols < width)[None, :]
     if stride_t * Q >= 2**31:
         row = row.to(tl.int64)
-    return base + row[:, None] * stride_t + cols[None, :], mask
+    return tl.load(base + row[:, None] * stride_t + cols[None, :], mask=mask, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -34,13 +46,14 @@ def store_rows(pointer, rows, batch, head, first, stop, num_positions, num_heads
 
 @triton.jit  # type: ignore[untyped-decorator]
 def sums_of(  # type: ignore[no-untyped-def]
-    tables, batch, head, first, stop, num_positions, num_heads, num_rows, Q: tl.constexpr, PRECISE: tl.constexpr
+    tables, place, num_positions, num_heads, num_rows, Q: tl.constexpr, PRECISE: tl.constexpr
 ):
-    """Steps (0 from `stop` on), running sums and their rests, the sum over the tile and its rest.
+    """Steps (0 from the place's end on), running sums and their rests, the sum over the tile and its rest.
 
     A difference of two sums is (difference of the rounded) + (difference of the rests): the first is exact where the sums are close, and
     where they are not, its rounding is relative to itself. A difference of rounded sums alone has the rounding of the larger sum.
     """
+    batch, head, first, stop = place
     row = tables + (batch.to(tl.int64) * num_heads + head) * num_positions + first
     last = stop - first - 1
     local = tl.arange(0, Q)
@@ -66,9 +79,11 @@ def falls_of(later, later_rest, earlier, earlier_rest, PRECISE: tl.constexpr):  
 
 @triton.jit  # type: ignore[untyped-decorator]
 def edges_of(  # type: ignore[no-untyped-def]
-    starts, sums, rests, total, rest, batch, first, stop, num_positions, Q: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr
+    starts, tile_sums, place, num_positions, Q: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr
 ):
-    """The decays from the tile's start, to its end and across it; 0 between documents."""
+    """The decays from the tile's start, to its end and across it, from the result of `sums_of`; 0 between documents."""
+    batch, _head, first, stop = place
+    _steps, sums, rests, total, rest = tile_sums
     from_start, to_end, across = tl.exp2(sums), tl.exp2(falls_of(total, rest, sums, rests, PRECISE=PRECISE)), tl.exp2(total)
     if HAS_STARTS:
         local = tl.arange(0, Q)
@@ -82,22 +97,15 @@ def edges_of(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def decays_of(  # type: ignore[no-untyped-def]
-    starts,
-    sums,
-    rests,
-    batch,
-    first,
-    stop,
-    num_positions,
-    Q: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    starts, tile_sums, place, num_positions,
+    Q: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """The decay of each pair of a tile's positions, from the earlier to the later one; 0 between documents, and where keys are later.
 
     Masked before it is exponentiated. Rows of the result are queries, with `KEYS` keys.
     """
+    batch, _head, first, stop = place
+    _steps, sums, rests, _total, _rest = tile_sums
     local = tl.arange(0, Q)
     if KEYS:
         visible = local[None, :] >= local[:, None]

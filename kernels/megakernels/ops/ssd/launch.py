@@ -3,7 +3,8 @@
 import torch
 
 from megakernels.facts import block_of
-from megakernels.ops.ssd.inputs import Scan
+from megakernels.ops.ssd.facts import SSD_HEADS_PER_TABLE
+from megakernels.ops.ssd.inputs import SsdInputs
 
 OPTIONS = {
     "table": {"num_warps": 4},
@@ -18,28 +19,24 @@ OPTIONS = {
     "group": {"num_warps": 4, "num_stages": 2},
     "step": {"num_warps": 4},
 }
-"""Of each kernel, for all shapes. A tile has 64 positions, a warp group's rows of a product: more warps would repeat work.
+"""Launch options of each kernel, for all shapes. A tile has 64 positions, a warp group's rows of a product: more warps would repeat work.
 
 The docstring of `ssd_edge_kernel` says why its two forms differ.
 """
-PASS_COLUMNS = 1024
-"""Elements of a state per program of the walk over chunks."""
-HEADS_PER_TABLE = 8
-"""Heads of a program of the kernels over steps."""
 
 
 def heads_of_table(num_heads: int) -> int:
     """A power of two."""
-    return min(HEADS_PER_TABLE, block_of(num_heads))
+    return min(SSD_HEADS_PER_TABLE, block_of(num_heads))
 
 
-def counts_of(scan: Scan) -> tuple[int, ...]:
+def counts_of(scan: SsdInputs) -> tuple[int, ...]:
     """Heads, heads of a group, positions of all sequences and heads, and the widths of a head and of a state."""
     num_heads, width = scan.x.shape[2:]
     num_groups, state_width = scan.B.shape[2:]
     return num_heads, num_heads // num_groups, scan.x.shape[0] * scan.x.shape[1] * num_heads, width, state_width
 
 
-def flags_of(scan: Scan) -> dict[str, bool]:
+def flags_of(scan: SsdInputs) -> dict[str, bool]:
     """Constants of the kernels over tiles."""
     return {"HAS_STARTS": scan.starts is not None, "PRECISE": scan.x.dtype == torch.float32}

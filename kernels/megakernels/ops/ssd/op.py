@@ -4,28 +4,20 @@ import math
 
 from torch import Tensor
 
-from megakernels._common import fake_like, operation, require, require_starts, types_of
-from megakernels._common.scratch import scan_scratch
-from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
-from megakernels.ops.ssd.inputs import GRADIENTS, Scan
-from megakernels.ops.ssd.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost, sizes_of
+from megakernels._common import require, require_starts
+from megakernels._common.scans import ScanOperation
+from megakernels.ops.ssd import reference, sizes
+from megakernels.ops.ssd.inputs import ACCUMULATED, GRADIENTS, SsdInputs
 
 __all__ = ["ssd"]
 
 
 def ssd(
-    x: Tensor,
-    dt: Tensor,
-    A_log: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    dt_bias: Tensor,
+    x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor,
     chunk_size: int,
     starts: Tensor | None = None,
-    *,
-    dt_limits: tuple[float, float] = (0.0, math.inf),
-) -> Tensor:
+    *, dt_limits: tuple[float, float] = (0.0, math.inf),
+) -> Tensor:  # fmt: skip
     """Runs h_t = exp(Δ_t a) h_{t−1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D x_t from h = 0, with Δ = softplus(dt + dt_bias) and a = −exp(A_log).
 
     Args:
@@ -77,23 +69,5 @@ def ssd(
     return y
 
 
-def _fake(scan: Scan) -> tuple[Tensor, Tensor]:
-    return fake_like(scan.x), scan.x.new_empty(sizes_of(scan).states)
-
-
-_forward_scratch, _backward_scratch = scan_scratch(chooses_kernel, forward_bytes, backward_bytes, GRADIENTS)
-_ssd, _ssd_backward = operation(
-    "ssd",
-    types_of(Scan),
-    Scan,
-    outputs=("y", "states"),
-    saved=("states",),
-    gradients=GRADIENTS,
-    forward=lambda scan: forward(None, scan)[:2],
-    backward=lambda grad_y, scan, states, _needs: backward(None, grad_y, scan, states)[0],
-    fake=_fake,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=lambda scan: forward_cost(None, scan),
-    backward_cost=lambda grad_y, scan, states, _needs: backward_cost(None, grad_y, scan, states),
-)
+SCAN = ScanOperation(reference, sizes.accepts, "ssd", SsdInputs, GRADIENTS, ACCUMULATED, output_like="x", sizes=sizes, rounds_states=True)
+_ssd, _ssd_backward = SCAN.register()

@@ -9,11 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from megakernels._common import piece, types_of
-from megakernels._common.scratch import piece_scratch
-from megakernels.ops.ssd.choice import backward, chooses_kernel, forward
-from megakernels.ops.ssd.inputs import GRADIENTS, PARAMETERS, Scan
-from megakernels.ops.ssd.sizes import backward_bytes, backward_cost, forward_bytes, forward_cost
+from megakernels.ops.ssd.op import SCAN
 
 __all__ = ["ssd_piece", "ssd_piece_backward"]
 
@@ -52,15 +48,11 @@ def ssd_piece(
 
 
 def ssd_piece_backward(
-    grad_last: Tensor,
-    grad_y: Tensor,
-    inputs: Sequence[Tensor],
-    starts: Tensor | None,
-    states: Tensor,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor,
     chunk_size: int,
     gradients: Sequence[Tensor | None],
     dt_limits: tuple[float, float] = (0.0, math.inf),
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The gradient of the state before the piece.
 
     Args:
@@ -77,18 +69,4 @@ def ssd_piece_backward(
     return grad_state
 
 
-_forward_scratch, _backward_scratch = piece_scratch(chooses_kernel, forward_bytes, backward_bytes)
-_piece, _piece_backward = piece(
-    "ssd",
-    types_of(Scan),
-    Scan,
-    made=("y", "states"),
-    gradients=GRADIENTS,
-    summed=PARAMETERS,
-    forward=forward,
-    backward=backward,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=forward_cost,
-    backward_cost=backward_cost,
-)
+_piece, _piece_backward = SCAN.register_piece()

@@ -26,11 +26,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from megakernels._common import accumulator_dtype, row_blocks, span_sums, upcast
-from megakernels.ops.ssd.inputs import Scan
+from megakernels.ops.ssd.inputs import SsdInputs
 
 
-def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
-    """From a state [B, H, P, S] in the accumulation dtype; None is zero.
+def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs the scan from a state [B, H, P, S] in the accumulation dtype; None is zero.
 
     Returns:
         y [B, T, H, P] and the state at each chunk's start [B, ceil(T / chunk_size), H, P, S], both in x's dtype, and the last state.
@@ -51,8 +51,8 @@ def forward(state: Tensor | None, scan: Scan) -> tuple[Tensor, Tensor, Tensor]:
     return y, states, state
 
 
-def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """From the gradients of the last state (None is zero) and of y: those of x to dt_bias in order, and of the first state."""
+def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The gradients of x to dt_bias in order, and of the first state, from those of the last state (None is zero) and of y."""
     x, dt, A_log, B, C, D, dt_bias, _, chunk_size, _, _ = scan
     grad_x, grad_dt, grad_B, grad_C = (torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (x, dt, B, C))
     dtype = accumulator_dtype(x.dtype)
@@ -87,7 +87,7 @@ def backward(grad_state: Tensor | None, grad_y: Tensor, scan: Scan, states: Tens
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _SsdChunk:
     """One chunk's inputs and decays in the accumulation dtype."""
 
     x: Tensor  # [B, H, Q, P]
@@ -105,7 +105,7 @@ class _Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _ChunkGradients:
+class _SsdChunkGradients:
     u: Tensor  # [B, H, Q, P]
     B: Tensor  # [B, G, Q, S]
     C: Tensor  # [B, G, Q, S]
@@ -113,7 +113,7 @@ class _ChunkGradients:
     state: Tensor  # [B, H, P, S], of the state at the chunk's start
 
 
-def _chunk(scan: Scan, positions: slice) -> _Chunk:
+def _chunk(scan: SsdInputs, positions: slice) -> _SsdChunk:
     x, dt, A_log, B, C, _, dt_bias, starts, _, dt_min, dt_max = scan
     wide_x, wide_B, wide_C = (upcast(tensor[:, positions]).transpose(1, 2) for tensor in (x, B, C))
     raw_step = (upcast(dt[:, positions]) + upcast(dt_bias)).transpose(1, 2).unsqueeze(-1)
@@ -134,7 +134,7 @@ def _chunk(scan: Scan, positions: slice) -> _Chunk:
     decay = spans.masked_fill_(hidden, float("-inf")).exp_()
     overlap = wide_C @ wide_B.mT
     mixing = (_split_heads(decay, overlap.shape[1]) * overlap.unsqueeze(2)).flatten(1, 2)
-    return _Chunk(
+    return _SsdChunk(
         x=wide_x,
         B=wide_B,
         C=wide_C,
@@ -150,7 +150,7 @@ def _chunk(scan: Scan, positions: slice) -> _Chunk:
     )
 
 
-def _chunk_backward(chunk: _Chunk, grad: Tensor, state: Tensor, grad_next: Tensor) -> _ChunkGradients:
+def _chunk_backward(chunk: _SsdChunk, grad: Tensor, state: Tensor, grad_next: Tensor) -> _SsdChunkGradients:
     """Gradients of a chunk's inputs from those of its outputs [B, H, Q, P] and of the state after it [B, H, P, S]."""
     num_groups = chunk.B.shape[1]
     grad_mixing = grad @ chunk.u.mT
@@ -168,7 +168,7 @@ def _chunk_backward(chunk: _Chunk, grad: Tensor, state: Tensor, grad_next: Tenso
     kept = (through_state * chunk.u).sum(-1)
     passed_on = (chunk.across * grad_next * state).sum((-1, -2)).unsqueeze(-1)
     grad_log_decay = across_pairs + read.flip(-1).cumsum(-1).flip(-1) + (kept.cumsum(-1) - kept) + passed_on
-    return _ChunkGradients(
+    return _SsdChunkGradients(
         u=grad_u,
         B=grad_overlap.mT @ chunk.C + _keys(chunk.to_end * chunk.u, grad_next, num_groups),
         C=grad_overlap @ chunk.B + _keys(from_state, state, num_groups),

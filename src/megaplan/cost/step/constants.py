@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from megaplan.columns import Basis
+from megaplan.devices import device_names, load_device
 
 DATA = Path(__file__).with_name("constants.json")
 
@@ -49,6 +50,13 @@ def constants() -> dict[str, Constant]:
 def values() -> dict[str, float]:
     """Every constant's value by name."""
     return {name: constant.value for name, constant in constants().items()}
+
+
+@cache
+def rated_as(device: str, generation: str) -> str:
+    """The device whose shares of its peak apply: this one, or the first of its generation if no constant has this one's name."""
+    known = (name for name in device_names() if f"clock.{name}" in constants() and load_device(name).generation == generation)
+    return device if f"clock.{device}" in constants() else next(known, device)
 
 
 @cache

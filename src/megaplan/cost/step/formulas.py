@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.cost.formulas import Formula
+from megaplan.blocks.formula import Formula
 
 _FITTED = "; constants fitted to published steps (docs/reference/accuracy-time.md)"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from megaplan.cost.step.constants import rated_as
 from megaplan.cost.step.frameworks import Framework, framework, known_release
-from megaplan.cost.step.workload import Software, TimedStep
+from megaplan.cost.step.workload import Machine, Software, TimedStep
 from megaplan.spec.models import GroupedQueryAttention
 
 Factors = tuple[str, ...]
@@ -42,16 +43,19 @@ def _release(work: TimedStep, *, is_moe: bool) -> str | None:
     return f"{work.software.name}.{release}" if release else None
 
 
+def product_names(machine: Machine, dtype: str) -> tuple[str, str, str]:
+    """Names of the factors of the rate that large products reach: the device's share of its peak, its clock, the generation's kernels."""
+    device = rated_as(machine.name, machine.generation)
+    return f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{machine.generation}.{dtype}"
+
+
 def _kernels(work: TimedStep, host: Framework) -> dict[str, Factors]:
     software, machine = work.software, work.machine
-    device, generation = machine.name, machine.generation
+    generation = machine.generation
     library = f"library.{software.name}" if host.library else None
     tuned = "library.flash1-era.hopper" if software.name == "llm-foundry" and generation == "hopper" else None
     dtypes = {"bf16", software.dtype, software.linear_dtype or software.dtype}
-    found = {
-        f"product.{dtype}": _product(f"gemm.{device}.{dtype}", f"clock.{device}", f"gemm.{generation}.{dtype}", library, tuned)
-        for dtype in dtypes
-    }
+    found = {f"product.{dtype}": _product(*product_names(machine, dtype), library, tuned) for dtype in dtypes}
     found |= {f"depth.{dtype}": _product("gemm.depth.bf16" if dtype == "bf16" else "gemm.depth.low") for dtype in dtypes}
     found["quality"] = _product("gemm.quality")
     found |= _attention(work, host)
@@ -79,7 +83,7 @@ def _has_sinks(work: TimedStep) -> bool:
 def _attention(work: TimedStep, host: Framework) -> dict[str, Factors]:
     machine, found = work.machine, {}
     generation = machine.generation
-    product = (f"gemm.{machine.name}.bf16", f"clock.{machine.name}", f"gemm.{generation}.bf16")
+    product = product_names(machine, "bf16")
     low, sinks = "attention.fp8" if work.software.fp8_attention else None, "attention.sinks" if _has_sinks(work) else None
     for number, run in enumerate(("forward", "backward")):
         kernel = f"attention.{host.attention}.{run}" if host.attention == "flash1" else None

@@ -12,14 +12,14 @@ from megaplan.cost.step.attention import attention_seconds
 from megaplan.cost.step.blocks import kinds_in, ledger_of
 from megaplan.cost.step.compose import Once, PassTerms, StageTerms, step_seconds
 from megaplan.cost.step.constants import constants as constants_by_name
-from megaplan.cost.step.constants import values
+from megaplan.cost.step.constants import rated_as, values
 from megaplan.cost.step.data import data_work
 from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.gemm import product_seconds
 from megaplan.cost.step.grouped import grouped_seconds
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.memory import moved_seconds
-from megaplan.cost.step.names import exchange_leaves, names_of, rates_of
+from megaplan.cost.step.names import exchange_leaves, names_of, product_names, rates_of
 from megaplan.cost.step.parameters import accumulate_bytes
 from megaplan.cost.step.scan import scan_seconds
 from megaplan.cost.step.transfers import transfer_seconds
@@ -112,10 +112,10 @@ def given_rates(machine: Machine) -> dict[str, float]:
 
 
 def reached_share(machine: Machine, dtype: str) -> tuple[float, float, bool]:
-    """Share of its peak that a device's large products reach, the spread of its logarithm, and whether measured steps moved it."""
-    names = (f"gemm.{machine.name}.{dtype}", f"clock.{machine.name}", f"gemm.{machine.generation}.{dtype}")
-    found = [constants_by_name()[name] for name in names]
-    return prod(each.value for each in found), max(each.spread for each in found), found[0].basis is Basis.FITTED
+    """Share of its peak that a device's large products reach, the spread of its logarithm, and True if steps on it moved the share."""
+    found = [constants_by_name()[name] for name in product_names(machine, dtype)]
+    own = rated_as(machine.name, machine.generation) == machine.name
+    return prod(each.value for each in found), max(each.spread for each in found), own and found[0].basis is Basis.FITTED
 
 
 def links_crossed(work: TimedStep) -> tuple[bool, ...]:

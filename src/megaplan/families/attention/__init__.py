@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import attention_exchanges, attention_work
+from megaplan.families.attention.formulas import FORMULAS
 from megaplan.families.attention.program import attention_program, attention_selective
 from megaplan.families.attention.rules import attention_rules
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
-from megaplan.families.attention.tensors import AttentionVariant, attention_tensors, place_of, variant_of
-from megaplan.families.family import Family, Served
+from megaplan.families.attention.tensors import AttentionVariant, attention_place, attention_tensors, variant_of
+from megaplan.families.family import Family, ServingState
 
 
 def _sharded(attention: GroupedQueryAttention | LatentAttention, _hidden_size: int) -> dict[str, int]:
@@ -18,10 +19,12 @@ def _sharded(attention: GroupedQueryAttention | LatentAttention, _hidden_size: i
     return counts
 
 
-def _served(attention: GroupedQueryAttention | LatentAttention, _hidden_size: int, variant: AttentionVariant, _dtype: DType) -> Served:
-    """GQA keeps keys and values of every kv head, MLA one latent and one rotary key for all heads; an indexer adds its one key.
+def _served(
+    attention: GroupedQueryAttention | LatentAttention, _hidden_size: int, variant: AttentionVariant, _dtype: DType
+) -> ServingState:
+    """GQA caches keys and values of every kv head, MLA one latent and one rotary key for all heads; an indexer adds one key.
 
-    A layer that shares a choice of keys holds no more: a new token's choice is made and read within a step.
+    A layer that shares a choice of keys caches nothing more: a new token's choice is made and read within a step.
 
     Source: arXiv:2405.04434, section 2.1.2.
     """
@@ -31,7 +34,7 @@ def _served(attention: GroupedQueryAttention | LatentAttention, _hidden_size: in
             width += attention.indexer.head_dim
     else:
         width = 2 * attention.num_kv_heads * attention.head_dim
-    return Served(width, None if variant.full else attention.window_size)
+    return ServingState(width, None if variant.full else attention.window_size)
 
 
 def _rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
@@ -45,9 +48,10 @@ ATTENTION = Family(
     tensors=attention_tensors,
     program=attention_program,
     work=attention_work,
+    formulas=FORMULAS,
     selective=attention_selective,
     variant=variant_of,
-    operations=place_of,
+    operations=attention_place,
     rules=attention_rules,
     sharded=_sharded,
     exchanges=attention_exchanges,

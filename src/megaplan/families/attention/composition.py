@@ -5,7 +5,7 @@ Source: arXiv:2305.13245, section 2.2 (GQA); arXiv:2405.04434, equations 9 to 19
 
 from __future__ import annotations
 
-from megakernels.facts import Inside, Work
+from megakernels.facts import KernelScratch, Work
 from megakernels.ops.attention.facts import AttentionSizes
 from megakernels.ops.chosen_attention.facts import MaskedSizes
 from megakernels.ops.indexed_attention.facts import IndexedSizes, with_keys
@@ -42,17 +42,17 @@ def core_sizes(
     return AttentionSizes(*shape, capped=capped, relations=relations, sinks=sinks, latent=not is_grouped)
 
 
-def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, parameters: DType) -> Inside | None:
-    """Bytes inside the core without an indexer; None where plain torch runs: `host.kernels: reference`, too wide heads.
+def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, parameters: DType) -> KernelScratch | None:
+    """Kernel scratch of the core without an indexer, in bytes; None if plain torch runs: `host.kernels: reference`, or too wide heads.
 
-    Sinks are of `parameters`.
+    The dtype of sinks is `parameters`.
     """
     sizes = _of_rank(dims, attention)
     return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
 
 
-def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, hands_on: bool = False) -> Inside | None:
-    """Bytes inside the core with an indexer; None where plain torch runs. `hands_on`: whether forward's bits are a result.
+def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, returns_choice: bool = False) -> KernelScratch | None:
+    """Kernel scratch of the core with an indexer, in bytes; None if plain torch runs. `returns_choice` is true if forward returns its bits.
 
     Without CP the index keys and their gradient are inside too; under CP other operations make them.
     """
@@ -63,7 +63,7 @@ def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *,
     sizes = IndexedSizes(core, indexer.num_heads, indexer.head_dim, 1 if dims.cp == 1 else PIECES)
     if not sizes.accepted:
         return None
-    own = sizes.inside(hands_on=hands_on)
+    own = sizes.inside(returns_choice=returns_choice)
     inputs = dims.dtype.bytes * dims.batch * dims.tokens * indexer.head_dim + 2 * parameters.bytes * indexer.head_dim
     return with_keys(sizes, own, inputs, parameters.bytes) if dims.cp == 1 else own
 
@@ -78,7 +78,7 @@ def attention_work(
 ) -> Ops:
     """One A block, pre-norm and residual included; `tp` shards its heads.
 
-    Relation bias and NoPE change neither FLOPs nor, to first order, bytes of the ideal work: they are not counted there.
+    Relation bias and NoPE change neither FLOPs nor, to first order, bytes of the ideal work, which does not count them.
     """
     first, window = residual_op(load, PART, hidden_size), None if variant.full else attention.window_size
     sequence = load.sequences, load.positions, load.seq_length
@@ -93,7 +93,7 @@ def attention_work(
     if indexer is not None and variant.indexed:
         rotated = core._replace(index_heads=indexer.num_heads), attention.qk_rope_head_dim
         ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, *rotated)
-    if variant.shares:  # keys that are not chosen: no work of the model
+    if variant.shares:  # keys outside the choice are no work of the model
         ops += (OpWork("masked", "attention", Work(), MaskedSizes(core), counts=("attention",)),)
     return ops
 
@@ -161,7 +161,7 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: 
 
 
 def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, core: AttentionSizes, rotated: int) -> Ops:
-    """Replicated under TP: a rank projects its own tokens, and makes the scores of all tokens from what it gathers.
+    """The indexer is replicated under TP: a rank projects its own tokens, and computes the scores of all tokens from gathered ones.
 
     Norm and scores are a part of the operation that attends, and run again with it. The index has a loss of its own, so that its
     projections' inputs get no gradient.

@@ -1,12 +1,12 @@
-"""What A blocks keep: grouped-query and multi-head latent attention, and the sparse-attention indexer.
+"""Saved tensors of A blocks: grouped-query and multi-head latent attention, and the sparse-attention indexer.
 
 Under TP with SP a projection's gathered input is not kept but gathered again in backward (arXiv:2205.05198, section 4.2.2). MLA's down
 projections run on the rank's own tokens; its narrow latents are gathered instead of the residual stream. Under CP keys and values are
-gathered for the core and kept as the rank's own part. The indexer's inputs get no gradient from it; the core keeps what the indexer makes
-for all tokens, and two fp32 numbers a token, never a T × T score. What the core's kernels hold inside is workspace.
+gathered for the core and kept as the rank's own part. The indexer's inputs get no gradient from it; the core keeps the indexer's outputs
+for all tokens, and two fp32 numbers per token, never a T × T score. Scratch of the core's kernels is workspace.
 
-A choice that other layers share is a bit per query and key. The first of these layers keeps it, until its own backward: the layers behind
-it have read it by then, and the layer that chose makes its backward without it. Between the two it is the stage that holds it.
+A choice that other layers share is a bit per query and key. The first of these layers keeps it until its own backward: the layers after
+it have read it by then, and the layer that chose runs its backward without it. Between the two the stage holds it.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ HELD = frozenset({"normed", "q", "k", "v", "gate"})  # locals of forward
 
 
 class AttentionKey(NamedTuple):
-    """What of the section decides the operations.
+    """Fields of the section that decide the operations.
 
     Attributes:
         kind: gqa or mla.
-        first: qk_norm of GQA, low-rank queries of MLA.
-        bias: Of the input projections.
-        output_bias: Of the output projection.
-        gate: Whether a gate multiplies the heads' outputs.
-        sinks: Whether heads have sinks.
-        relations: Whether scores have a relation bias, of whose gradient every layer makes a part.
+        first: The kind's first option: qk_norm of GQA, low-rank queries of MLA.
+        bias: True if the input projections have a bias.
+        output_bias: True if the output projection has a bias.
+        gate: True if a gate multiplies the heads' outputs.
+        sinks: True if heads have sinks.
+        relations: True if scores have a relation bias; every layer adds to its gradient.
     """
 
     kind: str
@@ -73,7 +73,7 @@ RELATIONS = "relations part"
 
 
 def attention_selective(attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> Selective:
-    """What selective recompute runs again in an A block."""
+    """Operations of an A block that selective recompute runs again."""
     if isinstance(attention, GroupedQueryAttention) and attention.gate:
         return GATED
     return INDEXED if variant.indexed else SELECTIVE
@@ -83,9 +83,9 @@ def attention_program(
     dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, place: AttentionPlace, parameters: DType
 ) -> tuple[BlockProgram, Shapes]:
     """One A block."""
-    role: Role = "first" if place.role == "later" else place.role  # later ones differ in who holds the choice alone
+    role: Role = "first" if place.role == "later" else place.role  # later ones differ only in the owner of the choice
     if variant.indexed and isinstance(attention, LatentAttention):
-        inside = indexed_inside(dims, attention, parameters, hands_on=role == "source")
+        inside = indexed_inside(dims, attention, parameters, returns_choice=role == "source")
     else:
         inside = core_inside(dims, attention, parameters)
     core = place.rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None, role
@@ -101,7 +101,7 @@ def attention_program(
 
 
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
-    """What of the section decides the operations."""
+    """Fields of the section that decide the operations."""
     if isinstance(attention, GroupedQueryAttention):
         return AttentionKey("gqa", attention.qk_norm, attention.bias, attention.output_bias, attention.gate, attention.sinks)
     return AttentionKey("mla", attention.q_lora_rank is not None, attention.bias, attention.bias)
@@ -110,7 +110,7 @@ def attention_key(attention: GroupedQueryAttention | LatentAttention) -> Attenti
 def attention_ops(
     key: AttentionKey, *, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool, role: Role = "alone"
 ) -> tuple[tuple[Op, ...], frozenset[str]]:
-    """Program and held locals of an A block; `kernels` is whether Triton's run the core."""
+    """Program and retained locals of an A block; `kernels` is true if Triton's kernels run the core."""
     if key.kind == "gqa":
         return grouped_ops(key, rotates, sharded, context, kernels), HELD
     return latent_ops(key, rotates, indexed, sharded, context, kernels, role), HELD | {
@@ -125,7 +125,7 @@ def attention_ops(
 
 @lru_cache(maxsize=1)  # a model's A blocks and MTP depths, one after another
 def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> Mapping[str, Stored]:
-    """Storages of an A block: a mapping that callers share."""
+    """Storages of an A block, in a mapping that callers share."""
     if isinstance(attention, GroupedQueryAttention):
         return grouped_storages(dims, attention)
     return latent_storages(dims, attention)
@@ -138,7 +138,7 @@ def _program(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, con
 
 
 def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
-    """GQA, as `GroupedQueryAttention.forward` runs it; a gate is a projection beside the queries."""
+    """GQA, as `GroupedQueryAttention.forward` runs it; a gate is another projection of the queries' input."""
     qk_norm, bias = key.first, key.bias
     q, k = ("q", "k") if not (qk_norm or rotates) else ("q_proj", "k_proj")
     linears = [
@@ -245,9 +245,9 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
 def _core(
     sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: bool, key: AttentionKey, role: Role = "alone"
 ) -> tuple[Op, ...]:
-    """The core, a gate, back into the stream; with the indexer's inputs and the rotary table that it keeps, none if it is a buffer.
+    """The core, a gate and the output projection, with the indexer's inputs and the saved rotary table; a table in a buffer is not saved.
 
-    Under CP what is gathered of the indexer is its keys after their norm. A choice that is handed on is a result that nothing here keeps.
+    Under CP the indexer's normed keys are gathered. A shared choice is a result that no operation here saves.
     """
     indexed = table is not None
     keys = ("k_gathered", "v_gathered") if context else ("k", "v")
@@ -280,7 +280,7 @@ def _core(
 
 
 def _output(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[Op, ...]:
-    """A gate on what the core makes, and its projection into the stream; the indexer's inputs are named until then."""
+    """A gate on the core's output, and the output projection; the indexer's inputs are still referenced until then."""
     return (
         *(_gate() if key.gate else ()),
         linear(
@@ -307,7 +307,7 @@ INDEX = ("indexer.q", "indexer.k", "indexer.weights")
 
 
 def _indexer_ops(sharded: bool) -> list[Op]:
-    """Projections of inputs that get no gradient from them; under TP of own tokens, gathered afterwards."""
+    """Projections whose inputs get no gradient from them; under TP they run on the rank's own tokens and are gathered afterwards."""
     ops = []
     for name, reads, made in zip(("q_up", "k_proj", "head_weights"), ("q_latent_normed", "normed", "normed"), INDEX, strict=True):
         own, param = f"{made}_own" if sharded else made, f"indexer.{name}.weight"
@@ -320,7 +320,7 @@ def _indexer_ops(sharded: bool) -> list[Op]:
 
 
 def _indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
-    """What the core keeps is a collective's output under TP."""
+    """Storages of the indexer; under TP the core saves the output of a collective."""
     own, wide = dims.residual[:2], dims.wide
     widths = (indexer.num_heads, indexer.head_dim), (indexer.head_dim,), (indexer.num_heads,)
     kept = {name: wide(*width) for name, width in zip(INDEX, widths, strict=True)}
@@ -344,7 +344,7 @@ def _statistics(dims: Dims, heads: int, more: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _communicated(dims: Dims, over_ranks: Mapping[str, tuple[int, ...]]) -> Shapes:
-    """Gathered over TP (latents) or CP (keys and values, over the whole sequence), and partial sums before their reduction."""
+    """Tensors gathered over TP (latents) or CP (keys and values, over the whole sequence), and partial sums before their reduction."""
     if dims.tp == dims.cp == 1:
         return {}
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("gathered", partial_gradient("gathered"), "o_partial"), dims.gathered)

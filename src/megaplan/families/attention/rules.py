@@ -1,4 +1,4 @@
-"""What must fit in `model.attention`: heads, widths, and layers that are named by index."""
+"""Rules of `model.attention`: heads, widths, and layers that are given by index."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention, Llama3Scaling, YarnScaling
-from megaplan.families.checks import Checked, divisors, remainder, rising, use_one_of
+from megaplan.families.checks import CheckedSpec, divisors, remainder, rising, use_one_of
 from megaplan.wording import series
 
 
-def attention_rules(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """MP332, MP701, MP706 … MP708, MP712, MP713, MP715."""
+def attention_rules(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+    """Yields MP332, MP701, MP706 … MP708, MP712, MP713 and MP715."""
     yield from _heads(checked, attention)
     yield from _scaling(checked, attention)
     yield from _layers(checked, attention)
 
 
-def _heads(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
     if isinstance(attention, GroupedQueryAttention):
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
         if heads % kv_heads:
@@ -40,7 +40,7 @@ def _heads(checked: Checked, attention: GroupedQueryAttention | LatentAttention)
             yield checked.error("MP712", detail, "model.attention.indexer.head_dim", f"head_dim: {rotated}")
 
 
-def _options(checked: Checked, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
+def _options(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
     rotated, width = attention.rotary_dim, attention.head_dim
     if rotated is not None and rotated > width:
         detail = f"attention.rotary_dim = {rotated}, attention.head_dim = {width}, and {rotated} > {width}"
@@ -52,8 +52,11 @@ def _options(checked: Checked, attention: GroupedQueryAttention) -> Iterator[Dia
         yield checked.error("MP715", detail, "model.attention.qk_norm_width", "qk_norm: true")
 
 
-def _scaling(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """What lies between kept and divided frequencies has a first and a last turn, and YaRN finds both by the base's logarithm."""
+def _scaling(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+    """Checks rotary scaling: the band between kept and divided frequencies needs two distinct ends.
+
+    YaRN finds both ends by the logarithm of the base.
+    """
     scaling = attention.rope_scaling
     ends: dict[str, float] = {}
     if isinstance(scaling, Llama3Scaling):
@@ -73,12 +76,12 @@ def _scaling(checked: Checked, attention: GroupedQueryAttention | LatentAttentio
         yield checked.error("MP715", detail, f"model.attention.rope_scaling.{fast}", f"{fast}: {wanted}")
 
 
-def _odd(checked: Checked, name: str, width: int) -> Diagnostic:
+def _odd(checked: CheckedSpec, name: str, width: int) -> Diagnostic:
     detail = f"attention.{name} = {width}, and {width} % 2 = 1"
     return checked.error("MP708", detail, f"model.attention.{name}", f"{name}: {width + 1}")
 
 
-def _layers(checked: Checked, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+def _layers(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
     lists = {"model.attention.nope_layers": attention.nope_layers, "model.attention.full_layers": attention.full_layers}
     if attention.full_layers and attention.window_size is None:
         detail = f"attention.full_layers = {list(attention.full_layers)}, attention.window_size = null"
@@ -93,8 +96,8 @@ def _layers(checked: Checked, attention: GroupedQueryAttention | LatentAttention
             yield from _not_attention(checked, key, layers, checked.letters)
 
 
-def _shared(checked: Checked, attention: LatentAttention, indexer: Indexer) -> Iterator[Diagnostic]:
-    """A layer that shares a choice has none of its own, one before it, and sees what the layer that made it sees."""
+def _shared(checked: CheckedSpec, attention: LatentAttention, indexer: Indexer) -> Iterator[Diagnostic]:
+    """Checks shared choices: such a layer has no indexer, follows a layer with one, and has the same window as that layer."""
     key, own = "model.attention.indexer.shared_layers", set(indexer.layers)
     both = sorted(own & set(indexer.shared_layers))
     if both:
@@ -108,13 +111,13 @@ def _shared(checked: Checked, attention: LatentAttention, indexer: Indexer) -> I
         yield checked.error("MP715", detail, key, f"write {early[0]} under attention.indexer.layers")
         return
     for source, *others in indexer.groups:
-        apart = [layer for layer in others if attention.window(layer) != attention.window(source)]
-        if apart:
-            detail = f"layer {apart[0]} shares the choice of layer {source}, and only one of them is in attention.full_layers"
+        unequal = [layer for layer in others if attention.window(layer) != attention.window(source)]
+        if unequal:
+            detail = f"layer {unequal[0]} shares the choice of layer {source}, and only one of them is in attention.full_layers"
             yield checked.error("MP715", detail, key, "write both under attention.full_layers, or neither")
 
 
-def _not_attention(checked: Checked, key: str, layers: tuple[int, ...], letters: str) -> Iterator[Diagnostic]:
+def _not_attention(checked: CheckedSpec, key: str, layers: tuple[int, ...], letters: str) -> Iterator[Diagnostic]:
     wrong = [
         f"layer {layer} is {letters[layer]}" if layer < len(letters) else f"layer {layer} is beyond the last, {len(letters) - 1}"
         for layer in layers

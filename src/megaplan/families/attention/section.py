@@ -31,7 +31,7 @@ class Llama3Scaling(Section):
         factor: Divisor of the low frequencies.
         low_freq_factor: Frequencies with fewer turns than this in original_seq_length tokens are divided.
         high_freq_factor: Frequencies with more turns than this in original_seq_length tokens are kept; above low_freq_factor.
-        original_seq_length: Tokens a sequence before the context was extended.
+        original_seq_length: Tokens of a sequence before the context was extended.
     """
 
     kind: Literal["llama3"]
@@ -47,7 +47,7 @@ class YarnScaling(Section):
     Attributes:
         kind: yarn.
         factor: Divisor of the low frequencies.
-        original_seq_length: Tokens a sequence before the context was extended.
+        original_seq_length: Tokens of a sequence before the context was extended.
         beta_fast: Frequencies with more turns than this in original_seq_length tokens are kept; at least beta_slow.
         beta_slow: Frequencies with fewer turns than this in original_seq_length tokens are divided.
         truncate: The ends of the ramp are rounded outwards to whole frequencies.
@@ -83,9 +83,9 @@ class Indexer(OptionsSection):
         num_heads: Heads of the indexer.
         head_dim: Width of one of them; its first qk_rope_head_dim dims are rotated.
         layers: Layers that have the indexer: 0-based global indices of A layers, rising.
-        shared_layers: Layers without one, which attend to what the last of these chose (arXiv:2603.12201): global indices, rising.
-        top_k: Keys that a token attends to in such a layer.
-        loss_coefficient: Of each indexer's own loss, the mean over tokens and heads of the divergence from attention.
+        shared_layers: Layers that attend to the choice of the last layer with an indexer (arXiv:2603.12201): global indices, rising.
+        top_k: Keys that a token attends to in a layer with an indexer.
+        loss_coefficient: Coefficient of each indexer's own loss, the mean over tokens and heads of the divergence from attention.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"shared_layers"})
@@ -99,7 +99,7 @@ class Indexer(OptionsSection):
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """A layer that hands its choice on, and those that share it; for each such layer. Layers without one before them are left out."""
+        """Each layer that shares its choice, followed by the layers that read it. Shared layers without an earlier indexer are omitted."""
         return _groups(self.layers, self.shared_layers)
 
 
@@ -114,7 +114,7 @@ def _groups(layers: tuple[int, ...], shared: tuple[int, ...]) -> tuple[tuple[int
 
 
 class GroupedQueryAttention(OptionsSection):
-    """MHA, GQA and MQA: `num_kv_heads` equal to, below, or 1 of `num_heads`.
+    """MHA, GQA and MQA: `num_kv_heads` is equal to, less than, or 1 of `num_heads`.
 
     Attributes:
         kind: gqa.
@@ -122,19 +122,19 @@ class GroupedQueryAttention(OptionsSection):
         num_kv_heads: Key-value heads; a divisor of num_heads.
         head_dim: Width of a head, independent of hidden_size / num_heads.
         qk_norm: RMSNorm over each query and key head.
-        qk_norm_width: What one of these norms covers: head, or all_heads of a token together.
+        qk_norm_width: Width of one of these norms: head, or all_heads of a token together.
         bias: Bias on the query, key and value projections.
         output_bias: Bias on the output projection.
         gate: The output of the heads is multiplied by the sigmoid of a projection as wide as the queries.
-        sinks: A learned score a head in the denominator of its softmax.
+        sinks: A learned score per head in the denominator of its softmax.
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
         rope_theta: Base of the rotary angles.
-        rope_scaling: How rotary frequencies are changed for a longer context; null for not at all.
+        rope_scaling: Scaling of rotary frequencies for a longer context; null for none.
         softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
         score_cap: Scaled scores s become c · tanh(s / c) (Gemma 2); null for none.
-        output_multiplier: Factor of what the block adds to the stream.
-        window_rope_theta: Base of the angles of layers with a window, whose frequencies are not scaled; null for those of all layers.
+        output_multiplier: Factor of the block's output, before it is added to the stream.
+        window_rope_theta: Base of the angles of layers with a window, whose frequencies are not scaled; null for rope_theta.
         rotary_dim: Width of a head's rotated part; null for the whole head.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.
     """
@@ -167,11 +167,11 @@ class GroupedQueryAttention(OptionsSection):
 
     @property
     def score_factor(self) -> float:
-        """What the products of queries and keys are multiplied with before the softmax."""
+        """Factor of the products of queries and keys before the softmax."""
         return self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
 
     def window(self, layer: int) -> int | None:
-        """The window of a layer, by its global index; what lies past the layers has it too."""
+        """Window of a layer, by its global index; layers beyond the model's last one have it too."""
         return None if layer in self.full_layers else self.window_size
 
 
@@ -191,7 +191,7 @@ class LatentAttention(OptionsSection):
         latent_norm: RMSNorm over each latent.
         latent_norm_eps: Epsilon of these norms and of the indexer's; null for the model's norm_eps.
         rope_theta: Base of the rotary angles.
-        rope_scaling: How rotary frequencies are changed for a longer context; null for not at all.
+        rope_scaling: Scaling of rotary frequencies for a longer context; null for none.
         softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
@@ -224,9 +224,9 @@ class LatentAttention(OptionsSection):
 
     @property
     def score_factor(self) -> float:
-        """What the products of queries and keys are multiplied with before the softmax."""
+        """Factor of the products of queries and keys before the softmax."""
         return (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5 if self.softmax_scale is None else self.softmax_scale
 
     def window(self, layer: int) -> int | None:
-        """The window of a layer, by its global index; what lies past the layers has it too."""
+        """Window of a layer, by its global index; layers beyond the model's last one have it too."""
         return None if layer in self.full_layers else self.window_size

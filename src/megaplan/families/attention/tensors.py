@@ -11,12 +11,12 @@ from megaplan.inventory.tensors import Group, Init, ParamTensor
 
 
 class AttentionVariant(NamedTuple):
-    """What of a layer's place decides its tensors and work.
+    """Properties of a layer, by its index, that decide its tensors and work.
 
     Attributes:
-        indexed: Whether it has the section's indexer (MLA only).
-        full: Whether the window leaves it out.
-        shares: Whether it attends to what an earlier layer's indexer chose.
+        indexed: True if the layer has the section's indexer (MLA only).
+        full: True if the layer has no window.
+        shares: True if the layer attends to the choice of an earlier layer's indexer.
     """
 
     indexed: bool = False
@@ -36,22 +36,22 @@ def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int) -
 
 
 Role = Literal["alone", "source", "first", "later"]
-"""Of a layer in a choice of keys: it hands one on, or is the first or a later one of those that share it."""
+"""Role of a layer in a choice of keys: source of the choice, or the first or a later reader of it."""
 
 
 class AttentionPlace(NamedTuple):
-    """What of a layer's place decides its operations alone.
+    """Properties of a layer, by its index, that decide only its operations.
 
     Attributes:
-        rotates: Whether queries and keys have rotary embedding.
-        role: In a choice of keys that several layers share.
+        rotates: True if queries and keys have rotary embedding.
+        role: Role in a choice of keys that several layers share.
     """
 
     rotates: bool = True
     role: Role = "alone"
 
 
-def place_of(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionPlace:
+def attention_place(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionPlace:
     """The place of layer `layer` (global index)."""
     rotates, indexer = layer not in attention.nope_layers, attention.indexer if isinstance(attention, LatentAttention) else None
     return AttentionPlace(rotates, "alone" if indexer is None else _roles(indexer.groups).get(layer, "alone"))
@@ -73,7 +73,7 @@ def attention_tensors(
     Args:
         attention: The spec's section.
         hidden_size: Width of the residual stream.
-        variant: Of the layer.
+        variant: Variant of the layer.
     """
     tensors = [norm("norm.weight", hidden_size)]
     if isinstance(attention, GroupedQueryAttention):

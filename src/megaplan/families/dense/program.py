@@ -1,4 +1,4 @@
-"""What D blocks keep, and every gated or ungated MLP inside other blocks."""
+"""Saved tensors of D blocks, and of every gated or ungated MLP inside other blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SELECTIVE = Selective("contract", frozenset({"scale gate", "activation"}))
 
 
 def dense_selective(_mlp: Mlp, _variant: None) -> Selective:
-    """What selective recompute runs again in a D block."""
+    """Operations of a D block that selective recompute runs again."""
     return SELECTIVE
 
 
@@ -36,7 +36,7 @@ def _program(gated: bool, sharded: bool, bias: bool, scaled: bool) -> BlockProgr
 
 
 def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, bias: bool = False, scaled: bool = False) -> tuple[Op, ...]:
-    """Normed input to the MLP's output, as `Mlp.body` runs it; `prefix` is of storages and parameters; a factor makes a scaled gate."""
+    """Operations of an MLP on its normed input, as `Mlp.body` runs it; `prefix` names storages and parameters; a factor scales the gate."""
 
     def bias_of(name: str) -> str | None:
         return f"{prefix}{name}_proj.bias" if bias else None

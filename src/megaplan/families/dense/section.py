@@ -15,7 +15,7 @@ class Mlp(OptionsSection):
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
         bias: Bias on every projection.
         gate_multiplier: Factor of the gate before the activation.
-        output_multiplier: Factor of what the block adds to the stream.
+        output_multiplier: Factor of the block's output, before it is added to the stream.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"bias", "gate_multiplier", "output_multiplier"})

@@ -1,10 +1,11 @@
-"""G blocks: linear attention with a gated delta rule, one decay a head (gated delta net) or a key dim (Kimi delta attention)."""
+"""G blocks: linear attention with a gated delta rule, with one decay per head (gated delta net) or per key dim (Kimi delta attention)."""
 
 from __future__ import annotations
 
 from megaplan.dtypes import DType
-from megaplan.families.family import Family, Served
+from megaplan.families.family import Family, ServingState
 from megaplan.families.linear_attention.composition import linear_attention_work
+from megaplan.families.linear_attention.formulas import FORMULAS
 from megaplan.families.linear_attention.program import linear_attention_program, linear_attention_selective
 from megaplan.families.linear_attention.rules import linear_attention_rules
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
@@ -17,11 +18,11 @@ def _sharded(linear: GatedDeltaNet | KimiDeltaAttention, _hidden_size: int) -> d
     return {"linear_attention.num_key_heads": linear.num_key_heads}
 
 
-def _served(linear: GatedDeltaNet | KimiDeltaAttention, _hidden_size: int, _variant: None, dtype: DType) -> Served:
-    """The convolution's last inputs and the state H · K · V, which accumulates in fp32."""
+def _served(linear: GatedDeltaNet | KimiDeltaAttention, _hidden_size: int, _variant: None, dtype: DType) -> ServingState:
+    """Serving state: the convolution's last inputs and the state H · K · V, which accumulates in fp32."""
     values = linear.num_value_heads * linear.value_dim
     convolved = (2 * linear.num_key_heads * linear.key_dim + values) * (linear.conv_kernel - 1)
-    return Served(state_bytes=values * linear.key_dim * DType.FP32.bytes + convolved * dtype.bytes)
+    return ServingState(state_bytes=values * linear.key_dim * DType.FP32.bytes + convolved * dtype.bytes)
 
 
 def _convolution(linear: GatedDeltaNet | KimiDeltaAttention) -> int:
@@ -35,6 +36,7 @@ LINEAR_ATTENTION = Family(
     tensors=linear_attention_tensors,
     program=linear_attention_program,
     work=linear_attention_work,
+    formulas=FORMULAS,
     selective=linear_attention_selective,
     full_refused="its delta rule would run twice, and projections and convolutions are what selective recomputes",
     rules=linear_attention_rules,

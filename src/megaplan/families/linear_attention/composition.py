@@ -1,11 +1,11 @@
-"""G blocks as operations with facts: projections, two convolutions, the gated delta rule in chunks, a gated norm a head, output.
+"""G blocks as operations with facts: projections, two convolutions, the gated delta rule in chunks, a gated norm per head, output.
 
 Source: arXiv:2412.06464, figure 1; arXiv:2510.26692, section 4.
 """
 
 from __future__ import annotations
 
-from megakernels.facts import Inside
+from megakernels.facts import KernelScratch
 from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
 from megakernels.ops.gated_delta.facts import DeltaSizes
 from megakernels.ops.rms_norm.facts import GATED_NORM, gated_norm
@@ -27,14 +27,16 @@ def delta_sizes(
     return DeltaSizes(batch, positions, heads, key_heads, linear.key_dim, linear.value_dim, rows, *settings)
 
 
-def delta_inside(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention, heads: int, key_heads: int, parameters: DType) -> Inside | None:
-    """Bytes inside the delta rule.
+def delta_inside(
+    dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention, heads: int, key_heads: int, parameters: DType
+) -> KernelScratch | None:
+    """Kernel scratch of the delta rule, in bytes.
 
     Args:
         dims: Local sizes.
         linear: The model's section.
-        heads: Heads of values, of this rank.
-        key_heads: Heads of keys, of this rank.
+        heads: Value heads of this rank.
+        key_heads: Key heads of this rank.
         parameters: Dtype of the parameters' gradients.
 
     Returns:
@@ -49,7 +51,7 @@ def delta_inside(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention, heads: 
 
 
 def linear_attention_work(load: Workload, linear: GatedDeltaNet | KimiDeltaAttention, hidden_size: int, _variant: None = None) -> Ops:
-    """One G block, pre-norm and residual included; `tp` shards the heads; latents of Kimi delta attention are projected on every rank."""
+    """One G block, pre-norm and residual included; `tp` shards the heads; every rank projects the latents of Kimi delta attention."""
     heads, kernel, size = linear.num_value_heads // load.tp, linear.conv_kernel, load.itemsize
     key_heads = linear.num_key_heads // load.tp
     keys, values = key_heads * linear.key_dim, heads * linear.value_dim

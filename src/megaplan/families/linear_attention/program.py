@@ -1,4 +1,4 @@
-"""What G blocks keep: gated delta net and Kimi delta attention.
+"""Saved tensors of G blocks: gated delta net and Kimi delta attention.
 
 q and k are views of one convolution's output. The delta rule keeps its inputs and the fp32 state before every `save_every` positions; under
 CP so for each of two pieces. The gated norm normalises each head, so it keeps one statistic a head.
@@ -20,7 +20,7 @@ from megaplan.blocks.relay import (
     num_lanes,
     of_pieces,
     piece_positions,
-    sums_apart,
+    sums_separately,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -34,13 +34,13 @@ _MIXED = {"qk_proj", "v_proj", "beta_proj", exchange("conv_qk"), "conv_qk", "spl
 GATED_DELTA = Selective(
     "mix",
     frozenset({*_MIXED, "decay_proj", "gate_proj"}),
-    caches={"delta_rule": "gated_delta", "gated_norm": "head_gated_norm"},  # kept, as their backward reads them
+    caches={"delta_rule": "gated_delta", "gated_norm": "head_gated_norm"},  # saved, since their backward reads them
 )
 KDA = GATED_DELTA._replace(reruns=frozenset({*_MIXED, "latent_proj", "split latents", "decay_up", "gate_up"}))
 
 
 def linear_attention_selective(linear: GatedDeltaNet | KimiDeltaAttention, _variant: None) -> Selective:
-    """What selective recompute runs again in a G block."""
+    """Operations of a G block that selective recompute runs again."""
     return KDA if isinstance(linear, KimiDeltaAttention) else GATED_DELTA
 
 
@@ -50,8 +50,8 @@ def linear_attention_program(
     """One G block."""
     heads, key_heads = linear.num_value_heads // dims.tp, linear.num_key_heads // dims.tp
     inside = delta_inside(dims, linear, heads, key_heads, parameters) if dims.kernels else None
-    latent, apart = isinstance(linear, KimiDeltaAttention), sums_apart(dims, parameters)
-    program = _program(latent, dims.tp > 1, dims.cp > 1, inside is not None, apart)
+    latent, summed = isinstance(linear, KimiDeltaAttention), sums_separately(dims, parameters)
+    program = _program(latent, dims.tp > 1, dims.cp > 1, inside is not None, summed)
     return program, residual(_storages(dims, linear) | inside_storages(dims, inside))
 
 
@@ -75,7 +75,7 @@ def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
     carried: Shapes = {}
     if handed:
         decays = linear.key_dim if isinstance(linear, KimiDeltaAttention) else 1
-        statistics["summed"] = (heads * (1 + decays),)  # of A_log and dt_bias
+        statistics["summed"] = (heads * (1 + decays),)  # gradients of A_log and dt_bias
         carried = handed_storages(dims, heads, num_lanes(key_heads, dims.cp), linear.key_dim, linear.value_dim)
         carried |= exchanged_storages(dims, "qk", linear.conv_kernel, 2 * keys)
         carried |= exchanged_storages(dims, "v", linear.conv_kernel, values)
@@ -88,11 +88,11 @@ def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
 
 
 @cache
-def _program(latent: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+def _program(latent: bool, sharded: bool, handed: bool, kernels: bool, summed: bool) -> BlockProgram:
     own = (("latent_proj", "latents"),) if latent else (("decay_proj", "decay"), ("gate_proj", "gate"))
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("beta_proj", "beta"), *own)
     inputs = ("q", "k", "v", "decay", "beta")
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),

@@ -8,7 +8,7 @@ from megaplan.scalars import OptionsSection, PositiveFloat, PositiveInt, Section
 
 
 class GatedDeltaNet(OptionsSection):
-    """Gated delta net (arXiv:2412.06464): one decay a head and position.
+    """Gated delta net (arXiv:2412.06464): one decay per head and position.
 
     Attributes:
         kind: gated_delta.
@@ -20,7 +20,7 @@ class GatedDeltaNet(OptionsSection):
         negative_eigenvalues: The write strength is between 0 and 2 instead of 0 and 1 (arXiv:2411.12537).
         gated_norm_eps: Epsilon of the norm over each value head; null for the model's norm_eps.
         chunk_size: Positions that the delta rule computes at once.
-        save_every: Positions between two kept states.
+        save_every: Positions between two saved states.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"gated_norm_eps"})
@@ -38,7 +38,7 @@ class GatedDeltaNet(OptionsSection):
 
 
 class KimiDeltaAttention(Section):
-    """Kimi delta attention (arXiv:2510.26692): one decay a head, position and key dim; decay and gate come from latents of head_dim.
+    """Kimi delta attention (arXiv:2510.26692): one decay per head, position and key dim; latents of head_dim give decay and gate.
 
     Attributes:
         kind: kda.
@@ -47,7 +47,7 @@ class KimiDeltaAttention(Section):
         conv_kernel: Taps of the causal convolution.
         negative_eigenvalues: The write strength is between 0 and 2 instead of 0 and 1 (arXiv:2411.12537).
         chunk_size: Positions that the delta rule computes at once.
-        save_every: Positions between two kept states.
+        save_every: Positions between two saved states.
     """
 
     kind: Literal["kda"]
@@ -60,7 +60,7 @@ class KimiDeltaAttention(Section):
 
     @property
     def num_key_heads(self) -> int:
-        """As many as value heads."""
+        """Number of key heads, equal to the value heads."""
         return self.num_heads
 
     @property

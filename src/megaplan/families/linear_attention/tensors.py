@@ -1,7 +1,7 @@
 """Parameters of G blocks: gated delta net and Kimi delta attention.
 
-Under TP everything that belongs to a head shards with it. The latents of Kimi delta attention's decay and gate serve all heads, so their
-projection is replicated, as is the norm's scale, which all heads share. Projections are orthogonalised per key head, as attention's are.
+Under TP every tensor of a head shards with it. The latents of Kimi delta attention's decay and gate serve all heads, so their
+projection is replicated, and so is the norm's scale, which all heads share. Projections are orthogonalised per key head, as in attention.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def linear_attention_tensors(
 
 
 def _queries_and_keys(keys: int, key_heads: int, hidden_size: int) -> ParamTensor:
-    """Rows of all queries, then of all keys; a matrix is a head's part of either."""
+    """Rows of all queries, then of all keys; a matrix is the part of one head in either."""
     shape = (2 * keys, hidden_size)
     return ParamTensor("qk_proj.weight", shape, Owner.TENSOR_PARALLEL, Group.MATRIX, Init.NORMAL, 0, (keys, keys), 2 * key_heads)
 
 
 def _gates(linear: GatedDeltaNet, hidden_size: int) -> tuple[ParamTensor, ...]:
-    """One decay a head, and a gate as wide as the values (arXiv:2412.06464, section 3.4)."""
+    """One decay per head, and a gate as wide as the values (arXiv:2412.06464, section 3.4)."""
     heads = linear.num_value_heads
     return (
         column("decay_proj.weight", heads, hidden_size),

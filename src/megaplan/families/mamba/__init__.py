@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from megaplan.dtypes import DType
-from megaplan.families.family import Family, Served
+from megaplan.families.family import Family, ServingState
 from megaplan.families.mamba.composition import mamba_work
+from megaplan.families.mamba.formulas import FORMULAS
 from megaplan.families.mamba.program import mamba_program, mamba_selective
 from megaplan.families.mamba.rules import mamba_rules, mamba_width
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
@@ -18,20 +19,20 @@ def _sharded(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int) -> dict[str, int
     return {} if width is None else {width[0]: width[1], "mamba.num_groups": mamba.num_groups}
 
 
-def _served(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int, _variant: None, dtype: DType) -> Served:
-    """Mamba-1 and 2: the last kernel − 1 inputs of the convolution and the state I · S or H · P · S, which accumulates in fp32.
+def _served(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int, _variant: None, dtype: DType) -> ServingState:
+    """Mamba-1 and 2 keep the last kernel − 1 inputs of the convolution and the fp32 state I · S or H · P · S.
 
-    Mamba-3 has no convolution; its trapezoidal rule keeps the step before (x, and B of every rank) and its angles add up.
+    Mamba-3 has no convolution; its trapezoidal rule keeps the previous position (x, and B of every rank) and the sum of its angles.
     """
     if isinstance(mamba, Mamba1):
         channels = mamba.expand * hidden_size
-        return Served(state_bytes=channels * (mamba.state_dim * DType.FP32.bytes + (mamba.conv_kernel - 1) * dtype.bytes))
+        return ServingState(state_bytes=channels * (mamba.state_dim * DType.FP32.bytes + (mamba.conv_kernel - 1) * dtype.bytes))
     heads, wide = num_mamba_heads(mamba, hidden_size), DType.FP32.bytes
     state = heads * mamba.head_dim * mamba.state_dim * wide
     inner, group = heads * mamba.head_dim, mamba.num_groups * mamba.state_dim
     if isinstance(mamba, Mamba2):
-        return Served(state_bytes=state + (inner + 2 * group) * (mamba.conv_kernel - 1) * dtype.bytes)
-    return Served(state_bytes=state + (inner + group * mamba.mimo_rank) * dtype.bytes + heads * mamba.num_angles * wide)
+        return ServingState(state_bytes=state + (inner + 2 * group) * (mamba.conv_kernel - 1) * dtype.bytes)
+    return ServingState(state_bytes=state + (inner + group * mamba.mimo_rank) * dtype.bytes + heads * mamba.num_angles * wide)
 
 
 def _convolution(mamba: Mamba1 | Mamba2 | Mamba3) -> int | None:
@@ -45,6 +46,7 @@ MAMBA = Family(
     tensors=mamba_tensors,
     program=mamba_program,
     work=mamba_work,
+    formulas=FORMULAS,
     selective=mamba_selective,
     full_refused="its scan would run twice, and convolution and in-projection are what selective recomputes",
     rules=mamba_rules,

@@ -5,7 +5,7 @@ Source: arXiv:2312.00752, section 3 (Mamba-1); arXiv:2405.21060, section 7.1 (Ma
 
 from __future__ import annotations
 
-from megakernels.facts import Inside
+from megakernels.facts import KernelScratch
 from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
 from megakernels.ops.library import scaled
 from megakernels.ops.mamba3.facts import TrapezoidalScan
@@ -37,8 +37,8 @@ def scan_sizes(mamba: Mamba2 | Mamba3, batch: int, positions: int, heads: int, g
     return TrapezoidalScan(batch, positions, heads, groups, mamba.mimo_rank, width, state, *settings)
 
 
-def selective_inside(dims: Dims, mamba: Mamba1, channels: int, parameters: DType) -> Inside | None:
-    """Bytes inside Mamba-1's scan over these channels of this rank; arguments and result as for the other scans."""
+def selective_inside(dims: Dims, mamba: Mamba1, channels: int, parameters: DType) -> KernelScratch | None:
+    """Kernel scratch of Mamba-1's scan over these channels of this rank; arguments and result as for the other scans."""
     run = lane_of(dims, channels, channels)
     sizes = selective_sizes(mamba, dims.batch, run.positions, run.heads, dims.dtype.bytes)
     if not sizes.accepted:
@@ -46,11 +46,11 @@ def selective_inside(dims: Dims, mamba: Mamba1, channels: int, parameters: DType
     state_bytes = sizes.forward_bytes().last
     copied = 0 if dims.cp == 1 else run.copied_states(dims, sizes.segments, sizes.segments * state_bytes) + run.copied_starts
     backward = sizes.backward_bytes(parameters.bytes * run.heads * (mamba.state_dim + 2), copied)
-    return run._replace(copied_starts=0).inside(dims, sizes.forward_bytes(run.copied_starts), backward, 0, 0)
+    return run.inside(dims, sizes.forward_bytes(run.copied_starts), backward, 0, 0, with_starts=False)
 
 
-def scan_inside(dims: Dims, mamba: Mamba2 | Mamba3, heads: int, groups: int, parameters: DType) -> Inside | None:
-    """Bytes inside the scan of Mamba-2 or Mamba-3.
+def scan_inside(dims: Dims, mamba: Mamba2 | Mamba3, heads: int, groups: int, parameters: DType) -> KernelScratch | None:
+    """Kernel scratch of the scan of Mamba-2 or Mamba-3, in bytes.
 
     Args:
         dims: Local sizes.
@@ -83,15 +83,15 @@ def _saved_bytes(sizes: TrapezoidalScan) -> int:
     return sizes.batch * sizes.segments * sizes.heads * of_state
 
 
-def _trapezoidal_pieces(dims: Dims, sizes: TrapezoidalScan, copied_states: int, copied_starts: int, parameter_bytes: int) -> Inside:
-    """Mamba-3's scan of a piece: state and phase are parts of what is handed on, copied where they are views."""
+def _trapezoidal_pieces(dims: Dims, sizes: TrapezoidalScan, copied_states: int, copied_starts: int, parameter_bytes: int) -> KernelScratch:
+    """Mamba-3's scan of a piece: state and phase are parts of the result passed on; views of it are copied."""
     of_last = DType.FP32.bytes * dims.batch * sizes.heads * sizes.angles
     whole = sizes.forward_bytes()
     viewed = sizes.angles > 0 and dims.batch * sizes.heads > 1
     carried, phase = (whole.last, of_last) if viewed else (0, 0)
     given = copied_starts + (DType.FP32.bytes * dims.batch * sizes.heads if dims.batch > 1 else 0)
     backward = sizes.backward_bytes(parameter_bytes, carried - phase, phase + of_last)
-    return Inside(
+    return KernelScratch(
         whole.results + max(given + carried + whole.scratch, whole.last), backward.results + backward.scratch + given + copied_states
     )
 

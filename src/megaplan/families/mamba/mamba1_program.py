@@ -1,7 +1,7 @@
-"""What M blocks of Mamba-1 keep.
+"""Saved tensors of M blocks of Mamba-1.
 
-The scan keeps its inputs and the fp32 state before every `save_every` positions. The step's latent, B and C serve all channels, so under TP
-they are sums over the group, forward and backward.
+The scan keeps its inputs and the fp32 state before every `save_every` positions. All channels share the step's latent, B and C, so under
+TP they are summed over the group, in forward and backward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megaplan.blocks.relay import (
     num_lanes,
     of_pieces,
     piece_positions,
-    sums_apart,
+    sums_separately,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -43,15 +43,15 @@ def mamba1_program(dims: Dims, mamba: Mamba1, parameters: DType) -> tuple[BlockP
     """One M block of Mamba-1."""
     options = mamba.conv_bias, mamba.bias, mamba.inner_norm != "none", mamba.inner_norm == "scaled"
     inside = selective_inside(dims, mamba, mamba.expand * dims.hidden // dims.tp, parameters) if dims.kernels else None
-    program = _program(*options, dims.tp > 1, dims.cp > 1, inside is not None, sums_apart(dims, parameters))
+    program = _program(*options, dims.tp > 1, dims.cp > 1, inside is not None, sums_separately(dims, parameters))
     return program, residual(_storages(dims, mamba) | inside_storages(dims, inside))
 
 
 @cache
 def _program(
-    conv_bias: bool, bias: bool, normed: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, apart: bool
+    conv_bias: bool, bias: bool, normed: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, summed: bool
 ) -> BlockProgram:
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     inputs = ("x_conv", "dt", *(("B_normed", "C_normed") if normed else ("B", "C")))
     params = ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",)
@@ -88,7 +88,7 @@ def _program(
 
 
 def _inner_norms(*, scaled: bool) -> tuple[Op, ...]:
-    """RMSNorms of the step's latent, B and C, each with its input and statistic kept."""
+    """RMSNorms of the step's latent, B and C, each with its input and statistic saved."""
     return tuple(
         Op(name, (part,), (f"{part}_normed", f"{part}_rstd"), keeps=(part, f"{part}_rstd"), params=(f"{name}.weight",) if scaled else ())
         for name, part in zip(_NORMS, _PARTS, strict=True)
@@ -114,7 +114,7 @@ def _storages(dims: Dims, mamba: Mamba1) -> Shapes:
     }
     carried: Shapes = {}
     if dims.cp > 1:
-        statistics["summed"] = (channels * (mamba.state_dim + 2),)  # of A_log, D and dt_bias
+        statistics["summed"] = (channels * (mamba.state_dim + 2),)  # gradients of A_log, D and dt_bias
         carried = handed_storages(dims, channels, num_lanes(channels, dims.cp), mamba.state_dim)
         carried |= exchanged_storages(dims, "x_conv", mamba.conv_kernel, channels)
     return {

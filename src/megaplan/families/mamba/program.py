@@ -1,4 +1,4 @@
-"""What M blocks keep: Mamba-2 and Mamba-3; Mamba-1 in `mamba1_program`.
+"""Saved tensors of M blocks: Mamba-2 and Mamba-3; Mamba-1 is in `mamba1_program`.
 
 in_proj makes one storage; its parts are views of it, kept once (docs/decisions/0002). Mamba-3's scan keeps its inputs (views of in_proj's
 output, the angles, normed B and C), and state and phase at each segment's start; it gates and projects its output itself, and recomputes
@@ -22,7 +22,7 @@ from megaplan.blocks.relay import (
     num_lanes,
     of_pieces,
     piece_positions,
-    sums_apart,
+    sums_separately,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -37,14 +37,14 @@ from megaplan.families.mamba.tensors import num_mamba_heads
 MAMBA2 = Selective(
     "mix",
     frozenset({"in_proj", "scale parts", "split", exchange("conv1d"), "conv1d", "split conv"}),
-    # what is behind them reads their outputs in backward anyway; kept, they need not run twice
+    # later operations read their outputs in backward anyway; saved, they do not run twice
     caches={"ssd": "ssd", "gated_norm": "gated_rms_norm", "gate": "swiglu"},
 )
 MAMBA3 = Selective("mix", frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"}), caches={"scan": "mamba3"})
 
 
 def mamba_selective(mamba: Mamba1 | Mamba2 | Mamba3, _variant: None) -> Selective:
-    """What selective recompute runs again in an M block."""
+    """Operations of an M block that selective recompute runs again."""
     if isinstance(mamba, Mamba1):
         return MAMBA1
     return MAMBA2 if isinstance(mamba, Mamba2) else MAMBA3
@@ -56,24 +56,24 @@ def mamba_program(
     """One M block."""
     if isinstance(mamba, Mamba1):
         return mamba1_program(dims, mamba, parameters)
-    sharded, handed, apart = dims.tp > 1, dims.cp > 1, sums_apart(dims, parameters)
+    sharded, handed, summed = dims.tp > 1, dims.cp > 1, sums_separately(dims, parameters)
     heads, groups = num_mamba_heads(mamba, dims.hidden) // dims.tp, mamba.num_groups // dims.tp
     if isinstance(mamba, Mamba2):
         inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
         options = mamba.conv_bias, mamba.bias, mamba.gated_norm, mamba.part_multipliers is not None
-        program = _mamba2_program(*options, sharded, handed, inside is not None, apart)
+        program = _mamba2_program(*options, sharded, handed, inside is not None, summed)
         return program, residual(_mamba2_storages(dims, mamba) | inside_storages(dims, inside))
     inside = scan_inside(dims, mamba, heads, groups, parameters) if dims.kernels else None
-    program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, inside is not None, apart)
+    program = _mamba3_program(mamba.num_angles > 0, mamba.mimo_rank > 1, sharded, handed, inside is not None, summed)
     return program, residual(_mamba3_storages(dims, mamba) | inside_storages(dims, inside))
 
 
 @cache
 def _mamba2_program(
-    conv_bias: bool, bias: bool, gated_norm: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, apart: bool
+    conv_bias: bool, bias: bool, gated_norm: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, summed: bool
 ) -> BlockProgram:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight", "in_proj.bias" if bias else None)),
@@ -118,18 +118,18 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
     statistics: dict[str, tuple[int, ...]] = {"gated_rstd": wide(groups)}
     carried: Shapes = {}
     if dims.cp > 1:
-        statistics["summed"] = (3 * heads,)  # of dt_bias, A_log and D
+        statistics["summed"] = (3 * heads,)  # gradients of dt_bias, A_log and D
         carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), mamba.head_dim, mamba.state_dim)
         carried |= exchanged_storages(dims, "conv", mamba.conv_kernel, inner + 2 * state)
     return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics) | carried
 
 
 @cache
-def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, kernels: bool, summed: bool) -> BlockProgram:
     steps = ("dt", "A", "trapezoid")
     inputs = ("x_in", "z", "B_normed", "C_normed", *steps, *(("angles",) if angles else ()))
     starting = ("states", *(("phases",) if angles else ()), *(("ahead",) if handed else ()))
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
         *_input_ops(
@@ -172,8 +172,8 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
     statistics["phases"] = (*_states(dims, mamba, heads)[:3], mamba.num_angles)
     carried: Shapes = {}
     if dims.cp > 1:
-        of_mimo_rank = 2 * mamba.state_dim + (3 * mamba.head_dim if mamba.mimo_rank > 1 else 0)  # biases of B and C; of x, z and o
-        statistics["summed"] = (heads * (mamba.mimo_rank * of_mimo_rank + 2),)  # and D and dt_bias
+        of_mimo_rank = 2 * mamba.state_dim + (3 * mamba.head_dim if mamba.mimo_rank > 1 else 0)  # of the biases of B and C; x, z and o
+        statistics["summed"] = (heads * (mamba.mimo_rank * of_mimo_rank + 2),)  # gradients of D and dt_bias
         statistics |= dict.fromkeys(("ahead", "ahead_gradient"), (dims.batch, PIECES, heads))
         travelling = mamba.head_dim * mamba.state_dim + mamba.num_angles
         carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), travelling)
@@ -193,7 +193,7 @@ def _output_ops(reads: str, sharded: bool, bias: str | None = None) -> tuple[Op,
 
 
 def _states(dims: Dims, mamba: Mamba2 | Mamba3, heads: int) -> tuple[int, ...]:
-    """Shape of the kept states; under CP those of each piece."""
+    """Shape of the saved states; under CP those of each piece."""
     groups = mamba.num_groups // dims.tp
     return of_pieces(dims, scan_sizes(mamba, dims.batch, piece_positions(dims), heads, groups, dims.dtype.bytes).states)
 

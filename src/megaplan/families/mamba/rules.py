@@ -1,16 +1,16 @@
-"""What must fit in `model.mamba`: heads, groups, angles and steps."""
+"""Rules of `model.mamba`: heads, groups, angles and steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.families.checks import Checked, divisors, remainder, use_one_of
+from megaplan.families.checks import CheckedSpec, divisors, remainder, use_one_of
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 
 
-def mamba_rules(checked: Checked, mamba: Mamba1 | Mamba2 | Mamba3) -> Iterator[Diagnostic]:
-    """MP702, MP703, MP711, MP714; channels of Mamba-1 are in no heads."""
+def mamba_rules(checked: CheckedSpec, mamba: Mamba1 | Mamba2 | Mamba3) -> Iterator[Diagnostic]:
+    """Yields MP702, MP703, MP711 and MP714; Mamba-1 has no heads."""
     if isinstance(mamba, Mamba1):
         return
     yield from _heads(checked, mamba)
@@ -21,7 +21,7 @@ def mamba_rules(checked: Checked, mamba: Mamba1 | Mamba2 | Mamba3) -> Iterator[D
 
 
 def mamba_width(mamba: Mamba2 | Mamba3, hidden_size: int) -> tuple[str, int] | None:
-    """Where the head count of M blocks comes from, and the count; None if there is no whole number of heads."""
+    """Equation of the head count of M blocks, and the count; None if it is no whole number."""
     if isinstance(mamba, Mamba2) and mamba.num_heads is not None:
         return "mamba.num_heads", mamba.num_heads
     if (mamba.expand * hidden_size) % mamba.head_dim:
@@ -29,7 +29,7 @@ def mamba_width(mamba: Mamba2 | Mamba3, hidden_size: int) -> tuple[str, int] | N
     return "mamba.expand · hidden_size / mamba.head_dim", mamba.expand * hidden_size // mamba.head_dim
 
 
-def _heads(checked: Checked, mamba: Mamba2 | Mamba3) -> Iterator[Diagnostic]:
+def _heads(checked: CheckedSpec, mamba: Mamba2 | Mamba3) -> Iterator[Diagnostic]:
     width = mamba_width(mamba, checked.hidden_size)
     if width is None:
         inner = mamba.expand * checked.hidden_size
@@ -46,14 +46,14 @@ def _heads(checked: Checked, mamba: Mamba2 | Mamba3) -> Iterator[Diagnostic]:
         yield checked.error("MP703", detail, "model.mamba.num_groups", use_one_of(divisors(heads)))
 
 
-def _angles(checked: Checked, mamba: Mamba3) -> Iterator[Diagnostic]:
+def _angles(checked: CheckedSpec, mamba: Mamba3) -> Iterator[Diagnostic]:
     if 2 * mamba.num_angles > mamba.state_dim:
         turned = f"2 · {mamba.num_angles} > {mamba.state_dim}"
         detail = f"mamba.num_angles = {mamba.num_angles}, mamba.state_dim = {mamba.state_dim}, and {turned}"
         yield checked.error("MP711", detail, "model.mamba.num_angles", f"use at most {mamba.state_dim // 2}")
 
 
-def _time_steps(checked: Checked, mamba: Mamba2) -> Iterator[Diagnostic]:
+def _time_steps(checked: CheckedSpec, mamba: Mamba2) -> Iterator[Diagnostic]:
     if mamba.time_step_max is not None and mamba.time_step_min >= mamba.time_step_max:
         least, most = mamba.time_step_min, mamba.time_step_max
         detail = f"mamba.time_step_min = {least:g}, mamba.time_step_max = {most:g}, and {least:g} >= {most:g}"

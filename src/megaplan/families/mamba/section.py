@@ -14,12 +14,12 @@ class Mamba1(OptionsSection):
         kind: mamba1.
         expand: Inner width over hidden_size.
         state_dim: Width of a channel's state.
-        dt_rank: Width of the latent that steps are projected from; null for hidden_size / 16, rounded up.
+        dt_rank: Width of the latent from which steps are projected; null for hidden_size / 16, rounded up.
         conv_kernel: Taps of the causal convolution.
         conv_bias: Bias of the convolution.
         bias: Bias on the input and output projections.
         inner_norm: RMSNorms over the step's latent, B and C: none, without a scale (plain), or with one (scaled).
-        save_every: Positions between two kept states of the scan.
+        save_every: Positions between two saved states of the scan.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"bias", "inner_norm"})
@@ -47,7 +47,7 @@ class Mamba2(OptionsSection):
 
     Attributes:
         kind: mamba2.
-        expand: Inner width over hidden_size, where num_heads is not given.
+        expand: Inner width over hidden_size, if num_heads is null.
         head_dim: Width of a head.
         num_heads: Heads; null for expand · hidden_size / head_dim.
         state_dim: Width of a head's state.
@@ -57,10 +57,10 @@ class Mamba2(OptionsSection):
         bias: Bias on the input and output projections.
         gated_norm: RMSNorm of the gated output; without it the gate is silu alone.
         part_multipliers: Factors of the input projection's parts: z, x, B, C and dt.
-        output_multiplier: Factor of what the block adds to the stream.
-        time_step_min: Smallest step of the scan; a smaller one is taken as this.
+        output_multiplier: Factor of the block's output, before it is added to the stream.
+        time_step_min: Smallest step of the scan; smaller ones are raised to it.
         time_step_max: Largest step of the scan; null for none.
-        chunk_size: Positions between two kept states of the scan.
+        chunk_size: Positions between two saved states of the scan.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"bias", "gated_norm", "part_multipliers", "output_multiplier"})
@@ -92,10 +92,10 @@ class Mamba3(Section):
         state_dim: Width of a head's state.
         num_groups: Groups that share B and C; a divisor of the heads.
         mimo_rank: Inputs and outputs of a head's state; 1 for the single-input form.
-        num_angles: Rotary angles of the state, each of two of its dims; 0 for none.
-        rate_activation: How the rate of decay follows from its projection: softplus, or heavy_tail, 1 + x above 0 and 1 / (1 - x) below.
-        chunk_size: Positions that the scan computes at once; null for 64 / mimo_rank.
-        save_every: Positions between two kept states of the scan.
+        num_angles: Rotary angles of the state, one per two of its dims; 0 for none.
+        rate_activation: Function from the projection to the rate of decay: softplus, or heavy_tail, 1 + x above 0 and 1 / (1 - x) below.
+        chunk_size: Positions that the scan computes together; null for 64 / mimo_rank.
+        save_every: Positions between two saved states of the scan.
     """
 
     kind: Literal["mamba3"]
@@ -111,7 +111,7 @@ class Mamba3(Section):
 
     @property
     def chunk_positions(self) -> int:
-        """Positions that the scan computes at once: 64 rows, of mimo_rank a position, unless stated.
+        """Positions that the scan computes together: by default 64 rows, with mimo_rank rows per position.
 
         Source: the advice on `chunk_size` in state-spaces/mamba, `mamba_ssm/modules/mamba3.py`.
         """

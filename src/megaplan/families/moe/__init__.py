@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megaplan.families.family import Exchanges, Family
 from megaplan.families.moe.composition import moe_work
+from megaplan.families.moe.formulas import FORMULAS
 from megaplan.families.moe.program import moe_program, moe_selective
 from megaplan.families.moe.rules import moe_rules
 from megaplan.families.moe.section import MixtureOfExperts
@@ -19,12 +20,12 @@ def _exchanges(moe: MixtureOfExperts, _hidden_size: int) -> Exchanges:
 
 
 def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:
-    """Those of the routed experts that a token does not choose."""
+    """Parameters of the routed experts that a token does not choose."""
     return (moe.num_experts - moe.top_k) * parameters_per_expert(moe, hidden_size)
 
 
 def _step_sums(moe: MixtureOfExperts) -> int:
-    """Rows of each expert, entropy, and the router's two losses; and the experts' bias, of the same dtype."""
+    """Rows of each expert, entropy, and the router's two losses; and the experts' bias, which has the same dtype."""
     return moe.num_experts * (2 if moe.expert_bias else 1) + 3
 
 
@@ -35,6 +36,7 @@ EXPERTS = Family(
     tensors=moe_tensors,
     program=moe_program,
     work=moe_work,
+    formulas=FORMULAS,
     selective=moe_selective,
     full_refused="its dispatch would run twice, and expert GEMMs and activation are what selective recomputes",
     rules=moe_rules,

@@ -22,8 +22,8 @@ def expert_sizes(moe: MixtureOfExperts, tokens: int, slots: int, hidden_size: in
 
     Args:
         moe: The model's section.
-        tokens: Tokens, or rows that arrived.
-        slots: Rows of a token.
+        tokens: Tokens, or rows that arrived from other ranks.
+        slots: Rows per token.
         hidden_size: Width of the residual stream.
         itemsize: Bytes of an element.
         ep: Ranks over which the experts are spread.
@@ -34,11 +34,11 @@ def expert_sizes(moe: MixtureOfExperts, tokens: int, slots: int, hidden_size: in
 
 
 def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
-    """Router product, dispatch and combine, on the rank's own tokens.
+    """Router product, dispatch and combine of the rank's own tokens.
 
-    A token's row is read and written k times by dispatch and summed from k rows by combine; backward takes the same ways back. Rows that
-    travel to other ranks are sorted there by expert, and back: one more reading and writing each. Experts that gather need neither sorted
-    rows nor, on one rank, dispatched ones: their products read k rows of a token as they would read copies, and write k rows that are
+    Dispatch reads a token's row and writes it k times; combine sums it from k rows; backward moves the same rows in reverse. Rows that
+    travel to other ranks are sorted by expert there and unsorted: one more read and write each. Experts that gather need neither sorted
+    rows nor, on one rank, dispatched ones: their products read k rows per token as they would read copies, and write k rows that are
     summed.
     """
     rows, row = moe.top_k, moe.row_width(hidden_size) * load.itemsize
@@ -62,7 +62,7 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
 
 
 def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> Ops:
-    """One E block, pre-norm and residual included: `top_k` experts a token, and the shared expert.
+    """One E block, pre-norm and residual included: `top_k` experts per token, and the shared expert.
 
     Every routed row is counted, dropless or not: a capacity factor that drops tokens makes this an upper bound, and skew moves work between
     ranks, not in total. A rank holds `1 / ep` of the experts and receives as many rows as it sends; with etp, all etp ranks of an expert

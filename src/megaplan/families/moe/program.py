@@ -1,12 +1,12 @@
-"""What E blocks keep: router, dispatch, expert GEMMs, combine, shared expert.
+"""Saved tensors of E blocks: router, dispatch, expert GEMMs, combine, shared expert.
 
-With ep = etp = 1 rows stay on the rank. With more they travel: counts first; then rows and their routing weights are sent in expert order,
-arrive by source rank, are sorted by local expert, go through the experts, and travel back. Send buffers are not kept (the backward of an
-all-to-all needs none of them); sorted rows are, by the expert GEMMs, and weights as they arrived. ETP ranks hold a slice of each expert and
+With ep = etp = 1 rows stay on the rank. Otherwise counts are exchanged first; then rows and their routing weights are sent in expert order,
+arrive by source rank, are sorted by local expert, pass through the experts, and return. Send buffers are not saved (the backward of an
+all-to-all needs none of them); the expert GEMMs save sorted rows, and weights as they arrived. ETP ranks have a slice of each expert and
 gather each other's rows.
 
-With `host.kernels: triton`, and in eight bits, the experts read tokens, or rows that arrived, where they are: they keep those, and nothing
-is sorted. What the kernels hold inside themselves is workspace.
+With `host.kernels: triton`, and in eight bits, the experts read tokens, or rows that arrived, in place: they save those, and nothing
+is sorted. Scratch of the kernels is workspace.
 
 A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
 log-sum-exp and each sequence's rows for every expert.
@@ -37,22 +37,22 @@ SELECTIVE = Selective("experts.forward", frozenset({"experts"}))
 INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
 ROUTER_BACKWARD = "router.inside_backward"
 ARRIVED = "arrived"
-"""Rows of other ranks, and of this one, as the experts' exchange hands them over."""
+"""Rows from other ranks, and from this one, as the experts' exchange returns them."""
 
 
 class MoeOptions(NamedTuple):
-    """What of the section decides the operations, beside mesh and kernels.
+    """Fields of the section that decide the operations, in addition to mesh and kernels.
 
     Attributes:
-        gated: Whether experts have three matrices.
-        shared: Whether there is a shared expert.
-        losses: Whether the router has losses of its own.
-        shared_gate: Whether a score multiplies the shared expert's output.
-        latent: Whether experts read and write a latent.
-        bias: Of the experts' projections.
-        router: Its parameters.
-        sigmoid: Whether scores are sigmoids, whose logits are kept in the place of the probabilities.
-        kernels: Whether kernels run the router.
+        gated: True if experts have three matrices.
+        shared: True if there is a shared expert.
+        losses: True if the router has losses of its own.
+        shared_gate: True if a score multiplies the shared expert's output.
+        latent: True if experts read and write a latent.
+        bias: True if the experts' projections have a bias.
+        router: Parameters of the router.
+        sigmoid: True if scores are sigmoids, whose logits are saved instead of the probabilities.
+        kernels: True if kernels run the router.
     """
 
     gated: bool
@@ -74,14 +74,14 @@ class ExpertMesh(NamedTuple):
 
 
 def moe_selective(_moe: MixtureOfExperts, _variant: None) -> Selective:
-    """What selective recompute runs again in an E block."""
+    """Operations of an E block that selective recompute runs again."""
     return SELECTIVE
 
 
 def capacity(moe: MixtureOfExperts, num_tokens: int) -> int | None:
-    """Rows one source rank may send to one expert: ceil(N · k / E · capacity_factor); None if dropless.
+    """Maximum rows from one source rank to one expert: ceil(N · k / E · capacity_factor); None if dropless.
 
-    Source: Switch Transformer, arXiv:2101.03961, equation 3, with k assignments a token.
+    Source: Switch Transformer, arXiv:2101.03961, equation 3, with k assignments per token.
     """
     if moe.capacity_factor is None:
         return None
@@ -89,10 +89,10 @@ def capacity(moe: MixtureOfExperts, num_tokens: int) -> int | None:
 
 
 def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> int:
-    """Rows the busiest expert rank computes on: what all ep · etp sources send to its experts.
+    """Rows computed by the busiest expert rank: those that all ep · etp sources send to its experts.
 
-    Dropless: N · k · etp rows on average (ep sources, 1 / ep of the experts), times `routing_skew` where rows can move between ranks, at
-    most every row that could choose a local expert. With a capacity: that of every local expert from every source.
+    Dropless: N · k · etp rows on average (ep sources, 1 / ep of the experts), times `routing_skew` if rows can move between ranks, at
+    most all rows that could choose a local expert. With a capacity: that of every local expert from every source.
     """
     local, sources = moe.num_experts // mesh.ep, mesh.ep * mesh.etp
     limit = capacity(moe, num_tokens)
@@ -162,7 +162,7 @@ def _program(options: MoeOptions, travels: bool, sharded: bool, gathers: bool) -
 
 
 def _in_latent(routed: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Experts between two projections: what reads tokens reads their latents."""
+    """Experts between two projections: operations on tokens read their latents instead."""
 
     def names(old: tuple[str, ...]) -> tuple[str, ...]:
         return tuple("latent" if name == "tokens" else name for name in old)
@@ -250,7 +250,7 @@ def _basis(moe: MixtureOfExperts, travels: bool) -> Basis:
 
 
 def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) -> Shapes:
-    """What `routed_experts` holds inside its kernels, in elements of activations."""
+    """Kernel scratch of `routed_experts`, in elements of activations."""
     tokens, size = dims.batch * dims.residual_tokens, dims.dtype.bytes
     rows = received_rows(moe, tokens, mesh)
     given, slots = (rows, 1) if travels else (tokens, moe.top_k)
@@ -261,7 +261,7 @@ def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) 
 
 
 def _router_inside(dims: Dims, moe: MixtureOfExperts) -> Shapes:
-    """What the router's backward holds inside itself, in elements of activations."""
+    """Scratch of the router's backward, in elements of activations."""
     size, rows = dims.dtype.bytes, dims.batch * dims.residual_tokens
     sizes = RouterBytes(size, size, size * moe.router_bias, size * moe.score_correction)
     wanted = (True, not dims.frozen, not dims.frozen, not dims.frozen)

@@ -1,16 +1,16 @@
-"""What must fit in `model.moe`: choices and factors within the number of experts."""
+"""Rules of `model.moe`: choices and factors within the number of experts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.families.checks import Checked
+from megaplan.families.checks import CheckedSpec
 from megaplan.families.moe.section import MixtureOfExperts
 
 
-def moe_rules(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
-    """MP704, MP705, MP715."""
+def moe_rules(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
+    """Yields MP704, MP705 and MP715."""
     if moe.shared_gate and not moe.shared_ffn_hidden_size:
         detail = "moe.shared_gate = true, moe.shared_ffn_hidden_size = 0: there is no shared expert"
         yield checked.error("MP715", detail, "model.moe.shared_gate", "give shared_ffn_hidden_size, or shared_gate: false")
@@ -37,8 +37,8 @@ def moe_rules(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
             yield checked.error("MP705", detail, f"model.moe.{name}", f"use at most {most:g}")
 
 
-def _groups(checked: Checked, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
-    """Groups are of one size, and the chosen ones have the experts that are chosen."""
+def _groups(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
+    """Checks that groups have equal sizes, and that the chosen groups have enough experts."""
     experts, groups, key = moe.num_experts, moe.num_groups, "model.moe.num_groups"
     if experts % groups:
         yield checked.error("MP715", f"moe.num_groups = {groups} does not divide moe.num_experts = {experts}", key, "give a divisor")

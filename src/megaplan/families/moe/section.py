@@ -24,24 +24,24 @@ class MixtureOfExperts(OptionsSection):
         top_k: Experts that each token chooses.
         ffn_hidden_size: Width of a routed expert.
         shared_ffn_hidden_size: Width of the shared expert; 0 for none.
-        shared_gate: The shared expert's output is multiplied by the sigmoid of one score a token.
-        latent_size: Width in which the routed experts read and write, between two projections of all of them; null for hidden_size.
+        shared_gate: The shared expert's output is multiplied by the sigmoid of one score per token.
+        latent_size: Width of the routed experts' inputs and outputs, between two projections that all share; null for hidden_size.
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
         bias: Bias on every projection of the routed experts.
-        swiglu_limit: As in gpt-oss gate is at most this, up within ± this plus 1, and the sigmoid is of 1.702 gate; null for plain swiglu.
+        swiglu_limit: Limit of gpt-oss: gate is at most this, up within ± this plus 1, the sigmoid of 1.702 gate; null for plain swiglu.
         router_bias: Bias on the router's projection.
-        score_correction: A parameter an expert, added to its score for the choice alone; without a gradient it keeps its value.
+        score_correction: A parameter per expert, added to its score only for the choice; it has no gradient and keeps its value.
         score: A token's scores of its experts: softmax over all, or sigmoid of each.
-        expert_bias: A number an expert, added to its score for the choice alone; a buffer, no parameter.
-        expert_bias_rate: What a step adds to the bias of an expert with fewer rows than the mean, and takes from one with more.
-        num_groups: Equal groups of experts, of which a token chooses top_groups before it chooses experts; 1 for no groups.
+        expert_bias: A number per expert, added to its score only for the choice; it is a buffer, not a parameter.
+        expert_bias_rate: Amount that a step adds to the bias of an expert with fewer rows than the mean, and subtracts with more.
+        num_groups: Equal groups of experts; a token chooses top_groups of them before it chooses experts; 1 for no groups.
         top_groups: Groups that each token chooses: by their best score, of sigmoid scores by the sum of their best two.
         routed_scale: Factor of the chosen experts' weights.
         normalize_top_k: The chosen experts' weights sum to 1, before routed_scale.
-        capacity_factor: Rows kept an expert over the even share; null for dropless.
-        routing_skew: Rows of the busiest expert over the even share, for the budget; 1.0 is balanced.
-        balance_loss_coefficient: Of each E layer's load-balancing loss, balanced over each sequence; 0 for none.
-        z_loss_coefficient: Of each E layer's router z-loss, the mean over tokens; 0 for none.
+        capacity_factor: Rows kept per expert, relative to the even share; null for dropless.
+        routing_skew: Rows of the busiest expert relative to the even share, for the budget; 1.0 is balanced.
+        balance_loss_coefficient: Coefficient of each E layer's load-balancing loss, balanced over each sequence; 0 for none.
+        z_loss_coefficient: Coefficient of each E layer's router z-loss, the mean over tokens; 0 for none.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
@@ -73,10 +73,10 @@ class MixtureOfExperts(OptionsSection):
     z_loss_coefficient: NonNegativeFloat = 0.0
 
     def row_width(self, hidden_size: int) -> int:
-        """Width of what the routed experts read and write."""
+        """Width of the routed experts' inputs and outputs."""
         return self.latent_size or hidden_size
 
     @property
     def has_router_losses(self) -> bool:
-        """Whether its routers have losses of their own."""
+        """True if the routers have losses of their own."""
         return self.balance_loss_coefficient + self.z_loss_coefficient > 0

@@ -12,8 +12,9 @@ from megaplan.scalars import GATED
 def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one E block, its pre-norm included.
 
-    A bank is a stack of E matrices in dim 0: EP shards the stack, ETP the expert width, and Muon treats each expert's matrix alone.
-    The router is replicated (R-16): every rank scores its tokens against all experts. So are the projections to and from a latent.
+    A bank is a stack of E matrices in dim 0: EP shards the stack, ETP the expert width, and Muon treats each expert's matrix separately.
+    The router is replicated (R-16): every rank scores its tokens against all experts. The projections to and from a latent are replicated
+    too.
     """
     experts, width, rows = moe.num_experts, moe.ffn_hidden_size, moe.row_width(hidden_size)
     up_names = ("gate_proj", "up_proj") if moe.activation in GATED else ("up_proj",)
@@ -37,7 +38,7 @@ def _router_options(moe: MixtureOfExperts) -> tuple[ParamTensor, ...]:
 
 
 def _bank_biases(up_names: tuple[str, ...], experts: int, width: int, rows: int) -> tuple[ParamTensor, ...]:
-    """A row an expert; ETP shards those of its width."""
+    """Biases with one row per expert; ETP shards those of its width."""
     shapes = {**{f"experts.{name}_bias": ((experts, width), 1) for name in up_names}, "experts.down_proj_bias": ((experts, rows), None)}
     return tuple(
         ParamTensor(name, shape, Owner.EXPERT_PARALLEL, Group.OTHER, Init.ZEROS, dim, num_matrices=experts)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from megaplan.dtypes import DType
-from megaplan.families.family import Family, Served
+from megaplan.families.family import Family, ServingState
 from megaplan.families.recurrent.composition import recurrent_work
+from megaplan.families.recurrent.formulas import FORMULAS
 from megaplan.families.recurrent.program import recurrent_program, recurrent_selective
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.recurrent.tensors import recurrent_tensors
@@ -14,11 +15,11 @@ def _sharded(recurrent: MatrixRecurrence, _hidden_size: int) -> dict[str, int]:
     return {"recurrent.num_heads": recurrent.num_heads}
 
 
-def _served(recurrent: MatrixRecurrence, _hidden_size: int, _variant: None, dtype: DType) -> Served:
-    """The convolutions' last inputs and the state H · K · V, which accumulates in fp32."""
+def _served(recurrent: MatrixRecurrence, _hidden_size: int, _variant: None, dtype: DType) -> ServingState:
+    """Serving state: the convolutions' last inputs and the state H · K · V, which accumulates in fp32."""
     values = recurrent.num_heads * recurrent.value_dim
     convolved = (2 * recurrent.key_dim + values) * (recurrent.conv_kernel - 1)
-    return Served(state_bytes=values * recurrent.key_dim * DType.FP32.bytes + convolved * dtype.bytes)
+    return ServingState(state_bytes=values * recurrent.key_dim * DType.FP32.bytes + convolved * dtype.bytes)
 
 
 def _convolution(recurrent: MatrixRecurrence) -> int:
@@ -32,6 +33,7 @@ RECURRENT = Family(
     tensors=recurrent_tensors,
     program=recurrent_program,
     work=recurrent_work,
+    formulas=FORMULAS,
     selective=recurrent_selective,
     sharded=_sharded,
     serving=_served,

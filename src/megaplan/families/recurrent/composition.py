@@ -5,7 +5,7 @@ Source: arXiv:2603.14360.
 
 from __future__ import annotations
 
-from megakernels.facts import Inside
+from megakernels.facts import KernelScratch
 from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
 from megakernels.ops.m2rnn.facts import RecurrenceSizes
 from megakernels.ops.rms_norm.facts import GATED_NORM, gated_norm
@@ -24,8 +24,8 @@ def recurrence_sizes(recurrent: MatrixRecurrence, batch: int, positions: int, he
     return RecurrenceSizes(batch, positions, heads, recurrent.key_dim, recurrent.value_dim, recurrent.save_every, itemsize)
 
 
-def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, parameters: DType) -> Inside | None:
-    """Bytes inside the recurrence of these heads of this rank; None where the kernels do not take its sizes.
+def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, parameters: DType) -> KernelScratch | None:
+    """Kernel scratch of the recurrence of these heads of this rank; None if the kernels do not support its sizes.
 
     Args:
         dims: Local sizes.
@@ -39,14 +39,14 @@ def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, param
         return None
     forward, backward = sizes.forward_bytes(), sizes.backward_bytes((parameters.bytes,) * 4, run.copied_starts)
     starts = max(0, run.copied_starts - backward.last)  # freed before the last state is copied
-    return run._replace(copied_starts=0).inside(dims, forward._replace(scratch=starts), backward, sizes.states[1], backward.last)
+    return run.inside(dims, forward._replace(scratch=starts), backward, sizes.states[1], backward.last, with_starts=False)
 
 
 def recurrent_work(load: Workload, recurrent: MatrixRecurrence, hidden_size: int, _variant: None = None) -> Ops:
     """One R block, pre-norm and residual included.
 
-    `tp` shards the heads; q and k, which serve all of them, are projected on every rank. The recurrence takes a step for each position of a
-    sequence, whatever runs beside it.
+    `tp` shards the heads; q and k, which serve all of them, are projected on every rank. The recurrence takes one step per position of a
+    sequence, whatever runs concurrently.
     """
     heads, shared, kernel, size = recurrent.num_heads // load.tp, 2 * recurrent.key_dim, recurrent.conv_kernel, load.itemsize
     inner = heads * recurrent.value_dim

@@ -1,4 +1,4 @@
-"""What R blocks keep: M²RNN, with fp32 states every `save_every` tokens and after the last; under CP so for each of two pieces."""
+"""Saved tensors of R blocks: M²RNN, with fp32 states every `save_every` tokens and after the last; under CP for each of two pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaplan.blocks.relay import (
     num_lanes,
     of_pieces,
     piece_positions,
-    sums_apart,
+    sums_separately,
 )
 from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
 from megaplan.blocks.storages import Shapes, residual, storages
@@ -29,7 +29,7 @@ SELECTIVE = Selective("core", frozenset({"m2rnn", "gated_norm"}))
 
 
 def recurrent_selective(_recurrent: MatrixRecurrence, _variant: None) -> Selective:
-    """What selective recompute runs again in an R block."""
+    """Operations of an R block that selective recompute runs again."""
     return SELECTIVE
 
 
@@ -52,7 +52,7 @@ def recurrent_program(
     }
     carried: Shapes = {}
     if handed:
-        statistics["summed"] = (heads * (recurrent.value_dim * (recurrent.value_dim + 1) + 2),)  # of state_map, D, dt_bias and A_log
+        statistics["summed"] = (heads * (recurrent.value_dim * (recurrent.value_dim + 1) + 2),)  # state_map, D, dt_bias, A_log
         carried = handed_storages(dims, heads, num_lanes(heads, dims.cp), keys, recurrent.value_dim)
         carried |= exchanged_storages(dims, "qk", recurrent.conv_kernel, 2 * keys)
         carried |= exchanged_storages(dims, "v", recurrent.conv_kernel, inner)
@@ -64,14 +64,14 @@ def recurrent_program(
         **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
         **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
     }
-    return _program(dims.tp > 1, handed, inside is not None, sums_apart(dims, parameters)), residual(tensors)
+    return _program(dims.tp > 1, handed, inside is not None, sums_separately(dims, parameters)), residual(tensors)
 
 
 @cache
-def _program(sharded: bool, handed: bool, kernels: bool, apart: bool) -> BlockProgram:
+def _program(sharded: bool, handed: bool, kernels: bool, summed: bool) -> BlockProgram:
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("forget_proj", "forget"), ("gate_proj", "gate"))
     inputs = ("q", "k", "v", "forget")
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if apart else ()
+    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
     forward, backward = (INSIDE,) if kernels and handed else (), (INSIDE_BACKWARD,) if kernels else ()
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),

@@ -12,11 +12,11 @@ class MatrixRecurrence(Section):
 
     Attributes:
         kind: m2rnn.
-        num_heads: Heads.
+        num_heads: Number of heads.
         key_dim: Rows of a head's state; queries and keys are shared by all heads.
         value_dim: Columns of a head's state.
         conv_kernel: Taps of the causal convolution.
-        save_every: Positions between two kept states.
+        save_every: Positions between two saved states.
     """
 
     kind: Literal["m2rnn"]

@@ -11,7 +11,7 @@ def recurrent_tensors(recurrent: MatrixRecurrence, hidden_size: int, _variant: N
     """Tensors of one R block (arXiv:2603.14360), its pre-norm included.
 
     One q and one k serve all heads, so their projection and convolution are replicated under TP; the projection is two matrices to Muon.
-    All else belongs to a head and shards with it.
+    Everything else belongs to a head and shards with it.
     """
     heads, value_dim = recurrent.num_heads, recurrent.value_dim
     inner, shared, kernel = heads * value_dim, 2 * recurrent.key_dim, recurrent.conv_kernel

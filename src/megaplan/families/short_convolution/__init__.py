@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from megaplan.dtypes import DType
-from megaplan.families.family import Family, Served
+from megaplan.families.family import Family, ServingState
 from megaplan.families.short_convolution.composition import short_convolution_work
+from megaplan.families.short_convolution.formulas import FORMULAS
 from megaplan.families.short_convolution.program import short_convolution_program, short_convolution_selective
 from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.families.short_convolution.tensors import short_convolution_tensors
@@ -14,9 +15,9 @@ def _sharded(_short: ShortConvolution, hidden_size: int) -> dict[str, int]:
     return {"hidden_size": hidden_size}
 
 
-def _served(short: ShortConvolution, hidden_size: int, _variant: None, dtype: DType) -> Served:
-    """The convolution's last inputs."""
-    return Served(state_bytes=hidden_size * (short.conv_kernel - 1) * dtype.bytes)
+def _served(short: ShortConvolution, hidden_size: int, _variant: None, dtype: DType) -> ServingState:
+    """Serving state: the convolution's last inputs."""
+    return ServingState(state_bytes=hidden_size * (short.conv_kernel - 1) * dtype.bytes)
 
 
 def _kernel(short: ShortConvolution) -> int:
@@ -30,6 +31,7 @@ SHORT_CONVOLUTION = Family(
     tensors=short_convolution_tensors,
     program=short_convolution_program,
     work=short_convolution_work,
+    formulas=FORMULAS,
     selective=short_convolution_selective,
     sharded=_sharded,
     serving=_served,

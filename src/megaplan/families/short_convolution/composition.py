@@ -5,7 +5,7 @@ Source: arXiv:2511.23404, section 2.
 
 from __future__ import annotations
 
-from megakernels.ops.gated_conv1d.facts import GatedConvolution
+from megakernels.ops.gated_conv1d.facts import GatedConvolutionSizes
 from megaplan.blocks.costs import linear_op, residual_op
 from megaplan.blocks.work import Ops, OpWork, Workload
 from megaplan.families.short_convolution.section import ShortConvolution
@@ -17,7 +17,7 @@ PART = "C"
 def short_convolution_work(load: Workload, short: ShortConvolution, hidden_size: int, _variant: None = None) -> Ops:
     """One C block, pre-norm and residual included; `tp` shards its channels."""
     channels = hidden_size // load.tp
-    convolution = GatedConvolution(load.sequences, load.positions, channels, short.conv_kernel, short.bias, load.itemsize)
+    convolution = GatedConvolutionSizes(load.sequences, load.positions, channels, short.conv_kernel, short.bias, load.itemsize)
     return (
         residual_op(load, PART, hidden_size),
         *(linear_op(load, f"{name}_proj", PART, hidden_size, channels) for name in PROJECTIONS),

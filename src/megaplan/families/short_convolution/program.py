@@ -1,4 +1,4 @@
-"""What C blocks keep: the three projections' outputs, of which the gated convolution makes its product and its sum again in backward."""
+"""Saved tensors of C blocks: the outputs of three projections, from which backward computes the gated product and its convolution again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SELECTIVE = Selective("mix", frozenset({*(f"{name}_proj" for name in PROJECTIONS
 
 
 def short_convolution_selective(_short: ShortConvolution, _variant: None) -> Selective:
-    """What selective recompute runs again in a C block."""
+    """Operations of a C block that selective recompute runs again."""
     return SELECTIVE
 
 

@@ -7,7 +7,7 @@ from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor
 
 PROJECTIONS = ("input_gate", "output_gate", "value")
-"""What the three projections make: y = output_gate · conv(input_gate · value)."""
+"""Results of the three projections: y = output_gate · conv(input_gate · value)."""
 
 
 def short_convolution_tensors(short: ShortConvolution, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:

@@ -1,9 +1,9 @@
-"""A block's program under `lora`: its own parameters have no gradients, and adapted linears have those of A and B.
+"""A block's program under `lora`: its own parameters have no gradients; those of A and B of adapted linears have.
 
-A frozen linear keeps nothing, because only its weight gradient would need its input. An adapted one keeps its input, and what A makes of it
-[…, rank]. Its backward makes the gradient of that, A's and B's gradients, and the input's, into which both products are added. Under TP a
-column-parallel linear gathers its input again in backward only if an adapter reads it. Every other operation keeps what it keeps, and makes
-no parameter gradient.
+A frozen linear saves nothing, because only its weight gradient would need its input. An adapted one saves its input, and the product with
+A, […, rank]. Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products are added.
+Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. Every other operation saves the same
+tensors, and makes no parameter gradient.
 
 Source: `megarun.parallel.groups.adapters`.
 """
@@ -18,7 +18,7 @@ from megaplan.blocks.scratch import INSIDE_BACKWARD
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.hosts.megarun.low_precision import EXPERTS
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import CALLER, Replay, replay
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears, linear_of
 from megaplan.inventory.tensors import Block
@@ -32,10 +32,10 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
     """A layer's program and storages with adapters.
 
     Args:
-        program: Of the family.
-        shapes: Its storages.
+        program: The family's program.
+        shapes: Storages of the program.
         block: The layer's tensors.
-        lora: The spec's section.
+        lora: Section of the spec.
         dims: Local sizes.
     """
     linears = frozenset(f"{name}{WEIGHT}" for name in adapted_linears(lora, block))
@@ -44,7 +44,7 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
         for param, made in op.late:
             if param in linears:
                 wide = shapes[made][2]
-                shape = (*wide[: min(2, len(wide) - 1)], lora.rank)  # rows of experts' latents have one dim, tokens two
+                shape = (*wide[: min(2, len(wide) - 1)], lora.rank)  # rows of experts' latents have one dim, tokens have two
                 found |= {made + NARROW: shape, made + NARROW_GRADIENT: shape}
     found_storages = shapes | storages(dims.dtype, Column.ACTIVATIONS, found)
     unused = _unused_bytes(program, block, dims) if INSIDE_BACKWARD in shapes else 0
@@ -61,9 +61,9 @@ def adapted_from(program: BlockProgram, letter: str, lora: Lora) -> BlockProgram
 
 
 def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
-    """Gradients of a scan's parameters, a few numbers a head, which its kernel makes with the others and drops inside.
+    """Bytes of gradients of a scan's parameters, a few numbers per head, which its kernel makes with the others and drops.
 
-    Under CP all gradients of a piece are inside, before they are copied to the rank's.
+    Under CP all gradients of a piece are kernel scratch before they are copied to the rank's.
     """
     if dims.cp > 1:
         return 0
@@ -72,9 +72,9 @@ def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
     return sum([sizes[name] for name in params]) * dims.dtype.bytes
 
 
-def frozen_part(part: Part, *, embeds: bool) -> Part:
-    """A part outside the layers without parameter gradients; embeddings get none at all, and keep nothing."""
-    return Part(_frozen(part.replay, embeds=embeds), part.tensors)
+def frozen_part(part: BlockReplay, *, embeds: bool) -> BlockReplay:
+    """A part outside the layers without parameter gradients; embeddings have none at all, and save nothing."""
+    return BlockReplay(_frozen(part.replay, embeds=embeds), part.tensors)
 
 
 @cache
@@ -90,14 +90,14 @@ def _frozen(run: Replay, *, embeds: bool) -> Replay:
 @lru_cache(maxsize=256)
 def _with_adapters(program: BlockProgram, linears: frozenset[str]) -> BlockProgram:
     ops = tuple(adapted_op(op, linears) for op in program.ops)
-    # the product that ends a recomputed region does not run again; an adapted one does, up to its narrow rows, which it keeps
+    # the product that ends a recomputed region is not recomputed; an adapted one is, up to its narrow rows, which it saves
     made_again = {name for op in program.ops if op.name in program.reruns for name in op.makes}
     ends = {op.name for op in ops if op.name not in program.after and _is_adapted(op) and op.keeps[0] in made_again}
     return BlockProgram(ops, program.held, program.reruns | ends, program.caches, program.after)
 
 
 def adapted_op(op: Op, linears: frozenset[str]) -> Op:
-    """An operation with frozen parameters; `linears`: the weights that have adapters."""
+    """An operation with frozen parameters; `linears` are the weights with adapters."""
     if not op.late:
         return op._replace(params=(), sums=())
     own = [(param, made) for param, made in op.late if param in linears]

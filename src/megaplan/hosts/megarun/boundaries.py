@@ -1,7 +1,7 @@
-"""Tensors between pipeline stages: receive buffers, stage outputs, and the gradient on its way out.
+"""Tensors between pipeline stages: receive buffers, stage outputs, and the gradient that is being sent.
 
-torch makes one receive buffer a microbatch when the first step starts, for activations and for gradients, and keeps them for the whole
-run. A stage keeps its output until the microbatch's backward has ended.
+torch allocates one receive buffer per microbatch when the first step starts, for activations and for gradients, and keeps them for the
+whole run. A stage keeps its output until the microbatch's backward has ended.
 
 Source: torch/distributed/pipelining/stage.py (`_prepare_forward_infra`, `fwd_cache`).
 """

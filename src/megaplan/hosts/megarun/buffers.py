@@ -1,4 +1,4 @@
-"""What lives beside parameters and activations: rotary tables, sums of a step, its token ids, labels and document starts."""
+"""Memory in addition to parameters and activations: rotary tables, sums of a step, its token ids, labels and document starts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from megaplan.spec.models import GroupedQueryAttention, Spec
 
 
 def rotary_bytes(spec: Spec) -> int:
-    """Cos and sin of one slot that attends, fp32 [T, ⌈R / 2⌉] each (R-11); T counts the positions of a CP rank.
+    """Cos and sin of one slot with attention, fp32 [T, ⌈R / 2⌉] each (R-11); T is the number of positions of a CP rank.
 
-    Twice where layers with a window have another base.
+    Twice that if layers with a window have another base.
     """
     attention = spec.model.attention
     tables = 2 if isinstance(attention, GroupedQueryAttention) and attention.window_rope_theta is not None else 1
@@ -20,24 +20,24 @@ def rotary_bytes(spec: Spec) -> int:
 
 
 def rotary_scratch_bytes(spec: Spec) -> int:
-    """Beside a table while it is computed: angles and sines in fp64 [T, ⌈R / 2⌉], and the frequencies."""
+    """Scratch while a table is computed: angles and sines in fp64 [T, ⌈R / 2⌉], and the frequencies."""
     return _frequencies(spec) * (2 * (spec.batch.seq_length // spec.mesh.cp) + 1) * FP64_BYTES
 
 
 def _frequencies(spec: Spec) -> int:
-    """⌈R / 2⌉: an odd width, of which no layer rotates, has a table too."""
+    """⌈R / 2⌉: an odd width, which no layer rotates, has a table too."""
     widths = (family.rotary(section) for family, section in families_of(spec.model) if family.rotary is not None)
     return sum(-(-width // 2) for width in widths)
 
 
 FP64_BYTES = 8
-"""Angles are computed, and a step's sums kept, in fp64, which no tensor of a spec has."""
+"""Bytes of an fp64 value, the dtype of angles while computed and of a step's sums, which no tensor of a spec has."""
 
 
 def step_sum_bytes(spec: Spec) -> dict[str, int]:
-    """What a block of each family sums up over the microbatches of a step; families without such sums are absent.
+    """Bytes of each family's sums over the microbatches of a step; families without such sums are absent.
 
-    A relation bias sums the parts of its table's gradient that the layers of a stage make, in fp32.
+    A relation bias adds, in fp32, the parts of its table's gradient from the layers of a stage.
     """
     sums = {family.letter: family.step_sums(section) * FP64_BYTES for family, section in families_of(spec.model)}
     relation, attention = spec.model.features.relation_bias, spec.model.attention
@@ -51,18 +51,18 @@ def step_sum_bytes(spec: Spec) -> dict[str, int]:
 def token_bytes(spec: Spec) -> int:
     """Token ids, or labels, of all microbatches of an optimizer step: int64, held from before the step to its end.
 
-    A TP rank has those of its own tokens; of all tokens under `vocab_parallel`, for every rank looks all of them up.
+    A TP rank has those of its own tokens; under `vocab_parallel` of all tokens, because every rank looks all of them up.
     """
     return _rows(spec) * _positions(spec) * DType.INT64.bytes
 
 
 def input_bytes(spec: Spec) -> int:
-    """What the first slot reads, likewise: ids, for n-grams the ids before each own token, a byte of each for a class and a platform."""
+    """Inputs of the first slot, in the same way: ids, for n-grams the ids before each token, one byte each for a class and a platform."""
     return token_bytes(spec) + _side_bytes(spec)
 
 
 def label_bytes(spec: Spec) -> int:
-    """What the last slot reads, likewise: labels, those of each depth of multi-token prediction, and what its side embeddings read."""
+    """Inputs of the last slot, in the same way: labels, also of each depth of multi-token prediction, and inputs of its side embeddings."""
     mtp = spec.model.features.mtp
     if mtp is None:
         return token_bytes(spec)
@@ -78,10 +78,10 @@ def _side_bytes(spec: Spec) -> int:
 
 
 def every_stage_bytes(spec: Spec) -> int:
-    """What every rank reads, of all microbatches of a step.
+    """Inputs of every rank, for all microbatches of a step.
 
-    Document starts of packed rows, int32 of each position of the rank's CP pieces, and for a relation bias a byte of each position of the
-    sequence, its class.
+    Document starts of packed rows are int32 for each position of the rank's CP pieces; a relation bias needs one byte, the class, for each
+    position of the sequence.
     """
     starts = 0 if spec.data.packing == "none" else (spec.batch.seq_length // spec.mesh.cp) * DType.INT32.bytes
     classes = 0 if spec.model.features.relation_bias is None else spec.batch.seq_length

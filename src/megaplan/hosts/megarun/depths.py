@@ -1,9 +1,9 @@
-"""What a depth of multi-token prediction keeps.
+"""Saved tensors of a depth of multi-token prediction.
 
 Norms of hidden and of the next token's embedding, concatenated and projected, the depth's blocks, an output norm, the shared head and its
 own loss. The next depth reads the hidden state before the output norm, with `normed_input` the one after it. With `side_embeddings` the
-embedding has the model's side embeddings added, as on the first stage. A block is its family's program under the
-block's name, without recompute; what its forward holds is gone when it returns, before the depth's.
+embedding has the model's side embeddings added, as on the first stage. A block is its family's program under the block's name, without
+recompute; tensors referenced by its forward are freed when it returns, before the depth's.
 
 Source: DeepSeek-V3, arXiv:2412.19437, equations 21 to 25.
 """
@@ -20,33 +20,33 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.embedding import head_ops, head_storages
 from megaplan.hosts.megarun.features import side_ops, side_storages, stream_out
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.features import side_block
 from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import SIDES, Model
 
 SUM, PART = " sum", " part"
-"""Of a gradient that several depths make: what waits, and what one of them adds."""
+"""Parts of a gradient that several depths make: the waiting sum, and the part that one depth adds."""
 SHARED = frozenset({"embedding", *SIDES, "head"})
-"""Blocks whose gradients a depth hands on beside its own; their names begin with the block's."""
+"""Blocks whose gradients a depth passes on in addition to its own; their names begin with the block's."""
 Programs = tuple[tuple[str, BlockProgram], ...]
 """A depth's blocks by name, in order."""
 
 
-def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool) -> Part:
-    """An MTP depth; `out` is what the next depth reads.
+def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool) -> BlockReplay:
+    """An MTP depth; `out` is the input of the next depth.
 
-    The head and the token embedding are the model's. Autograd sums their gradients before it hands them on: what the head and later depths
-    made waits while a depth runs backward, and becomes the parameter's with the first depth, whose backward is the last.
+    The head and the token embedding are the model's. Autograd sums their gradients before it passes them on: the sum over the head and
+    later depths waits while a depth runs backward, and becomes the parameter's with the first depth, whose backward is the last.
 
     Args:
         dims: Local sizes.
         model: The spec's.
-        depth: Which, from 0.
+        depth: Index of the depth, from 0.
         shared: Dtype of the gradients of the embedding and the head.
-        vocab_parallel: Whether both are cut over the vocabulary.
-        joined: Whether head and loss are one operation.
+        vocab_parallel: True if both are sharded over the vocabulary.
+        joined: True if head and loss are one operation.
     """
     mtp = model.features.mtp
     if mtp is None:
@@ -79,11 +79,11 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         gradients = side_shapes(model, name)
         tensors |= storages(shared, Column.GRADIENTS, {f"{each}{end}": gradients[each] for each in gradients for end in (SUM, PART)})
     run = _mtp_replay(tuple(programs), sharded, joined, model.tie_embeddings, depth == 0, depth + 1 == mtp.depth, sides, mtp.normed_input)
-    return Part(run, residual(tensors | stream_out(dims)))
+    return BlockReplay(run, residual(tensors | stream_out(dims)))
 
 
 def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Gradients of shared parameters that a depth hands on, by name: the first depth's, for its backward is the last."""
+    """Gradients of shared parameters that a depth passes on, by name: those of the first depth, whose backward is the last."""
     if name != "mtp.0":
         return {}
     shapes = dict.fromkeys(("embedding.weight",) if model.tie_embeddings else ("embedding.weight", "head.weight"), weight)
@@ -93,17 +93,17 @@ def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, 
 
 
 def shared_names(gradients: Iterable[str]) -> tuple[str, ...]:
-    """Those of a depth's gradients that are of parameters of other blocks."""
+    """Names of a depth's gradients for parameters of other blocks."""
     return tuple([name for name in gradients if name.partition(".")[0] in SHARED])
 
 
-def depth_sums(part: Part) -> int:
+def depth_sums(part: BlockReplay) -> int:
     """Bytes of the sums of shared parameters' gradients that wait before a depth's backward."""
     return sum([part.tensors[name][0] for name in part.replay.program.arriving.values() if name not in ("loss", OUTPUT)])
 
 
 def side_shapes(model: Model, name: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of a side embedding's parameters by full name; no rank has a part of one."""
+    """Shapes of a side embedding's parameters by full name; they are not sharded by rank."""
     return {f"{name}.{tensor.name}": tensor.shape for tensor in side_block(model.features, name, model.hidden_size).tensors}
 
 
@@ -133,7 +133,7 @@ def _mtp_replay(
 
 
 def _blocks_ops(programs: Programs, hidden: str) -> tuple[Op, ...]:
-    """The blocks' operations in order, from what the projection made to the depth's hidden state, `hidden`."""
+    """The blocks' operations in order, from the projection's output to the depth's hidden state, `hidden`."""
     stream, ops = "projected", list[Op]()
     for name, program in programs:
         made = {each for op in program.ops for each in op.makes}
@@ -144,12 +144,12 @@ def _blocks_ops(programs: Programs, hidden: str) -> tuple[Op, ...]:
     return tuple(ops)
 
 
-Shared = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-"""How a backward makes a part of a shared parameter's gradient: parameters, storages that it makes beside a sum, sums that end here."""
+SharedGradient = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""Part of a shared parameter's gradient in a backward: parameters, storages in addition to a sum, sums that end here."""
 
 
-def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[Shared, tuple[str, ...]]:
-    """Of the embedding; and which sums wait when a depth's backward begins.
+def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[SharedGradient, tuple[str, ...]]:
+    """Gradients of the embedding; and the sums that wait when a depth's backward begins.
 
     A tied head is one parameter with the embedding: the head's backward has begun the sum, the first depth's embedding ends it.
     """
@@ -160,9 +160,9 @@ def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[Shared, t
 
 
 def _sides_of_depth(names: tuple[str, ...], first: bool) -> tuple[tuple[Op, ...], str, tuple[str, ...]]:
-    """Side embeddings added to a depth's token embedding: the operations, what they make, and sums of their parameters' gradients.
+    """Side embeddings added to a depth's token embedding: operations, results, and sums of their parameters' gradients.
 
-    The first depth, whose backward is the last, hands the gradients on; the others make parts of them.
+    The first depth, whose backward is the last, passes the gradients on; the others make parts of them.
     """
     made: list[Op] = []
     sums: list[str] = []
@@ -180,7 +180,7 @@ def _sides_of_depth(names: tuple[str, ...], first: bool) -> tuple[tuple[Op, ...]
 
 
 def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[str, ...], ends: tuple[str, ...]) -> tuple[Op, ...]:
-    # before the operation, so that in backward it comes after: the sum that the operation's gradient was the last part of
+    # before the operation, so that its backward follows: the sum to which the operation's gradient was added last
     ended = (Op("embedding gradient", (INPUT,), ends, grads=(), flow=Flow.VIEW),) if ends else ()
     if not vocab_parallel:
         return *ended, Op("embedding", ("ids",), ("embedding",), keeps=("ids",), params=params, grads=(), fetches=parts)
@@ -190,17 +190,17 @@ def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[s
 
 
 def _head_ops(vocab_parallel: bool, joined: bool, normed: str, *, ends: bool, begins: bool) -> tuple[Op, ...]:
-    """The head and its loss; in backward its part of the head's gradient is added to the sum that waits.
+    """The head and its loss; in backward its part of the head's gradient is added to the waiting sum.
 
     Args:
-        vocab_parallel: Whether the head is cut over the vocabulary.
-        joined: Whether head and loss are one operation.
-        normed: What the head reads.
-        ends: Whether the sum is the parameter's gradient then.
-        begins: Whether what waits is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
+        vocab_parallel: True if the head is sharded over the vocabulary.
+        joined: True if head and loss are one operation.
+        normed: Input of the head.
+        ends: True if the sum becomes the parameter's gradient then.
+        begins: True if the waiting sum is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
     """
     ops = head_ops(vocab_parallel, joined, normed, "head.weight", made="loss")
-    # whose backward the part outlives: of head and loss over cut words the gathering's too, which is the same autograd function's
+    # the part outlives it; over a sharded vocabulary the gathering's too, in the same autograd function
     of_head = [index for index, op in enumerate(ops) if op.params or op.name == "gather"]
     ops = tuple(
         op._replace(params=(), fetches=(*op.fetches, "head_part"), late=()) if index in of_head else op for index, op in enumerate(ops)
@@ -226,7 +226,7 @@ def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:
         fetches=names(op.fetches),
         sums=names(op.sums),
         holds=names(op.holds),
-        late=(),  # a depth's backward is whole under every schedule
+        late=(),  # a depth's backward is not split under any schedule
         late_fetches=names(op.late_fetches),
         call="",
         before=tuple((names(made), are_there) for made, are_there in op.before),

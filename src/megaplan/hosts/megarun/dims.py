@@ -8,8 +8,8 @@ from megaplan.inventory.tensors import Block, Owner, ParamTensor
 from megaplan.spec.models import Spec
 
 
-def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
-    """The local sizes of a checked spec (cp and tp divide the sequence); `turns` is whether they are those of a CP group's last rank."""
+def local_dims(spec: Spec, *, is_last_cp_rank: bool = True) -> Dims:
+    """The local sizes of a checked spec (cp and tp divide the sequence), for the last rank of a CP group or another."""
     mesh, batch = spec.mesh, spec.batch
     tokens, relation = batch.seq_length // mesh.cp, spec.model.features.relation_bias
     return Dims(
@@ -21,7 +21,7 @@ def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
         cp=mesh.cp,
         dtype=spec.precision.activations,
         packed=spec.data.packing == "documents",
-        turns=turns,
+        is_last_cp_rank=is_last_cp_rank,
         ep=mesh.ep,
         etp=mesh.etp,
         kernels=spec.host.uses_triton,
@@ -32,12 +32,12 @@ def local_dims(spec: Spec, *, turns: bool = True) -> Dims:
 
 
 def gradient_dtype(spec: Spec, block: Block) -> DType:
-    """Dtype in which autograd makes a block's parameter gradients: the parameters', bf16 where those are fp8."""
+    """Dtype in which autograd makes a block's parameter gradients: the parameters', or bf16 for fp8."""
     return spec.precision.of(block.family).of_products
 
 
 def local_shape(tensor: ParamTensor, tp: int, ep: int, etp: int) -> tuple[int, ...]:
-    """Shape that one rank owns after TP, EP and ETP, before state sharding."""
+    """Shape of a rank's part after TP, EP and ETP, before state sharding."""
     if tp == ep == etp == 1:
         return tensor.shape
     shape = list(tensor.shape)

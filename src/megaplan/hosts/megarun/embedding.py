@@ -1,10 +1,10 @@
-"""What both ends of the stack keep: token embedding, final norm, head and loss.
+"""Saved tensors of both ends of the stack: token embedding, final norm, head and loss.
 
 Token ids and labels are inputs of the step, priced whole in `buffers.py`. Without `vocab_parallel` the head is replicated: under SP each TP
 rank computes the logits of its own tokens. With it, every rank computes its slice of the vocabulary for all tokens.
 
-With `host.kernels: triton` head and loss are one operation, whose logits are never whole: it keeps the rows that the head multiplies and
-their log-sum-exp, and holds a slice of logits inside itself, forward and, beside a sum in fp32, backward.
+With `host.kernels: triton` head and loss are one operation, whose logits never exist in full: it saves the rows that the head multiplies
+and their log-sum-exp, and its scratch is a slice of logits, in backward with a sum in fp32.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.residual import NormKind, norm_op
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 
 JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
-"""fp32 numbers a row that join the slices of a cut vocabulary: a slice's log-sum-exp, its label's logit, the sums over slices, the loss."""
+"""fp32 numbers per row that join slices of a sharded vocabulary: a slice's log-sum-exp, its label's logit, sums over slices, the loss."""
 
 JOINED_OP = "linear_cross_entropy"
 
 
-def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False, scaled: bool = False) -> Part:
-    """Token ids to the residual stream; learned positions are rows of a table that are added, and a factor makes scaled words."""
+def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False, scaled: bool = False) -> BlockReplay:
+    """Token ids to the residual stream; learned positions are rows of a table that are added, and a factor scales the words."""
     sharded = vocab_parallel and dims.tp > 1
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "words", "scaled"), dims.residual))
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"partial": dims.gathered})
     tensors |= storages(DType.INT64, Column.ACTIVATIONS, {"rows": (dims.batch, dims.tokens)})
     tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"places": dims.residual[1:]})
-    return Part(_embedding_replay(sharded, positions, scaled), residual(tensors))
+    return BlockReplay(_embedding_replay(sharded, positions, scaled), residual(tensors))
 
 
 @cache
@@ -52,11 +52,11 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool) -> Replay:
     return replay(ops)
 
 
-def final_norm_part(dims: Dims, kind: NormKind, *, scaled: bool = False) -> Part:
-    """The norm before the head, and the factor of logits where they have one: the head is linear."""
+def final_norm_part(dims: Dims, kind: NormKind, *, scaled: bool = False) -> BlockReplay:
+    """The norm before the head, and the factor of logits if they have one, because the head is linear."""
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "normed"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
-    return Part(_final_norm_replay(kind, scaled), residual(tensors))
+    return BlockReplay(_final_norm_replay(kind, scaled), residual(tensors))
 
 
 @cache
@@ -67,15 +67,15 @@ def _final_norm_replay(kind: NormKind, scaled: bool) -> Replay:
 
 def head_part(
     dims: Dims, vocab_size: int, *, vocab_parallel: bool, pipelined: bool, joined: bool, bias: bool = False, capped: bool = False
-) -> Part:
-    """Head and loss: `x` is the normed residual stream, which the head keeps; `out` is the summed loss.
+) -> BlockReplay:
+    """Head and loss: `x` is the normed residual stream, which the head saves; `out` is the summed loss.
 
-    A pipeline stage holds its output until the microbatch's backward has ended: the logits or, of head and loss joined, the loss.
+    A pipeline stage holds its output until the microbatch's backward has ended: the logits or, for head and loss joined, the loss.
     """
     sharded = vocab_parallel and dims.tp > 1
     tensors = head_storages(dims, vocab_size, vocab_parallel=vocab_parallel, joined=joined)
     tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"x": dims.residual})
-    return Part(_head_replay(sharded, pipelined, joined, bias, capped), tensors)
+    return BlockReplay(_head_replay(sharded, pipelined, joined, bias, capped), tensors)
 
 
 def head_ops(
@@ -88,7 +88,7 @@ def head_ops(
     *,
     capped: bool = False,
 ) -> tuple[Op, ...]:
-    """Logits, their cap and their cross entropy, or all but a cap in one operation; `made` is the summed loss."""
+    """Logits, their cap and their cross entropy, or everything except a cap in one operation; `made` is the summed loss."""
     params = (param,) if bias is None else (param, bias)
     names = tuple(f"loss_{name}" for name in JOINED) if sharded else ()
     if not joined:
@@ -125,9 +125,9 @@ def head_storages(dims: Dims, vocab_size: int, *, vocab_parallel: bool, joined: 
 
 
 def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
-    """What head and loss hold inside themselves: a slice of logits; in backward the sum for the rows' gradient, and a slice's part of it.
+    """Scratch of head and loss: a slice of logits; in backward the sum for the rows' gradient, and a slice's part of it.
 
-    The part is a product as wide as the sum, made while the gradient in its own dtype is not there yet: what it takes beside that. Where
+    The part is a product as wide as the sum, made before the gradient in its own dtype exists: the scratch is its excess over that. If
     the dtype is the sum's, the sum is the gradient, and products are added as they are made.
     """
     words, wide = slice_columns(rows, vocab), dims.stat_dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from megaplan.columns import Column
-from megaplan.hosts.megarun.ledger import block_ledger, makes_of
+from megaplan.hosts.megarun.ledger import block_ledger, block_variants
 from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.values import Layout, Slot
@@ -16,20 +16,20 @@ HEADS = ("tensor", "shape", "dtype", "bytes", "column")
 
 def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> Explained:
     """The blocks of a pipeline rank of the layout."""
-    return explained(spec, inventory, layout.of_rank(pp_rank), makes_of(spec, inventory), block_ledger)
+    return explained(spec, inventory, layout.of_rank(pp_rank), block_variants(spec, inventory), block_ledger)
 
 
 def explained(
     spec: Spec,
     inventory: Inventory,
     slots: Iterable[Slot],
-    makes: Mapping[str, Hashable],
+    variants: Mapping[str, Hashable],
     ledger_of: Callable[[Spec, str, Block], BlockLedger],
 ) -> Explained:
-    """Blocks of some slots; copies that only share a storage are among them. `makes`: by name, equal for blocks that are equal."""
+    """Blocks of some slots, including copies that only share a storage. `variants` has each block's variant by name."""
     found: dict[Hashable, list[str]] = {}
     for name in (name for slot in slots for name in slot.blocks):
-        found.setdefault(makes[name], []).append(name)
+        found.setdefault(variants[name], []).append(name)
     held, kept = [], []
     for name, *others in found.values():
         block = inventory.block(name)

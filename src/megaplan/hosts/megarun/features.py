@@ -1,4 +1,4 @@
-"""What optional features keep.
+"""Saved tensors of optional features.
 
 - n-gram: the rows of every hashed table, concatenated [B, T, tables · dim], projected and added to the residual stream; keeps the int64 row
   ids and the concatenated rows.
@@ -18,15 +18,15 @@ from megaplan.blocks.ops import Op, add, linear
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.tensors import Outside
 from megaplan.spec.models import Features, Ngram
 
 
-def side_part(dims: Dims, features: Features, name: str) -> Part:
+def side_part(dims: Dims, features: Features, name: str) -> BlockReplay:
     """A side embedding added to the residual stream."""
-    return Part(_side_replay(name), residual(side_storages(dims, features, name) | stream_out(dims)))
+    return BlockReplay(_side_replay(name), residual(side_storages(dims, features, name) | stream_out(dims)))
 
 
 @cache
@@ -35,7 +35,7 @@ def _side_replay(name: str) -> Replay:
 
 
 def side_storages(dims: Dims, features: Features, name: str) -> Shapes:
-    """Storages of a side embedding, but for the stream that it makes."""
+    """Storages of a side embedding, except its output in the stream."""
     own, section = dims.residual[:2], getattr(features, name)
     if isinstance(section, Ngram):
         tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": (*own, section.num_tables)})
@@ -62,10 +62,10 @@ def side_ops(name: str) -> tuple[Op, ...]:
     )
 
 
-def relation_bias_part(dims: Dims) -> Part:
-    """Relation ids of a stage that attends; it stands beside the residual stream and hands nothing on."""
+def relation_bias_part(dims: Dims) -> BlockReplay:
+    """Relation ids of a stage with attention; the part has no output in the residual stream."""
     tensors = storages(DType.INT32, Column.FEATURE_ACTIVATIONS, {"ids": (dims.batch, dims.tokens * dims.cp), "out": (0,)})
-    return Part(_relation_bias_replay(), residual(tensors))
+    return BlockReplay(_relation_bias_replay(), residual(tensors))
 
 
 @cache
@@ -74,5 +74,5 @@ def _relation_bias_replay() -> Replay:
 
 
 def stream_out(dims: Dims) -> Shapes:
-    """The stream that a side embedding hands on."""
+    """The output of a side embedding in the stream."""
     return storages(dims.dtype, Column.ACTIVATIONS, {"out": dims.residual})

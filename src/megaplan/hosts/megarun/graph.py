@@ -1,4 +1,4 @@
-"""A block's operations with what follows from them: whose storage a name is, who keeps it, and what a recomputed region drops."""
+"""A block's operations with derived facts: the storage of a name, its keepers, and storages that a recomputed region drops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REDUCE_SCATTER = "reduce_scatter"
 
 
 class Graph(NamedTuple):
-    """A program with what follows from it: view roots, who keeps what, and what a recompute region reads, drops and caches."""
+    """A program with derived facts: view roots, keepers, and the storages that a recompute region reads, drops and caches."""
 
     ops: tuple[Op, ...]
     roots: dict[str, str]
@@ -22,18 +22,19 @@ class Graph(NamedTuple):
     entering: frozenset[str]
     dropped: frozenset[str]
     cached: frozenset[str]
+    away: frozenset[str] = frozenset()
 
     @property
     def reduced(self) -> frozenset[str]:
-        """Partial sums over a TP group: a bias is added to their sum, so its gradient is there before theirs."""
+        """Partial sums over a TP group: a bias is added to their sum, so its gradient exists before theirs."""
         return frozenset(name for op in self.ops if op.name == REDUCE_SCATTER for name in op.reads)
 
     def run_again(self, wanted: frozenset[str], *, splittable: bool) -> tuple[Op, ...]:
-        """The operations of the region that recompute runs: up to the last thing that it saves.
+        """Operations of the region that recompute runs: up to the last storage that it saves.
 
         Args:
             wanted: Storages that backward needs.
-            splittable: Whether a linear's input and weight gradients are separate, so that the product that ends the region runs, too.
+            splittable: True if a linear's input and weight gradients are separate, so that the product that ends the region runs too.
         """
         region = set(self.region)
         if splittable:
@@ -42,13 +43,13 @@ class Graph(NamedTuple):
         stop = max(index for index, op in enumerate(inner) if op.keeps)
         last = inner[stop]
         if splittable and last.late:
-            return *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # nothing reads it
-        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # what it makes is kept by what did not run again
+            return *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # no operation reads it
+        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # an operation that did not run again keeps its result
         return inner[: stop + 1 if runs else stop]
 
 
 def roots_of(ops: tuple[Op, ...]) -> dict[str, str]:
-    """The storage of every name: of a view, the one that it is cut from."""
+    """The storage of every name: for a view, the storage that it is a part of."""
     roots = {INPUT: INPUT, SHARED: SHARED}
     for op in ops:
         for name in op.makes:
@@ -66,6 +67,6 @@ def keepers_of(ops: tuple[Op, ...], roots: Mapping[str, str]) -> dict[str, list[
 
 
 def dropped_by(ops: tuple[Op, ...], roots: Mapping[str, str], region: frozenset[str], after: frozenset[str]) -> frozenset[str]:
-    """What a recomputed region makes, but for what operations behind it keep."""
+    """Storages made by a recomputed region, except those that later operations keep."""
     behind = frozenset(roots[name] for op in ops if op.name in after for name in op.keeps)
     return frozenset(name for op in ops if op.name in region and not op.is_view for name in op.makes) - behind

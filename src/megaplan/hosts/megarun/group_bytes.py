@@ -1,4 +1,4 @@
-"""Bytes of FSDP2's groups: gathered copies, gradients and the buffers of a reduction; `storage` has them of each block."""
+"""Bytes of FSDP2's groups: gathered copies, gradients and the buffers of a reduction; `storage` has those of each block."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ class GroupBytes(NamedTuple):
     Attributes:
         gathered_bytes: Unsharded compute copies, padded.
         flat_bytes: The all-gather's own output before it is copied out: 0 on a one-rank mesh.
-        casting_bytes: Beside `gathered_bytes` while a one-rank mesh fills them from casts: 0 where parameters are stored as they are used.
-        sent_bytes: The all-gather's input, a cast of the shard: 0 likewise, and on a one-rank mesh.
+        casting_bytes: Bytes in addition to `gathered_bytes` while a one-rank mesh fills them from casts: 0 if parameters are stored in the
+            used dtype.
+        sent_bytes: The all-gather's input, a cast of the shard: 0 in the same case, and on a one-rank mesh.
         unsharded_bytes: Whole gradients in `precision.grads`.
-        made_bytes: Whole gradients in the dtype autograd makes them.
+        made_bytes: Whole gradients in the dtype in which autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
-        reduced_bytes: Its output, a padded shard.
-        divided_bytes: With replicas of a shard that is whole, its input divided by the gradient divisor.
-        recast_bytes: The output once more, in `precision.grads`, where that is another dtype.
+        reduced_bytes: Reduce-scatter output, a padded shard.
+        divided_bytes: If shards are whole and have replicas, its input divided by the gradient divisor.
+        recast_bytes: The output once more, in `precision.grads`, if that is another dtype.
         shard_bytes: Gradient shards in `precision.grads`, padded.
-        last_made_bytes: Of `made_bytes`, the last tensor's: `foreach_reduce` names it until it returns, on meshes of more than one rank.
-        last_unsharded_bytes: Of `unsharded_bytes`, likewise.
+        last_made_bytes: Bytes of the last tensor in `made_bytes`: `foreach_reduce` references it until it returns, on meshes of more than
+            one rank.
+        last_unsharded_bytes: Bytes of the last tensor in `unsharded_bytes`.
     """
 
     gathered_bytes: int = 0
@@ -49,7 +51,7 @@ NOTHING = GroupBytes()
 
 
 def together(groups: Iterable[GroupBytes]) -> GroupBytes:
-    """Several groups as one; the last tensor is the last group's that has one."""
+    """Several groups as one; the last tensor is that of the last group that has one."""
     listed = list(groups)
     if len(listed) == 1:
         return listed[0]

@@ -13,74 +13,75 @@ from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import AGAIN_SUFFIX, INPUT, OUTPUT
 from megaplan.blocks.storages import storages
 from megaplan.columns import Column
-from megaplan.hosts.megarun.parts import BlockBytes, Part, weigh
-from megaplan.hosts.megarun.program import Moment, Replay, size_name, with_backward
+from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, weigh
+from megaplan.hosts.megarun.program import LiveSet, Replay, size_name, with_backward
 
 
 class Halves(NamedTuple):
     """A program's backward in two halves.
 
     Attributes:
-        inputs: The program with I in place of its backward.
+        inputs: The program with I instead of its backward.
         late: Parameters whose gradients are left to W, in W's order.
-        weights: A moment for each of them: what is pending then, and the new gradient; one without a gradient where W fetches an input.
-        fetched: Storages that W makes for itself.
+        weights: One live set per such parameter, with pending storages and the new gradient; W's fetch of an input adds one without a
+            gradient.
+        fetched: Storages that W itself makes.
     """
 
     inputs: Replay
     late: tuple[str, ...]
-    weights: tuple[Moment, ...]
+    weights: tuple[LiveSet, ...]
     fetched: frozenset[str] = frozenset()
 
     @property
-    def pending(self) -> Moment:
-        """What a microbatch keeps between I and W."""
+    def pending(self) -> LiveSet:
+        """Storages that a microbatch keeps between I and W."""
         if not self.weights:
-            return Moment("W", ())
+            return LiveSet("W", ())
         first, fetched = self.weights[0].before(), self.fetched
-        return Moment(first.op, tuple(name for name in first.storages if name not in fetched), first.gradients)
+        return LiveSet(first.op, tuple(name for name in first.storages if name not in fetched), first.gradients)
 
 
 @cache
 def splittable(run: Replay) -> Replay:
-    """The same block where its linears are those that a schedule may split, and its backward is whole."""
+    """The same block if its linears are those that a schedule may split, and its backward is whole."""
     return with_backward(run, run.program, splittable=True)[0]
 
 
 @cache
 def _made_again(run: Replay) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([name for moment in run.backward for name in moment.storages if name.endswith(AGAIN_SUFFIX)]))
+    return tuple(dict.fromkeys([name for point in run.backward for name in point.storages if name.endswith(AGAIN_SUFFIX)]))
 
 
-def splittable_part(part: Part, dims: Dims) -> Part:
+def splittable_part(part: BlockReplay, dims: Dims) -> BlockReplay:
     """`splittable` of a part, with the outputs of recomputed regions that are made once more.
 
-    One that has the width of the stream is all tokens of it, before its reduction; any other is as large as the first time.
+    An output with the width of the stream has all its tokens, before its reduction; any other is as large as the first time.
     """
     run = splittable(part.replay)
     found = {}
     for name in _made_again(run):
         shape = part.tensors[name.removesuffix(AGAIN_SUFFIX)][2]
         found[name] = dims.gathered if shape == dims.residual else shape
-    return Part(run, part.tensors | storages(dims.dtype, Column.ACTIVATIONS, found))
+    return BlockReplay(run, part.tensors | storages(dims.dtype, Column.ACTIVATIONS, found))
 
 
 @cache
 def halves(run: Replay, *, owns_input: bool = True) -> Halves:
-    """The halves of a program's backward; W's moments have the block's input, where W needs it, if `owns_input`."""
+    """The halves of a program's backward; W's points have the block's input, if W needs it and `owns_input`."""
     inputs, backward = with_backward(run, run.program, splits=True)
     weights, operations = [], [pending.op for pending in backward.pending]
     for index, (op, param, _, _) in enumerate(backward.pending):
         left = backward.pending[operations.index(op) :]  # weights of one input are freed together
         storages = dict.fromkeys((*(pending.kept for pending in left), *op.late_fetches))
         gradients = tuple(size_name(holder) for holder in dict.fromkeys(pending.gradient for pending in left))
-        if op.late_fetches:  # what was kept of the input is there while it is fetched, and gone when it is used
+        if op.late_fetches:  # the saved part of the input exists while the input is fetched, and is freed when it is used
             if index == operations.index(op):
-                weights.append(Moment(f"W of {op.name}", tuple(storages), gradients))
+                weights.append(LiveSet(f"W of {op.name}", tuple(storages), gradients))
             storages = dict.fromkeys((*(pending.kept for pending in left if pending.op is not op), *op.late_fetches))
-        weights.append(Moment(f"W of {op.name}", tuple(storages), gradients, (param,), (param,)))
+        weights.append(LiveSet(f"W of {op.name}", tuple(storages), gradients, (param,), (param,)))
     if not owns_input:
-        weights = [replace(moment, storages=tuple(name for name in moment.storages if name != INPUT)) for moment in weights]
+        weights = [replace(point, storages=tuple(name for name in point.storages if name != INPUT)) for point in weights]
     late, fetched = tuple(pending.param for pending in backward.pending), frozenset(name for op in operations for name in op.late_fetches)
     return Halves(inputs, late, tuple(weights), fetched)
 
@@ -89,33 +90,33 @@ class HalvedBytes(NamedTuple):
     """The sums of a block's halves.
 
     Attributes:
-        inputs: The block's sums with I in place of its backward.
-        late_bytes: Gradients left to W, in the dtype autograd makes them.
-        pending: What is kept between I and W.
-        pending_bytes: All of it.
-        arrived_bytes: Of that, the gradient of the block's own output.
-        weights: W's moments, with the bytes alive at each: what is still pending, and the new gradient.
+        inputs: The block's sums with I instead of its backward.
+        late_bytes: Gradients left to W, in the dtype in which autograd makes them.
+        pending: Bytes kept between I and W, by column.
+        pending_bytes: Sum of `pending`.
+        arrived_bytes: Part of that sum: the gradient of the block's own output.
+        weights: W's points, with the allocated bytes at each: pending storages, and the new gradient.
     """
 
     inputs: BlockBytes
     late_bytes: int
-    pending: Moment
+    pending: LiveSet
     pending_bytes: int
     arrived_bytes: int
-    weights: tuple[tuple[Moment, int], ...]
+    weights: tuple[tuple[LiveSet, int], ...]
 
 
 def weigh_halves(block: BlockBytes, *, in_place: bool, owns_input: bool = True) -> HalvedBytes:
     """Sums of a block's halves; `in_place` as for `weigh`.
 
-    `owns_input`: whether the block's input, where W needs it, is counted here; else it is a receive buffer.
+    `owns_input` is true if the block's input, where W needs it, is counted here; else it is a receive buffer.
     """
     split, tensors = halves(block.part.replay, owns_input=owns_input), block.part.tensors
     return HalvedBytes(
-        inputs=weigh(Part(split.inputs, tensors), block.gradients, in_place=in_place),
+        inputs=weigh(BlockReplay(split.inputs, tensors), block.gradients, in_place=in_place),
         late_bytes=sum([block.gradients[name] for name in split.late]),
         pending=split.pending,
-        pending_bytes=block.moment_bytes(split.pending, ()),
+        pending_bytes=block.point_bytes(split.pending, ()),
         arrived_bytes=tensors[OUTPUT][0] if OUTPUT in split.pending.gradients else 0,
-        weights=tuple((moment, block.moment_bytes(moment, moment.params)) for moment in split.weights),
+        weights=tuple((point, block.point_bytes(point, point.params)) for point in split.weights),
     )

@@ -1,8 +1,7 @@
-"""`block_ledger`: what a block of the inventory keeps for backward on one rank, per microbatch."""
+"""`block_ledger`: tensors that a block of the inventory saves for backward on one rank, per microbatch."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from math import prod
 
 from megaplan.blocks.dims import Dims
@@ -11,7 +10,7 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES, families_of
-from megaplan.families.residual import Shared, path_in, program_of, shapes_of, shared_by
+from megaplan.families.residual import SharedNorm, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
 from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
 from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
@@ -19,10 +18,10 @@ from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, he
 from megaplan.hosts.megarun.features import relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.low_precision import in_low_precision, recipe_of
-from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, replay_of, weigh
+from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
 from megaplan.hosts.megarun.scaled_experts import keeps_copy
-from megaplan.hosts.values import BlockLedger
+from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
 from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
@@ -31,7 +30,7 @@ from megaplan.spec.pattern import parse_pattern
 
 
 def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
-    """What one block keeps and needs for a moment, per microbatch, on a rank that holds it.
+    """Kept and temporary tensors of one block per microbatch, on a rank that holds it.
 
     Args:
         spec: A checked spec.
@@ -43,7 +42,7 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
         the loss.
 
     Raises:
-        ValueError: The block's family has no section in the spec (a spec that was not checked).
+        ValueError: The block's family has no section in the spec (an unchecked spec).
     """
     dims, in_place = local_dims(spec), accumulates_in_place(spec, block)
     gradients = parameter_gradients(spec, dims, block_name, block)
@@ -51,7 +50,7 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
 
 
 def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
-    """The sums of a block's ledger; `dims` are the spec's, worked out once for all its blocks."""
+    """The sums of a block's ledger; `dims` are the spec's, computed once for all its blocks."""
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
     if spec.lora is not None and not block_name.startswith("layers."):
@@ -68,18 +67,17 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
 
 
 ENDS = ("embedding", *SIDES)
-"""Blocks before the layers, which under `lora` no gradient reaches."""
-Make = tuple[int, Hashable, str]
+"""Blocks before the layers; under `lora` no gradient reaches them."""
 
 
-def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
-    """What decides each block's ledger besides the spec, by block name: equal makes have equal ledgers, so a stack evaluates each once.
+def block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
+    """The variant of each block by name: a stack evaluates each variant once.
 
-    `head` is there for a tied head too.
+    `head` is included for a tied head too.
     """
     last, model, recipe = len(inventory.layers) - 1, spec.model, spec.precision.recipe
     given = {family.letter: (family.operations, section, spec.recompute.of(family.letter)) for family, section in families_of(model)}
-    made: dict[str, Make] = {}
+    made: dict[str, BlockVariant] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         operations, section, policy = given[block.family]
         own = str(policy) if index != last else "none"  # R-67
@@ -97,7 +95,7 @@ def makes_of(spec: Spec, inventory: Inventory) -> dict[str, Make]:
 
 
 def accumulates_in_place(spec: Spec, block: Block) -> bool:
-    """Whether gradients are added into a buffer of the dtype autograd makes them in (no cast to a wider buffer at the block's end)."""
+    """True if gradients are added into a buffer of the dtype in which autograd makes them, without a cast at the block's end."""
     return gradient_dtype(spec, block) is spec.precision.grads
 
 
@@ -109,7 +107,7 @@ def parameter_gradients(spec: Spec, dims: Dims, name: str, block: Block) -> Shap
 def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[str, tuple[int, ...]]:
     """Shapes of the gradients that a block makes, by parameter name.
 
-    The first MTP depth also hands on those of the token embedding and the head, which autograd holds until their last use is done.
+    The first MTP depth also passes on those of the token embedding and the head, which autograd holds until their last use.
     """
     mesh, trained = spec.mesh, [tensor for tensor in block.tensors if tensor.group is not Group.FROZEN]
     if mesh.tp == mesh.ep == mesh.etp == 1:
@@ -122,7 +120,7 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
     return shapes
 
 
-def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> Part:
+def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> BlockReplay:
     if name.startswith("layers."):
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
     model, features, vocab_parallel = spec.model, spec.model.features, spec.mesh.vocab_parallel
@@ -154,7 +152,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
 
 
 def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...]:
-    """The calls of a layer's linears that multiply in eight bits; none where the layer keeps 16."""
+    """The calls of a layer's linears that multiply in eight bits; none if the layer keeps 16."""
     block = inventory.layers[index]
     if recipe_of(spec, index, block.family) is None:
         return ()
@@ -163,7 +161,7 @@ def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...
 
 
 def bank_keeps_copy(spec: Spec, inventory: Inventory, index: int) -> bool | None:
-    """Whether a layer's bank, in eight bits, keeps a copy of its input in place of it; None if there is no bank, or it keeps 16 bits."""
+    """True if a layer's bank, in eight bits, keeps a copy of its input instead of it; None without a bank, or if it keeps 16 bits."""
     block = inventory.layers[index]
     if recipe_of(spec, index, block.family) is None:
         return None
@@ -179,7 +177,7 @@ def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters
     return family.program(dims, section, block.variant, family.operations(section, index), parameters)
 
 
-def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> Part:
+def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> BlockReplay:
     program, tensors = _family_program(spec, dims, index, block, parameters)
     recipe = recipe_of(spec, index, block.family)
     policy = spec.policy(index, block.family)
@@ -196,12 +194,12 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
-    return Part(replay_of(program, policy), tensors)
+    return BlockReplay(replay_of(program, policy), tensors)
 
 
-def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> Shared | None:
-    """What becomes of a layer's norm in the next ones that read it; None where none does. A layer between two has summed its gradient."""
-    found: list[Shared] = []
+def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> SharedNorm | None:
+    """Use of a layer's norm by later layers that read it; None if none does. A layer in between has summed its gradient."""
+    found: list[SharedNorm] = []
     for layer in spec.model.sharing(index):
         family = FAMILIES[parse_pattern(spec.model.pattern, spec.model.num_layers).layers[layer]]
         section = family.section_of(spec.model)
@@ -212,4 +210,4 @@ def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> Shared 
         found.append(shared_by(program, spec.policy(layer, family.letter)))
     if not found:
         return None
-    return Shared(found[0].gradient if len(found) == 1 else "whole", any(each.keeps for each in found))
+    return SharedNorm(found[0].gradient if len(found) == 1 else "whole", any(each.keeps for each in found))

@@ -1,4 +1,4 @@
-"""Rules of host megarun: options and recipes that its ledger has no terms for."""
+"""Rules of host megarun: options and recipes for which its ledger has no terms."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from megaplan.spec.models import GroupedQueryAttention
 from megaplan.spec.options import given_options
 
 BLOCKS = ("mxfp8", "nvfp4")
-"""Recipes whose gathered weights are not one byte an element."""
+"""Recipes whose gathered weights do not have one byte per element."""
 OF_MEGATRON = frozenset({
     "model.attention.output_bias", "model.attention.latent_norm",
 })  # fmt: skip
-"""Options of a model that the byte model of Megatron-Core alone has terms for; the output's bias is of latent attention."""
+"""Options of a model for which only the byte model of Megatron-Core has terms; the output's bias is that of latent attention."""
 
 
 def megarun_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP905."""
+    """Yields MP905."""
     yield from _options(checked)
     yield from _recipe(checked)
 
 
 def _recipe(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse keys of a low-precision recipe that megarun's ledger has no terms for."""
+    """Refuse keys of a low-precision recipe for which megarun's ledger has no terms."""
     recipe = checked.spec.precision.recipe
     if recipe is None:
         return
@@ -37,14 +37,14 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
         ("param_gather", recipe.param_gather and (wide or ends or recipe.name in BLOCKS), "param_gather: false"),
     ):
         if given:
-            beside = f", name = {recipe.name}, first_last_bf16 = {list(recipe.first_last_bf16)}" if key == "param_gather" else ""
-            beside += f", precision.params = {precision.params}" if wide and key == "param_gather" else ""
-            detail = f"precision.recipe.{key} = true{beside}, and megarun's estimate has no terms for it"
+            context = f", name = {recipe.name}, first_last_bf16 = {list(recipe.first_last_bf16)}" if key == "param_gather" else ""
+            context += f", precision.params = {precision.params}" if wide and key == "param_gather" else ""
+            detail = f"precision.recipe.{key} = true{context}, and megarun's estimate has no terms for it"
             yield checked.error("MP905", detail, f"precision.recipe.{key}", fix, "host: {name: megatron}")
 
 
 def _options(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse options of a model that Megatron's byte model has terms for and megarun's ledger has not."""
+    """Refuse options of a model for which Megatron's byte model has terms and megarun's ledger has none."""
     for option in given_options(checked.spec.model):
         of_grouped = option.key == "model.attention.output_bias" and isinstance(checked.spec.model.attention, GroupedQueryAttention)
         if option.key not in OF_MEGATRON or of_grouped:

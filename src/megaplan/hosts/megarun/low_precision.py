@@ -1,6 +1,6 @@
-"""A block's program whose products multiply in 8 or 4 bits: what it keeps instead of 16-bit inputs, and what a product makes for itself.
+"""A block's program whose products multiply in 8 or 4 bits: the copies that replace 16-bit inputs, and the temporary copies of a product.
 
-A product saves the copy of its input that its weight gradient multiplies, unless another operation keeps that input in 16 bits anyway;
+A product saves the copy of its input that its weight gradient multiplies, unless another operation already saves that input in 16 bits;
 products of one input share one copy. While it runs it has a row-wise copy of its input and of its weight, in backward copies of the
 output's gradient and of the weight. Only layers are covered: the head, and prediction, keep 16 bits.
 """
@@ -21,17 +21,17 @@ from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
 EXPERTS = "experts"
-"""The operation of routed experts, whose products have no operation of their own."""
+"""The operation of routed experts, whose products are no separate operations."""
 SAVED, INPUT_COPY, WEIGHT_COPY, GRADIENT_COPY = ".low", ".row_copy", ".weight_copy", ".gradient_copy"
 
 
 class Copies(NamedTuple):
-    """A program with copies in it.
+    """A program with its copies.
 
     Attributes:
-        program: The program.
-        saved: Inputs that are kept as copies.
-        inputs: Inputs of which a product makes a row-wise copy.
+        program: The program with the copies.
+        saved: Inputs that are saved as copies.
+        inputs: Inputs with a row-wise copy for a product.
         weights: Parameters of each product, by the product's name.
         gradients: Outputs whose gradients are copied.
     """
@@ -44,7 +44,7 @@ class Copies(NamedTuple):
 
 
 def recipe_of(spec: Spec, layer: int, letter: str) -> Recipe | None:
-    """The recipe of a layer; None where it keeps 16 bits."""
+    """The recipe of a layer; None if it keeps 16 bits."""
     given = spec.precision.recipe
     if given is None or not given.covers(letter, layer, spec.model.num_layers):
         return None
@@ -57,9 +57,9 @@ def in_low_precision(
     """The program and its storages under a recipe.
 
     Args:
-        program: Of a block.
-        shapes: Its storages.
-        recipe: How operands are scaled.
+        program: Program of a block.
+        shapes: Storages of the program.
+        recipe: Scaling of operands.
         parameters: Shapes of the block's parameters on the rank, by name.
     """
     copies = _with_copies(program, frozenset(shapes))
@@ -114,7 +114,7 @@ def _with_copies(program: BlockProgram, storages: frozenset[str]) -> Copies:
 
 
 def _products(program: BlockProgram) -> set[str]:
-    """The operations that products with parameters are."""
+    """Products with parameters among the operations."""
     return {op.name for op in program.ops if op.name == EXPERTS or op.late}
 
 
@@ -124,5 +124,5 @@ def _matrix(stored: tuple[int, Column, tuple[int, ...], DType, Basis]) -> tuple[
 
 
 def _stored(like: tuple[int, Column, tuple[int, ...], DType, Basis], size: int) -> tuple[int, Column, tuple[int, ...], DType, Basis]:
-    """A copy's bytes, in the column of what it copies."""
+    """A copy's storage, in the column of its source."""
     return size, like[1], (size,), DType.FP8, Basis.MODELLED

@@ -1,8 +1,8 @@
 """Optimizer state and the scratch of a step, as megarun's Muon and torch's fused AdamW run it.
 
 Muon keeps one momentum shard; AdamW two moments and a step counter. Fused AdamW needs no scratch, and gradients in the parameters' dtype:
-where `precision.grads` is another, megarun updates one parameter at a time, beside its gradient in `precision.master`. Muon updates one
-tensor at a time and reads its gradient as it is: the update shard in the iteration's dtype, the whole update gathered from it, and
+if `precision.grads` is another, megarun updates one parameter at a time, with its gradient cast to `precision.master`. Muon updates one
+tensor at a time and reads its gradient unchanged: the update shard in the iteration's dtype, the whole update gathered from it, and
 Newton-Schulz on that.
 """
 
@@ -18,13 +18,13 @@ class Uneven(NamedTuple):
     """The moments of a tensor whose rows do not divide by its shard degree.
 
     Attributes:
-        rows: Of dim 0, after TP and EP.
-        chunk_rows: ceil(rows / degree), what the first ranks hold.
+        rows: Rows of dim 0, after TP and EP.
+        chunk_rows: ceil(rows / degree), the rows of the first ranks.
         degree: Ranks that share it.
         row_bytes: Moments of one row.
         shard_row_bytes: The row itself, in `precision.master`.
-        expert: Whether it shards over efsdp instead of dp_shard.
-        matrix: Whether it belongs to the matrix group.
+        expert: True if it shards over efsdp instead of dp_shard.
+        matrix: True if it belongs to the matrix group.
     """
 
     rows: int
@@ -46,24 +46,24 @@ class Uneven(NamedTuple):
 
     @property
     def boundaries(self) -> tuple[int, int]:
-        """The index of the first short chunk, and the first after it: ranks between two boundaries hold the same."""
+        """The index of the first short chunk, and the first after it: ranks between two boundaries hold the same bytes."""
         whole = self.rows // self.chunk_rows
         return whole, whole + (self.rows % self.chunk_rows > 0)
 
 
 class MatrixScratch(NamedTuple):
-    """What one Newton-Schulz update needs for a moment, and the momentum its first step makes; on a rank with a whole share of the rows.
+    """Temporary tensors of one Newton-Schulz update, and the momentum made by its first step, on a rank with a whole share of the rows.
 
-    That is inside an iteration: the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter side), and
-    the next iterate, beside the update's shard. Where TP has cut the matrix, what FSDP2 has gathered is a part, and gathered again over TP.
-    Afterwards there are the orthogonalised update and the rank's shard of it in `precision.master`, which are less: an element of master is
-    at most twice as wide as one of the iteration.
+    The scratch is that of an iteration: the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter
+    side), and the next iterate, in addition to the update's shard. If TP shards the matrix, FSDP2 gathers a part of it, which is gathered
+    again over TP. Afterwards there are the orthogonalised update and the rank's shard of it in `precision.master`, which are less: an
+    element of master is at most twice as wide as one of the iteration.
 
     Attributes:
-        iterating_bytes: All but the shard.
+        iterating_bytes: Everything except the shard.
         shard_bytes: The update's shard in the iteration's dtype; 0 on a one-rank mesh, where it is the gathered update itself.
         momentum_bytes: The momentum's shard.
-        uneven: Where the rows do not divide by the shard degree.
+        uneven: Present if the rows do not divide by the shard degree.
     """
 
     iterating_bytes: int
@@ -72,7 +72,7 @@ class MatrixScratch(NamedTuple):
     uneven: Uneven | None = None
 
     def at(self, dense_index: int, expert_index: int) -> tuple[int, int, int, int]:
-        """The update alone on the rank with these indices among those that share dense tensors and expert banks, as `in_turn` takes it."""
+        """The update alone, on the rank with these indices among those that share dense tensors and expert banks, as `in_turn` takes it."""
         iterating, shard, momentum, uneven = self
         if uneven is not None:
             rows, whole = uneven.local_rows(expert_index if uneven.expert else dense_index), uneven.chunk_rows
@@ -92,13 +92,13 @@ def matrix_scratch(
     """The scratch of one tensor.
 
     Args:
-        matrices: What the rank orthogonalises, whole: how many matrices, the elements of all, columns of each.
-        tp_parts: Ranks that TP has cut them over; 1 where each rank has its own.
-        iteration_bytes: Of an element of the iteration.
+        matrices: Whole matrices that the rank orthogonalises: their number, the elements of all, columns of each.
+        tp_parts: Number of TP ranks that share them; 1 if each rank has its own.
+        iteration_bytes: Bytes of an element of the iteration.
         shard_elements: A whole share of the rank's part; the all-gather makes `degree` of them, padding included.
         degree: Ranks that share it.
-        momentum_bytes: The momentum of a whole share.
-        uneven: Where the rows do not divide by the degree.
+        momentum_bytes: Momentum of a whole share.
+        uneven: Present if the rows do not divide by the degree.
     """
     count, elements, columns = matrices
     side = elements // (count * columns)
@@ -108,13 +108,14 @@ def matrix_scratch(
     return new(MatrixScratch, (iterating * iteration_bytes, shard * iteration_bytes, momentum_bytes, uneven))
 
 
-class MatrixMoments(NamedTuple):
-    """Where Muon's steps peak.
+class MatrixPeaks(NamedTuple):
+    """Peaks of Muon's steps.
 
     Attributes:
         scratch_bytes: The largest scratch of a tensor: a later step's peak.
-        first_momenta_bytes: Momenta made so far at the peak of the first step: a tensor's scratch, its own momentum made.
-        first_scratch_bytes: The scratch beside them.
+        first_momenta_bytes: Momenta that exist at the peak of the first step, which is in a tensor's update after its own momentum was
+            made.
+        first_scratch_bytes: The scratch at that point.
         momenta_bytes: All momenta.
     """
 
@@ -124,22 +125,22 @@ class MatrixMoments(NamedTuple):
     momenta_bytes: int = 0
 
 
-NO_UPDATES = MatrixMoments()
+NO_UPDATES = MatrixPeaks()
 
 
-def matrix_moments(tensors: Iterable[MatrixScratch], dense_index: int, expert_index: int) -> MatrixMoments:
-    """The moments of a block's updates.
+def matrix_peaks(tensors: Iterable[MatrixScratch], dense_index: int, expert_index: int) -> MatrixPeaks:
+    """The peaks of a block's updates.
 
     Args:
-        tensors: In the order of updates.
+        tensors: Tensors in the order of updates.
         dense_index: The rank's place among those that share dense tensors.
-        expert_index: Among those that share expert banks.
+        expert_index: Place among ranks that share expert banks.
     """
     return in_turn([tensor.at(dense_index, expert_index) for tensor in tensors])
 
 
-def in_turn(updates: Sequence[tuple[int, int, int, int]]) -> MatrixMoments:
-    """Several tensors' or blocks' updates, one after another; each as the four fields of `MatrixMoments`."""
+def in_turn(updates: Sequence[tuple[int, int, int, int]]) -> MatrixPeaks:
+    """Updates of several tensors or blocks in sequence; each as the four fields of `MatrixPeaks`."""
     if not updates:
         return NO_UPDATES
     largest = max(updates)[0]
@@ -149,17 +150,17 @@ def in_turn(updates: Sequence[tuple[int, int, int, int]]) -> MatrixMoments:
             first_momenta, first_scratch = made + own_momenta, own_scratch
             highest = first_momenta + first_scratch
         made += momenta
-    return new(MatrixMoments, (largest, first_momenta, first_scratch, made))
+    return new(MatrixPeaks, (largest, first_momenta, first_scratch, made))
 
 
 class Cast(NamedTuple):
-    """AdamW's update of a parameter whose gradient is cast for it.
+    """AdamW's update of a parameter with a cast gradient.
 
     Attributes:
         scratch_bytes: The gradient shard in `precision.master`.
-        state_bytes: The moments and step counter its first update makes.
-        matrix: Whether it belongs to the matrix group.
-        uneven: Where the rows do not divide by the shard degree; the bytes are those of a whole share.
+        state_bytes: The moments and step counter made by its first update.
+        matrix: True if it belongs to the matrix group.
+        uneven: Present if the rows do not divide by the shard degree; the bytes are those of a whole share.
     """
 
     scratch_bytes: int
@@ -176,13 +177,13 @@ class Cast(NamedTuple):
         return self.uneven.local_rows(index) * self.uneven.shard_row_bytes, self.uneven.state_bytes(index) + counter
 
 
-class LastMoment(NamedTuple):
-    """The peaks of AdamW's steps.
+class LastPeak(NamedTuple):
+    """Peaks of AdamW's steps.
 
     Attributes:
-        matrix_bytes: Moments of the matrix group that are still to be made at the first step's.
-        other_bytes: All others that are.
-        scratch_bytes: A cast gradient beside them.
+        matrix_bytes: Moments of the matrix group that do not exist yet at the first step's peak.
+        other_bytes: All other moments that do not.
+        scratch_bytes: A cast gradient at that peak.
         largest_bytes: The largest cast gradient: a later step's.
     """
 
@@ -192,23 +193,23 @@ class LastMoment(NamedTuple):
     largest_bytes: int = 0
 
 
-AT_END = LastMoment()
+AT_END = LastPeak()
 
 
-def last_moment(casts: Sequence[Cast], dense_index: int, expert_index: int) -> LastMoment:
-    """Where AdamW's first step peaks: at its end if nothing is cast, else beside the cast that weighs more than what is made after it.
+def last_peak(casts: Sequence[Cast], dense_index: int, expert_index: int) -> LastPeak:
+    """Peak of AdamW's first step: at its end if nothing is cast, else at the cast that is larger than the moments made after it.
 
     Args:
-        casts: In the order of updates.
+        casts: Casts in the order of updates.
         dense_index: The rank's place among those that share dense tensors.
-        expert_index: Among those that share expert banks.
+        expert_index: Place among ranks that share expert banks.
     """
     best, matrix, other, largest = AT_END, 0, 0, 0
     for cast in reversed(casts):
         scratch, state = cast.at(dense_index, expert_index)
         largest = max(largest, scratch)
         if scratch - matrix - other > best.scratch_bytes - best.matrix_bytes - best.other_bytes:
-            best = LastMoment(matrix, other, scratch)
+            best = LastPeak(matrix, other, scratch)
         if cast.matrix:
             matrix += state
         else:

@@ -1,4 +1,4 @@
-"""A family's part of the ledger: its program and the size of every storage, and the evaluation of both."""
+"""A family's part of the ledger: its program and the size of every storage, and their evaluation."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
 from megaplan.families.residual import PASS_ON
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.program import CALLER, Moment, Replay, replay, with_backward
+from megaplan.hosts.megarun.program import CALLER, LiveSet, Replay, replay, with_backward
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new
 
 
-class Part(NamedTuple):
-    """One block's replay with the storages its names stand for."""
+class BlockReplay(NamedTuple):
+    """One block's replay with its storages by name."""
 
     replay: Replay
     tensors: Shapes
 
     def gradient_column(self, name: str) -> Column:
-        """The column of a storage's gradient: the storage's own, but for rows that no operation of routing reads.
+        """The column of a storage's gradient: the storage's own, except for rows that no routing operation reads.
 
-        What a norm or a linear behind the experts reads is a row on its way; the gradient that it makes of it is an activation.
+        A norm or a linear after the experts reads rows in transit; the gradient that it makes of them is an activation.
         """
         column = self.tensors[name][1]
         if column is not Column.ROUTING:
@@ -49,78 +49,78 @@ class BlockBytes(NamedTuple):
     """The sums of a block's ledger that a budget needs.
 
     Attributes:
-        part: What was summed.
-        gradients: Bytes of each parameter's gradient, as autograd makes it.
+        part: The summed replay.
+        gradients: Bytes of each parameter's gradient, in the dtype in which autograd makes it.
         saved: Bytes kept, by column.
-        saved_bytes: Their sum.
-        saved_slack_bytes: What the allocator's rounding adds to them.
-        keeps_input: Whether the block keeps its input, which belongs to the block before.
-        output_bytes: The residual stream it hands on.
+        saved_bytes: Sum of `saved`.
+        saved_slack_bytes: Bytes that the allocator's rounding adds to them.
+        keeps_input: True if the block keeps its input, which belongs to the block before.
+        output_bytes: The block's output in the residual stream.
         forward: The forward peak.
-        forward_bytes: What is alive there.
+        forward_bytes: Allocated bytes at that peak.
         backward: The backward peak, with every parameter gradient made so far.
-        backward_bytes: What is alive there.
-        again: The backward peak when gradients are added in place to ones of the same dtype, so that only an operation's own are new;
-            `backward` where they are not.
-        again_bytes: What is alive there.
+        backward_bytes: Allocated bytes at that peak.
+        accumulating: The backward peak when gradients are added in place to existing ones, so that only an operation's own are new;
+            `backward` if they are not.
+        accumulating_bytes: Allocated bytes at that peak.
     """
 
-    part: Part
+    part: BlockReplay
     gradients: dict[str, int]
     saved: dict[Column, int]
     saved_bytes: int
     saved_slack_bytes: int
     keeps_input: bool
     output_bytes: int
-    forward: Moment
+    forward: LiveSet
     forward_bytes: int
-    backward: Moment
+    backward: LiveSet
     backward_bytes: int
-    again: Moment
-    again_bytes: int
+    accumulating: LiveSet
+    accumulating_bytes: int
 
-    def add_to(self, cells: dict[Column, int], moment: Moment, params: tuple[str, ...]) -> None:
-        """Add to its columns what is alive at a moment with these parameter gradients."""
+    def add_to(self, cells: dict[Column, int], point: LiveSet, params: tuple[str, ...]) -> None:
+        """Add, by column, the allocated bytes at a point with these parameter gradients."""
         tensors = self.part.tensors
-        for name in moment.storages:
+        for name in point.storages:
             size, column, _, _, _ = tensors[name]
             cells[column] += size
-        for name in moment.gradients:
+        for name in point.gradients:
             cells[self.part.gradient_column(name)] += tensors[name][0]
         cells[Column.GRADIENTS] += sum([self.gradients[name] for name in params])
 
-    def moment_bytes(self, moment: Moment, params: tuple[str, ...]) -> int:
-        """What is alive at a moment with these parameter gradients."""
+    def point_bytes(self, point: LiveSet, params: tuple[str, ...]) -> int:
+        """Allocated bytes at a point with these parameter gradients."""
         tensors = self.part.tensors
-        return sum([tensors[name][0] for name in moment.tensors]) + sum([self.gradients[name] for name in params])
+        return sum([tensors[name][0] for name in point.tensors]) + sum([self.gradients[name] for name in params])
 
 
-def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockBytes:
+def weigh(part: BlockReplay, gradients: dict[str, int], *, in_place: bool) -> BlockBytes:
     """Sums and peaks of a block.
 
     Args:
         part: Program and storages.
-        gradients: Bytes of each parameter's gradient, in the dtype autograd makes it.
-        in_place: Whether later microbatches add gradients in place; else `again` is `backward`.
+        gradients: Bytes of each parameter's gradient, in the dtype in which autograd makes it.
+        in_place: True if later microbatches add gradients in place; else `accumulating` is `backward`.
     """
     tensors, run = part.tensors, part.replay
     sizes = {name: stored[0] for name, stored in tensors.items()}
     forward, forward_bytes = run.forward[0], -1
-    for moment, of_tensors, _ in run.forward_peaks:
+    for point, of_tensors, _ in run.forward_peaks:
         total = sum(of_tensors(sizes))
         if total > forward_bytes:
-            forward, forward_bytes = moment, total
+            forward, forward_bytes = point, total
     backward, backward_bytes = run.backward[0], -1
     made = (0, *accumulate(run.of_params(gradients)))
-    for moment, of_tensors, num_params in run.backward_peaks:
+    for point, of_tensors, num_params in run.backward_peaks:
         total = sum(of_tensors(sizes)) + made[num_params]
         if total > backward_bytes:
-            backward, backward_bytes = moment, total
-    again, again_bytes = (run.backward[0], -1) if in_place else (backward, backward_bytes)
-    for moment, of_tensors, of_params in run.again_peaks if in_place else ():
+            backward, backward_bytes = point, total
+    accumulating, accumulating_bytes = (run.backward[0], -1) if in_place else (backward, backward_bytes)
+    for point, of_tensors, of_params in run.accumulating_peaks if in_place else ():
         total = sum(of_tensors(sizes)) + sum(of_params(gradients))
-        if total > again_bytes:
-            again, again_bytes = moment, total
+        if total > accumulating_bytes:
+            accumulating, accumulating_bytes = point, total
     saved: dict[Column, int] = {}
     for size, column, _, _, _ in run.of_saved(tensors):
         saved[column] = saved.get(column, 0) + size
@@ -138,8 +138,8 @@ def weigh(part: Part, gradients: dict[str, int], *, in_place: bool) -> BlockByte
             forward_bytes,
             backward,
             backward_bytes,
-            again,
-            again_bytes,
+            accumulating,
+            accumulating_bytes,
         ),
     )
 
@@ -149,10 +149,10 @@ def _arrived(run: Replay, *, splittable: bool) -> Replay:
     return with_backward(run, run.program._replace(arriving={**run.program.arriving, CALLER: OUTPUT}), splittable=splittable)[0]
 
 
-def _adds_at_its_end(part: Part) -> bool:
-    """Whether one operation, the first, reads the input beside the addition, and makes as much as the input: a norm.
+def _adds_at_its_end(part: BlockReplay) -> bool:
+    """True if one operation, the first, reads the input in addition to the addition, and makes as much as the input: a norm.
 
-    Its output's gradient, which is there when it makes the input's, is gone when that is added: the sum takes its place.
+    Its output's gradient, which exists when it makes the input's, is freed when that is added: the sum takes its place.
     """
     ops, tensors = part.replay.program.graph.ops, part.tensors
     readers = [op for op in ops if INPUT in op.reads and op.flow is not Flow.ADD]
@@ -162,8 +162,8 @@ def _adds_at_its_end(part: Part) -> bool:
     return first.flow is Flow.COMPUTE and not first.late and tensors[first.makes[0]][0] >= tensors[OUTPUT][0]
 
 
-def weigh_arrived(block: BlockBytes, *, splittable: bool, in_place: bool) -> BlockBytes:
-    """A block's sums where the gradient of its output came from another slot.
+def summarize_with_received_grad(block: BlockBytes, *, splittable: bool, in_place: bool) -> BlockBytes:
+    """A block's sums if the gradient of its output came from another slot.
 
     It is in a receive buffer to the end, so that what is added to it makes a new storage. `splittable` and `in_place` as for the block,
     which is the answer itself where that is no larger.
@@ -171,37 +171,37 @@ def weigh_arrived(block: BlockBytes, *, splittable: bool, in_place: bool) -> Blo
     if _adds_at_its_end(block.part):
         return block
     run = _arrived(block.part.replay, splittable=splittable)
-    return weigh(Part(run, block.part.tensors), block.gradients, in_place=in_place)
+    return weigh(BlockReplay(run, block.part.tensors), block.gradients, in_place=in_place)
 
 
 def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedger:
     """A block's ledger, tensor by tensor.
 
     Args:
-        block: Its sums.
+        block: Sums of the block.
         gradients: Parameter gradients by parameter name.
-        in_place: Whether the backward peak is that of a later microbatch adding gradients in place.
+        in_place: True if the backward peak is that of a later microbatch adding gradients in place.
     """
     tensors = block.part.tensors
-    moment = block.again if in_place else block.backward
-    params = moment.new_params if in_place else moment.params
-    backward = f"alive in backward of {moment.op}"
+    point = block.accumulating if in_place else block.backward
+    params = point.new_params if in_place else point.params
+    backward = f"alive in backward of {point.op}"
     return BlockLedger(
         saved=tuple(_tensor(name, tensors[name], f"kept by {', '.join(keepers)}", keepers) for name, keepers in block.part.replay.saved),
-        output=_tensor(OUTPUT, tensors[OUTPUT], "handed on"),
+        output=_tensor(OUTPUT, tensors[OUTPUT], "passed on"),
         forward_live=_tensors(block.forward.storages, tensors, f"alive in {block.forward.op}"),
         backward_live=(
-            *_tensors(moment.storages, tensors, backward),
-            *(_gradient(index, moment, block.part) for index in range(len(moment.gradients))),
+            *_tensors(point.storages, tensors, backward),
+            *(_gradient(index, point, block.part) for index in range(len(point.gradients))),
             *(_tensor(f"d.{name}", gradients[name], f"gradient {backward}") for name in params),
         ),
     )
 
 
-def _gradient(index: int, moment: Moment, part: Part) -> LedgerTensor:
-    name = moment.gradients[index]
-    again = "+" if name in moment.gradients[:index] else ""
-    found = _tensor(f"d.{name}{again}", part.tensors[name], f"gradient alive in backward of {moment.op}")
+def _gradient(index: int, point: LiveSet, part: BlockReplay) -> LedgerTensor:
+    name = point.gradients[index]
+    again = "+" if name in point.gradients[:index] else ""
+    found = _tensor(f"d.{name}{again}", part.tensors[name], f"gradient alive in backward of {point.op}")
     return found._replace(column=part.gradient_column(name))
 
 

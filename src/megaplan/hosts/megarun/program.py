@@ -1,4 +1,4 @@
-"""A block as data: its operations in the order megarun runs them, and a replay that says which storages are alive when.
+"""A block as data: its operations in the order in which megarun runs them, and a replay that gives the allocated storages at every point.
 
 Rules of the replay, all of them autograd's:
 
@@ -9,7 +9,7 @@ Rules of the replay, all of them autograd's:
 - Backward runs the operations in reverse. While an operation's backward runs, its output gradient, its kept storages and every gradient it
   makes are alive. Then its output gradient goes, and each kept storage whose last keeper it was.
 - A second gradient of one storage is added in place to the first, if nothing else holds the first and it is not a view. Otherwise
-  the sum is a third storage, made when the operation's own output gradient and kept storages are gone. A linear's input gradient is a view
+  the sum is a third storage, made when the operation's own output gradient and kept storages are freed. A linear's input gradient is a view
   of a product of two dims. An addition and a reshape hand their gradient on without a copy, a reshape as a view.
 - Parameter gradients stay until the end of the block, where FSDP2 takes them.
 - Recompute: storages made inside the region are not kept; what the region reads is, until the region's backward has ended. The region
@@ -33,17 +33,17 @@ from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op
 from megaplan.hosts.megarun.graph import Graph, dropped_by, keepers_of, roots_of
 from megaplan.hosts.megarun.undominated import undominated
 
-AGAIN = "recompute"  # stands for the region's second run among the keepers of a storage
-CALLER = "caller"  # stands for autograd's caller among the owners of gradients
-LATER = "W"  # stands for the second half of a split backward among the keepers of a storage
-AGAIN_MADE = "+"  # marks the holder of a sum beside the holders of its parts, once for each time that it was not made in place
+AGAIN = "recompute"  # the region's second run, among the keepers of a storage
+CALLER = "caller"  # autograd's caller, among the owners of gradients
+LATER = "W"  # the second half of a split backward, among the keepers of a storage
+AGAIN_MADE = "+"  # the holder of a sum among the holders of its parts, once for each time that it was not made in place
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What is alive while one operation runs: forward storages, gradients, parameter gradients.
+class LiveSet:
+    """Tensors that are allocated while one operation runs: forward storages, gradients, parameter gradients.
 
-    Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name stands twice where a second
+    Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name occurs twice if a second
     gradient is about to be added to a first. `tensors` are storages and gradients together, derived from them.
     """
 
@@ -58,58 +58,58 @@ class Moment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", (*self.storages, *self.gradients))
 
-    def before(self) -> Moment:
-        """What is alive just before the operation: without the gradients it makes."""
+    def before(self) -> LiveSet:
+        """The live set just before the operation: without the gradients that it makes."""
         kept = len(self.params) - len(self.new_params)
-        return Moment(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
+        return LiveSet(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
 
-    def without(self, storages: Iterable[str]) -> Moment:
-        """The same without some forward storages, such as those that the operation makes for itself."""
-        gone = frozenset(storages)
-        return replace(self, storages=tuple([name for name in self.storages if name not in gone]))
+    def without(self, storages: Iterable[str]) -> LiveSet:
+        """The live set without some forward storages, such as those that the operation itself makes."""
+        freed = frozenset(storages)
+        return replace(self, storages=tuple([name for name in self.storages if name not in freed]))
 
 
 Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
-"""The values of some names, in one call."""
+"""Function that gives the values of some names in one call."""
 
 
-Candidate = tuple[Moment, Pick, int]
-"""A moment that can be the largest, what picks the sizes of its tensors, and how many parameter gradients have been made."""
+PeakCandidate = tuple[LiveSet, Pick, int]
+"""A point that can be the peak, the function that picks the sizes of its tensors, and the number of parameter gradients made so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """A program's saved set and moments.
+    """A program's saved set and live sets.
 
     Attributes:
         saved: Kept storages, each with the operations that keep it.
-        of_saved: Picks what belongs to their names.
-        keeps_input: Whether the block keeps its input, which belongs to the block before.
-        counts_input: Whether the moments of the forward have the input up to its last reader.
-        forward: Every moment of the forward.
-        backward: Every moment of the backward.
-        forward_peaks: Those of `forward` that can be the largest, whatever the sizes: no other one holds all they hold.
+        of_saved: Function that picks the values of their names.
+        keeps_input: True if the block keeps its input, which belongs to the block before.
+        counts_input: True if the points of the forward have the input up to its last reader.
+        forward: Every live set of the forward.
+        backward: Every live set of the backward.
+        forward_peaks: Those of `forward` that can be the peak for some sizes: no other one has all their tensors.
         backward_peaks: Those of `backward`, with all parameter gradients so far.
-        again_peaks: Those of `backward`, with the parameter gradients of the operation alone, and what picks these.
-        of_params: Picks those of all parameters, in the order they are made.
-        program: What was replayed.
+        accumulating_peaks: Those of `backward`, with only the operation's own parameter gradients, and the function that picks these.
+        of_params: Function that picks the values of all parameters, in the order in which they are made.
+        program: The replayed program.
     """
 
     saved: tuple[tuple[str, tuple[str, ...]], ...]
     of_saved: Pick
     keeps_input: bool
     counts_input: bool
-    forward: tuple[Moment, ...]
-    backward: tuple[Moment, ...]
-    forward_peaks: tuple[Candidate, ...]
-    backward_peaks: tuple[Candidate, ...]
-    again_peaks: tuple[tuple[Moment, Pick, Pick], ...]
+    forward: tuple[LiveSet, ...]
+    backward: tuple[LiveSet, ...]
+    forward_peaks: tuple[PeakCandidate, ...]
+    backward_peaks: tuple[PeakCandidate, ...]
+    accumulating_peaks: tuple[tuple[LiveSet, Pick, Pick], ...]
     of_params: Pick
     program: Program
 
 
 class Program(NamedTuple):
-    """What a backward is replayed from: kept storages in order, the gradients that arrive, and a storage that something outside holds."""
+    """Inputs of a backward's replay: kept storages in order, the gradients that arrive, and a storage that the block's caller holds."""
 
     graph: Graph
     order: tuple[str, ...]
@@ -129,44 +129,47 @@ def replay(
     pinned: str | None = None,
     waiting: tuple[str, ...] = (),
     counts_input: bool = False,
+    away: frozenset[str] = frozenset(),
 ) -> Replay:
     """Replay a program.
 
     Args:
-        ops: In execution order; the first reads `x`, the last makes `out`.
+        ops: Operations in execution order; the first reads `x`, the last makes `out`.
         held: Storages that a local of the block's forward names until it returns.
         region: Names of the operations to recompute.
         cached: Storages that a selective checkpoint keeps until the region has run again, with keepers or without.
-        after: Operations behind the recomputed region that keep what they read of it: it is not dropped.
+        after: Operations after the recomputed region that keep some of its inputs, which are not dropped.
         arrives: The storage whose gradient reaches the block first.
         starts: Backward starts here: autograd's caller holds that gradient to the end.
-        pinned: A kept storage that something outside the block holds until the block's backward has ended.
+        pinned: A kept storage that the block's caller holds until the block's backward has ended.
         waiting: Gradients that are there before the block's backward begins, by the name of what they belong to: of storages that other
             blocks read too, and of parameters shared with them.
-        counts_input: Whether the input, which the block does not keep, is gone when its last reader has run: else it is counted for the
+        counts_input: True if the input, which the block does not keep, is freed when its last reader has run: else it is counted for the
             whole forward, outside.
+        away: Storages that are not there between forward and backward (moved to the host's memory, or made again one by one): each comes
+            back when backward reaches the last operation that keeps it.
     """
     roots = roots_of(ops)
     dropped = dropped_by(ops, roots, region, after)
     keepers = keepers_of(ops, roots)
-    why = {name: names for name, names in keepers.items() if name not in dropped}
+    why = {name: names for name, names in keepers.items() if name not in dropped and name not in away}
     entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
     for name in sorted((entering | cached) - set(why)):
         why[name] = [AGAIN]
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if not op.is_view for name in op.makes if name in why]
-    graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset())
+    graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset(), away)
     forward = _forward(ops, roots, graph.saved, held, arrived=(INPUT,) if counts_input else ())
     arriving = {arrives: arrives, **({CALLER: arrives} if starts else {}), **{name: name for name in waiting}}
     program = Program(graph, tuple(order), arriving, pinned)
-    backward = Backward(program).moments
+    backward = Backward(program).points
     return Replay(
         saved=tuple((name, tuple(dict.fromkeys(why[name]))) for name in order),
         of_saved=_pick(order),
         keeps_input=keeps_input,
         counts_input=counts_input,
         forward=forward,
-        forward_peaks=tuple((moment, _pick(moment.tensors), 0) for moment in largest_moments(forward, lambda _: ())),
+        forward_peaks=tuple((point, _pick(point.tensors), 0) for point in largest_points(forward, lambda _: ())),
         program=program,
         **_backward_fields(backward),
     )
@@ -175,27 +178,26 @@ def replay(
 def with_backward(run: Replay, program: Program, *, splits: bool = False, splittable: bool = False) -> tuple[Replay, Backward]:
     """The same forward with another backward, and that backward; the arguments are those of `Backward`."""
     backward = Backward(program, splits=splits, splittable=splittable)
-    return replace(run, program=program, **_backward_fields(backward.moments)), backward
+    return replace(run, program=program, **_backward_fields(backward.points)), backward
 
 
-def _backward_fields(backward: tuple[Moment, ...]) -> dict[str, Any]:
+def _backward_fields(backward: tuple[LiveSet, ...]) -> dict[str, Any]:
     """The fields of a `Replay` that its backward decides."""
     return {
         "backward": backward,
         "backward_peaks": tuple(
-            (moment, _pick(moment.tensors), len(moment.params)) for moment in largest_moments(backward, lambda moment: moment.params)
+            (point, _pick(point.tensors), len(point.params)) for point in largest_points(backward, lambda point: point.params)
         ),
-        "again_peaks": tuple(
-            (moment, _pick(moment.tensors), _pick(moment.new_params))
-            for moment in largest_moments(backward, lambda moment: moment.new_params)
+        "accumulating_peaks": tuple(
+            (point, _pick(point.tensors), _pick(point.new_params)) for point in largest_points(backward, lambda point: point.new_params)
         ),
         "of_params": _pick(backward[-1].params),
     }
 
 
-def largest_moments(moments: tuple[Moment, ...], params: Callable[[Moment], tuple[str, ...]]) -> tuple[Moment, ...]:
-    """Those that can be the largest where these parameter gradients count."""
-    return undominated(moments, lambda moment: (*moment.storages, *_marked(moment, params(moment))))
+def largest_points(points: tuple[LiveSet, ...], params: Callable[[LiveSet], tuple[str, ...]]) -> tuple[LiveSet, ...]:
+    """Live sets that can be the peak if these parameter gradients count."""
+    return undominated(points, lambda point: (*point.storages, *_marked(point, params(point))))
 
 
 def _pick(names: Sequence[str]) -> Pick:
@@ -204,32 +206,32 @@ def _pick(names: Sequence[str]) -> Pick:
     return itemgetter(*names)
 
 
-def _marked(moment: Moment, params: tuple[str, ...]) -> tuple[str, ...]:
+def _marked(point: LiveSet, params: tuple[str, ...]) -> tuple[str, ...]:
     """Gradients and parameter gradients, under names that no storage has."""
-    return (*(f"d.{name}" for name in moment.gradients), *(f"p.{name}" for name in params))
+    return (*(f"d.{name}" for name in point.gradients), *(f"p.{name}" for name in params))
 
 
 def _forward(
     ops: tuple[Op, ...], roots: dict[str, str], saved: frozenset[str], held: frozenset[str], arrived: tuple[str, ...] = ()
-) -> tuple[Moment, ...]:
+) -> tuple[LiveSet, ...]:
     last_read = {roots[name]: index for index, op in enumerate(ops) for name in (*op.reads, *op.holds)}
     live: dict[str, None] = dict.fromkeys(arrived)
-    moments = []
+    points = []
     for index, op in enumerate(ops):
         if not op.is_view:
             live |= dict.fromkeys(op.makes)
-        moments.append(Moment(op.name, tuple(live)))
+        points.append(LiveSet(op.name, tuple(live)))
         for name in list(live):
             if last_read.get(name, index) <= index and name not in saved and name not in held and name != OUTPUT:
                 del live[name]
-    return tuple(moments)
+    return tuple(points)
 
 
 class Pending(NamedTuple):
     """A weight gradient that is left out.
 
     Attributes:
-        op: Of the linear; several weights that read one gathered input are one operation's.
+        op: Operation of the linear; several weights that read one gathered input belong to one operation.
         param: The weight.
         kept: The storage that the operation keeps.
         gradient: The holder of the output's gradient.
@@ -241,13 +243,26 @@ class Pending(NamedTuple):
     gradient: str
 
 
+def _waiting(graph: Graph, *, splits: bool) -> dict[str, set[str]]:
+    """The keepers of each storage whose backward has not run, when backward begins."""
+    found = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
+    for name in graph.entering & graph.saved:
+        found.setdefault(name, set()).update(graph.region)
+    for name in graph.cached:
+        found.setdefault(name, set()).add(AGAIN)
+    for op in graph.ops if splits else ():
+        if op.late and graph.roots[op.keeps[0]] != INPUT:
+            found[graph.roots[op.keeps[0]]].add(LATER)
+    return found
+
+
 class Backward:
     """The replay of a backward.
 
-    Who holds gradients is kept by name of what each belongs to; a sum that could not be made in place is another holder of the same size.
+    Holders of gradients are kept by the name of the gradient's source; a sum that cannot be made in place is another holder of equal size.
 
     Attributes:
-        moments: What was found.
+        points: Live sets found.
         pending: Weight gradients that are left out, in W's order.
     """
 
@@ -255,49 +270,42 @@ class Backward:
         """Replay.
 
         Args:
-            program: Of the block.
-            splits: Whether it is the first half of a split backward.
-            splittable: Whether the linears are those that a schedule may split.
+            program: Program of the block.
+            splits: True if it is the first half of a split backward.
+            splittable: True if the linears are those that a schedule may split.
         """
         graph = program.graph
         self._graph, self._splits, self._pinned = graph, splits, program.pinned
         self._gradients = dict(program.arriving)
         self._views, self._splittable = set[str](), splits or splittable
-        self._waiting = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
-        for name in graph.entering & graph.saved:
-            self._waiting.setdefault(name, set()).update(graph.region)
-        for name in graph.cached:
-            self._waiting.setdefault(name, set()).add(AGAIN)
-        if splits:
-            for op in graph.ops:
-                if op.late and graph.roots[op.keeps[0]] != INPUT:
-                    self._waiting[graph.roots[op.keeps[0]]].add(LATER)
+        self._waiting = _waiting(graph, splits=splits)
         self._live = dict.fromkeys(program.order)
         self._params: tuple[str, ...] = ()
-        self.moments: tuple[Moment, ...] = ()
+        self.points: tuple[LiveSet, ...] = ()
         self.pending: list[Pending] = []
         waits = bool(graph.region)
         for op in reversed(graph.ops):
             if waits and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
                 self._recompute()
                 waits = False
-            made, params = self._hand_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
+            self._live |= dict.fromkeys(sorted(graph.away.intersection(map(graph.roots.__getitem__, op.keeps))))
+            made, params = self._pass_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
             for name in op.makes:
                 self._gradients.pop(name, None)
             _release(op.name, self._live, self._waiting, self._pinned)
             self._receive(op, made, params)
-        self.moments += (Moment("end", tuple(self._live), self._held(), self._params),)
+        self.points += (LiveSet("end", tuple(self._live), self._held(), self._params),)
 
-    def _hand_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
-        """The holder that each of what the operation reads gets, and no parameter gradients."""
-        self.moments += (Moment(op.name, tuple(self._live), self._held(), self._params),)
+    def _pass_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
+        """The holder of the gradient of each input of the operation, and no parameter gradients."""
+        self.points += (LiveSet(op.name, tuple(self._live), self._held(), self._params),)
         holder = self._gradients[op.makes[0]]
         if op.flow is Flow.RESHAPE:
             self._views.add(holder)
         return dict.fromkeys(op.reads if op.grads is None else op.grads, holder), ()
 
     def _compute(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
-        """New holders for what the operation reads, and the parameter gradients that it makes."""
+        """New holders for the gradients of the operation's inputs, and the parameter gradients that it makes."""
         made, new, fetches = op.reads if op.grads is None else op.grads, op.params, op.fetches
         if self._splits and op.late:
             kept = self._graph.roots[op.keeps[0]]
@@ -307,22 +315,22 @@ class Backward:
             fetches += op.late_fetches
         for storages, is_made in op.before:
             there = made if is_made else ()
-            self.moments += (Moment(op.name, (*self._live, *storages), (*self._held(), *there), self._params, (), len(there)),)
+            self.points += (LiveSet(op.name, (*self._live, *storages), (*self._held(), *there), self._params, (), len(there)),)
         if op.sums:
-            self.moments += (Moment(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
+            self.points += (LiveSet(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
             fetches = op.sums
         storages = (*self._live, *(name for name in fetches if name not in self._live))
-        held, gone = (*self._held(), *made), self._gone_before_bias(op)
-        if gone is not None:
+        held, freed = (*self._held(), *made), self._freed_before_bias(op)
+        if freed is not None:
             params, first = self._params, tuple(param for param, _ in op.late if param in new)
-            self.moments += (Moment(op.name, storages, held, (*params, *first), first, len(made)),)
-            storages = tuple(name for name in storages if name != gone)
+            self.points += (LiveSet(op.name, storages, held, (*params, *first), first, len(made)),)
+            storages = tuple(name for name in storages if name != freed)
         self._params = (*self._params, *new)
-        self.moments += (Moment(op.name, storages, held, self._params, new, len(made)),)
+        self.points += (LiveSet(op.name, storages, held, self._params, new, len(made)),)
         return {name: name for name in made}, new
 
-    def _gone_before_bias(self, op: Op) -> str | None:
-        """What torch's product with a bias drops before it sums the bias's gradient: an input that was recomputed and serves it last.
+    def _freed_before_bias(self, op: Op) -> str | None:
+        """Input that torch frees before it sums a bias's gradient: a recomputed one that this product reads last.
 
         Source: torch/csrc/autograd/generated/Functions.cpp (`AddmmBackward0::apply`); a saved input that was not recomputed stays.
         """
@@ -332,7 +340,7 @@ class Backward:
         return kept if kept in self._graph.dropped and self._waiting.get(kept) == {op.name} else None
 
     def _receive(self, op: Op, made: dict[str, str], params: tuple[str, ...]) -> None:
-        """Keep gradients that are the first of what they belong to, and add the others to those that are there."""
+        """Keep first gradients, and add the others to the existing ones."""
         computed = op.flow not in (Flow.ADD, Flow.RESHAPE)
         arriving = list(made.items())
         while arriving:
@@ -349,14 +357,14 @@ class Backward:
             others = [new, *(other for _, other in arriving)] if computed else [] if new in holders else [new]
             gradients = (*self._held(), *(size_name(holder) for holder in (*others, first)))
             if op.hands_views and not self._splittable and len(op.params) > len(op.late):
-                params = ()  # of a linear with a bias, the weight's gradient is transposed and taken before the input's is reshaped
-            self.moments += (Moment(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
+                params = ()  # for a linear with a bias, the weight's gradient is transposed and taken before the input's is reshaped
+            self.points += (LiveSet(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
             self._gradients[name] = first + AGAIN_MADE
 
     def _recompute(self) -> None:
         graph = self._graph
         live, wanted = tuple(self._live), frozenset(self._waiting)
-        self.moments += tuple(_recomputed(graph, live, wanted, self._held(), self._params, splittable=self._splittable))
+        self.points += tuple(_recomputed(graph, live, wanted, self._held(), self._params, splittable=self._splittable))
         self._live |= dict.fromkeys(name for name in sorted(graph.dropped) if name in self._waiting)
         _release(AGAIN, self._live, self._waiting, self._pinned)
 
@@ -366,12 +374,12 @@ class Backward:
 
 
 def size_name(holder: str) -> str:
-    """The tensor whose size a gradient's holder has."""
+    """The tensor that has the same size as a gradient's holder."""
     return holder.rstrip(AGAIN_MADE)
 
 
 def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinned: str | None) -> None:
-    """Drop the storages that waited for this operation last."""
+    """Drop the storages whose last reader is this operation."""
     for name in list(live):
         if name in waiting and name != pinned:
             waiting[name].discard(op)
@@ -381,9 +389,9 @@ def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinne
 
 def _recomputed(
     graph: Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...], *, splittable: bool
-) -> list[Moment]:
-    """The region's forward once more, beside what is alive in backward."""
+) -> list[LiveSet]:
+    """Live sets of the region's second forward, during backward."""
     return [
-        Moment(f"recompute {moment.op}", (*live, *moment.storages), gradients, params)
-        for moment in _forward(graph.run_again(wanted, splittable=splittable), graph.roots, wanted, graph.held)
+        LiveSet(f"recompute {point.op}", (*live, *point.storages), gradients, params)
+        for point in _forward(graph.run_again(wanted, splittable=splittable), graph.roots, wanted, graph.held)
     ]

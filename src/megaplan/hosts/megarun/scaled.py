@@ -1,9 +1,9 @@
 """A block's program whose linears multiply in eight bits, as megarun runs them (`megarun.parallel.groups.scaled`).
 
-Linears of one call share what is made of their input. A call keeps the copy of its input that the weight gradients multiply and its scales,
-made before the products, so that a recomputed region that ends in a call does not run its products again. Where something else keeps the
-input in 16 bits anyway, or another call reads it too, the input itself is kept and quantised again in backward. Under TP a column-parallel
-call keeps the copy of the rank's own tokens, scaled as all tokens are, and gathers that in backward: one byte an element instead of two.
+Linears of one call share the copies of their input. A call saves the copy of its input that the weight gradients multiply and its scales,
+made before the products, so that a recomputed region that ends in a call does not run its products again. If another operation saves the
+input in 16 bits anyway, or another call reads it too, the input itself is saved and quantised again in backward. Under TP a column-parallel
+call saves the copy of the rank's own tokens, scaled like all tokens, and gathers it in backward: one byte per element instead of two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from megakernels.ops.fp8_linear.facts import SCALE, ScaledLinears
+from megakernels.ops.fp8_linear.facts import SCALE_BYTES, ScaledLinears
 from megaplan.blocks.ops import BlockProgram, Op, partial_gradient
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Basis, Column
@@ -30,11 +30,11 @@ class Call(NamedTuple):
     """Linears that megarun multiplies in one call.
 
     Attributes:
-        name: Of the first.
+        name: Name of the first linear.
         source: The storage or view that they read.
-        gathered: What they multiply where tokens are gathered first, else None.
-        weights: Their weights.
-        keeps_low: Whether the input's copy is kept in place of the input.
+        gathered: The gathered input, if tokens are gathered first, else None.
+        weights: Weights of the linears.
+        keeps_low: True if the input's copy is saved instead of the input.
     """
 
     name: str
@@ -56,7 +56,7 @@ def scaled_calls(program: BlockProgram, policy: str) -> tuple[Call, ...]:
 
     Args:
         program: The family's program of the block.
-        policy: How the block is recomputed; a selective checkpoint keeps the outputs of what it does not run again.
+        policy: Recompute policy of the block; a selective checkpoint keeps the outputs of operations that it does not run again.
     """
     roots, groups = roots_of(program.ops), _groups(program.ops)
     linears = {op.name for ops in groups for op in ops}
@@ -79,12 +79,12 @@ def in_eight_bits(
     """The program and its storages under one of the recipes that megarun trains.
 
     Args:
-        program: Of a block.
-        shapes: Its storages.
+        program: Program of a block.
+        shapes: Storages of the program.
         name: The recipe.
         parameters: Shapes of the block's parameters on the rank, by name.
-        policy: How the block is recomputed.
-        fused: Whether Triton kernels make the copies.
+        policy: Recompute policy of the block.
+        fused: True if Triton kernels make the copies.
     """
     by_row = name not in PER_TENSOR
     changed, calls = _scaled(program, policy, by_row)
@@ -99,7 +99,7 @@ def in_eight_bits(
 
 
 def _storages(call: Call, product: ScaledLinears, own_rows: int) -> Shapes:
-    """What a call makes besides its outputs; `own_rows` are the rank's own tokens."""
+    """Storages of a call other than its outputs; `own_rows` are the rank's own tokens."""
     given = call.keeps_low and not product.by_row
     found = {
         IN_FORWARD: _inside(product.forward_bytes(given=given)),
@@ -108,7 +108,7 @@ def _storages(call: Call, product: ScaledLinears, own_rows: int) -> Shapes:
     }
     if call.keeps_low:
         found[LOW] = _copy(product.kept_shape(own_rows), Column.ACTIVATIONS)
-        found[SCALES] = SCALE * product.num_scales, Column.ACTIVATIONS, (product.num_scales,), DType.FP32, Basis.EXACT
+        found[SCALES] = SCALE_BYTES * product.num_scales, Column.ACTIVATIONS, (product.num_scales,), DType.FP32, Basis.EXACT
         found[IN_KEEPING] = _inside(product.keeping_bytes(own_rows))
         if call.gathered is not None:
             found[WHOLE] = _copy(product.kept_shape(product.rows), Column.ACTIVATIONS)
@@ -125,7 +125,7 @@ def _inside(size: int) -> Stored:
 
 
 def _groups(ops: tuple[Op, ...]) -> list[list[Op]]:
-    """The linears of each call; the indexer's, whose input gets no gradient, are none."""
+    """The linears of each call; those of the indexer, whose input gets no gradient, are excluded."""
     found: list[list[Op]] = []
     for op in ops:
         if not op.late or op.grads is not None:
@@ -161,7 +161,7 @@ def _scaled(program: BlockProgram, policy: str, by_row: bool) -> Scaled:
 
 
 def _ops(call: Call, group: list[Op], by_row: bool) -> list[Op]:
-    """What makes the kept copy, and the products."""
+    """Operations that make the saved copy, and the products."""
     outputs = tuple(made for op in group for _, made in op.late)
     names = {ending: call.name + ending for ending in (LOW, SCALES, WHOLE, GATHERED, IN_KEEPING, IN_FORWARD, IN_INPUT, IN_WEIGHTS)}
     source, low, scales = call.source, names[LOW], names[SCALES]

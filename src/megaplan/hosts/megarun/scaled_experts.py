@@ -1,8 +1,8 @@
-"""A bank of experts that multiplies in eight bits, as megarun runs it (`megakernels.fp8_experts`): what it keeps and what it holds inside.
+"""A bank of experts that multiplies in eight bits, as megarun runs it (`megakernels.fp8_experts`): saved tensors and scratch.
 
-Experts read tokens, or rows that arrived, where they are, whatever kernels run. On one rank they keep the tokens in 16 bits, which the
-router keeps anyway, and quantise them again in backward. Rows that arrived from other ranks are kept as the transposed copy that the weight
-gradients multiply, each expert's rows filled up to a multiple of 16, with a scale for each expert's columns.
+Experts read tokens, or rows that arrived, in place with all kernels. On one rank they save the tokens in 16 bits, which the router saves
+anyway, and quantise them again in backward. Rows that arrived from other ranks are saved as the transposed copy that the weight gradients
+multiply, each expert's rows padded to a multiple of 16, with a scale for each expert's columns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megakernels.ops.fp8_experts.facts import ScaledBank
-from megakernels.ops.fp8_linear.facts import SCALE
+from megakernels.ops.fp8_linear.facts import SCALE_BYTES
 from megakernels.ops.moe.facts import ExpertSizes
 from megaplan.blocks.ops import BANK, BlockProgram, Op
 from megaplan.blocks.storages import Shapes
@@ -22,9 +22,9 @@ LOW, SCALES = "experts.low", "experts.low_scales"
 
 
 def keeps_copy(program: BlockProgram, policy: str) -> bool | None:
-    """Whether a block's bank keeps a copy of its input; None if the block has no bank.
+    """True if a block's bank keeps a copy of its input; None if the block has no bank.
 
-    Where selective recompute runs the bank again, its input is kept for that.
+    If selective recompute runs the bank again, its input is saved for that.
     """
     bank = next((op for op in program.ops if op.name == BANK), None)
     return None if bank is None else bank.reads[0] == ARRIVED and policy != "selective"
@@ -58,12 +58,12 @@ def bank_in_eight_bits(
     rows, columns = bank.kept_shape
     num_scales = experts * hidden
     found[LOW] = rows * columns, Column.ACTIVATIONS, bank.kept_shape, DType.FP8, basis
-    found[SCALES] = SCALE * num_scales, Column.ACTIVATIONS, (num_scales,), DType.FP32, Basis.EXACT
+    found[SCALES] = SCALE_BYTES * num_scales, Column.ACTIVATIONS, (num_scales,), DType.FP32, Basis.EXACT
     return _keeping(program), found
 
 
 def _keeping(program: BlockProgram) -> BlockProgram:
-    """With a bank that keeps the copy; the frame that called it names what arrived until rows have left and come back."""
+    """The program with a bank that saves the copy; the calling frame references the arrived rows until rows have been returned."""
     ops: list[Op] = []
     behind = False
     for op in program.ops:

@@ -1,4 +1,4 @@
-"""What of a spec decides how FSDP2 stores parameters: equal sizes store an inventory alike, whatever else differs."""
+"""The settings of a spec that decide how FSDP2 stores parameters: equal sizes give equal storage."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ def shard_degrees(mesh: Mesh) -> tuple[int, int]:
 
 
 class Sizes(NamedTuple):
-    """What of a spec decides storage, worked out once for all its blocks.
+    """Settings of a spec that decide storage, computed once for all its blocks.
 
     Attributes:
-        tp: `mesh.tp`, and likewise the next two.
+        tp: `mesh.tp`.
         ep: `mesh.ep`.
         etp: `mesh.etp`.
-        replicated: Whether shards have replicas.
+        replicated: True if shards have replicas.
         params: `precision.params`.
         families: `precision.families`, by letter.
         low: Letters whose weights are gathered in 8 bits by their recipe; autograd makes their gradients as if they were not.
         degrees: Ranks that share dense tensors, and those that share expert banks.
-        whole: Whether every rank owns whole tensors: neither TP nor EP divides them.
+        whole: True if every rank owns whole tensors: neither TP nor EP divides them.
         masters: `precision.master`.
-        master: Bytes of an element in it; likewise the next three.
-        grads: In `precision.grads`.
-        reduce: In `precision.reduce`.
-        moments: In `precision.moments`.
-        iteration: In Muon's iteration; 0 without Muon.
-        casts_gradients: Whether AdamW's gradients are cast for it.
-        recasts: Whether reduced gradients are cast.
-        padded: Whether chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
-        frozen: Dtype of the shards of frozen parameters; None where all are trained.
+        master: Bytes of an element in it.
+        grads: Bytes of an element in `precision.grads`.
+        reduce: Bytes of an element in `precision.reduce`.
+        moments: Bytes of an element in `precision.moments`.
+        iteration: Bytes of an element in Muon's iteration; 0 without Muon.
+        casts_gradients: True if AdamW's gradients are cast for it.
+        recasts: True if reduced gradients are cast.
+        padded: True if chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
+        frozen: Dtype of the shards of frozen parameters; None if all are trained.
     """
 
     tp: int
@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
     frozen: DType | None = None
 
     def compute(self, family: str) -> DType:
-        """Of the gathered parameters of a family's blocks."""
+        """Dtype of the gathered parameters of a family's blocks."""
         return DType.FP8 if family in self.low else self.made(family)
 
     def stored(self, frozen: bool) -> int:
@@ -68,7 +68,7 @@ class Sizes(NamedTuple):
         return self.master if self.frozen is None or not frozen else self.frozen.bytes
 
     def made(self, family: str) -> DType:
-        """Of a family's parameters as autograd has them."""
+        """Dtype of the gradients of a family's parameters in autograd."""
         return next((dtype for letter, dtype in self.families if letter == family), self.params)
 
 
@@ -81,7 +81,7 @@ def _gathered_low(spec: Spec) -> frozenset[str]:
 
 
 def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
-    """The sizes of a spec; not `padded` is what a runtime would hold that could cut between any two elements."""
+    """The sizes of a spec; without `padded` those of a runtime that could cut between any two elements."""
     mesh, precision = spec.mesh, spec.precision
     return Sizes(
         mesh.tp,

@@ -1,4 +1,4 @@
-"""What FSDP2 holds of a block's parameters: resident shards, gathered copies, gradients, reduce buffers.
+"""FSDP2's memory for a block's parameters: resident shards, gathered copies, gradients, reduce buffers.
 
 Every tensor is sharded along dim 0 of its stored shape in n chunks of ceil(d0 / n) rows; an expert bank is stored as the rows of all its
 experts (`ParamTensor.stored_shape`). Each rank stores a whole chunk, zero-padded; views of it have the true rows. Gathered copies and
@@ -26,10 +26,10 @@ from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.group_bytes import NOTHING, GroupBytes, together
 from megaplan.hosts.megarun.optimizer import (
     Cast,
-    MatrixMoments,
+    MatrixPeaks,
     MatrixScratch,
     Uneven,
-    matrix_moments,
+    matrix_peaks,
     matrix_scratch,
 )
 from megaplan.hosts.megarun.sizes import Sizes
@@ -47,13 +47,13 @@ RESIDENT_PLACES = {owner: place for place, owner in enumerate(OWNER_COLUMNS)}
 
 
 class Shard(NamedTuple):
-    """A tensor's part on a rank, as it is made.
+    """A tensor's part on a rank, in construction order.
 
     Attributes:
-        column: Its place in `resident_bytes`.
-        padded_bytes: A whole chunk as it is stored.
-        expert: Whether it belongs to an expert bank.
-        uneven: Where its last chunks are short.
+        column: Column in `resident_bytes`.
+        padded_bytes: A whole chunk, as stored.
+        expert: True if it belongs to an expert bank.
+        uneven: Present if its last chunks are short.
     """
 
     column: int
@@ -62,28 +62,28 @@ class Shard(NamedTuple):
     uneven: Uneven | None
 
     def true_bytes(self, index: int) -> int:
-        """Without padding, on the rank with this index among those that share it."""
+        """Bytes without padding, on the rank with this index among those that share it."""
         return self.padded_bytes if self.uneven is None else self.uneven.local_rows(index) * self.uneven.shard_row_bytes
 
 
 class BlockStorage(NamedTuple):
-    """What a rank holds of one block's parameters.
+    """A rank's memory for one block's parameters.
 
     Attributes:
-        resident_bytes: Shards as they are stored, padded: of replicated, tensor-parallel and expert-parallel tensors.
-        dense: The group of what is not an expert bank.
+        resident_bytes: Shards as stored, padded: of replicated, tensor-parallel and expert-parallel tensors.
+        dense: The group of tensors outside the expert bank.
         experts: The group of the expert bank.
         both: The two together.
         matrix_state_bytes: Moments of Muon tensors that shard evenly.
         other_state_bytes: Moments of AdamW tensors that shard evenly, step counters of all AdamW tensors.
         uneven: Tensors whose last chunks are short or empty.
-        shards: Where there are such, every tensor in the order in which they are made and padded.
-        matrix_scratch: Muon's scratch and momentum of each tensor, in the order they are updated.
-        even_moments: Where Muon's updates of them peak; None where one shards unevenly, so that ranks differ.
-        casts: AdamW's tensors in that order, where their gradients are cast for it.
-        adamw_shard_bytes: Gradient shards of the dense group where Muon has none of its tensors; else 0.
-        resident_slack_bytes: What the allocator's rounding adds to the shards.
-        state_slack_bytes: What it adds to the moments.
+        shards: If there are such tensors, every tensor in the order in which it is made and padded.
+        matrix_scratch: Muon's scratch and momentum of each tensor, in the order of updates.
+        even_peaks: Peaks of Muon's updates; None if a tensor shards unevenly, so that ranks differ.
+        casts: Casts of AdamW's gradients in the order of updates; empty if gradients are not cast.
+        adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors; else 0.
+        resident_slack_bytes: Bytes that the allocator's rounding adds to the shards.
+        state_slack_bytes: Bytes that it adds to the moments.
         parameters: Elements after TP and EP, before state sharding.
     """
 
@@ -96,16 +96,16 @@ class BlockStorage(NamedTuple):
     uneven: tuple[Uneven, ...]
     shards: tuple[Shard, ...]
     matrix_scratch: tuple[MatrixScratch, ...]
-    even_moments: MatrixMoments | None
+    even_peaks: MatrixPeaks | None
     casts: tuple[Cast, ...]
     adamw_shard_bytes: int
     resident_slack_bytes: int
     state_slack_bytes: int
     parameters: int
 
-    def matrix_moments(self, dense_index: int, expert_index: int) -> MatrixMoments:
-        """Where Muon's updates of the block peak on the rank at these places."""
-        return matrix_moments(self.matrix_scratch, dense_index, expert_index)
+    def matrix_peaks(self, dense_index: int, expert_index: int) -> MatrixPeaks:
+        """Peaks of Muon's updates of the block on the rank at these places."""
+        return matrix_peaks(self.matrix_scratch, dense_index, expert_index)
 
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
@@ -115,8 +115,8 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     trained = _trained_storage(sizes._replace(frozen=None), _only(block, frozen=False))
     frozen = _trained_storage(sizes._replace(frozen=None, masters=sizes.frozen, master=sizes.frozen.bytes), _only(block, frozen=True))
     casting, bank_casting = _casting(sizes, block)
-    dense = _beside(trained.dense, frozen.dense, casting)
-    experts = _beside(trained.experts, frozen.experts, bank_casting)
+    dense = _with_frozen(trained.dense, frozen.dense, casting)
+    experts = _with_frozen(trained.experts, frozen.experts, bank_casting)
     uneven = {tensor.name: short for tensor, short in _uneven_of(sizes, block)}
     first, second, third = map(sum, zip(trained.resident_bytes, frozen.resident_bytes, strict=True))
     return trained._replace(
@@ -135,7 +135,7 @@ def _only(block: Block, *, frozen: bool) -> Block:
     return make_block(block.family, tuple(tensor for tensor in block.tensors if (tensor.group is FROZEN) is frozen), block.variant)
 
 
-def _beside(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int) -> GroupBytes:
+def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int) -> GroupBytes:
     """A group of trained and frozen tensors: all are gathered together, and gradients are those of the trained ones."""
     if frozen is NOTHING:
         return trained
@@ -223,7 +223,7 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
             tuple(uneven.values()),
             _in_order(sizes, block, uneven),
             tuple(scratch),
-            None if ranks_differ else matrix_moments(scratch, 0, 0),
+            None if ranks_differ else matrix_peaks(scratch, 0, 0),
             tuple(casts),
             0 if dense_by_muon else dense.shard_bytes,
             resident_slack,
@@ -234,9 +234,9 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
 
 
 def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple[Shard, ...]:
-    """A block's shards as they are made: a module's children get storage before its own parameters, which have no dot in their names.
+    """A block's shards in construction order: a module's children get storage before its own parameters, which have no dot in their names.
 
-    A bank stays where it is. Empty where every tensor is cut evenly.
+    A bank keeps its position. The result is empty if every tensor is sharded evenly.
     """
     if not uneven:
         return ()
@@ -255,13 +255,13 @@ def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple
 
 
 def _local(tensor: ParamTensor, sizes: Sizes) -> tuple[tuple[int, ...], int]:
-    """The shape of a rank's part, and its elements."""
+    """The shape of a rank's part, and its number of elements."""
     shape = local_shape(tensor, sizes.tp, sizes.ep, sizes.etp)
     return shape, prod(shape)
 
 
 def _slacks(adamw_shards: list[int], muon_shards: list[int], master: int, moments: int) -> tuple[int, int]:
-    """What the allocator's rounding adds to shards of these bytes, and what it adds to their moments: AdamW has two, Muon one."""
+    """Bytes that the allocator's rounding adds to shards of these sizes, and to their moments: AdamW has two, Muon one."""
     adamw, muon = slack_bytes(adamw_shards), slack_bytes(muon_shards)
     if moments == master:
         return adamw + muon, 2 * adamw + muon
@@ -270,7 +270,7 @@ def _slacks(adamw_shards: list[int], muon_shards: list[int], master: int, moment
 
 
 def _matrices(tensor: ParamTensor, shape: tuple[int, ...], sizes: Sizes) -> tuple[tuple[int, int, int], int]:
-    """What a rank orthogonalises, as `matrix_scratch` takes it, and the ranks that TP has cut it over; `shape` is the rank's part."""
+    """Matrices that a rank orthogonalises, as `matrix_scratch` takes them, and the TP ranks that share them; `shape` is the rank's part."""
     count = tensor.local_matrices(sizes.tp, sizes.ep)
     if tensor.cut_dim(sizes.tp) is not None:
         return (count, tensor.elements, tensor.shape[-1]), sizes.tp
@@ -278,9 +278,9 @@ def _matrices(tensor: ParamTensor, shape: tuple[int, ...], sizes: Sizes) -> tupl
 
 
 def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
-    """What is alive beside the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh, in bytes.
+    """Bytes in addition to the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh.
 
-    A cast is freed when the next tensor's input is there, so two are alive before the next tensor gets its storage.
+    A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """
@@ -303,7 +303,7 @@ def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
 
 
 def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int, int]) -> GroupBytes:
-    """A group from its elements: a padded shard, all tensors, the last tensor; and bytes beside the gathered tensors on a one-rank mesh."""
+    """A group from its elements: a padded shard, all tensors, the last tensor; and bytes beyond the gathered tensors on a one-rank mesh."""
     shard, true, last, casting = elements
     if not true:
         return NOTHING
@@ -331,7 +331,7 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
 
 
 def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
-    """By which FSDP2's order of a block's tensors follows from the inventory's: a module's own, without a dot in their names, come last.
+    """Sort key that gives FSDP2's order of a block's tensors: a module's own, without a dot in their names, come last.
 
     A prediction depth has blocks below it, one after another, and each lists its own tensors last.
     """
@@ -349,6 +349,6 @@ def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
 
 
 LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}
-"""FSDP2 lists a block's own parameters after its children's: the last of a family whose blocks have any themselves."""
+"""Last parameter that FSDP2 lists for a family whose blocks have parameters of their own, which follow those of their children."""
 STEP_BYTES = 4
-"""AdamW's step counter, an fp32 scalar beside each parameter (fused AdamW keeps it on the device)."""
+"""AdamW's step counter, an fp32 scalar per parameter (fused AdamW keeps it on the device)."""

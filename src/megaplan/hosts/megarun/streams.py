@@ -1,10 +1,11 @@
-"""The streams in which FSDP2 allocates beside the one that computes: each has a pool of its own in torch's allocator.
+"""The streams in which FSDP2 allocates in addition to the computing stream: each has its own pool in torch's allocator.
 
-All-gathers: the output and the cast of the shard that goes in, on meshes of more than one rank; an output is freed when the next group's
-has been filled. Reductions: a group's reduced output, which becomes its gradient shards, or is added to them, or cast to their dtype.
+All-gathers use one for the output and for the cast of the shard, on meshes of more than one rank; an output is freed when the next
+group's has been filled. Reductions use one for a group's reduced output, which becomes its gradient shards, or is added to them, or cast
+to their dtype.
 
-Where the shards lie is a fact of the runtime. FSDP2 itself makes them in its reduce-scatter stream, whose pool cannot use what activations
-have left; megarun gives it a reduce-scatter that makes those outputs that become shards in the computing stream (`SHARDS`).
+The pool of the shards is a fact of the runtime. FSDP2 itself makes them in its reduce-scatter stream, whose pool cannot use memory that
+activations have freed; megarun gives it a reduce-scatter that makes those outputs that become shards in the computing stream (`SHARDS`).
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`), _fsdp_param_group.py
 (`FSDPCommContext`).
@@ -33,13 +34,13 @@ SHARDS = ShardsPool.COMPUTE
 
 
 class GroupPools(NamedTuple):
-    """Bytes that the groups of a slot, or of a rank's slots, have in these streams.
+    """Bytes of the groups of a slot, or of a rank's slots, in these streams.
 
     Attributes:
-        gather_bytes: The most that all-gathers hold at once.
+        gather_bytes: Most bytes that all-gathers hold at the same time.
         reduced_bytes: The largest reduced output.
-        all_reduced_bytes: All of them.
-        recast_bytes: Shards that are casts of them: made in the reduce-scatter stream, whatever the runtime asks for.
+        all_reduced_bytes: All reduced outputs.
+        recast_bytes: Shards that are casts of them: made in the reduce-scatter stream in every runtime.
         shard_bytes: All shards.
     """
 
@@ -51,19 +52,19 @@ class GroupPools(NamedTuple):
 
 
 class Reserving(NamedTuple):
-    """Bytes that a rank reserves beyond those handed out in a step.
+    """Bytes that a rank reserves beyond those allocated in a step.
 
     Attributes:
-        beside_bytes: What other streams' pools have at their own peaks.
+        other_pool_bytes: Bytes in other streams' pools at their own peaks.
         open_bytes: One segment or page of each pool that is not full.
         missing_bytes: Requests after the main peak that fit no block that activations leave.
         share: Per mille of activations that stay unused.
-        last_requests: Where the reduction of the slot's own parameters ends a backward, what it asks for in the computing stream.
-        live_bytes: What of a step is alive then.
-        rounds: Whether tensors have segments of their own, each rounded.
+        last_requests: Requests in the computing stream of the reduction of the slot's own parameters, if it ends a backward.
+        live_bytes: Allocated bytes of a step at that point.
+        rounds: True if tensors have segments of their own, each rounded.
     """
 
-    beside_bytes: int
+    other_pool_bytes: int
     open_bytes: int
     missing_bytes: int
     share: int
@@ -76,9 +77,9 @@ def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool
     """Bytes of the groups of one slot.
 
     Args:
-        root: Its own group.
-        layers: Its layers, in order.
-        ahead: Whether each layer's forward begins by gathering the next layer.
+        root: The slot's own group.
+        layers: Groups of its layers, in order.
+        ahead: True if each layer's forward begins by gathering the next layer.
     """
     most, alive = root.flat_bytes + root.sent_bytes, root.flat_bytes
     reduced, largest, recast, shards = root.reduced_bytes, root.reduced_bytes, root.recast_bytes, root.shard_bytes
@@ -92,13 +93,13 @@ def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool
                 alive = group.flat_bytes
             reduced, largest = reduced + group.reduced_bytes, max(largest, group.reduced_bytes)
             recast, shards = recast + group.recast_bytes, shards + group.shard_bytes
-        if ahead:  # what was gathered a layer ago has been copied out
+        if ahead:  # parameters gathered one layer before have been copied out
             alive, waits = storage.both.flat_bytes, 0
     return new(GroupPools, (most, largest, reduced, recast, shards))
 
 
 def pools_together(pools: Iterable[GroupPools]) -> GroupPools:
-    """Bytes of the slots of a rank, of which one runs at a time."""
+    """Bytes of the slots of a rank, which run one at a time."""
     listed = list(pools)
     if len(listed) == 1:
         return listed[0]

@@ -1,4 +1,4 @@
-"""Which of several lists of names can be the largest, whatever each name weighs."""
+"""Selection of lists of names whose total weight can be the largest for some weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def undominated(items: Sequence[T], held: Callable[[T], tuple[str, ...]]) -> tup
 
 
 def _numbered(names: tuple[str, ...]) -> frozenset[str | tuple[str, int]]:
-    """A list of names as a set: a name that stands again is another member, so that one list holds another as often as sets include it."""
+    """A list of names as a set: repeated names are numbered, so that inclusion of sets is inclusion of lists with multiplicity."""
     found: frozenset[str | tuple[str, int]] = frozenset(names)
     if len(found) == len(names):
         return found

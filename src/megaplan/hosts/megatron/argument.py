@@ -12,7 +12,7 @@ REQUIRED = "required"
 
 
 class Kind(StrEnum):
-    """What a value of an argument is."""
+    """Kind of an argument's value."""
 
     SWITCH = "switch"
     COUNT = "positive integer"
@@ -69,19 +69,17 @@ class Argument(NamedTuple):
     """One launch argument.
 
     Attributes:
-        name: Its flag with underscores for dashes.
-        kind: What its value is.
+        name: Flag with underscores for dashes.
+        kind: Kind of the value.
         key: Dotted key of the spec; empty where no single key has it.
         default: Megatron's, `REQUIRED`, or None where it is absent.
         conversion: To the key's value and back.
-        touches: What in memory or time it decides; empty for values of tensors alone.
-        field: Of `MegatronJob`, or of one of its parts as `moe.top_k`, priced from `key`.
-        price: The field's value, of the key's value.
+        touches: Parts of memory or time that it decides; empty for values of tensors alone.
         words: The words accepted, of a `WORD`.
-        means: Of `ONLY` the value accepted; of `FEATURE` the feature that it turns on.
+        means: The accepted value of `ONLY`; the feature that `FEATURE` turns on.
         block: The kind of block without which it is not written; empty for any.
         dest: The attribute that Megatron's parser stores it in, where that is not `name`.
-        note: How it is read with others, or why it is refused.
+        note: Rule by which it is read with others, or the reason of its refusal.
     """
 
     name: str
@@ -90,8 +88,6 @@ class Argument(NamedTuple):
     default: Any = None
     conversion: Conversion = SAME
     touches: str = ""
-    field: str = ""
-    price: Callable[[Any], Any] = same
     words: tuple[str, ...] = ()
     means: Any = None
     block: str = ""
@@ -105,11 +101,11 @@ class Argument(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether it decides its key alone."""
+        """True if no other argument sets this key."""
         return bool(self.key) and self.conversion not in (JOINT, ONLY, FEATURE, REPORTED)
 
     def written(self, spec: Any, blocks: frozenset[str]) -> Any:
-        """Its value for a spec that has these kinds of block; None or False where it is left out."""
+        """The value for a spec that has these kinds of block; None or False if it is left out."""
         if self.block and self.block not in blocks:
             return None
         if self.conversion is ONLY:

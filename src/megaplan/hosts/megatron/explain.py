@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from megaplan.hosts.megarun.explain import explain as of_families
-from megaplan.hosts.megatron.from_spec import jobs_from_spec
-from megaplan.hosts.megatron.saved import operator, operators
+from megaplan.hosts.megatron.pattern import operators
+from megaplan.hosts.megatron.run import MegatronRun
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
@@ -13,10 +13,10 @@ from megaplan.spec.models import Spec
 
 def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> Explained:
     """The blocks of a pipeline rank of the layout have the families' parameters; each operator keeps its own tensors."""
-    job = jobs_from_spec(spec, "".join(block.family for block in inventory.layers), layout)[pp_rank]
-    own, kept = operators("".join(job.chunks)), []
+    run = MegatronRun(spec, inventory)
+    own, kept = operators("".join(run.chunks(layout, pp_rank))), []
     for letter in dict.fromkeys(own):
-        sizes = sorted(operator(job, letter).items(), key=lambda item: (-item[1], item[0]))
+        sizes = sorted(run.operator(letter).tensors.items(), key=lambda item: (-item[1], item[0]))
         rows: list[tuple[str, ...]] = [(name, f"{size:,}") for name, size in sizes]
         kept.append((f"{letter}, {own.count(letter)} on this rank", sum(size for _, size in sizes), rows))
     return Explained(of_families(spec, inventory, layout, pp_rank).held, ("tensor", "bytes"), kept)

@@ -14,6 +14,7 @@ from megaplan.errors import Diagnostic, Severity
 from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megatron import HOST
+from megaplan.hosts.megatron.pattern import LETTERS
 from megaplan.hosts.values import Limit
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.context import Checked
@@ -32,12 +33,9 @@ PRICED_OPTIONS = frozenset({
 """Options of blocks that the byte model of Megatron-Core has terms for."""
 MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_blockwise": "blockwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 """Megatron's word for each recipe that it has."""
-
-
+NEAREST = {"R": "Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"}
 MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
-
-
 WHY_UNPRICED = {
     "distillation": "a teacher model stands beside the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, in fp32, which is sharding.reshard_after_forward",
@@ -113,14 +111,11 @@ def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
 def _families(spec: Spec, letters: str) -> Iterator[Limit]:
     """Families and kinds that Megatron is priced without."""
     model = spec.model
-    if "R" in letters:
-        count = letters.count("R")
-        yield Limit(
-            "model.recurrent", f"{count} layers are R, and Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"
-        )
-    if "C" in letters:
-        detail = f"{letters.count('C')} layers are C, and Megatron is priced without {FAMILIES['C'].title}"
-        yield Limit("model.short_convolution", detail)
+    for letter, family in FAMILIES.items():
+        if letter in LETTERS or letter not in letters:
+            continue
+        why = NEAREST.get(letter, f"Megatron is priced without {family.title}")
+        yield Limit(f"model.{family.section}", f"{letters.count(letter)} layers are {letter}, and {why}")
     linear = model.linear_attention
     if "G" in letters and not isinstance(linear, GatedDeltaNet):
         yield Limit(
@@ -194,7 +189,7 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _routing(spec: Spec) -> Iterator[Limit]:
-    """How experts are scored and chosen, clamped swiglu, and constants of norms and angles, which launches are written without."""
+    """Routing scores and choices, clamped swiglu, and constants of norms and angles, which launches are written without."""
     for option in given_options(spec.model):
         if option.key in ROUTING | SCALES | {"model.moe.swiglu_limit"}:
             detail = f"{option.key} = {option.shown}, and Megatron is written with {option.neutral}"

@@ -1,4 +1,4 @@
-"""Launch arguments of Megatron-LM that a spec does not need: told as not carried, or ignored."""
+"""Launch arguments of Megatron-LM that a spec does not need: reported as not carried, or ignored."""
 
 from __future__ import annotations
 

@@ -26,6 +26,23 @@ LETTERS = {ours: symbol for symbol, ours in reversed(OURS.items())}
 """The symbol of each of our letters; of A, that of attention which is not latent."""
 MODULE, SEGMENT = "/", "|"
 _OTHER_ATTENTION = "D+"
+EMBEDDING, LOSS, MTP = "e", "l", "m"
+"""Letters of embedding, loss and one prediction module among those of a rank's operators."""
+SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
+"""Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
+IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
+OPERATORS = "*-MGE" + "".join(SIXTEEN_BIT)
+"""Letters of operators, without embedding, prediction modules and loss."""
+
+
+def operators(letters: str) -> str:
+    """The operators of a chunk, without embedding, prediction modules and loss."""
+    return "".join([letter for letter in letters if letter in OPERATORS])
+
+
+def count(letters: str, operator: str) -> int:
+    """Operators of a kind, in low precision or not."""
+    return letters.count(operator) + letters.count(IN_SIXTEEN_BIT[operator])
 
 
 class HybridPattern(NamedTuple):
@@ -35,7 +52,7 @@ class HybridPattern(NamedTuple):
         segments: Symbols of each segment, empty ones included; one segment if the text has no `|`.
         module: Symbols of one prediction module, None if there is none.
         num_modules: Prediction modules.
-        has_pipes: Whether the text says where stages begin.
+        has_pipes: True if the text states where stages begin.
     """
 
     segments: tuple[str, ...]
@@ -63,7 +80,7 @@ class HybridPattern(NamedTuple):
             first: Layers of the first rank, where the pattern has no `|`.
             last: Layers of the last rank, likewise.
             vpp: Virtual stages a rank that were asked for, where the pattern has no `|`.
-            where: Where the text stands, for diagnostics.
+            where: Location of the text, for diagnostics.
 
         Raises:
             MegaplanError: MP911.

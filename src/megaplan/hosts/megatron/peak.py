@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from megaplan.hosts.megatron.job import LOSS, MTP, MegatronJob, count
-from megaplan.hosts.megatron.saved import chunk, handle_bytes, offloaded_here_bytes, operator, operators, routed_rows, scores_elements
-from megaplan.hosts.megatron.storage import Parameters, gathered_bytes, gradient_copies_bytes, parameters, storage_bytes
-from megaplan.hosts.megatron.working import backward_excess, forward_excess, graph_bytes
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
+from megaplan.hosts.megatron.chunks import backward_excess, chunk, forward_excess, graph_bytes, recomputed_groups
+from megaplan.hosts.megatron.experts import dispatcher, dispatcher_bytes
+from megaplan.hosts.megatron.pattern import LOSS, MTP, count, operators
+from megaplan.hosts.megatron.programs import num_scores
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
+from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, is_fsdp, parameters, storage_bytes
+from megaplan.hosts.megatron.tensors import Parameters
+from megaplan.hosts.megatron.workspaces import engine_bytes
+from megaplan.spec.device import device_of
 
 MIB = 2**20
 LAYER_FORWARD, LAYER_BACKWARD = "layer forward", "layer backward"
@@ -23,13 +28,13 @@ class MegatronMemory(NamedTuple):
     """Bytes of one rank.
 
     Attributes:
-        static: What stays for the whole run, by part.
-        leftover: What the last step leaves besides, and the next replaces.
-        gradient_copies: Of the optimizer's step, dropped before the next forward.
+        static: Bytes that stay for the whole run, by part.
+        leftover: Further bytes that the last step leaves, and the next replaces.
+        gradient_copies: Copies of gradients that the optimizer's step makes, freed before the next forward.
         activations: Kept by the microbatches in flight.
-        phases: What each phase adds to both, by its name.
-        gathered: What of each phase is parameters and gradients that Megatron-FSDP has whole.
-        received: What of each phase is the previous microbatch's, named by the pipeline's schedule.
+        phases: Bytes that each phase adds to both, by its name.
+        gathered: The part of each phase that is parameters and gradients that Megatron-FSDP has unsharded.
+        received: The part of each phase that belongs to the previous microbatch, and is named by the pipeline's schedule.
     """
 
     static: dict[str, int]
@@ -56,109 +61,90 @@ class MegatronMemory(NamedTuple):
         return max(self.phases, key=lambda name: self.phases[name])
 
 
-def memory(job: MegatronJob, held: Parameters | None = None) -> MegatronMemory:
-    """The bytes of a run's rank; `held` are its parameters, if they are known."""
-    found = parameters(job) if held is None else held
-    virtual = len(job.chunks)
-    mask = job.micro_batch_size * (job.seq_length // job.cp) * job.seq_length if job.attention_mask and _at_an_end(job) else 0
-    boundary = _boundary_bytes(job)
-    static = {**storage_bytes(job, found), **fixed_bytes(job, found.shapes)}
+def memory(stage: MegatronStage, held: Parameters | None = None) -> MegatronMemory:
+    """The bytes of a rank; `held` are its parameters, if they are known."""
+    run, found = stage.run, parameters(stage) if held is None else held
+    spec, dims, virtual = stage.spec, run.at.dims, len(stage.chunks)
+    keeps_two = spec.mesh.pp > 1 and spec.host.model == "gpt"
+    mask = dims.batch * dims.tokens * spec.batch.seq_length if spec.host.attention_mask and _at_an_end(stage) else 0
+    static = {**storage_bytes(stage, found), **fixed_bytes(run, stage.chunks, found.shapes)}
     leftover = 0
-    if job.pp > 1:
-        leftover = boundary * (2 if virtual == 1 else (job.pp - 1) * (virtual - 1)) + (0 if job.hybrid else mask)
-    leftover += sum(_dispatcher_bytes(job) * count(letters, "E") for letters in job.chunks)
-    leftover += _dispatcher_bytes(job) * count(job.mtp_operators, "E") * _modules(job)
-    activations = in_flight(job) + offloaded_here_bytes(job) + _deferred_bytes(job) + mask * (2 if job.pp > 1 and not job.hybrid else 1)
-    phases, whole = _phases(job), gathered_bytes(job, found)
+    if spec.mesh.pp > 1:
+        leftover = run.boundary_bytes * (2 if virtual == 1 else (spec.mesh.pp - 1) * (virtual - 1)) + mask * keeps_two
+    leftover += dispatcher_bytes(run.at) * (stage.count("E") + count(run.ahead, "E") * _modules(stage))
+    activations = in_flight(stage) + offloaded_here_bytes(stage) + _deferred_bytes(stage) + mask * (2 if keeps_two else 1)
+    phases, whole = _phases(stage), gathered_bytes(stage, found)
     gathered = {name: whole.first_layer_backward if name == FIRST_LAYER else whole.loss for name in phases}
     phases = {name: size + gathered[name] for name, size in phases.items()}
-    received = {name: received_bytes(job, backward=name in BACKWARD) for name in phases}
+    received = {name: received_bytes(stage, backward=name in BACKWARD) for name in phases}
     phases = {name: size + received[name] for name, size in phases.items()}
-    return MegatronMemory(static, leftover, gradient_copies_bytes(job, found), activations, phases, gathered, received)
+    return MegatronMemory(static, leftover, gradient_copies_bytes(stage, found), activations, phases, gathered, received)
 
 
-def _deferred_bytes(job: MegatronJob) -> int:
+def _deferred_bytes(stage: MegatronStage) -> int:
     """Logits' gradients and the head's inputs of the microbatches whose weight gradient waits for the end of the step."""
-    if not job.deferred_head or LOSS not in job.chunks[-1]:
-        return 0
-    waiting = min(job.deferred_head, job.num_microbatches)
-    return waiting * 2 * (job.tokens * job.vocab_size // job.tp + job.stream_tokens * job.hidden_size)
+    waiting = min(stage.spec.host.deferred_head_microbatches or 0, _num_microbatches(stage))
+    return waiting * (2 * _logits(stage.run) + stage.run.boundary_bytes) if LOSS in stage.chunks[-1] else 0
 
 
-def _rank(job: MegatronJob) -> int:
-    return job.pp - 1 if job.pp_rank is None else job.pp_rank
+def _logits(run: MegatronRun) -> int:
+    """Elements of a microbatch's logits on a rank."""
+    return run.at.tokens * run.spec.model.vocab_size // run.at.dims.tp
 
 
-def _at_an_end(job: MegatronJob) -> bool:
-    """Whether the rank is the first or the last of its pipeline: those alone load batches."""
-    return _rank(job) in (0, job.pp - 1)
+def _num_microbatches(stage: MegatronStage) -> int:
+    return stage.spec.schedule.microbatches_per_update
 
 
-def _modules(job: MegatronJob) -> int:
-    depth = sum(letters.count(MTP) for letters in job.chunks)
-    return min(depth, 1) if job.mtp_repeated else depth
+def _at_an_end(stage: MegatronStage) -> bool:
+    """True if the rank is the first or the last of its pipeline: those alone load batches."""
+    return stage.pp_rank in (0, stage.spec.mesh.pp - 1)
 
 
-def _boundary_bytes(job: MegatronJob) -> int:
-    """What one stage sends to the next of a microbatch."""
-    return 2 * job.stream_tokens * job.hidden_size
+def _modules(stage: MegatronStage) -> int:
+    depth = stage.letters.count(MTP)
+    return min(depth, 1) if stage.spec.host.mtp_repeated else depth
 
 
-def received_bytes(job: MegatronJob, *, backward: bool) -> int:
-    """What the pipeline's schedule names of the previous microbatch while the rank is at its fullest.
+def received_bytes(stage: MegatronStage, *, backward: bool) -> int:
+    """Bytes of the previous microbatch that the pipeline's schedule names while the rank is at its fullest.
 
     Of that microbatch it names the gradient it sent to the stage before, until its next backward; until its next forward has ended, also
     the one it received from the stage after, or on the last stage the loss, whose graph ends in the microbatch's input.
 
     Source: `input_tensor_grad`, `output_tensor_grad` and `output_tensor` of `forward_backward_pipelining_without_interleaving`.
     """
-    rank = _rank(job)
-    if job.pp == 1 or job.num_microbatches <= job.pp - rank:
+    pp, rank = stage.spec.mesh.pp, stage.pp_rank
+    if pp == 1 or _num_microbatches(stage) <= pp - rank:
         return 0
-    sent = _boundary_bytes(job) if rank else 0
-    return sent + (0 if backward else _boundary_bytes(job))
+    return stage.run.boundary_bytes * (bool(rank) + (not backward))
 
 
-def _dispatcher_bytes(job: MegatronJob) -> int:
-    """What the dispatcher of one layer's experts holds on to until the next microbatch.
+def offloaded_here_bytes(stage: MegatronStage) -> int:
+    """Inputs of offloaded modules that are on the device: the last of each module, which backward reads next, and one on its way.
 
-    All-gather: its rows' places and probabilities, and its map. All-to-all: probabilities and map of its tokens, and where their rows went.
-    HybridEP: probabilities in fp32 and map, the rows' probabilities, and through their place in the graph the maps of the dispatch. What
-    DeepEP's holds on to is left out.
-
-    Source: the attributes of the dispatchers in `megatron/core/transformer/moe/token_dispatcher.py`.
+    Source: `_offload_margin` and `last_group_with_same_name` of `megatron/core/pipeline_parallel/fine_grained_activation_offload.py`.
     """
-    dims = job.moe
-    if dims is None:
-        return 0
-    scores = job.stream_tokens * dims.num_experts
-    if dims.dispatcher == "allgather":
-        map_bytes = job.stream_tokens * job.tp * job.ep * (dims.num_experts // job.ep)
-        return routed_rows(job, dims) * (8 + dims.probability_bytes) + map_bytes
-    if dims.dispatcher == "alltoall":
-        places = 4 * (2 * scores + job.stream_tokens) if dims.permute_fusion else 8 * job.stream_tokens * dims.top_k
-        return scores * (1 + dims.probability_bytes) + places
-    if dims.dispatcher == "hybridep":
-        return scores * (1 + 4) + 4 * routed_rows(job, dims) + handle_bytes(job, dims)
-    return 0
+    inputs = [stage.run.operator(letter).offloaded for letter in set(operators(stage.letters))]
+    return sum(inputs) + max(inputs, default=0)
 
 
-def in_flight(job: MegatronJob) -> int:
+def in_flight(stage: MegatronStage) -> int:
     """Bytes that the rank's microbatches keep at its fullest moment."""
-    return sum(count * chunk(job, letters) for count, letters in zip(in_flight_counts(job), job.chunks, strict=True))
+    return sum(number * chunk(stage.run, letters) for number, letters in zip(in_flight_counts(stage), stage.chunks, strict=True))
 
 
-def in_flight_counts(job: MegatronJob) -> tuple[int, ...]:
+def in_flight_counts(stage: MegatronStage) -> tuple[int, ...]:
     """Microbatches of each chunk at the rank's fullest moment; on the rank of the loss, the fullest of its last chunk's.
 
     Under 1F1B rank r holds min(microbatches, pp − r). Under interleaving its forwards visit the chunks in rounds of a group, and the
     backwards follow (VP − 1) · group + 2 · (pp − 1 − r) forwards behind; after that the counts of the chunks recur with each round.
     """
-    virtual, rank = len(job.chunks), _rank(job)
-    if virtual == 1:
-        return (min(job.num_microbatches, job.pp - rank),)
-    sizes = tuple([chunk(job, letters) for letters in job.chunks])
-    return fullest_counts(sizes, job.pp - 1 - rank, min(job.inflight_group, job.num_microbatches), job.num_microbatches)
+    pp, number = stage.spec.mesh.pp, _num_microbatches(stage)
+    if len(stage.chunks) == 1:
+        return (min(number, pp - stage.pp_rank),)
+    sizes = tuple([chunk(stage.run, letters) for letters in stage.chunks])
+    return fullest_counts(sizes, pp - 1 - stage.pp_rank, min(stage.spec.host.microbatch_group_size or pp, number), number)
 
 
 @lru_cache(maxsize=65536)
@@ -169,7 +155,7 @@ def fullest_counts(sizes: tuple[int, ...], behind: int, group: int, num_microbat
         sizes: Bytes that one microbatch keeps on each chunk. Of other sizes the moment is one of the rank's, not the fullest.
         behind: Pipeline ranks after this one.
         group: Microbatches that a chunk takes in turn.
-        num_microbatches: Of a step.
+        num_microbatches: Microbatches of a step.
     """
     virtual = len(sizes)
     forwards = num_microbatches * virtual
@@ -194,69 +180,84 @@ def _visited(step: int, group: int, virtual: int, num_microbatches: int) -> int:
     return offset // min(group, num_microbatches - start * group)
 
 
-def fixed_bytes(job: MegatronJob, shapes: set[tuple[int, int]]) -> dict[str, int]:
-    """Workspaces and buffers that stay for the whole run, by part."""
-    parts = {"cuBLAS workspaces": 2 * job.cublas_bytes}
-    if not job.local or job.moe is not None:  # a router multiplies by Transformer Engine whichever made the layers
-        parts["Transformer Engine workspace"] = job.workspace_bytes
-    tokens, hidden = job.stream_tokens, job.hidden_size
-    gathered = 2 * job.tokens * hidden if job.sequence_parallel and job.tp > 1 else 0
-    if job.moe is not None:
-        if job.moe.grouped_gemm:
-            parts["grouped GEMM workspaces"] = 4 * job.workspace_bytes
-        if job.moe.overlap:
+def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int, int]]) -> dict[str, int]:
+    """Workspaces and buffers that stay for the whole run, by part.
+
+    Args:
+        run: The run.
+        chunks: Letters of a rank's model chunks.
+        shapes: Distinct shapes of its linear weights.
+    """
+    spec, at, moe, letters = run.spec, run.at, run.spec.model.moe, "".join(chunks)
+    host, dims, attention = spec.host, run.at.dims, run.spec.model.attention
+    engine, local = engine_bytes(spec.device.name), spec.host.transformer_impl == "local"
+    parts = {"cuBLAS workspaces": 2 * _cublas_bytes(run)}
+    if not local or moe is not None:  # a router multiplies by Transformer Engine whichever made the layers
+        parts["Transformer Engine workspace"] = engine
+    gathered = 2 * at.tokens * dims.hidden if host.sequence_parallel and dims.tp > 1 else 0
+    if moe is not None:
+        if host.moe_grouped_gemm:
+            parts["grouped GEMM workspaces"] = 4 * engine
+        if host.moe_overlap:
             parts["expert overlap workspace"] = 32 * MIB
-        if job.moe.dispatcher == "allgather":
-            gathered = max(gathered, 2 * tokens * job.tp * job.ep * hidden)
+        if dispatcher(spec) == "allgather":
+            gathered = max(gathered, run.boundary_bytes * dims.tp * dims.ep)
     parts["all-gather buffer"] = gathered
-    parts["CUDA graphs"] = graph_bytes(job)
-    if job.local:  # its attention multiplies queries and keys into the same buffer, which grows to the larger of its uses
-        parts["attention buffer"] = max(2 * scores_elements(job) - gathered, 0)
-    if job.tp_comm_overlap:
+    parts["CUDA graphs"] = graph_bytes(run, chunks)
+    if local:  # its attention multiplies queries and keys into the same buffer, which grows to the larger of its uses
+        parts["attention buffer"] = max(2 * num_scores(at) - gathered, 0)
+    if host.tp_comm_overlap:
         parts["TP overlap workspaces"] = 3 * 32 * MIB
-    if job.wgrad_fusion:
+    if host.wgrad_fusion:
         parts["dummy weight gradients"] = sum(2 * rows * columns for rows, columns in shapes)
-    if job.latent is not None:
-        attention = sum(count(letters, "*") for letters in job.chunks) + sum(letters.count(MTP) for letters in job.chunks)
-        parts["rotary cache"] = 12 * job.seq_length * job.latent.qk_pos_emb_head_dim * attention
-    elif job.rotary_dim:  # each model chunk's own angles, in fp32
-        parts["rotary cache"] = 4 * job.seq_length // job.cp * job.rotary_dim * len(job.chunks)
+    if isinstance(attention, LatentAttention):
+        parts["rotary cache"] = 12 * spec.batch.seq_length * attention.qk_rope_head_dim * (count(letters, "*") + letters.count(MTP))
+    elif isinstance(attention, GroupedQueryAttention) and len(attention.nope_layers) < run.letters.count("A"):
+        width = attention.rotary_dim or attention.head_dim  # each model chunk's own angles, in fp32
+        parts["rotary cache"] = 4 * dims.tokens * width * len(chunks)
     return parts
 
 
-def _phases(job: MegatronJob) -> dict[str, int]:
-    chunks = [letters for letters in job.chunks if LOSS in letters] or job.chunks
+def _cublas_bytes(run: MegatronRun) -> int:
+    """Bytes of one handle's workspace: the launch's, or torch's default on the device, whose record counts the two handles together."""
+    if run.spec.host.cublas_workspace_kib is not None:
+        return run.spec.host.cublas_workspace_kib * 1024
+    return device_of(run.spec.device).gemm_workspace_bytes // 2
+
+
+def _phases(stage: MegatronStage) -> dict[str, int]:
+    run, host = stage.run, stage.spec.host
+    chunks = [letters for letters in stage.chunks if LOSS in letters] or stage.chunks
     phases: dict[str, int] = {}
     if LOSS in chunks[0]:
-        logits = job.tokens * job.vocab_size // job.tp
-        saved = (
-            2 if job.cross_entropy == "te" else 4
-        )  # of a prediction, what its own loss keeps: the gradient in place of logits, or fp32 terms
-        kept = saved * logits * chunks[0].count(MTP)
-        phases["loss"] = kept + {"unfused": 6, "native": 10, "te": 2, "te_fp32": 6}[job.cross_entropy] * logits
-        weight_gradient = 0 if job.wgrad_fusion else 2 * job.vocab_size // job.tp * job.hidden_size
-        shard = 2 * job.stream_tokens * job.hidden_size if job.sequence_parallel else 0
-        phases["LM-head backward"] = kept + 2 * logits + weight_gradient + 2 * job.tokens * job.hidden_size + shard
+        logits = _logits(run)
+        # of a prediction, what its own loss keeps: the gradient in place of logits, or fp32 terms
+        kept = (2 if host.cross_entropy == "te" else 4) * logits * chunks[0].count(MTP)
+        phases["loss"] = kept + {"unfused": 6, "native": 10, "te": 2, "te_fp32": 6}[host.cross_entropy] * logits
+        weight_gradient = 0 if host.wgrad_fusion else 2 * stage.spec.model.vocab_size // run.at.dims.tp * run.at.dims.hidden
+        shard = run.boundary_bytes if host.sequence_parallel and run.at.dims.tp > 1 else 0
+        phases["LM-head backward"] = kept + 2 * logits + weight_gradient + 2 * run.at.tokens * run.at.dims.hidden + shard
     if any(map(operators, chunks)):
-        if job.recompute_num_layers:
-            phases[LAYER_BACKWARD] = max(_group_bytes(job, letters) for letters in chunks)
+        if host.recompute_num_layers:
+            phases[LAYER_BACKWARD] = max(_group_bytes(run, letters) for letters in chunks)
         else:
-            phases[LAYER_FORWARD] = max(forward_excess(job, letters) for letters in chunks)
-            phases[LAYER_BACKWARD] = max(backward_excess(job, letters) for letters in chunks)
-        if job.fsdp:  # most gradients wait to be reduced while of what was kept only the first layer's is left
-            first = operators(job.chunks[0])[:2]
-            phases[FIRST_LAYER] = chunk(job, first) + backward_excess(job, first) - in_flight(job)
+            phases[LAYER_FORWARD] = max(forward_excess(run, letters) for letters in chunks)
+            phases[LAYER_BACKWARD] = max(backward_excess(run, letters) for letters in chunks)
+        if is_fsdp(stage):  # most gradients wait to be reduced while of what was kept only the first layer's is left
+            first = operators(stage.chunks[0])[:2]
+            phases[FIRST_LAYER] = chunk(run, first) + backward_excess(run, first) - in_flight(stage)
     # a stage without layers and head: the embedding's backward adds to the gradient that storage counts, and makes nothing else
     return phases or {LAYER_BACKWARD: 0}
 
 
-def _group_bytes(job: MegatronJob, letters: str) -> int:
-    """What full recompute makes again of one group of operators, and holds while it does and while its backward runs.
+def _group_bytes(run: MegatronRun, letters: str) -> int:
+    """Peak of the largest group of operators that full recompute makes again, while it does and while the group's backward runs.
 
     Under the block method the layers behind have had their backward then; while they have theirs, they hold what they would without it.
     """
-    groups, rest = job.recomputed(operators(letters))
-    plain = replace(job, recompute_num_layers=0)
-    behind = sum(sum(operator(job, letter).values()) for letter in rest)
-    again = [chunk(plain, group) + max(forward_excess(plain, group), backward_excess(plain, group)) - behind for group in groups]
-    return max([*again, *([max(forward_excess(plain, rest), backward_excess(plain, rest))] if rest else [])])
+    groups, rest = recomputed_groups(run, operators(letters))
+    behind = sum(run.operator(letter).kept for letter in rest)
+    again = [
+        chunk(run, group, recomputes=False) + max(forward_excess(run, group), backward_excess(run, group)) - behind for group in groups
+    ]
+    return max([*again, *([max(forward_excess(run, rest), backward_excess(run, rest))] if rest else [])])

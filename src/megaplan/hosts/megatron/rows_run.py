@@ -5,8 +5,6 @@ Source: `megatron/training/arguments.py` and the config classes that its parser 
 
 from __future__ import annotations
 
-from typing import Any
-
 from megaplan.hosts.megatron.argument import (
     ABSENT_IS_ONE,
     JOINT,
@@ -23,34 +21,23 @@ from megaplan.hosts.megatron.argument import (
     words_of,
 )
 
-
-def _positive(value: Any) -> bool:
-    return float(value) > 0
-
-
 _ALL = "parameters, activations"
 _DTYPES = ("fp32", "bf16", "fp16", "fp8")
 
 RUN = (
-    count("tensor_model_parallel_size", "mesh.tp", 1, touches="all", field="tp"),
-    switch(
-        "sequence_parallel",
-        "host.sequence_parallel",
-        JOINT,
-        touches="activations",
-        note="read where tp > 1",
-    ),
-    count("pipeline_model_parallel_size", "mesh.pp", 1, touches="all", field="pp"),
-    count("context_parallel_size", "mesh.cp", 1, touches="activations", field="cp"),
-    count("expert_model_parallel_size", "mesh.ep", 1, touches="all", field="ep", note="1 without experts"),
-    count("expert_tensor_parallel_size", "mesh.etp", None, JOINT, touches="all", field="etp", note="absent: tp; 1 without experts"),
+    count("tensor_model_parallel_size", "mesh.tp", 1, touches="all"),
+    switch("sequence_parallel", "host.sequence_parallel", JOINT, touches="activations", note="read where tp > 1"),
+    count("pipeline_model_parallel_size", "mesh.pp", 1, touches="all"),
+    count("context_parallel_size", "mesh.cp", 1, touches="activations"),
+    count("expert_model_parallel_size", "mesh.ep", 1, touches="all", note="1 without experts"),
+    count("expert_tensor_parallel_size", "mesh.etp", None, JOINT, touches="all", note="absent: tp; 1 without experts"),
     count("num_distributed_optimizer_instances", "mesh.dp_replicate", None, ABSENT_IS_ONE, touches="optimizer state"),
     count("world_size", "mesh.dp_shard", None, JOINT, touches="all", note="GPUs; else nodes times processes"),
     text("nnodes", "mesh.dp_shard", 1, JOINT, touches="all", note="of torchrun"),
     text("nproc_per_node", "mesh.dp_shard", None, JOINT, touches="all", note="of torchrun"),
-    count("micro_batch_size", "batch.micro_batch_size", 1, touches="activations", field="micro_batch_size"),
+    count("micro_batch_size", "batch.micro_batch_size", 1, touches="activations"),
     count("global_batch_size", "schedule.num_microbatches", None, JOINT, touches="time", note="absent: one microbatch a data rank"),
-    count("seq_length", "batch.seq_length", REQUIRED, touches="activations", field="seq_length"),
+    count("seq_length", "batch.seq_length", REQUIRED, touches="activations"),
     switch("bf16", "precision.params", JOINT, touches=_ALL, note="one of bf16 and fp16"),
     switch("fp16", "precision.params", JOINT, touches=_ALL, note="one of bf16 and fp16"),
     switch(
@@ -88,15 +75,7 @@ RUN = (
     switch("fp8_output_proj", "precision.recipe.head", JOINT, touches=_ALL),
     switch("fp8_dot_product_attention", "precision.recipe.attention", JOINT, touches="time"),
     switch("keep_mtp_spec_in_bf16", "precision.recipe.prediction", JOINT, touches=_ALL, note="of Megatron-Bridge; off: prediction too"),
-    switch(
-        "grad_reduce_in_bf16",
-        "precision.grads",
-        JOINT,
-        touches="gradients",
-        field="gradient_bytes",
-        price=lambda dtype: dtype.bytes,
-        note="bf16",
-    ),
+    switch("grad_reduce_in_bf16", "precision.grads", JOINT, touches="gradients", note="bf16"),
     count("train_iters", "training.steps"),
     Argument("seed", Kind.WHOLE, "training.seed"),
     number("lr", "training.learning_rate"),
@@ -130,11 +109,9 @@ STATE = (
         words_of({"adam": "adamw", "muon": "muon", "dist_muon": "muon"}),
         words=("adam", "muon", "dist_muon"),
         touches="optimizer state",
-        field="optimizer",
-        price=lambda matrix: "muon" if "muon" in matrix else "adam",
     ),
     count("muon_num_ns_steps", "optimizer.newton_schulz_steps", 5, touches="time"),
-    switch("use_distributed_optimizer", "host.distributed_optimizer", touches="optimizer state", field="distributed_optimizer"),
+    switch("use_distributed_optimizer", "host.distributed_optimizer", touches="optimizer state"),
     switch(
         "no_use_layer_wise_param_layout",
         "host.features",
@@ -148,20 +125,13 @@ STATE = (
         "sharding.reshard_after_forward",
         JOINT,
         touches="parameters, gradients, buffers",
-        field="fsdp",
         note="with those of --megatron-fsdp at their one accepted value; else the feature fsdp, refused",
     ),
     *FSDP,
     switch("fsdp_double_buffer", "host.fsdp_double_buffer", block="fsdp", touches="buffers"),
     count("suggested_communication_unit_size", "host.fsdp_unit_elements", block="fsdp", touches="buffers"),
     only("ckpt_format", "fsdp_dtensor", None, "the one that Megatron-FSDP writes", block="fsdp"),
-    switch(
-        "use_precision_aware_optimizer",
-        "host.precision_aware_optimizer",
-        touches="optimizer state",
-        field="master_bytes",
-        price=lambda aware: 2 if aware else 4,  # the upper 16 bits are the bf16 parameter's
-    ),
+    switch("use_precision_aware_optimizer", "host.precision_aware_optimizer", touches="optimizer state"),
     Argument(
         "main_grads_dtype",
         Kind.WORD,
@@ -181,8 +151,6 @@ STATE = (
         JOINT,
         words=_DTYPES,
         touches="optimizer state",
-        field="moment_bytes",
-        price=lambda dtype: dtype.bytes,
         note="below fp32 of the precision-aware optimizer alone",
     ),
     Argument(
@@ -197,14 +165,7 @@ STATE = (
     ),
 )
 HOST = (
-    text(
-        "attention_backend",
-        "host.attention_backend",
-        "auto",
-        words_of({"flash": "flash", "auto": "flash"}),
-        touches="activations",
-        field="attention_backend",
-    ),
+    text("attention_backend", "host.attention_backend", "auto", words_of({"flash": "flash", "auto": "flash"}), touches="activations"),
     switch("use_flash_attn", "host.attention_backend", JOINT, touches="activations", note="older way to say flash; not written"),
     switch("cross_entropy_loss_fusion", "host.cross_entropy", JOINT, touches="activations", note="off: unfused"),
     text(
@@ -213,30 +174,21 @@ HOST = (
         "native",
         JOINT,
         touches="activations",
-        field="cross_entropy",
         note="native or te, with --cross-entropy-loss-fusion",
     ),
-    switch(
-        "no_gradient_accumulation_fusion",
-        "host.wgrad_fusion",
-        NEGATED,
-        touches="buffers",
-        field="wgrad_fusion",
-        dest="gradient_accumulation_fusion",
-    ),
+    switch("no_gradient_accumulation_fusion", "host.wgrad_fusion", NEGATED, touches="buffers", dest="gradient_accumulation_fusion"),
     switch(
         "no_create_attention_mask_in_dataloader",
         "host.attention_mask",
         NEGATED,
         touches="buffers",
-        field="attention_mask",
         dest="create_attention_mask_in_dataloader",
     ),
-    number("hidden_dropout", "host.hidden_dropout", 0.1, touches="activations", field="hidden_dropout", price=_positive),
-    number("attention_dropout", "host.attention_dropout", 0.1, touches="activations", field="attention_dropout", price=_positive),
-    switch("tp_comm_overlap", "host.tp_comm_overlap", touches="buffers, time", field="tp_comm_overlap"),
+    number("hidden_dropout", "host.hidden_dropout", 0.1, touches="activations"),
+    number("attention_dropout", "host.attention_dropout", 0.1, touches="activations"),
+    switch("tp_comm_overlap", "host.tp_comm_overlap", touches="buffers, time"),
     switch("deterministic_mode", "host.deterministic_mode", touches="activations"),
-    switch("mtp_use_repeated_layer", "host.mtp_repeated", touches="parameters", field="mtp_repeated"),
+    switch("mtp_use_repeated_layer", "host.mtp_repeated", touches="parameters"),
     count(
         "microbatch_group_size_per_virtual_pipeline_stage",
         "host.microbatch_group_size",
@@ -250,8 +202,6 @@ HOST = (
         "transformer_engine",
         words=("transformer_engine", "local"),
         touches="activations, buffers",
-        field="local",
-        price=lambda implementation: implementation == "local",
     ),
     text("cuda_graph_impl", "host.cuda_graphs", "none", JOINT, touches="buffers, time", note="local, transformer_engine or full_iteration"),
     text("cuda_graph_scope", "host.cuda_graph_modules", None, JOINT, touches="buffers, time", note="modules, or full_iteration"),
@@ -264,13 +214,9 @@ HOST = (
     text("offload_modules", "host.offload_modules", None, JOINT, touches="activations", note="with --fine-grained-activation-offloading"),
     switch("cpu_offloading", "host.offloaded_layers", JOINT, touches="activations", note="with --cpu-offloading-num-layers"),
     text("cpu_offloading_num_layers", "host.offloaded_layers", None, JOINT, touches="activations", note="with --cpu-offloading"),
-    switch("delay_wgrad_compute", "host.delayed_wgrad", touches="activations, time", field="delayed_wgrad"),
+    switch("delay_wgrad_compute", "host.delayed_wgrad", touches="activations, time"),
     switch(
-        "defer_embedding_wgrad_compute",
-        "host.deferred_head_microbatches",
-        JOINT,
-        touches="activations",
-        note="with --wgrad-deferral-limit",
+        "defer_embedding_wgrad_compute", "host.deferred_head_microbatches", JOINT, touches="activations", note="with --wgrad-deferral-limit"
     ),
     Argument(
         "wgrad_deferral_limit",

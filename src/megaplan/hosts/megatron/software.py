@@ -12,7 +12,7 @@ from megaplan.spec.models import Spec
 
 
 def step_of(spec: Spec) -> tuple[Software, Recomputed]:
-    """Its software, and what backward runs again."""
+    """Software of the step, and the operations that backward runs again."""
     return _software(spec), _recomputed(spec)
 
 

@@ -45,7 +45,7 @@ def parse_layout(text: str, where: Location | None = None) -> tuple[str, ...]:
 
 
 def check_layout(stages: Sequence[str], pp: int, num_layers: int, num_modules: int, where: Location | None = None) -> None:
-    """What Megatron asks of the stages of a model.
+    """Megatron's conditions on the stages of a model.
 
     Raises:
         MegaplanError: MP911; all that are found.

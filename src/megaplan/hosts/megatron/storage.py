@@ -5,14 +5,15 @@ Source: `megatron/core/distributed/param_and_grad_buffer.py`, `megatron/core/opt
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-from enum import Enum
-from functools import lru_cache
 from typing import NamedTuple
 
-from megaplan.hosts.megatron.job import LOSS, MTP, LatentDims, MegatronJob, count
+from megaplan.dtypes import DType
+from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
+from megaplan.hosts.megatron.setting import num_statistics
+from megaplan.hosts.megatron.tensors import Parameters, Rule, Tensor
 from megaplan.low_precision import history_bytes
+from megaplan.spec.models import Spec
 
 LOW_WEIGHTS = "low-precision weights"
 """Copies of 16-bit weights in 8 or 4 bits, row-wise and column-wise, with their scales; made at the first forward and kept."""
@@ -21,112 +22,30 @@ FSDP_UNIT_ELEMENTS = 1_000_000_000
 """The least size that Megatron-FSDP takes for its unit of communication; it gathers half of one ahead."""
 
 
-class Rule(Enum):
-    """How a parameter is stepped: which optimizer under Muon, over which ranks."""
-
-    MATRIX = "matrix"
-    OTHER = "other"
-    VOCABULARY = "vocabulary"
-    EXPERT_MATRIX = "expert matrix"
-    EXPERT_OTHER = "expert other"
-
-    __hash__ = object.__hash__  # Enum hashes the name, in Python
-
-    @property
-    def is_expert(self) -> bool:
-        """Whether it is a routed expert's."""
-        return self is Rule.EXPERT_MATRIX or self is Rule.EXPERT_OTHER
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether Muon steps it."""
-        return self is Rule.MATRIX or self is Rule.EXPERT_MATRIX
-
-
-class Tensor(NamedTuple):
-    """A parameter on its rank; `sharded`: tensor parallelism may shard it; `low`: its shape where products multiply it in low precision."""
-
-    elements: int
-    rule: Rule
-    sharded: bool
-    low: tuple[int, int] | None = None
-
-
-@dataclass(slots=True)
-class Parameters:
-    """A rank's parameters.
-
-    Attributes:
-        tensors: One each.
-        counts: How many tensors are alike.
-        shapes: Distinct shapes of linear weights.
-    """
-
-    tensors: list[Tensor] = field(default_factory=list)
-    counts: Counter[Tensor] = field(default_factory=Counter)
-    shapes: set[tuple[int, int]] = field(default_factory=set)
-    _dealt: dict[tuple[int, bool, int], list[tuple[int, int]]] = field(default_factory=dict)
-
-    def add(self, elements: int, rule: Rule = Rule.OTHER, *, sharded: bool = True, low: tuple[int, int] | None = None) -> None:
-        """A tensor, if it has elements."""
-        if elements:
-            tensor = Tensor(elements, rule, sharded, low)
-            self.tensors.append(tensor)
-            self.counts[tensor] += 1
-
-    def join(self, other: Parameters) -> None:
-        """All of another operator's."""
-        self.tensors += other.tensors
-        for tensor, number in other.counts.items():
-            self.counts[tensor] += number
-        self.shapes |= other.shapes
-
-    def linear(self, job: MegatronJob, rows: int, columns: int, bias: int = 0, *, sharded: bool = True) -> None:
-        """A linear outside experts."""
-        self.add(rows * columns, Rule.MATRIX, sharded=sharded, low=(rows, columns) if job.low is not None else None)
-        self.add(bias, sharded=sharded)
-        self.shapes.add((rows, columns))
-
-    def norm(self, job: MegatronJob, width: int) -> None:
-        """A norm's weight, and the bias of a LayerNorm."""
-        for _ in range(1 if job.rms_norm else 2):
-            self.add(width, sharded=False)
-
-    def stored_bytes(self, job: MegatronJob) -> int:
-        """Bytes of all of them, as `stored_bytes` says them."""
-        return sum([number * stored_bytes(job, one) for one, number in self.counts.items()])
-
-    def elements(self, *, experts: bool) -> int:
-        """Elements of routed experts, or of all else."""
-        return sum([number * one.elements for one, number in self.counts.items() if one.rule.is_expert is experts])
-
-
-def parameters(job: MegatronJob) -> Parameters:
+def parameters(stage: MegatronStage) -> Parameters:
     """The parameters of the rank's chunks."""
-    found = Parameters()
-    letters = "".join(job.chunks)
-    depth = letters.count(MTP)
-    vocabulary = job.vocab_size // job.tp * job.hidden_size
-    embeds = "e" in letters or (depth > 0 and job.pp > 1)  # a prediction module reads a copy of the embedding
+    found, run, letters = Parameters(), stage.run, stage.letters
+    spec, hidden = stage.spec, stage.run.at.dims.hidden
+    depth, recipe = letters.count(MTP), spec.precision.recipe
+    rows = spec.model.vocab_size // spec.mesh.tp
+    embeds = EMBEDDING in letters or (depth > 0 and spec.mesh.pp > 1)  # a prediction module reads a copy of the embedding
     copies = int(embeds) + int(LOSS in letters)
-    for place in range(min(copies, 1) if job.tied else copies):
-        of_head = LOSS in letters and place == 0 and job.low is not None and job.low.head
-        found.add(vocabulary, Rule.VOCABULARY, low=(job.vocab_size // job.tp, job.hidden_size) if of_head else None)
+    for place in range(min(copies, 1) if spec.model.tie_embeddings else copies):
+        of_head = LOSS in letters and place == 0 and recipe is not None and recipe.head
+        found.add(rows * hidden, Rule.VOCABULARY, low=(rows, hidden) if of_head else None)
     if LOSS in letters:  # the head's weight gradient has a dummy like any linear's
-        found.shapes.add((job.vocab_size // job.tp, job.hidden_size))
+        found.shapes.add((rows, hidden))
     for letter in letters:
-        if letter == "e":
-            found.add(job.learned_positions * job.hidden_size, Rule.VOCABULARY, sharded=False)
+        if letter == EMBEDDING:
+            found.add((spec.model.learned_positions or 0) * hidden, Rule.VOCABULARY, sharded=False)
         elif letter == LOSS:
-            found.norm(job, job.hidden_size)
+            for _ in range(num_statistics(spec)):  # the final norm's weight, and the bias of a LayerNorm
+                found.add(hidden, sharded=False)
         elif letter != MTP:
-            found.join(_operator(job.of_operators, letter))
-    for _ in range(min(depth, 1) if job.mtp_repeated else depth):
-        for letter in job.mtp_operators:
-            found.join(_operator(job.of_operators, letter))
-        for _ in range(3):
-            found.norm(job, job.hidden_size)
-        found.linear(job.of(job.mtp_operators[0])[0], job.hidden_size // job.tp, 2 * job.hidden_size)
+            found.join(run.parameters(letter))
+    for _ in range(min(depth, 1) if spec.host.mtp_repeated else depth):
+        for letter in (*run.ahead, MTP):
+            found.join(run.parameters(letter))
     return found
 
 
@@ -140,7 +59,7 @@ class State(NamedTuple):
 
     @property
     def moments(self) -> int:
-        """What the first step makes."""
+        """State that the first step makes."""
         return self.matrix_moments + self.other_moments
 
     @property
@@ -149,29 +68,35 @@ class State(NamedTuple):
         return self.matrix_master + self.other_master + self.moments
 
 
-def storage_bytes(job: MegatronJob, found: Parameters) -> dict[str, int]:
+def storage_bytes(stage: MegatronStage, found: Parameters) -> dict[str, int]:
     """Bytes by part: parameters as they are stored, main gradients, optimizer state, copies of weights in low precision."""
-    dense, experts = found.elements(experts=False), found.elements(experts=True)
-    kept = (dense + experts) // (job.data_parallel if job.fsdp else 1)
-    stored = 2 * kept if job.low is None else found.stored_bytes(job) // (job.data_parallel if job.fsdp else 1)
-    parts = {"parameters": stored, "gradients": job.gradient_bytes * kept}
-    parts["optimizer"] = optimizer_state(job, found).total
-    if job.low is not None:
+    run, precision, ranks = stage.run, stage.spec.precision, _data_ranks(stage) if is_fsdp(stage) else 1
+    kept = (found.elements(experts=False) + found.elements(experts=True)) // ranks
+    stored = sum([number * stored_bytes(run, one) for one, number in found.counts.items()]) // ranks if precision.recipe else 2 * kept
+    parts = {"parameters": stored, "gradients": precision.grads.bytes * kept}
+    parts["optimizer"] = optimizer_state(stage, found).total
+    recipe, given = run.at.recipe, precision.recipe
+    if recipe is not None and given is not None:
         shapes = [one.low for one in found.tensors if one.low is not None]
-        recipe = job.low.recipe
-        if not job.low.param_gather:
+        if not given.param_gather:
             parts[LOW_WEIGHTS] = sum(recipe.both_bytes(*shape, weight=True) for shape in shapes)
         if recipe.name == "fp8_delayed":
-            parts[HISTORIES] = history_bytes(job.low.amax_history) * len(shapes)
+            parts[HISTORIES] = history_bytes(given.amax_history) * len(shapes)
     return parts
 
 
-def stored_bytes(job: MegatronJob, tensor: Tensor) -> int:
-    """Of a parameter on its rank: 16 bits an element, or a weight's own copies in low precision where those are what is stored."""
-    if job.low is None or not job.low.param_gather or tensor.low is None:
+def is_fsdp(stage: MegatronStage) -> bool:
+    """True if Megatron-FSDP shards parameters and gradients as well as optimizer state over data ranks."""
+    return stage.spec.sharding.reshard_after_forward
+
+
+def stored_bytes(run: MegatronRun, tensor: Tensor) -> int:
+    """Bytes of a parameter on its rank: 16 bits an element, or a weight's own copies in low precision where those are what is stored."""
+    given, recipe = run.spec.precision.recipe, run.at.recipe
+    if given is None or recipe is None or not given.param_gather or tensor.low is None:
         return 2 * tensor.elements
-    recipe = job.low.recipe
-    return recipe.rowwise_bytes(*tensor.low, weight=True) if job.fsdp else recipe.both_bytes(*tensor.low, weight=True)
+    sharded = run.spec.sharding.reshard_after_forward
+    return recipe.rowwise_bytes(*tensor.low, weight=True) if sharded else recipe.both_bytes(*tensor.low, weight=True)
 
 
 class Gathered(NamedTuple):
@@ -181,8 +106,8 @@ class Gathered(NamedTuple):
     first_layer_backward: int
 
 
-def gathered_bytes(job: MegatronJob, found: Parameters) -> Gathered:
-    """What Megatron-FSDP has whole: parameters at the loss; parameters and gradients when backward reaches the first layer.
+def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
+    """Bytes that Megatron-FSDP has unsharded: parameters at the loss; parameters and gradients when backward reaches the first layer.
 
     What lies outside layers stays gathered. The final norm's gather also fetches the layers from the first on, until they hold 500
     million elements, or one layer if that is larger; forward released them, and only their own backward does so again. Gradients wait
@@ -191,42 +116,45 @@ def gathered_bytes(job: MegatronJob, found: Parameters) -> Gathered:
     Source: `suggested_communication_unit_size` in `megatron_fsdp.py`, `all_gather_params` and `wait_for_previous_grad_reduce` in
     `param_and_grad_buffer.py`.
     """
-    if not job.fsdp:
+    if not is_fsdp(stage):
         return Gathered(0, 0)
-    elements = found.elements(experts=False)
-    norm = job.hidden_size * (1 if job.rms_norm else 2)
+    host, recipe, gradient_bytes = stage.spec.host, stage.run.at.recipe, stage.spec.precision.grads.bytes
+    elements, unit = found.elements(experts=False), host.fsdp_unit_elements or FSDP_UNIT_ELEMENTS
+    norm = stage.run.at.dims.hidden * num_statistics(stage.spec)
     root = norm + sum(one.elements for one in found.tensors if one.rule is Rule.VOCABULARY)
-    layer = -(-(elements - root) // sum(count(letters, "*") for letters in job.chunks))
+    layer = -(-(elements - root) // stage.count("*"))
     layers = [one for one in found.tensors if one.rule is not Rule.VOCABULARY]
-    each = sum(stored_bytes(job, one) for one in layers) / sum(one.elements for one in layers)  # 2 in 16 bits
-    transposed = layer if job.low is not None and job.low.recipe.transposes else 0  # made for a layer's backward, and dropped
-    if job.fsdp_double_buffer:
+    each = sum(stored_bytes(stage.run, one) for one in layers) / sum(one.elements for one in layers)  # 2 in 16 bits
+    transposed = layer if recipe is not None and recipe.transposes else 0  # made for a layer's backward, and dropped
+    if host.fsdp_double_buffer:
         buffers = int(2 * layer * each)
-        return Gathered(2 * root + buffers, 2 * root + buffers + transposed + job.gradient_bytes * min(2 * layer, elements))
-    ahead = -(-max(job.fsdp_unit // 2, layer) // layer) * layer
-    waiting = min(max(job.fsdp_unit, 2 * layer) + layer, elements)
+        return Gathered(2 * root + buffers, 2 * root + buffers + transposed + gradient_bytes * min(2 * layer, elements))
+    ahead = -(-max(unit // 2, layer) // layer) * layer
+    waiting = min(max(unit, 2 * layer) + layer, elements)
     gathered = int(each * min(ahead, elements - root))
-    return Gathered(2 * root + gathered, 2 * root + int(each * layer) + transposed + job.gradient_bytes * waiting)
+    return Gathered(2 * root + gathered, 2 * root + int(each * layer) + transposed + gradient_bytes * waiting)
 
 
-def gradient_copies_bytes(job: MegatronJob, found: Parameters) -> int:
+def gradient_copies_bytes(stage: MegatronStage, found: Parameters) -> int:
     """fp32 copies of 16-bit gradients that the optimizer's step makes; the next step drops them before its first forward.
 
     Source: `_copy_model_grads_to_main_grads` and `zero_grad` of `megatron/core/optimizer/optimizer.py`.
     """
-    if not job.persistent_grad_shard:
+    if stage.spec.precision.grads is DType.FP32 or stage.spec.host.precision_aware_optimizer:
         return 0
-    share, expert_share = _shares(job)
+    share, expert_share = _shares(stage)
     return 4 * found.elements(experts=False) // share + 4 * found.elements(experts=True) // expert_share
 
 
-def optimizer_state(job: MegatronJob, found: Parameters) -> State:
+def optimizer_state(stage: MegatronStage, found: Parameters) -> State:
     """Under Muon a master and one momentum of each of its matrices, under Adam a master and two moments.
 
-    Adam's distributed optimizer shards evenly. Muon's gives whole tensors, sorted by size, to data ranks there and back.
+    Adam's distributed optimizer shards evenly. Muon's gives whole tensors, sorted by size, to data ranks there and back. Of an fp32 master
+    the precision-aware optimizer keeps the lower 16 bits: the upper ones are the parameter's.
     """
-    share, expert_share = _shares(job)
-    if job.optimizer != "muon":
+    share, expert_share = _shares(stage)
+    master, moment = 2 if stage.spec.host.precision_aware_optimizer else 4, stage.spec.precision.moments.bytes
+    if not uses_muon(stage.spec):
         found_bytes = []
         for matrix in (True, False):
             some = [(one, number) for one, number in found.counts.items() if one.rule.is_matrix is matrix]
@@ -234,25 +162,29 @@ def optimizer_state(job: MegatronJob, found: Parameters) -> State:
                 (sum(number * one.elements for one, number in some if one.rule.is_expert is experts), ranks)
                 for experts, ranks in ((False, share), (True, expert_share))
             ]
-            found_bytes += [sum(each * elements // ranks for elements, ranks in sizes) for each in (job.master_bytes, 2 * job.moment_bytes)]
+            found_bytes += [sum(each * elements // ranks for elements, ranks in sizes) for each in (master, 2 * moment)]
         return State(*found_bytes)
     kept = {True: 0, False: 0}
-    for experts, ranks, index in ((False, share, job.data_index), (True, expert_share, job.expert_index)):
+    for experts, ranks, index in ((False, share, stage.data_index), (True, expert_share, stage.expert_index)):
         dealt = dealt_elements(found, ranks, experts=experts)
         place = ranks - 1 if index is None else index
         matrices, others = dealt[place] if place < len(dealt) else (0, 0)
         kept[True] += matrices
         kept[False] += others
-    master, moment = job.master_bytes, job.moment_bytes
     return State(master * kept[True], moment * kept[True], master * kept[False], 2 * moment * kept[False])
+
+
+def uses_muon(spec: Spec) -> bool:
+    """True if Muon steps the matrices of blocks."""
+    return "muon" in spec.optimizer.matrix
 
 
 def dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
     """Elements of Muon's matrices and of all else that each data rank steps; ranks behind the last of the list step none."""
     key = ranks, experts, len(found.tensors)
-    if key not in found._dealt:
-        found._dealt[key] = _dealt_elements(found, ranks, experts=experts)
-    return found._dealt[key]
+    if key not in found.dealt:
+        found.dealt[key] = _dealt_elements(found, ranks, experts=experts)
+    return found.dealt[key]
 
 
 def _dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
@@ -266,115 +198,10 @@ def _dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tup
     return list(zip(matrices, others, strict=True))
 
 
-def _shares(job: MegatronJob) -> tuple[int, int]:
-    return (job.data_parallel, job.expert_data_parallel) if job.distributed_optimizer else (1, 1)
+def _shares(stage: MegatronStage) -> tuple[int, int]:
+    return (_data_ranks(stage), stage.spec.mesh.efsdp) if stage.spec.host.distributed_optimizer else (1, 1)
 
 
-@lru_cache(maxsize=4096)
-def _operator(job: MegatronJob, letter: str) -> Parameters:
-    """Those of one operator; not to be added to."""
-    (job, letter), found = job.of(letter), Parameters()
-    found.norm(job, job.hidden_size)
-    if letter == "*":
-        if job.latent is not None:
-            _latent(job, job.latent, found)
-        else:
-            _attention(job, found)
-    elif letter == "-":
-        _mlp(job, job.ffn_hidden_size // job.tp, found, bias=job.bias)
-    elif letter == "M":
-        _mamba(job, found)
-    elif letter == "G":
-        _delta(job, found)
-    else:
-        _experts(job, found)
-    return found
-
-
-def _attention(job: MegatronJob, found: Parameters) -> None:
-    width = job.num_heads // job.tp * job.head_dim
-    rows = (width * (2 if job.output_gate else 1)) + 2 * max(1, job.num_query_groups // job.tp) * job.head_dim
-    found.linear(job, rows, job.hidden_size, (job.bias or job.qkv_bias) * rows)
-    found.linear(job, job.hidden_size, width)
-    found.add(job.bias * job.hidden_size, sharded=False)
-    found.add(job.sinks * job.num_heads // job.tp)
-    if job.qk_norm:
-        found.norm(job, job.head_dim)
-        found.norm(job, job.head_dim)
-
-
-def _latent(job: MegatronJob, dims: LatentDims, found: Parameters) -> None:
-    hidden, heads = job.hidden_size, job.num_heads // job.tp
-    width = dims.qk_head_dim + dims.qk_pos_emb_head_dim
-    if dims.q_lora_rank is None:
-        found.linear(job, heads * width, hidden)
-    else:
-        found.linear(job, dims.q_lora_rank, hidden, sharded=False)
-        found.linear(job, heads * width, dims.q_lora_rank)
-        if dims.normed:
-            found.norm(job, dims.q_lora_rank)
-    found.linear(job, dims.kv_lora_rank + dims.qk_pos_emb_head_dim, hidden, sharded=False)
-    found.linear(job, heads * (dims.qk_head_dim + dims.v_head_dim), dims.kv_lora_rank)
-    if dims.normed:
-        found.norm(job, dims.kv_lora_rank)
-    found.linear(job, hidden, heads * dims.v_head_dim)
-    found.add(job.bias * hidden, sharded=False)
-
-
-def _mlp(job: MegatronJob, width: int, found: Parameters, *, bias: bool) -> None:
-    rows = width * (2 if job.gated else 1)
-    found.linear(job, rows, job.hidden_size, bias * rows)
-    found.linear(job, job.hidden_size, width)
-    found.add(bias * job.hidden_size, sharded=False)
-
-
-def _mamba(job: MegatronJob, found: Parameters) -> None:
-    dims = job.mamba
-    if dims is None:
-        raise ValueError("a pattern with M has no Mamba dimensions")
-    channels = (dims.inner + 2 * dims.num_groups * dims.state_dim) // job.tp
-    rows = channels + (dims.inner + dims.num_heads) // job.tp
-    found.add(rows * job.hidden_size, low=(rows, job.hidden_size) if job.low is not None else None)  # in_proj, which Muon leaves to Adam
-    found.add(channels * dims.conv_kernel)
-    found.add(channels)
-    for _ in range(3):  # A, D, and the time steps' bias
-        found.add(dims.num_heads // job.tp)
-    found.add(dims.inner // job.tp)
-    found.linear(job, job.hidden_size, dims.inner // job.tp)
-
-
-def _delta(job: MegatronJob, found: Parameters) -> None:
-    """One projection to queries, keys, values, gate, and two numbers a head; a convolution without bias."""
-    dims = job.delta
-    if dims is None:
-        raise ValueError("a pattern with G has no gated delta net")
-    channels, heads = (2 * dims.keys + dims.values) // job.tp, dims.num_value_heads // job.tp
-    found.linear(job, channels + dims.values // job.tp + 2 * heads, job.hidden_size)
-    found.add(channels * dims.conv_kernel)
-    found.add(heads)
-    found.add(heads)
-    found.add(dims.value_dim, sharded=False)
-    found.linear(job, job.hidden_size, dims.values // job.tp)
-
-
-def _experts(job: MegatronJob, found: Parameters) -> None:
-    dims = job.moe
-    if dims is None:
-        raise ValueError("a pattern with E has no experts")
-    width = dims.ffn_hidden_size // job.etp
-    rows = width * (2 if job.gated else 1)
-    found.add(dims.num_experts * job.hidden_size, Rule.MATRIX, sharded=False)
-    outer = dims.latent or job.hidden_size
-    if dims.latent is not None:
-        found.linear(job, dims.latent, job.hidden_size, sharded=False)
-        found.linear(job, job.hidden_size, dims.latent, sharded=False)
-    first, second = ((rows, outer), (outer, width)) if job.low is not None else (None, None)
-    for _ in range(dims.num_experts // job.ep):
-        found.add(rows * outer, Rule.EXPERT_MATRIX, low=first)
-        found.add(width * outer, Rule.EXPERT_MATRIX, low=second)
-        found.add(job.bias * rows, Rule.EXPERT_OTHER)
-        found.add(job.bias * outer, Rule.EXPERT_OTHER)
-    found.shapes |= {(rows, outer), (outer, width)}
-    if dims.shared_ffn_hidden_size:
-        found.add(job.shared_gate * job.hidden_size, sharded=False)
-        _mlp(job, dims.shared_ffn_hidden_size // job.tp, found, bias=False)
+def _data_ranks(stage: MegatronStage) -> int:
+    """Ranks over which dense state is sharded, contexts included."""
+    return stage.spec.mesh.dp_shard * stage.spec.mesh.cp

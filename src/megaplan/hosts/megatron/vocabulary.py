@@ -1,4 +1,4 @@
-"""Megatron-LM's launch arguments: one row an argument, read by the importer, the exporter, the byte model and the reference page.
+"""Megatron-LM's launch arguments: one row an argument, read by the importer, the exporter and the reference page.
 
 Source: `megatron/training/arguments.py` and the config classes that its parser is made from, at d98e8a64.
 """
@@ -28,7 +28,7 @@ def section_rows(section: str) -> Iterator[Argument]:
 
 
 def other_fsdp(value_of: Callable[[str], Any]) -> list[str]:
-    """How Megatron-FSDP's own arguments, `FSDP`, depart from what is priced: all is sharded, state in fp32.
+    """Differences of Megatron-FSDP's own arguments, `FSDP`, from the priced setting: all is sharded, state in fp32.
 
     Args:
         value_of: An argument's value, or None where it is absent.
@@ -38,16 +38,3 @@ def other_fsdp(value_of: Callable[[str], Any]) -> list[str]:
     found = ((row, row.means if halved and value is None and row.name in OF_GRADIENTS else value) for row, value in found)
     given = ((row, row.default if value is None else value) for row, value in found)
     return [f"{row.name} = {value}: {row.note}" for row, value in given if (value or row.means) and value != row.means]
-
-
-def job_fields(value_of: Callable[[Argument], Any], part: str = "", *, direct_only: bool = False) -> dict[str, Any]:
-    """Fields of `MegatronJob`, or of one of its parts, that the table prices.
-
-    Args:
-        value_of: The key's value, of a row.
-        part: `moe`, `latent` or `mamba`; empty for the job's own fields.
-        direct_only: Without those that several arguments decide together.
-    """
-    prefix = f"{part}." if part else ""
-    rows = (row for row in TABLE if row.field.rpartition(".")[0] == part and row.field and (row.direct or not direct_only))
-    return {row.field.removeprefix(prefix): row.price(value_of(row)) for row in rows}

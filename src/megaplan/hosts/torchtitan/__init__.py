@@ -1,4 +1,4 @@
-"""torchtitan: FSDP2 of transformer blocks, in the terms of the families and of megarun's replay."""
+"""torchtitan: FSDP2 of transformer blocks, described by the families and by megarun's replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaplan.hosts.kind import HostKind, Later
 
 
 def _compiled(host: Any) -> str:
-    """The parts that torch.compile runs."""
+    """Parts that torch.compile runs."""
     parts = [name for name, compiled in (("blocks", host.compile_model), ("loss", host.compile_loss)) if compiled]
     return f"{' and '.join(parts)} compiled" if parts else "eager"
 
@@ -26,13 +26,13 @@ HOST = HostKind(
         Column.EXPERT_PARALLEL_PARAMS: "nothing: experts are not priced",
         Column.GRADIENTS: "shards, in the reduce-scatter stream's pool for the whole run; whole fp32 ones while a pipeline accumulates",
         Column.MATRIX_OPTIMIZER: "AdamW's moments of block matrices, sharded; the parameters are the masters",
-        Column.OTHER_OPTIMIZER: "AdamW's moments of all else, sharded; the parameters are the masters",
+        Column.OTHER_OPTIMIZER: "AdamW's moments of everything else, sharded; the parameters are the masters",
         Column.ACTIVATIONS: "what transformer blocks keep by activation checkpointing and torch.compile; logits, and the loss in fp32",
         Column.FEATURE_ACTIVATIONS: "nothing: it has no side embeddings",
         Column.ROUTING: "nothing: experts are not priced",
         Column.COMMUNICATION: "gathered parameters, the pool of two all-gathers' outputs, receive buffers; inputs gathered over tp",
         Column.WORKSPACE: "torch's cuBLAS workspaces, 8-bit copies of operands, roots of the second moments of a foreach AdamW",
-        Column.OVERHEAD: "host.reserved_percent of all else",
+        Column.OVERHEAD: "host.reserved_percent of everything else",
     },
     describe=_compiled,
     budget=Later("megaplan.budget.torchtitan:torchtitan_budget"),

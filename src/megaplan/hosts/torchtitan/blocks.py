@@ -1,4 +1,4 @@
-"""Transformer blocks: an A layer and the D layer behind it, which torchtitan shards, checkpoints and compiles together."""
+"""Transformer blocks: an A layer and the D layer after it, which torchtitan shards, checkpoints and compiles together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from megaplan.inventory.tensors import Block, Inventory, ParamTensor, make_block
 from megaplan.layout.values import Slot
 
 ATTENTION, MLP = "attention.", "mlp."
-"""What stands before the names of each half's tensors and storages."""
+"""Prefixes of the names of each half's tensors and storages."""
 PAIR = "AD"
 """The letters of a block, and the family of a joined one."""
 SIZE = len(PAIR)
@@ -16,10 +16,10 @@ SIZE = len(PAIR)
 
 @lru_cache(maxsize=64)
 def transformer_blocks(inventory: Inventory) -> Inventory:
-    """The same tensors, the layers two by two; blocks of one make stay one object.
+    """The same tensors with pairs of layers joined; equal pairs are one object.
 
     Args:
-        inventory: Of a spec whose layers are A and D in turn.
+        inventory: Inventory of a spec with alternating A and D layers.
     """
     made: dict[tuple[int, int], Block] = {}
     layers = []
@@ -32,7 +32,7 @@ def transformer_blocks(inventory: Inventory) -> Inventory:
 
 
 def in_blocks(slot: Slot) -> Slot:
-    """A slot of letters as one of transformer blocks."""
+    """A slot of letters as a slot of transformer blocks."""
     start, stop = slot.start // SIZE, slot.stop // SIZE
     first = next((place for place, name in enumerate(slot.blocks) if name.startswith("layers.")), 0)
     others = [name for name in slot.blocks if not name.startswith("layers.")]

@@ -1,8 +1,8 @@
-"""torchtitan's head and loss: logits, their copy in fp32, and its cross entropy, plain, over a cut vocabulary, or compiled.
+"""torchtitan's head and loss: logits, their copy in fp32, and cross entropy: plain, over a sharded vocabulary, or compiled.
 
-Plain, cross entropy keeps log-probabilities in fp32, and its backward has them beside the gradients of both of its halves. Over a cut
-vocabulary (loss parallel) it runs as element-wise operations: forward has the shifted logits too, backward zeros, the exponential, their
-sum. Compiled, nothing of that exists: it reads the logits and makes their gradient.
+Plain cross entropy keeps log-probabilities in fp32, and its backward also has the gradients of both of its halves. Over a sharded
+vocabulary (loss parallel) it runs as element-wise operations: forward also has the shifted logits, backward zeros, the exponential, their
+sum. Compiled, none of these exists: it reads the logits and makes their gradient.
 
 Source: torchtitan/components/loss.py; torch/distributed/tensor/parallel/loss.py (`_log_softmax`, `_nll_loss_and_log_softmax_backward`).
 """
@@ -16,21 +16,21 @@ from megaplan.blocks.ops import INPUT, OUTPUT, Op, linear
 from megaplan.blocks.storages import storages
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.parts import Part
+from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 
 LOGITS, LAST_BLOCK = "logits", "last_block"
 
 
-def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, beside_bytes: int = 0) -> Part:
+def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, kept_gather_bytes: int = 0) -> BlockReplay:
     """Head and loss.
 
     Args:
         dims: Local sizes.
         vocab_size: Rows of the head.
-        pipelined: The schedule names the logits until the microbatch's backward has ended.
+        pipelined: The schedule references the logits until the microbatch's backward has ended.
         compiled: torch.compile runs the loss.
-        beside_bytes: Gathered parameters of the last block, where they stay for its backward.
+        kept_gather_bytes: Gathered parameters of the last block, if they stay for its backward.
     """
     sharded = dims.tp > 1
     rows = dims.batch * dims.tokens
@@ -39,8 +39,8 @@ def loss_part(dims: Dims, vocab_size: int, *, pipelined: bool, compiled: bool, b
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"gathered": dims.gathered})
     wide = dict.fromkeys(("wide", "log_probs", "shifted", "nll_gradient", "exponential"), shape)
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {**wide, "lse": (rows,), "largest": (rows,), OUTPUT: ()})
-    tensors |= {LAST_BLOCK: (beside_bytes, Column.COMMUNICATION, (beside_bytes,), DType.FP8, Basis.EXACT)}
-    return Part(_replay(sharded, pipelined, compiled), tensors)
+    tensors |= {LAST_BLOCK: (kept_gather_bytes, Column.COMMUNICATION, (kept_gather_bytes,), DType.FP8, Basis.EXACT)}
+    return BlockReplay(_replay(sharded, pipelined, compiled), tensors)
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaplan.hosts.megarun.explain import explained
 from megaplan.hosts.torchtitan.blocks import in_blocks, transformer_blocks
-from megaplan.hosts.torchtitan.ledger import block_ledger, makes_of
+from megaplan.hosts.torchtitan.ledger import block_ledger, block_variants
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
@@ -14,4 +14,4 @@ from megaplan.spec.models import Spec
 def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> Explained:
     """The blocks of a pipeline rank of the layout."""
     blocks = transformer_blocks(inventory)
-    return explained(spec, blocks, map(in_blocks, layout.of_rank(pp_rank)), makes_of(spec, blocks), block_ledger)
+    return explained(spec, blocks, map(in_blocks, layout.of_rank(pp_rank)), block_variants(spec, blocks), block_ledger)

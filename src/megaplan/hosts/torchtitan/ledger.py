@@ -1,8 +1,7 @@
-"""What a transformer block, and each end of the model, keeps and needs for a moment under torchtitan."""
+"""Kept and temporary tensors of a transformer block, and of each end of the model, under torchtitan."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from math import prod
 
 from megaplan.blocks.dims import Dims
@@ -12,28 +11,26 @@ from megaplan.families.attention.section import GroupedQueryAttention
 from megaplan.hosts.megarun.dims import local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part
 from megaplan.hosts.megarun.halves import splittable_part
-from megaplan.hosts.megarun.parts import BlockBytes, Part, ledger, weigh
+from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, weigh
 from megaplan.hosts.torchtitan.ends import loss_part
 from megaplan.hosts.torchtitan.program import BlockKey, block_replay, block_shapes
-from megaplan.hosts.values import BlockLedger
+from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
-from megaplan.scalars import Policy
+from megaplan.scalars import RecomputePolicy
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 
-Make = tuple[int, Hashable, str]
 
+def policy_of(spec: Spec, block: int) -> RecomputePolicy:
+    """Checkpoint policy of transformer block number `block`: every host.checkpoint_every-th one, counted from 1, is checkpointed.
 
-def policy_of(spec: Spec, block: int) -> Policy:
-    """How transformer block number `block` is checkpointed: every host.checkpoint_every-th one, counted from 1, and the others not.
-
-    A pipeline rank counts its own, so that one block more or less of a stage may be.
+    Each pipeline rank counts its own blocks, so that a stage may have one more or less.
     """
     return spec.recompute.default if (block + 1) % spec.host.checkpoint_every == 0 else "none"
 
 
 def block_key(spec: Spec, attention: GroupedQueryAttention, *, rotates: bool) -> BlockKey:
-    """What of a spec decides a transformer block's operations."""
+    """Properties of a spec that decide a transformer block's operations."""
     recipe, mesh = spec.precision.recipe, spec.mesh
     repeats = spec.host.repeat_kv and attention.num_heads > attention.num_kv_heads
     gathers_low = recipe is not None and recipe.param_gather
@@ -42,9 +39,9 @@ def block_key(spec: Spec, attention: GroupedQueryAttention, *, rotates: bool) ->
     )
 
 
-def makes_of(spec: Spec, blocks: Inventory) -> dict[str, Make]:
-    """What decides each block's ledger besides the spec, by its name among transformer blocks; `head` is there for a tied head too."""
-    made: dict[str, Make] = {}
+def block_variants(spec: Spec, blocks: Inventory) -> dict[str, BlockVariant]:
+    """The variant of each block, by its name among transformer blocks; `head` is included for a tied head too."""
+    made: dict[str, BlockVariant] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(blocks.layers)), blocks.layers, strict=True)):
         made[name] = id(block), _rotates(spec, index), policy_of(spec, index)
     for name, block in blocks.outside:
@@ -54,36 +51,36 @@ def makes_of(spec: Spec, blocks: Inventory) -> dict[str, Make]:
     return made
 
 
-def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, beside_bytes: int = 0) -> BlockBytes:
+def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, kept_gather_bytes: int = 0) -> BlockBytes:
     """The sums of one block's ledger; gradients are in the gathered parameters' dtype, and the reduction casts them.
 
     Args:
         spec: A checked spec.
-        dims: Its local sizes.
-        name: Of the block, among transformer blocks.
+        dims: Local sizes of the spec.
+        name: Name of the block among transformer blocks.
         block: The block.
-        beside_bytes: Gathered parameters of the last block that stay beside the head.
+        kept_gather_bytes: Gathered parameters of the last block that stay during the head.
     """
     mesh, size = spec.mesh, spec.precision.params.of_products.bytes
     gradients = {tensor.name: prod(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)) * size for tensor in block.tensors}
-    part = _part(spec, dims, name, block, beside_bytes)
+    part = _part(spec, dims, name, block, kept_gather_bytes)
     if spec.schedule.kind in SPLIT_BACKWARD and name.startswith("layers."):
         part = splittable_part(part, dims)
     return weigh(part, gradients, in_place=spec.precision.params is spec.precision.grads)
 
 
 def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
-    """What one block keeps and needs for a moment, per microbatch, on a rank that holds it; by its name among transformer blocks."""
+    """Kept and temporary tensors of one block per microbatch, on a rank that holds it; by its name among transformer blocks."""
     shapes = {tensor.name: local_shape(tensor, spec.mesh.tp, 1, 1) for tensor in block.tensors}
     gradients = storages(spec.precision.params.of_products, Column.GRADIENTS, shapes)
     return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=spec.precision.params is spec.precision.grads)
 
 
-def _part(spec: Spec, dims: Dims, name: str, block: Block, beside_bytes: int) -> Part:
+def _part(spec: Spec, dims: Dims, name: str, block: Block, kept_gather_bytes: int) -> BlockReplay:
     model, mesh = spec.model, spec.mesh
     if name == "head":
         compiled = spec.host.compile_loss
-        return loss_part(dims, model.vocab_size, pipelined=mesh.is_pipelined, compiled=compiled, beside_bytes=beside_bytes)
+        return loss_part(dims, model.vocab_size, pipelined=mesh.is_pipelined, compiled=compiled, kept_gather_bytes=kept_gather_bytes)
     if block.family is Outside.EMBEDDING:
         return embedding_part(dims, vocab_parallel=True)
     if block.family is Outside.FINAL_NORM:
@@ -92,7 +89,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, beside_bytes: int) ->
     if not isinstance(model.attention, GroupedQueryAttention) or model.mlp is None:
         raise ValueError(f"{name} is no transformer block that torchtitan's ledger has; check_rules reports this")
     key = block_key(spec, model.attention, rotates=_rotates(spec, index))
-    return Part(block_replay(key, policy_of(spec, index)), block_shapes(dims, key, model.attention, model.mlp))
+    return BlockReplay(block_replay(key, policy_of(spec, index)), block_shapes(dims, key, model.attention, model.mlp))
 
 
 def _rotates(spec: Spec, block: int) -> bool:

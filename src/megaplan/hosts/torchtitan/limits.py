@@ -1,4 +1,4 @@
-"""Rules of host torchtitan: what it does not run, or runs with tensors that its ledger here does not list.
+"""Rules of host torchtitan: settings that it does not run, or runs with tensors that its ledger here does not list.
 
 Source: torchtitan/models/llama3, qwen3, distributed/fsdp.py and config/configs.py of pytorch/torchtitan at b5bcd76c.
 """
@@ -18,22 +18,22 @@ from megaplan.spec.options import VALUES_ALONE, given_options
 from megaplan.spec.pattern import parse_pattern
 
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
-"""torchao's word for each recipe that is priced."""
+"""torchao's name of each recipe that is priced."""
 
 
 def torchtitan_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """MP902."""
+    """Yields MP902."""
     if checked.pattern is not None:
         for limit in torchtitan_limits(checked.spec, checked.pattern.layers):
             yield checked.error("MP902", limit.detail, limit.key, *limit.fixes)
 
 
 def torchtitan_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Everything that stops an estimate of torchtitan.
+    """Every setting that prevents an estimate of torchtitan.
 
     Args:
         spec: A typed spec, of any host.
-        letters: One a layer.
+        letters: One letter per layer.
     """
     if "E" in letters:
         yield Limit("model.pattern", "E layers: the buffers of torchtitan's token dispatchers and grouped experts are not priced")
@@ -98,7 +98,7 @@ def _precision(spec: Spec) -> Iterator[Limit]:
     for role in ("grads", "moments"):
         if getattr(precision, role) is not precision.master:
             detail = (
-                f"precision.{role} = {getattr(precision, role)}, precision.master = {precision.master}: FSDP2 and AdamW keep both alike"
+                f"precision.{role} = {getattr(precision, role)}, precision.master = {precision.master}: FSDP2 and AdamW keep both equal"
             )
             yield Limit(f"precision.{role}", detail, f"{role}: {precision.master}")
     if precision.master is not DType.FP32:

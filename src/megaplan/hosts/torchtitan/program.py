@@ -1,9 +1,9 @@
-"""A transformer block as torchtitan runs it: operations, what a checkpoint saves of them, and their storages.
+"""A transformer block as torchtitan runs it: operations, the tensors that a checkpoint saves, and their storages.
 
-Eager, silu and the product that follows keep three tensors, and rotary embeddings go through fp32; compiled, both are one kernel and what
-is cheap runs again in backward. Under TP the normed input is gathered by an operation of its own, and the linears keep what was gathered.
-Selective checkpointing saves attention, reduce-scatters and every other product, counted from the block's first, and runs all else again;
-eager, what it saves is kept whether backward reads it or not.
+Eager, silu and the following product keep three tensors, and rotary embeddings go through fp32; compiled, both are one kernel and cheap
+operations run again in backward. Under TP a separate operation gathers the normed input, and the linears keep the gathered tensor.
+Selective checkpointing saves attention, reduce-scatters and every other product, counted from the block's first, and runs everything else
+again; in eager mode the saved tensors are kept even if backward does not read them.
 
 Source: torchtitan/models/llama3/model.py, models/common/{attention,feed_forward,rope}.py, distributed/activation_checkpoint.py.
 """
@@ -21,20 +21,20 @@ from megaplan.dtypes import DType
 from megaplan.families.attention.section import GroupedQueryAttention
 from megaplan.families.dense.section import Mlp
 from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.scalars import Policy
+from megaplan.scalars import RecomputePolicy
 
 CHEAP = ("norm", "rope", "repeat", "activation")
-"""How the operations begin that a compiled block runs again in backward whatever the checkpoint: element-wise ones."""
+"""Prefixes of the element-wise operations that a compiled block runs again in backward under every checkpoint."""
 MIDDLE = "h"
 """The residual stream between the halves."""
 
 
 LAST = "mlp.residual"
-"""The last operation: its result is the next block's input, so that nothing that is compiled runs it again."""
+"""The last operation: its result is the next block's input, so that no compiled code runs it again."""
 
 
 class BlockKey(NamedTuple):
-    """What decides a block's operations.
+    """Properties that decide a block's operations.
 
     Attributes:
         qk_norm: Queries and keys are normed.
@@ -44,7 +44,7 @@ class BlockKey(NamedTuple):
         context: CP is above 1.
         compiled: torch.compile runs the block.
         low: Linears multiply in 8 bits.
-        casts_weights: Their weights are cast on every use, since they are gathered in 16 bits.
+        casts_weights: Weights of linears are cast on every use, because they are gathered in 16 bits.
     """
 
     qk_norm: bool
@@ -58,7 +58,7 @@ class BlockKey(NamedTuple):
 
 
 @cache
-def block_replay(key: BlockKey, policy: Policy) -> Replay:
+def block_replay(key: BlockKey, policy: RecomputePolicy) -> Replay:
     """The replay of a block under a checkpoint policy; selective is torchtitan's per-operation one."""
     ops = _operations(key)
     names = frozenset(op.name for op in ops)
@@ -77,7 +77,7 @@ def block_replay(key: BlockKey, policy: Policy) -> Replay:
 
 
 def saved_operations(ops: tuple[Op, ...]) -> frozenset[str]:
-    """What selective checkpointing saves: attention, reduce-scatters, and the first, third, fifth … product of the block."""
+    """Operations saved by selective checkpointing: attention, reduce-scatters, and the first, third, fifth … product of the block."""
     products = [op.name for op in ops if op.late]
     others = [op.name for op in ops if op.name.endswith(("reduce_scatter", ".core"))]
     return frozenset([*products[::2], *others])
@@ -114,7 +114,7 @@ def block_shapes(dims: Dims, key: BlockKey, attention: GroupedQueryAttention, ml
 
 
 LOW, LOW_WEIGHT, LOW_GRADIENT = ".low", ".low_weight", ".low_gradient"
-"""A product's 8-bit copies: of its input, of its weight, of its output's gradient."""
+"""8-bit copies for a product: of its input, of its weight, of its output's gradient."""
 
 
 def _with_copies(shapes: Shapes, ops: tuple[Op, ...], dims: Dims, attention: GroupedQueryAttention, mlp: Mlp) -> Shapes:
@@ -135,7 +135,7 @@ def _plain(key: BlockKey) -> tuple[Op, ...]:
 
 @cache
 def _operations(key: BlockKey) -> tuple[Op, ...]:
-    """Under float8 a product keeps its input in 16 bits, and casts input, weight and gradient where it multiplies."""
+    """Operations of a block; under float8 a product keeps its input in 16 bits, and casts input, weight and gradient."""
     if not key.low:
         return _plain(key)
     ops = []
@@ -172,7 +172,7 @@ def _attention(key: BlockKey) -> tuple[Op, ...]:
 
 
 def _rope(name: str, reads: str, *, compiled: bool) -> Op:
-    """Rotary embeddings; eager through an fp32 copy and its product with the angles, both directions."""
+    """Rotary embeddings; in eager mode through an fp32 copy and its product with the angles, in both directions."""
     between = () if compiled else (f"{name}_wide", f"{name}_turned")
     return Op(f"attention.rope {name}", (reads,), (name, *between), fetches=between)
 

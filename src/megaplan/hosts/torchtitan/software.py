@@ -1,4 +1,4 @@
-"""torchtitan in the step-time model's words."""
+"""torchtitan's software for the step-time model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from megaplan.spec.models import Spec
 
 
 def step_of(spec: Spec) -> tuple[Software, Recomputed]:
-    """Its software, and what backward runs again."""
+    """Software of the host, and the operations that backward runs again."""
     policy, share = spec.recompute.default, 1 / spec.host.checkpoint_every
     return _software(spec), Recomputed(share if policy == "full" else 0.0, per_op=policy == "selective" and share == 1)
 
 
 def _software(spec: Spec) -> Software:
-    """Its kernels, and FSDP2's transfers: gathers of one byte an element where float8 weights are gathered."""
+    """Kernels of the host, and FSDP2's transfers: gathers of one byte per element if float8 weights are gathered."""
     recipe, mesh = spec.precision.recipe, spec.mesh
     gathered = 1 if recipe is not None and recipe.param_gather else 2
     sharded = Sharded("fsdp2", spec.sharding.reshard_after_forward, spec.precision.reduce.bytes, gathered)

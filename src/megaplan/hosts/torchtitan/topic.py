@@ -19,4 +19,4 @@ TOPIC = (
     "host.keep_pipeline_outputs: 2 L of every microbatch on the last stage until the step has ended, 4 L while they are joined.",
     f"host.reserved_percent: {RESERVED_PERCENT} of all that, fitted; docs/reference/accuracy-torchtitan.md has its spread.",
 )
-"""Its paragraphs."""
+"""Paragraphs of the topic."""

@@ -16,20 +16,20 @@ from megaplan.importers.megatron.unset import readable, unset_names
 from megaplan.scalars import MAX_INT
 
 MOST_DIGITS = 40
-"""Of a number that a launch gives."""
+"""Most digits of a number that a launch gives."""
 _INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a text says of a launch.
+    """The arguments that a text gives.
 
     Attributes:
-        values: By the arguments' names, underscores for dashes.
-        lines: Line of each.
+        values: Values by the arguments' names, with underscores for dashes.
+        lines: Line of each argument.
         environment: Variables that the launch sets.
-        left_out: What of the text was not followed, each with its line.
-        parsed: The values are those after Megatron's parser, defaults among them: names that are not known here say nothing.
+        left_out: Parts of the text that were not followed, each with its line.
+        parsed: True for values after Megatron's parser, which include defaults, so unknown names are ignored.
     """
 
     values: dict[str, Any]
@@ -40,12 +40,12 @@ class Given:
 
 
 class Arguments:
-    """The arguments of a launch while they are read; every one is read, listed as irrelevant, told as not carried, or refused.
+    """The arguments of a launch while they are read; each one is read, listed as irrelevant, reported as not carried, or refused.
 
     Args:
-        given: What the launch says.
-        name: What diagnostics call the file.
-        vocab_size: The padded vocabulary, where it is known outside the launch.
+        given: Arguments of the launch.
+        name: Name of the file in diagnostics.
+        vocab_size: The padded vocabulary, if it is known from elsewhere.
     """
 
     def __init__(self, given: Given, name: str, vocab_size: int | None = None) -> None:
@@ -55,8 +55,8 @@ class Arguments:
         self._given, self._name = given, name
         self._read: set[str] = set()
         self._errors: list[Diagnostic] = []
-        self._faulty: set[str] = set()  # arguments whose value was refused: what follows from the dummy in its place is not told
-        self._told: dict[str, str] = {}
+        self._faulty: set[str] = set()  # arguments whose value was refused: consequences of the dummy in its place are not reported
+        self._reported: dict[str, str] = {}
         self._notes: list[Diagnostic] = []
 
     def at(self, key: str) -> Location:
@@ -64,7 +64,7 @@ class Arguments:
         return Location(self._name, self._given.lines.get(key), key=flag(key))
 
     def value(self, key: str) -> Any:
-        """The argument as it stands, or Megatron's default."""
+        """The argument's raw value, or Megatron's default."""
         found = self.values.get(key)
         if key not in self._read and (names := _unresolved(found)):
             self._unset(key, names)
@@ -83,7 +83,7 @@ class Arguments:
         self._faulty.add(key)
 
     def whole(self, key: str, most: int = MAX_INT) -> int:
-        """A positive integer, or one from 0 on where the table says so, up to `most`; required where there is no default."""
+        """A positive integer, or one from 0 on if the table says so, up to `most`; required without a default."""
         found = self.value(key)
         if found is None:
             self._refuse(key, diagnostic("MP916", f"{flag(key)} is missing", self.at(key), (f"{flag(key)} 1",)))
@@ -96,11 +96,11 @@ class Arguments:
         return found
 
     def optional(self, key: str) -> int | None:
-        """A positive integer, or None where the argument is absent."""
+        """A positive integer, or None if the argument is absent."""
         return None if self.value(key) is None else self.whole(key)
 
     def number(self, key: str) -> float | None:
-        """A number that is not negative; None where the argument is absent and Megatron has no default."""
+        """A number that is not negative; None if the argument is absent and Megatron has no default."""
         found = self.value(key)
         if found is None:
             return None
@@ -110,14 +110,14 @@ class Arguments:
         return float(found)
 
     def given(self, key: str) -> bool:
-        """Whether a switch is on."""
+        """True if a switch is on."""
         found = self.value(key)
         if not isinstance(found, bool):
             self.wrong(key, found, "a switch, without a value")
         return found is True
 
     def word(self, key: str) -> str | None:
-        """One of the words that are accepted; None where the argument is absent and Megatron has no default."""
+        """One of the accepted words; None if the argument is absent and Megatron has no default."""
         found, row = self.value(key), ARGUMENTS[key]
         if found is None and row.default is None:
             return None
@@ -127,7 +127,7 @@ class Arguments:
         return str(found)
 
     def text(self, key: str) -> Any:
-        """A word or number that is taken as it is; no list or mapping."""
+        """A word or number without conversion; no list or mapping."""
         found = self.value(key)
         if isinstance(found, list | dict):
             self.wrong(key, found, "one word")
@@ -135,11 +135,11 @@ class Arguments:
         return found
 
     def pass_over(self, *keys: str) -> None:
-        """Arguments of a feature that is refused as a whole."""
+        """Ignores the arguments of a feature that is refused as a whole."""
         self._read.update(keys)
 
     def accept(self, key: str) -> None:
-        """An argument of which one value has a counterpart in a spec."""
+        """Accepts an argument at the one value that has a counterpart in a spec."""
         row, found = ARGUMENTS[key], self.value(key)
         if found != row.means and (found or row.means):
             self.cannot(key, row.note, "" if row.means is True else row.means or None)
@@ -154,44 +154,44 @@ class Arguments:
         return row.conversion.read(found)
 
     def section(self, section: str, block: str = "") -> dict[str, Any]:
-        """The keys of a section of the spec that one argument each decides.
+        """Keys of a section of the spec that follow from one argument each.
 
         Args:
-            section: As `model.attention`.
-            block: The kind of block, where the section is one of several kinds; arguments of the others are not read.
+            section: Dotted name, such as `model.attention`.
+            block: Kind of block, if the section is one of several kinds; arguments of other kinds are not read.
         """
         return {row.key.rpartition(".")[2]: self.converted(row) for row in section_rows(section) if not block or row.block in ("", block)}
 
     def wrong(self, key: str, found: Any, wanted: str) -> None:
-        """The argument's value is of another type."""
+        """Reports a value of another type."""
         self._refuse(key, diagnostic("MP916", f"{flag(key)} {_shown(found)}, and it is {wanted}", self.at(key)))
 
     def cannot(self, key: str, why: str, instead: Any = None) -> None:
-        """The argument's value has no counterpart in a spec."""
+        """Reports a value that has no counterpart in a spec."""
         hint = () if instead is None else (f"{flag(key)} {instead}".rstrip(),)
         self._errors.append(
             diagnostic("MP914", f"{flag(key)} {_shown(self.values.get(key))}: {why}".replace("  ", " "), self.at(key), hint)
         )
 
     def fail(self, found: Sequence[Diagnostic]) -> None:
-        """Faults of a text that an argument holds."""
+        """Reports faults of a text that an argument holds."""
         self._errors += found
 
-    def tell(self, key: str, why: str) -> None:
-        """A spec does not carry the argument, and no tensor depends on it."""
-        self._told[key] = f"{flag(key)} {_shown(self.values.get(key))}: {why}".replace(" True:", ":")
+    def warn(self, key: str, why: str) -> None:
+        """Reports an argument that a spec does not carry and no tensor depends on."""
+        self._reported[key] = f"{flag(key)} {_shown(self.values.get(key))}: {why}".replace(" True:", ":")
 
     def note(self, key: str, said: str) -> None:
-        """Something that was taken, since the launch does not say it."""
+        """Reports an assumption where the launch says nothing."""
         self._notes.append(diagnostic("MP919", said, self.at(key), severity=Severity.NOTE))
 
     def unknown_vocabulary(self, tokenizer: str) -> None:
-        """The tokenizer decides the vocabulary, and its size is not known here."""
+        """Reports that the tokenizer decides the vocabulary and its size is unknown."""
         detail = f"--vocab-size is missing, and the tokens of {tokenizer} are not known here"
         self._errors.append(diagnostic("MP916", detail, self.at("vocab_size"), ("--set model.vocab_size=…",)))
 
     def finish(self) -> None:
-        """Judge the arguments that nobody read, then stop if anything is wrong.
+        """Judges the arguments that no import read, then stops if anything is wrong.
 
         Raises:
             MegaplanError: Everything found.
@@ -202,14 +202,14 @@ class Arguments:
                 continue
             if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
                 if self.values[key] not in (None, False):
-                    self.tell(key, ARGUMENTS[key].note)
+                    self.warn(key, ARGUMENTS[key].note)
             elif not self._given.parsed and self.values[key] not in (None, False) and (whole or key not in ARGUMENTS):
                 self._errors.append(self._unread(key))
         if self._errors:
             raise MegaplanError(self._errors)
 
     def _unread(self, key: str) -> Diagnostic:
-        """MP913 of an argument that is not known; MP914 of one that only other arguments give a meaning."""
+        """MP913 for an unknown argument; MP914 for one that has a meaning only with other arguments."""
         said = f"{flag(key)} {_shown(self.values[key])}".replace(" True", "")
         hint = f"remove {flag(key)} from a copy of the file if it changes no tensor"
         if key in ARGUMENTS:
@@ -218,26 +218,26 @@ class Arguments:
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
-        """One warning that lists what the launch says and a spec does not carry, and notes of what was taken or left out."""
+        """One warning that lists what a spec does not carry, and notes about assumptions and omissions."""
         left_out = [
             diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
         ]
-        told = self._told and [
-            diagnostic("MP915", "\n".join(self._told.values()), self.at(next(iter(self._told))), severity=Severity.WARNING)
+        found = self._reported and [
+            diagnostic("MP915", "\n".join(self._reported.values()), self.at(next(iter(self._reported))), severity=Severity.WARNING)
         ]
-        return (*(told or ()), *self._notes, *left_out)
+        return (*(found or ()), *self._notes, *left_out)
 
 
 def name_of(key: str) -> str:
-    """`tensor_model_parallel_size` of `--tensor-model-parallel-size`."""
+    """`tensor_model_parallel_size` for `--tensor-model-parallel-size`."""
     return str(key).lstrip("-").replace("-", "_")
 
 
 def typed(value: Any) -> Any:
-    """A text as the number or truth value that it is."""
+    """A text as the number or truth value that it spells."""
     if not isinstance(value, str):
         return value
-    if len(value) > MOST_DIGITS:  # no number of a launch; what asks for one refuses the text
+    if len(value) > MOST_DIGITS:  # too long for a launch's number; a reader of numbers refuses the text
         return value
     if _INTEGER.fullmatch(value):
         return int(value)
@@ -247,7 +247,7 @@ def typed(value: Any) -> Any:
 
 
 def _unresolved(value: Any) -> list[str]:
-    """Names of variables that a value misses."""
+    """Names of variables that a value lacks."""
     texts = value if isinstance(value, list) else [value]
     return [name for text in texts if isinstance(text, str) for name in unset_names(text)]
 

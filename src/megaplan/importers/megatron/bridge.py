@@ -12,7 +12,7 @@ from megaplan.importers.megatron.arguments import Given
 from megaplan.importers.megatron.log import from_attributes
 
 SECTIONS = ("model", "train", "optimizer", "ddp", "scheduler", "dataset", "tokenizer", "rng", "comm_overlap")
-"""Read in this order; of a name in several the first is taken."""
+"""Sections in reading order; for a name in several, the first section wins."""
 RENAMED = {
     "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
@@ -42,12 +42,12 @@ MIXED_PRECISIONS: dict[str, dict[str, Any]] = {
         **{"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 0, "num_layers_at_end_in_bf16": 14},
     },
 }
-"""What each named mixed precision sets; gradients are reduced in fp32, but of fp16 in 16 bits (`training/mixed_precision.py`)."""
+"""Settings of each named mixed precision; gradients are reduced in fp32, with fp16 in 16 bits (`training/mixed_precision.py`)."""
 _PARTS = ("transformer", "transformer_config")
 
 
 def is_bridge(document: Mapping[str, Any]) -> bool:
-    """Whether a document has Megatron-Bridge's sections."""
+    """True if a document has Megatron-Bridge's sections."""
     return isinstance(document.get("model"), dict) and any(isinstance(document.get(name), dict) for name in SECTIONS[1:])
 
 
@@ -85,7 +85,7 @@ _JOINT = frozenset({
 
 
 def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section with the part that holds the transformer's own fields in it."""
+    """A section merged with its nested section of the transformer's own fields."""
     found = {key: value for key, value in section.items() if key not in _PARTS}
     for part in _PARTS:
         inner = section.get(part)
@@ -95,7 +95,7 @@ def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A dtype, function or enumeration by its name; anything else that is no object as it is."""
+    """A dtype, function or enumeration by its name; any other plain value unchanged."""
     if isinstance(value, dict):
         target = str(value.get("_name_") or value.get("_target_", "")).rpartition(".")[2]
         return DTYPES.get(target, target) or None
@@ -106,7 +106,7 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
     activation, gated = str(given.get("activation_func", "gelu")), bool(given.get("gated_linear_unit"))
     groups, heads = given.get("num_query_groups"), given.get("num_attention_heads")
     stages = given.get("virtual_pipeline_model_parallel_size")
-    laid_out = any(given.get(key) for key in ("pipeline_model_parallel_layout", "hybrid_layer_pattern", "hybrid_override_pattern"))
+    has_layout = any(given.get(key) for key in ("pipeline_model_parallel_layout", "hybrid_layer_pattern", "hybrid_override_pattern"))
     return {
         "swiglu": gated and activation in ("silu", "swish"),
         "squared_relu": activation in ("squared_relu", "relu2"),
@@ -115,19 +115,19 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
         "no_pad_vocab_size": not _pads(given),
         "group_query_attention": groups is not None and groups != heads,
         "num_query_groups": groups,
-        "num_virtual_stages_per_pipeline_rank": stages if isinstance(stages, int) and stages > 1 and not laid_out else None,
+        "num_virtual_stages_per_pipeline_rank": stages if isinstance(stages, int) and stages > 1 and not has_layout else None,
         "max_position_embeddings": given.get("max_position_embeddings") or given.get("seq_length"),
     }
 
 
 def _pads(given: Mapping[str, Any]) -> bool:
-    """Whether the vocabulary is padded: where nothing says so, a tokenizer's is, and one that is stated is not (`training/setup.py`)."""
+    """True if the vocabulary is padded: by default a tokenizer's is padded, and an explicit one is not (`training/setup.py`)."""
     stated = given.get("should_pad_vocab")
     return given.get("vocab_size") is None if stated is None else bool(stated)
 
 
 def _precision(given: Mapping[str, Any], mixed: Any) -> dict[str, Any]:
-    """Of the section, or of the name of one of Megatron-Bridge's mixed precisions, such as `bf16_with_mxfp8_mixed`."""
+    """Precision settings of the section, or of a named mixed precision of Megatron-Bridge, such as `bf16_with_mxfp8_mixed`."""
     named = MIXED_PRECISIONS.get(str(mixed).replace("-", "_"), {}) if isinstance(mixed, str) else {}
     stated = {key: _plain(value) for key, value in (mixed if isinstance(mixed, dict) else named).items()}
     fields = {**given, **{key: value for key, value in stated.items() if value is not None}}
@@ -145,7 +145,7 @@ def _precision(given: Mapping[str, Any], mixed: Any) -> dict[str, Any]:
 
 
 def _low_precision(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a mixed precision is of 8 or 4 bits; nothing where it has neither."""
+    """8-bit or 4-bit settings of a mixed precision; empty if it has none."""
     bits = next((bits for bits in ("fp8", "fp4") if fields.get(bits)), None)
     found: dict[str, Any] = {"fp8": None, "fp4": None, "fp8_recipe": None, "first_last_layers_bf16": False}
     if bits is None:

@@ -1,4 +1,4 @@
-"""A launch in any form that people have: a script, arguments alone, YAML, a log's table of arguments, Megatron-Bridge's configuration."""
+"""A launch in any of its common forms: a script, arguments, YAML, a log's table of arguments, Megatron-Bridge's configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megaplan.spec.document import parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
 TWICE = "MP110"
-"""A key that occurs twice: YAML readers of launches take the last."""
+"""Error for a key that occurs twice; YAML readers of launches take the last."""
 _SECTIONS = ("MODEL_ARGS", "ENV_VARS")
 
 
@@ -27,10 +27,10 @@ def read_arguments(
 
     Args:
         text: A script or words of one, YAML or JSON of arguments or of Megatron-Bridge's sections, or a log.
-        name: What diagnostics call the file.
-        environment: Variables that the launch finds.
+        name: Name of the file in diagnostics.
+        environment: Environment variables of the launch.
         argv: Arguments of the script; with other forms they replace the text's own.
-        vocab_size: The padded vocabulary, where it is known outside the launch.
+        vocab_size: The padded vocabulary, if it is known from elsewhere.
 
     Raises:
         MegaplanError: MP916, it is none of them.
@@ -48,7 +48,7 @@ def _given(text: str, name: str, environment: Mapping[str, str], argv: Sequence[
 
 
 def _with(given: Given, argv: Sequence[str]) -> Given:
-    """With arguments that replace the text's."""
+    """The launch with arguments that replace the text's."""
     if not argv:
         return given
     more = read_words([Field(word, 0) for word in argv])
@@ -79,5 +79,5 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
 
 
 def _value(value: Any, variables: Mapping[str, Any]) -> Any:
-    """A value with the launch's variables in it."""
+    """A value with the launch's variables substituted."""
     return typed(substituted(value, variables) if isinstance(value, str) else value)

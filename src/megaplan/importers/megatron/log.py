@@ -1,4 +1,4 @@
-"""Arguments from a training log: the table that Megatron prints of them after its parser, defaults among them.
+"""Arguments from a training log: Megatron's table of arguments after its parser, defaults included.
 
 Source: `_print_args` of `megatron/training/arguments.py` at d98e8a64.
 """
@@ -18,19 +18,19 @@ _END = re.compile(r"-{4,} end of (?:updated )?arguments -{4,}")
 _ROW = re.compile(r"(?:^|\s)([A-Za-z_]\w*) \.{2,} ?(.*)$")
 _ENUM = re.compile(r"(?:<)?(?:\w+\.)+(\w+)(?:: [^>]*>)?")
 LEAST_ROWS = 8
-"""Of a table without its first line."""
+"""Fewest rows of a table without its first line."""
 _OWN = {"num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon", "layernorm_zero_centered_gamma": "apply_layernorm_1p"}
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def has_table(text: str) -> bool:
-    """Whether a text holds the table."""
+    """True if a text holds the table."""
     rows = sum(_ROW.search(line) is not None for line in text.splitlines())
     return rows > 0 if _BEGIN.search(text) else rows >= LEAST_ROWS
 
 
 def read_table(text: str) -> Given:
-    """The last table of a log; a text of its rows alone is one too."""
+    """The last table of a log; rows without a header are a table too."""
     rows: dict[str, tuple[Any, int]] = {}
     inside = _BEGIN.search(text) is None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -48,7 +48,7 @@ def read_table(text: str) -> Given:
 
 
 def from_attributes(attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by the names of the arguments, from those by the parser's attributes; and the attribute of each."""
+    """Values by the names of the arguments, from values by the parser's attributes; and the attribute of each."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     stored = {row.dest: row for row in TABLE if row.dest}
@@ -65,7 +65,7 @@ def from_attributes(attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def _negated(name: str, attribute: str) -> bool:
-    """Whether a flag switches its attribute off: `--no-…` and `--disable-…`."""
+    """True if a flag switches its attribute off: `--no-…` and `--disable-…`."""
     return name.startswith(("no_", "disable_")) and not attribute.startswith(("no_", "disable_"))
 
 

@@ -11,7 +11,7 @@ from megaplan.hosts.megatron.not_carried import ROTARY as ANGLES
 from megaplan.hosts.megatron.rows_model import MOE
 from megaplan.hosts.megatron.stages import flag_list
 from megaplan.importers.megatron.arguments import Arguments, typed
-from megaplan.importers.megatron.stack import Stack
+from megaplan.importers.megatron.stack import LaunchLayers
 from megaplan.importers.megatron.tokenizers import tokenizer_size
 from megaplan.spec.host import LoadBalancing
 
@@ -20,7 +20,7 @@ SCALING = ("use_rope_scaling", "rope_scaling_factor", "rotary_seq_len_interpolat
 MOE_NAMES = tuple(row.name for row in MOE)
 
 
-def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
+def read_model(launch: Arguments, stack: LaunchLayers, tp: int) -> dict[str, Any]:
     """The section as plain values."""
     letters = stack.letters
     model: dict[str, Any] = {
@@ -50,7 +50,7 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
     if "E" in letters:
         model["moe"] = _moe(launch, ffn, activation, bias=bias)
     elif launch.value("num_experts") is None:
-        launch.pass_over(*MOE_NAMES)  # they say nothing then
+        launch.pass_over(*MOE_NAMES)  # they have no effect then
     if "D" in letters:
         model["mlp"] = {"ffn_hidden_size": ffn, "activation": activation, **_given(bias=bias)}
     if stack.num_modules:
@@ -59,7 +59,7 @@ def read_model(launch: Arguments, stack: Stack, tp: int) -> dict[str, Any]:
     return model
 
 
-def _module(stack: Stack, width: int, activation: str, *, bias: bool) -> dict[str, Any]:
+def _module(stack: LaunchLayers, width: int, activation: str, *, bias: bool) -> dict[str, Any]:
     """The section of prediction modules."""
     plain = stack.ahead in ("AD", "AE")
     return {
@@ -73,22 +73,22 @@ def _module(stack: Stack, width: int, activation: str, *, bias: bool) -> dict[st
 
 
 def _quick(launch: Arguments) -> bool:
-    """Whether the activation is a gated one by another function, which keeps what swiglu keeps."""
+    """True if the activation is gated by another function, and saves what swiglu saves."""
     if not launch.given("quick_geglu"):
         return False
-    launch.tell("quick_geglu", "the gate's function is another; its tensors are those of swiglu")
+    launch.warn("quick_geglu", "the gate's function is another; its tensors are those of swiglu")
     return True
 
 
 def _given(**switches: bool) -> dict[str, bool]:
-    """Switches that are on."""
+    """Names of the switches that are on."""
     return {name: value for name, value in switches.items() if value}
 
 
 def _position(launch: Arguments) -> str:
-    """Megatron's type of positions; learned ones where the launch says nothing."""
+    """Megatron's type of positions; learned ones by default."""
     position = str(launch.value("position_embedding_type"))
-    if launch.given("use_rotary_position_embeddings"):  # Megatron's parser puts rope in the place of whatever else is said
+    if launch.given("use_rotary_position_embeddings"):  # Megatron's parser replaces every other value by rope
         return "rope"
     if position not in (*ROTARY, "learned_absolute", "none"):
         launch.cannot("position_embedding_type", "positions of a spec are learned, rotary, or none", "rope")
@@ -116,7 +116,7 @@ def _vocabulary(launch: Arguments, tp: int) -> int:
     return ceil(size / multiple) * multiple if pads else size
 
 
-def _attention(launch: Arguments, stack: Stack, hidden: int, *, bias: bool, rotates: bool) -> dict[str, Any]:
+def _attention(launch: Arguments, stack: LaunchLayers, hidden: int, *, bias: bool, rotates: bool) -> dict[str, Any]:
     heads = launch.whole("num_attention_heads")
     places = [index for index, letter in enumerate(stack.letters) if letter == "A"]
     nope = [] if rotates else places
@@ -127,7 +127,7 @@ def _attention(launch: Arguments, stack: Stack, hidden: int, *, bias: bool, rota
         launch.pass_over("num_query_groups", "kv_channels", "group_query_attention", "rotary_percent")
         for name in SCALING:
             if launch.values.get(name):
-                launch.tell(name, ANGLES)
+                launch.warn(name, ANGLES)
         launch.pass_over(*SCALING)
         if queried and not bias:
             launch.cannot("add_qkv_bias", "projections of a spec's latent attention have no bias", "")
@@ -181,8 +181,8 @@ def _window(launch: Arguments) -> int | None:
     return found[0] + 1
 
 
-def _full_layers(launch: Arguments, stack: Stack, places: list[int], *, windowed: bool) -> dict[str, Any]:
-    """Attention layers without the window: every n-th, or those whose flag is 0."""
+def _full_layers(launch: Arguments, stack: LaunchLayers, places: list[int], *, windowed: bool) -> dict[str, Any]:
+    """Attention layers without the window: every n-th, or those with flag 0."""
     frequency = launch.value("window_attn_skip_freq")
     if frequency is None or not windowed:
         return {}
@@ -220,7 +220,7 @@ def load_balancing(launch: Arguments) -> tuple[str, float]:
         launch.cannot("moe_router_load_balancing_type", f"it is read as one of {', '.join(get_args(LoadBalancing))}", "aux_loss")
         kind = "aux_loss"
     if kind == "none" and weight:
-        launch.tell("moe_aux_loss_coeff", "the router balances nothing")
+        launch.warn("moe_aux_loss_coeff", "the router balances nothing")
         weight = 0.0
     if isinstance(weight, bool) or not isinstance(weight, int | float) or weight < 0:
         launch.wrong("moe_aux_loss_coeff", weight, "a number from 0 on")
@@ -229,7 +229,7 @@ def load_balancing(launch: Arguments) -> tuple[str, float]:
 
 
 def _items(value: Any) -> list[Any]:
-    """A list, also one in brackets as Python or YAML writes it."""
+    """A list; also one in brackets as Python or YAML writes it."""
     if isinstance(value, str) and value.startswith("["):
         return [typed(item.strip(" '\"")) for item in re.split(r"[,\s]+", value.strip("[] ")) if item]
     return list(value) if isinstance(value, list | tuple) else [value]

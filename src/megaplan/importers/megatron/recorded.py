@@ -1,4 +1,4 @@
-"""Launch arguments from a recording: those of the launch that has most of them, and notes of what else the script did."""
+"""Launch arguments from a recording: those of the launch that has most of them, and notes about everything else that the script did."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from megaplan.importers.megatron.script import Field, read_command, read_words
 from megaplan.importers.megatron.unset import unset
 
 if TYPE_CHECKING:
-    from megaplan.importers.megatron.recording.record import Recording, Row
+    from megaplan.importers.megatron.recording.record import Recording, RecordLine
 
 LAUNCH_ARGUMENTS = 8
-"""Arguments from which on a command is one of several launches."""
+"""Number of arguments from which a command counts as one of several launches."""
 
 
 def read_recording(recording: Recording, name: str, number: int | None = None) -> Given:
     """The arguments of a recorded launch.
 
     Args:
-        recording: What the script started.
-        name: What diagnostics call the script.
-        number: Which of several launches, from 1; None for the one with most arguments.
+        recording: The recorded commands.
+        name: Name of the script in diagnostics.
+        number: Number of the launch, from 1; None for the one with most arguments.
 
     Raises:
-        MegaplanError: MP923, there is no launch, or not so many.
+        MegaplanError: MP923 if there is no launch, or none with that number.
     """
     launches = _launches(recording)
     if number is not None and not 1 <= number <= len(launches):
@@ -52,27 +52,27 @@ def read_recording(recording: Recording, name: str, number: int | None = None) -
 
 
 def unset_names(recording: Recording) -> list[str]:
-    """Variables that the scripts read and nothing had set."""
+    """Variables that the scripts read and that were never set."""
     return sorted({name for row in recording.of_kind("unset") for name in row.words})
 
 
-def _launches(recording: Recording) -> list[Row]:
-    """Launches that differ, the first of each; commands with few arguments are none where another has more."""
+def _launches(recording: Recording) -> list[RecordLine]:
+    """Distinct launches, the first of each; a command with few arguments does not count if another has more."""
     rows = {row.words: row for row in reversed(recording.of_kind("launch")) if _count(row)}
     found = sorted(rows.values(), key=recording.rows.index)
     most = max(map(_count, found), default=0)
     return [row for row in found if _count(row) >= min(most, LAUNCH_ARGUMENTS)]
 
 
-def _count(row: Row) -> int:
+def _count(row: RecordLine) -> int:
     return sum(word.startswith("--") for word in row.words)
 
 
 def _of_variables(recording: Recording, name: str) -> Given:
-    """Arguments that variables hold, of a file that another script sources.
+    """Arguments in the variables of a file that another script sources.
 
     Raises:
-        MegaplanError: MP923, there are none either.
+        MegaplanError: MP923 if there are none either.
     """
     found = {row.words[0]: row.words[1:] for row in recording.of_kind("variable")}
     if recording.status != 0 or sum(map(_count, recording.of_kind("variable"))) < LAUNCH_ARGUMENTS:
@@ -91,7 +91,7 @@ def _nothing(recording: Recording, name: str, why: str) -> MegaplanError:
 
 
 def _processes(environment: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, int]:
-    """Nodes and processes that MPI's launcher or Slurm's variables state, where no launcher of torch does."""
+    """Nodes and processes from MPI's launcher or Slurm's variables, if no launcher of torch states them."""
     if values.get("nproc_per_node") is not None or "world_size" in values:
         return {}
     tasks, nodes, each = (environment.get(key, "") for key in ("MEGAPLAN_TASKS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE"))
@@ -103,8 +103,8 @@ def _processes(environment: Mapping[str, str], values: Mapping[str, Any]) -> dic
     return {"world_size": int(total)} if total.isdigit() else {}
 
 
-def _with_unset(values: Mapping[str, Any], row: Row, recording: Recording) -> dict[str, Any]:
-    """The values; an argument that has none since its variable is set nowhere holds the variable's name."""
+def _with_unset(values: Mapping[str, Any], row: RecordLine, recording: Recording) -> dict[str, Any]:
+    """The values; an argument whose variable is set nowhere has the variable's name as its value."""
     found, missing = dict(values), unset_names(recording)
     try:
         text = Path(row.file).read_text(encoding="utf-8", errors="replace") if missing and row.file else ""
@@ -118,7 +118,7 @@ def _with_unset(values: Mapping[str, Any], row: Row, recording: Recording) -> di
     return found
 
 
-def _several(launches: Sequence[Row], row: Row) -> Iterator[tuple[int, str]]:
+def _several(launches: Sequence[RecordLine], row: RecordLine) -> Iterator[tuple[int, str]]:
     if len(launches) > 1:
         at = launches.index(row) + 1
         listed = "\n".join(f"--launch {number}: {shlex.join(each.words)[:100]}" for number, each in enumerate(launches[:8], 1))
@@ -126,7 +126,7 @@ def _several(launches: Sequence[Row], row: Row) -> Iterator[tuple[int, str]]:
 
 
 def _notes(recording: Recording, *, ended: bool = True) -> Iterator[tuple[int, str]]:
-    """What the script did beside its launch."""
+    """Notes about what the script did in addition to its launch."""
     for row in recording.of_kind("absent"):
         yield row.line or 0, f"{row.words[0]} does not exist"
     for row in recording.of_kind("failed"):

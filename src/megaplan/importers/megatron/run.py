@@ -1,4 +1,4 @@
-"""Everything of a launch beside its model: mesh, schedule, batch, precision, optimizer, recompute, host, training."""
+"""Parts of a launch outside its model: mesh, schedule, batch, precision, optimizer, recompute, host, training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp, section_row
 from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.model import load_balancing
-from megaplan.importers.megatron.stack import Stack
+from megaplan.importers.megatron.stack import LaunchLayers
 from megaplan.low_precision import FORMATS
 from megaplan.scalars import MAX_INT, MAX_MICROBATCHES
 from megaplan.spec.host import GraphModule, Host, OffloadModule
@@ -22,14 +22,14 @@ PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "mo
 
 
 def world_size(launch: Arguments, given: int | None, least: int) -> tuple[int, bool]:
-    """GPUs of the job, and whether the launch states them.
+    """GPUs of the job, and true if the launch states them.
 
     Args:
-        launch: The arguments; of a torchrun line its nodes and processes are read.
-        given: What the caller knows.
-        least: What the degrees need.
+        launch: The arguments; nodes and processes of a torchrun line are read.
+        given: Number that the caller knows.
+        least: Number that the degrees need.
     """
-    if given is not None:  # stands for what the launch leaves open, and in the place of what it says
+    if given is not None:  # replaces what the launch leaves open or states differently
         launch.pass_over("nnodes", "nproc_per_node", "world_size")
         nodes, processes, stated = (launch.values.get(key) for key in ("nnodes", "nproc_per_node", "world_size"))
         found = stated if isinstance(stated, int) else nodes * processes if isinstance(nodes, int) and isinstance(processes, int) else given
@@ -46,11 +46,11 @@ def world_size(launch: Arguments, given: int | None, least: int) -> tuple[int, b
 
 
 def read_mesh(launch: Arguments, num_stages: int, gpus: int | None) -> tuple[dict[str, Any], bool]:
-    """Degrees; and whether the launch states its GPUs."""
+    """Degrees; and true if the launch states its GPUs."""
     tp, pp, cp, ep = (launch.whole(f"{axis}_parallel_size") for axis in ("tensor_model", "pipeline_model", "context", "expert_model"))
     experts = launch.value("num_experts") is not None
     etp = launch.optional("expert_tensor_parallel_size") or tp
-    if not experts:  # they say nothing then
+    if not experts:  # they have no effect then
         ep = etp = 1
     inner = tp * cp
     least = pp * inner * max(1, ep * etp // inner)
@@ -109,7 +109,7 @@ def read_state(launch: Arguments, *, gpt: bool) -> dict[str, dict[str, Any]]:
 
 
 def _recipe(launch: Arguments, *, gpt: bool) -> dict[str, Any] | None:
-    """`precision.recipe`; a layer of a GPT model is two of a spec's."""
+    """`precision.recipe`; a layer of a GPT model is two layers of a spec."""
     wide, narrow = launch.word("fp8_format"), launch.word("fp4_format")
     word, gathered = launch.word("fp8_recipe"), {"fp8": launch.given("fp8_param_gather"), "fp4": launch.given("fp4_param_gather")}
     launch.accept("fp4_recipe")
@@ -150,7 +150,7 @@ def _last_step(launch: Arguments) -> int | None:
 
 
 def _params(launch: Arguments) -> tuple[str, bool]:
-    """Dtype of parameters, and whether gradients are of it too."""
+    """Dtype of parameters, and true if gradients have it too."""
     bf16, fp16 = launch.given("bf16"), launch.given("fp16")
     wide, halved = launch.given("accumulate_allreduce_grads_in_fp32"), launch.given("grad_reduce_in_bf16")
     if bf16 and fp16:
@@ -162,7 +162,7 @@ def _params(launch: Arguments) -> tuple[str, bool]:
     return ("fp16", not wide) if fp16 else ("bf16", halved)
 
 
-def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_host(launch: Arguments, stack: LaunchLayers, muon: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """`host` and `recompute`."""
     found: dict[str, Any] = {
         "name": "megatron",
@@ -179,7 +179,7 @@ def read_host(launch: Arguments, stack: Stack, muon: bool) -> tuple[dict[str, An
     if "E" in stack.letters or "E" in stack.ahead:
         found["moe_load_balancing"] = load_balancing(launch)[0]
     found |= _graphs(launch) | _offload(launch) | _stash(launch)
-    if launch.value("optimizer") == "dist_muon":  # the name says that its state is dealt to data ranks
+    if launch.value("optimizer") == "dist_muon":  # the name says that its state is sharded over data ranks
         found["distributed_optimizer"] = True
     launch.value("moe_flex_dispatcher_backend")
     found["moe_flex_backend"] = launch.word("moe_flex_dispatcher_backend") if found["moe_dispatcher"] == "flex" else "deepep"
@@ -207,7 +207,7 @@ def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
 
 
 def _graphs(launch: Arguments) -> dict[str, Any]:
-    """CUDA graphs; a scope of the full iteration is the whole step whatever makes it."""
+    """CUDA graphs; a scope of the full iteration covers the whole step for every implementation."""
     kind = str(launch.value("cuda_graph_impl") or "none")
     older = launch.given("enable_cuda_graph"), launch.given("external_cuda_graph")
     words = [word for key in ("cuda_graph_modules", "cuda_graph_scope") for word in _words(launch.value(key))]
@@ -224,7 +224,7 @@ def _graphs(launch: Arguments) -> dict[str, Any]:
 
 
 def _offload(launch: Arguments) -> dict[str, Any]:
-    """Modules whose inputs are offloaded, and head gradients that wait."""
+    """Modules whose inputs are offloaded, and deferred weight gradients of the head."""
     words, found = _words(launch.value("offload_modules")), dict[str, Any]()
     if launch.given("fine_grained_activation_offloading") and words:
         for word in words:
@@ -241,18 +241,18 @@ def _offload(launch: Arguments) -> dict[str, Any]:
 
 
 def _stash(launch: Arguments) -> dict[str, Any]:
-    """Buffers of experts that are made for a number of rows."""
+    """Buffers of experts with a fixed number of rows."""
     factor = launch.number("moe_paged_stash_buffer_size_factor_cuda")
     return {"moe_paged_stash": factor} if launch.given("moe_paged_stash") else {}
 
 
 def _words(value: Any) -> list[str]:
-    """Words of a list, also of one as Python or YAML writes it."""
+    """Words of a list; also of one as Python or YAML writes it."""
     return re.findall(r"[a-z_0-9]+", " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value or ""))
 
 
 def _features(launch: Arguments, *, layer_wise: bool) -> set[str]:
-    """Features that are named and not priced."""
+    """Features that are listed and not priced."""
     launch.pass_over(*(row.name for row in FEATURES))
     features = {str(row.means) for row in FEATURES if launch.values.get(row.name) not in (None, False, "none", 0)}
     if launch.given("use_megatron_fsdp") and not wholly_sharded(launch):
@@ -263,18 +263,18 @@ def _features(launch: Arguments, *, layer_wise: bool) -> set[str]:
 
 
 def wholly_sharded(launch: Arguments) -> bool:
-    """Whether Megatron-FSDP runs as `sharding.reshard_after_forward` says."""
+    """True if Megatron-FSDP runs as `sharding.reshard_after_forward` says."""
     return launch.given("use_megatron_fsdp") and not other_fsdp(launch.value)
 
 
 def _workspace_kib(launch: Arguments) -> int | None:
-    """Of a handle; None where the launch leaves it to torch."""
+    """KiB of one handle; None if the launch leaves it to torch."""
     setting = launch.environment.get("CUBLAS_WORKSPACE_CONFIG")
     return None if setting is None else setting_bytes(str(setting)) // 1024
 
 
 def _allocator(launch: Arguments) -> dict[str, bool]:
-    """The key of a launch that sets expandable segments; empty for others."""
+    """Key of a launch that sets expandable segments; empty for others."""
     setting = str(launch.environment.get("PYTORCH_CUDA_ALLOC_CONF") or launch.environment.get("PYTORCH_ALLOC_CONF") or "")
     return {"expandable_segments": True} if "expandable_segments:true" in setting.lower() else {}
 
@@ -323,7 +323,7 @@ def read_training(launch: Arguments) -> dict[str, Any]:
 
 
 def _steps(launch: Arguments, key: str) -> int | None:
-    """A number of steps, from 0 on; None where it is absent."""
+    """A number of steps, from 0 on; None if absent."""
     found = launch.value(key)
     if found is None or (isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MAX_INT):
         return found
@@ -339,12 +339,12 @@ def _rate(launch: Arguments, base: float | None) -> dict[str, Any] | None:
         return None
     steps = _steps(launch, "train_iters")
     if steps is not None and (warmup or 0) + (decay or 0 if style == "WSD" else 0) > steps:
-        launch.tell("lr_warmup_iters" if warmup else "lr_wsd_decay_iters", f"the run ends before, after {steps} steps")
+        launch.warn("lr_warmup_iters" if warmup else "lr_wsd_decay_iters", f"the run ends before, after {steps} steps")
         return None
     kept: dict[str, Any] = {} if warmup is None else {"warmup_steps": warmup}
     final = {} if not base or least is None else {"final_fraction": float(f"{least / base:.12g}")}
     if fraction is not None:
-        launch.tell("lr_warmup_fraction", "warm-up of a spec is in steps")
+        launch.warn("lr_warmup_fraction", "warm-up of a spec is in steps")
     if style == "constant":
         return {"kind": "constant", **kept}
     if style == "cosine":
@@ -352,5 +352,5 @@ def _rate(launch: Arguments, base: float | None) -> dict[str, Any] | None:
     shapes = {"linear": "linear", "minus_sqrt": "sqrt"}
     if style == "WSD" and decay is not None and shape in shapes:
         return {"kind": "wsd", **kept, "decay_steps": decay, "decay": shapes[shape], **final}
-    launch.tell("lr_decay_style", "rates of a spec are constant, cosine or WSD with a linear or square-root decay")
+    launch.warn("lr_decay_style", "rates of a spec are constant, cosine or WSD with a linear or square-root decay")
     return None

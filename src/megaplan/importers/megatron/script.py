@@ -17,7 +17,7 @@ from megaplan.importers.megatron.unset import UNSET, readable, unset
 from megaplan.spec.read import STDIN_NAME
 
 OF_LAUNCHER = {"nnodes": "nnodes", "nproc_per_node": "nproc_per_node", "num_nodes": "nnodes", "num_gpus": "nproc_per_node"}
-"""Arguments before the program's name that count its processes: of torchrun, and of deepspeed."""
+"""Arguments before the program's name that count processes: those of torchrun, and of deepspeed."""
 VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}$`'\"]*))?\}|\$([A-Za-z_]\w*)")
 _PIECE = re.compile(
     rf"""(?P<plain>[^\s'"\\$`(){{}}|&;<>*?\[\]]+)|'(?P<single>[^']*)'|"(?P<double>(?:[^"\\$`]|\\.|{VARIABLE.pattern})*)"|\\(?P<escaped>[^\n])"""
@@ -29,7 +29,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 class Field(NamedTuple):
-    """A word, and its line."""
+    """A word and its line."""
 
     text: str
     line: int
@@ -40,12 +40,12 @@ def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequ
 
     Args:
         text: A plain script, or arguments alone.
-        name: What diagnostics call it.
-        environment: Variables that it finds.
+        name: Name of the text in diagnostics.
+        environment: Environment variables of the script.
         argv: Arguments that follow its own.
 
     Raises:
-        MegaplanError: MP922, only bash can read it; MP916, it is cut off, or nothing in it has an argument.
+        MegaplanError: MP922 if only bash can read it; MP916 if it is truncated, or has no arguments.
     """
     more = [Field(word, 0) for word in argv]
     if _first(text).startswith("--") or not text:
@@ -98,7 +98,7 @@ def read_words(words: Sequence[Field]) -> Given:
 
 
 def substituted(text: str, variables: Mapping[str, Any]) -> str:
-    """A text with the values of the variables in it; one that is set nowhere stays open."""
+    """A text with the values of the variables in it; unset variables are kept as placeholders."""
 
     def found(match: re.Match[str]) -> str:
         name = match[1] or match[3]
@@ -145,7 +145,7 @@ def _launched(text: str, variables: dict[str, str]) -> list[Field]:
 
 
 def _commands(text: str) -> Iterator[tuple[int, list[tuple[int, list[_Piece]]]]]:
-    """Commands with their line; of each its words, as pieces, with theirs."""
+    """Commands with their line; the words of each as pieces with their quoting."""
     at, words = 0, list[tuple[int, list[_Piece]]]()
     while at < len(text):
         line = text.count("\n", 0, at) + 1
@@ -181,7 +181,7 @@ def _text(piece: _Piece, variables: Mapping[str, str]) -> str:
 
 
 def _fields(pieces: Sequence[_Piece], line: int, variables: Mapping[str, str]) -> Iterator[Field]:
-    """The word, or none where it is an empty variable.
+    """The words of a variable or literal; none for an empty variable.
 
     Raises:
         _NeedsBashError: A variable without quotation marks has several words.
@@ -195,15 +195,15 @@ def _fields(pieces: Sequence[_Piece], line: int, variables: Mapping[str, str]) -
 
 
 def _first(text: str) -> str:
-    """The first line that says something."""
+    """The first line that is not empty or a comment."""
     return next((line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
 
 
 def _alone(text: str, name: str) -> Iterator[Field]:
-    """Words of arguments alone, on one line or several: no sign but a quotation means anything in them.
+    """Words of bare arguments, on one line or several; only quotation marks have a meaning in them.
 
     Raises:
-        MegaplanError: MP916, a quotation is not closed.
+        MegaplanError: MP916 if a quotation is not closed.
     """
     for number, line in enumerate(text.splitlines(), start=1):
         try:
@@ -213,7 +213,7 @@ def _alone(text: str, name: str) -> Iterator[Field]:
 
 
 def _program(words: Sequence[str]) -> tuple[int, int]:
-    """Where the launcher's arguments end and the program's begin: around its name, a file of Python or a module."""
+    """Positions of the end of the launcher's arguments and the start of the program's: around its name, a Python file or a module."""
     for place, word in enumerate(words):
         if word.endswith(".py"):
             return place, place + 1

@@ -34,7 +34,7 @@ class ImportedLaunch:
 
     Attributes:
         loaded: The checked spec, with the import's warnings among its diagnostics.
-        document: The plain values it was made from.
+        document: Plain values of the spec.
     """
 
     loaded: LoadedSpec
@@ -54,11 +54,11 @@ def import_megatron(
 
     Args:
         text: A plain launch script or arguments, YAML of arguments, a log with their table, or Megatron-Bridge's configuration.
-        name: What diagnostics call the file.
+        name: Name of the file in diagnostics.
         overrides: `KEY=VALUE` texts, keys of the spec.
-        gpus: GPUs of the job, in the place of what the text says.
-        environment: Variables that the launch finds.
-        argv: Arguments of the script; beside other forms they stand in the place of the text's own.
+        gpus: GPUs of the job, overriding the text.
+        environment: Environment variables of the launch.
+        argv: Arguments of the script; with other forms they replace the text's own.
 
     Raises:
         MegaplanError: Every error found: MP910 … MP922, or those of the spec that results.
@@ -72,14 +72,14 @@ def import_recording(
     """The spec of a launch that was recorded.
 
     Args:
-        recording: What the script started.
-        name: What diagnostics call the script.
+        recording: The recorded commands.
+        name: Name of the script in diagnostics.
         overrides: `KEY=VALUE` texts, keys of the spec.
-        gpus: GPUs of the job, in the place of what the launch says.
-        number: Which of several launches, from 1.
+        gpus: GPUs of the job, overriding the launch.
+        number: Number of the launch among several, from 1.
 
     Raises:
-        MegaplanError: MP923, there is no launch; or what `import_megatron` raises.
+        MegaplanError: MP923 if there is no launch; or as `import_megatron`.
     """
     given = read_recording(recording, name, number)
     try:
@@ -125,7 +125,7 @@ def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str
 
 
 def _vocab_size(overrides: Sequence[str]) -> int | None:
-    """The padded vocabulary, where an override states it."""
+    """The padded vocabulary, if an override states it."""
     found = [value for key, _, value in (override.partition("=") for override in overrides) if key.strip() == VOCABULARY]
     return int(found[-1]) if found and found[-1].strip().isdigit() and int(found[-1]) else None
 

@@ -1,4 +1,4 @@
-"""The layers of a launch, and where they are cut: Megatron's hybrid pattern, or its counts of layers."""
+"""The layers of a launch and their cuts: Megatron's hybrid pattern, or its counts of layers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NO_LETTER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class LaunchLayers:
     """The layers of a launch.
 
     Attributes:
-        stages: Our letters of each virtual stage, in model order; one stage without a pipeline.
-        latent: Whether attention is latent.
-        num_modules: Prediction modules.
-        hybrid: Whether Megatron builds its HybridModel.
+        stages: Letters of each virtual stage, in model order; one stage without a pipeline.
+        latent: True if attention is latent.
+        num_modules: Number of prediction modules.
+        hybrid: True if Megatron builds its HybridModel.
         ahead: Letters of a prediction module's blocks.
     """
 
@@ -38,23 +38,23 @@ class Stack:
 
     @property
     def letters(self) -> str:
-        """One a layer."""
+        """One letter per layer."""
         return "".join(self.stages)
 
 
-def read_stack(launch: Arguments, pp: int) -> Stack:
-    """The layers and where they are cut; an empty stack if something is wrong."""
+def read_stack(launch: Arguments, pp: int) -> LaunchLayers:
+    """The layers and their cuts; an empty stack if something is wrong."""
     hybrid = launch.value("hybrid_layer_pattern") is not None or launch.value("hybrid_override_pattern") is not None
     try:
         stack = _hybrid(launch, pp) if hybrid else _gpt(launch, pp)
     except MegaplanError as error:
         key = "hybrid_layer_pattern" if hybrid else "pipeline_model_parallel_layout"
         launch.fail([moved(found, launch.at(key)) for found in error.diagnostics])
-        return Stack(("A",), latent=False, num_modules=0, hybrid=hybrid)
+        return LaunchLayers(("A",), latent=False, num_modules=0, hybrid=hybrid)
     return stack
 
 
-def _hybrid(launch: Arguments, pp: int) -> Stack:
+def _hybrid(launch: Arguments, pp: int) -> LaunchLayers:
     key = "hybrid_layer_pattern" if launch.value("hybrid_layer_pattern") is not None else "hybrid_override_pattern"
     pattern = parse_hybrid(str(launch.value(key)), launch.at(key))
     for other in (
@@ -73,7 +73,7 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
     if modules is not None and modules != pattern.num_modules:
         launch.cannot("mtp_num_layers", f"the pattern has {pattern.num_modules} prediction modules", pattern.num_modules)
     if stated is not None and stated != len(pattern.main):
-        launch.tell("num_layers", f"the pattern has {len(pattern.main)} layers, and Megatron takes those")
+        launch.warn("num_layers", f"the pattern has {len(pattern.main)} layers, and Megatron takes those")
     used = set(pattern.main) | set(pattern.module or "")
     for symbol in sorted(used & set(NO_LETTER)):
         launch.cannot(key, f"'{symbol}' at column {str(launch.value(key)).index(symbol) + 1}: {NO_LETTER[symbol]}")
@@ -81,7 +81,7 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
         launch.cannot(key, "the pattern has no layer")
     plain = used & set("*+")
     latent = (launch.given("multi_latent_attention") and bool(plain)) or "+" in used
-    return Stack(
+    return LaunchLayers(
         tuple("".join(OURS.get(one, "A") for one in stage) for stage in stages),
         latent,
         pattern.num_modules,
@@ -91,7 +91,7 @@ def _hybrid(launch: Arguments, pp: int) -> Stack:
 
 
 def _ahead(launch: Arguments, key: str, pattern: HybridPattern) -> str:
-    """Our letters of a prediction module, each of which but D stands for a block of the layers."""
+    """Letters of a prediction module; all but D reuse the dimensions of the layers."""
     module = pattern.module if pattern.module is not None else "*-"
     ahead = "".join(OURS.get(one, "A") for one in module)
     beyond = [symbol for symbol in module if OURS.get(symbol, "A") not in ("D", *map(OURS.get, pattern.main))]
@@ -103,12 +103,12 @@ def _ahead(launch: Arguments, key: str, pattern: HybridPattern) -> str:
 
 
 def _with_module(launch: Arguments, pattern: HybridPattern) -> HybridPattern:
-    """With the prediction module that an argument of its own gives."""
+    """The layers with the prediction module that its own argument gives."""
     module, count = launch.value("mtp_hybrid_override_pattern"), launch.optional("mtp_num_layers")
     return pattern._replace(module=str(module), num_modules=count) if module and count and pattern.module is None else pattern
 
 
-def _gpt(launch: Arguments, pp: int) -> Stack:
+def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
     layers = launch.whole("num_layers", most=MAX_LAYERS // 2)
     frequency = launch.value("moe_layer_freq")
     if re.fullmatch(r"-?\d+", str(frequency)) and not 0 < int(str(frequency)[:20]) <= MAX_LAYERS:
@@ -128,13 +128,15 @@ def _gpt(launch: Arguments, pp: int) -> Stack:
         stages = _listed(layout) if isinstance(layout, list) else parse_layout(str(layout), launch.at("pipeline_model_parallel_layout"))
         check_layout(stages, pp, layers, modules, launch.at("pipeline_model_parallel_layout"))
         if modules and "m" not in stages[-1]:
-            launch.cannot("pipeline_model_parallel_layout", "prediction modules stand before the last stage, and a plan's on the last")
+            launch.cannot(
+                "pipeline_model_parallel_layout", "the launch has prediction modules before the last stage, and a plan has them on it"
+            )
         sizes = [stage.count("t") for stage in stages]
     for key in (*_SPREAD, *_COUNTED_ENDS):
         launch.value(key)
     cuts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
     letters = [mixer + OURS[kind] for mixer, kind in zip(_mixers(launch, layers), kinds, strict=True)]
-    return Stack(
+    return LaunchLayers(
         tuple("".join(letters[start:stop]) for start, stop in pairwise(cuts)),
         launch.given("multi_latent_attention"),
         modules,
@@ -153,12 +155,12 @@ _SPREAD = (
 
 
 def _spread(launch: Arguments, key: str) -> int | None:
-    """A number of layers or stages; None where it is absent or 0."""
+    """A number of layers or stages; None if it is absent or 0."""
     return launch.whole(key, most=MAX_LAYERS) if launch.value(key) else None
 
 
 def _mixers(launch: Arguments, layers: int) -> str:
-    """One letter a layer of a GPT model: attention, or a gated delta net where it is the variant and the layer is not every n-th."""
+    """Letters of a GPT model's mixers: attention, or a gated delta net if that is the variant, with attention in every n-th layer."""
     variant, frequency = launch.word("experimental_attention_variant"), launch.value("linear_attention_freq")
     if variant is None:
         return "A" * layers

@@ -1,4 +1,4 @@
-"""Sizes of tokenizers that launches name: a vocabulary without `--vocab-size` is the tokenizer's."""
+"""Sizes of tokenizers that launches name; without `--vocab-size` the tokenizer gives the vocabulary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from megaplan.importers.megatron.unset import readable
 
 DEFAULT = "GPT2BPETokenizer"
-"""Of `pretrain_gpt.py`, by its `args_defaults`, where no tokenizer is named."""
+"""Default tokenizer of `pretrain_gpt.py`, from its `args_defaults`."""
 OF_TYPE = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 OF_MODEL = {
     r"nemotron_2_256k": 256_000,
@@ -17,15 +17,15 @@ OF_MODEL = {
     r"llama-?3": 128_256,
     r"gpt2": 50_257,
 }
-"""By a part of the name of `--tokenizer-model`; tokens with the added ones, as each model's own configuration states them."""
+"""Sizes by a part of the name in `--tokenizer-model`; added tokens included, as in each model's configuration."""
 
 
 def tokenizer_size(kind: Any, model: Any) -> tuple[int | None, str]:
-    """Tokens, or None where they are not known, and the tokenizer as a person reads it.
+    """Number of tokens, or None if unknown, and the tokenizer's name for readers.
 
     Args:
         kind: `--tokenizer-type`; None for Megatron's default.
-        model: `--tokenizer-model`; None where it is absent.
+        model: `--tokenizer-model`; None if absent.
     """
     name = str(kind or DEFAULT)
     model = None if model in (None, True) else readable(str(model))  # True: the argument has no value

@@ -1,4 +1,4 @@
-"""Variables of a launch's text that are set nowhere: each stays in the text between two NUL signs until an argument needs it."""
+"""Variables of a launch's text that are set nowhere: each stays in the text between two NUL characters until an argument needs it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def unset(name: str) -> str:
 
 
 def unset_names(text: str) -> list[str]:
-    """Names of the variables that a text misses."""
+    """Names of the unset variables in a text."""
     return UNSET.findall(text)
 
 
 def readable(text: str) -> str:
-    """A text with `$NAME` for what it misses."""
+    """A text with `$NAME` for each unset variable."""
     return UNSET.sub(r"$\1", text)

@@ -19,16 +19,16 @@ class JobConfig:
     """Dotted keys of a file; every one is read, listed as irrelevant, or refused.
 
     Attributes:
-        age: Which torchtitan the file is of.
-        values: By today's names.
+        age: Version of torchtitan that the file is for.
+        values: Values by current names.
     """
 
     def __init__(self, text: str, name: str) -> None:
         """Read TOML, or JSON as torchtitan saves it.
 
         Args:
-            text: The file.
-            name: What diagnostics call it.
+            text: Text of the file.
+            name: Name of the file in diagnostics.
 
         Raises:
             MegaplanError: MP916 if it is neither, or no table.
@@ -107,7 +107,7 @@ class JobConfig:
         return found
 
     def choice(self, key: str, choices: Mapping[str, Any]) -> Any:
-        """What one of some words stands for."""
+        """The value that one of some words means."""
         found = self.value(key)
         if not isinstance(found, str) or found not in choices:
             self.wrong(key, " or ".join(choices))
@@ -115,17 +115,17 @@ class JobConfig:
         return choices[found]
 
     def wrong(self, key: str, wanted: str) -> None:
-        """Note a value of another kind (MP916)."""
+        """Reports a value of another type (MP916)."""
         shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
         self._errors.append(diagnostic("MP916", f"{key} = {shown}, and it is {wanted}", self._at(key)))
 
     def refuse(self, key: str, why: str, *hints: str) -> None:
-        """Note what a spec cannot express (MP914)."""
+        """Reports a setting that a spec cannot express (MP914)."""
         shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
         self._errors.append(diagnostic("MP914", f"{key} = {shown}: {why}", self._at(key), hints))
 
     def finish(self) -> Diagnostic:
-        """The note of what was assumed.
+        """The note about assumptions.
 
         Raises:
             MegaplanError: Everything that was wrong: MP913, MP914, MP916.

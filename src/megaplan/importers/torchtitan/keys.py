@@ -1,4 +1,4 @@
-"""The keys of torchtitan's job configuration: defaults, what is read, what touches no tensor, and what stops an import.
+"""The keys of torchtitan's job configuration: defaults, keys that are read, that change no tensor, and that stop an import.
 
 Source: torchtitan/config/job_config.py at 9810191b^, the last version with TOML files; config_manager.py at e7c0cae9 (June 2025) and at
 9dec370a (December 2024) for the keys that older files have in other sections.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Age(Enum):
-    """Which torchtitan wrote a file, by the keys it has: what a run of it does differs."""
+    """Version of torchtitan that wrote a file, from its keys; versions run differently."""
 
     TOML_2024 = "of December 2024"
     TOML_2025 = "of June 2025"
@@ -60,7 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "quantize.linear.float8.recipe_name": None,
     "quantize.linear.float8.filter_fqns": [],
 }
-"""What an estimate reads, with torchtitan's own defaults."""
+"""Keys that an estimate reads, with torchtitan's own defaults."""
 
 MOVED = {
     "training.batch_size": "training.local_batch_size",
@@ -79,13 +79,13 @@ MOVED = {
         "force_recompute_fp8_weight_in_bwd",
     )},
 }  # fmt: skip
-"""Keys of older files by the names that they have today."""
+"""Keys of older files by their current names."""
 OF_2024 = frozenset(
     {"training.batch_size", "experimental.pipeline_parallel_microbatches", "float8.enable_float8_linear", "optimizer.fused"}
 )
-"""Keys that no later version has."""
+"""Keys that only versions of 2024 have."""
 OF_2025 = frozenset({"training.compile"}) | frozenset(key for key in MOVED if key.startswith("float8."))
-"""Keys that ended in 2025."""
+"""Keys that were removed in 2025."""
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "training.enable_cpu_offload": (False, "parameters and state in the host's memory are not priced"),
@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
     "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),
     "parallelism.pipeline_parallel_schedule_csv": ("", "a schedule of one's own is not read"),
-    "optimizer.early_step_in_backward": (False, "gradients that are gone before others are made are not priced"),
+    "optimizer.early_step_in_backward": (False, "gradients that are freed before others are made are not priced"),
     "model.norm_type": ("rmsnorm", "its kept tensors are not listed"),
     "fault_tolerance.enable": (False, "replicas of torchft are not priced"),
     "float8.scaling_type_input": ("dynamic", "delayed scaling is not priced"),
@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "memory_estimation.enable": (False, "it trains nothing"),
     "memory_estimation.enabled": (False, "it trains nothing"),
 }
-"""Keys that stop an import where they have another value than this one, and why."""
+"""Keys that stop an import at any other value than this one, and the reason."""
 IGNORED = frozenset({
     "model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "optimizer.beta1", "optimizer.beta2",
     "optimizer.eps", "training.dataset", "training.dataset_path", "training.gc_freq", "training.gc_debug", "training.seed",
@@ -120,4 +120,4 @@ IGNORED_SECTIONS = (
     "job.", "profiling.", "metrics.", "lr_scheduler.", "checkpoint.", "comm.", "debug.", "validation.", "fault_tolerance.",
     "activation_checkpoint.", "training.dataloader.", "quantize.linear.mx.", "experimental.custom_", "memory_estimation.",
 )  # fmt: skip
-"""Sections whose other keys change none."""
+"""Sections whose other keys change no tensor."""

@@ -1,4 +1,4 @@
-"""Models of torchtitan's registry by name and flavor, in the words of a spec.
+"""Models of torchtitan's registry by name and flavor, as sections of a spec.
 
 Source: torchtitan/models/llama3/__init__.py and qwen3/__init__.py at 9810191b^, the last version with TOML files; llama3's vocabulary is
 that of Llama 3's tokenizer, which those files name.
@@ -19,12 +19,12 @@ class Flavor(NamedTuple):
         blocks: Transformer blocks.
         heads: Query heads.
         kv_heads: Key and value heads.
-        head_dim: Width of one.
+        head_dim: Width of a head.
         ffn: Inner width of the MLP.
         vocab: Rows of the embedding.
         rope_theta: Base of the rotary angles.
-        qk_norm: Norms of queries and keys.
-        tied: One table for embedding and head.
+        qk_norm: True if queries and keys have norms.
+        tied: True if embedding and head share one table.
     """
 
     hidden: int
@@ -88,4 +88,4 @@ REFUSED = {
     "gpt_oss": "experts, their token dispatchers and attention sinks are not priced",
     "flux": "it is no decoder of text",
 }
-"""Flavors, or whole models, of the registry that have no spec, and why."""
+"""Flavors, or whole models, of the registry that have no spec, and the reason."""

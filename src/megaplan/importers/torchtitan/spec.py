@@ -25,7 +25,7 @@ FLOAT8 = "quantize.linear.float8."
 CONVERTERS = ("float8", "quantize.linear.float8")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 MAX_DIGITS = 9
-"""Of a count that is written as text."""
+"""Most digits of a count that is written as text."""
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
@@ -36,7 +36,7 @@ class ImportedJob:
 
     Attributes:
         loaded: The checked spec, with the import's notes among its diagnostics.
-        document: The plain values it was made from.
+        document: Plain values of the spec.
     """
 
     loaded: LoadedSpec
@@ -50,10 +50,10 @@ def import_torchtitan(
 
     Args:
         text: TOML, or the JSON of torchtitan's own sections.
-        name: What diagnostics call the file.
+        name: Name of the file in diagnostics.
         overrides: `KEY=VALUE` texts, keys of the spec.
-        gpus: GPUs of the job, where a degree is -1.
-        model: NAME/FLAVOR of the registry, where the file has no section `model`.
+        gpus: GPUs of the job, needed if a degree is -1.
+        model: NAME/FLAVOR of the registry, needed if the file has no section `model`.
 
     Raises:
         MegaplanError: Every error found: MP913, MP914, MP916, or those of the spec that results.
@@ -110,7 +110,7 @@ def _flavor(config: JobConfig) -> Flavor:
     why = REFUSED.get(f"{name}/{flavor}", REFUSED.get(name))
     if why is not None:
         config.refuse("model.flavor", f"of model {name}: {why}")
-        config.finish()  # what else it says is of a model that has no spec
+        config.finish()  # its other keys belong to a model that has no spec
     elif flavor not in FLAVORS.get(name, {}):
         known = ", ".join(f"{model}/{each}" for model, flavors in FLAVORS.items() for each in flavors)
         config.wrong("model.flavor", f"with model.name = {name} none of {known}")
@@ -120,7 +120,7 @@ def _flavor(config: JobConfig) -> Flavor:
 
 
 def _mesh(config: JobConfig, gpus: int | None) -> tuple[dict[str, Any], bool]:
-    """Degrees, and whether the file and `gpus` state the GPUs."""
+    """Degrees, and true if the file and `gpus` state the GPUs."""
     names = {"pp": "pipeline_parallel", "dp_replicate": "data_parallel_replicate", "cp": "context_parallel", "tp": "tensor_parallel"}
     mesh: dict[str, Any] = {axis: config.whole(f"parallelism.{name}_degree") for axis, name in names.items()}
     for degree in ("parallelism.expert_parallel_degree", "parallelism.expert_tensor_parallel_degree"):
@@ -194,7 +194,7 @@ def _recipe(config: JobConfig) -> dict[str, Any]:
 
 
 def _checkpointing(config: JobConfig) -> dict[str, Any]:
-    """The sections `recompute` and what of `host` belongs to it."""
+    """The section `recompute` and the keys of `host` that belong to it."""
     mode = config.value(MODE)
     if mode == "memory_budget":
         config.refuse(MODE, "what the compiler's partitioner keeps under a budget is not priced", 'mode = "selective"')
@@ -211,7 +211,7 @@ def _checkpointing(config: JobConfig) -> dict[str, Any]:
 
 
 def _host(config: JobConfig) -> dict[str, Any]:
-    """What of the run follows from the file's age, and its switches."""
+    """Keys of `host` that follow from the file's age and its switches."""
     compiles = config.switch("compile.enable")
     components = [] if not compiles else config.names("compile.components") if config.age is Age.CURRENT else ["model", "loss"]
     if compiles and config.age is Age.TOML_2024:

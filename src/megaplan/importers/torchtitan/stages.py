@@ -1,4 +1,4 @@
-"""Where torchtitan cuts a model into stages: by modules, by split points, or by its own rules."""
+"""torchtitan's cuts of a model into stages: by modules, by split points, or by its own rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST_LESS = "parallelism.pipeline_parallel_first_stage_less_layers"
 LAST_LESS = "parallelism.pipeline_parallel_last_stage_less_layers"
 NAMES = "made of layers.0, layers.1 and so on"
 MAX_STAGES = 2**14
-"""More are refused, since each has a block; a number that was mistyped makes no long list."""
+"""Largest number of stages; each has a block, and a mistyped number makes no long list."""
 Starts = list[int]
 """The first block of each stage."""
 
@@ -22,13 +22,13 @@ Starts = list[int]
 def read_stages(config: JobConfig, blocks: int, pp: int, *, looped: bool) -> Starts:
     """The first block of every stage, in model order.
 
-    Where they cannot be read an error is added to those of the file, and shares of about the same size stand for them.
+    If they cannot be read, an error is added to the file's, and stages of similar size are returned instead.
 
     Args:
         config: The file.
         blocks: Transformer blocks.
         pp: Pipeline ranks.
-        looped: Whether the schedule has several stages a rank.
+        looped: True if the schedule has several stages per rank.
     """
     parts, points = config.value(PARTS), config.names(POINTS)
     least = pp * (2 if looped else 1)
@@ -47,7 +47,7 @@ def read_stages(config: JobConfig, blocks: int, pp: int, *, looped: bool) -> Sta
 
 
 def _weighted(config: JobConfig, blocks: int, stages: int, first: int, last: int) -> Starts:
-    """`generate_llm_fqn_per_model_part`: even shares, the ends counted as some blocks, earlier stages taking what is left."""
+    """`generate_llm_fqn_per_model_part`: even shares, each end counted as some blocks; earlier stages take the remainder."""
     share, rest = divmod(blocks + first + last, stages)
     sizes = [share + (index < rest) for index in range(min(stages, MAX_STAGES))]
     sizes[0] -= first
@@ -59,7 +59,7 @@ def _weighted(config: JobConfig, blocks: int, stages: int, first: int, last: int
 
 
 def _split_points(blocks: int, stages: int) -> Starts:
-    """`generate_split_points` of 2024: the first and the last stage take an even share, those between what is left, one each."""
+    """`generate_split_points` of 2024: the first and the last stage take an even share, those between take the remainder, one each."""
     stages = min(stages, MAX_STAGES)
     share, rest = divmod(blocks, stages)
     sizes = [share, *(share + (index < rest) for index in range(stages - 2))]
@@ -102,5 +102,5 @@ def _block(name: object) -> int | None:
 
 
 def spans_of_blocks(starts: Starts, blocks: int) -> list[list[int]]:
-    """Spans of layers, two a block."""
+    """Spans of layers, two per block."""
     return [[2 * start, 2 * stop] for start, stop in pairwise([*starts, blocks])]

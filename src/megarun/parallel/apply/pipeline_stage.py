@@ -53,7 +53,7 @@ class FullBackwardStage(PipelineStage):
     """A stage whose gradients are reduced on request.
 
     Attributes:
-        reduces: Whether the running schedule step is the last of its update: FSDP2 then reduces over the data ranks and frees the gathered
+        reduces: True if the running schedule step is the last of its update: FSDP2 then reduces over the data ranks and frees the gathered
             parameters. Before, gradients stay unsharded and parameters gathered, as between two microbatches.
     """
 

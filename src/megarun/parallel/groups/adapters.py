@@ -32,7 +32,7 @@ class Adapter(NamedTuple):
 
 
 class Gathers(Protocol):
-    """What a column-parallel product needs of a TP group."""
+    """Operations of a TP group that a column-parallel product needs."""
 
     def start_gather(self, x: Tensor) -> Any:
         """Start to gather local tokens."""
@@ -79,8 +79,8 @@ def frozen_column_parallel(
         tp: TP group of more than one rank.
         x: Local tokens.
         weights: Gathered parameters, [out / tp, in] each.
-        biases: Of each, or None.
-        adapters: Of each, or None.
+        biases: Bias of each linear, or None.
+        adapters: Adapter of each linear, or None.
     """
     scales = tuple(None if adapter is None else adapter.scale for adapter in adapters)
     pairs = [each for adapter in adapters if adapter is not None for each in (adapter.a, adapter.b)]
@@ -89,16 +89,16 @@ def frozen_column_parallel(
 
 
 class _Start(torch.autograd.Function):
-    """Its second input alone requires a gradient, and gets none."""
+    """Identity of x without a gradient; the second input makes the output require one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _start: Tensor) -> Tensor:  # noqa: ARG004 (autograd's signature)
-        """X itself."""
+        """Return x."""
         return x
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # noqa: ARG004 (autograd's signature)
-        """Drop it."""
+        """Drop the gradient."""
         return None, None
 
 

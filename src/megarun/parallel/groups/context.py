@@ -28,7 +28,7 @@ from megarun.parallel.groups.mesh import RankMesh
 
 
 class KeyScores(Protocol):
-    """What attention adds to scores by the class of the key (`megarun.model.relation.Relations`)."""
+    """Bias that attention adds to scores by the class of the key (`megarun.model.relation.Relations`)."""
 
     @property
     def classes(self) -> Tensor:

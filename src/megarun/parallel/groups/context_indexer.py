@@ -24,11 +24,11 @@ from megakernels import (
     indexed_attention_pieces_backward,
     indexed_attention_pieces_choice,
 )
-from megakernels.ops.indexed_attention.pieces import Settings
+from megakernels.ops.indexed_attention.pieces import IndexedSettings
 from megarun.parallel.groups.context import ContextParallel
 
 
-class Choice(NamedTuple):
+class IndexerSettings(NamedTuple):
     """Settings of a layer's key selection, as in `indexed_attention`."""
 
     scale: float
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     window: int | None
 
 
-def context_indexed_attention(cp: ContextParallel, choice: Choice, starts: Tensor | None, *tensors: Tensor) -> tuple[Tensor]:
+def context_indexed_attention(cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, *tensors: Tensor) -> tuple[Tensor]:
     """`megakernels.indexed_attention` over the whole sequence, for local tokens.
 
     Args:
@@ -55,8 +55,10 @@ def context_indexed_attention(cp: ContextParallel, choice: Choice, starts: Tenso
     return (_GatheredChoice.apply(cp, choice, starts, False, *tensors),)  # type: ignore[no-untyped-call]
 
 
-def context_indexed_attention_choice(cp: ContextParallel, choice: Choice, starts: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """As `context_indexed_attention`, with the keys that local queries chose: int32 [B, T / cp, words of T]."""
+def context_indexed_attention_choice(
+    cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, *tensors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the output of `context_indexed_attention` and the keys that local queries chose: int32 [B, T / cp, words of T]."""
     if cp.degree == 1:
         return indexed_attention_choice(*tensors, **choice._asdict(), starts=starts)
     made: tuple[Tensor, Tensor] = _GatheredChoice.apply(cp, choice, starts, True, *tensors)  # type: ignore[no-untyped-call]
@@ -78,10 +80,10 @@ class _GatheredChoice(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, cp: ContextParallel, choice: Choice, starts: Tensor | None, sends: bool, *tensors: Tensor
+        ctx: Any, cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, sends: bool, *tensors: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
         q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin = tensors
-        settings = Settings(choice.scale, choice.top_k, choice.loss_factor, choice.window, cp.pieces, cp.all_pieces)
+        settings = IndexedSettings(choice.scale, choice.top_k, choice.loss_factor, choice.window, cp.pieces, cp.all_pieces)
         attend = indexed_attention_pieces_choice if sends else indexed_attention_pieces
         made = attend(
             q,

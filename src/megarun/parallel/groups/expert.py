@@ -146,7 +146,7 @@ def expert_parallel(spec: Spec, mesh: RankMesh, *, measured: bool = True) -> Exp
     Args:
         spec: Spec, which states row counts that are not measured.
         mesh: This rank's position in the mesh.
-        measured: Whether row counts are read from tensors.
+        measured: True if row counts are read from tensors.
     """
     degree, moe = spec.mesh.ep, spec.model.moe
     if degree == 1 or moe is None:

@@ -26,7 +26,7 @@ from megarun.parallel.groups.relay import (
 )
 
 WRITTEN = 0, 1, 2, 3, 4
-"""Of the inputs q, k, v, decay, beta, A_log and dt_bias of `megakernels.gated_delta`, those that have positions."""
+"""Inputs with positions among q, k, v, decay, beta, A_log and dt_bias of `megakernels.gated_delta`."""
 
 
 def delta_rule(cp: ContextParallel, settings: DeltaSettings, starts: Tensor | None, *inputs: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megakernels import accumulator_dtype, mamba3, mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
-from megakernels.ops.mamba3.piece import Settings
+from megakernels.ops.mamba3.piece import Mamba3Settings
 from megaplan.blocks.relay import num_lanes
 from megarun.parallel.groups.context import ContextParallel
 from megarun.parallel.groups.relay import (
@@ -31,15 +31,15 @@ from megarun.parallel.groups.relay import (
     run_once,
 )
 
-Inputs = Sequence[Tensor | None]
+ScanInputs = Sequence[Tensor | None]
 """x, z, B, C, dt, A, trapezoid, angles, B_bias, C_bias, D, dt_bias, mimo_x, mimo_z and mimo_o of `megakernels.mamba3`."""
 ANGLES, DT_BIAS = 7, 11
-"""Indices of these inputs; those before the angles have heads or groups and tokens, those after have only heads."""
+"""Indices of these inputs; inputs before the angles have heads or groups and tokens, inputs after them only heads."""
 
 
 def trapezoidal_scan(
     cp: ContextParallel,
-    settings: Settings,
+    settings: Mamba3Settings,
     starts: Tensor | None,
     tokens: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
     angles: Tensor | None,
@@ -71,7 +71,7 @@ class _TrapezoidalScan(torch.autograd.Function):
     """Saves the inputs, the saved set of the op on full sequences, and the shares added to the last positions of pieces."""
 
     @staticmethod
-    def forward(ctx: Any, cp: ContextParallel, settings: Settings, starts: Tensor | None, *inputs: Any) -> Tensor:
+    def forward(ctx: Any, cp: ContextParallel, settings: Mamba3Settings, starts: Tensor | None, *inputs: Any) -> Tensor:
         """See `trapezoidal_scan`."""
         x, keys, angles = inputs[0], inputs[2], inputs[ANGLES]
         width, state_dim, num_angles = x.shape[3], keys.shape[4], 0 if angles is None else angles.shape[2]
@@ -129,13 +129,13 @@ class _TrapezoidalScan(torch.autograd.Function):
         return None, None, None, *as_inputs(gradients, inputs)
 
 
-def _firsts(inputs: Inputs, starts: Tensor | None) -> tuple[Any, Any, Any, Tensor | None]:
+def _firsts(inputs: ScanInputs, starts: Tensor | None) -> tuple[Any, Any, Any, Tensor | None]:
     """Dt and trapezoid [B, 2, H] of each local piece's first position, dt_bias of all heads, and its document start [B, 2]."""
     dt, trapezoid = (torch.unflatten(each, 1, (2, -1))[:, :, 0] for each in (inputs[4], inputs[6]) if each is not None)
     return dt, trapezoid, inputs[DT_BIAS], None if starts is None else torch.unflatten(starts, 1, (2, -1))[:, :, 0]
 
 
-def _own(tensors: Inputs, place: int, lane: int, lanes: int) -> list[Tensor | None]:
+def _own(tensors: ScanInputs, place: int, lane: int, lanes: int) -> list[Tensor | None]:
     """One piece and lane of the inputs, or of their gradients, as views; the angles have no heads."""
     made: list[Tensor | None] = []
     for index, tensor in enumerate(tensors):

@@ -25,7 +25,7 @@ from megarun.parallel.groups.relay import (
 )
 
 TOKENS = 0, 1, 3, 4
-"""Of the inputs x, dt, A_log, B, C, D and dt_bias of `megakernels.selective_scan`, those that have positions."""
+"""Inputs with positions among x, dt, A_log, B, C, D and dt_bias of `megakernels.selective_scan`."""
 OF_ALL_CHANNELS = 3, 4
 """B and C."""
 

@@ -24,12 +24,12 @@ KEPT_DTYPE = torch.float8_e4m3fn
 
 
 class Scaling(NamedTuple):
-    """How a linear multiplies.
+    """Low-precision settings of a linear.
 
     Attributes:
         by: tensor or rows, what has a scale.
         gradient_format: e4m3 or e5m2, in which outputs' gradients multiply.
-        keeps_low: Whether the input's copy is kept in place of the input.
+        keeps_low: True if the input's copy is kept in place of the input.
     """
 
     by: str
@@ -64,7 +64,7 @@ class TensorGroup(Protocol):
 
 
 def scaling_of(module: nn.Module) -> Scaling | None:
-    """How a linear multiplies in eight bits; None if it does not."""
+    """Low-precision settings of a linear; None if it does not multiply in eight bits."""
     return getattr(module, "scaling", None)
 
 
@@ -75,7 +75,7 @@ def multiply(
 
     Args:
         group: The TP group that gathers the input's tokens; of one rank if they are there.
-        scaling: How they multiply.
+        scaling: Low-precision settings of the products.
         x: [B, t, in], 16 bits or fp32.
         weights: [out, in] each, as gathered.
         biases: [out] each or None.
@@ -98,7 +98,7 @@ def multiply(
 
 
 def _copies(group: TensorGroup, scaling: Scaling, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
-    """What is multiplied with its scale, each None for x itself, and what is kept with its scales."""
+    """The operand with its scale, each None for x itself, and the kept copy with its scales."""
     by_row = scaling.by == "rows"
     kept_scaling = "columns" if by_row else "tensor"
     if group.degree == 1:
@@ -122,7 +122,7 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *kept: Tensor) -> Tensor:
-        """X as it is; keeps what is given, x if nothing is."""
+        """Identity of x; saves the given tensors for backward, or x if none is given."""
         ctx.save_for_backward(*(kept or (x,)))
         ctx.num_kept = len(kept)
         return x.view_as(x)

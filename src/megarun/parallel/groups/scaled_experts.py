@@ -15,11 +15,11 @@ from megakernels import fp8_experts, fp8_experts_backward
 
 
 class BankScaling(NamedTuple):
-    """How a bank multiplies.
+    """Low-precision settings of a bank.
 
     Attributes:
         by: tensor or rows, what has a scale.
-        keeps_low: Whether a copy of the input is kept in place of the input.
+        keeps_low: True if a copy of the input is kept in place of the input.
     """
 
     by: str
@@ -36,8 +36,8 @@ class Bank(NamedTuple):
         gate_bias: [E, F] or None.
         up_bias: [E, F] or None.
         down_bias: [E, h] or None.
-        activation: Its name.
-        limit: Of the clamped swiglu, or None.
+        activation: Name of the activation.
+        limit: Limit of the clamped swiglu, or None.
     """
 
     gate: Tensor | None

@@ -54,7 +54,7 @@ class TensorParallel:
         degree: Number of ranks in the group.
         index: Rank within the group, and index of its tokens in the sequence.
         group: Process group; None if the degree is one.
-        may_wait: Whether a split backward defers the weight gradients of `project`.
+        may_wait: True if a split backward defers the weight gradients of `project`.
     """
 
     degree: int
@@ -149,8 +149,8 @@ def column_parallel(
         x: Local tokens [B, t, in].
         weights: Gathered parameters, [out / tp, in] each.
         biases: Biases, [out / tp] or None each; None if no linear has one.
-        adapters: Of frozen weights, each one's adapter or None; None if no linear has one.
-        may_wait: Whether a split backward defers the weight gradients.
+        adapters: Adapters of frozen weights, each None if its weight has none; None if no linear has one.
+        may_wait: True if a split backward defers the weight gradients.
     """
     nothing = [None] * len(weights)
     if not weights[0].requires_grad:

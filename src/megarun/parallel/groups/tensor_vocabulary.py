@@ -160,7 +160,7 @@ def _all_rows(tp: TensorParallel, x: Tensor) -> Tensor:
 
 
 def _joined(tp: TensorParallel, labels: Tensor, own: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels, and each slice's log-sum-exp and label logits [N] -> the loss, and the full vocabulary's log-sum-exp [N]."""
+    """Combine slices: labels, and each slice's log-sum-exp and label logits [N] -> loss, and log-sum-exp of the full vocabulary [N]."""
     largest = tp.largest(own.clone())
     sums = tp.sum(torch.stack([(own - largest).exp_(), chosen]))
     lse = largest.add_(sums[0].log_())

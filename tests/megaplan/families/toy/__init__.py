@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megaplan.families.toy.composition import toy_work
+from megaplan.families.toy.formulas import FORMULAS
 from megaplan.families.toy.program import SELECTIVE, toy_program
 from megaplan.families.toy.rules import toy_rules
 from megaplan.families.toy.tensors import toy_tensors
@@ -16,6 +17,7 @@ TOY = Family(
     tensors=toy_tensors,
     program=toy_program,
     work=toy_work,
+    formulas=FORMULAS,
     selective=lambda _toy, _variant: SELECTIVE,
     rules=toy_rules,
     timed=False,

@@ -1,7 +1,6 @@
 """`host: {name: megatron}`: the same cells as megarun's, of another framework's tensors, and what it refuses."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from megatron_hybrid import DENSE_GPT, WHOLE, spec_of
@@ -10,11 +9,10 @@ from megaplan.budget.build import build_budget
 from megaplan.budget.values import Budget
 from megaplan.cli.diff_text import host_lines
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megatron.from_spec import jobs_from_spec
+from megaplan.hosts.megatron.chunks import backward_excess, chunk, forward_excess
 from megaplan.hosts.megatron.peak import in_flight_counts, memory
-from megaplan.hosts.megatron.saved import chunk, operator
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.storage import parameters
-from megaplan.hosts.megatron.working import backward_excess, forward_excess
 from megaplan.hosts.megatron.workspaces import cublas_bytes, hybrid_ep_bytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -27,12 +25,11 @@ from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import megarun_refuses
 
 
-def planned(spec: Spec) -> tuple[Budget, tuple[object, ...]]:
+def planned(spec: Spec) -> tuple[Budget, tuple[MegatronStage, ...]]:
     inventory = build_inventory(spec)
     size = spec.model.num_layers // (spec.mesh.pp * spec.mesh.vpp)
     layout = build_layout(spec, inventory, tuple((start, start + size) for start in range(0, spec.model.num_layers, size)))
-    letters = "".join(block.family for block in inventory.layers)
-    return build_budget(spec, inventory, layout), jobs_from_spec(spec, letters, layout)
+    return build_budget(spec, inventory, layout), stages_of(MegatronRun(spec, inventory), layout)
 
 
 def worst(*overrides: str) -> dict[Column, int]:
@@ -44,14 +41,14 @@ def worst(*overrides: str) -> dict[Column, int]:
 )
 def test_a_rank_has_the_inventorys_parameters(overrides: Sequence[str]) -> None:
     spec = spec_of(*overrides)
-    inventory, (budget, jobs) = build_inventory(spec), planned(spec)
+    inventory, (budget, stages) = build_inventory(spec), planned(spec)
     mesh = spec.mesh
     expected = [0, 0]
     for name, tensor in inventory.tensors():
         first = name.startswith("embedding.") or (name.startswith("layers.") and int(name.split(".")[1]) < 8)
         sharded = mesh.tp if name.startswith(("embedding.", "head.")) else 1  # the vocabulary is sharded
         expected[not first] += tensor.local_elements(mesh.tp, mesh.ep, mesh.etp) // (sharded if tensor.tp_dim is None else 1)
-    assert [sum(one.elements for one in parameters(job).tensors) for job in jobs] == expected
+    assert [sum(one.elements for one in parameters(stage).tensors) for stage in stages] == expected
     assert [budget.of_rank(0).parameters, budget.of_rank(mesh.world_size - 1).parameters] == expected
 
 
@@ -91,35 +88,36 @@ def test_the_optimizers_step_copies_bf16_gradients_and_the_next_step_drops_them(
 
 
 def test_microbatches_in_flight_fall_towards_the_last_rank() -> None:
-    _, jobs = planned(spec_of("mesh.pp=4", "mesh.dp_shard=2"))
-    assert [in_flight_counts(job) for job in jobs] == [(4,), (3,), (2,), (1,)]
+    _, stages = planned(spec_of("mesh.pp=4", "mesh.dp_shard=2"))
+    assert [in_flight_counts(stage) for stage in stages] == [(4,), (3,), (2,), (1,)]
 
 
 def test_interleaving_holds_a_group_of_each_chunk_and_two_for_each_hop() -> None:
-    _, jobs = planned(spec_of("mesh.vpp=2", "schedule.kind=interleaved_1f1b"))
-    assert [sum(in_flight_counts(job)) for job in jobs] == [2 + 2 + 1, 2 + 1]
+    _, stages = planned(spec_of("mesh.vpp=2", "schedule.kind=interleaved_1f1b"))
+    assert [sum(in_flight_counts(stage)) for stage in stages] == [2 + 2 + 1, 2 + 1]
     _, grouped = planned(spec_of("mesh.vpp=2", "schedule.kind=interleaved_1f1b", "host.microbatch_group_size=4"))
-    assert [sum(in_flight_counts(job)) for job in grouped] == [4 + 2 + 1, 4 + 1]
+    assert [sum(in_flight_counts(stage)) for stage in grouped] == [4 + 2 + 1, 4 + 1]
 
 
 def test_full_recompute_keeps_the_input_of_a_group() -> None:
     none, full = worst(), worst("host.recompute_num_layers=1")
     assert full[Column.ACTIVATIONS] < none[Column.ACTIVATIONS] // 2
-    _, (job, _) = planned(spec_of("host.recompute_num_layers=2"))
-    plain = replace(job, recompute_num_layers=0)
-    pairs = {pair: chunk(plain, pair) + max(forward_excess(plain, pair), backward_excess(plain, pair)) for pair in ("ME", "M*", "M-")}
-    assert chunk(plain, "ME") == sum(operator(job, "M").values()) + sum(operator(job, "E").values())
-    assert memory(job).phases["layer backward"] == max(pairs.values()) > chunk(plain, "ME")
+    _, (stage, _) = planned(spec_of("host.recompute_num_layers=2"))
+    run = stage.run
+    kept = {pair: chunk(run, pair, recomputes=False) for pair in ("ME", "M*", "M-")}
+    peaks = [size + max(forward_excess(run, pair), backward_excess(run, pair)) for pair, size in kept.items()]
+    assert kept["ME"] == run.operator("M").kept + run.operator("E").kept
+    assert memory(stage).phases["layer backward"] == max(peaks) > kept["ME"]
 
 
 def test_recompute_of_attention_drops_the_log_sum_exp() -> None:
-    _, (job, _) = planned(spec_of("recompute.blocks={A: selective}"))
-    assert "lse" not in operator(job, "*")
+    _, (stage, _) = planned(spec_of("recompute.blocks={A: selective}"))
+    assert "lse" not in stage.run.operator("*").tensors
 
 
 def test_normed_queries_and_keys_are_kept() -> None:
-    _, (job, _) = planned(spec_of("model.attention.qk_norm=true"))
-    assert operator(job, "*")["qk.normed"] == 2 * 1024 * (8 + 4) * 32
+    _, (stage, _) = planned(spec_of("model.attention.qk_norm=true"))
+    assert stage.run.operator("*").tensors["qk.normed"] == 2 * 1024 * (8 + 4) * 32
 
 
 def test_the_logits_gradient_of_a_newer_transformer_engine_is_wider() -> None:
@@ -134,17 +132,17 @@ def test_capacity_bounds_skewed_rows() -> None:
 
 
 def test_megatron_fsdp_shards_parameters_and_gathers_them_at_the_loss() -> None:
-    budget, (job,) = planned(spec_of(*DENSE_GPT, WHOLE))
+    budget, (stage,) = planned(spec_of(*DENSE_GPT, WHOLE))
     apart = planned(spec_of(*DENSE_GPT))[0].worst.cells
     cells = budget.worst.cells
     owners = (Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS, Column.GRADIENTS)
     for column in owners:
         assert cells[Phase.INIT][column] == apart[Phase.INIT][column] // 4
-    elements = parameters(job).elements(experts=False)
+    elements = parameters(stage).elements(experts=False)
     during = Phase.FORWARD_BACKWARD
     assert cells[during][Column.COMMUNICATION] - apart[during][Column.COMMUNICATION] == 2 * elements
     assert cells[during][Column.ACTIVATIONS] == apart[during][Column.ACTIVATIONS]
-    assert sum(cells[during].values()) - cells[during][Column.OVERHEAD] == memory(job).peak
+    assert sum(cells[during].values()) - cells[during][Column.OVERHEAD] == memory(stage).peak
 
 
 def test_layer_norms_biases_and_learned_positions_are_parameters_of_a_rank() -> None:
@@ -152,9 +150,9 @@ def test_layer_norms_biases_and_learned_positions_are_parameters_of_a_rank() -> 
     learned = ("model.learned_positions=4096", "model.attention.nope_layers=[3, 11]")
     for overrides in (("model.norm=layernorm",), biases, learned, ("mesh.pp=1", "mesh.dp_shard=8", *biases, *learned)):
         spec = spec_of(*overrides)
-        inventory, (budget, jobs) = build_inventory(spec), planned(spec)
-        counted = [sum(one.elements for one in parameters(job).tensors) for job in jobs]
-        assert [budget.of_rank(rank * spec.mesh.world_size // len(jobs)).parameters for rank in range(len(jobs))] == counted
+        inventory, (budget, stages) = build_inventory(spec), planned(spec)
+        counted = [sum(one.elements for one in parameters(stage).tensors) for stage in stages]
+        assert [budget.of_rank(rank * spec.mesh.world_size // len(stages)).parameters for rank in range(len(stages))] == counted
         if spec.mesh.ep == 1:
             assert sum(counted) == inventory.parameters
 
@@ -163,8 +161,8 @@ def test_without_sequence_parallelism_every_tensor_rank_keeps_the_whole_stream()
     dense = ("mesh={tp: 2, pp: 2, dp_shard: 2, vocab_parallel: true}", "model.pattern=MDMA", "model.moe=null")
     _, (split, _) = planned(spec_of(*dense))
     _, (whole, _) = planned(spec_of(*dense, "host.sequence_parallel=false"))
-    assert operator(whole, "-")["norm.input"] == 2 * operator(split, "-")["norm.input"]
-    assert operator(whole, "-")["fc1.output"] == operator(split, "-")["fc1.output"]
+    assert whole.run.operator("-").tensors["norm.input"] == 2 * split.run.operator("-").tensors["norm.input"]
+    assert whole.run.operator("-").tensors["fc1.output"] == split.run.operator("-").tensors["fc1.output"]
 
 
 def test_copies_of_weights_in_low_precision_stay_beside_sixteen_bit_ones() -> None:
@@ -231,8 +229,8 @@ def test_a_split_too_large_for_memory_is_judged_by_megatrons_bytes() -> None:
 
 def test_a_workspace_is_the_launchs_or_torchs_own() -> None:
     for override, size in (("host.cublas_workspace_kib=8320", 8320 * 1024), ("host.cublas_workspace_kib=null", 32 * 2**20)):
-        _, jobs = planned(spec_of(override))
-        assert {job.cublas_bytes for job in jobs} == {size}
+        _, stages = planned(spec_of(override))
+        assert {memory(stage).static["cuBLAS workspaces"] for stage in stages} == {2 * size}
 
 
 @pytest.mark.parametrize(
@@ -265,15 +263,15 @@ def test_the_limits_of_a_split_leave_out_nothing_that_fits(percent: int) -> None
 def test_rotary_angles_are_of_the_layers_that_turn() -> None:
     _, (turned, _) = planned(spec_of())
     _, (still, _) = planned(spec_of("model.attention.nope_layers=[3, 11]"))
-    assert (turned.rotary_dim, still.rotary_dim) == (32, 0)
     assert memory(turned).static["rotary cache"] == 4 * 512 * 32
+    assert "rotary cache" not in memory(still).static
 
 
 def test_overlapped_experts_keep_no_combined_rows() -> None:
     _, (kept, _) = planned(spec_of("host.deterministic_mode=true"))
     _, (overlapped, _) = planned(spec_of("host.deterministic_mode=true", "host.moe_overlap=true"))
-    assert "combine.rows" in operator(kept, "E")
-    assert "combine.rows" not in operator(overlapped, "E")
+    assert "combine.rows" in kept.run.operator("E").tensors
+    assert "combine.rows" not in overlapped.run.operator("E").tensors
 
 
 FLEX = "host.moe_dispatcher=flex"
@@ -287,6 +285,6 @@ def test_hybridep_takes_its_buffers_from_the_driver() -> None:
 
 
 def test_hybridep_between_nodes_has_two_buffers_and_three_of_its_own_tokens() -> None:
-    _, (job, _) = planned(spec_of(FLEX, "host.moe_flex_backend=hybridep"))
+    _, (stage, _) = planned(spec_of(FLEX, "host.moe_flex_backend=hybridep"))
     row = 2 * 256 + 4 * 4
-    assert hybrid_ep_bytes(job, 1) == 1024 * (2 * (2 * row + 4 * 2) + 3 * row)
+    assert hybrid_ep_bytes(stage.run.at, 1) == 1024 * (2 * (2 * row + 4 * 2) + 3 * row)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from accuracy_megatron.launches import jobs_of_spec, spec_of_launch
+from accuracy_megatron.launches import spec_of_launch, stages_of_spec
 from megatron_goldens import STATED
 from small_launches import DELTA
 
@@ -30,7 +30,7 @@ def test_a_launch_on_one_gpu_has_the_parameters_of_its_model(row: dict[str, Any]
     if spec.host.mtp_repeated and spec.model.features.mtp is not None:  # one module runs at every depth
         depth = next(block for name, block in inventory.outside if name == "mtp.0")
         expected -= (spec.model.features.mtp.depth - 1) * depth.elements
-    assert sum(tensor.elements for tensor in parameters(jobs_of_spec(spec)[-1]).tensors) == expected
+    assert sum(tensor.elements for tensor in parameters(stages_of_spec(spec)[-1]).tensors) == expected
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_a_launch_on_one_gpu_has_the_parameters_of_its_model(row: dict[str, Any]
 )
 def test_gated_delta_nets_and_latent_experts(changes: dict[str, Any]) -> None:
     spec = spec_of_launch(DELTA | changes, 1, 32000, "h100")
-    job = jobs_of_spec(spec)[-1]
-    assert sum(tensor.elements for tensor in parameters(job).tensors) == build_inventory(spec).parameters
+    stage = stages_of_spec(spec)[-1]
+    assert sum(tensor.elements for tensor in parameters(stage).tensors) == build_inventory(spec).parameters

@@ -1,18 +1,18 @@
 """Megatron-Core's measured bytes against the ledger's, and what each argument changes."""
 
-from dataclasses import replace
 from functools import cache
 from statistics import mean
 from typing import Any
 
 import pytest
-from accuracy_megatron.launches import graphed, job_of_launch, offloaded, refusals, stale, unbalanced
+from accuracy_megatron.launches import changed, graphed, offloaded, refusals, skewed, stage_of_launch, stale, unbalanced
 from megatron_goldens import ROWS, STATED
 
 from megaplan.budget.skew import largest_skew
-from megaplan.hosts.megatron.job import MegatronJob
+from megaplan.families.attention.section import GroupedQueryAttention
+from megaplan.hosts.megatron.away import recomputed
 from megaplan.hosts.megatron.peak import MegatronMemory, in_flight, memory
-from megaplan.hosts.megatron.saved import operator
+from megaplan.hosts.megatron.run import MegatronStage
 from megaplan.hosts.megatron.storage import gathered_bytes, parameters, storage_bytes
 
 PRICED = [row for row in STATED if not refusals(row["arguments"], row["gpus"], row["padded_vocab_size"])]
@@ -24,16 +24,16 @@ LOW_PRECISION = [row for row in BALANCED if "fp8_format" in row["arguments"]]
 MIB = 2**20
 
 
-def job_of(row: dict[str, Any], **changes: Any) -> MegatronJob:
+def stage_of(row: dict[str, Any], **changes: Any) -> MegatronStage:
     if not changes:
         return unchanged(ROWS.index(row))
-    return job_of_launch({**row["arguments"], **changes}, *known(row), environment=row["environment"], month=row["measured"][:7])
+    return stage_of_launch({**row["arguments"], **changes}, *known(row), environment=row["environment"], month=row["measured"][:7])
 
 
 @cache
-def unchanged(index: int) -> MegatronJob:
+def unchanged(index: int) -> MegatronStage:
     row = ROWS[index]
-    return job_of_launch(row["arguments"], *known(row), environment=row["environment"], month=row["measured"][:7])
+    return stage_of_launch(row["arguments"], *known(row), environment=row["environment"], month=row["measured"][:7])
 
 
 def known(row: dict[str, Any]) -> tuple[int, int, str]:
@@ -60,20 +60,20 @@ def test_runs_of_older_software_are_told_by_date_and_branch_alone() -> None:
 
 
 def test_runs_in_fp8_are_within_two_percent() -> None:
-    found = [errors(memory(job_of(row)), row) for row in LOW_PRECISION]
+    found = [errors(memory(stage_of(row)), row) for row in LOW_PRECISION]
     assert len(found) == 2
     assert max(abs(error) for pair in found for error in pair) < 0.02
 
 
 def test_mean_errors() -> None:
-    found = [errors(memory(job_of(row)), row) for row in COVERED]
+    found = [errors(memory(stage_of(row)), row) for row in COVERED]
     assert mean(abs(after) for after, _ in found) <= 0.0035
     assert mean(abs(peak) for _, peak in found) <= 0.0045
 
 
 @pytest.mark.parametrize("row", COVERED, ids=lambda row: f"{row['name'].partition('/')[2]}-{row['platform']}")
 def test_no_run_is_past_its_bar(row: dict[str, Any]) -> None:
-    after, peak = errors(memory(job_of(row)), row)
+    after, peak = errors(memory(stage_of(row)), row)
     assert abs(after) <= 0.02
     assert abs(peak) <= 0.035
 
@@ -81,25 +81,27 @@ def test_no_run_is_past_its_bar(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("key", ["peak_bytes", "run_peak_bytes"])
 def test_no_run_is_five_percent_outside_its_quote(key: str) -> None:
     for row in COVERED:
-        job = job_of(row)
-        ends = [memory(each).peak for each in (job, most_skewed(job))]
+        stage = stage_of(row)
+        ends = [memory(each).peak for each in (stage, most_skewed(stage))]
         outside = max(ends[0] - row[key], row[key] - ends[1], 0)
         assert outside <= 0.05 * row[key], row["name"]
 
 
-def most_skewed(job: MegatronJob) -> MegatronJob:
-    if job.moe is None:
-        return job
-    return replace(job, moe=replace(job.moe, routing_skew=largest_skew(job.ep, job.moe.num_experts, job.moe.top_k)))
+def most_skewed(stage: MegatronStage) -> MegatronStage:
+    moe = stage.spec.model.moe
+    return stage if moe is None else skewed(stage, largest_skew(stage.spec.mesh.ep, moe.num_experts, moe.top_k))
+
+
+def kept(stage: MegatronStage, letter: str) -> dict[str, int]:
+    return stage.run.operator(letter).tensors
 
 
 @pytest.mark.parametrize("row", RANGED, ids=lambda row: f"{row['name'].partition('/')[2]}-{row['platform']}")
 def test_a_run_that_nothing_balances_lies_in_its_range(row: dict[str, Any]) -> None:
-    job = job_of(row)
-    assert job.moe is not None
-    least = memory(replace(job, moe=replace(job.moe, routing_skew=0.0))).peak
-    assert least < row["peak_bytes"] <= row["run_peak_bytes"] < memory(most_skewed(job)).peak
-    assert abs(errors(memory(job), row)[0]) <= 0.01
+    stage = stage_of(row)
+    least = memory(skewed(stage, 0.0)).peak
+    assert least < row["peak_bytes"] <= row["run_peak_bytes"] < memory(most_skewed(stage)).peak
+    assert abs(errors(memory(stage), row)[0]) <= 0.01
 
 
 @pytest.mark.parametrize(
@@ -124,9 +126,9 @@ def test_what_balanced_routing_misses_is_no_tensor_of_an_optimizer() -> None:
     misses: dict[tuple[str, int], list[float]] = {}
     for row in RANGED:
         if "te_ep8_resume" in row["name"]:
-            found = memory(job_of(row))
-            kept = (row["peak_bytes"] - row["after_step_bytes"]) - (found.peak - found.after_step)
-            misses.setdefault((row["platform"], row["gpus"]), []).append(kept / MIB)
+            found = memory(stage_of(row))
+            missed = (row["peak_bytes"] - row["after_step_bytes"]) - (found.peak - found.after_step)
+            misses.setdefault((row["platform"], row["gpus"]), []).append(missed / MIB)
     assert sorted(len(each) for each in misses.values()) == [1, 2, 2]  # Adam and Muon, Muon in its two deals, and one alone
     assert all(max(each) - min(each) < 12 for each in misses.values())
     assert min(misses.values())[0] < -180 < 80 < max(misses.values())[0]  # the first weights differ by device and by layout
@@ -134,41 +136,37 @@ def test_what_balanced_routing_misses_is_no_tensor_of_an_optimizer() -> None:
 
 def test_deterministic_addition_of_rows_keeps_them() -> None:
     fixed = named("4experts_groupedGEMM_op_fuser")  # one rank has all experts: no routing can explain a miss
-    assert abs(errors(memory(job_of(fixed)), fixed)[1]) < 0.002
-    kept = 4 * 2 * 4096 * 512
+    assert abs(errors(memory(stage_of(fixed)), fixed)[1]) < 0.002
+    rows = 4 * 2 * 4096 * 512
     for changes in ({"deterministic_mode": False}, {"moe_permute_fusion": True}, {"overlap_moe_expert_parallel_comm": True}):
-        assert memory(job_of(fixed)).activations - memory(job_of(fixed, **changes)).activations == kept
+        assert memory(stage_of(fixed)).activations - memory(stage_of(fixed, **changes)).activations == rows
 
 
 def test_an_all_to_all_brings_rows_back_before_they_are_added() -> None:
     row = next(row for row in RANGED if "etp2" in row["name"])
-    job = job_of(row)
-    assert job.moe is not None
-    skewed = replace(job, moe=replace(job.moe, routing_skew=1.5))
-    assert operator(job, "E")["combine.rows"] == operator(skewed, "E")["combine.rows"] == 2 * 512 * 2 * job.stream_tokens
-    for each, shares in ((job, 2), (skewed, 3)):  # of rows, etp times as many reach the rank
-        assert each.moe is not None
-        own = operator(replace(each, moe=replace(each.moe, dispatcher="allgather")), "E")
-        assert own["combine.rows"] == shares * 512 * 2 * 2 * job.stream_tokens
+    stage = stage_of(row)
+    more, tokens = skewed(stage, 1.5), stage.run.at.stream_tokens
+    assert kept(stage, "E")["combine.rows"] == kept(more, "E")["combine.rows"] == 2 * 512 * 2 * tokens
+    for each, shares in ((stage, 2), (more, 3)):  # of rows, etp times as many reach the rank
+        own = kept(changed(each, host__moe_dispatcher="allgather"), "E")
+        assert own["combine.rows"] == shares * 512 * 2 * 2 * tokens
 
 
 def test_skewed_routing_keeps_more() -> None:
-    job = job_of(named("te_ep8_resume_torch_dist_dist_optimizer"))
-    assert job.moe is not None
-    skewed = replace(job, moe=replace(job.moe, routing_skew=2.0))
-    assert operator(skewed, "E")["routed.fc1.input"] == 2 * operator(job, "E")["routed.fc1.input"]
+    stage = stage_of(named("te_ep8_resume_torch_dist_dist_optimizer"))
+    assert kept(skewed(stage, 2.0), "E")["routed.fc1.input"] == 2 * kept(stage, "E")["routed.fc1.input"]
 
 
 def test_one_rank_without_parallelism_is_exact_to_a_mebibyte() -> None:
     row = named("tp1_pp1_dist_optimizer_no_mmap")
-    found = memory(job_of(row))
+    found = memory(stage_of(row))
     assert abs(found.after_step - row["after_step_bytes"]) < MIB
     assert abs(found.peak - row["peak_bytes"]) < MIB
 
 
 def test_flash_attention_keeps_no_scores() -> None:
     row = named("tp1_pp1_dist_optimizer_no_mmap")
-    unfused, flash = operator(job_of(row), "*"), operator(job_of(row, attention_backend="flash"), "*")
+    unfused, flash = kept(stage_of(row), "*"), kept(stage_of(row, attention_backend="flash"), "*")
     scores = 4 * 8 * 1024 * 1024
     assert (unfused["softmax"], unfused["softmax.mask"], unfused["softmax.dropped"]) == (2 * scores, scores, 2 * scores)
     assert flash["lse"] == 4 * 4096 * 8
@@ -177,33 +175,33 @@ def test_flash_attention_keeps_no_scores() -> None:
 
 def test_dropout_masks_go_with_their_rates() -> None:
     row = named("tp1_pp1_dist_optimizer_no_mmap")
-    kept = operator(job_of(row, hidden_dropout=0.0, attention_dropout=0.0), "*")
-    assert not set(kept) & {"dropout.mask", "softmax.mask", "softmax.dropped"}
+    without = kept(stage_of(row, hidden_dropout=0.0, attention_dropout=0.0), "*")
+    assert not set(without) & {"dropout.mask", "softmax.mask", "softmax.dropped"}
 
 
 def test_interleaving_holds_a_group_of_every_chunk_but_the_last() -> None:
     row = named("tunable_overlap")
-    job = job_of(row)
-    assert job.inflight_group == 5
-    assert in_flight(job) - in_flight(replace(job, inflight_group=4)) == sum(
-        sum(operator(job, letter).values()) for chunk in job.chunks[:-1] for letter in chunk
+    stage = stage_of(row)
+    assert stage.spec.host.microbatch_group_size == 5
+    assert in_flight(stage) - in_flight(changed(stage, host__microbatch_group_size=4)) == sum(
+        stage.run.operator(letter).kept for chunk in stage.chunks[:-1] for letter in chunk
     )
 
 
 @pytest.mark.parametrize("changes", [{"grad_reduce_in_bf16": True}, {"bf16": False, "fp16": True}], ids=["bf16", "fp16"])
 def test_sixteen_bit_gradients_leave_fp32_copies_after_the_step_alone(changes: dict[str, Any]) -> None:
     row = named("tp1_pp1_dist_optimizer_no_mmap")
-    wide, halved = memory(job_of(row)), memory(job_of(row, **changes))
-    dense = parameters(job_of(row)).elements(experts=False)
+    wide, halved = memory(stage_of(row)), memory(stage_of(row, **changes))
+    dense = parameters(stage_of(row)).elements(experts=False)
     assert wide.static["gradients"] - halved.static["gradients"] == 2 * dense
     assert halved.gradient_copies == 4 * dense // 8
     assert (wide.after_step - halved.after_step, wide.peak - halved.peak) == (2 * dense - 4 * dense // 8, 2 * dense)
-    assert memory(job_of(row, **changes, use_precision_aware_optimizer=True)).gradient_copies == 0
+    assert memory(stage_of(row, **changes, use_precision_aware_optimizer=True)).gradient_copies == 0
 
 
 def test_the_local_implementation_multiplies_scores_into_a_buffer_that_stays() -> None:
     row = named("gpt3_mcore_tp1_pp2")
-    own, theirs = memory(job_of(row)), memory(job_of(row, transformer_impl="transformer_engine", attention_backend="unfused"))
+    own, theirs = memory(stage_of(row)), memory(stage_of(row, transformer_impl="transformer_engine", attention_backend="unfused"))
     scores = 4 * 8 * 1024 * 1024
     assert own.static["attention buffer"] == 2 * scores
     assert own.after_step - theirs.after_step == 2 * scores - theirs.static["Transformer Engine workspace"]
@@ -212,7 +210,7 @@ def test_the_local_implementation_multiplies_scores_into_a_buffer_that_stays() -
 
 def test_a_router_multiplies_by_transformer_engine_in_a_local_model_too() -> None:
     row = named("gpt3_mcore_tp2_pp2_ep2_te_4experts2parallel")
-    found, dense = memory(job_of(row)), memory(job_of(row, num_experts=None))
+    found, dense = memory(stage_of(row)), memory(stage_of(row, num_experts=None))
     assert found.static["Transformer Engine workspace"] == 32 * MIB
     assert "Transformer Engine workspace" not in dense.static
     assert abs(found.after_step - row["after_step_bytes"]) < MIB
@@ -227,23 +225,29 @@ def fsdp_run() -> dict[str, Any]:
 
 def test_megatron_fsdp_shards_all_and_has_all_layers_again_at_the_loss() -> None:
     row = fsdp_run()
-    job = job_of(row)
-    found, elements = memory(job), parameters(job).elements(experts=False)
+    stage = stage_of(row)
+    found, elements = memory(stage), parameters(stage).elements(experts=False)
     assert found.static["parameters"] + found.static["gradients"] + found.static["optimizer"] == (2 + 4 + 12) * elements // 2
-    unsharded = memory(replace(job, fsdp=False))
+    unsharded = memory(changed(stage, sharding__reshard_after_forward=False))
     assert found.phases["loss"] - unsharded.phases["loss"] == 2 * elements
 
 
 def test_megatron_fsdp_gathers_five_hundred_million_elements_ahead_of_backward() -> None:
-    job = replace(job_of(fsdp_run()), hidden_size=8192, num_heads=64, num_query_groups=64, head_dim=128, ffn_hidden_size=32768, tp=1)
-    found = parameters(job)
+    plain = stage_of(fsdp_run())
+    assert isinstance(plain.spec.model.attention, GroupedQueryAttention)
+    attention = plain.spec.model.attention.model_copy(update={"num_heads": 64, "num_kv_heads": 64, "head_dim": 128})
+    mlp = plain.spec.model.mlp
+    assert mlp is not None
+    wide = mlp.model_copy(update={"ffn_hidden_size": 32768})
+    stage = changed(plain, model__hidden_size=8192, model__attention=attention, model__mlp=wide, mesh__tp=1)
+    found = parameters(stage)
     elements = found.elements(experts=False)
     root = 50432 * 8192 + 1024 * 8192 + 2 * 8192
     layer = (elements - root) // 12
     assert layer > 500_000_000
-    assert gathered_bytes(job, found).loss == 2 * (root + layer)
-    assert gathered_bytes(job, found).first_layer_backward == 2 * (root + layer) + 4 * 3 * layer
-    assert memory(job).phases["first-layer backward"] < memory(job).phases["loss"]
+    assert gathered_bytes(stage, found).loss == 2 * (root + layer)
+    assert gathered_bytes(stage, found).first_layer_backward == 2 * (root + layer) + 4 * 3 * layer
+    assert memory(stage).phases["first-layer backward"] < memory(stage).phases["loss"]
 
 
 FSDP = "Megatron-FSDP has other buffers unless it shards all, in fp32"
@@ -272,22 +276,22 @@ def test_what_megatron_fsdp_is_not_priced_with(changes: dict[str, Any], why: str
 def test_the_all_gather_dispatcher_keeps_its_rows_places() -> None:
     row = named("te_ep8_resume_torch_dist_dist_optimizer")
     rows = 12 * 4096 * 2
-    assert memory(job_of(row)).leftover == rows * (8 + 4) + 12 * 4096 * 8
+    assert memory(stage_of(row)).leftover == rows * (8 + 4) + 12 * 4096 * 8
     places, scores = 12 * 4096 * 2 * 8, 12 * 4096 * 8 * (4 + 1)
-    assert memory(job_of(row, moe_token_dispatcher_type="alltoall")).leftover == places + scores
+    assert memory(stage_of(row, moe_token_dispatcher_type="alltoall")).leftover == places + scores
 
 
 def test_layer_wise_muon_deals_the_embedding_to_one_rank() -> None:
-    job = job_of(named("ep8_resume_torch_dist_dist_muon"))
-    found = parameters(job)
-    last_of_eight = storage_bytes(job, found)["optimizer"]
-    last_of_four = storage_bytes(replace(job, data_parallel=4), found)["optimizer"]  # the first of four has it
+    stage = stage_of(named("ep8_resume_torch_dist_dist_muon"))
+    found = parameters(stage)
+    last_of_eight = storage_bytes(stage, found)["optimizer"]
+    last_of_four = storage_bytes(changed(stage, mesh__dp_shard=4, mesh__ep=4), found)["optimizer"]  # the first of four has it
     assert last_of_eight - last_of_four > 12 * 50304 * 512 // 2
 
 
 def test_recompute_drops_what_its_module_made() -> None:
     row = named("selective_recompute")
-    attention, experts = operator(job_of(row), "*"), operator(job_of(row), "E")
+    attention, experts = kept(stage_of(row), "*"), kept(stage_of(row), "E")
     assert not set(attention) & {"norm.output", "q", "k", "v"}
     assert not set(experts) & {"norm.output", "routed.activation.output"}
 
@@ -306,13 +310,13 @@ def test_what_is_not_modelled_is_refused(changes: dict[str, Any], feature: str) 
 
 def test_queries_and_keys_are_normed_where_the_launch_says_so() -> None:
     row = named("tp1_pp1_dist_optimizer_no_mmap")
-    plain, normed = job_of(row), job_of(row, qk_layernorm=True)
+    plain, normed = stage_of(row), stage_of(row, qk_layernorm=True)
     assert parameters(normed).elements(experts=False) - parameters(plain).elements(experts=False) == 12 * 2 * 2 * 64
-    assert operator(normed, "*")["qk.normed"] == 2 * 4096 * 16 * 64
+    assert kept(normed, "*")["qk.normed"] == 2 * 4096 * 16 * 64
     latent = named("selective_recompute")
     names = {"q_latent.norm", "kv_latent.norm"}
-    assert names <= set(operator(job_of(latent), "*", recompute=False))
-    assert not names & set(operator(job_of(latent, qk_layernorm=False), "*", recompute=False))
+    assert names <= recomputed(stage_of(latent).spec, "*", names)
+    assert not names & set(kept(stage_of(latent, qk_layernorm=False, recompute_granularity=None), "*"))
 
 
 def test_a_batch_that_does_not_divide_over_the_data_ranks_is_refused() -> None:
@@ -342,30 +346,30 @@ def test_a_handles_workspace_goes_by_device_setting_and_image(
 ) -> None:
     row = named("tp1_pp1_dist_optimizer_no_mmap")
     environment = {} if setting is None else {"CUBLAS_WORKSPACE_CONFIG": setting}
-    job = job_of_launch(row["arguments"], 8, row["padded_vocab_size"], platform, environment=environment, month=month)
-    assert memory(job).static["cuBLAS workspaces"] == 2 * mebibytes * MIB
+    stage = stage_of_launch(row["arguments"], 8, row["padded_vocab_size"], platform, environment=environment, month=month)
+    assert memory(stage).static["cuBLAS workspaces"] == 2 * mebibytes * MIB
 
 
 def test_a_head_leaves_one_dummy_weight_gradient() -> None:
     row = named("selective_recompute")
-    found = memory(job_of(row))
-    without = memory(job_of(row, no_gradient_accumulation_fusion=True))
-    assert found.static["dummy weight gradients"] - sum(2 * a * b for a, b in parameters(job_of(row)).shapes) == 0
-    assert (row["padded_vocab_size"] // 2, 1024) in parameters(job_of(row)).shapes
+    found = memory(stage_of(row))
+    without = memory(stage_of(row, no_gradient_accumulation_fusion=True))
+    assert found.static["dummy weight gradients"] - sum(2 * a * b for a, b in parameters(stage_of(row)).shapes) == 0
+    assert (row["padded_vocab_size"] // 2, 1024) in parameters(stage_of(row)).shapes
     assert without.phases["LM-head backward"] - found.phases["LM-head backward"] == 2 * row["padded_vocab_size"] // 2 * 1024
 
 
 def test_a_schedule_still_names_the_previous_microbatchs_ends() -> None:
-    job, boundary = job_of(named("gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope")), 2 * 4096 * 512
-    last, first = memory(job).received, memory(replace(job, pp_rank=0, num_microbatches=4)).received
+    stage, boundary = stage_of(named("gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope")), 2 * 4096 * 512
+    last, first = memory(stage).received, memory(changed(stage, schedule__num_microbatches=4)._replace(pp_rank=0)).received
     assert {name: size // boundary for name, size in last.items()} == {
         "loss": 2, "LM-head backward": 1, "layer forward": 2, "layer backward": 1
     }  # fmt: skip
     assert (first["layer forward"], first["layer backward"]) == (boundary, 0)
-    assert set(memory(replace(job, num_microbatches=1)).received.values()) == {0}
-    assert set(memory(job_of(named("tp1_pp1_dist_optimizer_no_mmap"))).received.values()) == {0}
+    assert set(memory(changed(stage, schedule__num_microbatches=1)).received.values()) == {0}
+    assert set(memory(stage_of(named("tp1_pp1_dist_optimizer_no_mmap"))).received.values()) == {0}
 
 
 def test_a_mask_that_no_loader_makes_is_not_there() -> None:
     with_masks, without = named("te_tp2_pp2_resume_torch_dist"), named("no_create_attention_mask")
-    assert memory(job_of(with_masks)).peak - memory(job_of(without)).peak == 2 * 4 * 1024 * 1024
+    assert memory(stage_of(with_masks)).peak - memory(stage_of(without)).peak == 2 * 4 * 1024 * 1024

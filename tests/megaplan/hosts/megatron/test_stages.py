@@ -1,36 +1,33 @@
 """Peaks of every pipeline stage: SimuMax's runs on B200, and what recompute saves in published runs."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
-from accuracy_megatron.launches import job_of_launch, refusals
+from accuracy_megatron.launches import changed, refusals, stage_of_launch
 
 import megaplan
 from megaplan.budget.megatron import megatron_kept_bytes
-from megaplan.hosts.megatron.job import MegatronJob
 from megaplan.hosts.megatron.peak import memory
-from megaplan.hosts.megatron.saved import operator
+from megaplan.hosts.megatron.run import MegatronStage
 from megaplan.hosts.megatron.stages import even_sizes
-from megaplan.hosts.megatron.storage import optimizer_state, parameters
-from megaplan.hosts.megatron.working import backward_bytes, forward_bytes
+from megaplan.hosts.megatron.storage import State, optimizer_state, parameters
 
 ROWS = json.loads((Path(__file__).parent / "simumax.json").read_text(encoding="utf-8"))["rows"]
 STAGES = [(row, rank) for row in ROWS for rank in range(len(row["peak_mib"]))]
 MIB = 2**20
 
 
-def job_of(row: dict[str, Any], rank: int, **changes: Any) -> MegatronJob:
+def stage_of(row: dict[str, Any], rank: int, **changes: Any) -> MegatronStage:
     arguments = {**row["arguments"], **changes}
     assert refusals(arguments, row["gpus"]) == ()
-    return job_of_launch(arguments, row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"])
+    return stage_of_launch(arguments, row["gpus"], row["padded_vocab_size"], row["platform"], pp_rank=rank, month=row["month"])
 
 
 def error(row: dict[str, Any], rank: int) -> float:
-    return memory(job_of(row, rank)).peak / MIB / row["peak_mib"][rank] - 1
+    return memory(stage_of(row, rank)).peak / MIB / row["peak_mib"][rank] - 1
 
 
 @pytest.mark.parametrize(("row", "rank"), STAGES, ids=lambda value: value["name"] if isinstance(value, dict) else str(value))
@@ -46,28 +43,27 @@ def test_stages_of_dense_models_are_within_a_few_mebibytes() -> None:
 
 
 def test_the_first_stage_peaks_while_a_layer_works() -> None:
-    phases = {row["name"]: memory(job_of(row, 0)).peak_phase for row, _ in STAGES if len(row["peak_mib"]) > 1}
+    phases = {row["name"]: memory(stage_of(row, 0)).peak_phase for row, _ in STAGES if len(row["peak_mib"]) > 1}
     assert set(phases.values()) == {"layer forward", "layer backward"}
     assert all((phase == "layer forward") == ("deepseek" in name) for name, phase in phases.items())
 
 
 def test_a_gated_mlp_backward_has_the_gradients_of_its_activations_input_and_output() -> None:
-    job = job_of(next(row for row in ROWS if "tp1_pp2" in row["name"]), 0)
+    stage = stage_of(next(row for row in ROWS if "tp1_pp2" in row["name"]), 0)
     width = 2 * 4096 * 28672
-    assert backward_bytes(job, "-") == 2 * width  # of width + 2 · width, less the activation's output that is gone
-    assert forward_bytes(job, "-") == 2 * 4096 * 8192
+    assert stage.run.operator("-").backward == 2 * width  # of width + 2 · width, less the activation's output that is gone
+    assert stage.run.operator("-").forward == 2 * 4096 * 8192
 
 
 def test_four_copies_of_routed_rows_are_named_at_once() -> None:
     row = next(row for row in ROWS if row["name"].startswith("deepseekv3") and len(row["peak_mib"]) > 1)
-    job, rows = job_of(row, 0), 2 * 4096 * 8 * 7168
+    stage, rows = stage_of(row, 0), 2 * 4096 * 8 * 7168
     shared = 2 * 4096 * 7168
-    assert forward_bytes(job, "E") == 4 * rows + shared
-    assert job.moe is not None
-    alone = replace(job, moe=replace(job.moe, num_experts=4))  # one expert a rank: rows arrive in its order
-    assert forward_bytes(alone, "E") == 3 * rows + shared
-    flex = job_of(row, 0, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="hybridep")
-    assert forward_bytes(flex, "E") == rows + 2 * shared
+    assert stage.run.operator("E").forward == 4 * rows + shared
+    alone = changed(stage, model__moe__num_experts=4)  # one expert a rank: rows arrive in its order
+    assert alone.run.operator("E").forward == 3 * rows + shared
+    flex = stage_of(row, 0, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="hybridep")
+    assert flex.run.operator("E").forward == rows + 2 * shared
 
 
 STUDY = json.loads((Path(__file__).parent / "recompute.json").read_text(encoding="utf-8"))["models"][0]
@@ -76,16 +72,20 @@ NANO = STUDY["arguments"]
 NANO_RUNS = {run["modules"]: run for run in STUDY["runs"]}
 
 
-def nano(modules: str) -> MegatronJob:
+def nano(modules: str) -> MegatronStage:
     recompute = {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
     assert refusals({**NANO, **recompute}, STUDY["gpus"]) == ()
-    return job_of_launch({**NANO, **recompute}, STUDY["gpus"], STUDY["padded_vocab_size"], STUDY["platform"])
+    return stage_of_launch({**NANO, **recompute}, STUDY["gpus"], STUDY["padded_vocab_size"], STUDY["platform"])
+
+
+def state_of(stage: MegatronStage) -> State:
+    return optimizer_state(stage, parameters(stage))
 
 
 def nano_gb(modules: str) -> float:
-    job = nano(modules)
-    moments = optimizer_state(job, parameters(job)).moments if NANO_RUNS[modules]["first_step"] else 0
-    return (memory(job).peak - moments) / 1e9
+    stage = nano(modules)
+    moments = state_of(stage).moments if NANO_RUNS[modules]["first_step"] else 0
+    return (memory(stage).peak - moments) / 1e9
 
 
 @pytest.mark.parametrize("modules", NANO_RUNS)
@@ -100,20 +100,20 @@ def test_a_module_is_credited_what_it_saves(less: str, more: str) -> None:
 
 
 def test_recompute_of_experts_keeps_their_input_alone() -> None:
-    kept = set(operator(nano("moe"), "E"))
+    kept = set(nano("moe").run.operator("E").tensors)
     assert kept == {"norm.input", "norm.output", "norm.stats"}
-    assert set(operator(nano("layernorm moe"), "E")) == kept - {"norm.output"}
-    everything = sum(operator(nano(""), "E").values())
-    again = everything - sum(operator(nano("moe"), "E").values())
-    assert backward_bytes(nano("moe"), "E") >= again + forward_bytes(nano(""), "E")
+    assert set(nano("layernorm moe").run.operator("E").tensors) == kept - {"norm.output"}
+    everything = sum(nano("").run.operator("E").tensors.values())
+    again = everything - sum(nano("moe").run.operator("E").tensors.values())
+    assert nano("moe").run.operator("E").backward >= again + nano("").run.operator("E").forward
 
 
 def test_hybridep_keeps_its_maps_and_leaves_the_last_ones() -> None:
-    job = nano("")
+    stage = nano("")
     handle = 8 * 8192 * (4 + 16 * 5)
-    assert operator(job, "E")["dispatch.handle"] == handle
+    assert stage.run.operator("E").tensors["dispatch.handle"] == handle
     left = 8192 * 128 * (1 + 4) + 4 * 8192 * 6 + handle
-    assert memory(job).leftover == 23 * left
+    assert memory(stage).leftover == 23 * left
 
 
 def test_a_library_whose_buffers_are_unknown_is_refused() -> None:
@@ -124,13 +124,11 @@ def test_a_library_whose_buffers_are_unknown_is_refused() -> None:
 
 def test_the_precision_aware_optimizer_of_a_launch_has_its_own_dtypes() -> None:
     aware = {**NANO, "use_precision_aware_optimizer": True}
-    bytes_of = [
-        (job.master_bytes, job.moment_bytes)
-        for job in (
-            job_of_launch(one, 16, 131072, "h100") for one in (NANO, aware, {**aware, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"})
-        )
-    ]
-    assert bytes_of == [(4, 4), (2, 4), (2, 2)]
+    narrow = {**aware, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+    stages = [stage_of_launch(one, 16, 131072, "h100") for one in (NANO, aware, narrow)]
+    masters, moments = zip(*((state.other_master, state.other_moments) for state in map(state_of, stages)), strict=True)
+    assert masters == (masters[0], masters[0] // 2, masters[0] // 2)
+    assert moments == (2 * masters[0], 2 * masters[0], masters[0])
 
 
 @pytest.mark.parametrize(

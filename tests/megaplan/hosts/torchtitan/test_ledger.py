@@ -165,7 +165,7 @@ def test_the_last_block_stays_gathered_with_the_root_group():
     separate, root = (budget(f"host.fsdp_ends={ends}", "host.reserved_percent=0").worst for ends in ("separate", "root"))
     inventory = build_inventory(spec_of())
     last = 2 * sum(block.elements for block in inventory.layers[-2:])
-    assert "head" in root.moments[Phase.FORWARD_BACKWARD]
+    assert "head" in root.peak_places[Phase.FORWARD_BACKWARD]
     assert root.peak_bytes - separate.peak_bytes == last + 2 * inventory.block("embedding").elements
 
 

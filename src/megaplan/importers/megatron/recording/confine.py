@@ -37,7 +37,7 @@ _CALLS = {
 
 
 def missing() -> tuple[str, ...]:
-    """Protections that this system lacks; empty where a script can be confined."""
+    """Protections that this system lacks; empty if a script can be confined."""
     lacks = [] if _landlock_version() > 0 else ["Landlock (Linux 5.13 or newer), which keeps writes and programs in the temporary folder"]
     if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
         lacks.append("a filter of system calls for this processor, which refuses sockets")
@@ -53,7 +53,7 @@ def _landlock_version() -> int:
 def limit(seconds: int) -> None:
     """Resource limits of the calling process and its children: processor time, sizes of files and of memory, open files.
 
-    A process may take twice the processor time, so that what ends a script is the limit of the wall clock, which says so.
+    A process may take twice the processor time, so that the wall-clock limit, which reports its reason, ends a script first.
     """
     wanted = {
         resource.RLIMIT_CPU: 2 * seconds,

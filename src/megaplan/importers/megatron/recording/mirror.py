@@ -22,7 +22,7 @@ def copy_up(path: str, tree: str, home: str = "", *, copies: bool = False) -> No
     Args:
         path: A path in the mirror; any other is left alone.
         tree: Root of the mirror.
-        home: Folder in which, and above which, dotfiles are left out: keys, and startup files of shells.
+        home: Folder in which, and above which, dotfiles are excluded: keys, and startup files of shells.
         copies: Small files of the last folder are copied, too.
     """
     if not path.startswith(f"{tree}/"):

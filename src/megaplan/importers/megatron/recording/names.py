@@ -29,7 +29,7 @@ pip pip3 git curl wget rsync scp nvcc rocm-smi huggingface-cli hf wandb aws gsut
 chmod chown kill pkill killall module sync tar unzip squeue scancel sinfo sacct ip ifconfig ibstat lscpu free ulimit ldconfig
 """
 OTHERS = frozenset(_OTHERS.split())
-"""Programs that do nothing, but that `command -v` finds. Programs of any other name do nothing, too."""
+"""Programs that do nothing, but that `command -v` finds. Programs of any other name do nothing either."""
 STUBS = (
     FILE_TOOLS | {"sh", "zsh", "dash", "ksh"} | LAUNCHERS | BATCH | (WRAPPERS - {"exec", "command", "time"}) | ANSWERING | PYTHONS | OTHERS
 )

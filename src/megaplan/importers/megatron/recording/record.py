@@ -33,17 +33,17 @@ _OF_SHELLS = re.compile(r"(BASH.*|ENV|LD_.*|DYLD_.*|PYTHON.*|SHELLOPTS|PS4|PROMP
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RecordLine:
     """A line of the record.
 
     Attributes:
         kind: `launch`, `variable` (of a file that launches nothing), `unset` (variables), `absent` (a sourced file, a folder), `failed` (a
             short program), `answered` (a question about the machine) or `other`.
-        words: The command; of a variable its name and words.
-        said: The end of its errors.
-        file: The script that ran it.
-        line: Its line.
-        environment: Variables that it found.
+        words: The command; for a variable its name and words.
+        said: End of its error output.
+        file: Script that ran it.
+        line: Line in the script.
+        environment: Environment variables of the command.
     """
 
     kind: str
@@ -56,27 +56,27 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A script that ran.
+    """Result of running a script.
 
     Attributes:
-        rows: What it started, in order.
-        status: Its exit status; None where it was ended.
-        ended: Why it was ended; empty where it was not.
-        said: The end of its errors.
+        rows: Commands that it started, in order.
+        status: Exit status; None if it was terminated.
+        ended: Reason that it was terminated; empty if it was not.
+        said: End of its error output.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[RecordLine, ...]
     status: int | None
     ended: str
     said: str
 
-    def of_kind(self, *kinds: str) -> tuple[Row, ...]:
-        """Its rows of these kinds."""
+    def of_kind(self, *kinds: str) -> tuple[RecordLine, ...]:
+        """Rows of the given kinds."""
         return tuple(row for row in self.rows if row.kind in kinds)
 
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that a script finds: none that names a secret, a proxy or an account, and none that changes shells or loaders."""
+    """Variables that a script gets: none that names a secret, a proxy or an account, and none that changes shells or loaders."""
     return {
         key: value
         for key, value in environment.items()
@@ -91,7 +91,7 @@ def work_folders(command: Sequence[str]) -> list[str]:
 
 
 def announcement(command: Sequence[str], withheld: Sequence[str], *, confined: bool) -> list[str]:
-    """What `record` will do, for a person to read before."""
+    """Description of what `record` will do, printed before it runs."""
     guard = "the kernel refuses it writes outside, other programs, sockets and signals"
     return [
         f"recording: {shlex.join(command)}",
@@ -106,14 +106,14 @@ def announcement(command: Sequence[str], withheld: Sequence[str], *, confined: b
 def record(
     command: Sequence[str], environment: Mapping[str, str], *, gpus_per_node: int = 8, confined: bool = True, seconds: int = SECONDS
 ) -> Recording:
-    """Run a command with stubs in the place of every program but the harmless ones.
+    """Run a command with stubs in place of all programs except the harmless ones.
 
     Args:
-        command: Words, as `bash launch.sh ARGS`.
-        environment: Variables that it finds beside those of the recording.
+        command: Words, such as `bash launch.sh ARGS`.
+        environment: Variables of the command in addition to those of the recording.
         gpus_per_node: The answer of `nvidia-smi`.
-        confined: The kernel refuses what `confine` lists; otherwise stubs alone keep the script from it.
-        seconds: Limit of time, of processor time too.
+        confined: True to let the kernel refuse what `confine` lists; otherwise stubs alone protect the system.
+        seconds: Limit of wall-clock time, and of processor time.
 
     Raises:
         OSError: There is no bash, or the temporary folder cannot be made.
@@ -183,7 +183,7 @@ def _started(
 
 
 def _programs(folder: Path, bash: str) -> list[str]:
-    """Fill the folders of programs; and the files that may be executed."""
+    """Fill the folders of programs; returns the files that may be executed."""
     for name in ("bin", "tools", "records", "tmp"):
         (folder / name).mkdir(parents=True)
     root, module = str(Path(__file__).parents[4]), "megaplan.importers.megatron.recording.stub"
@@ -203,7 +203,7 @@ def _programs(folder: Path, bash: str) -> list[str]:
 
 
 def _watched(process: subprocess.Popen[bytes], folder: Path, seconds: int) -> str:
-    """Why the script is to be ended; empty when it ends by itself."""
+    """Reason to terminate the script; empty if it ended by itself."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with suppress(subprocess.TimeoutExpired):
@@ -240,7 +240,7 @@ def _processes(session: int, folder: Path) -> list[int]:
 
 
 def _end_all(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """End the script's process group, then what has left it."""
+    """Terminate the script's process group, then the processes that have left it."""
     for _ in range(50):
         if process.poll() is None:
             with suppress(ProcessLookupError, PermissionError):
@@ -255,7 +255,7 @@ def _end_all(process: subprocess.Popen[bytes], folder: Path) -> None:
     process.wait()
 
 
-def _rows(folder: Path) -> list[Row]:
+def _rows(folder: Path) -> list[RecordLine]:
     rows, read = [], 0
     for path in sorted((folder / "records").glob("*.json")):
         data = path.read_bytes()
@@ -267,14 +267,14 @@ def _rows(folder: Path) -> list[Row]:
     return rows
 
 
-def _row(plain: Mapping[str, Any], folder: Path) -> Row:
+def _row(plain: Mapping[str, Any], folder: Path) -> RecordLine:
     file, _, line = str(plain["at"]).rpartition(":")
     words = tuple(_unmirrored(str(word), folder) for word in plain["words"])
     environment = {str(key): _unmirrored(str(value), folder) for key, value in plain["environment"].items()}
     said = _unmirrored(str(plain["said"]), folder)
-    return Row(str(plain["kind"]), words, said, _unmirrored(file, folder), int(line) if line.isdigit() else None, environment)
+    return RecordLine(str(plain["kind"]), words, said, _unmirrored(file, folder), int(line) if line.isdigit() else None, environment)
 
 
 def _unmirrored(text: str, folder: Path) -> str:
-    """A text whose paths are those outside of the mirror."""
+    """A text with paths of the mirror replaced by the original ones."""
     return text.replace(f"{folder}/tree", "").replace(f"{folder}/bin/", "")

@@ -1,10 +1,11 @@
-"""The moments of a schedule: the counts of its orders, none that another one dominates, and the same for any number of microbatches."""
+"""The points of a schedule: the counts of its orders, none that another one dominates, and the same for any number of microbatches."""
 
 import pytest
 
 from megaplan.schedules import actions, in_flight, placement, receive_buffers, slot_owner, slots_of_rank
-from megaplan.schedules.actions import Kind, Step, computations
-from megaplan.schedules.moments import (
+from megaplan.schedules.actions import ActionKind, ScheduleStep, computations
+from megaplan.schedules.registry import enough_microbatches, schedule_problems
+from megaplan.schedules.states import (
     BACKWARD,
     BACKWARDED,
     FORWARD,
@@ -12,13 +13,12 @@ from megaplan.schedules.moments import (
     FORWARDED,
     REDUCE,
     UNTOUCHED,
-    Moment,
-    moments,
-    moments_of,
+    RankState,
     non_dominated,
-    sequential_moments,
+    rank_states,
+    sequential_states,
+    states_of,
 )
-from megaplan.schedules.registry import enough_microbatches, schedule_problems
 
 ZERO_BUBBLE = "interleaved_zero_bubble"
 SCHEDULES = [
@@ -41,26 +41,26 @@ def chunks_of(kind: str, pp: int, vpp: int) -> list[int]:
     return [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
 
 
-def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[Moment, ...]]:
-    """The moments of every rank from its whole order."""
+def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[RankState, ...]]:
+    """The points of every rank from its whole order."""
     found = []
     for rank, order in enumerate(actions(kind, pp, vpp, m)):
         slots = slots_of_rank(placement(kind), rank, pp, vpp)
         neighbours = len(slots) == 2 and slots[1] == slots[0] + 1
-        found.append(moments_of(order * steps, chunks_of(kind, pp, vpp), vpp, m * steps, neighbours=neighbours))
+        found.append(states_of(order * steps, chunks_of(kind, pp, vpp), vpp, m * steps, neighbours=neighbours))
     return found
 
 
-def counts_of(order: tuple[Step, ...], chunks: list[int], vpp: int) -> set[tuple[int, ...]]:
+def counts_of(order: tuple[ScheduleStep, ...], chunks: list[int], vpp: int) -> set[tuple[int, ...]]:
     """Microbatches in flight, then waiting, by chunk, at every action: a tally of its own."""
     forwards, ended, done = ([0] * vpp for _ in range(3))
     found = set()
     for action in computations(order):
         chunk = chunks[action.slot]
-        forwards[chunk] += action.kind is Kind.FORWARD
+        forwards[chunk] += action.kind is ActionKind.FORWARD
         found.add((*(a - b for a, b in zip(forwards, ended, strict=True)), *(a - b for a, b in zip(ended, done, strict=True))))
-        ended[chunk] += action.kind in (Kind.BACKWARD, Kind.INPUT)
-        done[chunk] += action.kind in (Kind.BACKWARD, Kind.WEIGHT)
+        ended[chunk] += action.kind in (ActionKind.BACKWARD, ActionKind.INPUT)
+        done[chunk] += action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT)
     return found
 
 
@@ -68,15 +68,15 @@ def counts_of(order: tuple[Step, ...], chunks: list[int], vpp: int) -> set[tuple
 @pytest.mark.parametrize(("kind", "pp", "vpp", "m"), SCHEDULES)
 def test_moments_have_the_largest_counts_of_the_orders(kind: str, pp: int, vpp: int, m: int) -> None:
     """Each chunk is reduced once, with none of its own microbatches alive; `in_flight` gives the same counts."""
-    found = moments(kind, pp, vpp, m)
+    found = rank_states(kind, pp, vpp, m)
     for rank, order, vectors in zip(found, actions(kind, pp, vpp, m), in_flight(kind, pp, vpp, m), strict=True):
         largest = non_dominated(counts_of(order, chunks_of(kind, pp, vpp), vpp))
-        assert non_dominated({(*moment.in_flight, *moment.waiting) for moment in rank}) == largest
+        assert non_dominated({(*point.in_flight, *point.waiting) for point in rank}) == largest
         assert tuple((*vector.full, *vector.pending_weight) for vector in vectors) == largest
-        reduced = [moment for moment in rank if moment.kind is REDUCE]
-        assert sorted(moment.chunk for moment in reduced) == list(range(vpp))
-        assert all(moment.in_flight[moment.chunk] == moment.waiting[moment.chunk] == 0 for moment in reduced)
-        assert all(moment.states[moment.chunk] is BACKWARDED for moment in reduced)
+        reduced = [point for point in rank if point.kind is REDUCE]
+        assert sorted(point.chunk for point in reduced) == list(range(vpp))
+        assert all(point.in_flight[point.chunk] == point.waiting[point.chunk] == 0 for point in reduced)
+        assert all(point.states[point.chunk] is BACKWARDED for point in reduced)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -94,13 +94,13 @@ def test_more_microbatches_than_enough_have_no_other_moments(kind: str, pp: int,
     longer = [m for m in range(pp, 6 * pp + 1) if not schedule_problems(kind, pp, vpp, m) and enough_microbatches(kind, pp, vpp, m) < m]
     assert len(longer) > 1
     for m in longer[:: max(1, len(longer) // 3)]:
-        assert moments(kind, pp, vpp, m, steps) == tuple(walked(kind, pp, vpp, m, steps))
+        assert rank_states(kind, pp, vpp, m, steps) == tuple(walked(kind, pp, vpp, m, steps))
 
 
 @pytest.mark.parametrize(("kind", "pp", "vpp", "m"), SCHEDULES)
 def test_a_fourth_step_of_an_update_has_no_other_moments(kind: str, pp: int, vpp: int, m: int) -> None:
     """Two steps between the first, which finds no gradients, and the last, which reduces them, are alike."""
-    assert [set(rank) for rank in moments(kind, pp, vpp, m, 3)] == [set(rank) for rank in walked(kind, pp, vpp, m, 4)]
+    assert [set(rank) for rank in rank_states(kind, pp, vpp, m, 3)] == [set(rank) for rank in walked(kind, pp, vpp, m, 4)]
 
 
 @pytest.mark.parametrize(("vectors", "kept"), [([(1, 2), (2, 1), (1, 1)], [(1, 2), (2, 1)]), ([(3,), (1,), (3,)], [(3,)]), ([], [])])
@@ -115,7 +115,7 @@ def test_without_a_pipeline_the_last_microbatch_finds_gradients() -> None:
         (2, (FORWARD_AFTER_BACKWARD, BACKWARDED)),
         (9, (FORWARD_AFTER_BACKWARD, BACKWARDED)),
     ):
-        backward, forward = sequential_moments(microbatches)
+        backward, forward = sequential_states(microbatches)
         assert (backward.kind, forward.kind) == (BACKWARD, FORWARD)
         assert (backward.states[0], forward.states[0]) == states
         assert backward.in_flight == forward.in_flight == (1,)
@@ -125,24 +125,26 @@ def test_the_turn_of_a_v_receives_nothing_from_itself() -> None:
     """Middle stages hand over on one rank; a handed gradient is alive between the I of the later and the I of the earlier."""
     assert receive_buffers("zbv", 2, 2, 5) == (((0, 5), (5, 0)), ((5, 0), (0, 5)))
     assert receive_buffers(ZERO_BUBBLE, 2, 2, 4) == (((0, 4), (4, 4)), ((4, 4), (4, 0)))
-    first, last = moments("zbv", 2, 2, 5)
-    assert {moment.handed_over for moment in first} == {0}
-    assert min(moment.handed_over for moment in last) == 0
-    assert max(moment.handed_over for moment in last) > 0
-    assert all(moment.handed_over == 0 for moment in last if moment.kind is REDUCE and moment.chunk == 0)
+    first, last = rank_states("zbv", 2, 2, 5)
+    assert {point.passed_gradients for point in first} == {0}
+    assert min(point.passed_gradients for point in last) == 0
+    assert max(point.passed_gradients for point in last) > 0
+    assert all(point.passed_gradients == 0 for point in last if point.kind is REDUCE and point.chunk == 0)
 
 
 @pytest.mark.parametrize(("kind", "pp", "m"), [("zbv", 2, 5), ("zbv", 4, 9), ("zbv", 6, 12), ("dualpipev", 2, 4), ("dualpipev", 4, 10)])
 def test_w_keeps_what_the_turn_of_a_v_sent_after_the_earlier_backward(kind: str, pp: int, m: int) -> None:
     """Counted once more by microbatch, from the places of its actions in the order."""
-    *others, last = moments(kind, pp, 2, m)
-    assert all(moment.kept_inputs == 0 and not moment.owns_input for rank in others for moment in rank)
+    *others, last = rank_states(kind, pp, 2, m)
+    assert all(point.kept_inputs == 0 and not point.owns_input for rank in others for point in rank)
     order = list(computations(actions(kind, pp, 2, m)[-1]))
     at = {(action.kind, action.slot - pp + 1, action.microbatch): place for place, action in enumerate(order)}
-    halved = [number for number in range(m) if (Kind.WEIGHT, 1, number) in at]
-    ends = {number: at.get((Kind.INPUT, 0, number), at.get((Kind.BACKWARD, 0, number), -1)) for number in halved}
-    spans = {number: (ends[number], at[Kind.WEIGHT, 1, number]) for number in halved}  # alive after the first, until the second has run
+    halved = [number for number in range(m) if (ActionKind.WEIGHT, 1, number) in at]
+    ends = {number: at.get((ActionKind.INPUT, 0, number), at.get((ActionKind.BACKWARD, 0, number), -1)) for number in halved}
+    spans = {
+        number: (ends[number], at[ActionKind.WEIGHT, 1, number]) for number in halved
+    }  # alive after the first, until the second has run
     counts = [sum(start < place < stop for start, stop in spans.values()) for place in range(len(order))]
-    assert max(moment.kept_inputs for moment in last) == max(counts)
-    assert any(moment.owns_input for moment in last) == any(start < stop for start, stop in spans.values())
-    assert all(moment.kind is Kind.WEIGHT and moment.chunk == 1 for moment in last if moment.owns_input)
+    assert max(point.kept_inputs for point in last) == max(counts)
+    assert any(point.owns_input for point in last) == any(start < stop for start, stop in spans.values())
+    assert all(point.kind is ActionKind.WEIGHT and point.chunk == 1 for point in last if point.owns_input)

@@ -7,7 +7,7 @@ from bisect import bisect_right
 
 import pytest
 
-from megaplan.budget.alike import alike_runs, all_offsets
+from megaplan.budget.equal_ranks import all_offsets, equal_runs
 from megaplan.hosts.megarun.optimizer import Uneven
 from megaplan.spec.models import Mesh
 
@@ -37,7 +37,7 @@ def test_runs_are_what_a_look_at_every_rank_finds(seed: int) -> None:
         rows = draw.randrange(1, 4 * degree + 1)
         uneven.append(Uneven(rows, -(-rows // degree), degree, 4, 4, expert, matrix=False))
     places = {cp - 1} if draw.random() < 0.5 else set(range(cp))
-    runs = alike_runs(mesh, uneven, places)
+    runs = equal_runs(mesh, uneven, places)
     listed = [all_offsets(mesh, run, places) for run in runs]
     assert listed == looked_at(mesh, uneven, places)
     assert [run.first for run in runs] == [offsets[0] for offsets in listed]

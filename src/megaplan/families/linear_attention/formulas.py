@@ -1,0 +1,15 @@
+"""Formulas of G blocks as text; each example is arithmetic that a test evaluates against the operations."""
+
+from __future__ import annotations
+
+from megaplan.blocks.formula import Formula
+
+FORMULAS = {
+    "delta_rule": Formula(
+        "the gated delta rule in chunks of Q; backward repeats all but the outputs",
+        "F = H(4QK + 3QV + 6KV), I = 2F + H(4QK + QV + 4KV); H value heads, K key, V value width, Q = min(chunk, save_every, T)",
+        "FLOPs per token",
+        "arXiv:2412.06464, section 3.3; counting multiply-adds",
+        "32 · (4 · 64 · 128 + 3 · 64 · 128 + 6 · 128 · 128) = 4980736",
+    ),
+}

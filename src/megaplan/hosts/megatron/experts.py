@@ -1,0 +1,236 @@
+"""Routed and shared experts as Megatron-Core runs them, and how tokens reach them by its dispatchers.
+
+Source: `megatron/core/transformer/moe` at d98e8a64, and DeepEP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import ceil, comb
+from typing import Literal, NamedTuple
+
+from megaplan.blocks.ops import Op
+from megaplan.blocks.storages import Shapes
+from megaplan.columns import Column
+from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.hosts.megarun.program import Replay
+from megaplan.hosts.megatron.away import offloaded, recomputed
+from megaplan.hosts.megatron.programs import Sized, mlp_ops, mlp_shapes
+from megaplan.hosts.megatron.setting import COMMON, Names, Setting, of_bytes, operator_replay, recomputed_modules
+from megaplan.spec.models import Spec
+
+Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
+
+
+def dispatcher(spec: Spec) -> Dispatcher:
+    """The dispatcher, or of flex the library behind it."""
+    return spec.host.moe_flex_backend if spec.host.moe_dispatcher == "flex" else spec.host.moe_dispatcher
+
+
+def probability_bytes(spec: Spec) -> int:
+    """Bytes of a routing probability: the router's type, or the stream's where none is given."""
+    return {"fp32": 4, "fp64": 8}.get(spec.host.moe_router_dtype or "", 2)
+
+
+def rows_share(spec: Spec, moe: MixtureOfExperts) -> float:
+    """Rows over the even share that a rank's experts compute."""
+    if spec.host.moe_rank_capacity is not None:
+        return spec.host.moe_rank_capacity
+    return moe.routing_skew if moe.capacity_factor is None else min(moe.routing_skew, moe.capacity_factor)
+
+
+def kept_share(spec: Spec, moe: MixtureOfExperts) -> float:
+    """Rows over the even share that a rank's experts keep for backward: those of a paged stash where there is one."""
+    return rows_share(spec, moe) if spec.host.moe_paged_stash is None else spec.host.moe_paged_stash
+
+
+def keeps_combined(spec: Spec) -> bool:
+    """True if adding the experts' rows back to tokens keeps them.
+
+    It does by torch's `index_add`, Megatron's deterministic way without a fused permutation, and does not by `scatter_add`.
+    """
+    host = spec.host
+    return host.deterministic_mode and not host.moe_permute_fusion and not host.moe_overlap
+
+
+def routed_rows(at: Setting, moe: MixtureOfExperts, share: float) -> int:
+    """Rows of one microbatch on the rank's experts, `share` over the even share; in low precision those of each expert are padded."""
+    rows = ceil(at.stream_tokens * moe.top_k * at.dims.etp * share)
+    if at.recipe is None:
+        return rows
+    local = max(1, moe.num_experts // at.dims.ep)
+    padding = at.recipe.row_padding
+    return ceil(rows / local / padding) * padding * local
+
+
+def handle_bytes(at: Setting, moe: MixtureOfExperts) -> int:
+    """Maps by which HybridEP finds a microbatch's rows again, of all tokens that the ranks of the experts share.
+
+    Each token has its row on each rank in 4 bytes, and for each expert of this rank a flag and its permuted row in 4 bytes.
+    Source: `Executor::metadata_preprocess_core` and `permute_processing` of DeepEP's branch hybrid-ep.
+    """
+    ranks = at.dims.ep * at.dims.etp
+    return at.stream_tokens * ranks * (4 + 5 * (moe.num_experts // at.dims.ep))
+
+
+def dispatcher_bytes(at: Setting) -> int:
+    """Bytes that the dispatcher of one layer's experts keeps referenced until the next microbatch.
+
+    All-gather: its rows' places and probabilities, and its map. All-to-all: probabilities and map of its tokens, and where their rows went.
+    HybridEP: probabilities in fp32 and map, the rows' probabilities, and through their place in the graph the maps of the dispatch.
+    DeepEP's are left out.
+
+    Source: the attributes of the dispatchers in `megatron/core/transformer/moe/token_dispatcher.py`.
+    """
+    moe, dims, kind = at.spec.model.moe, at.dims, dispatcher(at.spec)
+    if moe is None or kind == "deepep":
+        return 0
+    scores, rows = at.stream_tokens * moe.num_experts, routed_rows(at, moe, kept_share(at.spec, moe))
+    if kind == "allgather":
+        map_bytes = at.stream_tokens * dims.tp * dims.ep * (moe.num_experts // dims.ep)
+        return rows * (8 + probability_bytes(at.spec)) + map_bytes
+    if kind == "alltoall":
+        fused = at.spec.host.moe_permute_fusion
+        places = 4 * (2 * scores + at.stream_tokens) if fused else 8 * at.stream_tokens * moe.top_k
+        return scores * (1 + probability_bytes(at.spec)) + places
+    return scores * (1 + 4) + 4 * rows + handle_bytes(at, moe)
+
+
+class _Rows(NamedTuple):
+    """Bytes of one copy of routed rows: of this rank's tokens, what the all-to-all brings, and what this rank's experts compute.
+
+    What the all-to-all brings is counted before ranks of one expert gather theirs.
+    """
+
+    sent: int
+    received: int
+    routed: int
+
+
+def _rows(at: Setting, moe: MixtureOfExperts) -> _Rows:
+    width, share = moe.row_width(at.dims.hidden), rows_share(at.spec, moe)
+    sent = 2 * at.stream_tokens * moe.top_k * width
+    return _Rows(sent, int(sent * share), 2 * routed_rows(at, moe, share) * width)
+
+
+def _deduplicated_bytes(at: Setting, moe: MixtureOfExperts) -> int:
+    """Rows of DeepEP, which sends a token once to a rank whichever of its experts the token has there; routing is even."""
+    others = comb(moe.num_experts - moe.num_experts // at.dims.ep, moe.top_k) / comb(moe.num_experts, moe.top_k)
+    return int(2 * at.stream_tokens * at.dims.ep * at.dims.etp * (1 - others) * moe.row_width(at.dims.hidden))
+
+
+def _named_bytes(at: Setting, moe: MixtureOfExperts) -> int:
+    """The rows that the layer's own frame still names while its last ones are made.
+
+    Under all-to-all those are the permuted rows, the received ones, the experts' output and its copy in the order of arrival; then the last
+    two, or what the second all-to-all brings back.
+    """
+    dims, rows, kind, added = at.dims, _rows(at, moe), dispatcher(at.spec), keeps_combined(at.spec)
+    sorts, travels = moe.num_experts // dims.ep > 1, dims.ep * dims.etp > 1
+    if kind == "alltoall":
+        named = rows.sent + (rows.received if travels and sorts else 0)
+        restored = rows.routed * (2 if sorts else 1)
+        returned = rows.routed + (rows.sent if dims.ep > 1 and not added else 0)
+        return named + max(restored, returned)
+    if kind == "allgather":
+        return (0 if added else rows.routed) + 2 * at.stream_tokens * dims.hidden * dims.tp * dims.ep
+    if kind == "deepep":  # the received tokens, the experts' output, and that in the tokens' order
+        return rows.routed + 2 * _deduplicated_bytes(at, moe)
+    return rows.routed + 2 * at.stream_tokens * dims.hidden
+
+
+def experts_shapes(at: Setting) -> Sized:
+    """Storages of routed and shared experts; `fc1.input` belongs to routing, as scores and maps do."""
+    moe, dims = at.spec.model.moe, at.dims
+    if moe is None:
+        raise ValueError("a pattern with E has no experts")
+    rows, outer, gated = routed_rows(at, moe, kept_share(at.spec, moe)), moe.row_width(dims.hidden), moe.activation == "swiglu"
+    width = moe.ffn_hidden_size // dims.etp
+    again = "moe_act" in recomputed_modules(at.spec)  # made again from what is kept, so the second product saves no copy
+    kept = {
+        **of_bytes({"routed.fc1.input": at.input_bytes(rows, outer)}, Column.ROUTING),
+        **at.narrow({"routed.fc1.output": (rows, width * (2 if gated else 1))}),
+        **of_bytes({"routed.activation.output": 2 * rows * width if again else at.input_bytes(rows, width)}),
+        **({} if gated or at.spec.host.fused_squared_relu else at.narrow({"routed.activation.unscaled": (rows, width)})),
+        **at.wide({"router": (at.stream_tokens, moe.num_experts, 4)}, Column.ROUTING),
+        **_shared_shapes(at, moe),
+    }
+    if moe.latent_size is not None:  # the router keeps what is projected down, in 16 bits
+        copy = {"latent.input": at.input_bytes(at.stream_tokens, dims.hidden)} if at.recipe is not None else {}
+        kept |= of_bytes({**copy, "latent.output": at.input_bytes(at.stream_tokens, outer)})
+    kind = dispatcher(at.spec)
+    if keeps_combined(at.spec):  # an all-to-all has brought the rows back before they are added; the others add where the experts are
+        kept |= at.narrow({"combine.rows": (at.stream_tokens * moe.top_k if kind == "alltoall" else rows, dims.hidden)})
+    if kind == "hybridep":
+        kept |= of_bytes({"dispatch.handle": handle_bytes(at, moe)}, Column.ROUTING)
+    if kind == "allgather":  # each row's place, an int64, and its probability
+        maps = 5 * at.stream_tokens * dims.tp * dims.ep * moe.num_experts
+        kept |= of_bytes({"dispatch.map": maps, "dispatch.rows": rows * (8 + probability_bytes(at.spec))}, Column.ROUTING)
+    return kept, _moving_shapes(at, moe, {**at.common("E"), **kept}, gated=gated)
+
+
+def _shared_shapes(at: Setting, moe: MixtureOfExperts) -> Shapes:
+    if not moe.shared_ffn_hidden_size:
+        return {}
+    kept = mlp_shapes(at, moe.shared_ffn_hidden_size, "shared.", gated=moe.activation == "swiglu")[0]
+    if at.copies_inputs:  # the router keeps this input in 16 bits
+        kept |= of_bytes({"shared.fc1.input": at.input_bytes(at.stream_tokens, at.dims.hidden)})
+    return kept | (at.narrow({"shared.output": at.dims.residual}) if moe.shared_gate else {})
+
+
+def _moving_shapes(at: Setting, moe: MixtureOfExperts, kept: Shapes, *, gated: bool) -> Shapes:
+    """Rows on their way, and the gradients of each product.
+
+    Where the whole layer runs again, the input of the experts is named like the other rows. Else what the activation made is dropped when
+    the experts' output is there.
+    """
+    rows, outer = _rows(at, moe), moe.row_width(at.dims.hidden)
+    number, width = rows.routed // (2 * outer), moe.ffn_hidden_size // at.dims.etp
+    columns = width * (2 if gated else 1)
+    named = most = _named_bytes(at, moe)
+    if "moe" in recomputed_modules(at.spec):
+        most += kept["routed.fc1.input"][0]
+    else:
+        gone = recomputed(at.spec, "E", kept) | offloaded(at.spec, "E", kept)
+        most = max(named, named - rows.routed + sum(kept[name][0] for name in gone if name != "norm.output"))
+    return {
+        **of_bytes({"named": most, "named again": named, "travelling": max(rows.sent + rows.received, 2 * rows.routed)}),
+        **at.narrow({"shared": at.dims.residual if moe.shared_ffn_hidden_size else (0,)}),
+        **at.narrow({"rows.gradient": (number, outer), "product.gradient": (number, columns), "activation.gradient": (number, width)}),
+        **of_bytes({"fc1.copies": at.gradient_copies_bytes(number, columns), "fc2.copies": at.gradient_copies_bytes(number, outer)}),
+        **(mlp_shapes(at, moe.shared_ffn_hidden_size, "shared.", gated=gated)[1] if moe.shared_ffn_hidden_size else {}),
+    }
+
+
+@cache
+def experts_replay(names: Names, away: Names) -> Replay:
+    """Experts; backward comes to the shared one last. Where the whole layer runs again, it does so before its first gradient."""
+    rows, product, unscaled, output = (f"routed.{name}" for name in ("fc1.input", "fc1.output", "activation.unscaled", "activation.output"))
+    inner = (unscaled,) if unscaled in names else ()
+    own = {rows, product, unscaled, output, "combine.rows", "shared.fc1.output", "shared.activation.output", *COMMON}
+    whole, shared = rows in away and "router" in away, "shared.fc1.output" in names
+    combined = ("combine.rows",) if "combine.rows" in names else ()
+    ops = (
+        *(mlp_ops("shared.", ("shared",)) if shared else ()),
+        Op("dispatch", ("norm.output",), (rows, *sorted(names - own)), ("norm.output",), grads=(), fetches=("travelling",)),
+        Op("fc1", (rows,), (product,), keeps=(rows,), grads=(), fetches=("product.gradient", "rows.gradient", "fc1.copies")),
+        Op(
+            "activation",
+            (product,),
+            (*inner, output),
+            keeps=(product, *inner),
+            grads=(),
+            fetches=("activation.gradient", "product.gradient"),
+        ),
+        Op("fc2", (output,), (), keeps=(output,), grads=(), fetches=("rows.gradient", "activation.gradient", "fc2.copies")),
+        Op("combine", ("shared",) if shared else (), ("named", *combined), (*combined, "norm.output"), grads=(), fetches=("travelling",)),
+    )
+    held = frozenset({"norm.output"})
+    if not whole:
+        return operator_replay(names, away, ops, held=held)
+    again = Op("run again", (), (), keeps=tuple(sorted(names & away)), grads=(), fetches=("named again", "shared"))
+    run = operator_replay(names, away, ops, held=held, again=(again,))
+    common, checkpoint = names & frozenset(COMMON), Op("checkpoint", ("norm.output",), ("named", "shared"), grads=())
+    first = operator_replay(common, away & common, (checkpoint,), held=held)
+    return replace(run, forward=first.forward, forward_peaks=first.forward_peaks)

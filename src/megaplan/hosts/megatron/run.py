@@ -1,0 +1,136 @@
+"""`MegatronRun`: a spec as Megatron-Core runs it, and `MegatronStage`: one pipeline rank of it, as the operators of its model chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megatron.ledger import Operator, evaluate
+from megaplan.hosts.megatron.pattern import EMBEDDING, IN_SIXTEEN_BIT, LETTERS, LOSS, MTP, SIXTEEN_BIT, count
+from megaplan.hosts.megatron.setting import Setting
+from megaplan.hosts.megatron.tensors import Parameters, operator_parameters
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.values import Layout
+from megaplan.low_precision import Recipe
+from megaplan.spec.device import device_of
+from megaplan.spec.models import Spec
+
+GRAPHED = {"attn": "*", "mamba": "M", "mlp": "-", "moe": "E", "moe_router": "", "moe_preprocess": ""}
+"""Operators that a graph of each module holds whole; the router's scratch is not counted."""
+
+
+class MegatronRun:
+    """The part of a run that all pipeline ranks share: sizes, and the bytes and parameters of each operator, evaluated once.
+
+    Attributes:
+        spec: A checked spec whose host is Megatron-Core.
+        inventory: Unsharded parameter tensors.
+        letters: The model's letters, one a layer.
+        at: Local sizes, and the recipe of linears in low precision.
+        depth: Prediction modules.
+        ahead: Operators of one of them.
+        graphed: Letters of operators that run from CUDA graphs, whose scratch is in a pool of their own.
+    """
+
+    def __init__(self, spec: Spec, inventory: Inventory) -> None:
+        """Set sizes; operators are evaluated at their first use."""
+        self.spec, self.inventory = spec, inventory
+        self.letters = "".join(block.family for block in inventory.layers)
+        recipe, mtp, host, dims = spec.precision.recipe, spec.model.features.mtp, spec.host, local_dims(spec)
+        if not host.sequence_parallel:
+            dims = dims._replace(residual_tokens=dims.tokens)
+        self.at = Setting(spec, dims, None if recipe is None else Recipe(recipe.name, device_of(spec.device).generation))
+        self.depth = mtp.depth if mtp is not None else 0
+        self.ahead = "".join(LETTERS[letter] for letter in mtp.letters) if mtp is not None else ""
+        if recipe is not None and not recipe.prediction:
+            self.ahead = "".join(IN_SIXTEEN_BIT[letter] for letter in self.ahead)
+        modules: Iterable[str] = (host.cuda_graph_modules or GRAPHED) if host.cuda_graphs == "layers" else ()
+        self.graphed = frozenset("".join(GRAPHED[module] for module in modules))
+        self._operators: dict[str, Operator] = {}
+        self._parameters: dict[str, Parameters] = {}
+
+    def operator_letter(self, layer: int) -> str:
+        """The letter of a layer's operator, that of 16 bits where a low-precision recipe leaves the layer out."""
+        own, recipe = LETTERS[self.letters[layer]], self.spec.precision.recipe
+        return own if recipe is None or recipe.covers(self.letters[layer], layer, len(self.letters)) else IN_SIXTEEN_BIT[own]
+
+    def operator(self, letter: str) -> Operator:
+        """Bytes of an operator."""
+        found = self._operators.get(letter)
+        if found is None:
+            found = self._operators[letter] = evaluate(*self._plain(letter))
+        return found
+
+    def parameters(self, letter: str) -> Parameters:
+        """The parameters of an operator or, of `MTP`, of a prediction module; not to be added to."""
+        found = self._parameters.get(letter)
+        if found is None:
+            at, plain = self._plain(self.ahead[0] if letter == MTP else letter)
+            found = self._parameters[letter] = operator_parameters(at, self.inventory, MTP if letter == MTP else plain)
+        return found
+
+    def _plain(self, letter: str) -> tuple[Setting, str]:
+        """An operator's plain letter, and the sizes it has: without low precision where its letter is of 16 bits."""
+        plain = SIXTEEN_BIT.get(letter)
+        return (self.at, letter) if plain is None else (self.at._replace(recipe=None), plain)
+
+    def chunks(self, layout: Layout, pp_rank: int) -> tuple[str, ...]:
+        """The operators of a pipeline rank's model chunks, in the order of its virtual stages."""
+        last, found = len(layout.slots) - 1, []
+        for slot in layout.of_rank(pp_rank):
+            own = "".join([self.operator_letter(layer) for layer in range(slot.start, slot.stop)])
+            found.append(EMBEDDING * (slot.index == 0) + own + (MTP * self.depth + LOSS) * (slot.index == last))
+        return tuple(found)
+
+    @property
+    def end(self) -> str:
+        """Letters of the last slot behind its layers."""
+        return MTP * self.depth + LOSS
+
+    @property
+    def layer_operators(self) -> int:
+        """Operators of a layer of Megatron's."""
+        return 2 if self.spec.host.model == "gpt" else 1
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Bytes that one stage sends to the next of a microbatch: the residual stream."""
+        return 2 * self.at.stream_tokens * self.at.dims.hidden
+
+
+class MegatronStage(NamedTuple):
+    """One pipeline rank.
+
+    Attributes:
+        run: The part that all ranks share.
+        chunks: Letters of its chunks' operators: those of Megatron's hybrid pattern, of ends, and of operators in 16 bits.
+        pp_rank: The pipeline rank.
+        data_index: Place among the ranks that share dense state; None for the last.
+        expert_index: Place among those that share experts' state; None for the last.
+    """
+
+    run: MegatronRun
+    chunks: tuple[str, ...]
+    pp_rank: int
+    data_index: int | None = None
+    expert_index: int | None = None
+
+    @property
+    def spec(self) -> Spec:
+        """The spec."""
+        return self.run.spec
+
+    @property
+    def letters(self) -> str:
+        """Letters of all chunks."""
+        return "".join(self.chunks)
+
+    def count(self, operator: str) -> int:
+        """Operators of a kind in all chunks, in low precision or not."""
+        return count(self.letters, operator)
+
+
+def stages_of(run: MegatronRun, layout: Layout, pp_ranks: Sequence[int] | None = None) -> tuple[MegatronStage, ...]:
+    """The pipeline ranks of a layout, the last of their data ranks; `pp_ranks`: some of them, None for all."""
+    return tuple([MegatronStage(run, run.chunks(layout, rank), rank) for rank in (range(layout.pp) if pp_ranks is None else pp_ranks)])

@@ -1,0 +1,126 @@
+"""`Setting`, which decides the bytes of an operator, and the storages and operations that all operators have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import INPUT, OUTPUT, Op, reshape
+from megaplan.blocks.storages import Shapes, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.hosts.megarun.program import Replay, replay
+from megaplan.low_precision import Recipe
+from megaplan.spec.models import LatentAttention, Spec
+
+Names = frozenset[str]
+GATHERED, PARTIAL, SHARE = "gathered", "partial", "share"
+"""A gathered gradient; a row-parallel linear's product, and under sequence parallelism this rank's share of the sum."""
+INPUT_GRADIENT = (GATHERED, PARTIAL, SHARE)
+"""Storages of a column-parallel linear's backward: its input gathered again, and that input's gradient before and after its reduction."""
+COMMON = ("norm.input", "norm.output", "norm.stats", "dropout.mask")
+"""Kept tensors that operators of all kinds may have."""
+
+
+class Setting(NamedTuple):
+    """A spec, a rank's local sizes, and the recipe of an operator's linears: None for 16 bits."""
+
+    spec: Spec
+    dims: Dims
+    recipe: Recipe | None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch on a context rank: T."""
+        return self.dims.batch * self.dims.tokens
+
+    @property
+    def stream_tokens(self) -> int:
+        """Tokens of the residual stream on one rank, after sequence parallelism: S."""
+        return self.dims.batch * self.dims.residual_tokens
+
+    @property
+    def copies_inputs(self) -> bool:
+        """True if a linear saves a copy of an input that another operation keeps in 16 bits: under delayed scaling alone."""
+        return self.recipe is not None and self.recipe.name == "fp8_delayed"
+
+    def narrow(self, shapes: Mapping[str, tuple[int, ...]], column: Column = Column.ACTIVATIONS) -> Shapes:
+        """Storages in 16 bits."""
+        return storages(self.dims.dtype, column, shapes)
+
+    def wide(self, shapes: Mapping[str, tuple[int, ...]], column: Column = Column.ACTIVATIONS) -> Shapes:
+        """Storages in fp32."""
+        return storages(self.dims.stat_dtype, column, shapes)
+
+    def input_bytes(self, rows: int, columns: int) -> int:
+        """Bytes that a linear saves of an input that no other operation keeps: in low precision of the copy for its weight gradient."""
+        return 2 * rows * columns if self.recipe is None else self.recipe.columnwise_bytes(rows, columns)
+
+    def gradient_copies_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of the low-precision copies of an output's gradient, which both products of a linear's backward multiply."""
+        return 0 if self.recipe is None else self.recipe.both_bytes(rows, columns)
+
+    def common(self, letter: str) -> Shapes:
+        """Tensors that every operator keeps: the input of its norm, the norm's results, and the mask of its dropout."""
+        dims, latent, hidden = self.dims, letter == "*" and is_latent(self.spec), self.dims.hidden
+        if letter == "E" or (latent and "layernorm" in recomputed_modules(self.spec)):
+            output = 2 * self.stream_tokens * hidden  # the router keeps it in 16 bits; projections do where it is made again
+        else:  # two projections of latent attention save a copy each in low precision
+            output = (2 if latent and self.recipe is not None else 1) * self.input_bytes(self.stream_tokens, hidden)
+        return {
+            **self.narrow({"norm.input": dims.residual}),
+            **of_bytes({"norm.output": output}),
+            **self.wide({"norm.stats": (self.stream_tokens, num_statistics(self.spec))}),
+            **(of_bytes({"dropout.mask": self.stream_tokens * hidden}) if self.spec.host.hidden_dropout else {}),
+        }
+
+    def around(self) -> Shapes:
+        """Storages that row- and column-parallel linears need temporarily, and the gradients of the stream: one more before a dropout."""
+        dims, sharded = self.dims, self.spec.host.sequence_parallel and self.dims.tp > 1
+        copies = 2 if self.spec.host.hidden_dropout else 1
+        none: tuple[int, ...] = (0,)
+        return self.narrow({
+            GATHERED: dims.gathered if sharded else none,
+            PARTIAL: dims.gathered,
+            SHARE: dims.residual if sharded else none,
+            OUTPUT: (copies, *dims.residual),
+        })  # fmt: skip
+
+
+def of_bytes(sizes: Mapping[str, int], column: Column = Column.ACTIVATIONS) -> Shapes:
+    """Storages whose bytes are known: masks, maps, and low-precision copies with their scales."""
+    return storages(DType.FP8, column, {name: (size,) for name, size in sizes.items()})
+
+
+def is_latent(spec: Spec) -> bool:
+    """True if attention is multi-head latent attention."""
+    return isinstance(spec.model.attention, LatentAttention)
+
+
+def num_statistics(spec: Spec) -> int:
+    """Statistics of a norm that a row keeps, in fp32."""
+    return 1 if spec.model.norm == "rmsnorm" else 2
+
+
+def recomputed_modules(spec: Spec) -> frozenset[str]:
+    """Modules of selective recompute."""
+    modules = frozenset[str](spec.host.recompute_modules)
+    return modules | {"core_attn"} if spec.recompute.of("A") == "selective" else modules
+
+
+def operator_replay(names: Names, away: Names, ops: tuple[Op, ...], *, held: Names = frozenset(), again: tuple[Op, ...] = ()) -> Replay:
+    """The replay of an operator: its norm, its own operations, and an addition to the residual stream in place.
+
+    Args:
+        names: Tensors that it keeps without recompute and offloading.
+        away: Those that recompute makes again, or that are in the host's memory, between forward and backward.
+        ops: Operations of the operator. Tensors that none of them keeps are counted to the operator's end.
+        held: Those of `away` that are there until the forward has ended.
+        again: A forward of the whole operator that backward begins with.
+    """
+    kept = {name for op in ops for name in op.keeps}
+    made = tuple(name for name in COMMON[1:] if name in names)
+    rest = tuple(sorted(name for name in names - kept if again or name != "norm.input" or name not in away))
+    start = Op("input", (INPUT,), ("norm.input",), grads=()), Op("norm", ("norm.input",), made, keeps=rest, grads=())
+    return replay((*start, *ops, *again, reshape("add", INPUT, OUTPUT)), held=held & away, away=away)
