@@ -1,7 +1,7 @@
 """First stage of the fit: grouped products, permutation and exchange from operations and layers that were measured alone.
 
-What ran alone ran at other clocks than training does, so its work is priced under a load factor of its source. The result is the prior of
-the constants in `PINNED` (`pinned.json`); their spread has the spread of that factor in it.
+Clocks differ between such measurements and training, so a load factor per source multiplies the work. The result is the prior of the
+constants in `PINNED` (`pinned.json`); their spread includes the spread of that factor.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ PINNED = (
     *("grouped.hopper", "grouped.blackwell", "grouped.rows", "grouped.weights", "permute.alltoall", "permute.fused"),
     *("exchange.link", "exchange.alltoall", "exchange.fused", "cast.rows.mxfp8"),
 )
-"""Constants that these measurements decide; the dense rates and the memory rate keep their priors."""
+"""Constants that these measurements determine; the dense rates and the memory rate keep their priors."""
 LOADS = {
-    "layer bf16": Prior(0.85, 0.15, "factor", "work of a layer that runs alone beside training"),
-    "layer fp8": Prior(0.9, 0.15, "factor", "work of a layer that runs alone beside training"),
+    "layer bf16": Prior(0.85, 0.15, "factor", "work of a layer that runs alone relative to training"),
+    "layer fp8": Prior(0.9, 0.15, "factor", "work of a layer that runs alone relative to training"),
     "group_matmul": Prior(1.0, 0.05, "factor", "B200's table was measured under load"),
     "deepep": Prior(1.0, 1e-3, "factor", "transfers do not depend on clocks"),
     "alltoall": Prior(1.0, 1e-3, "factor", "transfers do not depend on clocks"),
 }
 SIGMA, OF_A_SOURCE = 0.1, 24.0
-"""Spread of a measurement's logarithm, and how many independent ones a source counts as at most."""
+"""Spread of a measurement's logarithm, and the largest number of independent measurements that a source counts as."""
 TRANSFER = {"exchange.link": 0.15}
-"""Spread of what a constant of an operation alone says of training, if not 0.05: exchanges were measured in one domain of eight."""
+"""Spread between an operation measured alone and in training, if not 0.05: exchanges were measured in one domain of eight."""
 DEEPEP_SMS, MIN_TOKENS, MIN_BYTES = "24", 4096, 1 << 28
 
 
@@ -109,7 +109,7 @@ def _seconds(each: Measured, values: Mapping[str, float]) -> float:
 
 
 def _work(device: str, dtype: str, moe: dict[str, int], hidden: int, mesh: MeshShape, tokens: int, dispatcher: str) -> TimedStep:
-    """A model of one block of gated experts, `moe` its section."""
+    """A step of a model with one block of gated experts; `moe` is its section."""
     model = {"pattern": "E", "num_layers": 1, "hidden_size": hidden, "vocab_size": 1, "moe": moe}
     batch = {"micro_batch_size": 1, "seq_length": tokens}
     spec = Spec.model_validate({"format": "megaplan.spec/1", "name": "layer", "model": model, "batch": batch})
@@ -173,7 +173,7 @@ def _alltoall(folder: Path) -> Iterator[Measured]:
 
 
 def _exchange(seconds: float, source: str, moved: float, calls: float) -> Measured:
-    """A transfer inside a domain of H200, without what an exchange waits for beside its bytes."""
+    """A transfer inside a domain of H200; the latency of an exchange is not part of it."""
     ledger = Ledger()
     ledger.transfer(FORWARD, "exchange", moved, calls)
     work = _work("h200", "bf16", _moe(8, 1, 1), 1, MeshShape(8, ep=8, dp=8), 1, source)

@@ -12,7 +12,7 @@ from megaplan.devices import device_names, load_device
 
 
 class Prior(NamedTuple):
-    """A constant's prior; `most` bounds what is a share of something."""
+    """Prior of a constant; `most` is an upper bound, for shares."""
 
     value: float
     spread: float
@@ -50,7 +50,7 @@ _HOST = {"nanotron": 14e-6, "llm-foundry": 10e-6, "automodel": 10e-6}
 
 @cache
 def priors(*, pins: bool = True) -> dict[str, Prior]:
-    """Every constant's prior by name; `pins` puts the first stage's result in place of what is expected before it."""
+    """Prior of every constant by name; with `pins` the results of the first stage replace those that are written here."""
     found: dict[str, Prior] = {}
     for device in device_names():
         for dtype, share in _GEMM[device].items():
@@ -59,14 +59,14 @@ def priors(*, pins: bool = True) -> dict[str, Prior]:
             found |= {f"gemm.{device}.{dtype}": Prior(0.76, 0.07, "share", "emulated in bf16", 0.95) for dtype in ("fp8", "mxfp8", "nvfp4")}
         elif "nvfp4" not in _GEMM[device]:
             found[f"gemm.{device}.nvfp4"] = Prior(_GEMM[device]["mxfp8"], 0.1, "share", "emulated in fp8", 0.95)
-        found[f"clock.{device}"] = Prior(1.0, 0.10, "factor", "clocks under load beside those of the prior, all dtypes alike")
+        found[f"clock.{device}"] = Prior(1.0, 0.10, "factor", "ratio of clocks under load to those of the prior, equal for all dtypes")
     for name in GENERATIONS:
         for dtype in ("bf16", "fp8", "mxfp8", "nvfp4"):
-            found[f"gemm.{name}.{dtype}"] = Prior(1.0, 0.15, "factor", "kernels of a generation beside the prior, all devices alike")
+            found[f"gemm.{name}.{dtype}"] = Prior(1.0, 0.15, "factor", "kernels of a generation, equal for all devices")
         for run, share in zip(("forward", "backward"), _ATTENTION[name], strict=True):
-            found[f"attention.{name}.{run}"] = Prior(share, 0.08, "factor", f"beside the product rate; {_FORMS}")
-        found[f"scan.{name}"] = Prior(_SCAN[name], 0.4, "share", "of the bf16 peak; " + _SCRIPTS)
-        found[f"grouped.{name}"] = Prior(0.985, 0.02, "share", f"of the dense rate, at most 1; {_FORMS}", 1.0)
+            found[f"attention.{name}.{run}"] = Prior(share, 0.08, "factor", f"relative to the product rate; {_FORMS}")
+        found[f"scan.{name}"] = Prior(_SCAN[name], 0.4, "share", "share of the bf16 peak; " + _SCRIPTS)
+        found[f"grouped.{name}"] = Prior(0.985, 0.02, "share", f"share of the dense rate, at most 1; {_FORMS}", 1.0)
     found |= _forms() | _links() | _frameworks()
     if pins and PINS.exists():
         for name, pin in json.loads(PINS.read_text(encoding="utf-8")).items():
@@ -80,32 +80,32 @@ def _forms() -> dict[str, Prior]:
         "gemm.depth.bf16": Prior(70.0, 0.3, "columns", _FORMS),
         "gemm.depth.low": Prior(250.0, 0.4, "columns", _SCRIPTS),
         "grouped.rows": Prior(60.0, 0.3, "rows", _FORMS),
-        "grouped.weights": Prior(0.6, 0.15, "share", f"of the memory rate, at most 1; {_FORMS}", 1.0),
+        "grouped.weights": Prior(0.6, 0.15, "share", f"share of the memory rate, at most 1; {_FORMS}", 1.0),
         "attention.spread.forward": Prior(2.0, 0.1, "factor", _FORMS),
         "attention.spread.backward": Prior(0.7, 0.1, "factor", _FORMS),
-        "attention.fp8": Prior(1.6, 0.2, "factor", "fp8 kernels beside bf16 ones; " + _SCRIPTS, 2.0),
-        "attention.flash2.hopper": Prior(0.62, 0.15, "factor", "arXiv:2407.08608: FlashAttention-2 beside 3 on H100"),
-        "attention.flash1.forward": Prior(0.7, 0.3, "factor", "arXiv:2307.08691: FlashAttention beside 2 on A100"),
-        "attention.flash1.backward": Prior(0.6, 0.3, "factor", "arXiv:2307.08691: FlashAttention beside 2 on A100"),
-        "attention.sinks": Prior(0.77, 0.2, "factor", "kernels with sinks beside those without; " + _SCRIPTS),
-        "memory.share": Prior(0.80, 0.05, "share", "of the data sheet's bandwidth; streaming kernels", 0.95),
-        "memory.te": Prior(1.15, 0.15, "factor", "bytes beside ideal ones, Transformer Engine; " + _SCRIPTS),
-        "memory.eager": Prior(1.6, 0.3, "factor", "elementwise operations that nothing fuses; " + _SCRIPTS),
+        "attention.fp8": Prior(1.6, 0.2, "factor", "rate of fp8 kernels relative to bf16; " + _SCRIPTS, 2.0),
+        "attention.flash2.hopper": Prior(0.62, 0.15, "factor", "arXiv:2407.08608: FlashAttention-2 relative to 3 on H100"),
+        "attention.flash1.forward": Prior(0.7, 0.3, "factor", "arXiv:2307.08691: FlashAttention relative to 2 on A100"),
+        "attention.flash1.backward": Prior(0.6, 0.3, "factor", "arXiv:2307.08691: FlashAttention relative to 2 on A100"),
+        "attention.sinks": Prior(0.77, 0.2, "factor", "rate of kernels with sinks relative to those without; " + _SCRIPTS),
+        "memory.share": Prior(0.80, 0.05, "share", "share of the data sheet's bandwidth; streaming kernels", 0.95),
+        "memory.te": Prior(1.15, 0.15, "factor", "bytes relative to ideal ones, Transformer Engine; " + _SCRIPTS),
+        "memory.eager": Prior(1.6, 0.3, "factor", "elementwise operations without fusion; " + _SCRIPTS),
         "memory.sinks.unfused": Prior(2.5, 0.4, "factor", "biases and clamped activations without fused kernels; " + _SCRIPTS),
         "memory.sinks.fused": Prior(1.3, 0.2, "factor", "the same, fused"),
-        "permute.alltoall": Prior(0.7, 0.3, "factor", "bytes beside those of dispatch, sorts and combine; " + _SCRIPTS),
-        "permute.fused": Prior(0.35, 0.3, "factor", "dispatchers that permute on the way"),
+        "permute.alltoall": Prior(0.7, 0.3, "factor", "bytes relative to those of dispatch, sorts and combine; " + _SCRIPTS),
+        "permute.fused": Prior(0.35, 0.3, "factor", "dispatchers that permute during the transfer"),
         "permute.padded": Prior(1.15, 0.4, "factor", "unfused permutation into buffers of fixed capacity; " + _SCRIPTS),
-        "cast.rows.fp8": Prior(2.0, 0.25, "factor", "of experts' rows, as cast.fp8"),
-        "cast.rows.mxfp8": Prior(1.5, 0.25, "factor", "of experts' rows, as cast.mxfp8"),
-        "cast.rows.nvfp4": Prior(1.5, 0.25, "factor", "of experts' rows, as cast.nvfp4"),
-        "cast.fp8": Prior(2.0, 0.25, "factor", "bytes beside one read and one write, two layouts; " + _SCRIPTS),
+        "cast.rows.fp8": Prior(2.0, 0.25, "factor", "rows of experts, otherwise as cast.fp8"),
+        "cast.rows.mxfp8": Prior(1.5, 0.25, "factor", "rows of experts, otherwise as cast.mxfp8"),
+        "cast.rows.nvfp4": Prior(1.5, 0.25, "factor", "rows of experts, otherwise as cast.nvfp4"),
+        "cast.fp8": Prior(2.0, 0.25, "factor", "bytes relative to one read and one write, two layouts; " + _SCRIPTS),
         "cast.mxfp8": Prior(1.5, 0.25, "factor", "as cast.fp8, with block scales"),
         "cast.nvfp4": Prior(1.5, 0.25, "factor", "as cast.fp8, with two scales"),
-        "launch.gap": Prior(1.5e-6, 0.2, "seconds", "between two kernels; " + _SCRIPTS),
-        "launch.gap.graphed": Prior(0.4, 0.3, "factor", "of it inside a graph; " + _SCRIPTS, 1.0),
-        "host.sync": Prior(1.0, 0.3, "factor", "host time that dropless all-to-all waits for once more; " + _SCRIPTS),
-        "growth": Prior(0.004, 0.4, "factor", "a doubling of nodes; published weak scaling, 0 to 5.9 % over 8 to 128 times more devices"),
+        "launch.gap": Prior(1.5e-6, 0.2, "seconds", "time between two kernels; " + _SCRIPTS),
+        "launch.gap.graphed": Prior(0.4, 0.3, "factor", "launch.gap inside a graph relative to outside; " + _SCRIPTS, 1.0),
+        "host.sync": Prior(1.0, 0.3, "factor", "share of the host's launches that dropless exchanges repeat; " + _SCRIPTS),
+        "growth": Prior(0.004, 0.4, "factor", "per doubling of nodes; published weak scaling, 0 to 5.9 % over 8 to 128 times more devices"),
     }
 
 
@@ -113,40 +113,40 @@ def _links() -> dict[str, Prior]:
     nccl = "NCCL on nccl-tests, share of nominal: "
     return {
         "link.node": Prior(0.75, 0.12, "share", nccl + "all-gather of 512 MiB on eight H200 (ai-dynamo/aiconfigurator)", 1.0),
-        "link.network": Prior(0.80, 0.12, "share", nccl + "issue 267", 1.0),
+        "link.network": Prior(0.80, 0.12, "share", nccl + "NVIDIA/nccl-tests, issue 267", 1.0),
         "tensor.link": Prior(0.84, 0.10, "share", nccl + "a long ring's all-gather on H200 (ai-dynamo/aiconfigurator)", 1.0),
         "tensor.latency": Prior(
             *(30e-6, 0.2, "seconds"),
-            "of a collective beside its bytes; NCCL's all-gather on two to eight H200 (ai-dynamo/aiconfigurator)",
+            "time of a collective without its bytes; NCCL's all-gather on two to eight H200 (ai-dynamo/aiconfigurator)",
         ),
-        "tensor.exposed": Prior(0.35, 0.4, "share", "of overlapped tensor-parallel transfers; " + _SCRIPTS, 1.0),
+        "tensor.exposed": Prior(0.35, 0.4, "share", "exposed share of overlapped tensor-parallel transfers; " + _SCRIPTS, 1.0),
         "exchange.link": Prior(0.6, 0.3, "share", nccl + "all-to-all of 512 MiB on eight H200 (ai-dynamo/aiconfigurator) is 0.72", 1.0),
         "exchange.network": Prior(0.75, 0.3, "share", nccl + "all-to-all over nodes", 1.0),
-        "exchange.alltoall": Prior(120e-6, 0.4, "seconds", "of an exchange beside its bytes: counts, splits and waits; " + _SCRIPTS),
-        "exchange.fused": Prior(80e-6, 0.3, "seconds", "the same of DeepEP and HybridEP; " + _SCRIPTS),
-        "exchange.exposed": Prior(0.3, 0.4, "share", "of overlapped exchanges; " + _SCRIPTS, 1.0),
-        "exchange.exposed.graphed": Prior(0.7, 0.4, "factor", "of it in a full-iteration graph; " + _SCRIPTS, 1.0),
-        "context.exposed": Prior(0.5, 0.4, "share", "of a ring's transfers; " + _SCRIPTS, 1.0),
-        "pipeline.exposed": Prior(0.5, 0.4, "share", "of transfers between stages; " + _SCRIPTS, 1.0),
-        "data.latency": Prior(15e-6, 0.4, "seconds", "of a ring's step; " + _SCRIPTS),
-        "data.exposed": Prior(0.3, 0.3, "share", "of overlapped gradients and parameters; " + _SCRIPTS, 1.0),
-        "data.unbucketed": Prior(2.0, 0.4, "factor", "a collective for every tensor beside buckets; " + _SCRIPTS),
-        "sharded.network": Prior(0.7, 0.25, "share", "of adapters that gathers of sharded parameters reach; " + _SCRIPTS, 1.0),
-        "sharded.exposed": Prior(0.12, 0.4, "share", "of gathers beside layers; " + _SCRIPTS, 1.0),
+        "exchange.alltoall": Prior(120e-6, 0.4, "seconds", "counts, splits and waits of an exchange; " + _SCRIPTS),
+        "exchange.fused": Prior(80e-6, 0.3, "seconds", "the same for DeepEP and HybridEP; " + _SCRIPTS),
+        "exchange.exposed": Prior(0.3, 0.4, "share", "exposed share of overlapped exchanges; " + _SCRIPTS, 1.0),
+        "exchange.exposed.graphed": Prior(0.7, 0.4, "factor", "exchange.exposed in a full-iteration graph; " + _SCRIPTS, 1.0),
+        "context.exposed": Prior(0.5, 0.4, "share", "exposed share of a ring's transfers; " + _SCRIPTS, 1.0),
+        "pipeline.exposed": Prior(0.5, 0.4, "share", "exposed share of transfers between stages; " + _SCRIPTS, 1.0),
+        "data.latency": Prior(15e-6, 0.4, "seconds", "time of a ring's step; " + _SCRIPTS),
+        "data.exposed": Prior(0.3, 0.3, "share", "exposed share of overlapped reductions and gathers; " + _SCRIPTS, 1.0),
+        "data.unbucketed": Prior(2.0, 0.4, "factor", "one collective per tensor relative to buckets; " + _SCRIPTS),
+        "sharded.network": Prior(0.7, 0.25, "share", "rate of gathers of sharded parameters on adapters; " + _SCRIPTS, 1.0),
+        "sharded.exposed": Prior(0.12, 0.4, "share", "exposed share of gathers that overlap with layers; " + _SCRIPTS, 1.0),
     }
 
 
 def _frameworks() -> dict[str, Prior]:
-    found = {"library.flash1-era.hopper": Prior(0.87, 0.07, "factor", "products of 2023's library on H100 beside today's")}
+    found = {"library.flash1-era.hopper": Prior(0.87, 0.07, "factor", "products of 2023's library on H100 relative to today's")}
     for name, host in frameworks().items():
-        found[f"memory.{name}"] = Prior(*_MEMORY.get(name, (1.0, 0.05)), "factor", "bytes beside ideal ones; " + _SCRIPTS)
-        found[f"host.{name}"] = Prior(_HOST.get(name, 7e-6), 0.35, "seconds", "of the host for a kernel outside graphs; " + _SCRIPTS)
-        found[f"step.{name}"] = Prior(0.03 if name == "nanotron" else 0.012, 0.5, "seconds", "a step beside all else; " + _SCRIPTS)
+        found[f"memory.{name}"] = Prior(*_MEMORY.get(name, (1.0, 0.05)), "factor", "bytes relative to ideal ones; " + _SCRIPTS)
+        found[f"host.{name}"] = Prior(_HOST.get(name, 7e-6), 0.35, "seconds", "time of the host per kernel outside graphs; " + _SCRIPTS)
+        found[f"step.{name}"] = Prior(0.03 if name == "nanotron" else 0.012, 0.5, "seconds", "fixed time of a step; " + _SCRIPTS)
         if host.library:
-            found[f"library.{name}"] = Prior(1.0, 0.07, "factor", "products beside Transformer Engine's; " + _SCRIPTS)
+            found[f"library.{name}"] = Prior(1.0, 0.07, "factor", "products relative to Transformer Engine's; " + _SCRIPTS)
     for name, host in frameworks().items():
         for release in host.releases:
             early = name == "nemo" and release < SEQUENTIAL_EXPERTS_UNTIL
-            source = "experts run one after another; " if early else "MoE layers of a release beside the others; "
+            source = "experts run one after another; " if early else "MoE layers of a release relative to the others; "
             found[f"moe.{name}.{release}"] = Prior(1.15 if early else 1.0, 0.12, "factor", source + _SCRIPTS)
     return found

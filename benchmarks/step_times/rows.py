@@ -1,7 +1,7 @@
-"""Published rows as step-time workloads.
+"""Steps of published rows.
 
 A row is a JSON object: framework, release, device, precision, mesh, batch, recompute, overlap flags, dispatcher, CUDA graphs, FSDP, and the
-model's counts and widths under `arch`. What is not written there follows the framework's own rules, below.
+model's counts and widths under `arch`. The rules of the frameworks give the rest, below.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Row = dict[str, Any]
 SHARDED = {"fsdp1": "fsdp1", "fsdp2": "fsdp2", "mfsdp": "megatron"}
 PACKED = frozenset({"nemo", "bridge"})
 """Frameworks whose fine-tuning benchmarks pack SQuAD: NeMo's recipes by performance_mode, Bridge's by packed_sequence_specs. Automodel's
-mock rows are whole."""
+mock data are not packed."""
 SQUAD_TOKENS = 180.0
-"""Tokens of a packed question: contexts of SQuAD 1.1 have about 120 words, questions 10, answers 3."""
+"""Tokens of a packed example: contexts of SQuAD 1.1 have about 120 words, questions 10, answers 3."""
 HYBRID_SHARDED = frozenset({"nemotron3-ultra"})
-"""Models whose Bridge recipes shard inside an NVLink domain and replicate over domains."""
+"""Models whose recipes of Bridge shard inside an NVLink domain and replicate across domains."""
 RECOMPUTE_MODULES = frozenset({"core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act"})
 
 
@@ -32,7 +32,7 @@ def workload(row: Row) -> TimedStep:
     """The step that a row measured.
 
     Raises:
-        ValueError: Specs cannot say its layers.
+        ValueError: A hybrid's blocks do not divide into equal slots.
     """
     spec = specs.spec_of(row)
     found = timed_step(spec, build_inventory(spec), specs.spans(spec), specs.owners(spec), (software_of(row), recomputed_of(row)))
@@ -48,13 +48,13 @@ def launch_is_said(row: Row) -> bool:
 
 
 def batch_of(row: Row) -> BatchShape:
-    """Sequences of a step, and what is packed into them."""
+    """Batch of the row, with the length of packed documents."""
     packed = row["task"] in ("sft", "lora") and row["framework"] in PACKED
     return BatchShape(row["mbs"], row["seq"], row["nmb"], SQUAD_TOKENS if packed else 0.0)
 
 
 def software_of(row: Row) -> Software:
-    """The framework and how it was launched."""
+    """Framework and launch options of the row."""
     precision, fsdp = row["precision"], row["fsdp"]
     sharded = None
     if fsdp:
@@ -75,7 +75,7 @@ def software_of(row: Row) -> Software:
         low_head=has_low_head(row),
         token_drop=bool(row["tokendrop"]),
         padded_rows=has_padded_rows(row),
-        neighbours=row["framework"] == "automodel",  # its fake_balanced_gate deals experts out in order
+        neighbours=row["framework"] == "automodel",  # its fake_balanced_gate assigns experts in order
         zero=bool(row["zero"]),
         sharded=sharded,
     )

@@ -1,4 +1,4 @@
-"""A published row as a spec: the model, mesh, batch, precision and device that users write. What only a framework knows stays beside it."""
+"""The spec of a published row: model, mesh, batch, precision and device as users write them. `rows` has what only a framework defines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from step_times.hosts import launch_of, lora_of
 Row = dict[str, Any]
 DEVICES = {"A100_40GB": "a100-40gb", "A100_80GB": "a100-80gb", "H100": "h100-sxm", "H100-500W": "h100-sxm-500w"}
 ADAPTERS = {("llm-foundry", "A100_80GB"): 12_500_000_000}
-"""Bytes per second of an adapter where a cluster is not the data sheet's: llm-foundry's README, 800 Gb/s for eight A100 of 80 GB."""
+"""Bytes per second of an adapter if a cluster differs from the data sheet: llm-foundry's README, 800 Gb/s for eight A100 of 80 GB."""
 _FOUND: dict[str, Spec] = {}
 
 
@@ -24,17 +24,17 @@ def device_name(row: Row) -> str:
 
 
 def adapter(row: Row) -> int | None:
-    """Bytes per second of the cluster's adapters where they are not the data file's."""
+    """Bytes per second of the cluster's adapters; None for those of the data file."""
     return ADAPTERS.get((row["framework"], row["device"]))
 
 
 def spec_of(row: Row) -> Spec:
-    """The row's spec: with what ran the row where specs say it and no rule refuses it, else without; made once for a row's id.
+    """The row's spec, with the software that ran the row if specs can state it and no rule refuses it; kept by the row's id.
 
-    Layouts that frameworks ran and a rule of specs refuses are taken unchecked.
+    A layout that a framework ran and a rule of specs refuses is not checked.
 
     Raises:
-        ValueError: The blocks of a hybrid do not divide into alike slots.
+        ValueError: The blocks of a hybrid do not divide into equal slots.
     """
     known = row.get("id")
     if known not in _FOUND:
@@ -53,7 +53,7 @@ def _made(row: Row) -> Spec:
 
 
 def is_guessed(row: Row) -> bool:
-    """True if the cuts of a row are not known, or a rule of specs refuses its layout."""
+    """True if the cuts of a row are unknown, or a rule of specs refuses its layout."""
     if not row["arch"]["nM"] and _pairs(row) is None:
         return True
     try:
@@ -69,7 +69,7 @@ def spans(spec: Spec) -> tuple[tuple[int, int], ...]:
 
 
 def owners(spec: Spec) -> list[int]:
-    """The pipeline rank of each slot, in loops."""
+    """Pipeline rank of each slot, in loop placement."""
     return [slot % spec.mesh.pp for slot in range(spec.mesh.pp * spec.mesh.vpp)]
 
 
@@ -111,7 +111,7 @@ def document(row: Row) -> dict[str, Any]:
         "host": {"name": "megatron"},
         "device": device,
     }
-    if lora_of(row) is not None:  # host megatron has no terms for the memory of frozen weights; what ran the row stands beside the spec
+    if lora_of(row) is not None:  # host megatron has no memory model of frozen weights; `rows` has the software that ran the row
         found |= {"lora": lora_of(row), "host": {"name": "megarun"}}
     if mesh["pp"] > 1:
         model["pattern"] = "|".join(letters[start:stop] for start, stop in _spans(row))
@@ -132,7 +132,7 @@ def _attention(arch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _window(arch: dict[str, Any]) -> dict[str, Any]:
-    """Attention sinks, and a window in every other layer or in as many as the model has."""
+    """Attention sinks, and a window in the model's share of the layers, spread evenly."""
     places = [place for place, letter in enumerate(_letters(arch)) if letter == "A"]
     full = round(len(places) * (1 - (arch.get("winfrac") or 0.0)))
     whole = [places[(2 * number + 1) * len(places) // (2 * full)] for number in range(full)]
@@ -145,10 +145,10 @@ def _slots(row: Row) -> int:
 
 
 def _letters(arch: dict[str, Any], slots: int = 1) -> str:
-    """The pattern: dense layers lead, or alternate with experts where there are as many; a hybrid's blocks in any order, slots alike."""
+    """The pattern: dense layers are first, or alternate with experts if there are as many; slots of a hybrid are equal."""
     if arch["nM"]:
         if any(arch[f"n{letter}"] % slots for letter in "MEAD"):
-            raise ValueError(f"the blocks of a hybrid do not divide into {slots} alike slots")
+            raise ValueError(f"the blocks of a hybrid do not divide into {slots} equal slots")
         return "".join(letter * (int(arch[f"n{letter}"]) // slots) for letter in "MEAD") * slots
     dense, routed = int(arch["nD"]), int(arch["nE"])
     if routed and dense >= arch["L"] / 2:
@@ -157,10 +157,11 @@ def _letters(arch: dict[str, Any], slots: int = 1) -> str:
 
 
 def _pairs(row: Row) -> list[int] | None:
-    """Layers of every slot, in model order; None where it is not known.
+    """Layers of every slot, in model order; None if they are not known.
 
-    Even where layers divide; else embedding and loss count as a layer each, or the loss alone, as the recipes of 126 and 94 layers cut.
-    Else whole slots and a short last one, with the first short too where the last has none, as the recipes cut DeepSeek-V3's 61 layers.
+    Slots are equal if the layers divide; otherwise embedding and loss count as one layer each, or only the loss, as in the recipes for
+    126 and 94 layers. Otherwise the last slot has fewer layers, and so has the first if the last would have none, as in DeepSeek-V3's
+    recipes for 61 layers.
     """
     layers, slots = row["arch"]["L"], _slots(row)
     for first, last in ((0, 0), (1, 1), (0, 1)):
@@ -179,9 +180,9 @@ def _pairs(row: Row) -> list[int] | None:
 
 
 def _spans(row: Row) -> list[list[int]]:
-    """Spans of letters: two a layer, or a hybrid's by slots that are alike.
+    """Spans of letters: two letters per layer; a hybrid has equal slots.
 
-    Where the cuts are not known, the first slots have one layer more.
+    If the cuts are not known, the first slots have one layer more.
     """
     arch, slots = row["arch"], _slots(row)
     even = [arch["L"] // slots + (slot < arch["L"] % slots) for slot in range(slots)]

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from megaplan.cost.step.attention import attention_seconds
 from megaplan.cost.step.blocks import ledger_of
-from megaplan.cost.step.compose import Once, PassTerms, StageTerms, step_seconds
-from megaplan.cost.step.data import Group
+from megaplan.cost.step.compose import PassTerms, StageTerms, step_seconds
+from megaplan.cost.step.data import Group, Once, once_of
 from megaplan.cost.step.gemm import product_seconds
 from megaplan.cost.step.grouped import grouped_seconds
 from megaplan.cost.step.memory import moved_seconds
 from megaplan.cost.step.names import names_of
-from megaplan.cost.step.predict import bandwidths, blocks_on, kinds_of, once_of, peak_of
+from megaplan.cost.step.predict import bandwidths, blocks_on, kinds_of, peak_of
 from megaplan.cost.step.scan import scan_seconds
 from megaplan.cost.step.transfers import transfer_seconds
 from megaplan.cost.step.workload import TimedStep

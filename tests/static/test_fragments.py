@@ -20,7 +20,7 @@ FOLDERS = (
         f"src/megaplan/{name}"
         for name in (
             *("advice", "api", "blocks", "diagnostics", "exporters", "families", "hosts", "importers", "inventory", "layout", "measured"),
-            *("report", "schedules"),
+            *("cost/step", "report", "schedules"),
         )
     ),
     "src/megarun",

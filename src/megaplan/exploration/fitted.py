@@ -10,20 +10,20 @@ from megaplan.cost.replay import BUBBLE, EXPOSED
 from megaplan.cost.step.blocks import kinds_in
 from megaplan.cost.step.compose import (
     Exchanged,
-    Once,
     PassTerms,
     StageTerms,
-    beside_passes,
     exchanged_seconds,
     exposed_seconds,
     optimizer_seconds,
+    overlapped_passes,
     pass_seconds,
 )
 from megaplan.cost.step.constants import values
+from megaplan.cost.step.data import Once, once_of
 from megaplan.cost.step.from_spec import step_of, timed_step
 from megaplan.cost.step.names import names_of
 from megaplan.cost.step.pipeline import grown, pipeline_seconds
-from megaplan.cost.step.predict import Passes, StepTimer, links_crossed, once_a_stage, once_of, stage_terms
+from megaplan.cost.step.predict import WAITS, Passes, StepTimer, links_crossed, once_a_stage, pass_terms, stage_terms
 from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, StageShape, TimedStep
 from megaplan.exploration.clock import CHANGES, StepOf, Terms
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
@@ -39,7 +39,6 @@ SLACK = 1 - 1e-9
 ROUNDED = 1
 """Nanoseconds by which a layer's cost may be rounded up."""
 NOTHING: Passes = ({}, {})
-WAITS = ("tensor", "exchange", "context", "pipeline")
 
 
 class FittedClock:
@@ -83,9 +82,9 @@ class FittedClock:
         mesh, rates = work.mesh, timer.rates(work)
         forward, backward = (pass_seconds(terms, rates) for terms in self._passes(work, timer))
         once, exchanged = self._exchanged(work, rates)
-        share = beside_passes(forward / mesh.pp, backward / mesh.pp, exchanged, once, rates)
+        share = overlapped_passes(forward / mesh.pp, backward / mesh.pp, exchanged, once, rates)
         busy = pipeline_seconds(work.batch.num_microbatches, mesh.vpp, [(float(mesh.pp), sum(share))])
-        exposed = exposed_seconds(exchanged, once, rates, *beside_passes(forward, backward, exchanged, once, rates))
+        exposed = exposed_seconds(exchanged, once, rates, *overlapped_passes(forward, backward, exchanged, once, rates))
         seconds = grown(busy + exposed, rates["growth"], once.log2_nodes) + optimizer_seconds(once, rates) + rates["fixed"]
         return int(seconds * SECOND_NS * SLACK)
 
@@ -130,8 +129,7 @@ class FittedClock:
         rates, parts = timer.rates(work), timer.parts(work)
 
         def cost(kind: str) -> int:
-            both = [PassTerms(*_sums(parts[kind][run])) for run in (0, 1)]
-            return round(sum(float(pass_seconds(terms, rates)) for terms in both) * SECOND_NS)
+            return round(sum(float(pass_seconds(pass_terms({kind: 1.0}, parts, run), rates)) for run in (0, 1)) * SECOND_NS)
 
         each = {kind: cost(kind) for kind in self._counts}
         return StackCosts(tuple([each[kind] for kind in self._kinds]), cost("embedding"), cost("head"), unit="ns")
@@ -139,14 +137,14 @@ class FittedClock:
     def most_cost(self, spec: Spec, limit_ns: int) -> int | None:
         """Costs do not add up to a step, but a rank's work on the device, or its host's launches, are a share of them.
 
-        A step is at least g (m t + (T − t) / v + x) + o: t of the rank with a slot, T of the whole model, x the least exposed time, o
-        the optimizer and constants. t is at least that share of the slot's cost.
+        A step takes at least g (m t + (T − t) / v + x) + o, where t is the time of the rank with the slot, T that of the whole model, x the
+        least exposed time, and o the optimizer and fixed time. t is at least that share of the slot's cost.
         """
         work, timer = self._whole(spec)
         mesh, rates = work.mesh, timer.rates(work)
         forward, backward = (float(pass_seconds(terms, rates)) for terms in self._passes(work, timer))
         once, exchanged = self._exchanged(work, rates)
-        exposed = float(exposed_seconds(exchanged, once, rates, *beside_passes(forward, backward, exchanged, once, rates)))
+        exposed = float(exposed_seconds(exchanged, once, rates, *overlapped_passes(forward, backward, exchanged, once, rates)))
         left = limit_ns / SECOND_NS - float(optimizer_seconds(once, rates)) - rates["fixed"]
         times = work.batch.num_microbatches - 1 / mesh.vpp
         if times <= 0:
@@ -159,7 +157,7 @@ class FittedClock:
         rates, parts = timer.rates(work), timer.parts(work)
         device, host = [], []
         for kind in (*self._counts, "embedding", "head"):
-            passes = [PassTerms(*_sums(parts[kind][run])) for run in (0, 1)]
+            passes = [pass_terms({kind: 1.0}, parts, run) for run in (0, 1)]
             cost = sum(float(pass_seconds(terms, rates)) for terms in passes)
             if cost:
                 device.append(sum(float(pass_seconds(terms._replace(launched=0.0), rates)) for terms in passes) / cost)
@@ -218,10 +216,3 @@ class FittedClock:
 
 def _plus(terms: PassTerms, other: PassTerms, times: int) -> PassTerms:
     return PassTerms(*(one + times * two for one, two in zip(terms, other, strict=True)))
-
-
-def _sums(found: Mapping[str, float]) -> tuple[float, float, float, float]:
-    waits = sum(seconds for term, seconds in found.items() if term in WAITS)
-    kernels, launched = found.get("kernels", 0.0), found.get("launched", 0.0)
-    work = sum(seconds for term, seconds in found.items() if term not in WAITS and term not in ("kernels", "launched"))
-    return work, kernels, waits, launched

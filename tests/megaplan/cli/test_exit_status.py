@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -180,5 +179,5 @@ def test_a_reader_that_goes_away_is_no_error(here):
 
 
 def _environment() -> dict[str, str]:
-    root = Path(main_module.__file__).parents[2]
-    return {**os.environ, "PYTHONPATH": str(root)}
+    """Variables of a subprocess that imports megaplan and megakernels from where this process does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import megaplan
-
 ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(megaplan.__file__).parents[1])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # megaplan and megakernels of one checkout
 
 
 def loaded_by(*words: str) -> set[str]:

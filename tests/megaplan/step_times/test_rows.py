@@ -130,7 +130,7 @@ def test_a_row_is_timed_by_its_spec(name):
 def test_layers_that_do_not_divide_are_cut_all_the_same():
     work = rows.workload(row(LLAMA | {"L": 33, "nA": 33, "nD": 33}, pp=4, dp=2))
     assert sorted((stage.blocks["A"], stage.count) for stage in work.stages) == [(8, 1), (8, 2), (9, 1)]
-    with pytest.raises(ValueError, match="do not divide into 2 alike slots"):
+    with pytest.raises(ValueError, match="do not divide into 2 equal slots"):
         rows.workload(row(HYBRID, pp=2, dp=4))
 
 

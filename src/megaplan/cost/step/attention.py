@@ -1,4 +1,4 @@
-"""The attention core: FLOPs of visible pairs at a rate that falls where there are few query blocks."""
+"""The attention core: FLOPs of visible pairs at a rate that is lower with few query blocks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from megaplan.cost.step.workload import TimedStep
 
 BLOCK_ROWS = 128
 DOCUMENT_WASTE = BLOCK_ROWS
-"""Keys that whole blocks on a document's diagonal compute in addition to its own."""
+"""Keys that whole blocks on the diagonal compute in addition to the keys of a document."""
 WINDOW_WASTE = 1.5
-"""Pairs that whole blocks compute over the pairs of a window."""
+"""Ratio of the pairs that whole blocks compute to the pairs inside a window."""
 NARROW, WIDE_BACKWARD = 0.88, 0.83
-"""Heads outside 100 to 200 wide; backward of keys wider than 160."""
+"""Shares of the rate with head widths outside 100 to 200, and of backward with keys wider than 160."""
 
 
 def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: Any, spread: Any) -> Any:
@@ -25,9 +25,9 @@ def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: A
         flops: F.
         blocks: b, query blocks of 128 rows times heads.
         width: w, share of the rate at these head widths.
-        num_sms: Multiprocessors.
+        num_sms: Number of multiprocessors.
         rate: R, reached FLOPs per second with many blocks.
-        spread: c, multiprocessors' worth of blocks that uneven causal blocks leave idle.
+        spread: c, blocks per multiprocessor that are lost because causal blocks have unequal work.
 
     Source: the form fitted to MooreThreads/SimuMax's sdp_fwd and sdp_bwd tables, A100 and B200.
     """
@@ -35,9 +35,9 @@ def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: A
 
 
 def core(ledger: Ledger, work: TimedStep, op: OpWork, sizes: AttentionSizes, again: float) -> None:
-    """Forward and backward of the core, on this rank's heads and queries; forward `again` times in backward.
+    """Add forward and backward of the core for the heads and queries of a rank; backward runs forward `again` times.
 
-    Documents that are packed into a sequence see themselves alone; a window that is shorter than they are is what a query sees.
+    A query sees the positions of its own packed document only, or those of its window if the window is shorter.
     """
     document, positions = work.batch.document, sizes.batch * sizes.queries
     waste = WINDOW_WASTE if sizes.window is not None else 1.0

@@ -1,4 +1,4 @@
-"""Work of each kind of block on one rank, and of the ends of the model: the operations of `megaplan.cost.blocks`, by kernel class."""
+"""Work of each kind of block and of the ends of the model on one rank: the operations of `megaplan.cost.blocks`, by kernel class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megaplan.cost.blocks import end_ops, layer_ops
 from megaplan.cost.ends import PART
 from megaplan.cost.step import attention, launch, scan, transfers
 from megaplan.cost.step.gemm import adapter, linear
-from megaplan.cost.step.grouped import experts, filled_up
+from megaplan.cost.step.grouped import experts, padding
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.parameters import accumulate_bytes, trained
 from megaplan.cost.step.workload import Recomputed, TimedStep
@@ -28,28 +28,28 @@ from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 
 ELEMENT_BYTES = 2
-"""Bytes of an element of activations: frameworks compute in bf16 whatever their products multiply in."""
+"""Bytes of an activation's element: frameworks store bf16 under every dtype of products."""
 ROUTER_BYTES = 10
-"""Bytes of an expert, token and pass that frameworks' routers move more than ours: scores, choice and map in fp32."""
+"""Bytes per expert, token and pass that frameworks' routers move in addition to ideal ones: scores, choice and map in fp32."""
 SEPARATE_NORM = 10 / 8, 12 / 8, 5 / 8
-"""Bytes of a residual addition and a norm in kernels of their own over those of one kernel: forward, backward, and the norm run again."""
+"""Bytes of separate kernels for residual addition and norm over those of one kernel: forward, backward, and the recomputed norm."""
 FINAL_SHARES = 4 / 8, 6 / 8
-"""The same of the final norm alone: the addition before it is the last layer's."""
+"""The same for the final norm: the addition before it belongs to the last layer."""
 LOSS_TIMES = 2
-"""Bytes of the loss over those of bf16 logits: frameworks make logits fp32."""
+"""Bytes of the loss over those with bf16 logits: frameworks convert logits to fp32."""
 MODULES = {
     "core_attn": frozenset({("attention", "attention")}),
     "layernorm": frozenset({("A", "norm")}),
     "mla_up_proj": frozenset({("A", "q_up"), ("A", "kv_up")}),
     "mlp": frozenset({("D", "gate_proj"), ("D", "up_proj")}),
 }
-"""Operations that Megatron's recomputed modules run again, by part and name; `moe` is the whole of an E block, `moe_act` see `grouped`."""
+"""Operations of Megatron's recomputed modules, by part and name; `moe` is a complete E block, and `grouped.experts` has `moe_act`."""
 
 
 class Kinds(NamedTuple):
-    """Kinds of layers that differ: the kind of each layer, and the block of each kind.
+    """Kinds of layers: the kind of each layer, and the block of each kind.
 
-    A kind is a letter; a letter's second variant and those after it have a number behind it.
+    The name of a kind is a letter; a number follows it for the second and later variants of the letter.
     """
 
     layers: tuple[str, ...]
@@ -71,7 +71,7 @@ def kinds_in(inventory: Inventory) -> Kinds:
 
 
 def ledger_of(work: TimedStep, kind: str) -> Ledger:
-    """The work of one block of a kind, or of `embedding`, `head`, `hop` or `accumulate` (a stage's gradients)."""
+    """Work of one block of a kind, or of `embedding`, `head`, `hop` (transfer to the next stage) or `accumulate` (gradients of a stage)."""
     found = Ledger()
     match kind:
         case "embedding":
@@ -88,7 +88,7 @@ def ledger_of(work: TimedStep, kind: str) -> Ledger:
 
 
 def _load(work: TimedStep) -> Workload:
-    """The rank's part of a microbatch."""
+    """Part of a microbatch on one rank."""
     mesh, batch = work.mesh, work.batch
     tokens = batch.micro * batch.seq // mesh.cp
     return Workload(batch.seq, tokens, ELEMENT_BYTES, tp=mesh.tp, ep=mesh.ep, etp=mesh.etp, cp=mesh.cp)
@@ -112,7 +112,7 @@ def _block(work: TimedStep, found: Ledger, block: Block) -> None:
 
 
 def _head(work: TimedStep, found: Ledger) -> None:
-    """The head and loss; prediction depths have heads of their own, and a projection of two streams."""
+    """Add head and loss; each prediction depth has one more head and loss, and a projection of two streams."""
     ends = end_ops(_load(work), work.spec)
     _add(found, work, ends.head, low=work.software.low_head, times=1 + ends.mtp_depth)
     _add(found, work, tuple(op for op in ends.mtp if op.name == "proj"), times=ends.mtp_depth)
@@ -122,7 +122,7 @@ def _head(work: TimedStep, found: Ledger) -> None:
 
 
 def _hop(work: TimedStep, found: Ledger) -> None:
-    """What every stage of a pipeline sends on: the stream, once a chunk and pass."""
+    """Add the transfers between stages: the residual stream, once per chunk and pass."""
     if work.mesh.pp > 1:
         moved = work.mesh.vpp * work.tokens / work.mesh.tp * work.spec.model.hidden_size * ELEMENT_BYTES
         for run in (FORWARD, BACKWARD):
@@ -130,9 +130,9 @@ def _hop(work: TimedStep, found: Ledger) -> None:
 
 
 def _add(found: Ledger, work: TimedStep, ops: Ops, *, low: bool = True, times: float = 1.0) -> int:
-    """Operations, each by the class of its kernels; the number of adapters.
+    """Add operations by the class of their kernels, and return the number of adapters.
 
-    Linears of the block's input are one product, with one adapter where any of them has one, as Transformer Engine runs them.
+    Linears of the block's input are one product, as in Transformer Engine, with one adapter if any of them has an adapter.
     """
     names, num_adapters = {op.name for op in ops}, 0
     for together in _linears(ops, work.spec.model.hidden_size):
@@ -152,13 +152,13 @@ def _add(found: Ledger, work: TimedStep, ops: Ops, *, low: bool = True, times: f
             attention.core(found, work, op, op.facts, again)
         elif isinstance(op.facts, Ssd):
             scan.scan(found, op.facts, work.batch.seq, again)
-        elif op.facts is not None or not op.weights:  # adapters are priced with their linears
+        elif op.facts is not None or not op.weights:  # adapters are added with their linears
             _move(found, work, op, tokens, again, times)
     return num_adapters
 
 
 def _linears(ops: Ops, hidden_size: int) -> Iterable[list[OpWork]]:
-    """Linears of a block's ops, those of its input together: all that are as wide as the stream but the last, which ends the block."""
+    """Linears of a block; those of its input are one group: all with the width of the stream except the last, which ends the block."""
     found: dict[object, list[OpWork]] = {}
     linears = [op for op in ops if op.is_linear]
     for op in linears:
@@ -168,22 +168,22 @@ def _linears(ops: Ops, hidden_size: int) -> Iterable[list[OpWork]]:
 
 
 def _tokens(work: TimedStep, op: OpWork) -> int:
-    """Tokens of an operation's call."""
+    """Tokens of one call of an operation."""
     return int(work.tokens) // (work.mesh.tp if op.own_tokens else 1)
 
 
 def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float, times: float) -> None:
-    """A memory-bound operation by its ideal bytes, and what frameworks move more; the router's products too."""
+    """Add a memory-bound operation: its ideal bytes and those that frameworks move in addition; for the router also its products."""
     forward, backward = (float(moved) for moved, _ in ideal(op.work, tokens))
     kind, factor, repeated = "plain", times, forward
     if op.facts is RESIDUAL_NORM:
         forward, backward, repeated = (forward * share for share in SEPARATE_NORM)
     elif op.facts in (ROPE, MLA_KV):
-        repeated = 0  # published steps show no time of rotations that run again
+        repeated = 0  # published steps show no time for recomputed rotations
     elif op.facts is FINAL_NORM:
         forward, backward = (forward * share for share in FINAL_SHARES)
     elif op.is_routed or isinstance(op.facts, Permutation):
-        kind, factor = "permute", times * filled_up(work)
+        kind, factor = "permute", times * padding(work)
     elif isinstance(op.facts, Loss):
         factor *= LOSS_TIMES
     elif op.part == "M":
@@ -199,7 +199,7 @@ def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float,
 
 
 def _again(recomputed: Recomputed, op: OpWork) -> float:
-    """How often backward runs an operation again."""
+    """Number of times that backward runs an operation again."""
     if op.part == PART:
         return 0.0
     if any((op.part, op.name) in MODULES.get(module, ()) for module in recomputed.modules):
@@ -210,7 +210,7 @@ def _again(recomputed: Recomputed, op: OpWork) -> float:
 
 
 def _products_again(recomputed: Recomputed, letter: str) -> float:
-    """How often backward runs the products of a block again: half of them where a policy chooses by operation."""
+    """Number of times that backward runs the products of a block again: a half if the policy is per operation."""
     if letter == "E" and "moe" in recomputed.modules:
         return 1.0
     return 0.5 if recomputed.per_op else recomputed.full

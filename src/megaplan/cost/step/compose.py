@@ -1,4 +1,4 @@
-"""Terms of a pass to a step. Every function takes numbers, or arrays of one number a row."""
+"""The time of a step from the terms of its passes. Every function takes numbers, or arrays with one number per row."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from megaplan.cost.step import data, launch, memory, pipeline
-from megaplan.cost.step.data import Group
+from megaplan.cost.step.data import Group, Once
 
 
 class PassTerms(NamedTuple):
-    """Seconds of a pass of a microbatch on a stage: work of kernels, kernels, waits, and kernels that the host launches one by one."""
+    """A pass of one microbatch on a stage: seconds of kernels, number of kernels, seconds of waits, and number of launches by the host."""
 
     work: Any
     kernels: Any
@@ -19,7 +19,7 @@ class PassTerms(NamedTuple):
 
 
 class StageTerms(NamedTuple):
-    """Both passes of the stages that are alike; `present` is 0 where an array's row has no such stage."""
+    """Both passes of a group of equal stages; in arrays `present` is 0 for rows without such a stage."""
 
     count: Any
     forward: PassTerms
@@ -27,35 +27,8 @@ class StageTerms(NamedTuple):
     present: Any = 1.0
 
 
-class Once(NamedTuple):
-    """What a step has beside its passes; groups hold numbers or arrays.
-
-    Attributes:
-        node: Bytes per second of the fabric.
-        network: Bytes per second of an adapter.
-        memory: Bytes per second of memory.
-        per_microbatch: 1 where sharded parameters are gathered for every microbatch.
-        once: 1 where they are gathered once a step.
-    """
-
-    dense: Group
-    experts: Group
-    sharded: Group
-    sharded_experts: Group
-    gathers: Any
-    optimizer_bytes: Any
-    node: Any
-    network: Any
-    memory: Any
-    per_microbatch: Any
-    once: Any
-    microbatches: Any
-    chunks: Any
-    log2_nodes: Any
-
-
 class Step(NamedTuple):
-    """Seconds of a step by part."""
+    """Seconds of a step, by part."""
 
     total: Any
     stages: Any
@@ -65,18 +38,28 @@ class Step(NamedTuple):
 
 
 OPTIMIZER_SHARE = 0.9
-"""Of the rate of memory-bound kernels that the optimizer's many small tensors leave."""
+"""Share of the rate of memory-bound kernels that the optimizer reaches on its many small tensors."""
 
 
 def pass_seconds(terms: PassTerms, rates: Mapping[str, Any], waits: Any = 0.0) -> Any:
-    """Seconds of a pass: the device's work, gaps and waits, joined with the host's launches, of which `waits` are not beside the device."""
+    """Seconds of a pass: the device's kernels, gaps and waits, overlapped with the host's launches.
+
+    `waits` is the share of the launches that the device waits for in addition.
+    """
     device = (terms.work + launch.gap_seconds(terms.kernels, rates["gap"])) * rates["moe"] + terms.waits
     host = terms.launched * rates["host"]
     return launch.joined_seconds(device, host) + waits * host
 
 
 class Exchanged(NamedTuple):
-    """Seconds that data ranks exchange: what is sharded, for every microbatch or once, and what is reduced and gathered once a step."""
+    """Seconds of the transfers of data ranks.
+
+    Attributes:
+        gather: All-gather of sharded parameters, per microbatch or once per step.
+        reduce: Reduce-scatter of the gradients of sharded parameters.
+        reduced: Reduce-scatter of other gradients, once per step.
+        gathered: All-gather of other parameters, once per step.
+    """
 
     gather: Any
     reduce: Any
@@ -85,7 +68,7 @@ class Exchanged(NamedTuple):
 
 
 def exchanged_seconds(once: Once, rates: Mapping[str, Any]) -> Exchanged:
-    """Seconds of a step's exchanges, whether or not anything hides them."""
+    """Seconds of the transfers of data ranks, including the part that computation hides."""
     gather, reduce = _sharded_seconds(once, rates)
     reduced, gathered = (
         sum(_ring(group, moved, once, rates) for group, moved in pairs)
@@ -97,16 +80,16 @@ def exchanged_seconds(once: Once, rates: Mapping[str, Any]) -> Exchanged:
     return Exchanged(gather, reduce, reduced * rates["data.slow"], gathered * rates["data.slow"])
 
 
-def beside_passes(forward: Any, backward: Any, exchanged: Exchanged, once: Once, rates: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Seconds of both passes beside the gathers and reductions of every microbatch."""
+def overlapped_passes(forward: Any, backward: Any, exchanged: Exchanged, once: Once, rates: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Seconds of both passes overlapped with the gathers and reductions of a microbatch."""
     gather = once.per_microbatch * exchanged.gather
     reduce = once.per_microbatch * (exchanged.gather * (once.gathers - 1) + exchanged.reduce)
     share = rates["sharded.exposed"]
-    return data.beside_seconds(forward, gather, share), data.beside_seconds(backward, reduce, share)
+    return data.overlapped_seconds(forward, gather, share), data.overlapped_seconds(backward, reduce, share)
 
 
 def exposed_seconds(exchanged: Exchanged, once: Once, rates: Mapping[str, Any], forward: Any, backward: Any) -> Any:
-    """Seconds that a step waits for its exchanges, beside one microbatch's longest forward and backward."""
+    """Seconds that a step waits for the transfers of data ranks; the longest forward and backward of one microbatch overlap with them."""
     exposed = data.exposed_seconds(exchanged.reduced, exchanged.gathered, rates["data.exposed"], forward, backward)
     return exposed + once.once * (exchanged.gather + exchanged.reduce)
 
@@ -117,12 +100,12 @@ def optimizer_seconds(once: Once, rates: Mapping[str, Any]) -> Any:
 
 
 def step_seconds(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, Any]) -> Step:
-    """Seconds of a step of stages with these terms."""
+    """Seconds of a step whose stages have these terms."""
     exchanged = exchanged_seconds(once, rates)
     both, forward_most, backward_most = [], 0.0, 0.0
     for stage in stages:
         passes = pass_seconds(stage.forward, rates, rates["sync"]), pass_seconds(stage.backward, rates)
-        forward, backward = (each * stage.present for each in beside_passes(*passes, exchanged, once, rates))
+        forward, backward = (each * stage.present for each in overlapped_passes(*passes, exchanged, once, rates))
         both.append((stage.count, forward + backward))
         forward_most, backward_most = pipeline.larger(forward_most, forward), pipeline.larger(backward_most, backward)
     busy = pipeline.pipeline_seconds(once.microbatches, once.chunks, both)
@@ -148,6 +131,6 @@ def _sharded_seconds(once: Once, rates: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _slowest(node: Any, adapters: Any, group: Group) -> Any:
-    """The fabric inside a domain; over domains the slower of it and the adapters of the group's ranks in one."""
+    """Bytes per second of the fabric; across domains of the fabric or of the group's adapters in a domain, whichever is slower."""
     leaves = (group.ranks > group.inside) * 1.0
     return leaves * data.smaller(node, adapters) + (1 - leaves) * node

@@ -17,11 +17,11 @@ class Constant(NamedTuple):
     """One constant of the step-time model.
 
     Attributes:
-        value: In `unit`.
-        spread: Standard deviation of its logarithm after the fit: 0.1 is about 10 %.
+        value: Value in `unit`.
+        spread: Standard deviation of the logarithm after the fit: 0.1 is about 10 %.
         unit: seconds, rows, share or factor.
-        basis: fitted where measured steps move it, modelled where only its prior speaks.
-        source: Of the prior, and how many rows the fit touched.
+        basis: fitted if measured steps depend on it, modelled if it has the value of its prior.
+        source: Source of the prior, and the number of rows that depend on the constant.
     """
 
     value: float
@@ -61,5 +61,5 @@ def rated_as(device: str, generation: str) -> str:
 
 @cache
 def intervals() -> dict[str, tuple[float, float]]:
-    """By class of model, the ratio of measured to predicted time below which a tenth of the cross-validated rows are, and above which."""
+    """The 10 % and 90 % quantiles of measured over predicted time of the cross-validated rows, by class of model."""
     return {name: (low, high) for name, (low, high) in _document()["intervals"].items()}

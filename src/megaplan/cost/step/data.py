@@ -1,9 +1,11 @@
-"""What data ranks exchange: gradients reduced and parameters gathered once a step, or for every microbatch where they are sharded."""
+"""Transfers of data ranks: gradients reduced and parameters gathered once per step, or per microbatch if parameters are sharded."""
 
 from __future__ import annotations
 
+from math import log2
 from typing import Any, NamedTuple
 
+from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.launch import HOST_JOIN
 from megaplan.cost.step.parameters import held, trained
 from megaplan.cost.step.transfers import near
@@ -16,7 +18,7 @@ def smaller(a: Any, b: Any) -> Any:
 
 
 def excess(a: Any) -> Any:
-    """What is above zero."""
+    """The number if it is positive, else 0."""
     return (a + abs(a)) / 2
 
 
@@ -24,10 +26,10 @@ class Group(NamedTuple):
     """A group of data ranks.
 
     Attributes:
-        ranks: Of it.
-        inside: Of them in one domain.
-        reduced: Bytes of gradients that are reduced and scattered.
-        gathered: Bytes of parameters that are gathered.
+        ranks: Size of the group.
+        inside: Ranks of the group in one domain.
+        reduced: Bytes of the gradients in the reduce-scatter.
+        gathered: Bytes of the parameters in the all-gather.
     """
 
     ranks: float
@@ -36,35 +38,63 @@ class Group(NamedTuple):
     gathered: float
 
 
-class DataWork(NamedTuple):
-    """What data parallelism adds.
+class Once(NamedTuple):
+    """The parts of a step outside its passes; numbers, or arrays with one number per row.
 
     Attributes:
-        dense: Once a step, parameters that every data rank has.
-        experts: Once a step, experts.
-        sharded: What every data rank has, for every microbatch, or once where `once`; no bytes without sharded parameters.
-        sharded_experts: The same of experts.
-        once: Gathered once a step.
-        gathers: Gathers a microbatch, 2 with one in backward.
-        optimizer_bytes: Read and written by Adam: 30 an element, gradient, master, two moments and parameter.
+        dense: Group of the parameters that every data rank has, for transfers once per step.
+        experts: The same for experts.
+        sharded: Group of the parameters outside experts that are sharded over data ranks; it has no bytes if none are.
+        sharded_experts: The same for experts.
+        gathers: Gathers of sharded parameters per microbatch; 2 if backward gathers them again.
+        optimizer_bytes: Bytes that Adam reads and writes.
+        node: Bytes per second of the fabric.
+        network: Bytes per second of an adapter.
+        memory: Bytes per second of memory.
+        per_microbatch: 1 if sharded parameters are gathered for every microbatch, else 0.
+        once: 1 if they are gathered once per step, else 0.
+        microbatches: Microbatches of the step.
+        chunks: Chunks of a stage.
+        log2_nodes: Logarithm of the number of nodes to base 2.
     """
 
     dense: Group
     experts: Group
     sharded: Group
     sharded_experts: Group
-    once: bool
-    gathers: int
-    optimizer_bytes: float
+    gathers: Any
+    optimizer_bytes: Any
+    node: Any
+    network: Any
+    memory: Any
+    per_microbatch: Any
+    once: Any
+    microbatches: Any
+    chunks: Any
+    log2_nodes: Any
 
 
+NODE_DEVICES = 8
+"""Devices of a node, the unit of `Once.log2_nodes`."""
 OPTIMIZER_BYTES = 30.0
+"""Bytes of an element that Adam reads and writes: gradient, master, both moments and the parameter."""
 
 
-def data_work(work: TimedStep, grad_bytes: float) -> DataWork:
-    """Bytes of every data group of a rank."""
+def once_of(work: TimedStep) -> Once:
+    """The parts of a step outside its passes, for one rank."""
+    mesh, machine, sharded = work.mesh, work.machine, work.software.sharded
+    once, (groups, optimizer) = sharded is not None and sharded.kind == "fsdp2" and mesh.pp > 1, _groups(work)
+    return Once(
+        *(*groups, 2 if sharded is not None and sharded.regather else 1, OPTIMIZER_BYTES * optimizer),
+        *(machine.node, machine.network, machine.memory, float(sharded is not None and not once), float(once)),
+        *(work.batch.num_microbatches, mesh.vpp, log2(max(1.0, mesh.world / NODE_DEVICES))),
+    )
+
+
+def _groups(work: TimedStep) -> tuple[tuple[Group, Group, Group, Group], float]:
+    """The four groups of `Once`, and the elements that the optimizer of a rank updates."""
     mesh, software, elements, updated = work.mesh, work.software, held(work), trained(work)
-    ranks, domain = float(mesh.dp * mesh.cp), work.machine.domain
+    ranks, domain, grad_bytes = float(mesh.dp * mesh.cp), work.machine.domain, framework(software.name).grad_bytes
     expert_ranks = max(1.0, mesh.dp * mesh.cp * mesh.tp / (mesh.ep * mesh.etp))
     inside, expert_inside = near(domain, ranks, mesh.tp), near(domain, expert_ranks, mesh.ep * mesh.etp)
     sharded = software.sharded
@@ -74,29 +104,28 @@ def data_work(work: TimedStep, grad_bytes: float) -> DataWork:
     if sharded is None:
         dense = Group(ranks, inside, updated.dense * grad_bytes, updated.dense * 2)
         experts = Group(expert_ranks, expert_inside, updated.experts * grad_bytes, updated.experts * 2)
-        return DataWork(dense, experts, none, no_experts, False, 1, OPTIMIZER_BYTES * optimizer)
+        return (dense, experts, none, no_experts), optimizer
     of_dense = (updated.dense * sharded.reduce_bytes, elements.dense * sharded.gather_bytes)
     of_experts = (updated.experts * sharded.reduce_bytes, elements.experts * 2)
-    once, gathers = sharded.kind == "fsdp2" and mesh.pp > 1, 2 if sharded.regather else 1
     dense, experts = Group(ranks, inside, *of_dense), Group(expert_ranks, expert_inside, *of_experts)
     if not sharded.inside:
-        return DataWork(none, no_experts, dense, experts, once, gathers, OPTIMIZER_BYTES * optimizer)
-    # each domain shards its copy; over domains gradients are reduced and parameters gathered once a step, of a rank's own shard
+        return (none, no_experts, dense, experts), optimizer
+    # each domain shards its own copy; across domains the gradients and parameters of a rank's shard are exchanged once per step
     copies, expert_copies = ranks / inside, expert_ranks / expert_inside
     over = Group(copies, 1.0, *(size / inside for size in of_dense))
     experts_over = Group(expert_copies, 1.0, *(size / expert_inside for size in of_experts))
     dense, experts = Group(inside, inside, *of_dense), Group(expert_inside, expert_inside, *of_experts)
-    return DataWork(over, experts_over, dense, experts, once, gathers, OPTIMIZER_BYTES * optimizer)
+    return (over, experts_over, dense, experts), optimizer
 
 
 def ring_seconds(moved: Any, ranks: Any, bandwidth: Any, latency: Any) -> Any:
-    """Seconds to gather or to reduce and scatter: (n − 1)/n · S / W + (n − 1) · l.
+    """Seconds of an all-gather or a reduce-scatter: (n − 1)/n · S / W + (n − 1) · l.
 
     Args:
-        moved: S, bytes of the whole.
-        ranks: n.
-        bandwidth: W, of the fabric, or of all adapters of the group's ranks in a domain where that is less.
-        latency: l, seconds of a rank's step beside its bytes.
+        moved: S, bytes of the unsharded tensor.
+        ranks: n, number of ranks.
+        bandwidth: W, bytes per second of the fabric, or of all adapters of the group's ranks in a domain if that is less.
+        latency: l, seconds of one step of the ring without its bytes.
 
     Source: NCCL's ring algorithm.
     """
@@ -109,13 +138,13 @@ def exposed_seconds(reduced: Any, gathered: Any, share: Any, forward: Any, backw
     Args:
         reduced: R, seconds of the reduction.
         gathered: G, seconds of the gather.
-        share: x, that nothing hides; 1 without overlap.
+        share: x, share that no computation hides; 1 without overlap.
         forward: F, seconds of one microbatch's forward, which hides the gather.
-        backward: B, of its backward, which hides the reduction.
+        backward: B, seconds of its backward, which hides the reduction.
     """
     return share * (reduced + gathered) + excess(reduced * (1 - share) - backward) + excess(gathered * (1 - share) - forward)
 
 
-def beside_seconds(computed: Any, moved: Any, exposed: Any) -> Any:
-    """Seconds of a pass beside its gathers and reductions: (C^6 + M^6)^(1/6) + x · M."""
+def overlapped_seconds(computed: Any, moved: Any, exposed: Any) -> Any:
+    """Seconds of a pass that overlaps with its gathers and reductions: (C^6 + M^6)^(1/6) + x · M."""
     return (computed**HOST_JOIN + moved**HOST_JOIN) ** (1 / HOST_JOIN) + exposed * moved

@@ -1,4 +1,4 @@
-"""The step-time model's formulas as text, for `megaplan explain`; a test evaluates each example against the functions."""
+"""Formulas of the step-time model as text, for `megaplan explain`; a test compares each example with the function."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _FITTED = "; constants fitted to published steps (docs/reference/accuracy-time.m
 
 FORMULAS: dict[str, Formula] = {
     "step_gemm": Formula(
-        "a dense matrix product of M rows, N columns and depth K, its compute and its memory time joined",
+        "a dense matrix product of M rows, N columns and depth K: smooth maximum of compute and memory time",
         "t = ((2MNK / (R · q^e · K/(K + k0)))^1.7 + (B / W)^1.7)^(1/1.7); R reached FLOPs/s, q whole tiles, B bytes, W reached bytes/s",
         "seconds",
         "the form of MooreThreads/SimuMax's operation tables" + _FITTED,
         "((2e12 / (7e14 · 0.9^0.5 · 4096/(4096 + 70)))^1.7 + (1e8 / 2.5e12)^1.7)^(1/1.7) = 0.0030643",
     ),
     "step_quality": Formula(
-        "share of whole tiles of 256 × 128 and of whole waves over the multiprocessors",
+        "useful share of whole tiles of 256 × 128 in whole waves over the multiprocessors",
         "q = w / ⌈w⌉ · M / (256 ⌈M/256⌉) · N / (128 ⌈N/128⌉); w = ⌈M/256⌉ · ⌈N/128⌉ / multiprocessors",
         "share",
         "counting tiles",
@@ -29,8 +29,8 @@ FORMULAS: dict[str, Formula] = {
         "((1e12 / (1e15 · 0.98 · 512/(512 + 60) · 7168/(7168 + 70)))^1.7 + ((4e8/0.6 + 1e8) / 6e12)^1.7)^(1/1.7) = 0.0011672",
     ),
     "step_attention": Formula(
-        "the attention core over visible pairs; a rate that falls where there are few query blocks",
-        "t = F / (R · w · b/(b + c · multiprocessors)); F = 2 · heads · (d_k + d_v) · pairs, backward five products in place of two; "
+        "the attention core over visible pairs, at a rate that is lower with few query blocks",
+        "t = F / (R · w · b/(b + c · multiprocessors)); F = 2 · heads · (d_k + d_v) · pairs, backward has five products instead of two; "
         "b = batch · heads · S/128",
         "seconds",
         "the form of MooreThreads/SimuMax's sdp tables" + _FITTED,
@@ -38,7 +38,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "step_memory": Formula(
         "norms, activations, rotary, casts, permutation and logits, by their bytes",
-        "t = f · B / W; f how much more the framework's kernels move than operands and results",
+        "t = f · B / W; f ratio of the bytes that the framework's kernels move to operands and results",
         "seconds",
         "counting operands" + _FITTED,
         "1.3 · 4096 · 4096 · 10 / 2.5e12 = 0.000087241",
@@ -52,20 +52,20 @@ FORMULAS: dict[str, Formula] = {
     ),
     "step_transfer": Formula(
         "collectives that a block waits for: tensor groups, expert exchange, context rings, pipeline hops",
-        "t = x · (B / W + n · l); x what no work hides, B bytes a rank sends, n collectives of l seconds",
+        "t = x · (B / W + n · l); x share that no computation hides, B bytes that a rank sends, n collectives of l seconds",
         "seconds",
         "NCCL's tuning model" + _FITTED,
         "0.4 · (2 · 3 · 8e6 / 3.6e11 + 6 · 8e-6) = 0.000072533",
     ),
     "step_copies": Formula(
-        "copies of a token that a dispatcher sends which knows ranks: distinct ones of n under uniform routing",
-        "c = n · (1 − (1 − 1/n)^k); top_k without that knowledge",
+        "copies of a token that a dispatcher sends if it sends one to each distinct rank of n, under uniform routing",
+        "c = n · (1 − (1 − 1/n)^k); k = top_k, and c = k for an all-to-all",
         "copies",
         "counting under uniform routing",
         "8 · (1 - (1 - 1/8)^8) = 5.2511",
     ),
     "step_short_ring": Formula(
-        "how much longer bytes take in a ring of n ranks of a domain than in a long one",
+        "ratio of the time of a byte in a ring of n ranks of a domain to that in a long ring",
         "r = (n + 0.85) / n",
         "factor",
         "NCCL's all-gather on two, four and eight H200 (ai-dynamo/aiconfigurator): 59, 72 and 77 % of the link",
@@ -73,7 +73,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "step_launch": Formula(
         "a pass whose kernels the host launches while they run",
-        "t = (D^6 + H^6)^(1/6); D device time with gaps, H launches · host seconds a kernel",
+        "t = (D^6 + H^6)^(1/6); D device time with gaps, H launches · host seconds per kernel",
         "seconds",
         "smooth maximum" + _FITTED,
         "(0.010^6 + 0.009^6)^(1/6) = 0.010734",
@@ -86,35 +86,35 @@ FORMULAS: dict[str, Formula] = {
         "16 · 0.030 + (0.028 + 0.030 + 0.026 - 0.030) / 2 = 0.507",
     ),
     "step_ring": Formula(
-        "a gather, or a reduction and scatter, over n data ranks",
+        "an all-gather or a reduce-scatter over n data ranks",
         "t = (n − 1)/n · S / W + (n − 1) · l",
         "seconds",
         "NCCL's ring algorithm" + _FITTED,
         "63/64 · 2e9 / 2e11 + 63 · 3e-5 = 0.011734",
     ),
     "step_data": Formula(
-        "what a step waits for of reduced gradients and gathered parameters",
+        "time that a step waits for the reduction of gradients and the gather of parameters",
         "t = x (R + G) + max(0, (1 − x) R − B) + max(0, (1 − x) G − F); B and F one microbatch's backward and forward",
         "seconds",
         "the last microbatch hides the reduction, the first the gather" + _FITTED,
         "0.4 · (0.05 + 0.04) + (0.6 · 0.05 - 0.02) + 0 = 0.046",
     ),
     "step_growth": Formula(
-        "many nodes: slower devices, and collectives that wait for them",
+        "many nodes: collectives wait for the slower devices",
         "t · (1 + g · log2(nodes))",
         "seconds",
         "published weak scaling" + _FITTED,
         "10 · (1 + 0.0025 · 5) = 10.125",
     ),
     "step_measured": Formula(
-        "one kind of megarun's kernels, whose share of its counted floor was measured",
+        "one kind of megarun's kernels with a measured share of its counted floor",
         "t = max(F / P, B / W) / s + n · l; F products at peak P, B bytes at the memory's rate W, s the share, n launches of l",
         "seconds",
         "profiled steps; the constants are in src/megaplan/measured",
         "989e15 / 989e12 / 0.5 + 1000 · 1e-6 = 2000.001",
     ),
     "step_host": Formula(
-        "what a phase of megarun's step waits for the host that launches it",
+        "time that a phase of megarun's step waits for its launches by the host",
         "t = max(0, n · h − d); n launches of the phase, h the host's time for one, d the device's time for all",
         "seconds",
         "steps beyond the device's busy time; the constants are in src/megaplan/measured",

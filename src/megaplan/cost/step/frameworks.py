@@ -1,4 +1,4 @@
-"""Frameworks: which kernels they run, and what of their communication overlaps (`frameworks.json`)."""
+"""Frameworks: their kernels and the communication that they overlap (`frameworks.json`)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ DATA = Path(__file__).with_name("frameworks.json")
 
 
 class Framework(NamedTuple):
-    """A framework's facts, as its scripts have them.
+    """Facts of a framework, from its scripts.
 
     Attributes:
         kernels: te for Transformer Engine's norms and activations, own for others.
-        library: Its products reach another share than Transformer Engine's.
-        attention: cudnn, flash1 or flash2: the generation of its attention kernels.
-        grad_bytes: Of an element of the reduced gradients.
-        data_overlap: Gradients are reduced and parameters gathered beside computation.
-        accumulate_bytes: Of a parameter and microbatch, moved to accumulate gradients apart from the product.
-        releases: Releases whose MoE layers have a constant of their own, rising.
-        source: Where this was read.
+        library: True if products reach another share of the peak than those of Transformer Engine.
+        attention: cudnn, flash1 or flash2: the generation of the attention kernels.
+        grad_bytes: Bytes of an element of the reduced gradients.
+        data_overlap: True if reductions of gradients and gathers of parameters overlap with computation.
+        accumulate_bytes: Bytes per parameter and microbatch that a separate accumulation of gradients moves; 0 without one.
+        releases: Releases with a constant for their MoE layers, in ascending order.
+        source: Source of these facts.
     """
 
     kernels: str
@@ -36,7 +36,7 @@ class Framework(NamedTuple):
 
 @cache
 def frameworks() -> dict[str, Framework]:
-    """Every framework by name."""
+    """All frameworks by name."""
     found = json.loads(DATA.read_text(encoding="utf-8"))["frameworks"]
     return {name: Framework(**(record | {"releases": tuple(record["releases"])})) for name, record in found.items()}
 
@@ -45,15 +45,15 @@ def framework(name: str) -> Framework:
     """The facts of a framework.
 
     Raises:
-        KeyError: It is not in the data file.
+        KeyError: The framework is not in the data file.
     """
     return frameworks()[name]
 
 
 def known_release(name: str, release: str | None) -> str | None:
-    """The newest release with a constant that is not newer than `release`, else the oldest.
+    """The newest release with a constant that is not newer than `release`, or the oldest if all are newer.
 
-    None for a framework without such constants, and where no release is given.
+    None for a framework without such constants, or if no release is given.
     """
     releases = framework(name).releases
     if not releases or release is None:

@@ -1,4 +1,4 @@
-"""A spec's step as a workload: its model, mesh, batch, device and cuts, and the software that its host is."""
+"""The step of a spec as a `TimedStep`: model, mesh, batch, device and cuts, and the software of its host."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from megaplan.spec.models import LatentAttention, Mamba2, Spec
 from megaplan.spec.pattern import parse_pattern
 
 NODE = 8
-"""Devices of a node: domains up to this size end with the node, larger ones join nodes."""
+"""Devices of a node: a domain up to this size is inside a node, a larger one joins nodes."""
 
 
 _NAMES = {"R": "matrix recurrences"}
-"""Of families, where a reader of step times knows another name than the title."""
+"""Common names of families, if they differ from the title."""
 
 
 def unpriced(spec: Spec) -> str | None:
-    """What of a spec the step-time model has no term for; None if it can be timed."""
+    """The part of a spec for which the step-time model has no term; None if the step can be timed."""
     model = spec.model
     letters = set(parse_pattern(model.pattern, model.num_layers).layers)
     untimed = [family for letter, family in FAMILIES.items() if letter in letters and not family.timed]
@@ -43,7 +43,7 @@ def unpriced(spec: Spec) -> str | None:
 
 
 def _depths_are_layers(spec: Spec, letters: set[str]) -> bool:
-    """Whether prediction depths have the blocks that the model has: an A block, and experts, or an MLP where it has no experts."""
+    """True if prediction depths have an A block and experts like the model, or an A block and its MLP if the model has no experts."""
     model, mtp = spec.model, spec.model.features.mtp
     assert mtp is not None
     if model.attention is None or mtp.side_embeddings or mtp.letters != ("AE" if "E" in letters else "AD"):
@@ -64,12 +64,12 @@ def timed_step(
     """One optimizer step of a spec.
 
     Args:
-        spec: A checked spec that `unpriced` has nothing against.
-        inventory: Its inventory.
-        spans: Its cuts: one half-open span of layers for each slot.
-        owners: The pipeline rank of each slot.
-        how: The framework, and what backward runs again: see `step_of`.
-        machine: Its device's figures; from the spec if None.
+        spec: A checked spec that can be timed (`unpriced` is None).
+        inventory: Inventory of the spec.
+        spans: Cuts: one half-open span of layers per slot.
+        owners: Pipeline rank of each slot.
+        how: The software and the recomputed operations, see `step_of`.
+        machine: Figures of the device; None to take them from the spec.
     """
     mesh, schedule = spec.mesh, spec.schedule
     degrees = MeshShape(mesh.world_size, mesh.tp, mesh.pp, mesh.vpp, mesh.cp, mesh.ep, mesh.etp, mesh.data_ranks)
@@ -79,7 +79,7 @@ def timed_step(
 
 
 def step_of(spec: Spec) -> tuple[Software, Recomputed]:
-    """The software of a spec whose host this model times, and what backward runs again under its policies."""
+    """Software of a spec whose host has fitted constants, and the operations that backward runs again under its policies."""
     of_host = spec.host.kind.step
     assert of_host is not None
     found: tuple[Software, Recomputed] = of_host(spec)
@@ -87,7 +87,7 @@ def step_of(spec: Spec) -> tuple[Software, Recomputed]:
 
 
 def low_dtype(spec: Spec) -> str:
-    """The dtype of linears in the step model's words: one scale a tensor or a row is fp8, one a block of 128 is priced as mxfp8."""
+    """Dtype of linears in the step model: fp8 with one scale per tensor or per row, mxfp8 also for one scale per block of 128."""
     recipe = spec.precision.recipe
     if recipe is None:
         return "fp8" if spec.precision.params is DType.FP8 else "bf16"
@@ -95,7 +95,7 @@ def low_dtype(spec: Spec) -> str:
 
 
 def machine_of(spec: Spec) -> Machine:
-    """The device's figures, with what the spec gives in their place."""
+    """Figures of the device; values that the spec gives replace them."""
     device = device_of(spec.device)
     domain = device.domain.value
     if spec.device.domain is None and domain <= NODE:
@@ -105,20 +105,20 @@ def machine_of(spec: Spec) -> Machine:
 
 
 def _stages(kinds: Sequence[str], spans: Sequence[tuple[int, int]], owners: Sequence[int]) -> tuple[StageShape, ...]:
-    """Stages by what they hold, those that are alike together; the first slot has the embedding and the last the head."""
+    """Stages grouped by their blocks; the first slot has the embedding and the last one the head."""
     held: dict[int, Counter[str]] = {rank: Counter() for rank in owners}
     for (start, stop), rank in zip(spans, owners, strict=True):
         held[rank].update(kinds[start:stop])
-    alike: Counter[tuple[tuple[tuple[str, int], ...], bool, bool]] = Counter()
+    equal: Counter[tuple[tuple[tuple[str, int], ...], bool, bool]] = Counter()
     for rank, blocks in held.items():
-        alike[tuple(sorted(blocks.items())), rank == owners[0], rank == owners[-1]] += 1
+        equal[tuple(sorted(blocks.items())), rank == owners[0], rank == owners[-1]] += 1
     return tuple(
         StageShape(float(count), {kind: float(number) for kind, number in blocks}, first, last)
-        for (blocks, first, last), count in alike.items()
+        for (blocks, first, last), count in equal.items()
     )
 
 
 @lru_cache(maxsize=64)
 def letters_of(pattern: str, num_layers: int) -> str:
-    """The expanded pattern."""
+    """Letters of the expanded pattern."""
     return parse_pattern(pattern, num_layers).layers

@@ -1,4 +1,4 @@
-"""Dense matrix products: a compute time that depends on shape, a memory time, and a smooth maximum of both."""
+"""Dense matrix products: the smooth maximum of a compute time, which depends on the shape, and a memory time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from megaplan.cost.step.workload import TimedStep
 
 TILE_ROWS, TILE_COLUMNS = 256, 128
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}
-"""Of an operand, its block scales included: one byte a 32 elements of mxfp8, one a 16 of nvfp4."""
+"""Bytes of an operand's element with its share of the block scales: one byte per 32 elements of mxfp8, one per 16 of nvfp4."""
 CAST_BYTES = 4.0
-"""Of an element that is cast: read in bf16, and written for the product and, transposed, for the weight gradient."""
+"""Bytes that a cast moves per element: one read in bf16, one write for the product, and a transposed one for the weight gradient."""
 SUM_BYTES = 6.0
-"""Of an element of a sum in bf16: two read, one written."""
+"""Bytes per element of a sum in bf16: two operands are read and one is written."""
 JOIN = 1.7
 """Exponent of the smooth maximum of compute and memory time."""
 
 
 def quality(rows: float, columns: float, num_sms: int) -> float:
-    """Share of the work that whole tiles of 256 × 128 and whole waves over the multiprocessors are; 0 to 1."""
+    """Useful share, from 0 to 1, of the work of whole tiles of 256 × 128 in whole waves over the multiprocessors."""
     down, across = ceil(rows / TILE_ROWS), ceil(columns / TILE_COLUMNS)
     waves = down * across / num_sms
     return waves / ceil(waves) * (rows / (down * TILE_ROWS)) * (columns / (across * TILE_COLUMNS))
@@ -36,8 +36,8 @@ def product_seconds(flops: Any, moved: Any, shape: Any, depth: Any, rate: Any, b
         depth: K.
         rate: R, reached FLOPs per second of large products under load.
         bandwidth: W, reached bytes per second of memory.
-        exponent: e, how much partial tiles and waves cost.
-        half_depth: k0, the K at which half the rate is reached.
+        exponent: e, weight of partial tiles and waves.
+        half_depth: k0, the K with half of the rate.
 
     Source: the form fitted to MooreThreads/SimuMax's operation tables, A100 and B200.
     """
@@ -57,20 +57,20 @@ def linear(
     count: float = 1.0,
     trained: bool = True,
 ) -> None:
-    """A linear [rows, depth] · [depth, columns]: forward, input gradient, weight gradient, and casts of its input and gradient.
+    """Add a linear [rows, depth] · [depth, columns]: forward, input gradient, weight gradient, and casts of its input and gradient.
 
-    A frozen one has no weight gradient, so neither its input nor its gradient is cast for one.
+    A frozen linear has no weight gradient and no casts for it.
 
     Args:
-        ledger: Where to.
+        ledger: Ledger of the block.
         work: The step.
-        rows: Tokens.
+        rows: Number of tokens.
         columns: Width of the result.
         depth: Width of the input.
         again: Times that backward runs the forward product again.
-        low: True if it multiplies in the recipe's dtype, else in bf16.
-        count: Linears like this.
-        trained: True if its weight has a gradient.
+        low: True if the product is in the recipe's dtype, False if it is in bf16.
+        count: Number of equal linears.
+        trained: True if the weight has a gradient.
     """
     dtype = (work.software.linear_dtype or work.software.dtype) if low else "bf16"
     size = ELEMENT_BYTES[dtype]
@@ -92,9 +92,9 @@ def linear(
 
 
 def adapter(ledger: Ledger, work: TimedStep, rows: float, columns: float, depth: float, again: float) -> None:
-    """X Aᵀ, its product with Bᵀ, and the sum with the linear's result; backward the sum with the input's gradient.
+    """Add the products X Aᵀ and (X Aᵀ) Bᵀ and the sum with the linear's result; backward adds to the input's gradient.
 
-    Of a linear that tensor parallelism cuts, the narrow stream is gathered or summed over the group.
+    If tensor parallelism shards the linear, X Aᵀ is gathered or reduced over the group.
     """
     assert work.spec.lora is not None
     rank, tp = work.spec.lora.rank, work.mesh.tp

@@ -1,4 +1,4 @@
-"""Grouped products of routed experts: all local experts in one launch."""
+"""Grouped products of routed experts, one launch for all local experts."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def grouped_seconds(
     """Seconds of grouped products: ((F / (R · s · m/(m + m0) · K/(K + k0)))^1.7 + ((Bw/w + Br) / W)^1.7)^(1/1.7).
 
     Args:
-        flops: F, of all local experts.
-        weight_bytes: Bw, weights read, or gradients read and written.
-        row_bytes: Br, rows read and written.
+        flops: F, FLOPs of all local experts.
+        weight_bytes: Bw, bytes of weights read, or of gradients read and written.
+        row_bytes: Br, bytes of rows read and written.
         rows: m, rows of one expert.
         depth: K.
         rate: R, reached FLOPs per second of a large dense product.
         bandwidth: W, reached bytes per second of memory.
-        share: s, of the dense rate that grouped kernels reach at most; never above 1.
-        half_rows: m0, the rows at which half of that is reached.
+        share: s, largest share of the dense rate that grouped kernels reach; at most 1.
+        half_rows: m0, number of rows with half of that rate.
         half_depth: k0, as in a dense product.
-        weight_share: w, of the memory rate at which weights stream.
+        weight_share: w, share of the memory rate at which weights are read.
 
     Source: the form fitted to MooreThreads/SimuMax's group_matmul table, B200.
     """
@@ -48,13 +48,13 @@ def grouped_seconds(
 
 
 MULTIPLES = {"fp8": 16, "mxfp8": 32, "nvfp4": 32}
-"""Rows that products of a dtype take together (`moe_router_padding_for_quantization` of Megatron-Core)."""
+"""Multiple to which the rows of an expert are padded, by dtype (`moe_router_padding_for_quantization` of Megatron-Core)."""
 
 
-def filled_up(work: TimedStep) -> float:
-    """Rows that experts compute over routed rows: of a fixed capacity, or filled up on every rank to whole multiples.
+def padding(work: TimedStep) -> float:
+    """Ratio of the rows that experts compute to routed rows: under a fixed capacity, or padded to a multiple on every rank.
 
-    They are filled up by half a multiple on average.
+    The padding is half a multiple on average.
     """
     moe = work.spec.model.moe
     assert moe is not None
@@ -64,23 +64,23 @@ def filled_up(work: TimedStep) -> float:
 
 
 def experts(ledger: Ledger, work: TimedStep, op: OpWork, bank: ExpertSizes, tokens: float, again: float) -> None:
-    """Both linears of every local expert, on routed rows, and the activation between them unless the products apply it.
+    """Add both linears of all local experts on routed rows, and the activation between them unless the products apply it.
 
     Args:
-        ledger: Where to.
+        ledger: Ledger of the block.
         work: The step.
-        op: The operation.
-        bank: Its sizes.
+        op: The operation of the experts.
+        bank: Sizes of the experts.
         tokens: Tokens of the rank.
         again: Times that backward runs the forward products again.
     """
-    rows, fused = tokens * bank.slots * work.mesh.etp * filled_up(work), launch.experts_fused(work.software)
+    rows, fused = tokens * bank.slots * work.mesh.etp * padding(work), launch.experts_fused(work.software)
     activated = activation(bank.width, bank.itemsize, gated=bank.gated)
     trained = op.work.weight_grad > 0
     _linear(ledger, work, bank, rows, bank.width * (1 + bank.gated), bank.hidden, again, (True, not fused), trained=trained)
     _linear(ledger, work, bank, rows, bank.hidden, bank.width, again, (not fused, True), trained=trained)
     if fused:
-        ledger.move(BACKWARD, rows * bank.width * (1 + bank.gated) * bank.itemsize)  # products apply it; backward reads what went in
+        ledger.move(BACKWARD, rows * bank.width * (1 + bank.gated) * bank.itemsize)  # no activation kernel; backward reads its input
     else:
         ledger.move(FORWARD, rows * activated.moved_forward)
         repeated = 1.0 if "moe_act" in work.recomputed.modules else again
@@ -99,17 +99,17 @@ def _linear(
     *,
     trained: bool,
 ) -> None:
-    """One linear of every local expert: forward, input and weight gradient, and casts.
+    """Add one linear of all local experts: forward, input and weight gradient, and casts.
 
     Args:
-        ledger: Where to.
+        ledger: Ledger of the block.
         work: The step.
-        bank: The experts.
+        bank: Sizes of the experts.
         rows: Routed rows of this rank.
         columns: Width of the result.
         depth: Width of the input.
         again: Times that backward runs the forward product again.
-        casts: Whether its input, and its gradient, are cast by kernels of their own.
+        casts: True for the input, and for the gradient, if a separate kernel casts it.
         trained: True if the weights have gradients.
     """
     dtype, per_expert = work.software.dtype, rows / bank.experts

@@ -1,4 +1,4 @@
-"""Kernels of a block: gaps between them on the device, and the host that launches them."""
+"""Kernels of a block: the gaps between them on the device, and their launches by the host."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from megaplan.cost.step.ledger import Ledger
 from megaplan.cost.step.workload import Software, TimedStep
 
 KERNELS = {"A": 22.0, "A.mla": 34.0, "D": 10.0, "router": 30.0, "experts": 30.0, "M": 22.0, "head": 20.0}
+"""Kernels of the forward of one block, counted in published profiles of Megatron-Core with Transformer Engine."""
 GRAPHS = {"A": "attn", "D": "mlp", "M": "mamba"}
-"""Graph modules by letter; an E block's router and experts have one each."""
+"""Graph modules by letter; the router and the experts of an E block are separate modules."""
 ADAPTER_KERNELS = (4.0, 8.0)
-"""Kernels of an adapter: two products, the scale and the sum; backward the gradients of both products, scale and sum."""
-"""Of one block's forward, counted in published profiles of Megatron-Core with Transformer Engine."""
+"""Kernels of an adapter: two products, the scale and the sum; in backward the gradients of both products, of scale and of sum."""
 QUANTIZE_KERNELS = 6.0
-"""Of each local expert's operands that are cast one after another: maximum, scale and cast of each."""
+"""Kernels per local expert whose operands are cast separately: maximum, scale and cast of each operand."""
 GROUPED_CASTS = "26.04"
-"""Megatron-Bridge's release from which one kernel casts the rows of all experts to mxfp8."""
+"""First release of Megatron-Bridge in which one kernel casts the rows of all experts to mxfp8."""
 
 
-def casts_apart(software: Software) -> bool:
-    """Whether every expert's operands are cast by kernels of their own: under one scale a tensor, and to mxfp8 in older releases."""
+def casts_each(software: Software) -> bool:
+    """True if separate kernels cast the operands of each expert: with one scale per tensor, and for mxfp8 in older releases."""
     return software.dtype == "fp8" or (software.dtype == "mxfp8" and (software.release or GROUPED_CASTS) < GROUPED_CASTS)
 
 
 FUSED_EXPERTS = "26.06"
-"""Megatron-Bridge's release from which whole-iteration recipes in mxfp8 run experts by Transformer Engine's operation fuser."""
+"""First release of Megatron-Bridge whose whole-iteration recipes in mxfp8 run experts by Transformer Engine's operation fuser."""
 
 
 def experts_fused(software: Software) -> bool:
-    """Whether grouped products apply the activation and write rows already cast: mxfp8 under one graph an iteration."""
+    """True if grouped products apply the activation and write cast rows: mxfp8 with one graph per iteration."""
     newer = software.name == "megatron-bridge" and (software.release or "") >= FUSED_EXPERTS
     return newer and software.dtype == "mxfp8" and "full" in software.graphs
 
 
 BACKWARD_KERNELS = {"A": 1.6, "D": 1.6, "E": 1.5, "M": 1.36, "head": 1.0}
-"""Kernels of backward beside those of forward."""
+"""Ratio of the kernels of backward to those of forward."""
 AGAIN = 0.6
-"""Of them, how many more a block that runs again has."""
+"""Increase of the kernels of backward, as a share, if the block is recomputed."""
 HOST_JOIN = 6.0
 """Exponent of the smooth maximum of device and host time."""
 
@@ -53,10 +53,10 @@ def joined_seconds(device: Any, host: Any) -> Any:
 
 
 def launch(ledger: Ledger, work: TimedStep, kernels_of: str, local_experts: int, num_adapters: int) -> None:
-    """The kernels of a block of the layers.
+    """Add the kernels of a block.
 
     Args:
-        ledger: Where to.
+        ledger: Ledger of the block.
         work: The step.
         kernels_of: Key of `KERNELS`, or E; its first character is the block's letter.
         local_experts: Experts of the rank.
@@ -64,7 +64,7 @@ def launch(ledger: Ledger, work: TimedStep, kernels_of: str, local_experts: int,
     """
     letter, graphs = kernels_of[0], work.software.graphs
     if letter == "E":
-        cast = QUANTIZE_KERNELS * local_experts if casts_apart(work.software) else 0.0
+        cast = QUANTIZE_KERNELS * local_experts if casts_each(work.software) else 0.0
         for kernels, modules in ((KERNELS["router"], {"full", "moe", "moe_router"}), (KERNELS["experts"] + cast, {"full", "moe"})):
             ledger.launch(kernels, kernels * BACKWARD_KERNELS[letter], graphed=bool(modules & graphs))
         return

@@ -1,4 +1,4 @@
-"""The work of one block on one rank for one microbatch, by kernel class: what the formulas price."""
+"""The work of one block on one rank for one microbatch, by kernel class: the inputs of the formulas."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Product(NamedTuple):
 
     Attributes:
         run: FORWARD or BACKWARD.
-        dtype: It multiplies in.
+        dtype: Dtype of the operands.
         flops: 2·M·N·K.
-        moved: Bytes of its operands and result.
+        moved: Bytes of operands and result.
         quality: Share of full tiles and full waves, see `gemm.quality`.
         depth: K.
-        times: How often.
+        times: Number of such products; fractional if only a share of them runs.
     """
 
     run: int
@@ -34,8 +34,8 @@ class GroupedProduct(NamedTuple):
     """Products of all local experts in one launch.
 
     Attributes:
-        weight_bytes: Of the experts' weights, or of their gradients.
-        row_bytes: Of rows read and written.
+        weight_bytes: Bytes of the experts' weights, or of their gradients.
+        row_bytes: Bytes of rows read and written.
         rows: Rows of one expert.
     """
 
@@ -53,10 +53,10 @@ class AttentionCore(NamedTuple):
     """A fused attention kernel.
 
     Attributes:
-        backward: It is the backward kernel, whichever pass runs it.
-        blocks: Query blocks of 128 rows and heads, beside the device's multiprocessors.
-        width: Share that its head widths leave of the best.
-        num_sms: Multiprocessors.
+        backward: 1 for the backward kernel, 0 for the forward kernel, which backward may run again.
+        blocks: Query blocks of 128 rows times heads.
+        width: Share of the rate at these head widths.
+        num_sms: Multiprocessors of the device.
     """
 
     run: int
@@ -69,7 +69,7 @@ class AttentionCore(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Bytes of memory-bound kernels of a kind: plain, accumulate, permute, or a cast to a dtype."""
+    """Bytes of memory-bound kernels of a kind: plain, accumulate, scanned, permute, or a cast to a dtype."""
 
     run: int
     kind: str
@@ -89,7 +89,7 @@ class Transfer(NamedTuple):
 
     Attributes:
         moved: Bytes that a rank sends.
-        calls: Collectives.
+        calls: Number of collectives.
     """
 
     run: int
@@ -122,7 +122,7 @@ class Ledger:
             self.transfers.append(Transfer(run, group, moved, calls))
 
     def launch(self, forward: float, backward: float, *, graphed: bool) -> None:
-        """Add kernels; those in a CUDA graph cost the host nothing."""
+        """Add kernels; the host does not launch those in a CUDA graph."""
         for run, count in enumerate((forward, backward)):
             self.kernels[run] += count
             if not graphed:

@@ -11,7 +11,7 @@ def moved_seconds(moved: Any, bandwidth: Any, factor: Any) -> Any:
     Args:
         moved: B, bytes if every operand is read once and every result written once.
         bandwidth: W, reached bytes per second of memory.
-        factor: f, how much more the framework's kernels move.
+        factor: f, ratio of the bytes that the framework's kernels move to B.
 
     Source: counting operands.
     """

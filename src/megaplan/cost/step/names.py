@@ -1,4 +1,4 @@
-"""Which fitted constants a step uses: every rate is a product of named constants, by device, dtype, framework, release or kernel class."""
+"""The fitted constants of a step: every rate is a product of named constants, by device, dtype, framework, release or kernel class."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from megaplan.cost.step.workload import Machine, Software, TimedStep
 from megaplan.spec.models import GroupedQueryAttention
 
 Factors = tuple[str, ...]
-"""Constants whose product a rate is; a rate without any is 1."""
+"""Names of the constants whose product is a rate; a rate without names is 1."""
 
 OLD_UNFUSED = "26.08"
-"""Megatron-Bridge's release from which sinks, biases and clamped activations have fused kernels."""
+"""First release of Megatron-Bridge with fused kernels for sinks, biases and clamped activations."""
 
 
 _WAITING = ("alltoall", "deepep")
-"""Dispatchers for whose counts the host waits; HybridEP sizes its buffers beforehand."""
+"""Dispatchers whose token counts the host waits for; HybridEP allocates its buffers in advance."""
 
 
 def names_of(work: TimedStep) -> dict[str, Factors]:
-    """Rate to the constants whose product it is."""
+    """The factors of each rate, by rate."""
     software, host = work.software, framework(work.software.name)
     found = _kernels(work, host) | _transfers(work, host)
     graphed = "full" in software.graphs
@@ -121,14 +121,14 @@ def _transfers(work: TimedStep, host: Framework) -> dict[str, Factors]:
 
 
 def _exchange_exposed(software: Software) -> tuple[str, ...]:
-    """Overlap with another microbatch hides more where a whole iteration is one graph and weight gradients come later."""
+    """Names of the exposed share; overlap hides more if an iteration is one graph and weight gradients are delayed."""
     if not software.exchange_overlap:
         return ()
     return ("exchange.exposed", "exchange.exposed.graphed") if "full" in software.graphs else ("exchange.exposed",)
 
 
 def exchange_leaves(work: TimedStep) -> bool:
-    """Whether experts' rows leave the domain."""
+    """True if the experts' group crosses domains."""
     return work.mesh.ep * work.mesh.etp > work.machine.domain
 
 
@@ -137,7 +137,7 @@ def _product(*names: str | None) -> Factors:
 
 
 def rates_of(names: Mapping[str, Factors], values: Mapping[str, float]) -> dict[str, float]:
-    """Each rate as the product of its constants."""
+    """Value of each rate: the product of its constants."""
     found = {}
     for rate, factors in names.items():
         value = 1.0

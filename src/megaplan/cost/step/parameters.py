@@ -1,4 +1,4 @@
-"""Parameters of a rank, for what happens once a step: gradients reduced, parameters gathered, optimizer state read and written."""
+"""Parameters of a rank, for the reduction of gradients, the gather of parameters and the optimizer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from megaplan.cost.step.workload import Software, TimedStep
 from megaplan.inventory.tensors import Group, Inventory, Owner, has_groups
 
 ACCUMULATE_BYTES = 12
-"""Bytes of a parameter: a product's gradient written and read in 16 bits, added to a sum of 32."""
+"""Bytes per parameter of a separate accumulation: the gradient is written and read in 16 bits, and the 32-bit sum read and written."""
 
 
 def accumulate_bytes(software: Software) -> int:
-    """Bytes of a parameter and microbatch that an addition of gradients to their sums moves; 0 where the products add them."""
+    """Bytes per parameter and microbatch that a separate accumulation of gradients moves; 0 if the products accumulate."""
     own = framework(software.name).accumulate_bytes
     return own if own or software.fused_accumulation else ACCUMULATE_BYTES
 
 
 class Held(NamedTuple):
-    """Elements of a rank before data sharding: those that every data rank has, and those of its experts."""
+    """Elements of a rank before sharding over data ranks: those outside experts, and those of its experts."""
 
     dense: float
     experts: float
 
 
 def held(work: TimedStep) -> Held:
-    """Parameters of a mean stage's rank; embedding and head count once if they are on two stages."""
+    """Parameters of a rank on an average stage; embedding and head count as one table if they are on different stages."""
     model, mesh = work.spec.model, work.mesh
     tables = 1 if model.tie_embeddings or mesh.pp > 1 else 2
     blocks = _of_rank(work, trained=False)
@@ -36,7 +36,7 @@ def held(work: TimedStep) -> Held:
 
 
 def trained(work: TimedStep) -> Held:
-    """The part of them that has gradients: all of them, or the adapters."""
+    """Parameters with gradients: all of them, or only the adapters."""
     return held(work) if work.spec.lora is None else _of_rank(work, trained=True)
 
 
@@ -48,7 +48,7 @@ def _of_rank(work: TimedStep, *, trained: bool) -> Held:
 
 @cache
 def _elements(inventory: Inventory, trained: bool) -> Counter[Owner]:
-    """Elements of all layers and prediction depths by what shards them; of those with gradients alone if `trained`."""
+    """Elements of all layers and prediction depths by owner; only of tensors with gradients if `trained`."""
     found: Counter[Owner] = Counter()
     for name, block in inventory.blocks():
         if has_groups(name):

@@ -1,4 +1,4 @@
-"""Stages to a step: the busiest stage every microbatch, and the others' fill and drain."""
+"""The step from its stages: every microbatch takes the time of the busiest stage; fill and drain add the other stages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def pipeline_seconds(microbatches: Any, chunks: Any, stages: Sequence[tuple[Any,
     """Seconds of a step's forwards and backwards: m · max_s t_s + (Σ_s t_s − max_s t_s) / v.
 
     Args:
-        microbatches: m.
+        microbatches: m, microbatches of the step.
         chunks: v, chunks of a stage.
-        stages: (how many, t_s: seconds of one microbatch's forward and backward) of the stages that are alike.
+        stages: Number of stages and t_s, seconds of one microbatch's forward and backward, for each group of equal stages.
 
     Source: arXiv:2104.04473, section 2.2, for unequal stages; replayed 1F1B and interleaved schedules agree to 0.2 %.
     """
@@ -28,5 +28,5 @@ def pipeline_seconds(microbatches: Any, chunks: Any, stages: Sequence[tuple[Any,
 
 
 def grown(seconds: Any, growth: Any, log2_nodes: Any) -> Any:
-    """Seconds on many nodes: t · (1 + g · log2 nodes): slower devices, and collectives that wait for them."""
+    """Seconds on many nodes, t · (1 + g · log2 nodes): with more nodes, collectives wait for slower devices."""
     return seconds * (1 + growth * log2_nodes)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from math import log2, prod
+from math import prod
 from typing import NamedTuple
 
 from megaplan.columns import Basis
 from megaplan.cost.step.attention import attention_seconds
 from megaplan.cost.step.blocks import kinds_in, ledger_of
-from megaplan.cost.step.compose import Once, PassTerms, StageTerms, step_seconds
+from megaplan.cost.step.compose import PassTerms, StageTerms, step_seconds
 from megaplan.cost.step.constants import constants as constants_by_name
 from megaplan.cost.step.constants import rated_as, values
-from megaplan.cost.step.data import data_work
-from megaplan.cost.step.frameworks import framework
+from megaplan.cost.step.data import once_of
 from megaplan.cost.step.gemm import product_seconds
 from megaplan.cost.step.grouped import grouped_seconds
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
@@ -25,12 +24,10 @@ from megaplan.cost.step.scan import scan_seconds
 from megaplan.cost.step.transfers import transfer_seconds
 from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, Software, StageShape, TimedStep
 
-NODE_DEVICES = 8
-"""Devices of a node, of which growth is counted."""
 ADAPTERS_OF_TENSOR_GROUP = 8
-"""Adapters that a tensor group over nodes uses together."""
+"""Network adapters that a tensor group across nodes uses together."""
 Passes = tuple[dict[str, float], dict[str, float]]
-"""Forward and backward: seconds by term, and kernels and launches by number."""
+"""Terms of forward and backward: seconds by name, and the numbers `kernels` and `launched`."""
 WAITS = ("tensor", "exchange", "context", "pipeline")
 
 
@@ -38,8 +35,8 @@ class StepTime(NamedTuple):
     """Time of a step.
 
     Attributes:
-        seconds: Of the step.
-        terms: Seconds of the busiest stage's microbatches by term, then what the step adds; they sum to `seconds` before what overlaps.
+        seconds: Seconds of the step.
+        terms: Seconds by term: of the busiest stage's microbatches, then outside the passes; without overlap they sum to `seconds`.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
     """
 
@@ -49,17 +46,17 @@ class StepTime(NamedTuple):
 
 
 class StepTimer:
-    """Times steps of one model, software and machine on any mesh; what blocks take is kept by their local shape."""
+    """Times steps of one model, software and machine on any mesh; the times of blocks are kept by their local shape."""
 
     def __init__(self, like: TimedStep, constants: Mapping[str, float] | None = None) -> None:
-        """`like`: one of the steps; `constants` are values by name, the data file's if None."""
+        """`like` is one of the steps; `constants` are values by name, None for those of the data file."""
         self._like = like
         self._values = values() if constants is None else constants
         self._rates: dict[tuple[bool, ...], dict[str, float]] = {}
         self._blocks: dict[tuple[object, ...], Passes] = {}
 
     def time(self, mesh: MeshShape, batch: BatchShape, stages: tuple[StageShape, ...]) -> StepTime:
-        """The time of a step on a mesh."""
+        """Time of a step on a mesh."""
         work = replace(self._like, mesh=mesh, batch=batch, stages=stages)
         rates, parts = self.rates(work), self.parts(work)
         step = step_seconds([stage_terms(work, stage, parts) for stage in stages], once_of(work), rates)
@@ -76,7 +73,7 @@ class StepTimer:
         return rates
 
     def parts(self, work: TimedStep, kinds: Iterable[str] | None = None) -> dict[str, Passes]:
-        """What each kind of block of a step takes, or those of `kinds` alone."""
+        """Terms of each kind of block of a step, or only of those in `kinds`."""
         mesh, batch, rates = work.mesh, work.batch, self.rates(work)
         shape = (batch.micro, batch.seq, mesh.cp, mesh.tp, links_crossed(work))
         return {kind: self._block(work, kind, shape, rates) for kind in kinds or kinds_of(work)}
@@ -84,7 +81,7 @@ class StepTimer:
     def _block(self, work: TimedStep, kind: str, shape: tuple[object, ...], rates: Mapping[str, float]) -> Passes:
         mesh = work.mesh
         key: tuple[object, ...] = (kind, shape)
-        if kind[0] == "E":  # what experts do depends on their tokens alone, however many sequences and contexts those come from
+        if kind[0] == "E":  # the work of experts depends on their tokens only, not on the sequences and context ranks of these
             key = (kind, work.tokens, mesh.tp, mesh.ep, mesh.etp, shape[-1])
         elif kind == "hop":
             key = (kind, shape, mesh.pp > 1, mesh.vpp)
@@ -97,17 +94,17 @@ class StepTimer:
 
 
 def predict_step(work: TimedStep, constants: Mapping[str, float] | None = None) -> StepTime:
-    """The time of one step; of many steps of one model by a `StepTimer`.
+    """Time of one step; for many steps of one model use a `StepTimer`.
 
     Args:
         work: The step.
-        constants: Values by name; the data file's if None.
+        constants: Values by name; None for those of the data file.
     """
     return StepTimer(work, constants).time(work.mesh, work.batch, work.stages)
 
 
 def given_rates(machine: Machine) -> dict[str, float]:
-    """Rates of products that are given with the machine."""
+    """Rates of products that the machine gives itself."""
     return {f"product.{dtype}": share for dtype, share in machine.reached.items()}
 
 
@@ -119,24 +116,24 @@ def reached_share(machine: Machine, dtype: str) -> tuple[float, float, bool]:
 
 
 def links_crossed(work: TimedStep) -> tuple[bool, ...]:
-    """Which groups leave the domain: what rates depend on of a mesh."""
+    """True if the tensor group, the context group, the mesh and the experts' group cross domains: the only values of a mesh in rates."""
     mesh, domain = work.mesh, work.machine.domain
     return (mesh.tp > domain, mesh.tp * mesh.cp > domain, mesh.world > domain, exchange_leaves(work))
 
 
 def kinds_of(work: TimedStep) -> tuple[str, ...]:
-    """The kinds of block that the step has, and the ends."""
+    """Kinds of block of the step, and its ends."""
     blocks = {kind for stage in work.stages for kind, count in stage.blocks.items() if count} | set(_depths(work))
     return (*sorted(blocks), "embedding", "head", *once_a_stage(work.software))
 
 
 def once_a_stage(software: Software) -> tuple[str, ...]:
-    """The kinds that every stage has once: what it sends on, and gradients that are added by an operation of their own."""
+    """Kinds that every stage has once: the transfer to the next stage, and the accumulation of gradients if it is a separate operation."""
     return ("hop", "accumulate") if accumulate_bytes(software) else ("hop",)
 
 
 def blocks_on(work: TimedStep, stage: StageShape) -> dict[str, float]:
-    """How many of each kind a stage has; prediction depths stand with the head."""
+    """Number of blocks of each kind on a stage; those of prediction depths are on the stage of the head."""
     found = {kind: float(count) for kind, count in stage.blocks.items() if count}
     for kind, count in _depths(work).items() if stage.head else ():
         found[kind] = found.get(kind, 0.0) + count
@@ -147,7 +144,7 @@ def blocks_on(work: TimedStep, stage: StageShape) -> dict[str, float]:
 
 
 def _depths(work: TimedStep) -> dict[str, int]:
-    """Blocks of all prediction depths, which are those of layers: the last of each letter."""
+    """Blocks of all prediction depths by kind: the kind of the last layer of each letter."""
     mtp = work.spec.model.features.mtp
     if mtp is None:
         return {}
@@ -156,7 +153,7 @@ def _depths(work: TimedStep) -> dict[str, int]:
 
 
 def peak_of(machine: Machine, dtype: str) -> float:
-    """FLOPs per second of a dtype: scaled fp8 and fp4 multiply at the peaks of fp8 and fp4, and a device without one at the next wider."""
+    """Peak FLOPs per second of a dtype: mxfp8 and nvfp4 have those of fp8 and fp4, and a missing dtype has that of the next wider one."""
     for name in {"mxfp8": ("fp8", "bf16"), "nvfp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16")}.get(dtype, (dtype,)):
         if name in machine.peaks:
             return machine.peaks[name]
@@ -164,7 +161,7 @@ def peak_of(machine: Machine, dtype: str) -> float:
 
 
 def bandwidths(work: TimedStep) -> dict[str, float]:
-    """Nominal bytes per second of the link that each group of ranks uses."""
+    """Nominal bytes per second of the link of each group of ranks."""
     machine, mesh = work.machine, work.mesh
     return {
         "tensor": machine.network * ADAPTERS_OF_TENSOR_GROUP if mesh.tp > machine.domain else machine.node,
@@ -175,7 +172,7 @@ def bandwidths(work: TimedStep) -> dict[str, float]:
 
 
 def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], links: Mapping[str, float]) -> Passes:
-    """Seconds of a block's passes by term, with `kernels` and `launched` as counts."""
+    """Seconds of a block's passes by term, and `kernels` and `launched` as counts."""
     found: Passes = ({}, {})
     memory = machine.memory * rates["memory"]
 
@@ -210,26 +207,18 @@ _MOVED = {"plain": "memory", "accumulate": "memory", "scanned": "scan", "permute
 
 
 def stage_terms(work: TimedStep, stage: StageShape, parts: Mapping[str, Passes]) -> StageTerms:
-    """Both passes of a stage, its blocks added up."""
-    passes = []
-    for run in (FORWARD, BACKWARD):
-        sums = {"work": 0.0, "kernels": 0.0, "waits": 0.0, "launched": 0.0}
-        for kind, count in blocks_on(work, stage).items():
-            for term, seconds in parts[kind][run].items():
-                sums["waits" if term in WAITS else term if term in sums else "work"] += count * seconds
-        passes.append(PassTerms(**sums))
-    return StageTerms(stage.count, *passes)
+    """Both passes of a stage: the sums over its blocks."""
+    counts = blocks_on(work, stage)
+    return StageTerms(stage.count, pass_terms(counts, parts, FORWARD), pass_terms(counts, parts, BACKWARD))
 
 
-def once_of(work: TimedStep) -> Once:
-    """What the step has beside its passes."""
-    found, mesh, machine = data_work(work, framework(work.software.name).grad_bytes), work.mesh, work.machine
-    sharded = work.software.sharded is not None
-    return Once(
-        *(found.dense, found.experts, found.sharded, found.sharded_experts, found.gathers, found.optimizer_bytes),
-        *(machine.node, machine.network, machine.memory, float(sharded and not found.once), float(found.once)),
-        *(work.batch.num_microbatches, mesh.vpp, log2(max(1.0, mesh.world / NODE_DEVICES))),
-    )
+def pass_terms(counts: Mapping[str, float], parts: Mapping[str, Passes], run: int) -> PassTerms:
+    """A pass of this many blocks of each kind."""
+    sums = {"work": 0.0, "kernels": 0.0, "waits": 0.0, "launched": 0.0}
+    for kind, count in counts.items():
+        for term, seconds in parts[kind][run].items():
+            sums["waits" if term in WAITS else term if term in sums else "work"] += count * seconds
+    return PassTerms(**sums)
 
 
 def _terms(work: TimedStep, parts: Mapping[str, Passes], rates: Mapping[str, float]) -> dict[str, float]:

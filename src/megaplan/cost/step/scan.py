@@ -1,4 +1,4 @@
-"""Mamba-2's chunked scan: products of chunks and states at a rate of its own, and bytes of its operands."""
+"""Mamba-2's chunked scan: the products of chunks and states at a separate rate, and the bytes of its operands."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger, Scan
 CHUNK = 128
 """Positions of a chunk (NVIDIA/Megatron-LM, megatron/core/ssm/mamba_mixer.py)."""
 STATE_BYTES = 8, 28
-"""Bytes of an element of the states at chunk starts that frameworks' kernels move more than ideal ones, forward and backward.
+"""Bytes per element of the states at chunk starts that frameworks' kernels move in addition to ideal ones, forward and backward.
 
-Forward 12: written in fp32, read and written in bf16 as they pass from chunk to chunk, and read. Backward 34: made again in fp32, their
-gradients made in fp32, both read as gradients pass, written in bf16, and read by three kernels.
+The kernels move 12 bytes in forward: a write in fp32, a read and a bf16 write by the pass from chunk to chunk, and a read. In backward they
+move 34: the states and their gradients are computed in fp32, the pass reads both and writes bf16, and three kernels read these.
 
 Source: state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py.
 """
@@ -23,7 +23,7 @@ def scan_seconds(flops: Any, moved: Any, rate: Any, bandwidth: Any) -> Any:
     """Seconds of a scan: F / R + B / W.
 
     Args:
-        flops: F, of a chunk's products: C Bᵀ, its product with x, states and their outputs.
+        flops: F, FLOPs of the products of chunks: C Bᵀ, its product with x, the states and their outputs.
         moved: B, bytes of x, B, C, outputs and states.
         rate: R, reached FLOPs per second.
         bandwidth: W, reached bytes per second of memory.
@@ -34,7 +34,7 @@ def scan_seconds(flops: Any, moved: Any, rate: Any, bandwidth: Any) -> Any:
 
 
 def scan(ledger: Ledger, sizes: Ssd, seq_length: int, again: float) -> None:
-    """The scan in chunks of the framework's kernels, forward and backward."""
+    """Add forward and backward of the scan with the chunk size of the framework's kernels."""
     work, tokens = sizes._replace(chunk_size=CHUNK).work(seq_length), float(sizes.batch * sizes.positions)
     states = tokens / CHUNK * sizes.heads * sizes.width * sizes.state
     forward, moved = tokens * work.forward, tokens * work.moved_forward + STATE_BYTES[FORWARD] * states

@@ -1,16 +1,16 @@
-"""Transfers that a block waits for: tensor groups, expert exchange, context rings and pipeline hops, and what of them work hides."""
+"""Transfers that a block waits for: tensor groups, expert exchange, context rings and pipeline hops."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from megaplan.cost.step.grouped import filled_up
+from megaplan.cost.step.grouped import padding
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.workload import TimedStep
 from megaplan.families.family import Exchanges
 
 SHORT_RING = 0.85
-"""Ranks' worth of a ring's bandwidth that filling it takes."""
+"""Time to fill a ring, in multiples of the time of one rank's bytes."""
 
 
 def transfer_seconds(moved: Any, calls: Any, bandwidth: Any, latency: Any, exposed: Any) -> Any:
@@ -20,8 +20,8 @@ def transfer_seconds(moved: Any, calls: Any, bandwidth: Any, latency: Any, expos
         moved: B, bytes that a rank sends.
         calls: n, collectives, or steps of a ring.
         bandwidth: W, reached bytes per second of the slowest link that the group uses.
-        latency: l, seconds of a step beside its bytes.
-        exposed: x, share that nothing hides; 1 without overlap.
+        latency: l, seconds of one collective without its bytes.
+        exposed: x, share that no computation hides; 1 without overlap.
 
     Source: NCCL's tuning model, latency and bandwidth terms.
     """
@@ -29,7 +29,7 @@ def transfer_seconds(moved: Any, calls: Any, bandwidth: Any, latency: Any, expos
 
 
 def tensor(ledger: Ledger, work: TimedStep, again: float = 0.0) -> None:
-    """A sharded block gathers its input and scatters its output; backward does both in reverse and gathers the input once more.
+    """Add the transfers of a sharded block: a gather of its input and a scatter of its output; backward reverses both and gathers again.
 
     Source: arXiv:2205.05198, section 4.2.2.
     """
@@ -40,19 +40,19 @@ def tensor(ledger: Ledger, work: TimedStep, again: float = 0.0) -> None:
 
 
 def tensor_head(ledger: Ledger, work: TimedStep) -> None:
-    """The head gathers its input; backward scatters its gradient and gathers the input again."""
+    """Add the transfers of the head: it gathers its input; backward scatters the gradient and gathers the input again."""
     moved = _ring(work)
     ledger.transfer(FORWARD, "tensor", moved, 1)
     ledger.transfer(BACKWARD, "tensor", 2 * moved, 2)
 
 
 def _ring(work: TimedStep) -> float:
-    """Bytes that a rank of the tensor group sends to gather or scatter the stream, as a long ring would: (n − 1) slices of bf16."""
+    """Bytes that a rank of the tensor group sends to gather or scatter the residual stream: (n − 1) slices of bf16, times `short_ring`."""
     return work.tokens / work.mesh.tp * work.spec.model.hidden_size * 2.0 * (work.mesh.tp - 1) * short_ring(work.mesh.tp)
 
 
 def short_ring(ranks: float) -> float:
-    """How much longer a byte takes in a ring of a few ranks of a domain than in a long one: (n + 0.85) / n.
+    """Ratio of the time of a byte in a ring of n ranks of a domain to that in a long ring: (n + 0.85) / n.
 
     Source: NCCL's all-gather on two, four and eight H200 (ai-dynamo/aiconfigurator): 59, 72 and 77 % of the link.
     """
@@ -60,7 +60,7 @@ def short_ring(ranks: float) -> float:
 
 
 def context(ledger: Ledger, work: TimedStep, width: int, again: float) -> None:
-    """A ring passes keys and values (`width` of all heads) of a rank's tokens to every other one, backward with their gradients."""
+    """Add the ring that passes keys and values (`width` over all heads) of each rank to all others; backward also passes gradients."""
     ranks = work.mesh.cp
     if ranks > 1:
         moved = work.tokens * 2.0 * width / work.mesh.tp * (ranks - 1)
@@ -69,20 +69,20 @@ def context(ledger: Ledger, work: TimedStep, width: int, again: float) -> None:
 
 
 def copies(ranks: float, top_k: float, *, distinct: bool) -> float:
-    """Copies of a token that are sent: top_k, or to `n (1 − (1 − 1/n)^k)` distinct ranks or domains under uniform routing."""
+    """Sent copies of a token: top_k, or `n (1 − (1 − 1/n)^k)` if each distinct rank or domain gets one, under uniform routing."""
     return ranks * (1 - (1 - 1 / ranks) ** top_k) if distinct else float(top_k)
 
 
 def neighbouring_copies(ranks: float, top_k: int, num_experts: int) -> float:
-    """Copies where a token's experts are `top_k` neighbours: the ranks that they touch on the mean, `1 + (k − 1) n / E`."""
+    """Sent copies of a token whose `top_k` experts are consecutive: the average number of their ranks, `1 + (k − 1) n / E`."""
     return min(ranks, 1 + (top_k - 1) * ranks / num_experts)
 
 
 def exchange(ledger: Ledger, work: TimedStep, exchanges: Exchanges, again: float) -> None:
-    """Dispatch and combine, forward and backward, and forward again where experts run again.
+    """Add dispatch and combine of forward and backward; recomputed experts repeat those of forward.
 
-    NCCL's all-to-all sends a row for each expert; DeepEP and HybridEP send a row once to a rank, and once to another domain. Ranks that
-    share an expert gather the rows that came to each of them, and scatter their results.
+    NCCL's all-to-all sends a row to each expert; DeepEP and HybridEP send it once to each rank, and once to each other domain. Ranks that
+    share an expert gather the rows that each of them received, and scatter their results.
 
     Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py, dispatch_postprocess and combine_preprocess.
     """
@@ -101,13 +101,13 @@ def exchange(ledger: Ledger, work: TimedStep, exchanges: Exchanges, again: float
 
 
 def _sent(work: TimedStep, exchanges: Exchanges, ranks: float) -> float:
-    """Rows of a token that go to `ranks` ranks or domains."""
+    """Rows that a token sends to `ranks` ranks or domains."""
     distinct, moe = work.software.dispatcher != "alltoall", work.spec.model.moe
     if distinct and work.software.neighbours and moe is not None:
         return neighbouring_copies(ranks, exchanges.rows, moe.num_experts)
-    return copies(ranks, exchanges.rows * filled_up(work), distinct=distinct)
+    return copies(ranks, exchanges.rows * padding(work), distinct=distinct)
 
 
 def near(domain: int, ranks: float, stride: float) -> float:
-    """Ranks of a group in one domain if neighbours are `stride` ranks apart; at least 1."""
+    """Ranks of a group in one domain if consecutive ones differ by `stride` ranks; at least 1."""
     return max(1.0, min(ranks, domain / stride))

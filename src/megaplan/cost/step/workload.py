@@ -1,4 +1,4 @@
-"""The values of a step-time prediction: a spec's model, the degrees and batch of one of its steps, what runs it, and the machine."""
+"""Inputs of a step-time prediction: the model of a spec, degrees, batch, software and machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MeshShape(NamedTuple):
-    """Parallel degrees; `dp` is data ranks, without context."""
+    """Parallel degrees; `dp` is the number of data ranks without context ranks."""
 
     world: int
     tp: int = 1
@@ -27,13 +27,13 @@ class MeshShape(NamedTuple):
 
 
 class BatchShape(NamedTuple):
-    """Rows of a microbatch on every data rank.
+    """The batch of a data rank.
 
     Attributes:
         micro: Sequences of a microbatch.
         seq: Tokens of a sequence.
-        num_microbatches: Of a step.
-        document: Mean tokens of the documents that are packed into a sequence and attend to themselves alone; 0 for one document.
+        num_microbatches: Microbatches of a step.
+        document: Mean tokens of the documents packed into a sequence, which attend to themselves only; 0 for one document per sequence.
     """
 
     micro: int
@@ -43,11 +43,11 @@ class BatchShape(NamedTuple):
 
 
 class Recomputed(NamedTuple):
-    """What backward computes again.
+    """Operations that backward computes again.
 
     Attributes:
-        full: Share of the blocks that run again whole.
-        per_op: Half of the products run again, and everything cheap (torchtitan's selective policy).
+        full: Share of the blocks that run again completely.
+        per_op: True if half of the products run again, and all memory-bound operations (torchtitan's selective policy).
         modules: Megatron's names: core_attn, layernorm, mla_up_proj, mlp, moe, moe_act.
     """
 
@@ -57,14 +57,14 @@ class Recomputed(NamedTuple):
 
 
 class Sharded(NamedTuple):
-    """Parameters sharded over data ranks, gathered for use.
+    """Sharding of parameters over data ranks, which gather them before use.
 
     Attributes:
         kind: fsdp1, fsdp2 or megatron.
-        regather: Gathered again in backward.
-        reduce_bytes: Of an element of the reduced gradients.
-        gather_bytes: Of a gathered element.
-        inside: Sharded over the ranks of one domain, with a copy in each (HSDP).
+        regather: True if backward gathers the parameters again.
+        reduce_bytes: Bytes of an element of the reduced gradients.
+        gather_bytes: Bytes of a gathered element.
+        inside: True if parameters are sharded over the ranks of one domain, with a copy in each domain (HSDP).
     """
 
     kind: str
@@ -75,27 +75,27 @@ class Sharded(NamedTuple):
 
 
 class Software(NamedTuple):
-    """The framework and how it was launched.
+    """A framework and its launch options.
 
     Attributes:
         name: A framework of `frameworks.json`.
-        release: Its release, as `26.04`; None where its table does not say.
-        dtype: bf16, fp8 (one scale a tensor), mxfp8 or nvfp4: of experts, and of the linears of blocks.
-        linear_dtype: Of the linears of blocks where it is another one.
+        release: Release of the framework, such as `26.04`; None if it is not known.
+        dtype: Dtype of experts and of the linears of blocks: bf16, fp8 (one scale per tensor), mxfp8 or nvfp4.
+        linear_dtype: Dtype of the linears of blocks if it differs from `dtype`.
         dispatcher: alltoall, deepep or hybridep.
-        tp_overlap: Tensor-parallel transfers run beside products.
-        exchange_overlap: Exchanges of one microbatch run beside the work of another.
+        tp_overlap: True if tensor-parallel transfers overlap with products.
+        exchange_overlap: True if exchanges of one microbatch overlap with the work of another.
         graphs: Parts that run in CUDA graphs: full, attn, mlp, mamba, moe, moe_router, moe_preprocess.
-        compiled: Elementwise operations are fused, by hand or by torch.compile.
-        fp8_attention: The attention core multiplies in fp8.
-        low_head: The head multiplies in the recipe's dtype.
-        token_drop: Experts have a fixed capacity, so the host never waits for counts.
-        padded_rows: A rank's routed rows of every expert are filled up to a multiple of what its dtype's products need.
-        neighbours: A token's experts stand beside one another (benchmarks that balance the load without a router); else anywhere.
-        zero: Optimizer state is sharded over data ranks.
-        sharded: Parameters are, too; None if not.
-        data_overlap: Gradients are reduced and parameters gathered beside computation; None for what the framework does.
-        fused_accumulation: Products of weight gradients add to the sums, where the framework's do; else an operation of its own does.
+        compiled: True if elementwise operations are fused, by hand or by torch.compile.
+        fp8_attention: True if the attention core multiplies in fp8.
+        low_head: True if the head multiplies in the recipe's dtype.
+        token_drop: True if experts have a fixed capacity, so that the host never waits for token counts.
+        padded_rows: True if each rank pads the rows of an expert to the multiple that products of the dtype need.
+        neighbours: True if the experts of a token are consecutive (benchmarks that balance the load without a router).
+        zero: True if optimizer state is sharded over data ranks.
+        sharded: Sharding of parameters over data ranks; None without.
+        data_overlap: True if reductions of gradients and gathers of parameters overlap with computation; None for the framework's default.
+        fused_accumulation: True if products of weight gradients accumulate, if the framework can; False for a separate operation.
     """
 
     name: str
@@ -123,12 +123,12 @@ class Machine:
     """Data-sheet figures of a device and its links.
 
     Attributes:
-        peaks: FLOPs per second by dtype; fp8 is mxfp8's too, fp4 is nvfp4's.
-        memory: Bytes per second.
+        peaks: FLOPs per second by dtype; fp8 also applies to mxfp8, fp4 to nvfp4.
+        memory: Bytes per second of memory.
         node: Bytes per second to devices of the domain, one direction.
         network: Bytes per second of a device's adapter.
         domain: Devices that share `node`.
-        reached: Share of the peak that large products reach, by dtype, where it is given and not the constants'.
+        reached: Given shares of the peak that large products reach, by dtype; they replace those of the constants.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Machine:
 
     @classmethod
     def of(cls, device: Device) -> Machine:
-        """The figures of a device."""
+        """Figures of a device."""
         return cls(
             name=device.name,
             generation=device.generation,
@@ -158,13 +158,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """Pipeline stages that are alike.
+    """A group of equal pipeline stages.
 
     Attributes:
         count: Number of these stages.
-        blocks: Blocks by kind (`blocks.kinds_in`) on one of them, all of its chunks together.
-        embedding: True if it has the embedding.
-        head: True if it has the head and the prediction depths.
+        blocks: Number of blocks per stage, all chunks together, by kind (`blocks.kinds_in`).
+        embedding: True if the stage has the embedding.
+        head: True if the stage has the head and the prediction depths.
     """
 
     count: float
@@ -175,18 +175,18 @@ class StageShape:
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One step of training, ready to be timed.
+    """One training step, with all that its time depends on.
 
     Attributes:
-        spec: The model, its precision and its adapters. Degrees and batch are those of `mesh` and `batch`: a search times many with one
-            spec of each policy.
-        inventory: The parameters of the spec's model.
-        mesh: Degrees.
-        batch: Rows of the step.
-        software: What runs it.
-        machine: The device and its links.
+        spec: Spec with the model, its precision and its adapters. Degrees and batch are those of `mesh` and `batch`: a search uses one spec
+            per policy for many of them.
+        inventory: Parameters of the spec's model.
+        mesh: Parallel degrees.
+        batch: Batch of the step.
+        software: Framework and launch options.
+        machine: Device and links.
         stages: Stages of the pipeline.
-        recomputed: What backward computes again.
+        recomputed: Operations that backward computes again.
     """
 
     spec: Spec
@@ -200,7 +200,7 @@ class TimedStep:
 
     @property
     def tokens(self) -> float:
-        """Tokens of a microbatch on one rank, before sequence parallelism."""
+        """Tokens of a microbatch on one rank, before sequence parallelism divides them."""
         return self.batch.micro * self.batch.seq / self.mesh.cp
 
     @property

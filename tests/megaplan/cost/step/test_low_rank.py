@@ -4,7 +4,7 @@ import pytest
 
 from megaplan.cost.adapters import trained_elements
 from megaplan.cost.step.blocks import ledger_of
-from megaplan.cost.step.data import OPTIMIZER_BYTES, data_work
+from megaplan.cost.step.data import OPTIMIZER_BYTES, once_of
 from megaplan.cost.step.gemm import CAST_BYTES, SUM_BYTES
 from megaplan.cost.step.launch import ADAPTER_KERNELS
 from megaplan.cost.step.parameters import trained
@@ -68,12 +68,12 @@ def test_a_frozen_linear_is_cast_for_two_products_instead_of_three():
 
 def test_adapters_alone_are_reduced_gathered_and_updated():
     work = work_of()
-    found, elements = data_work(work, 2), sum(trained(work))
+    found, elements = once_of(work), sum(trained(work))
     assert (found.dense.reduced, found.dense.gathered) == (2 * elements, 2 * elements)
     assert found.optimizer_bytes == OPTIMIZER_BYTES * elements / 8
-    sharded = data_work(work_of(sharded=Sharded("fsdp2")), 2)
+    sharded = once_of(work_of(sharded=Sharded("fsdp2")))
     assert sharded.sharded.reduced == 4 * elements
-    plain = data_work(work_of(lora=False, sharded=Sharded("fsdp2")), 2)
+    plain = once_of(work_of(lora=False, sharded=Sharded("fsdp2")))
     assert sharded.sharded.gathered == plain.sharded.gathered + 2 * elements
 
 

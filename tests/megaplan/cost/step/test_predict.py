@@ -10,9 +10,9 @@ from megaplan.cost.model import model_costs
 from megaplan.cost.step.blocks import kinds_in, ledger_of
 from megaplan.cost.step.compose import PassTerms, pass_seconds
 from megaplan.cost.step.constants import constants, intervals, values
-from megaplan.cost.step.data import data_work
+from megaplan.cost.step.data import once_of
 from megaplan.cost.step.frameworks import framework, frameworks, known_release
-from megaplan.cost.step.grouped import filled_up
+from megaplan.cost.step.grouped import padding
 from megaplan.cost.step.names import names_of, rates_of
 from megaplan.cost.step.parameters import held
 from megaplan.cost.step.predict import StepTimer, peak_of, predict_step
@@ -271,17 +271,17 @@ def test_neighbouring_experts_are_on_few_ranks():
 def test_sharded_experts_are_gathered_over_their_own_ranks():
     """Two data ranks of each expert: half of its elements come from the other one, for every microbatch."""
     work = step(MOE, world=16, dp=16, ep=8, name="automodel", release=None, sharded=Sharded("fsdp2"))
-    found = data_work(work, 2)
+    found = once_of(work)
     assert (found.experts.gathered, found.sharded_experts.ranks) == (0, 2)
     assert found.sharded_experts.gathered == held(work).experts * 2
-    alone = data_work(step(MOE, name="automodel", release=None, ep=8, sharded=Sharded("fsdp2")), 2)
+    alone = once_of(step(MOE, name="automodel", release=None, ep=8, sharded=Sharded("fsdp2")))
     assert alone.sharded_experts.ranks == 1
 
 
 def test_hybrid_sharding_gathers_inside_a_domain_alone():
     """16 data ranks on two nodes: eight gather for every microbatch, and two exchange each eighth once a step."""
     given = {"world": 16, "dp": 16, "name": "torchtitan", "release": None}
-    flat, hybrid = (data_work(step(LLAMA, sharded=Sharded("fsdp2", inside=inside), **given), 4) for inside in (False, True))
+    flat, hybrid = (once_of(step(LLAMA, sharded=Sharded("fsdp2", inside=inside), **given)) for inside in (False, True))
     assert (flat.sharded.ranks, flat.dense.gathered) == (16, 0)
     assert (hybrid.sharded.ranks, hybrid.sharded.gathered) == (8, flat.sharded.gathered)
     assert (hybrid.dense.ranks, hybrid.dense.gathered) == (2, flat.sharded.gathered / 8)
@@ -296,18 +296,18 @@ def test_a_short_ring_reaches_what_was_measured():
     assert short_ring(1e9) == pytest.approx(1)
 
 
-def test_rows_are_filled_up_to_whole_multiples_on_every_rank():
+def test_rows_are_padded_to_whole_multiples_on_every_rank():
     """Half a multiple an expert and rank: twice the share where tensor ranks halve the tokens; none in bf16."""
     own = step(MOE, dtype="mxfp8", ep=8)
     padded = replace(own, software=own.software._replace(padded_rows=True))
     routed = own.tokens * 8 / 128
-    assert filled_up(own) == 1
-    assert filled_up(padded) == 1 + 31 / 2 / routed
+    assert padding(own) == 1
+    assert padding(padded) == 1 + 31 / 2 / routed
     halves = replace(padded, mesh=padded.mesh._replace(tp=2))
-    assert filled_up(halves) - 1 == 2 * (filled_up(padded) - 1)
-    assert filled_up(replace(padded, software=padded.software._replace(dtype="bf16"))) == 1
+    assert padding(halves) - 1 == 2 * (padding(padded) - 1)
+    assert padding(replace(padded, software=padded.software._replace(dtype="bf16"))) == 1
     flops = [sum(each.flops for each in ledger_of(work, "E").grouped) for work in (own, padded)]
-    assert flops[1] / flops[0] == pytest.approx(filled_up(padded))
+    assert flops[1] / flops[0] == pytest.approx(padding(padded))
     assert predict_step(padded).seconds > predict_step(own).seconds
 
 
