@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from step_times.priors import Prior, priors
-from step_times.rows import Row, workload
+from step_times.rows import Row, step_of_row
 from step_times.table import Table
 
 Array = NDArray[np.float64]
@@ -73,7 +73,7 @@ def fit(rows: Sequence[Row], max_steps: int = 100, near: Fit | None = None) -> F
     """Fit every constant that the rows touch; the others stay at their priors. `near`: a fit whose constants the search starts from."""
     known = priors()
     names = tuple(known)
-    table = Table([workload(row) for row in rows], names)
+    table = Table([step_of_row(row) for row in rows], names)
     free = np.flatnonzero(table.touches.any(0))
     base = np.log([known[name].value for name in names])
     spread = np.array([known[name].spread for name in names])
@@ -115,4 +115,4 @@ def fit(rows: Sequence[Row], max_steps: int = 100, near: Fit | None = None) -> F
 
 def predict(found: Fit, rows: Sequence[Row]) -> Array:
     """Predicted seconds of rows."""
-    return Table([workload(row) for row in rows], found.names).seconds(found.logs(priors()))
+    return Table([step_of_row(row) for row in rows], found.names).seconds(found.logs(priors()))

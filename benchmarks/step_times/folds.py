@@ -180,9 +180,9 @@ def null_models(rows: Sequence[Row]) -> dict[str, Array]:
     """Predicted over measured of models without any term: 6·N·D at 40 % of peak, and one utilisation a device and dtype."""
     from megaplan.cost.model import model_costs  # noqa: PLC0415
     from megaplan.cost.step.predict import peak_of  # noqa: PLC0415
-    from step_times.rows import workload  # noqa: PLC0415
+    from step_times.rows import step_of_row  # noqa: PLC0415
 
-    works = [workload(row) for row in rows]
+    works = [step_of_row(row) for row in rows]
     ideal = np.array(
         [
             model_costs(work.spec, work.inventory).model_flops

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from megaplan.cost.step.predict import predict_step  # noqa: E402
 from megaplan.errors import MegaplanError  # noqa: E402
-from step_times.rows import Row, workload  # noqa: E402
+from step_times.rows import Row, step_of_row  # noqa: E402
 
 FORMAT = "megaplan.replay/1"
 LEAST = {"step_s": 1e-9, "gpus": 1, "seq": 1, "gbs": 1} | dict.fromkeys(("mbs", "tp", "pp", "cp", "vp", "ep", "etp", "dp", "nmb"), 0)
@@ -63,7 +63,7 @@ def replayed(row: Row) -> dict[str, Any]:
     try:
         if low := [f"{key} = {row[key]}" for key, least in LEAST.items() if row.get(key) is not None and row[key] < least]:
             return own | {"reason": f"too small: {', '.join(low)}"}
-        step, measured = predict_step(workload(row)), float(row["step_s"])
+        step, measured = predict_step(step_of_row(row)), float(row["step_s"])
     except KeyError as error:
         return own | {"reason": f"there is no {error} in the row, or in what the model of step times knows"}
     except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError, MegaplanError) as error:

@@ -28,7 +28,7 @@ HYBRID_SHARDED = frozenset({"nemotron3-ultra"})
 RECOMPUTE_MODULES = frozenset({"core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act"})
 
 
-def workload(row: Row) -> TimedStep:
+def step_of_row(row: Row) -> TimedStep:
     """The step that a row measured.
 
     Raises:

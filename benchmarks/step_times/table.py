@@ -1,4 +1,4 @@
-"""Many workloads at once: the formulas of `megaplan.cost.step` on arrays of one number a row."""
+"""Many steps at once: the formulas of `megaplan.cost.step` on arrays with one number per row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_STAGES = 4
 
 
 class Table:
-    """Workloads as flat arrays of work; `seconds(values)` prices all of them."""
+    """Steps as flat arrays of work; `seconds(logs)` computes the time of each."""
 
     def __init__(self, works: Sequence[TimedStep], constants: Sequence[str]) -> None:
         """`constants` gives the order of the values that `seconds` takes."""

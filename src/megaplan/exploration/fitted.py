@@ -201,14 +201,14 @@ class FittedClock:
 
     def _cut(self, spec: Spec, spans: Spans) -> TimedStep:
         where, pp = placement(spec.schedule.kind), spec.mesh.pp
-        return self._workload(spec, spans, [slot_owner(where, slot, pp)[0] for slot in range(len(spans))])
+        return self._step(spec, spans, [slot_owner(where, slot, pp)[0] for slot in range(len(spans))])
 
     def _whole(self, spec: Spec) -> tuple[TimedStep, StepTimer]:
         """The step with all blocks on one stage."""
-        work = self._workload(spec, ((0, len(self._kinds)),), [0])
+        work = self._step(spec, ((0, len(self._kinds)),), [0])
         return work, self._timer(work)
 
-    def _workload(self, spec: Spec, spans: Spans, owners: Sequence[int]) -> TimedStep:
+    def _step(self, spec: Spec, spans: Spans, owners: Sequence[int]) -> TimedStep:
         found = timed_step(spec, self._inventory, spans, owners, step_of(spec), self._machine)
         self._machine = found.machine
         return found

@@ -9,7 +9,7 @@ from math import exp, log
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.layout.spans import Spans
-from megaplan.layout.step_time import NS, planned_time, planned_workload
+from megaplan.layout.step_time import NS, planned_time, step_to_time
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def measured_step(name: str, spec: Spec, spans: Spans, seconds: float) -> Measur
     """The timed step of a spec; or the reason that its time cannot be modelled."""
     if spec.host.kind.trained:
         return _replayed_step(name, spec, spans, seconds)
-    work = planned_workload(spec, spans)
+    work = step_to_time(spec, spans)
     return work if isinstance(work, str) else _fitted_step(name, spec.host.kind.name, work, seconds)
 
 

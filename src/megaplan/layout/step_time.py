@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaplan.columns import Basis
@@ -74,7 +73,7 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
         return f"the cuts are of {len(spans)} slots and {spans[-1][1]} layers, the inputs of {num_slots} slots and {num_layers} layers"
     if spec.host.kind.trained:
         return _replayed(spec, spans, inventory)
-    work = planned_workload(spec, spans, inventory)
+    work = step_to_time(spec, spans, inventory)
     if isinstance(work, str):
         return work
     from megaplan.cost.model import model_costs  # noqa: PLC0415
@@ -121,8 +120,8 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     )
 
 
-def planned_workload(spec: Spec, spans: Spans, inventory: Inventory | None = None) -> TimedStep | str:
-    """The step as a workload for the fitted constants, or the reason that they give no time for it."""
+def step_to_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -> TimedStep | str:
+    """The step for the fitted constants, or the reason that they give no time for it."""
     if spec.host.kind.step is None:
         return f"there are no fitted constants for steps of host {spec.host.kind.name}"
     from megaplan.cost.step.from_spec import step_of, timed_step, unpriced  # noqa: PLC0415  (a host without times loads no model of them)
@@ -138,15 +137,10 @@ def planned_workload(spec: Spec, spans: Spans, inventory: Inventory | None = Non
 
 def calibration_of(work: TimedStep) -> str:
     """The family, if steps on this device in this dtype are among the fitted rows, or its rate is given; else `uncalibrated`."""
+    from megaplan.cost.step.predict import reached_share  # noqa: PLC0415
+
     dtype = work.software.dtype
-    if dtype not in work.machine.reached and f"gemm.{work.machine.name}.{dtype}" not in _fitted():
+    if dtype not in work.machine.reached and not reached_share(work.machine, dtype)[2]:
         return "uncalibrated"
     letters = {block.family for block in work.inventory.layers}
     return "hybrid" if "M" in letters else "moe" if "E" in letters else "dense"
-
-
-@cache
-def _fitted() -> frozenset[str]:
-    from megaplan.cost.step.constants import constants  # noqa: PLC0415
-
-    return frozenset(name for name, constant in constants().items() if constant.basis is Basis.FITTED)

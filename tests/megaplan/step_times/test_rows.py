@@ -121,17 +121,17 @@ def test_a_spec_says_what_ran_the_row(name):
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_is_timed_by_its_spec(name):
     """All of its layers are on its stages, and it has a time."""
-    work = rows.workload(CASES[name])
+    work = rows.step_of_row(CASES[name])
     held = sum(stage.count * sum(stage.blocks.values()) for stage in work.stages)
     assert held == work.spec.model.num_layers
     assert predict_step(work).seconds > 0
 
 
 def test_layers_that_do_not_divide_are_cut_all_the_same():
-    work = rows.workload(row(LLAMA | {"L": 33, "nA": 33, "nD": 33}, pp=4, dp=2))
+    work = rows.step_of_row(row(LLAMA | {"L": 33, "nA": 33, "nD": 33}, pp=4, dp=2))
     assert sorted((stage.blocks["A"], stage.count) for stage in work.stages) == [(8, 1), (8, 2), (9, 1)]
     with pytest.raises(ValueError, match="do not divide into 2 equal slots"):
-        rows.workload(row(HYBRID, pp=2, dp=4))
+        rows.step_of_row(row(HYBRID, pp=2, dp=4))
 
 
 def test_a_layout_that_a_rule_refuses_is_timed_unchecked():
@@ -139,13 +139,13 @@ def test_a_layout_that_a_rule_refuses_is_timed_unchecked():
     refused = row(pp=2, dp=4, nmb=1)
     with pytest.raises(MegaplanError, match="MP311"):
         spec_from_document(specs.document(refused))
-    assert predict_step(rows.workload(refused)).seconds > 0
+    assert predict_step(rows.step_of_row(refused)).seconds > 0
 
 
 def test_fine_tuning_rows_are_packed_where_the_framework_packs():
-    assert rows.workload(row(task="sft")).batch.document == rows.SQUAD_TOKENS
-    assert rows.workload(row(task="lora", framework="automodel", release=None)).batch.document == 0
-    assert rows.workload(row()).batch.document == 0
+    assert rows.step_of_row(row(task="sft")).batch.document == rows.SQUAD_TOKENS
+    assert rows.step_of_row(row(task="lora", framework="automodel", release=None)).batch.document == 0
+    assert rows.step_of_row(row()).batch.document == 0
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_fine_tuning_rows_are_packed_where_the_framework_packs():
 def test_61_layers_are_cut_as_the_published_layouts_of_deepseek_v3(pp, vp, held):
     """Et*4|(t*4|)*14tmL, and Et|(tt|)*30mL of 32 slots."""
     case = row(LATENT | {"L": 61, "nA": 61, "nD": 3, "nE": 58, "mtp": 1}, pp=pp, vp=vp, dp=1, gpus=pp)
-    assert {stage.blocks["A"] for stage in rows.workload(case).stages} == set(held)
+    assert {stage.blocks["A"] for stage in rows.step_of_row(case).stages} == set(held)
 
 
 def test_a_replayed_row_has_its_error_and_terms():

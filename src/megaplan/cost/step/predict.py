@@ -179,7 +179,8 @@ def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], li
     def add(run: int, term: str, seconds: float) -> None:
         found[run][term] = found[run].get(term, 0.0) + seconds
 
-    peak = {dtype.partition(".")[2]: peak_of(machine, dtype.partition(".")[2]) * rates[dtype] for dtype in rates if dtype[:8] == "product."}
+    dtypes = [name.partition(".")[2] for name in rates if name.startswith("product.")]
+    peak = {dtype: peak_of(machine, dtype) * rates[f"product.{dtype}"] for dtype in dtypes}
     for run, dtype, flops, moved, shape, depth, count in ledger.products:
         add(
             run, "gemm", count * product_seconds(flops, moved, shape, depth, peak[dtype], memory, rates["quality"], rates[f"depth.{dtype}"])
