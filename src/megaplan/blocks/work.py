@@ -31,6 +31,7 @@ class Workload(NamedTuple):
         cp: Ranks that share a sequence.
         packed: True if rows hold several documents.
         relations: True if attention adds a relation bias to scores.
+        sorts: True if rows are sorted by expert a second time even if all of them come from this rank.
     """
 
     seq_length: int
@@ -44,6 +45,7 @@ class Workload(NamedTuple):
     cp: int = 1
     packed: bool = False
     relations: bool = False
+    sorts: bool = False
 
     @property
     def positions(self) -> int:

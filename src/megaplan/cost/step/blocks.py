@@ -88,10 +88,14 @@ def ledger_of(work: TimedStep, kind: str) -> Ledger:
 
 
 def _load(work: TimedStep) -> Workload:
-    """Part of a microbatch on one rank."""
-    mesh, batch = work.mesh, work.batch
+    """Part of a microbatch on one rank.
+
+    All-to-all dispatchers sort received rows by expert also without expert parallelism (NVIDIA/Megatron-LM,
+    megatron/core/transformer/moe/token_dispatcher.py, dispatch_postprocess).
+    """
+    mesh, batch, sorts = work.mesh, work.batch, work.software.dispatcher == "alltoall"
     tokens = batch.micro * batch.seq // mesh.cp
-    return Workload(batch.seq, tokens, ELEMENT_BYTES, tp=mesh.tp, ep=mesh.ep, etp=mesh.etp, cp=mesh.cp)
+    return Workload(batch.seq, tokens, ELEMENT_BYTES, tp=mesh.tp, ep=mesh.ep, etp=mesh.etp, cp=mesh.cp, sorts=sorts)
 
 
 def _block(work: TimedStep, found: Ledger, block: Block) -> None:

@@ -37,15 +37,15 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
     """Router product, dispatch and combine of the rank's own tokens.
 
     Dispatch reads a token's row and writes it k times; combine sums it from k rows; backward moves the same rows in reverse. Rows that
-    travel to other ranks are sorted by expert there and unsorted: one more read and write each. Experts that gather need neither sorted
-    rows nor, on one rank, dispatched ones: their products read k rows per token as they would read copies, and write k rows that are
-    summed.
+    travel to other ranks, and all rows if `load.sorts`, are sorted by expert and unsorted: one more read and write each. Experts that
+    gather need neither sorted rows nor, on one rank, dispatched ones: their products read k rows per token as they would read copies, and
+    write k rows that are summed.
     """
     rows, row = moe.top_k, moe.row_width(hidden_size) * load.itemsize
     sorting: Ops = ()
     travels, rows_and_sum = load.ep * load.etp > 1, (rows + 1) * row
     copies = travels or not load.gathers
-    if travels and not load.gathers:
+    if (travels or load.sorts) and not load.gathers:
         sorted_rows = 2 * rows * load.etp * row
         work = Work(moved_forward=sorted_rows, moved_input=sorted_rows)
         sorting = tuple(OpWork(name, PART, work, own_tokens=True, is_routed=True) for name in ("sort", "unsort"))

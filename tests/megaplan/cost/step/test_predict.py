@@ -268,6 +268,14 @@ def test_neighbouring_experts_are_on_few_ranks():
     assert next(rows) == next(rows)
 
 
+@pytest.mark.parametrize(("dispatcher", "ep", "rows"), [("alltoall", 8, 57), ("alltoall", 1, 57), ("deepep", 8, 57), ("deepep", 1, 25)])
+def test_all_to_all_sorts_rows_by_expert_also_without_expert_parallelism(dispatcher, ep, rows):
+    """Forward moves 7 k + 1 rows per token with the second sort and its inverse, and 3 k + 1 without them."""
+    work = step(MOE, ep=ep, dispatcher=dispatcher)
+    moved = sum(each.moved for each in ledger_of(work, "E").moved if (each.run, each.kind) == (0, "permute"))
+    assert moved == rows * work.tokens * 2048 * 2
+
+
 def test_sharded_experts_are_gathered_over_their_own_ranks():
     """Two data ranks of each expert: half of its elements come from the other one, for every microbatch."""
     work = step(MOE, world=16, dp=16, ep=8, name="automodel", release=None, sharded=Sharded("fsdp2"))
