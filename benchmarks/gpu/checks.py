@@ -84,7 +84,8 @@ def check(case: KernelCase, num_tokens: int, device: str, dtype: torch.dtype) ->
     inputs = case.make(device, dtype, num_tokens)
     found, again = results_of(case.call, inputs), results_of(case.call, inputs)
     exact = exact_results(case, inputs)
-    error = worst([rms_ratio(a, b) for a, b in zip(found, exact, strict=True)])
+    errors = {name: rms_ratio(a, b) for name, a, b in zip(("y", *inputs), found, exact, strict=False)}
+    error = worst(list(errors.values()))
     bitwise = all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
     finite = all(bool(a.isfinite().all()) for a in found)
     return {
@@ -92,6 +93,7 @@ def check(case: KernelCase, num_tokens: int, device: str, dtype: torch.dtype) ->
         "num_tokens": num_tokens,
         "dtype": str(dtype).removeprefix("torch."),
         "error": error,
+        "errors": {name: float(f"{each:.3g}") for name, each in errors.items()},
         "bitwise": bitwise,
         "finite": finite,
         "right": bool(error <= TOLERANCE[dtype] and bitwise and finite),
