@@ -43,6 +43,7 @@ MAX_EVENTS = 2_000_000
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CHANGING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE")
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+"""Variables that change GEMM workspaces, memory or ranks: a measured run has none of them, whatever the shell has."""
 SHORT = ("host.kernels=reference", "batch={micro_batch_size: 1, seq_length: 32}", "schedule.num_microbatches=1", "model.pattern=AMER")
 SHORT += ("model.num_layers=4", "model.mlp=null")
 SMALL = {
@@ -189,10 +190,8 @@ class MeasuredTrainer(PhasedTrainer):
         self._peaks.enter(str(phase))
 
 
-def prepare_environment(how: How) -> None:
-    """Variables that change the allocator, GEMM workspaces or ranks are as `how` says, whatever the shell has; before CUDA starts."""
-    for name in (*CHANGING, *LAUNCHED):
-        os.environ.pop(name, None)
+def set_allocator(how: How) -> None:
+    """Set the allocator as `how` says, whatever the shell has; before CUDA starts."""
     setting = f"expandable_segments:{how.expandable}"
     os.environ |= dict.fromkeys(ALLOCATOR, setting)
     if torch.cuda.is_available():
@@ -202,9 +201,11 @@ def prepare_environment(how: How) -> None:
 def train_plan(name: str, how: How, emit: Emit) -> None:
     """Train a few steps and emit what is found; with `how.profile`, then a profile of one more step."""
     began = time.perf_counter()
-    prepare_environment(how)
+    for variable in (*CHANGING, *LAUNCHED):
+        os.environ.pop(variable, None)
     case = find_case(name, asked(how))
-    kernels, launch = start_kernels(case.job, None), read_launch()
+    kernels, launch = start_kernels(case.job, None), read_launch()  # forks, before CUDA starts
+    set_allocator(how)
     device = choose_device(launch)
     if kernels is not None:
         kernels.begin(device, launch.rank)
