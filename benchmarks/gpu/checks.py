@@ -76,8 +76,8 @@ def worst_error(
 def moved_by_a_unit(case: KernelCase, inputs: Inputs, exact: list[Tensor]) -> list[float]:
     """RMS ratios between the fp64 results and those of inputs that differ by at most one unit in the last place, drawn at random.
 
-    A kernel rounds its operands as often as its inputs were rounded, so that an ill-conditioned result, such as a sum that cancels, is no
-    closer than this to the exact one, and a kernel within it is right: its result is the exact one of inputs that the dtype can not tell apart.
+    A kernel rounds its operands, so an ill-conditioned result, such as a sum that cancels, is no closer to the exact one. A kernel
+    within it is right: its result is the exact one of inputs that the dtype can hardly distinguish from those given.
     """
     generator = torch.Generator(next(iter(inputs.values())).device).manual_seed(2)
     near = {}

@@ -21,8 +21,8 @@ from megarun.trace.replaced import replaced
 def lone_rank(rank: int, world_size: int) -> Iterator[None]:
     """A fake process group in which this process is `rank` and every collective completes immediately.
 
-    Devices of the machine are hidden: an optimizer's step asks a device that is there whether it captures a graph, which starts CUDA in this
-    process, and fails in a process forked from one that has CUDA.
+    The machine's devices are hidden. An optimizer's step asks a device that is there whether it captures a graph; that starts CUDA, and
+    fails in a process forked from one that has CUDA.
     """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:

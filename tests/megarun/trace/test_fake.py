@@ -17,7 +17,7 @@ def test_a_played_rank_does_not_start_the_device(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", start)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_stream", start)
     parameter = nn.Parameter(torch.zeros(2))
     parameter.grad = torch.ones(2)
