@@ -33,6 +33,7 @@ from megarun.job.job import Job
 from megarun.launch.process_group import choose_device, process_group, read_launch
 from megarun.model.stage import Stage
 from megarun.parallel.groups.mesh import RankMesh, build_mesh
+from megarun.training.loop import start_kernels
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MEMORY = ROOT / "benchmarks/gpu/memory.yaml"
@@ -42,6 +43,7 @@ MAX_EVENTS = 2_000_000
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CHANGING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE")
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+"""Variables that change GEMM workspaces, memory or ranks: a measured run has none of them, whatever the shell has."""
 SHORT = ("host.kernels=reference", "batch={micro_batch_size: 1, seq_length: 32}", "schedule.num_microbatches=1", "model.pattern=AMER")
 SHORT += ("model.num_layers=4", "model.mlp=null")
 SMALL = {
@@ -58,7 +60,7 @@ class How:
 
     Attributes:
         num_steps: Steps, the first of which compiles kernels and makes the optimizer's state.
-        most_seconds: No further step begins after so long.
+        most_seconds: No further step begins after so long, the first step not counted.
         compiled: Blocks by torch.compile.
         expandable: True if torch's allocator has expandable segments.
         overrides: Overrides of the spec.
@@ -188,10 +190,8 @@ class MeasuredTrainer(PhasedTrainer):
         self._peaks.enter(str(phase))
 
 
-def prepare_environment(how: How) -> None:
-    """Variables that change the allocator, GEMM workspaces or ranks are as `how` says, whatever the shell has; before CUDA starts."""
-    for name in (*CHANGING, *LAUNCHED):
-        os.environ.pop(name, None)
+def set_allocator(how: How) -> None:
+    """Set the allocator as `how` says, whatever the shell has; before CUDA starts."""
     setting = f"expandable_segments:{how.expandable}"
     os.environ |= dict.fromkeys(ALLOCATOR, setting)
     if torch.cuda.is_available():
@@ -201,12 +201,16 @@ def prepare_environment(how: How) -> None:
 def train_plan(name: str, how: How, emit: Emit) -> None:
     """Train a few steps and emit what is found; with `how.profile`, then a profile of one more step."""
     began = time.perf_counter()
-    prepare_environment(how)
+    for variable in (*CHANGING, *LAUNCHED):
+        os.environ.pop(variable, None)
     case = find_case(name, asked(how))
-    launch = read_launch()
+    kernels, launch = start_kernels(case.job, None), read_launch()  # forks, before CUDA starts
+    set_allocator(how)
     device = choose_device(launch)
+    if kernels is not None:
+        kernels.begin(device, launch.rank)
     cuda = torch.cuda if device.type == "cuda" else None
-    spec, losses, seconds = case.job.spec, [], []
+    spec, losses, seconds, ahead = case.job.spec, [], [], {}
     peaks = Peaks(cuda, alone=how.alone)
     if how.explain and cuda is not None:
         cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=MAX_EVENTS)
@@ -214,6 +218,9 @@ def train_plan(name: str, how: How, emit: Emit) -> None:
         mesh = build_mesh(spec.mesh, device)
         trainer = MeasuredTrainer(case.job, mesh, peaks, sharded_stages(case.job, mesh, compiled=how.compiled))
         batches, setup = Batches(RandomRows(spec), spec, mesh), time.perf_counter() - began
+        if kernels is not None and kernels.is_wanted:
+            ahead = kernels.finish(launch.store, launch.rank, lambda: False, lambda *_: None)._asdict()
+            ahead["waited"] = round(time.perf_counter() - began - setup, 1)
 
         def one_step(step: int) -> None:
             start = time.perf_counter()
@@ -222,13 +229,13 @@ def train_plan(name: str, how: How, emit: Emit) -> None:
             seconds.append(time.perf_counter() - start)
 
         for step in range(how.num_steps):
-            if step > 1 and sum(seconds) > how.most_seconds:
+            if sum(seconds[1:]) > how.most_seconds:
                 break
             one_step(step)
         peaks.enter("end")
         about = {"run": name, "compiled": how.compiled, "expandable_segments": expandable_now(cuda, how), "overrides": list(how.overrides)}
         found = {**about, "setup_s": round(setup, 1), **sizes_of(case), "phases": peaks.by_phase, "estimate": estimate_of(case)}
-        found |= {"losses": list(losses), "seconds": list(seconds), "machine": machine(cuda)} | rates(found, seconds)
+        found |= {"losses": list(losses), "seconds": list(seconds), "machine": machine(cuda), "kernels": ahead} | rates(found, seconds)
         if how.explain and cuda is not None:
             found["blocks"] = blocks_now(cuda)
         emit(found)

@@ -34,7 +34,7 @@ def summary(events: Iterable[Any], *, on_gpu: bool) -> dict[str, Any]:
         `kernels` launches; `busy_ms`, the time in which at least one ran; `span_ms` from the first's start to the last's end; `sum_ms` of
         all, more than `busy_ms` where streams overlap; `by_kernel` [name, launches, ms] and `by_group` [part, launches, ms], longest first.
     """
-    seen = list(events)
+    seen = [event for event in events if not event.is_user_annotation()]  # a range around kernels, which the device's events have too
     operations = {event.correlation_id(): event.name() for event in seen if not _on_device(event)}
     kernels = [event for event in seen if _on_device(event) == on_gpu and event.duration_ns() > 0]
     by_kernel: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import _utils
 from torch.distributed.pipelining.schedules import _PipelineSchedule
@@ -18,10 +19,15 @@ from megarun.trace.replaced import replaced
 
 @contextmanager
 def lone_rank(rank: int, world_size: int) -> Iterator[None]:
-    """A fake process group in which this process is `rank` and every collective completes immediately."""
+    """A fake process group in which this process is `rank` and every collective completes immediately.
+
+    The machine's devices are hidden. An optimizer's step asks a device that is there whether it captures a graph; that starts CUDA, and
+    fails in a process forked from one that has CUDA.
+    """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
-        yield
+        with replaced(torch.cuda, is_available=lambda: False), replaced(torch.accelerator, current_accelerator=lambda **_: None):
+            yield
     finally:
         dist.destroy_process_group()
         _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it caches meshes of the destroyed group

@@ -11,9 +11,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from gpu import checks, peers, times
+from gpu.case import KernelCase
 from gpu.kernel_cases import cases
 
 from megakernels import mamba3, use_kernels
+from megakernels.facts import Work
 
 pytestmark = pytest.mark.runtime
 SMALL = cases(small=True)
@@ -80,6 +82,24 @@ def test_work_and_statements_are_counted() -> None:
     assert stated["attention"] == 4 * 4 * 65
     pairs = 65 * 2  # forward: activated rows and their products, before a token's are summed; the sums of six experts' rows and tiles
     assert stated["moe"] == 2 * (pairs * 16 + pairs * 24 - 65 * 24) + 2 * 6 * 4
+
+
+@pytest.mark.parametrize(("error", "right"), [(0.0, True), (0.1, False)])
+def test_a_sum_that_cancels_may_be_as_far_as_rounding_its_inputs_moves_it(error: float, right: bool) -> None:
+    """The operation rounds its operand to bf16 once more than the exact one; a tenth too much is wrong all the same."""
+
+    def cancels(x: Tensor) -> Tensor:
+        exact = x.dtype == torch.float64
+        scaled = x * 1.01 if exact else (x * 1.01).bfloat16().float()
+        return ((scaled[..., :32].sum(-1) - scaled[..., 32:].sum(-1)) * (1 if exact else 1 + error)).to(x.dtype)
+
+    values = torch.rand(1, 64, 64, generator=torch.Generator().manual_seed(0)) + 3
+    case = KernelCase("cancels", 64, {"x": (1, 64, 64)}, cancels, Work(), "copy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KernelCase, "make", lambda *_: {"x": values.bfloat16().requires_grad_()})
+        line = checks.check(case, 64, "cpu", torch.bfloat16)
+    assert line["error"] > checks.TOLERANCE[torch.bfloat16]
+    assert line["right"] is right
 
 
 def test_full_sizes_are_those_of_the_published_ones() -> None:

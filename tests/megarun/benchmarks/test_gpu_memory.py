@@ -95,6 +95,10 @@ class Event(NamedTuple):
     length: int
     correlation: int = 0
     linked: int = 0
+    annotation: bool = False
+
+    def is_user_annotation(self) -> bool:
+        return self.annotation
 
     def name(self) -> str:
         return self.named
@@ -122,6 +126,7 @@ def test_a_profile_is_of_the_device_and_by_part() -> None:
         Event(product, "CUDA", 1_000_000, 2_000_000, linked=7),
         Event(product, "CUDA", 2_000_000, 2_000_000),  # on another stream
         Event("m2rnn_forward_kernel", "CUDA", 6_000_000, 1_000_000),
+        Event("Optimizer.step#Muon.step", "CUDA", 0, 9_000_000, annotation=True),  # a range around kernels
     ]
     found = profiles.summary(events, on_gpu=True)
     assert (found["kernels"], found["busy_ms"], found["span_ms"], found["sum_ms"]) == (3, 4.0, 6.0, 5.0)
