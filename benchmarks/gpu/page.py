@@ -3,7 +3,7 @@
 python benchmarks/gpu/page.py DIR [DIR …]                    tables, in DIR/page.md; several calls together, later ones last
 python benchmarks/gpu/page.py DIR --floors                   also the counted floor of each profiled step, half a minute a run
 python benchmarks/gpu/page.py DIR --results FILE.json        what benchmarks/results keeps of a run: runs, kernel times, checks
-python benchmarks/gpu/page.py [DIR …] --pending              write benchmarks/pending.md; without DIR nothing counts as run
+python benchmarks/gpu/page.py [DIR …] --pending              write benchmarks/pending.md, without what DIR or benchmarks/results has
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks"
 
 from gpu import pending  # noqa: E402
 from gpu.groups import part_of_operation  # noqa: E402
-from gpu.results import lines_of, of_done_jobs  # noqa: E402
+from gpu.results import lines_of, of_done_jobs, statuses  # noqa: E402
 from gpu.tables import (  # noqa: E402
     checks_table,
     device_table,
@@ -32,10 +32,12 @@ from gpu.tables import (  # noqa: E402
     train_tables,
 )
 
-PENDING = ROOT / "benchmarks/pending.md"
+PENDING, RESULTS = ROOT / "benchmarks/pending.md", ROOT / "benchmarks/results"
 SPECS = ROOT / "benchmarks/gpu/specs"
 DRY = "A run without a GPU: no number below measures anything."
 KEPT = ("device", "torch", "triton", "python", "driver", "capacity_bytes", "outside_allocator_bytes")
+KERNELS_KEPT = 90
+"""Kernels of a profile that are kept, the longest; the sum of all is kept too."""
 RATES = ("copy_gb_s", "matmul_bf16_8192_tflop_s")
 
 
@@ -68,7 +70,10 @@ def as_results(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     runs: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for line in found:
         if line["kind"] in ("train", "memory") and "run" in line:
-            runs[line["kind"], line["job"]].update({key: value for key, value in line.items() if key not in ("job", "estimate")})
+            kept = {key: value for key, value in line.items() if key not in ("job", "kind", "estimate")}
+            if "gpu" in kept:
+                kept["gpu"] = kept["gpu"] | {"by_kernel": kept["gpu"].get("by_kernel", [])[:KERNELS_KEPT]}
+            runs[line["kind"], line["job"]].update(kept)
     checks = [line for line in found if line["kind"] == "checks" and "case" in line]
     at_300 = [
         {"case": line["case"], "error300": line.get("error"), "bitwise": line.get("bitwise"), "finite": line.get("finite")}
@@ -80,9 +85,12 @@ def as_results(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **facts,
         "date": str(calls[-1]["call"])[:10] if calls else None,
         "commit": calls[-1]["commit"] if calls else None,
-        "runs": [run for run in runs.values() if "step_s" in run],
+        "mode": "one process a run" if any(run.get("compiled") for run in runs.values()) else "eager, one process a run",
+        "runs": [run for (kind, _), run in runs.items() if "step_s" in run and kind == "train"],
+        "memory": [run for (kind, _), run in runs.items() if "step_s" in run and kind == "memory"],
         "kernel_times": kernel_times(found),
         "checks_at_300_tokens": at_300,
+        "done": sorted(job for job, status in statuses(lines).items() if status == "done"),
         "checks": [{key: value for key, value in line.items() if key not in ("job", "kind")} for line in checks],
     }
 
@@ -103,11 +111,11 @@ def counted_floors(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float
 
 
 def write_pending(lines: Sequence[dict[str, Any]]) -> None:
-    """The page of what is left; jobs of a dry run count for nothing."""
+    """The page of what is left: neither these lines nor a file of results has it done. Jobs of a dry run count for nothing."""
     from gpu.jobs import jobs  # noqa: PLC0415  (loads torch)
-    from gpu.results import statuses  # noqa: PLC0415
 
-    text = "\n".join(pending.page([job.id for job in jobs("cuda")], {} if is_dry(lines) else statuses(lines)))
+    done = {job: "done" for path in RESULTS.glob("h200-*.json") for job in json.loads(path.read_text()).get("done", ())}
+    text = "\n".join(pending.page([job.id for job in jobs("cuda")], done | ({} if is_dry(lines) else statuses(lines))))
     PENDING.write_text(text + "\n", encoding="utf-8")
 
 

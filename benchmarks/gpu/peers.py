@@ -89,6 +89,8 @@ def _torch_attention(backend: str) -> Callable[[KernelCase], Peer | None]:
         if case.window is not None or case.documents or case.capped:
             return None
         width = case.shapes["q"][-1]
+        if backend == "FLASH_ATTENTION" and case.shapes["v"][-1] != width:
+            return None  # it takes one width
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with sdpa_kernel(getattr(SDPBackend, backend)):

@@ -32,16 +32,24 @@ def summary(events: Iterable[Any], *, on_gpu: bool) -> dict[str, Any]:
 
     Returns:
         `kernels` launches; `busy_ms`, the time in which at least one ran; `span_ms` from the first's start to the last's end; `sum_ms` of
-        all, more than `busy_ms` where streams overlap; `by_kernel` [name, launches, ms] and `by_group` [part, launches, ms], longest first.
+        all, more than `busy_ms` where streams overlap; `by_kernel` [name, launches, ms] and `by_group` [part, launches, ms], longest first;
+        `idle` [part before, part after, times, ms], of the times in which nothing ran.
     """
     seen = [event for event in events if not event.is_user_annotation()]  # a range around kernels, which the device's events have too
     operations = {event.correlation_id(): event.name() for event in seen if not _on_device(event)}
     kernels = [event for event in seen if _on_device(event) == on_gpu and event.duration_ns() > 0]
     by_kernel: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     by_group: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for event in kernels:
+    idle: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    until, last = 0, ""
+    for event in sorted(kernels, key=lambda event: int(event.start_ns())):
         name, milliseconds = event.name()[:CUT_NAME], event.duration_ns() / 1e6
         part = group_of(name, operations.get(event.linked_correlation_id()))
+        if last and event.start_ns() > until:
+            idle[last, part][0] += 1
+            idle[last, part][1] += (event.start_ns() - until) / 1e6
+        if event.start_ns() + event.duration_ns() > until:
+            until, last = event.start_ns() + event.duration_ns(), part
         for table, key in ((by_kernel, name), (by_group, part)):
             table[key][0] += 1
             table[key][1] += milliseconds
@@ -53,6 +61,7 @@ def summary(events: Iterable[Any], *, on_gpu: bool) -> dict[str, Any]:
         "sum_ms": sum(event.duration_ns() for event in kernels) / 1e6,
         "by_kernel": _longest_first(by_kernel),
         "by_group": _longest_first(by_group),
+        "idle": [[*parts, int(times), round(ms, 4)] for parts, (times, ms) in sorted(idle.items(), key=lambda item: -item[1][1])],
     }
 
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +116,16 @@ def chosen(jobs: Sequence[Any], only: Sequence[str], match: str, known: dict[str
 
 def header(given: argparse.Namespace) -> dict[str, Any]:
     """Header of the results: time, machine, selection and commit."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
-        commit = done.stdout.strip()
-    except OSError:
-        commit = ""
-    stamp = ROOT / "COMMIT"
+    stamp, commit = ROOT / "COMMIT", ""
+    if stamp.exists():  # a bundle, which may lie in a checkout of another commit
+        commit = stamp.read_text().strip()
+    else:
+        with suppress(OSError):
+            done = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
+            commit = done.stdout.strip()
     return {
         "call": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit or (stamp.read_text().strip() if stamp.exists() else None),
+        "commit": commit or None,
         "python": platform.python_version(),
         "seconds": given.seconds,
         "only": given.only,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from gpu.case import KernelCase
-from gpu.checks import TOLERANCE, Emit, results_of, worst_error
+from gpu.checks import TOLERANCE, Emit, check, results_of, worst_error
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -139,11 +139,10 @@ def time_own(case: KernelCase, emit: Emit, device: str) -> None:
     """An operation of ours; one that is wrong is not timed."""
     on_gpu = device.startswith("cuda")
     use_kernels("triton" if on_gpu else "reference")
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    error = worst_error(case, device, dtype)
-    about = {"case": case.name, "kernels": "triton" if on_gpu else "reference", "error": error}
-    if not error <= TOLERANCE[dtype]:
-        emit(about | {"failure": "past the tolerance; not timed"})
+    found = check(case, 300, device, torch.bfloat16 if on_gpu else torch.float32)
+    about = {"case": case.name, "kernels": "triton" if on_gpu else "reference", "error": found["error"]}
+    if not found["right"]:
+        emit(about | {"failure": "wrong; not timed"})
         return
     time_call(case, case.call, emit, device, about)
 

@@ -1,6 +1,6 @@
 """Writes docs/reference/measured.md: a GPU's measurements, the estimate, the modelled step and the counted floor of the same plans.
 
-python benchmarks/gpu/measured/page.py        of the newest benchmarks/results/h200-YYYY-MM-DD.json
+python benchmarks/gpu/measured/page.py        of all benchmarks/results/h200-YYYY-MM-DD.json
 
 It needs no GPU. The counted floors run each spec on tensors without values (`benchmarks/roofline.py`), about half a minute a spec.
 """
@@ -17,15 +17,17 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks"
 
 from gpu.measured import times  # noqa: E402
 from gpu.measured.reserved import ReservedRow, reserved_rows, reserved_table  # noqa: E402
-from gpu.measured.results import NEWEST, TrainingRun, document, training_runs  # noqa: E402
+from gpu.measured.results import FITTED, LATER, TrainingRun, document, training_runs  # noqa: E402
 from gpu.tables import markdown  # noqa: E402
 
 import megaplan  # noqa: E402
 from megaplan.layout.step_time import PlannedTime  # noqa: E402
 
+LEAST_GAIN = 0.07
+"""Gain of another number of warps or stages from which it is shown."""
 PAGE = ROOT / "docs/reference/measured.md"
 GIB = 2**30
-TEMPLATE = Path(__file__).with_name("page.md")
+TEMPLATE, LATER_TEMPLATE = (Path(__file__).with_name(name) for name in ("page.md", "later.md"))
 COPY_GB_S, MATMUL_TFLOP_S = 4800, 989
 """Rates of the data sheet."""
 
@@ -81,7 +83,8 @@ def operation_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
         if "forward_ns" not in row:
             yield *key, "not timed", "", row["failure"].split(":", 1)[0]
             continue
-        yield *key, f"{row['forward_ns'] / 1e6:.2f}", f"{row['backward_ns'] / 1e6:.2f}", f"{row['tflop_s']:,.0f}"
+        backward = f"{row['backward_ns'] / 1e6:.2f}" if row.get("backward_ns") else ""
+        yield *key, f"{row['forward_ns'] / 1e6:.2f}", backward, f"{row['tflop_s']:,.0f}" if "tflop_s" in row else ""
 
 
 def check_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
@@ -107,18 +110,97 @@ def page() -> str:
     floors = {run.name: floor_seconds(run.spec) for run in runs if not run.expandable_segments}
     steps = ("run", "step ms", "modelled", "error", "80 % interval", "floor", "GPU busy", "launches", "MFU", "first step s")
     return TEMPLATE.read_text().format(
-        file=NEWEST.name,
+        file=FITTED.name,
         copy_percent=100 * found["copy_gb_s"] / COPY_GB_S,
         matmul_percent=100 * found["matmul_bf16_8192_tflop_s"] / MATMUL_TFLOP_S,
         steps=table(steps, step_rows(runs, estimates, floors)),
-        allocated=table(("run", "phase", "measured", "estimate", "error"), allocated_rows(reserved_rows(NEWEST))),
-        reserved=reserved_table(NEWEST).rstrip(),
+        allocated=table(("run", "phase", "measured", "estimate", "error"), allocated_rows(reserved_rows(FITTED))),
+        reserved=reserved_table(FITTED).rstrip(),
         residuals="\n".join(times.step_table(times.steps(found))),
         parts="\n".join(times.table(times.rows(found))),
         operations=table(("case", "kernels", "forward ms", "backward ms", "TFLOP/s"), operation_rows(found["kernel_times"])),
         checks=table(("case", "largest error", "bitwise repeatable"), check_rows(found["checks_at_300_tokens"])),
+        later="\n\n".join(map(later, LATER)),
         **found,
     )
+
+
+def later(path: Path) -> str:
+    """The section of results that are in no constant."""
+    found, steps = document(path), times.steps(document(path))
+    runs = {run.name: run for run in training_runs(path)}
+    ahead = {run["run"]: run["kernels"] for run in found["runs"]}
+    rows = [
+        (
+            row.run,
+            f"{1e3 * row.measured:,.0f}",
+            f"{1e3 * row.modelled:,.0f}",
+            percent(row.modelled, row.measured),
+            f"{1e3 * row.low:,.0f} to {1e3 * row.high:,.0f}",
+            f"{runs[row.run].busy_ms:,.0f}",
+            f"{runs[row.run].launches:,}",
+            f"{100 * runs[row.run].mfu:.1f} %",
+            f"{runs[row.run].first_step_seconds:.1f}",
+            f"{ahead[row.run]['found'] - ahead[row.run]['compiled']} of {ahead[row.run]['found']}",
+        )
+        for row in steps
+    ]
+    large = [row for row in times.rows(found) if row.share > times.LEAST and (row.error is None or abs(row.error) > times.FAR)]
+    cases = [line for line in found["checks"] if "num_tokens" in line]
+    head = ("run", "step ms", "modelled", "error", "80 % interval", "GPU busy", "launches", "MFU", "first step s", "kernels from the cache")
+    return LATER_TEMPLATE.read_text().format(
+        file=path.name,
+        steps=table(head, rows),
+        parts="\n".join(times.table(large)),
+        reserved=reserved_table(path).rstrip(),
+        operations=table(("case", "kernels", "forward ms", "backward ms", "TFLOP/s"), operation_rows(found["kernel_times"])),
+        **variants_of(found),
+        rates=table(("operation", "us", "TFLOP/s", "GB/s"), rate_rows(found["rates"])),
+        num_plans=len([*found["runs"], *found["memory"]]),
+        num_checks=len(cases),
+        num_cases=len({line["case"] for line in cases}),
+        num_bitwise=sum(bool(line["bitwise"]) for line in cases),
+        above=table(("case", "tokens", "dtype", "error"), above_rows(cases)),
+        **{key: value for key, value in found.items() if isinstance(value, (str, float))},
+    )
+
+
+def variants_of(found: dict[str, Any]) -> dict[str, Any]:
+    """The table of kernels that other warps or stages make faster, and the experiments with the recurrence's forward."""
+    rows = []
+    for row in found["variants"]:
+        best = row["others"][0] if row["others"] else row
+        if best["us"] <= (1 - LEAST_GAIN) * row["us"]:
+            settings = (f"{each['warps']} warps" + (f", {each['stages']} stages" if each["stages"] else "") for each in (row, best))
+            sizes = (f"{row['us']:,.0f}", f"{best['us']:,.0f}", f"{100 * (best['us'] / row['us'] - 1):.0f} %")
+            rows.append((row["case"], row["kernel"], str(row["launches"]), *settings, *sizes))
+    tried = [row for row in found["m2rnn_forward"] if row["kind"] == "tf32x3"]
+    best = min(tried, key=lambda row: float(row["ms"]))
+    late = next(row for row in tried if (row["R"], row["warps"], row["ahead"]) == (best["R"], best["warps"], False))
+    now = next(row for row in found["kernel_times"] if row["case"] == "m2rnn 44x64x16" and row["kernels"] == "triton")
+    return {
+        "variants": table(("case", "kernel", "launches", "now", "faster", "us", "us", "change"), rows),
+        "num_variants": len({row["kernel"] for row in found["variants"]}),
+        "m2rnn_now": now["forward_ns"] / 1e6,
+        "m2rnn_best": best["ms"],
+        "m2rnn_rows": best["R"],
+        "m2rnn_warps": best["warps"],
+        "m2rnn_late": late["ms"],
+    }
+
+
+def rate_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
+    """Time and rate of each operation."""
+    for row in rows:
+        rates = (f"{row[key]:,.0f}" if key in row else "" for key in ("tflop_s", "gb_s"))
+        yield row["name"], f"{row['us']:,.1f}", *rates
+
+
+def above_rows(cases: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
+    """Checks whose largest error is above the tolerance."""
+    for line in cases:
+        if not line["right"]:
+            yield line["case"], str(line["num_tokens"]), line["dtype"], f"{line['error']:.1e}"
 
 
 if __name__ == "__main__":

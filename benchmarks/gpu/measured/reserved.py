@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu.measured.results import NEWEST, SPECS, document
+from gpu.measured.results import FITTED, document, spec_of
 
 from megaplan.budget.megarun import megarun_budget
 from megaplan.columns import Column, Phase
@@ -14,7 +14,6 @@ from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
-from megaplan.spec.load import load_spec
 
 RUN_WITH: Mapping[str, ShardsPool] = {"2ee927c8": ShardsPool.REDUCE_SCATTER}
 """Place where the runtime of a commit made gradient shards; for other commits today's place applies."""
@@ -32,7 +31,7 @@ class ReservedRow(NamedTuple):
         reserved: Measured bytes.
         estimated: Reserved bytes of the estimate, for the runtime at that commit.
         today: Estimate for the runtime as it is.
-        device: Measured bytes that the device has in use.
+        device: Measured bytes that the device has in use; None where another run shared it.
         estimated_device: Estimate with the reserve.
     """
 
@@ -44,7 +43,7 @@ class ReservedRow(NamedTuple):
     reserved: int
     estimated: int
     today: int
-    device: int
+    device: int | None
     estimated_device: int
 
     @property
@@ -53,17 +52,17 @@ class ReservedRow(NamedTuple):
         return (self.estimated - self.reserved) / self.reserved
 
 
-def reserved_rows(results: Path = NEWEST) -> Iterator[ReservedRow]:
-    """Every phase of every run of a results file whose spec is committed."""
+def reserved_rows(results: Path = FITTED) -> Iterator[ReservedRow]:
+    """Every phase of every run of a results file."""
     found = document(results)
     shards = RUN_WITH.get(found["commit"], SHARDS)
-    for run in found["runs"]:
+    for run in [*found["runs"], *found.get("memory", ())]:
         yield from _of_run(run, shards)
 
 
 def _of_run(run: dict[str, Any], shards: ShardsPool) -> Iterator[ReservedRow]:
     expandable = bool(run["expandable_segments"])
-    spec = load_spec(str(SPECS / f"{run['run']}.yaml"), (f"host.expandable_segments={str(expandable).lower()}",)).spec
+    spec = spec_of(run["run"], f"host.expandable_segments={str(expandable).lower()}")
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, choose_cuts(spec, inventory).spans)
     budget = megarun_budget(spec, inventory, layout, shards=shards)
@@ -84,7 +83,7 @@ def _of_run(run: dict[str, Any], shards: ShardsPool) -> Iterator[ReservedRow]:
         )
 
 
-def reserved_table(results: Path = NEWEST) -> str:
+def reserved_table(results: Path = FITTED) -> str:
     """The runs' last phase as a table of Markdown: what a run has reserved when it ends, in GiB."""
     lines = [
         "| run | expandable segments | allocated | reserved | estimate | error | today's runtime | device | estimate |",
@@ -96,7 +95,8 @@ def reserved_table(results: Path = NEWEST) -> str:
         peaks[key] = max(peaks.get(key, 0), row.allocated)
         if row.phase is Phase.OPTIMIZER:
             sizes = [peaks[key], row.reserved, row.estimated]
-            more = [row.today, row.device, row.estimated_device]
+            more = [row.today, *([] if row.device is None else [row.device, row.estimated_device])]
             words = [row.run, "on" if row.expandable_segments else "off", *(f"{size / 2**30:.2f}" for size in sizes), f"{row.error:+.1%}"]
-            lines.append(f"| {' | '.join([*words, *(f'{size / 2**30:.2f}' for size in more)])} |")
+            words += [f"{size / 2**30:.2f}" for size in more] + [""] * (3 - len(more))
+            lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"

@@ -7,9 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
+from megaplan.spec.load import load_spec, load_spec_text
+from megaplan.spec.models import Spec
+
 ROOT = Path(__file__).resolve().parents[3]
 SPECS = ROOT / "benchmarks/gpu/specs"
-NEWEST = max((ROOT / "benchmarks/results").glob("h200-????-??-??.json"))
+MEMORY = ROOT / "benchmarks/gpu/memory.yaml"
+FITTED, *LATER = sorted((ROOT / "benchmarks/results").glob("h200-????-??-??.json"))
+"""The results that the constants come from, and those that are in none: predictions of the model."""
 
 
 class Phase(NamedTuple):
@@ -65,15 +72,26 @@ class TrainingRun(NamedTuple):
 
 
 @cache
-def document(path: Path = NEWEST) -> dict[str, Any]:
+def document(path: Path = FITTED) -> dict[str, Any]:
     """A results file as it is."""
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 
-def training_runs(path: Path = NEWEST) -> tuple[TrainingRun, ...]:
+def training_runs(path: Path = FITTED) -> tuple[TrainingRun, ...]:
     """The training runs of a results file."""
     return tuple(_training_run(row) for row in document(path)["runs"])
+
+
+def spec_of(name: str, *overrides: str) -> Spec:
+    """The spec that a run trained, of `specs/` or of `memory.yaml`."""
+    if (SPECS / f"{name}.yaml").exists():
+        return load_spec(str(SPECS / f"{name}.yaml"), overrides).spec
+    written = yaml.safe_load(MEMORY.read_text())
+    plan = next(entry for entry in written["plans"] if entry["name"] == name)
+    return load_spec_text(
+        written["base"], name=name, overrides=[*written["families"].get(plan.get("of"), ()), *plan.get("set", ()), *overrides]
+    ).spec
 
 
 def _training_run(row: dict[str, Any]) -> TrainingRun:

@@ -19,6 +19,8 @@ from megaplan.measured.kernels import FAMILIES, seen_by_step
 
 LEAST = 0.03
 """Share of a step from which a part must be right."""
+FAR = 0.1
+"""Error from which a part of results that are in no constant is shown."""
 OTHER, HOST = "other", "host gap"
 
 
@@ -66,10 +68,11 @@ def rows(results: Mapping[str, Any]) -> list[GroupRow]:
 
 
 def steps(results: Mapping[str, Any]) -> list[StepRow]:
-    """Every run of the default allocator."""
+    """Every run, of two with different allocators the one of the default."""
     found = []
+    default = {run["run"] for run in results["runs"] if not run.get("expandable_segments")}
     for run in results["runs"]:
-        if run.get("expandable_segments"):
+        if run.get("expandable_segments") and run["run"] in default:
             continue
         task = task_of(run["run"])
         time = planned_time(task.spec, task.spans, task.inventory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,13 @@ FORM = (
 )
 
 
-def measured_constants(folder: str, results: str) -> dict[str, Any]:
+def measured_constants(folder: str, results: str, held_out: Sequence[str] = ()) -> dict[str, Any]:
     """The document of measured constants.
 
     Args:
         folder: Folder in which `NAME.yaml` is the spec that the run `NAME` trained.
         results: JSON of the runs, or a line for each run and lines that hold the other facts.
+        held_out: Results whose runs are in no constant: the errors of their modelled steps count for the interval.
 
     Raises:
         MegaplanError: MP487, the results lack facts or a profiled run, or its spec is of another host or device; what `megaplan.load`
@@ -43,7 +45,15 @@ def measured_constants(folder: str, results: str) -> dict[str, Any]:
     devices = sorted({task.spec.device.name for task in tasks.values()})
     if len(devices) > 1:
         raise refuse("MP487", f"the specs of {folder} are of {' and '.join(devices)}", "one file for each device")
-    return constants(found | {"runs": runs}, tasks)
+    return constants(found | {"runs": runs}, tasks, [step for path in held_out for step in _steps(folder, path)])
+
+
+def _steps(folder: str, path: str) -> Iterator[tuple[str, float, TrainedPlan]]:
+    """Label, seconds and trained plan of each timed run of results that are held out."""
+    found = _results(path)
+    for run in found["runs"]:
+        if _is_timed(run):
+            yield f"{run['run']} {found.get('date', path)}", run["step_s"], _task(Path(folder), run["run"])
 
 
 def _results(path: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ reduce-scatter input, and its reduced output if that is in the computing stream.
 
 A share of activations belongs to neither: remainders of blocks that no later request fits. The two shares are fitted, with these spreads:
 expandable segments 0.3 to 3.6 % in replays of traced runs (one measured run: 0.5 %), else 5.5 to 9.5 % in six runs measured on one H200
-(docs/reference/measured.md). With expandable segments the whole is −4.0 to +0.8 % of 25 replays of traced runs, 22 of them within 0.8 %.
+(docs/reference/measured.md). With expandable segments the whole is −4.0 to +0.8 % of 25 replays of traced runs, 22 of them within 0.8 %,
+and −4.1 to +0.5 % of what 13 runs reserved on H200s, 11 of them within 1.3 %.
 
 Reserved memory never falls while a process lives: a phase has at least as much as the phases before it.
 """

@@ -37,13 +37,17 @@ def calibrate(
             metavar="FILE", help="Results of profiled steps of megarun: write what each kind of kernels reaches, a device's constants."
         ),
     ] = None,
+    held_out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Results that are in no constant of --profile; their errors are in the interval; repeatable."),
+    ] = None,
     target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the shares here; - for stdout.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Fit the share of the peak that matrix products reach to measured steps, and print the error of each by term."""
     if profile is not None:
-        return _profiled(rows, profile, target, force=force, as_json=as_json)
+        return _profiled(rows, profile, held_out or [], target, force=force, as_json=as_json)
     from megaplan.api.measured import measured_steps  # noqa: PLC0415
     from megaplan.layout.calibrate import calibrations  # noqa: PLC0415
 
@@ -60,12 +64,12 @@ def calibrate(
     return 0
 
 
-def _profiled(specs: str, results: str, target: str | None, *, force: bool, as_json: bool) -> int:
+def _profiled(specs: str, results: str, held_out: list[str], target: str | None, *, force: bool, as_json: bool) -> int:
     """A device's measured constants from profiled steps."""
     from megaplan.api.profiled import measured_constants  # noqa: PLC0415
     from megaplan.layout.profile import text_of  # noqa: PLC0415
 
-    found = measured_constants(specs, results)
+    found = measured_constants(specs, results, held_out)
     if target is not None:
         write_new(target, text_of(found), force=force)
     if as_json:

@@ -5,7 +5,8 @@ spec. A kind's share is its counted floor over its measured time without launche
 weighted by the family's share of its step; if a family holds several kinds, the shares with the least squares. The host's two
 constants are those whose waits are nearest to the time of the steps beyond the device's busy time.
 
-A run that was not profiled is held out. The step of each other run is also modelled without it; constants that no other run has stay.
+A run that was not profiled, or is of results that are held out, is in no constant. The step of each other run is also modelled without it;
+constants that no other run has stay. The interval is that of the errors of all these steps.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from megaplan.spec.models import Spec
 
 SMALLEST = ("pow_tensor_scalar", "CUDAFunctor_add<double>")
 """Kernels of one element, whose time is the launch itself."""
-QUANTILE = 1.44
-"""Quantile of Student's distribution with six degrees of freedom: 80 % are within this many deviations."""
+NORMAL_QUANTILE = 1.2816
+"""Normal quantile: 80 % are within this many deviations."""
 SECTIONS, SWEEPS, WIDEST = 40, 12, 2.5
 """Limits of the search for shares of one family: steps, sweeps, and the distance of their logarithms from the mean."""
 LARGEST_NS, STEP_NS = 200_000, 1_000
@@ -170,12 +171,15 @@ def _spread(values: Sequence[float], rows: Sequence[FamilyRow]) -> float:
     return sqrt(_mean([(value - middle) ** 2 for value in values], rows))
 
 
-def constants(results: Mapping[str, Any], tasks: Mapping[str, TrainedPlan]) -> dict[str, Any]:
+def constants(
+    results: Mapping[str, Any], tasks: Mapping[str, TrainedPlan], held_out: Sequence[tuple[str, float, TrainedPlan]] = ()
+) -> dict[str, Any]:
     """The document of measured constants.
 
     Args:
         results: Device, versions, `copy_gb_s` and `runs` with `step_s`; of profiled ones `gpu` with `busy_ms` and `by_kernel`.
         tasks: Trained plan of each run, by its name.
+        held_out: Label, seconds of the step and trained plan of each run of other results.
     """
     runs = [run for run in results["runs"] if run.get("gpu")]
     device = next(iter(tasks.values())).spec.device.name
@@ -198,14 +202,15 @@ def constants(results: Mapping[str, Any], tasks: Mapping[str, TrainedPlan]) -> d
         changed["host"] = _host(changed, {other: run for other, run in profiled.items() if other != name}, tasks)
         return _step(changed, tasks[name])
 
-    held_out = [run for run in results["runs"] if not run.get("gpu") and not run.get("expandable_segments")]
+    others = [run for run in results["runs"] if not run.get("gpu") and not run.get("expandable_segments")]
+    steps = [(run["run"], run["step_s"], tasks[run["run"]]) for run in [*runs, *others]] + [*held_out]
     document["runs"] = {
-        run["run"]: {
-            "measured": round(run["step_s"], 4),
-            "modelled": round(modelled := _step(document, tasks[run["run"]]), 4),
-            "without it": round(without(run["run"]) if run["run"] in profiled else modelled, 4),
+        label: {
+            "measured": round(seconds, 4),
+            "modelled": round(modelled := _step(document, task), 4),
+            "without it": round(without(label) if label in profiled else modelled, 4),
         }
-        for run in [*runs, *held_out]
+        for label, seconds, task in steps
     }
     document["interval"] = _interval(document["runs"])
     return document
@@ -214,8 +219,17 @@ def constants(results: Mapping[str, Any], tasks: Mapping[str, TrainedPlan]) -> d
 def _interval(runs: Mapping[str, Mapping[str, float]]) -> list[float]:
     """Ratios of measured to modelled steps between which 80 % are, from the errors of steps that are modelled without themselves."""
     errors = [log(row["measured"] / row["without it"]) for row in runs.values()]
-    wide = QUANTILE * sqrt(sum(error**2 for error in errors) / len(errors))
+    wide = quantile(len(errors)) * sqrt(sum(error**2 for error in errors) / len(errors))
     return [round(exp(-wide), 4), round(exp(wide), 4)]
+
+
+def quantile(freedom: int) -> float:
+    """Deviations within which 80 % of Student's distribution are.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5, two terms: 1.439 for six degrees of freedom, exactly 1.440.
+    """
+    z = NORMAL_QUANTILE
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def _document(

@@ -174,7 +174,7 @@ def compile_command(
     """Compile the Triton kernels that PLAN launches, without a GPU, into a cache that a job can take along.
 
     Runs a step of one rank of each group with equal estimates on fake tensors. A job finds the kernels with TRITON_CACHE_DIR=DIR if it has
-    the same Triton, ptxas and megakernels. Exits 1 if a kernel does not compile.
+    the same Triton, minor version of Python, ptxas and megakernels. Exits 1 if a kernel does not compile.
     """
     from megarun.kernels.command import compile_plan  # noqa: PLC0415  (help needs no model)
 

@@ -69,6 +69,7 @@ def compile_plan(plan: str, *, device: str | None, cache: Path | None, jobs: int
         "device": named.name,
         "target": target.name,
         "triton": _triton_version(),
+        "python": ".".join(map(str, sys.version_info[:2])),
         "cache": str(folder),
         "cache_bytes": size_of(folder)[1],
         "processes": num_processes,
@@ -83,7 +84,7 @@ def compile_plan(plan: str, *, device: str | None, cache: Path | None, jobs: int
     else:
         longest = max(compiled, key=lambda each: each.seconds, default=None)
         lines = [
-            f"{job.spec.name}: {len(found)} kernels for {target.name} with triton {document['triton']}",
+            f"{job.spec.name}: {len(found)} kernels for {target.name} with triton {document['triton']} of Python {document['python']}",
             f"{len(compiled)} compiled in {seconds:.1f} s by {num_processes} processes, {num_cached} in the cache",
             *([f"longest: {longest.name}, {longest.seconds:.1f} s"] if longest is not None else []),
             *(f"did not compile: {each.name}: {each.error}" for each in failed),

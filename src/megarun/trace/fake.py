@@ -26,11 +26,15 @@ def lone_rank(rank: int, world_size: int) -> Iterator[None]:
     """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
-        with replaced(torch.cuda, is_available=lambda: False), replaced(torch.accelerator, current_accelerator=lambda **_: None):
+        with replaced(torch.cuda, is_available=lambda: False), replaced(torch.accelerator, current_accelerator=_no_accelerator):
             yield
     finally:
         dist.destroy_process_group()
         _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it caches meshes of the destroyed group
+
+
+def _no_accelerator(check_available: bool = False) -> None:
+    """No device, as `torch.accelerator.current_accelerator` returns it."""
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Measured constants follow from their measurement, and an operation that changes turns its own into modelled."""
 
 import json
+from math import exp, log, sqrt
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from megaplan.cost import kinds
 from megaplan.cost.replay import ReplayTimer
 from megaplan.errors import MegaplanError
 from megaplan.families.mamba import composition
+from megaplan.layout import profile
 from megaplan.layout.profile import text_of
 from megaplan.layout.step_time import PlannedTime, planned_time
 from megaplan.measured.constants import FOLDER, measured, of_document
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks/results/h200-2026-11-26.json"
+HELD_OUT = ROOT / "benchmarks/results/h200-2026-11-27.json"
 SPEC = str(ROOT / "benchmarks/gpu/specs/hybrid-1b.yaml")
 
 
@@ -100,7 +103,7 @@ def test_a_percentage_of_the_spec_changes_the_share_that_was_measured():
 
 @pytest.mark.slow
 def test_the_committed_file_is_what_its_results_say():
-    found = measured_constants(str(ROOT / "benchmarks/gpu/specs"), str(RESULTS))
+    found = measured_constants(str(ROOT / "benchmarks/gpu/specs"), str(RESULTS), [str(HELD_OUT)])
     assert text_of(found) == (FOLDER / "h200.json").read_text()
 
 
@@ -129,6 +132,29 @@ def test_lines_of_a_run_become_constants(one_run, capsys):
     assert found["runs"]["hybrid-1b"]["modelled"] == pytest.approx(found["runs"]["hybrid-1b"]["measured"], rel=0.05)
     assert run(["calibrate", specs, "--profile", lines]) == 0
     assert "muon.symmetric" in capsys.readouterr().out
+
+
+def test_results_that_are_held_out_count_for_the_interval_alone(one_run, tmp_path):
+    """A run that took a fifth longer than all that is known of it."""
+    specs, lines = one_run()
+    before = measured_constants(specs, lines)
+    other = tmp_path / "other"
+    slower = json.loads(Path(lines).read_text().splitlines()[1])
+    other.write_text(json.dumps({"date": "2030-01-02", "runs": [slower | {"step_s": 1.2 * slower["step_s"]}]}))
+    after = measured_constants(specs, lines, [str(other)])
+    assert after["kinds"] == before["kinds"]
+    assert after["host"] == before["host"]
+    assert after["runs"]["hybrid-1b 2030-01-02"]["measured"] == pytest.approx(1.2 * slower["step_s"], abs=1e-4)
+    errors = [log(row["measured"] / row["without it"]) for row in after["runs"].values()]
+    assert len(errors) == 2
+    assert max(errors) > 0.15
+    wide = profile.quantile(2) * sqrt(sum(error**2 for error in errors) / 2)
+    assert after["interval"] == pytest.approx([exp(-wide), exp(wide)], abs=1e-4)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(4, 1.533), (6, 1.440), (12, 1.356), (30, 1.310)])
+def test_the_quantile_is_that_of_the_tables(freedom, quantile):
+    assert profile.quantile(freedom) == pytest.approx(quantile, abs=0.006)
 
 
 def test_a_slower_kernel_is_a_smaller_share_of_that_kind_alone(one_run):

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from gpu.groups import group_of
-from gpu.measured.reserved import reserved_table
+from gpu.measured.reserved import reserved_rows, reserved_table
+from gpu.measured.results import LATER, document
 from gpu.measured.times import HOST, LEAST, rows, step_table, steps, table
 
+from megaplan.columns import Phase
 from megaplan.measured.kernels import FAMILIES, family_of
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +57,25 @@ def test_the_page_of_measurements_has_these_tables(results, parts):
     page = (ROOT / "docs/reference/measured.md").read_text(encoding="utf-8")
     for lines in (table(parts), step_table(steps(results)), reserved_table().splitlines()):
         assert "\n".join(lines) in page
+
+
+def test_the_second_run_is_predicted_but_for_one():
+    """Nemotron's cut waits for its host five times as long as modelled: not understood yet."""
+    later = document(LATER[0])
+    found = steps(later)
+    assert {row.run for row in found if not row.low <= row.measured <= row.high} == {"nemotron-16l"}
+    assert len(found) == 6
+    page = (ROOT / "docs/reference/measured.md").read_text(encoding="utf-8")
+    assert reserved_table(LATER[0]).strip() in page
+
+
+def test_reserved_bytes_of_todays_runtime_are_within_5_percent():
+    found = list(reserved_rows(LATER[0]))
+    assert len({row.run for row in found}) == 13
+    last = [row for row in found if row.phase is Phase.OPTIMIZER]
+    assert max(abs(row.error) for row in last) < 0.042
+    assert sum(abs(row.error) < 0.013 for row in last) == 11
+    assert max(abs(row.estimated_allocated / row.allocated - 1) for row in found) < 9e-4
 
 
 def test_kernels_are_named_as_the_profiles_group_them(results):

@@ -109,7 +109,7 @@ def test_a_file_of_results_has_the_form_of_the_first_run(folder: Path) -> None:
     assert page.main([str(folder), "--results", str(folder / "found.json")]) == 0
     found = json.loads((folder / "found.json").read_text())
     assert {"device", "date", "commit", "runs", "kernel_times", "checks_at_300_tokens"} <= found.keys() & FIRST_RUN.keys()
-    assert [run["run"] for run in found["runs"]] == ["nam56r", "dense"]
+    assert ([run["run"] for run in found["runs"]], [run["run"] for run in found["memory"]]) == (["nam56r"], ["dense"])
     assert found["runs"][0]["gpu"]["kernels"] == 5
     assert {"case", "kernels", "forward_ns", "backward_ns", "wall_ns", "forward_of_copy"} <= found["kernel_times"][0].keys()
     assert found["checks_at_300_tokens"] == [{"case": "rope 32x128", "error300": 2e-3, "bitwise": True, "finite": True}]
