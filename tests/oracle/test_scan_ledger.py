@@ -1,4 +1,4 @@
-"""What kernels of attention and scans hold inside themselves: the ledger has what the operations state of the operands of a block."""
+"""Scratch of the kernels of attention and scans: the ledger has what the operations state for the operands of a block."""
 
 import math
 import random
@@ -59,7 +59,7 @@ def sizes(seed: int) -> tuple[random.Random, Dims, DType]:
 
 
 NO_LIMITS = 0.0, math.inf
-"""Of Mamba-2's steps."""
+"""Limits of Mamba-2's steps."""
 
 
 def starts_of(dims: Dims) -> Tensor | None:
@@ -86,7 +86,7 @@ def of_lanes(
     states: Tensor,
     y: Tensor,
 ) -> set[tuple[int, int]]:
-    """What each piece and lane states, forward and backward."""
+    """Stated bytes of each piece and lane, forward and backward."""
     found, gradients, starts = set(), [torch.empty_like(each) for each in inputs], starts_of(dims)
     for place in range(2):
         for lane in range(lanes):

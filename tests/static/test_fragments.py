@@ -15,16 +15,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     "benchmarks",
+    "kernels",
     "scripts",
     *(
         f"src/megaplan/{name}"
         for name in (
-            *("advice", "api", "blocks", "diagnostics", "exporters", "families", "hosts", "importers", "inventory", "layout", "measured"),
-            *("report", "schedules"),
+            *("advice", "api", "blocks", "cli", "diagnostics", "exploration", "exporters", "families", "hosts", "importers", "inventory"),
+            *("layout", "measured", "partition", "plan", "report", "schedules", "spec", "terminal"),
         )
     ),
     "src/megarun",
-    "tests/static",
+    "tests",
 )
 """Folders whose docstrings are revised."""
 

@@ -1,4 +1,4 @@
-"""How times follow the mesh, recompute, precision and the device's rates."""
+"""Times follow the mesh, recompute, precision and the device's rates."""
 
 from __future__ import annotations
 

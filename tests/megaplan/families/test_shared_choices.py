@@ -15,7 +15,7 @@ from megaplan.spec.models import LatentAttention, Spec
 
 B, T = 2, 300
 WORDS = 12
-"""Of 32 bits for 300 keys, 128 keys at a time."""
+"""A block has words of 32 bits for 300 keys, 128 keys at a time."""
 INDEXER = {"num_heads": 3, "head_dim": 8, "top_k": 5}
 
 

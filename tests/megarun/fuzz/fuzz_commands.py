@@ -168,7 +168,7 @@ class Commands:
         return self._accepts(["calibrate", self._file("rows.json", data), "--force", "-o", str(self._folder / "device.json")])
 
     def device_file(self, draw: random.Random) -> bool:
-        """What `calibrate` has written."""
+        """File that `calibrate` has written."""
         source = json_bytes(self._device_file)
         data = json_bytes(self._changed(self._device_file, draw)) if draw.random() < 0.7 else mutated_bytes(source, draw)
         words = ["estimate", str(ROOT / "plans/llama-3.1-8b.yaml"), "--set", "host={name: megatron}"]

@@ -311,7 +311,7 @@ def _modules(launch: Arguments, modules: Any) -> list[str]:
     named = re.findall(r"[a-z_]+", words)
     for module in named:
         if module not in PRICED_MODULES:
-            launch.cannot("recompute_modules", f"{module} is not priced; those are {', '.join(PRICED_MODULES)}")
+            launch.cannot("recompute_modules", f"{module} is not priced; the modules that are priced: {', '.join(PRICED_MODULES)}")
     return named
 
 
