@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaplan.blocks.work import LayerCost, Ops
-from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
+from megaplan.blocks.work import LayerCost, Works
+from megaplan.cost.blocks import end_works, layer_works, whole_workload
 from megaplan.cost.model import ModelCosts, model_costs
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -123,12 +123,12 @@ def costs(part: str, found: ModelCosts) -> LayerCost:
     return {"layer": found.layers[0], "head": found.head, "mtp": (*found.mtp, found.head)[0]}.get(part, found.side_embeddings)
 
 
-def ops(part: str, spec: Spec) -> Ops:
+def ops(part: str, spec: Spec) -> Works:
     """Operations of the cost model that the costs sum."""
     load = whole_workload(spec, spec.precision.params)
     if part == "layer":
-        return layer_ops(load, spec.model, build_inventory(spec).layers[0])
-    ends = end_ops(load, spec)
+        return layer_works(load, spec.model, build_inventory(spec).layers[0])
+    ends = end_works(load, spec)
     return {"head": ends.head, "mtp": ends.mtp}.get(part, ends.side_embeddings)
 
 

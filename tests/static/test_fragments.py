@@ -33,7 +33,7 @@ WORDS = (
     "Of|What|Whether|Beside|Besides|How|Which|Where|Who|Why|When|By|For|From|With|Within|Without|Same|Than|Until|As|Its|Their|Also|Likewise"
 )
 _START = re.compile(rf"(?:{WORDS})\b")
-_FIELD = re.compile(rf"^ +[*\w][\w*, .]*: (?:{WORDS})\b")
+_FIELD = re.compile(rf"^ +(?:[*\w][\w*, .]*: (?:{WORDS})|\w+: (?:{WORDS.lower()}))\b")
 
 
 def docstrings(module: ast.Module) -> Iterator[tuple[int, str]]:

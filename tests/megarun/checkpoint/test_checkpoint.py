@@ -35,7 +35,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bytes of these tests' own source."""
+    """Token file of the source of these tests, a token per byte."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "a.txt").write_text("".join(path.read_text() for path in sorted(FOLDER.glob("*/test_*.py"))))
     tokenize(read_corpus(folder), TokenizerKind.BYTES, 257, folder.parent / "small.tokens")

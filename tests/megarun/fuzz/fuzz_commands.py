@@ -199,7 +199,7 @@ class Commands:
         return self._accepts([*command, path])
 
     def found(self, draw: random.Random) -> bool:
-        """The document of a search, as the page that `report` writes."""
+        """The document of a search, as `report` writes it into its page."""
         source = json_bytes(self._found)
         data = json_bytes(self._changed(self._found, draw)) if draw.random() < 0.8 else mutated_bytes(source, draw)
         return self._accepts(["report", self._file("found.json", data), "-o", str(self._folder / "report.html")])

@@ -112,7 +112,7 @@ def _is_noise(name: str, reference: Record) -> torch.Tensor:
 
 
 def _model_order(inventory: Inventory) -> list[str]:
-    """Full names as a token meets them."""
+    """Full names of the parameters, in the order in which a token passes them."""
     names = [name for name, _ in inventory.tensors()]
     last = ("final_norm.", "head.", "mtp.")
     rank = {name: (0 if not name.startswith(("layers.", *last)) else 1 if name.startswith("layers.") else 2) for name in names}

@@ -161,7 +161,7 @@ def fp8_pull_kernel(  # type: ignore[no-untyped-def]
 def fp8_down_bias_kernel(  # type: ignore[no-untyped-def]
     out, bias, weights, rows, ends, num_rows, num_experts, num_cols, ROWS: tl.constexpr, COLS: tl.constexpr, EXPERTS: tl.constexpr
 ):
-    """A tile of rows with their weights times their experts' biases added."""
+    """Adds to a tile of rows their experts' biases, multiplied by the rows' weights."""
     row, col, there, mask, place = tile_of(num_rows, num_cols, ROWS, COLS)
     weight = tl.load(weights + tl.load(rows + row, mask=there, other=0), mask=there, other=0.0).to(tl.float32)
     value = biases_of(bias, experts_of(row, there, ends, num_experts, EXPERTS), mask, col, num_cols)

@@ -111,5 +111,5 @@ def _parameters(gradients: dict[str, Tensor], shares: Tensor, step_shares: Tenso
 
 
 def _inputs(scan: Mamba3Inputs) -> dict[str, Tensor]:
-    """Those that have a gradient."""
+    """Inputs that have a gradient, by name."""
     return {name: value for name, value in zip(scan._fields[:15], scan[:15], strict=True) if isinstance(value, Tensor)}

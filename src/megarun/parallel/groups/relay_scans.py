@@ -52,7 +52,7 @@ class RelayedScan(NamedTuple):
 
     Attributes:
         piece: Forward of a piece: (state, inputs, starts, setting, y, states).
-        piece_backward: Its backward: (gradient of the last state, of y, inputs, starts, states, setting, gradients).
+        piece_backward: Backward of a piece: (gradient of the last state, of y, inputs, starts, states, setting, gradients).
         with_heads: Inputs with positions and, in dim 2, heads, groups or channels; a lane has a part of them.
         shared: Inputs with positions that all heads share. Inputs in neither are parameters, with heads in dim 0.
         output: The input whose shape y has; its dim 2 counts the state's heads.

@@ -111,7 +111,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 
 def _trained(worker: Any, spec: dict[str, Any], memory: Memory) -> Trainer:
-    """Two steps, the shards of the second still there."""
+    """The trainer after two steps; the gradient shards of the second still exist."""
     job: Job = worker.build_job({"spec": spec, "spans": [[0, 5]]})
     trainer = Trainer(job, build_mesh(Spec.model_validate(spec).mesh, CPU))
     with memory:
