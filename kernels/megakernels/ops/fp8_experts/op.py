@@ -52,8 +52,8 @@ def fp8_experts(
         Copies of the rows, and of one bank at a time; the activated rows, and their products until they are summed.
 
     Triton:
-        The copies of `fp8_quantize`, the rows' gathered; one kernel for the activation, one for the bias of down, sum of slots. The products
-        are torch's scaled product of groups in bf16 on Hopper; otherwise one for each expert.
+        The copies of `fp8_quantize`, the rows' gathered; one kernel for the activation, one for the bias of down, sum of slots. The
+        products are torch's scaled product of groups in bf16 on Hopper; otherwise one for each expert.
 
     Raises:
         ValueError: shapes, dtypes or activation do not fit, or 16 does not divide F and h.
