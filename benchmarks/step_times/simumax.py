@@ -18,7 +18,7 @@ from typing import Any
 
 Row = dict[str, Any]
 FRAMEWORK = "mcore-plain"
-"""Megatron-LM without a framework above it: only SimuMax's rows."""
+"""Megatron-LM without a framework built on it; only SimuMax's rows have it."""
 REVISION = "4dcaae51"
 TABLE = "docs/b200/b200_release_v1.2_summary"
 NUM_DEVICES = 8

@@ -265,11 +265,11 @@ class _Finder(ast.NodeVisitor):
             self._swap(node.value, ast.UnaryOp(ast.Not(), node.value), "returned value")
 
     def visit_Break(self, node: ast.Break) -> None:
-        """`continue` in place of it."""
+        """Replace `break` by `continue`."""
         self._add(node, "continue", "break → continue")
 
     def visit_Continue(self, node: ast.Continue) -> None:
-        """`break` in place of it."""
+        """Replace `continue` by `break`."""
         self._add(node, "break", "continue → break")
 
     def _negate(self, test: ast.expr) -> None:

@@ -1,4 +1,4 @@
-"""What is exported, read by the hosts' own parsers and config classes; skipped where they are not installed."""
+"""Exported files, read by the hosts' own parsers and config classes; skipped where the hosts are not installed."""
 
 import importlib.util
 import json

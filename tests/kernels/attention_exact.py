@@ -25,7 +25,7 @@ def exact_attention(
         sinks: A score of each head.
         window: Positions that a query sees, or None.
         added: To the scaled scores, which are [B, Hq, T, T].
-        cap: Of these scores before that.
+        cap: Cap of these scores, applied before that.
     """
     keys, values = (each.repeat_interleave(HEADS // KEY_HEADS, 2) for each in (k, v))
     scores = torch.einsum("bihd,bjhd->bhij", q, keys) * SCALE

@@ -12,7 +12,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 8e-3}
 
 
 def rms_ratio(found: Tensor, exact: Tensor) -> float:
-    """Root mean square of the error over that of the exact value; the plain one where the exact value is zero. NaN counts as infinite."""
+    """RMS of the error divided by that of the exact value, or undivided if the exact value is zero; infinite if there is a NaN."""
     error: float = (found.double() - exact.double()).norm().item()
     size: float = exact.double().norm().item()
     return math.inf if math.isnan(error + size) else error / (size or math.sqrt(exact.numel()))

@@ -1,4 +1,4 @@
-"""What a case of an operation is: inputs, the public call, an independent formulation, and the contract's saved set."""
+"""A case of an operation: inputs, the public call, an independent formulation, and the contract's saved set."""
 
 import itertools
 import math

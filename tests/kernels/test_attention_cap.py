@@ -15,7 +15,7 @@ CLASSES = 5
 @pytest.mark.parametrize("cap", [0.3, 4.0])
 @pytest.mark.parametrize("window", [None, 5])
 def test_scores_are_capped_before_relations_are_added(window: int | None, cap: float) -> None:
-    """With sinks too; a small cap is reached, a large one bends."""
+    """Sinks are covered too; a small cap is reached, a large one bends."""
     tensors = random_inputs((CLASSES, HEADS))
     classes = torch.randint(0, CLASSES, (BATCH, LENGTH), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
     found = attention(*tensors[:3], SCALE, window, None, tensors[3], classes, tensors[4], cap)

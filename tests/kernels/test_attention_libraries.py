@@ -129,6 +129,6 @@ def test_off_cuda_there_is_no_library() -> None:
 
 @pytest.mark.parametrize(("name", "arguments"), [("_flash_attention_forward", 10), ("_scaled_dot_product_cudnn_attention", 8)])
 def test_torch_has_the_calls(name: str, arguments: int) -> None:
-    """Their positional arguments are those that are given."""
+    """torch's libraries take as many positional arguments as are given."""
     schema = getattr(torch.ops.aten, name).default._schema
     assert len([each for each in schema.arguments if not each.kwarg_only]) == arguments

@@ -25,7 +25,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, relations: Tensor, win
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_relation_adds_to_the_scores_of_its_keys(window: int | None) -> None:
-    """Also with sinks."""
+    """Sinks are covered too."""
     tensors = inputs()
     found = attention(*tensors[:3], SCALE, window, None, tensors[3], classes(), tensors[4])
     expected = exact(*tensors, window)
@@ -33,7 +33,7 @@ def test_a_relation_adds_to_the_scores_of_its_keys(window: int | None) -> None:
 
 
 def test_a_relation_alone_has_a_gradient() -> None:
-    """Where nothing else asks for one."""
+    """Nothing else asks for a gradient."""
     *given, relations = (each.detach() for each in inputs())
     found = torch.autograd.grad(
         attention(*given[:3], SCALE, None, None, None, classes(), relations.requires_grad_()).square().sum(), relations

@@ -158,7 +158,7 @@ def test_each_expert_multiplies_its_rows_as_quantised_matrices(dtype: torch.dtyp
 
 
 def near(found: Tensor, expected: np.ndarray, dtype: torch.dtype) -> None:
-    """Of what is made of gradients behind an activation: a unit in the last place there may round to the next eight-bit number."""
+    """Compares values made of gradients behind an activation: a unit in the last place may round them to the next eight-bit number."""
     size = np.sqrt((expected**2).mean())
     assert np.sqrt(((found.double().numpy() - expected) ** 2).mean()) <= (2**-6 if dtype == torch.bfloat16 else 2**-10) * size
 
@@ -176,7 +176,7 @@ def test_what_is_kept_gives_the_gradients_that_the_input_gives(scaling: str, top
 
 @SCALED
 def test_no_rows_at_all(scaling: str) -> None:
-    """As on a rank of an EP group whose experts no token chose."""
+    """A rank of an EP group whose experts no token chose has no rows."""
     given = case(torch.bfloat16, gated=True, biased=True)
     empty = given._replace(
         x=given.x[:0], grad_y=given.grad_y[:0], weights=given.weights[:0, :1], rows=given.rows[:0], counts=torch.zeros_like(given.counts)

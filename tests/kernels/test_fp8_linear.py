@@ -77,7 +77,7 @@ def test_slices_give_the_same_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_part_of_a_matrix_rounds_as_the_whole_but_for_its_smallest_elements() -> None:
-    """Which lets ranks scale their own parts: the scales differ, and only what is 2^-14 of the largest or below can."""
+    """Ranks can therefore scale their own parts: the scales differ, and only what is 2^-14 of the largest or below can."""
     x = made(256, 64, seed=0)
     x[:128] *= 37
     whole, part = (reference.operand(each, dtype=torch.float8_e4m3fn, by_row=False) for each in (x, x[128:]))
@@ -169,7 +169,7 @@ class Inside(TorchDispatchMode):
 
 
 def fakes_write_scaled_products() -> bool:
-    """Whether torch's products of scaled rows write into a given result without data too; torch 2.11's do not."""
+    """True if torch's products of scaled rows write into a given result without data too; torch 2.11's do not."""
     with FakeTensorMode():
         a, scales, out = torch.empty(16, 16, dtype=torch.float8_e4m3fn), torch.empty(16, 1), torch.empty(16, 16, dtype=torch.bfloat16)
         try:

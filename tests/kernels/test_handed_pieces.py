@@ -44,7 +44,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def document_starts(packed: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Of whole rows, and counted from each piece; documents begin inside pieces, at their edges, and before them."""
+    """Starts of whole rows, and counted from each piece; documents begin inside pieces, at their edges, and before them."""
     if not packed:
         return None, None
     edges = torch.tensor([[0, 4, 11, 12], [0, 13, 14, 19]])

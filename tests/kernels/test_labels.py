@@ -1,4 +1,4 @@
-"""Which labels the losses take."""
+"""Labels that the losses accept."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from megakernels import check_labels, cross_entropy, linear_cross_entropy
 
 @pytest.mark.parametrize("label", [-1, 5, -99, 1 << 40])
 def test_labels_outside_the_vocabulary_are_refused(label: int) -> None:
-    """As torch's `cross_entropy` refuses them."""
+    """The losses refuse them as torch's `cross_entropy` does."""
     x, weight, labels = torch.randn(3, 4), torch.randn(5, 4), torch.tensor([0, label, -100])
     message = rf"cross_entropy: labels must be in 0 … V − 1 or ignore_index; got label = {label}, V = 5, ignore_index = -100"
     for call in (

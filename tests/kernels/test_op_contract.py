@@ -1,4 +1,4 @@
-"""What docs/reference/ops.md promises of every operation besides its values."""
+"""Promises of docs/reference/ops.md for every operation, its values excepted."""
 
 from collections import Counter
 from typing import Any

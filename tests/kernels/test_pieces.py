@@ -33,7 +33,7 @@ def own(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def document_starts(packed: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Of whole rows, and counted from each piece."""
+    """Starts of whole rows, and counted from each piece."""
     if not packed:
         return None, None
     edges = torch.tensor([[0, 4, 11, 12], [0, 13, 14, 19]])

@@ -55,7 +55,7 @@ def test_gradients_are_those_of_the_model_and_of_both_losses(normalize: bool) ->
 
 
 def test_a_balanced_router_has_the_coefficient_as_its_loss() -> None:
-    """With E / (k · T² · B) the loss is the mean over sequences of E Σ f P, which is 1 where both are even."""
+    """The loss with E / (k · T² · B) is the mean over sequences of E Σ f P, which is 1 where both are even."""
     probs = torch.full((SEQUENCES * 6, EXPERTS), 1 / EXPERTS)
     load = torch.full((SEQUENCES, EXPERTS), 6 * TOP_K // EXPERTS, dtype=torch.int32)
     factor = EXPERTS / (TOP_K * 6 * 6 * SEQUENCES)

@@ -91,7 +91,7 @@ def test_parts_of_a_head_make_the_whole_loss_and_gradients(num_parts: int, dtype
 
 
 class InPlace:
-    """What the kernels do to a slice of logits: they read it, and write over it."""
+    """The kernels read a slice of logits and write over it."""
 
     def join_slice(self, *_: Any) -> None:
         pass
@@ -117,7 +117,7 @@ def test_the_walk_holds_what_it_states(dtype: torch.dtype, needs: list[bool], mo
 
 
 def test_a_slice_far_below_the_others_is_finite() -> None:
-    """Its words have probability zero, not NaN."""
+    """The words of such a slice have probability zero, not NaN."""
     logits, labels = words(2, torch.float32)
     logits[:, 6:] -= 1e4
     labels[:] = 0
@@ -200,6 +200,6 @@ def test_fakes_have_the_shapes_of_results() -> None:
 
 @pytest.mark.parametrize("call", [slice_statistics, lambda *a: slice_gradient(torch.ones(()), a[0], a[1], torch.ones(5), a[2])])
 def test_labels_must_be_int64(call: object) -> None:
-    """As for the whole vocabulary."""
+    """The labels of a slice have the dtype of those of the whole vocabulary."""
     with pytest.raises(ValueError, match="labels must be int64"):
         call(torch.zeros(5, 6), torch.zeros(5, dtype=torch.int32), 0)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""What one operation promises and the common checks do not reach: bounded scratch, extremes, refusals, imports, FSDP2."""
+"""Promises of single operations that the common checks do not reach: bounded scratch, extremes, refusals, imports, FSDP2."""
 
 import math
 import subprocess

@@ -24,7 +24,7 @@ EVERY = {
     **{"m2rnn": 10, "mamba3": 104, "moe": 20, "newton_schulz": 14, "rms_norm": 20, "rope": 12, "selective_scan": 5, "side_embedding": 4},
     **{"ssd": 14},
 }
-"""Of operations whose configurations take long to compile, CI compiles every n-th; the slow set compiles all."""
+"""Operations whose configurations take long to compile: CI compiles every n-th, the slow set all."""
 OTHER_BLAS = ({"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}, {"OPENBLAS_CORETYPE": "Nehalem"})
 """OpenBLAS with the products of processors with and without fused multiply-add: one of them is not this machine's own."""
 GROUPS = 4
@@ -137,7 +137,7 @@ def kernel_files() -> Iterator[Path]:
 
 
 def careless(source: str) -> list[str]:
-    """Where a file computes with what may be bf16, which the interpreter does wrongly in silence.
+    """Lines of a file that compute with what may be bf16, which the interpreter does wrongly in silence.
 
     A loaded tile is widened where it is loaded, or goes nowhere but into `dot`; a narrowed one goes nowhere but into `dot` or a store.
     Only the shared `dot` multiplies tiles.

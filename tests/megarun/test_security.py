@@ -1,4 +1,4 @@
-"""What docs/reference/security.md says: files are data, and what a run writes stays in its folder."""
+"""Statements of docs/reference/security.md: files are data, and what a run writes stays in its folder."""
 
 import ast
 import json

@@ -89,7 +89,7 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
 
 
 def _moe_options(draw: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Of the router and of the experts' rows; the dense blocks' kinds have none of them."""
+    """Options of the router and of the experts' rows; the dense blocks' kinds have none of them."""
     options: dict[str, Any] = {name: draw.random() < 0.5 for name in ("router_bias", "score_correction")}
     options["score"] = draw.choice(["softmax", "sigmoid"])
     if not options["score_correction"]:

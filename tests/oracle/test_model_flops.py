@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaplan.blocks.work import LayerCost, Ops
-from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
+from megaplan.blocks.work import LayerCost, Works
+from megaplan.cost.blocks import end_works, layer_works, whole_workload
 from megaplan.cost.model import ModelCosts, model_costs
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -52,7 +52,7 @@ def attention(pairs: int, score_width: int, value_width: int = 8) -> int:
 
 
 def scan(rows: int, tile: int, group_scores: int) -> int:
-    """Of 4 heads of width 16, state 8, `rows` a position, `tile` at once: scores, their product with x, and the state in and out."""
+    """FLOPs of 4 heads of width 16, state 8, `rows` a position, `tile` at once: scores, their product with x, and the state in and out."""
     return PASSES * (group_scores * 2 * rows * tile * 8 + 4 * rows * (2 * tile * 16 + 4 * 8 * 16))
 
 
@@ -60,9 +60,9 @@ class Kind(NamedTuple):
     """A block that is counted.
 
     Attributes:
-        model: Its sections of a spec.
+        model: Sections of a spec.
         core: FLOPs a token inside its operations, forward and backward, repeated ones left out.
-        part: Where it lies: a layer, or one of the ends.
+        part: Place of the block: a layer, or one of the ends.
     """
 
     model: dict[str, Any]
@@ -123,12 +123,12 @@ def costs(part: str, found: ModelCosts) -> LayerCost:
     return {"layer": found.layers[0], "head": found.head, "mtp": (*found.mtp, found.head)[0]}.get(part, found.side_embeddings)
 
 
-def ops(part: str, spec: Spec) -> Ops:
-    """What it is the sum of."""
+def ops(part: str, spec: Spec) -> Works:
+    """Operations of the cost model that the costs sum."""
     load = whole_workload(spec, spec.precision.params)
     if part == "layer":
-        return layer_ops(load, spec.model, build_inventory(spec).layers[0])
-    ends = end_ops(load, spec)
+        return layer_works(load, spec.model, build_inventory(spec).layers[0])
+    ends = end_works(load, spec)
     return {"head": ends.head, "mtp": ends.mtp}.get(part, ends.side_embeddings)
 
 

@@ -1,4 +1,4 @@
-"""What kernels of attention and scans hold inside themselves: the ledger has what the operations state of the operands of a block."""
+"""Scratch of the kernels of attention and scans: the ledger has what the operations state for the operands of a block."""
 
 import math
 import random
@@ -36,10 +36,9 @@ from megaplan.spec.models import (
     Spec,
 )
 from megarun.dtypes import TORCH_DTYPES
-from megarun.parallel.groups.relay import _recurrence_part, _scan_part, half, lane_slice
-from megarun.parallel.groups.relay_delta import part as delta_part
+from megarun.parallel.groups.relay import half, lane_slice
 from megarun.parallel.groups.relay_mamba3 import _own
-from megarun.parallel.groups.relay_selective import _part as selective_part
+from megarun.parallel.groups.relay_scans import DELTA, M2RNN, SELECTIVE, SSD
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 WIDTHS = (1, 2, 5, 16, 20, 64, 65, 100, 128, 129)
@@ -59,7 +58,7 @@ def sizes(seed: int) -> tuple[random.Random, Dims, DType]:
 
 
 NO_LIMITS = 0.0, math.inf
-"""Of Mamba-2's steps."""
+"""Limits of Mamba-2's steps."""
 
 
 def starts_of(dims: Dims) -> Tensor | None:
@@ -86,7 +85,7 @@ def of_lanes(
     states: Tensor,
     y: Tensor,
 ) -> set[tuple[int, int]]:
-    """What each piece and lane states, forward and backward."""
+    """Stated bytes of each piece and lane, forward and backward."""
     found, gradients, starts = set(), [torch.empty_like(each) for each in inputs], starts_of(dims)
     for place in range(2):
         for lane in range(lanes):
@@ -173,7 +172,7 @@ def test_the_ledger_of_a_scan_has_what_the_operation_states(seed: int) -> None:
     wanted = expected(scan_inside(dims, mamba, heads, groups, parameters))
     if dims.cp > 1:
         states = empty(dims.dtype, dims.batch, 2 * -(-dims.tokens // 2 // chunk_size), heads, width, state)
-        assert of_lanes("ssd", dims, num_lanes(groups, dims.cp), _scan_part, inputs, (chunk_size, *NO_LIMITS), states, x) == {wanted}
+        assert of_lanes("ssd", dims, num_lanes(groups, dims.cp), SSD.part, inputs, (chunk_size, *NO_LIMITS), states, x) == {wanted}
         return
     states, starts = empty(dims.dtype, dims.batch, -(-dims.tokens // chunk_size), heads, width, state), starts_of(dims)
     forward = stated("ssd", (*inputs, starts, chunk_size, *NO_LIMITS))
@@ -193,12 +192,8 @@ def test_the_ledger_of_a_selective_scan_has_what_the_operation_states(seed: int)
     inputs = [x, x, empty(parameters, channels, width), B, B, empty(parameters, channels), empty(parameters, channels)]
     wanted = expected(selective_inside(dims, mamba, channels, parameters))
     if dims.cp > 1:
-
-        def part(tensors: list[Tensor], place: int, lane: int, lanes: int) -> list[Tensor]:
-            return selective_part(tensors, place, lane_slice(channels, lane, lanes))
-
         states = empty(DType.FP32, dims.batch, 2 * -(-dims.tokens // 2 // every), channels, width)
-        assert of_lanes("selective_scan", dims, num_lanes(channels, dims.cp), part, inputs, (every,), states, x) == {wanted}
+        assert of_lanes("selective_scan", dims, num_lanes(channels, dims.cp), SELECTIVE.part, inputs, (every,), states, x) == {wanted}
         return
     states, starts = empty(DType.FP32, dims.batch, -(-dims.tokens // every), channels, width), starts_of(dims)
     forward = stated("selective_scan", (*inputs, starts, every))
@@ -271,7 +266,7 @@ def test_the_ledger_of_a_delta_rule_has_what_the_operation_states(seed: int, mon
     if dims.cp > 1:
         states = empty(DType.FP32, dims.batch, 2 * -(-dims.tokens // 2 // every), heads, keys, values)
         lanes = num_lanes(key_heads, dims.cp)
-        assert of_lanes("gated_delta", dims, lanes, delta_part, inputs, settings, states, v) == {wanted}
+        assert of_lanes("gated_delta", dims, lanes, DELTA.part, inputs, settings, states, v) == {wanted}
         return
     states, starts = empty(DType.FP32, dims.batch, -(-dims.tokens // every), heads, keys, values), starts_of(dims)
     forward = stated("gated_delta", (*inputs, starts, *settings))
@@ -290,7 +285,7 @@ def test_the_ledger_of_a_recurrence_has_what_the_operation_states(seed: int) -> 
     wanted = expected(recurrence_inside(dims, recurrent, heads, parameters))
     if dims.cp > 1:
         states = empty(DType.FP32, dims.batch, 2 * (-(-dims.tokens // 2 // every) + 1), heads, keys, values)
-        assert of_lanes("m2rnn", dims, num_lanes(heads, dims.cp), _recurrence_part, inputs, (every,), states, v) == {wanted}
+        assert of_lanes("m2rnn", dims, num_lanes(heads, dims.cp), M2RNN.part, inputs, (every,), states, v) == {wanted}
         return
     states, starts = empty(DType.FP32, dims.batch, -(-dims.tokens // every) + 1, heads, keys, values), starts_of(dims)
     forward = stated("m2rnn", (*inputs, starts, every))

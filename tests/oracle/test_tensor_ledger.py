@@ -87,7 +87,7 @@ def spec_of(kind: str, tp: int, policy: str, precision: str = "bf16", kernels: s
 
 @pytest.fixture(params=[2, 4], ids=["tp2", "tp4"])
 def tp(request: Any) -> Iterator[int]:
-    """The degree, in its process group."""
+    """TP degree; a process group of that size exists."""
     with lone_rank(0, request.param):
         yield request.param
 

@@ -15,16 +15,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     "benchmarks",
+    "kernels",
     "scripts",
     *(
         f"src/megaplan/{name}"
         for name in (
-            *("advice", "api", "blocks", "diagnostics", "exporters", "families", "hosts", "importers", "inventory", "layout", "measured"),
-            *("cost/step", "report", "schedules"),
+            *("advice", "api", "blocks", "cli", "diagnostics", "exploration", "exporters", "families", "hosts", "importers", "inventory"),
+            *("cost/step", "layout", "measured", "partition", "plan", "report", "schedules", "spec", "terminal"),
         )
     ),
     "src/megarun",
-    "tests/static",
+    "tests",
 )
 """Folders whose docstrings are revised."""
 
@@ -32,7 +33,7 @@ WORDS = (
     "Of|What|Whether|Beside|Besides|How|Which|Where|Who|Why|When|By|For|From|With|Within|Without|Same|Than|Until|As|Its|Their|Also|Likewise"
 )
 _START = re.compile(rf"(?:{WORDS})\b")
-_FIELD = re.compile(rf"^ +[*\w][\w*, .]*: (?:{WORDS})\b")
+_FIELD = re.compile(rf"^ +(?:[*\w][\w*, .]*: (?:{WORDS})|\w+: (?:{WORDS.lower()}))\b")
 
 
 def docstrings(module: ast.Module) -> Iterator[tuple[int, str]]:

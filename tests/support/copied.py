@@ -17,7 +17,7 @@ def copy_of_megaplan(folder: Path, lines: Mapping[str, Sequence[tuple[str, str]]
 
     Args:
         folder: An empty folder.
-        lines: For each file (text of the file that occurs once, text that is put after it).
+        lines: Added lines of each file (text of the file that occurs once, text that is put after it).
     """
     shutil.copytree(Path(megaplan.__file__).parent, folder / "src/megaplan", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs/errors", folder / "docs/errors")

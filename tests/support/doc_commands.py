@@ -42,7 +42,7 @@ class Block:
 
     @property
     def reason(self) -> str:
-        """Why it is not run; empty if it is."""
+        """Reason that it is not run; empty if it is."""
         found = re.match(r"<!-- not run: (.+) -->", self.comment)
         return found.group(1) if found else ""
 

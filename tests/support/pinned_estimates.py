@@ -1,4 +1,4 @@
-"""What megaplan says of a plan, as a row of a committed table: numbers that a reader can compare, digests of what is too long to read."""
+"""A plan's results as a row of a committed table: numbers that a reader can compare, digests of what is too long to read."""
 
 import hashlib
 import json

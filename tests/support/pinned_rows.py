@@ -30,7 +30,7 @@ class PinnedRows:
         return self.rows[self._key(row)]
 
     def differences(self, row: Row) -> list[str]:
-        """What of a row is not as committed, one text a column; with MEGAPLAN_UPDATE_GOLDEN=1 the row is committed."""
+        """Columns of a row that are not as committed, one text each; with MEGAPLAN_UPDATE_GOLDEN=1 the row is committed."""
         known = self.committed(row)
         return [f"{name} {known[name]} -> {row[name]}" for name in self._fields if row[name] != known[name]]
 

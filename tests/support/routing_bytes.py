@@ -1,4 +1,4 @@
-"""What routing moves, by the numbers: the capacity, one source's share of a receive buffer, and what all sources can send (R-43)."""
+"""Rows that routing moves, by the numbers: the capacity, one source's share of a receive buffer, and what all sources can send (R-43)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def routing_bytes(moe: MixtureOfExperts, num_tokens: int, hidden_size: int, mesh
     """Both readings of a receive buffer: what one source fills, and what the rank must hold.
 
     Args:
-        moe: With a capacity factor.
-        num_tokens: Of the rank and microbatch.
+        moe: Section of the model, with a capacity factor.
+        num_tokens: Tokens of the rank and microbatch.
         hidden_size: Width of a row.
         mesh: Expert-parallel degrees.
-        dtype: Of a row.
+        dtype: Dtype of a row.
 
     Raises:
         ValueError: Dropless routing has no capacity.

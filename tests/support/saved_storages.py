@@ -1,4 +1,4 @@
-"""What one forward really keeps for backward, measured: autograd's saved tensors, what else survives, and the allocator's live bytes.
+"""Bytes that one forward keeps for backward, measured: autograd's saved tensors, what else survives, and the allocator's live bytes.
 
 The three see different things: hooks name every saved tensor but miss what a context keeps as an attribute, in a closure or in a selective
 checkpoint's cache; what survives a forward shows those too, if a dispatched operation made them; the allocator misses nothing and names
@@ -27,8 +27,8 @@ class SavedStorage:
 
     Attributes:
         nbytes: The whole storage, however small the view that is saved.
-        dtype: Of the tensor that was saved.
-        shape: Of the tensor that owns the storage, where autograd knows it, else of the saved view.
+        dtype: Dtype of the tensor that was saved.
+        shape: Shape of the tensor that owns the storage, where autograd knows it, else of the saved view.
         is_input: The storage is one of the module's inputs: its producer keeps it.
     """
 
@@ -47,7 +47,7 @@ class SavedForward:
         cached: Storages that survive the forward though autograd saved none of their tensors: what a selective checkpoint caches, or a
             module keeps; the output excluded.
         live_bytes: Allocated during the forward and alive after it, the output included, to the byte (CPU only).
-        output_bytes: Of the output's storage; 0 if it is among `storages`.
+        output_bytes: Bytes of the output's storage; 0 if it is among `storages`.
     """
 
     storages: tuple[SavedStorage, ...]
@@ -57,7 +57,7 @@ class SavedForward:
 
     @property
     def kept(self) -> tuple[SavedStorage, ...]:
-        """What this module adds: all but the inputs."""
+        """Storages that this module keeps, without its inputs."""
         return tuple(storage for storage in (*self.storages, *self.cached) if not storage.is_input)
 
     @property

@@ -46,7 +46,7 @@ def _dense(*flags: str, head_dim: bool = False, always_head_dim: bool = False, *
 
 
 def _windowed(make: Callable[[Random], Config]) -> Callable[[Random], Config]:
-    """With a list of layers, or with the one that the class derives."""
+    """The config with a list of layers, or with the one that the class derives."""
 
     def made(draw: Random) -> Config:
         config = make(draw)

@@ -23,7 +23,7 @@ SCALE = 0.3
 
 
 class Groups(nn.Module):
-    """What transformers' attention asks of a layer."""
+    """Attributes that transformers' attention asks of a layer."""
 
     def __init__(self, num_key_value_groups: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def test_indexer(length: int, heads: int) -> None:
 
 
 def test_scores_of_the_indexer() -> None:
-    """Its own training has no published implementation that differentiates; its scores' softmax is held by the log-sum-exp."""
+    """No published implementation of the indexer's training differentiates; its scores' softmax is held by the log-sum-exp."""
     pytest.importorskip("fla")
     from fla.ops.dsa.naive import naive_dsa_indexer  # noqa: PLC0415
 

@@ -67,7 +67,7 @@ def comparable(model_type: str, seed: int) -> dict[str, Any]:
 
 
 def _carried(config: dict[str, Any], draw: Random) -> dict[str, Any]:
-    """Of Falcon-H1, fields that an import carries: factors of what a bias is added to, and a norm before its gate, are told."""
+    """Fields of Falcon-H1 that an import carries: factors of what a bias is added to, and a norm before its gate, are reported."""
     plain = {"attention_in_multiplier": config["attention_bias"], "ssm_in_multiplier": config["mamba_proj_bias"]}
     found = {"mamba_norm_before_gate": False, "mamba_rms_norm": draw.random() < 0.4}
     return found | {key: 1.0 for key, biased in plain.items() if biased}
@@ -160,7 +160,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 def test_scaled_frequencies_are_those_of_transformers(
     scaling: str, model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `rope_parameters` of transformers 5; latent attention scales its scores too."""
+    """The config has `rope_parameters` of transformers 5; latent attention scales its scores too."""
     seed = len(scaling)
     config = comparable(model_type, seed)
     config["rope_parameters"] = SCALINGS[scaling] | {"rope_theta": 100.0}
@@ -177,7 +177,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "letters": {"index_topk_pattern": "FFSSS"},
     "by step": {"index_topk_freq": 3, "index_skip_topk_offset": 2},
 }
-"""Which of five layers have an indexer of their own."""
+"""Layers, of five, that have an indexer of their own."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)

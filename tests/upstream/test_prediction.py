@@ -36,7 +36,7 @@ FAMILIES = {  # decoder layer and norm of transformers, prefix of names, of the 
     "qwen3_next": ("Qwen3Next", MODULE, "layers.0.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
 }
 HYBRIDS = ("qwen3_5_text", "qwen3_next")
-"""Of these a depth has attention, whatever the last layer has."""
+"""A depth has attention of these blocks, whatever the last layer has."""
 SEEDS = range(3)
 
 
@@ -69,7 +69,7 @@ class Depth(torch.nn.Module):
         return model.lm_head(self.norm(x[0] if isinstance(x, tuple) else x))
 
     def named(self, model: Any, model_type: str) -> dict[str, Any]:
-        """Its tensors as checkpoints name them, the copies of embedding and head included where they have them."""
+        """Tensors of a depth as checkpoints name them, the copies of embedding and head included where they have them."""
         _, prefix, inside, (embedding, hidden, proj, last) = FAMILIES[model_type]
         prefix = prefix.format(layer=model.config.num_hidden_layers)
         own = {"embedding_norm": embedding, "hidden_norm": hidden, "proj": proj, "norm": last}

@@ -42,7 +42,7 @@ LENGTH = 19
 
 
 def inputs_of(rank: int) -> dict[str, Tensor]:
-    """Of `mamba3`, one sequence."""
+    """Inputs of `mamba3`, one sequence."""
     rows, groups = (1, LENGTH), (rank, GROUPS, STATE)
     made = {
         "x": normal(0, *rows, HEADS, WIDTH),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 TOLERANCE = 1e-5
 ZERO = 1e-6
-"""What is expected to be zero may be rounding: the gradient of a single key."""
+"""Values that are expected to be zero may be rounding: the gradient of a single key."""
 ROWS: list[tuple[str, str, str, float]] = []
 """Operation, implementation, what is farthest apart, and how far; printed when all tests have run."""
 

@@ -62,7 +62,7 @@ def moves(spec: Spec) -> Iterator[Edit]:
 
 
 def growth(spec: Spec, factor: int) -> Iterator[Edit]:
-    """More GPUs: a factor on one axis, or divided between two; if axes inside a stage grow, also the most expert ranks possible."""
+    """Edits that add GPUs: a factor on one axis, or divided between two; if axes inside a stage grow, also the most expert ranks."""
     pairs = [(first, factor // first) for first in divisors(factor)]
     for index, one in enumerate(AXES):
         for other in AXES[index:]:

@@ -1,4 +1,4 @@
-"""Operations with their work that the blocks of several families have: linears, the residual addition with its norm, MLPs."""
+"""Work that the blocks of several families have: linears, the residual addition with its norm, MLPs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from megakernels.ops.activation import facts as activation_facts
 from megakernels.ops.library import linear, scaled
 from megakernels.ops.rms_norm.facts import NORM, RESIDUAL_NORM, norm, residual_norm
-from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.scalars import GATED, Activation
 
 
-def linear_op(
+def linear_work(
     load: Workload,
     name: str,
     part: str,
@@ -34,25 +34,25 @@ def linear_op(
     )
 
 
-def detached_linear_op(load: Workload, name: str, part: str, in_width: int, out_width: int, *, own_tokens: bool = False) -> OpWork:
+def detached_linear_work(load: Workload, name: str, part: str, in_width: int, out_width: int, *, own_tokens: bool = False) -> OpWork:
     """A linear whose input gets no gradient: two products instead of three."""
-    op = linear_op(load, name, part, in_width, out_width, own_tokens=own_tokens)
+    op = linear_work(load, name, part, in_width, out_width, own_tokens=own_tokens)
     return op._replace(work=replace(op.work, input_grad=0, moved_input=0))
 
 
-def residual_op(load: Workload, part: str, width: int) -> OpWork:
+def residual_work(load: Workload, part: str, width: int) -> OpWork:
     """The residual addition and the next norm, on the rank's own tokens."""
     return OpWork("norm", part, residual_norm(width, load.itemsize), RESIDUAL_NORM, own_tokens=True)
 
 
-def norm_op(load: Workload, name: str, part: str, width: int, *, times: int = 1, own_tokens: bool = False) -> OpWork:
+def norm_work(load: Workload, name: str, part: str, width: int, *, times: int = 1, own_tokens: bool = False) -> OpWork:
     """Norms by themselves, `times` of a width."""
     return OpWork(name, part, norm(width, load.itemsize) * times, NORM, own_tokens=own_tokens)
 
 
 def mlp(
     load: Workload, part: str, hidden_size: int, ffn_hidden_size: int, kind: Activation, prefix: str = "", *, scales_gate: bool = False
-) -> Ops:
+) -> Works:
     """One MLP: up (and gate for swiglu and geglu), activation, down; `tp` shards its width; `scales_gate`: the gate has a factor.
 
     Source: arXiv:2002.05202, equations 5 and 6.
@@ -61,13 +61,13 @@ def mlp(
     names = ("gate_proj", "up_proj") if gated else ("up_proj",)
     work = activation_facts.activation(width, load.itemsize, gated=gated)
     return (
-        *(linear_op(load, f"{prefix}{name}", part, hidden_size, width) for name in names),
+        *(linear_work(load, f"{prefix}{name}", part, hidden_size, width) for name in names),
         *((OpWork(f"{prefix}scale gate", part, scaled(width, load.itemsize)),) if scales_gate else ()),
         OpWork(f"{prefix}activation", part, work, activation_facts.GATED if gated else activation_facts.UNGATED),
-        linear_op(load, f"{prefix}down_proj", part, width, hidden_size, closes=True),
+        linear_work(load, f"{prefix}down_proj", part, width, hidden_size, closes=True),
     )
 
 
-def gate_op(load: Workload, part: str, width: int, *, counts: tuple[str, ...] = ()) -> OpWork:
+def gate_work(load: Workload, part: str, width: int, *, counts: tuple[str, ...] = ()) -> OpWork:
     """The gate of a block's output: silu or sigmoid of one operand times the other."""
     return OpWork("gate", part, activation_facts.activation(width, load.itemsize, gated=True), activation_facts.GATE, counts=counts)

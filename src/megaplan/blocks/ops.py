@@ -175,6 +175,20 @@ def add(name: str, reads: tuple[str, ...], makes: str) -> Op:
     return Op(name, reads, (makes,), flow=Flow.ADD)
 
 
+def input_ops(*projections: Projection, sharded: bool) -> tuple[Op, ...]:
+    """The norm before a mixer, and its projections."""
+    return norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *projections, sharded=sharded)
+
+
+def output_ops(reads: str, *, sharded: bool, bias: str | None = None) -> tuple[Op, ...]:
+    """The output projection and the residual addition."""
+    return (
+        linear("out_proj", reads, "partial" if sharded else "o", "out_proj.weight", bias=bias),
+        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
+        add("residual", ("x", "o"), "out"),
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockProgram:
     """A block's operations: the same for all sizes, so that one value, and what follows from it, serves every block of a kind.

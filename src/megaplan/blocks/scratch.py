@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from megakernels.facts import KernelBytes, KernelScratch
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.relay import PIECES, num_lanes
+from megaplan.blocks.ops import Op
+from megaplan.blocks.relay import ARRIVING, HANDED, PIECES, num_lanes
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
@@ -68,3 +69,41 @@ def inside_storages(dims: Dims, inside: KernelScratch | None) -> Shapes:
         return {}
     counts = {INSIDE: (inside.forward // dims.dtype.bytes,), INSIDE_BACKWARD: (inside.backward // dims.dtype.bytes,)}
     return storages(dims.dtype, Column.WORKSPACE, counts)
+
+
+def scan_op(
+    name: str,
+    inputs: tuple[str, ...],
+    makes: str,
+    saved: tuple[str, ...],
+    params: tuple[str, ...],
+    *,
+    handed: bool,
+    summed: bool,
+    inside: tuple[bool, bool],
+    fetches: tuple[str, ...] = (),
+) -> Op:
+    """A scan, which keeps its inputs and its own saved tensors.
+
+    Args:
+        name: Name of the operation.
+        inputs: Storages that it reads.
+        makes: Output of the scan.
+        saved: Further results, which it keeps.
+        params: Parameters of the scan.
+        handed: True if a CP group hands its state from piece to piece.
+        summed: True if parameters' gradients are sums of pieces in a wider dtype.
+        inside: True for each direction whose kernels hold scratch.
+        fetches: Storages that its backward makes for itself, in addition to the state on its way and the scratch.
+    """
+    state = (HANDED, ARRIVING) if handed else ()
+    forward, backward = (((each,) if there else ()) for each, there in zip((INSIDE, INSIDE_BACKWARD), inside, strict=True))
+    return Op(
+        name,
+        inputs,
+        (makes, *saved, *state, *forward),
+        keeps=(*inputs, *saved),
+        params=params,
+        fetches=(*state, *fetches, *backward),
+        sums=("summed",) if summed else (),
+    )

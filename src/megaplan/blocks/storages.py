@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from megaplan.blocks.ops import INPUT, OUTPUT
+from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import INPUT, OUTPUT, partial_gradient
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 
@@ -24,3 +25,19 @@ def residual(shapes: Shapes) -> Shapes:
     """Add the block's input under its name, shaped as its output."""
     shapes[INPUT] = shapes[OUTPUT]
     return shapes
+
+
+def mixer_storages(dims: Dims, shapes: Mapping[str, tuple[int, ...]], statistics: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """Storages of a mixer between its input and the block's output.
+
+    Args:
+        dims: Local sizes.
+        shapes: Storages of its own in the dtype of activations.
+        statistics: Statistics and states of its own.
+    """
+    stream = dict.fromkeys(("normed", "o", "out"), dims.residual)
+    return {
+        **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, **stream}),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], **statistics}),
+        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
+    }

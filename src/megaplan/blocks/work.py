@@ -1,4 +1,4 @@
-"""The values of the cost model: an operation with its work per token, a layer's cost, and the setting both are counted in.
+"""The values of the cost model: the work of an operation, a layer's cost, and the setting both are counted in.
 
 What is counted. FLOPs are the multiplications and additions of contractions (matrix products, convolutions, recurrences); norms,
 activations, softmax and rotations count in bytes only. Bytes are ideal: each operand of an operation is read once and each result written
@@ -59,10 +59,13 @@ class Workload(NamedTuple):
 
 
 class OpWork(NamedTuple):
-    """The work of one operation of a block, as a rank runs it.
+    """The work of an operation of a block, as a rank runs it.
+
+    `blocks.ops.Op` is the operation, without sizes. Its storages have theirs in the program's `Shapes`, its work here; decision 19 says
+    why these are tables next to the program.
 
     Attributes:
-        name: Name, as in the saved-tensor ledger if that has it.
+        name: Name of the operation (`blocks.ops.Op.name`) if the program has one of its own for this work.
         part: Whose efficiency its contractions have: a letter's or `head`'s linears, or a kernel's.
         work: Per token that passes through it.
         facts: Costs of its implementations; None for a library's product, or one kernel that is ideal.
@@ -72,7 +75,7 @@ class OpWork(NamedTuple):
         closes: The product that ends the block: recompute stops before it.
         is_routed: It runs on routed rows, of which the busiest rank has more than its share.
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
-        counts: Operations of the block's program that it counts together; empty for the one of its name.
+        counts: Names of the operations that it counts together; empty for the one of its name.
         in_width: Width of a linear's input on this rank.
     """
 
@@ -94,7 +97,7 @@ class OpWork(NamedTuple):
         return operations.issuperset(self.counts or (self.name,))
 
 
-Ops = tuple[OpWork, ...]
+Works = tuple[OpWork, ...]
 
 
 def total(ops: Iterable[OpWork]) -> Work:

@@ -35,7 +35,7 @@ def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: B
         spec: A checked spec.
         inventory: Parameter tensors of the spec.
         layout: Slots of the spec.
-        budget: Budget of these three.
+        budget: Budget of this spec and layout.
         step: The schedule's replay.
     """
     kept = kept_bytes(spec, inventory, layout)

@@ -10,7 +10,7 @@ from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Diagnostic, MegaplanError
 
 MAX_LISTED = 40
-"""With more names than this, only the nearest are shown."""
+"""Largest number of names that are all shown; of more, only the nearest are."""
 
 
 def bug(error: Exception) -> Diagnostic:

@@ -14,7 +14,7 @@ from megaplan.terminal.table import line_width, wrap
 from megaplan.units import format_ns
 
 MAX_SLOTS = 64
-"""More slots than this are not drawn."""
+"""Largest number of slots that are drawn."""
 
 _LETTERS = {
     ActionKind.FORWARD: "0123456789",

@@ -10,18 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megakernels.ops.library import linear
-from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
 from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
 
 
-def adapted_ops(load: Workload, ops: Ops, block: Block) -> Ops:
-    """A layer's ops as its tensors have them: the family's where all are trained."""
+def adapted_works(load: Workload, ops: Works, block: Block) -> Works:
+    """Work of a layer as its tensors have it: the family's where all are trained."""
     if not any(tensor.group is Group.FROZEN for tensor in block.tensors):
         return ops
     tensors = {tensor.name: tensor for tensor in block.tensors}
     adapted = frozenset(name.removesuffix(f".{A_SUFFIX}") for name in tensors if name.endswith(f".{A_SUFFIX}"))
-    found = [frozen_op(op, runs_again=op.name in adapted) for op in ops]
+    found = [frozen_work(op, runs_again=op.name in adapted) for op in ops]
     for name in sorted(adapted):
         found.append(_adapter(load, name, block.family, tensors[f"{name}.weight"], tensors[f"{name}.{A_SUFFIX}"]))
     return tuple(found)
@@ -32,13 +32,13 @@ def adapter_name(linear: str) -> str:
     return f"{linear}.{A_SUFFIX}, {B_SUFFIX}"
 
 
-def frozen_op(op: OpWork, *, runs_again: bool = False) -> OpWork:
-    """An op whose parameters have no gradients; `runs_again`: an adapter keeps something behind it, so that recompute runs it too."""
+def frozen_work(op: OpWork, *, runs_again: bool = False) -> OpWork:
+    """Work without parameters' gradients; `runs_again`: an adapter keeps something behind the operation, so that recompute runs it too."""
     return op._replace(work=replace(op.work, weight_grad=0, moved_weight=0), closes=op.closes and not runs_again)
 
 
-def unreached_op(op: OpWork) -> OpWork:
-    """An op that no gradient reaches."""
+def unreached_work(op: OpWork) -> OpWork:
+    """Work of an operation that no gradient reaches."""
     return op._replace(work=replace(op.work, input_grad=0, weight_grad=0, moved_input=0, moved_weight=0))
 
 

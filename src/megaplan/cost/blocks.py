@@ -1,11 +1,11 @@
-"""The ops of every part of a model, as one rank runs them: the one place where costs and times learn what a block is."""
+"""The work of every part of a model, as one rank runs it: the one place where costs and times learn what a block is."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.blocks.work import Ops, Workload
-from megaplan.cost.adapters import adapted_ops, frozen_op, unreached_op
+from megaplan.blocks.work import Workload, Works
+from megaplan.cost.adapters import adapted_works, frozen_work, unreached_work
 from megaplan.cost.ends import embedding, head, mtp_depth, side_embeddings
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
@@ -15,8 +15,8 @@ from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import Model, Spec
 
 
-class EndOps(NamedTuple):
-    """Ops outside the stack.
+class EndWorks(NamedTuple):
+    """Work of the operations outside the stack.
 
     Attributes:
         embedding: The token embedding.
@@ -26,10 +26,10 @@ class EndOps(NamedTuple):
         mtp_depth: Number of prediction depths.
     """
 
-    embedding: Ops
-    side_embeddings: Ops
-    head: Ops
-    mtp: Ops
+    embedding: Works
+    side_embeddings: Works
+    head: Works
+    mtp: Works
     mtp_depth: int
 
 
@@ -55,23 +55,23 @@ def rank_workload(spec: Spec, dtype: DType) -> Workload:
     )
 
 
-def layer_ops(load: Workload, model: Model, block: Block) -> Ops:
-    """Ops of one layer of the stack.
+def layer_works(load: Workload, model: Model, block: Block) -> Works:
+    """Work of the operations of one layer of the stack.
 
     Raises:
         ValueError: The block's family has no section in the model.
     """
     family = FAMILIES[block.family]
     ops = family.work(load, family.section_of(model), model.hidden_size, block.variant)
-    return adapted_ops(load, work_of(path_in(model.residual_path, block.tensors), load, ops, model.hidden_size), block)
+    return adapted_works(load, work_of(path_in(model.residual_path, block.tensors), load, ops, model.hidden_size), block)
 
 
-def end_ops(load: Workload, spec: Spec) -> EndOps:
-    """Ops of both ends of the model."""
+def end_works(load: Workload, spec: Spec) -> EndWorks:
+    """Work of the operations at both ends of the model."""
     model, features = spec.model, spec.model.features
     hidden, grad_bytes, vocab_parallel = model.hidden_size, spec.precision.grads.bytes, spec.mesh.vocab_parallel
     sides = side_embeddings(load, features, hidden, grad_bytes)
-    mtp: Ops = ()
+    mtp: Works = ()
     if features.mtp is not None:
         mtp = mtp_depth(
             load,
@@ -85,8 +85,8 @@ def end_ops(load: Workload, spec: Spec) -> EndOps:
     first = embedding(load, hidden, grad_bytes, vocab_parallel=vocab_parallel)
     last = head(load, hidden, model.vocab_size, vocab_parallel=vocab_parallel)
     if spec.lora is not None:
-        first, sides, last = tuple(map(unreached_op, first)), tuple(map(unreached_op, sides)), tuple(map(frozen_op, last))
-    return EndOps(
+        first, sides, last = tuple(map(unreached_work, first)), tuple(map(unreached_work, sides)), tuple(map(frozen_work, last))
+    return EndWorks(
         embedding=first,
         side_embeddings=sides,
         head=last,

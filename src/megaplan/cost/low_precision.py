@@ -11,7 +11,7 @@ from itertools import pairwise
 from megakernels.ops.fp8_experts.facts import ScaledBankCost
 from megakernels.ops.fp8_linear.facts import ScaledPasses, linear_passes
 from megakernels.ops.moe.facts import ExpertSizes
-from megaplan.blocks.work import Ops, OpWork
+from megaplan.blocks.work import OpWork, Works
 from megaplan.dtypes import DType
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.device import device_of
@@ -60,7 +60,7 @@ def in_eight_bits(op: OpWork) -> bool:
     return op.is_linear and bool(op.in_width) and bool(op.work.input_grad)
 
 
-def sharing(ops: Ops) -> frozenset[int]:
+def sharing(ops: Works) -> frozenset[int]:
     """Indices of linears whose input is that of the linear before."""
     return frozenset(
         index

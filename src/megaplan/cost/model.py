@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.blocks.work import LayerCost, Ops, total
+from megaplan.blocks.work import LayerCost, Works, total
 from megaplan.cost.adapters import trained_elements
-from megaplan.cost.blocks import end_ops, layer_ops, whole_workload
+from megaplan.cost.blocks import end_works, layer_works, whole_workload
 from megaplan.dtypes import DType
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
@@ -51,10 +51,10 @@ def model_costs(spec: Spec, inventory: Inventory) -> ModelCosts:
     for block in inventory.layers:
         if id(block) not in made:
             dtype = spec.precision.of(block.family)
-            ops, trained = layer_ops(whole_workload(spec, dtype), spec.model, block), trained_elements(block)
+            ops, trained = layer_works(whole_workload(spec, dtype), spec.model, block), trained_elements(block)
             made[id(block)] = _cost(spec, ops, block.elements, dtype, trained)
     dtype, outside = spec.precision.params, dict(inventory.outside)
-    ends = end_ops(whole_workload(spec, dtype), spec)
+    ends = end_works(whole_workload(spec, dtype), spec)
     head_elements = outside["embedding" if inventory.tied else "head"].sizes[0]
     projections = sum(
         tensor.elements for name, block in inventory.outside for tensor in block.tensors if name in SIDES and tensor.name == "proj.weight"
@@ -80,7 +80,7 @@ def flops_per_token(spec: Spec) -> int:
     return model_costs(spec, build_inventory(spec)).model_flops
 
 
-def _cost(spec: Spec, ops: Ops, weight_elements: int, dtype: DType, trained: int | None = None) -> LayerCost:
+def _cost(spec: Spec, ops: Works, weight_elements: int, dtype: DType, trained: int | None = None) -> LayerCost:
     """Weights are read by F and by I in the gathered dtype; W reads and writes the accumulating gradient of those that are trained."""
     graded = trained if trained is not None else weight_elements if spec.lora is None else 0
     work = total(ops)

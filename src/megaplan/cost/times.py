@@ -33,8 +33,8 @@ from typing import NamedTuple
 
 from megakernels.facts import ADD, KindWork, Pass, Passes
 from megakernels.ops.fp8_linear.facts import ScaledPasses
-from megaplan.blocks.work import Ops, OpWork, Workload
-from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
+from megaplan.blocks.work import OpWork, Workload, Works
+from megaplan.cost.blocks import end_works, layer_works, rank_workload
 from megaplan.cost.low_precision import EightBits, sharing
 from megaplan.cost.prices import FORWARD, INPUT, WEIGHT, Prices, Seen
 from megaplan.cost.rates import Rates, rates_of
@@ -173,7 +173,7 @@ def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
 def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | None = None) -> tuple[LayerTime, LayerTime, int]:
     """Times added to the first and to the last slot, and nanoseconds of a boundary between ranks; options as for `layer_time`."""
     timer = _Timer(spec, rates, spec.precision.params, fused=fused, seen=seen)
-    ends = end_ops(timer.load, spec)
+    ends = end_works(timer.load, spec)
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
     last = timer.time(ends.head) + _waiting(projected)
     if ends.mtp_depth:
@@ -201,14 +201,14 @@ def layer_time(
         seen: Notes what kinds of kernels run, where the device has measured constants.
     """
     timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy, seen=seen)
-    ops, family = layer_ops(timer.load, spec.model, block), FAMILIES[block.family]
+    ops, family = layer_works(timer.load, spec.model, block), FAMILIES[block.family]
     reruns = family.selective(family.section_of(spec.model), block.variant).reruns
     waits = layer_transfers(rates, spec, timer.load, block)
     again = timer.again(_repeated(ops, policy, reruns))
     return timer.time(ops) + _waiting(waits) + again + LayerTime(input_ns=waits.repeated_ns(policy))
 
 
-def _repeated(ops: Ops, policy: str, reruns: frozenset[str]) -> Ops:
+def _repeated(ops: Works, policy: str, reruns: frozenset[str]) -> Works:
     """The ops that a policy runs again before backward; `reruns` are those of selective recompute."""
     match policy:
         case "none":
@@ -260,18 +260,18 @@ class _Timer:
         self._scaled = EightBits(spec, dtype.of_products.bytes, policy) if scaled else None
         self._prices, self._counts = Prices(rates, dtype, seen or Seen()), rates.measured is not None
 
-    def time(self, ops: Ops) -> LayerTime:
+    def time(self, ops: Works) -> LayerTime:
         """F, I and W of operations one after another."""
         found = self._passes(ops)
         forward, launched = sum(map(self._forward_ns, found)), self._prices.taken()
         inputs = sum(map(self._input_ns, found)) + self._sums_ns(ops)
         return LayerTime(forward, inputs, sum(map(self._weight_ns, found)), launched, self._prices.taken())
 
-    def again(self, ops: Ops) -> LayerTime:
+    def again(self, ops: Works) -> LayerTime:
         """F of operations one after another, before their backward."""
         return LayerTime(input_ns=sum(map(self._forward_ns, self._passes(ops))), backward_launches=self._prices.taken())
 
-    def _passes(self, ops: Ops) -> list[_Passes]:
+    def _passes(self, ops: Works) -> list[_Passes]:
         shared = sharing(ops) if self._scaled is not None else frozenset[int]()
         found = []
         for index, op in enumerate(ops):
@@ -282,7 +282,7 @@ class _Timer:
             found.append(_Passes(op, scaled, kernels, plain))
         return found
 
-    def _sums_ns(self, ops: Ops) -> int:
+    def _sums_ns(self, ops: Works) -> int:
         """Gradients of one input that several linears read, added up; linears in eight bits have them among their copies."""
         if not self._counts or self._scaled is not None:
             return 0

@@ -149,7 +149,7 @@ def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
 
 @lru_cache(maxsize=512)
 def _held(kind: str, pp: int, vpp: int, count: int, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-    """For two forwards of each rank: the fewest microbatches on a chunk, and whether all gradients and gathered parameters exist.
+    """Two forwards of each rank: the fewest microbatches on a chunk, and True if all gradients and gathered parameters exist.
 
     The first has the most microbatches, the second the most among those after every chunk's first backward.
     """

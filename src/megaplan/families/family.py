@@ -10,7 +10,7 @@ from megaplan.blocks.dims import Dims
 from megaplan.blocks.formula import Formula
 from megaplan.blocks.ops import BlockProgram
 from megaplan.blocks.storages import Shapes
-from megaplan.blocks.work import Ops, Workload
+from megaplan.blocks.work import Workload, Works
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import CheckedSpec
@@ -123,7 +123,7 @@ class Family:
     section: str
     tensors: Callable[[Any, int, Any], tuple[ParamTensor, ...]]
     program: ProgramOf
-    work: Callable[[Workload, Any, int, Any], Ops]
+    work: Callable[[Workload, Any, int, Any], Works]
     selective: Callable[[Any, Any], Selective]
     formulas: Mapping[str, Formula] = field(default_factory=dict, hash=False)
     full_refused: str | None = None

@@ -15,7 +15,7 @@ from megakernels.ops.rms_norm.facts import norm as norm_work
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import INPUT, SHARED, BlockProgram, Op, reshape
 from megaplan.blocks.storages import Shapes, storages
-from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.columns import Column
 from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.tensors import Group, Init, ParamTensor
@@ -143,18 +143,18 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
     return found | storages(dims.dtype, Column.ACTIVATIONS, {SHARED: (0,)}) if path.shares_input else found
 
 
-def work_of(path: ResidualPath, load: Workload, ops: Ops, hidden_size: int) -> Ops:
+def work_of(path: ResidualPath, load: Workload, ops: Works, hidden_size: int) -> Works:
     """A block's work from its family's, whose first operation is the addition of the block before with the norm."""
     if path == PLAIN:
         return ops
-    more = norm_operations(path.norm, load, hidden_size) if path.placement == "both" else ()
+    more = norm_works(path.norm, load, hidden_size) if path.placement == "both" else ()
     if path.norm == "layernorm":
         statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
         ops = (ops[0]._replace(work=ops[0].work + statistic), *ops[1:])
     return (*ops, *more)
 
 
-def norm_operations(kind: NormKind, load: Workload, hidden_size: int, name: str = "post_norm") -> Ops:
+def norm_works(kind: NormKind, load: Workload, hidden_size: int, name: str = "post_norm") -> Works:
     """A separate norm of the rank's own tokens."""
     statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES) if kind == "layernorm" else Work()
     return (OpWork(name, "head", norm_work(hidden_size, load.itemsize) + statistic, own_tokens=True),)

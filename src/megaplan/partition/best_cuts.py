@@ -214,7 +214,7 @@ class _TieBreak:
                         of_used[start] = of_used.get(start, 0) | here
 
     def _moves(self, part: int, start: int, moved: int) -> Sequence[tuple[int, int]]:
-        """For a start before a part: the cuts moved including those of the pair, and the stops with that number, if it is allowed."""
+        """Numbers of moved cuts after a start before a part, this pair's included, each with its stops, if the number is allowed."""
         if self._kept is None:
             return ((moved, -1),)
         own_start, own_stop = self._kept[part]

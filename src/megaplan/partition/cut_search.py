@@ -233,7 +233,7 @@ class CutSearch:
         self._within, self._starts = within, [sorted(pairs) for pairs in within]
 
     def _everywhere(self) -> list[Pairs]:
-        """Every pair before each part of a V that leaves an atom for each slot of each part outside and inside; and the centre."""
+        """Pairs of cuts before each part of a V that leave every slot outside and inside at least one atom; and the centre."""
         number, end = self.num_parts, self.end
         inner = [dict.fromkeys(range(part, end - part), (2 << (end - part)) - 1) for part in range(1, number)]
         return [{0: 1 << end}, *inner, {position: 1 << position for position in range(number, end - number + 1)}]

@@ -78,7 +78,7 @@ class Stack:
         """The best cuts within the sums and the exclusions.
 
         Args:
-            exclusions: For loop placement, each of one slot.
+            exclusions: Excluded spans, for loop placement; each is of one slot.
             spare: Bytes that each rank may hold in addition to the sums; negative to hold fewer.
             shares: Further limits for loop placement.
             most: The largest acceptable cost of a slot, or rank; None for any.

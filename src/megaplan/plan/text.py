@@ -17,7 +17,7 @@ def parse_json(text: str, name: str) -> Json:
     """The JSON value in `text`: no floats, no repeated keys.
 
     Raises:
-        MegaplanError: With the line and column at which it is invalid, if they are known.
+        MegaplanError: The text is invalid; the error has the line and column, if they are known.
     """
     try:
         value: Json = json.loads(text, object_pairs_hook=_unique, parse_float=_refuse, parse_constant=_refuse, parse_int=_integer)

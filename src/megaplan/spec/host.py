@@ -55,7 +55,7 @@ class Host(Section):
         tp_comm_overlap: User buffers for tensor-parallel communication.
         microbatch_group_size: Consecutive microbatches of a virtual stage; null for pp.
         transformer_impl: Transformer Engine's modules (Megatron's default), or Megatron-Core's own with attention that is not fused.
-        sequence_parallel: With mesh.tp above 1: norms and the residual stream are sharded over tokens; off, every rank has all of them.
+        sequence_parallel: Norms and the residual stream are sharded over tokens if mesh.tp > 1; off, every rank has all tokens.
         moe_router_dtype: Dtype of routing probabilities; null for that of the residual stream.
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
         deterministic_mode: Deterministic kernels; without moe_permute_fusion the combination of experts' rows then keeps those rows.

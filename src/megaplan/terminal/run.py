@@ -1,4 +1,4 @@
-"""From a command to an exit status: the common handling of a closed pipe, an interrupt and every other exception."""
+"""Runs a command and returns its exit status: the common handling of a closed pipe, an interrupt and every other exception."""
 
 from __future__ import annotations
 

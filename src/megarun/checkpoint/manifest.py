@@ -111,7 +111,7 @@ def list_checkpoints(run: AnyPath) -> list[AnyPath]:
 
 
 def finished(run: AnyPath) -> list[Finished]:
-    """Every checkpoint of a run with its position, by step; reads only manifests. Of several saves of a step it is the last.
+    """Every checkpoint of a run with its position, by step; reads only manifests. If a step was saved several times, the last save counts.
 
     Raises:
         StorageError: The storage fails; what it has is then unknown.
@@ -121,7 +121,7 @@ def finished(run: AnyPath) -> list[Finished]:
 
 
 def saves(run: AnyPath) -> list[AnyPath]:
-    """Every folder of a save, by step and number, in a storage also those that are not finished."""
+    """Every folder of a save, by step and number; in a storage, unfinished ones are included."""
     found = [path for path in entries(run / FOLDER) if _NAME.fullmatch(path.name) and (isinstance(path, RemotePath) or path.is_dir())]
     return sorted(found, key=lambda path: name_of(path.name))
 

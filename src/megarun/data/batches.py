@@ -151,7 +151,7 @@ class Batches:
         self._shape = (spec.schedule.microbatches_per_update, mesh.num_data_ranks, spec.batch.micro_batch_size)
 
     def at(self, step: int) -> Batch:
-        """The rank's part of 0-based `step`, on its device.
+        """The rank's part of the batch of `step`, counted from 0, on the rank's device.
 
         Raises:
             MegaplanError: MP621 if packed rows leave the whole batch without a label.

@@ -70,7 +70,7 @@ class TokenMix:
         return blocks * int(self._ends[-1])
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int64]:
-        """The global batch of 0-based `step`, int64 [num_rows, seq_length + 1]; see `TokenFile.rows`."""
+        """The global batch of `step`, counted from 0, int64 [num_rows, seq_length + 1]; see `TokenFile.rows`."""
         found = np.empty((num_rows, seq_length + 1), dtype=np.int64)
         for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
             found[places] = file.read(file.windows(numbers, seed, seq_length), seq_length)

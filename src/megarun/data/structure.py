@@ -110,7 +110,7 @@ def token_classes(text: str, token_bytes: NDArray[np.int64]) -> NDArray[np.uint8
     classes = byte_classes(text)
     ends = np.cumsum(token_bytes)
     if (ends[-1] if ends.size else 0) != classes.size:
-        raise ValueError(f"tokens of {int(ends[-1]) if ends.size else 0} bytes for a text of {classes.size}")
+        raise ValueError(f"the tokens have {int(ends[-1]) if ends.size else 0} bytes, and the text has {classes.size}")
     if not ends.size:
         return np.zeros(0, dtype=np.uint8)
     # for each byte, the first byte from it on that is not white space, or the text's end

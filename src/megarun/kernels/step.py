@@ -34,7 +34,7 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class UnvaluedTrainer(Trainer):
-    """The trainer without values: it initialises nothing, and reads a finite number that clips gradients."""
+    """The trainer on tensors without values: it skips initialisation, and reads one finite number for every loss and norm."""
 
     def fill(self, job: Job) -> None:
         """Skip the initialisation: parameters have no values."""

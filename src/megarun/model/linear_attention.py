@@ -12,7 +12,7 @@ from megarun.model.mamba import Convolution, Scale
 from megarun.model.norm import Block, RMSNorm, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.context import WHOLE, ContextParallel
-from megarun.parallel.groups.relay_delta import delta_rule
+from megarun.parallel.groups.relay_scans import delta_rule
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 

@@ -13,7 +13,8 @@ from megaplan.spec import models as spec
 from megarun.model.norm import Block, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.context import WHOLE, ContextParallel
-from megarun.parallel.groups.relay import convolve, scan
+from megarun.parallel.groups.relay import convolve
+from megarun.parallel.groups.relay_scans import scan
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 

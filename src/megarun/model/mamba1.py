@@ -13,7 +13,7 @@ from megarun.model.mamba import Convolution
 from megarun.model.norm import Block, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.context import WHOLE, ContextParallel
-from megarun.parallel.groups.relay_selective import scan_channels
+from megarun.parallel.groups.relay_scans import scan_channels
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 

@@ -10,7 +10,7 @@ from megarun.model.mamba import Convolution, Scale
 from megarun.model.norm import Block, RMSNorm, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.context import WHOLE, ContextParallel
-from megarun.parallel.groups.relay import recur
+from megarun.parallel.groups.relay_scans import recur
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 from megarun.parallel.groups.tensor_norm import row_gated_rms_norm
 

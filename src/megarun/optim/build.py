@@ -42,8 +42,8 @@ class Optimizers:
     Muon accepts gradients of any dtype. Fused AdamW needs the parameter's: if `precision.grads` differs, every parameter has its own
     AdamW, so that only one gradient at a time exists in both dtypes.
 
-    AdamW runs first: Muon's scratch is then allocated on top of all of AdamW's state, so that the first step has the peak of later ones if
-    a Newton-Schulz iteration is the peak, and a job that does not fit fails in its first step.
+    AdamW runs first, so that Muon's scratch is allocated after all of AdamW's state. If a Newton-Schulz iteration is the peak, the first
+    step then reaches the same peak as later steps, and a job that does not fit fails in its first step.
     """
 
     def __init__(self, stages: Sequence[nn.Module], inventory: Inventory, spec: Spec, tp: TensorParallel = ALONE) -> None:

@@ -1,4 +1,4 @@
-"""What Triton's compiler makes of the kernels, on a machine without a GPU. Helpers are imported by name."""
+"""Tests of the code that Triton's compiler makes of the kernels, on a machine without a GPU. Helpers are imported by name."""
 
 import sys
 from pathlib import Path

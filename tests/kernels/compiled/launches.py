@@ -26,7 +26,7 @@ class Launch:
 
     @property
     def key(self) -> str:
-        """What decides the code."""
+        """Properties of a call that decide the code."""
         return f"{self.source.hash()} {self.options}"
 
 
@@ -37,7 +37,7 @@ def binder_of(kernel: JITFunction[Any]) -> Any:
 
 
 def launch_of(kernel: JITFunction[Any], arguments: tuple[Any, ...], grid: Any, options: dict[str, Any]) -> Launch:
-    """What the launcher makes of a call."""
+    """Launch of a call, as the launcher specialises it."""
     options = {"debug": False, **options}
     bound, specialization, left = binder_of(kernel)(*arguments, **options)
     parsed, signature, constants, attributes = kernel._pack_args(make_backend(SM_90), options, bound, specialization, left)

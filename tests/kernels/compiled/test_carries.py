@@ -49,7 +49,7 @@ def configurations_of(operation: str) -> list[Any]:
 
 @cache
 def has_loop(function: JITFunction[Any]) -> bool:
-    """Whether a kernel, or a function that it calls, has a loop that the frontend does not unroll."""
+    """True if a kernel, or a function that it calls, has a loop that the frontend does not unroll."""
     tree = ast.parse(inspect.getsource(function.fn))
     if any(
         isinstance(each, ast.While) or (isinstance(each, ast.For) and "static_range" not in ast.unparse(each.iter))

@@ -91,7 +91,7 @@ def test_kernels_without_products(name: str, launched: list[str]) -> None:
 
 @pytest.mark.slow
 def test_indexed_attention_of_keys_that_fill_no_block(launched: list[str]) -> None:
-    """Its 384 columns are taken in a block of 512."""
+    """The 384 columns are taken in a block of 512."""
     check(BY_NAME["indexed_attention"], 300, torch.float32, launched)
     assert "index_difference_kernel" in launched
 

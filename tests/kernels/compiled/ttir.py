@@ -123,7 +123,7 @@ class Translation:
         return name
 
     def expression(self, each: Operation) -> str:
-        """Of an operation without a region: its operands in order, then what the helper of its name needs of its types and attributes."""
+        """An operation without a region: its operands in order, then what the helper of its name needs of its types and attributes."""
         dialect, _, name = each.name.partition(".")
         attributes = "".join(re.findall(r"\{.*?\}", each.text))
         head, _, types = re.sub(r" ?<?\{.*?\}>?", "", each.text).partition(" : ")

@@ -1,4 +1,4 @@
-"""What TTIR's operations do to numpy values, each by its name there."""
+"""TTIR's operations on numpy values, each by its name there."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager

@@ -47,7 +47,7 @@ class Drawn(NamedTuple):
     scale: float
 
     def of(self, tensors: list[Tensor]) -> Attention:
-        """With these in place of q, k, v and the relations."""
+        """A copy with these tensors in place of q, k, v and the relations."""
         q, k, v, *relations = tensors
         return Attention(q, k, v, self.starts, self.scale, self.window, None, self.classes, relations[0] if relations else None, self.cap)
 
@@ -84,7 +84,7 @@ def drawn(seed: int) -> Drawn:
 
 
 def bent(given: Attention, score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """What becomes of scaled scores, by the definition of each option; −∞ where a query may not look."""
+    """Scaled scores after each option, by its definition; −∞ where a query may not look."""
     if given.cap is not None:
         score = given.cap * torch.tanh(score / given.cap)
     if given.classes is not None and given.relations is not None:

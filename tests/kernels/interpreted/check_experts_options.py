@@ -178,7 +178,7 @@ def test_what_is_no_number_is_not_clamped() -> None:
 def test_the_inside_is_what_is_stated(
     gated: bool, num_tokens: int, width: int, num_hidden: int, needs: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With few tokens gradients of the matrices and biases are most of it."""
+    """Rounding of the matrices' and biases' gradients is most of the error if there are few tokens."""
     num_experts, top_k = 3, 2
     x, grad_y = torch.randn(2, num_tokens, num_hidden, dtype=torch.bfloat16)
     rows, counts = kernel_plan.sort_by_expert(torch.randint(0, num_experts, (num_tokens * top_k,), dtype=torch.int32), num_experts)

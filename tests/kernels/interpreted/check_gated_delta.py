@@ -35,7 +35,7 @@ BY_NAME = {case.name: case for case in CASES if case.name.startswith("gated_delt
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SEQUENCES = ("q", "k", "v", "decay", "beta")
 SEEDS, QUICK = range(28), (9, 24)
-"""Of random shapes, and those of few programs, which CI runs."""
+"""Random shapes, and those of few programs, which CI runs."""
 TERMS = {"dt_bias": "decay", "A_log": "decay"}
 """Whose terms a parameter's gradient sums: it may cancel but for the rounding of each."""
 
@@ -105,7 +105,7 @@ def drawn(seed: int) -> tuple[dict[str, Any], torch.dtype, int]:
 
 
 def terms_of_rates(given: dict[str, Any], grad_decay: Tensor) -> Tensor:
-    """What the gradient of A_log sums: log decay times its gradient."""
+    """The terms that the gradient of A_log sums: log decay times its gradient."""
     raw = (given["decay"] + given["dt_bias"]).detach()
     return grad_decay * functional.softplus(raw) / raw.sigmoid()
 
@@ -206,7 +206,7 @@ def test_pieces_are_the_whole(name: str, save_every: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("per_row", [False, True])
 def test_states_and_their_gradients(per_row: bool) -> None:
-    """From an initial state, and with a gradient of the last one, against the reference in fp64."""
+    """A run from an initial state, with a gradient of the last one, against the reference in fp64."""
     generator, rows = torch.Generator().manual_seed(3), (16,) if per_row else ()
 
     def normal(*shape: int) -> Tensor:

@@ -84,7 +84,7 @@ class Drawn(NamedTuple):
 
 
 def drawn(seed: int) -> Drawn:
-    """Of one index head every other score is 0, so that ties decide; the widest heads are those of published models."""
+    """Every other score of one index head is 0, so that ties decide; the widest heads are those of published models."""
     draw = random.Random(seed)
     dtype = draw.choice([torch.float32, torch.bfloat16])
     exact = dtype == torch.float32

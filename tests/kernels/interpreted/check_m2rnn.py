@@ -83,7 +83,7 @@ def test_slow_and_fast_decay(rate: float) -> None:
 
 
 def test_the_naive_gain_would_not_be_exact() -> None:
-    """What the kernels avoid: 1 − exp(log decay) in fp32."""
+    """The kernels avoid 1 − exp(log decay) in fp32."""
     log_decay = torch.full((), -1e-5)
     assert abs((1 - log_decay.exp()).item() / -torch.expm1(log_decay.double()).item() - 1) > 100 * TOLERANCE[torch.float32]
 

@@ -45,7 +45,7 @@ def test_gradient_of_a_sum() -> None:
 
 
 def test_one_slot_needs_no_sum() -> None:
-    """As rows that arrived from other ranks: what is sorted goes back in the order it came."""
+    """Rows that arrived from other ranks: what is sorted goes back in the order it came."""
     case = expert_case("swiglu", 6, 9)
     inputs = case.make(20, torch.float32)
     weights = inputs["weights"].reshape(-1, 1)
@@ -137,7 +137,7 @@ def test_rows_past_the_last_offset_are_not_read() -> None:
 
 
 def test_gradients_of_wide_matrices() -> None:
-    """Of 256 columns a tile, and of the last rows of one."""
+    """The gradient has tiles of 256 columns, and takes the last rows of one."""
     counts = torch.tensor([3, 0, 2], dtype=torch.int32)
     rows, a, b = torch.tensor([1, 4, 6, 0, 9], dtype=torch.int32), torch.randn(5, 7).bfloat16(), torch.randn(5, 512).bfloat16()
     found = kernel._outer(kernel_plan.tiles_of(counts, 5, 2), rows, TOP_K, a, b, gathers_a=False)

@@ -171,7 +171,7 @@ def test_experts_of_what_is_not_finite_exist(value: float) -> None:
 def test_the_inside_is_what_is_stated(
     dtype: torch.dtype, needs: list[bool], rows: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the GEMM library of CUDA multiplies, which widens no operand."""
+    """Products like those of CUDA's GEMM library, which widens no operand."""
     x, weight = torch.randn(rows, width).to(dtype), torch.randn(7, width).to(dtype)
     given = Router(x, weight, torch.randn(7).to(dtype), torch.randn(7).to(dtype), 2, True, 1, 1, 1.0)
     weights, indices, probs, _ = kernel_route.route_forward(given, None, is_sigmoid=False)

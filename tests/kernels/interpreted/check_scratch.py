@@ -1,4 +1,4 @@
-"""What operations with kernels hold inside themselves, against what they state: allocations are counted, kernels do not run."""
+"""Bytes that operations with kernels hold inside themselves, against what they state: allocations are counted, kernels do not run."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ from megakernels.ops.ssd import op as ssd_op
 from megakernels.ops.ssd import piece as ssd_piece
 
 NO_LIMITS = 0.0, math.inf
-"""Of Mamba-2's steps."""
+"""Limits of Mamba-2's steps."""
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ INDEXED = [(2, 50, 4, 16, 16, 3, 8), (1, 7, 3, 5, 7, 1, 17), (2, 40, 8, 200, 128
 
 
 def indexed_inputs(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype], keys: int = 1) -> list[Tensor]:
-    """With as many keys for each query."""
+    """Inputs of indexed attention, with `keys` keys for each query."""
     (batch, num_positions, heads, width, value_width, index_heads, index_width), (dtype, of_parameters) = shape, dtypes
     rows, tokens = (batch, keys * num_positions, heads), (batch, num_positions)
     q, k, v = torch.empty(*tokens, heads, width), torch.empty(*rows, width), torch.empty(*rows, value_width)

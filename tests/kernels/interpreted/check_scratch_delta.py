@@ -1,4 +1,4 @@
-"""What the gated delta rule's kernels hold inside themselves, against what the operation states."""
+"""Bytes that the gated delta rule's kernels hold inside themselves, against what the operation states."""
 
 from typing import Any
 

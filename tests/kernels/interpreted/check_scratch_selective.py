@@ -1,4 +1,4 @@
-"""What the selective scan's kernels hold inside themselves, against what the operation states."""
+"""Bytes that the selective scan's kernels hold inside themselves, against what the operation states."""
 
 from typing import Any
 

@@ -173,7 +173,7 @@ def test_any_decay(rate: float) -> None:
 
 
 def test_the_naive_factors_would_overflow() -> None:
-    """What the kernels avoid: at rate 300 the separate factors of a tile are 0 · ∞."""
+    """The kernels avoid the separate factors of a tile, which are 0 · ∞ at rate 300."""
     inputs = BY_NAME["ssd"].make(64, torch.float32, requires_grad=False)
     sums = (-300 * torch.nn.functional.softplus(inputs["dt"] + inputs["dt_bias"])).cumsum(1)
     assert (sums[:, :, None].exp() * (-sums)[:, None].exp()).isnan().any()

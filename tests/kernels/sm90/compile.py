@@ -29,7 +29,7 @@ ALIGNMENT = 16
 
 
 def source_of(function: Any, types: dict[str, str], constants: dict[str, Any]) -> ASTSource:
-    """As the launcher specialises it. What has no type is `i32`."""
+    """Source of a kernel with these types, as the launcher specialises it. An argument without a type is `i32`."""
     names = function.arg_names
     kinds = {name: types.get(name, "i32") for name in names if name not in constants}
     signature = {name: kinds.get(name, "constexpr").removesuffix(":16") for name in names}
@@ -42,12 +42,12 @@ def source_of(function: Any, types: dict[str, str], constants: dict[str, Any]) -
 
 
 def compiled_for_sm90(function: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]) -> Any:
-    """As the launcher compiles it."""
+    """The kernel, compiled as by the launcher."""
     return triton.compile(source_of(function, types, constants), target=SM_90, options=options)
 
 
 def disassembled(compiled: Any, tool: str, flag: str) -> str:
-    """What one of the tools that Triton ships says about a compiled kernel."""
+    """Output of one of the tools that Triton ships about a compiled kernel."""
     path = next(Path(triton.__file__).parent.glob(f"backends/nvidia/bin/{tool}"))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])

@@ -17,7 +17,7 @@ from typing import Any
 from compile import compiled_for_sm90, disassembled
 
 MULTIPROCESSORS, SCHEDULERS, HERTZ = 132, 4, 1.83e9
-"""Of an H100 or H200 SXM, at its boost clock."""
+"""Values of an H100 or H200 SXM, at its boost clock."""
 WARP = 32
 
 

@@ -11,7 +11,7 @@ NO_RESULT = re.compile(r"(ST|RED|BRA|BRX|JMP|CALL|RET|EXIT|BAR|WARPSYNC|NANOSLEE
 """Instructions whose first general register, if they have one, is read."""
 WIDE = {"64": 2, "128": 4}
 OPERAND_REGISTERS = 4
-"""Of a left operand in registers: 64 rows of 32 bytes over the 128 threads of a warp group."""
+"""Registers of a left operand: 64 rows of 32 bytes over the 128 threads of a warp group."""
 
 Groups = tuple[frozenset[tuple[int, int]], ...]
 

@@ -39,7 +39,7 @@ CONFIGURATIONS = configurations()
 SHAPE = "4 sequences of 4,096 positions of 8,192 channels with 16 states, bf16, saved every 256"
 BATCH, POSITIONS, CHANNELS, SEGMENT = 4, 4096, 8192, 256
 ELEMENTS = BATCH * POSITIONS * CHANNELS
-"""Of x: an element is a position of a channel, with all its states."""
+"""Elements of x: positions of channels, each with all its states."""
 LAUNCHES = {
     "selective forward 8192x16 bf16": (BATCH * CHANNELS // facts.SELECTIVE_FORWARD_CHANNELS, (POSITIONS // SEGMENT, SEGMENT)),
     "selective backward 8192x16 bf16": (

@@ -29,7 +29,7 @@ def taken(function: Any, constants: dict[str, Any]) -> dict[str, Any]:
 
 
 def options_of(key: str) -> dict[str, int]:
-    """Of a kernel, or of one of its two forms."""
+    """Options of a kernel, or of one of its two forms."""
     form = key.replace(",", "")
     return OPTIONS[form if form in OPTIONS else key.partition(",")[0]]
 

@@ -25,7 +25,7 @@ def square_backward_kernel(grad_y, x, grad_x, size, factor, TILE: tl.constexpr):
 
 
 def forward(x: Tensor, factor: float) -> Tensor:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     dense, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         with on_device_of(x):
@@ -34,7 +34,7 @@ def forward(x: Tensor, factor: float) -> Tensor:
 
 
 def backward(grad_y: Tensor, x: Tensor, factor: float, needs: list[bool]) -> list[Tensor | None]:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     grads, dense, grad_x = grad_y.contiguous(), x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         with on_device_of(x):

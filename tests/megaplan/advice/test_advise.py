@@ -1,4 +1,4 @@
-"""Which changes are advised: the smallest, on as many GPUs, fastest first, and found with a fixed amount of work."""
+"""Advised changes: the smallest, on as many GPUs, fastest first, and found with a fixed amount of work."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""What every budget must satisfy, and budgets worked out by hand."""
+"""Properties of every budget, and budgets worked out by hand."""
 
 from collections.abc import Callable
 from typing import Any
@@ -99,7 +99,7 @@ def test_states_of_one_process_by_hand(budget_of: Callable[..., Budget]) -> None
 
 
 def test_newton_schulz_of_one_process_by_hand(budget_of: Callable[..., Budget]) -> None:
-    """With a smaller vocabulary the scratch outweighs the gradients that AdamW has dropped."""
+    """The scratch outweighs the gradients that AdamW has dropped if the vocabulary is smaller."""
     rank = budget_of(plain({"model.vocab_size": 32})).ranks[0]
     cells = rank.cells[Phase.OPTIMIZER]
     assert rank.peak_places[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"

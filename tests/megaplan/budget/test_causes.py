@@ -93,7 +93,7 @@ def storage_of(spec: Spec, name: str) -> BlockStorage:
 
 
 def test_slots_are_built_one_after_another(dense: Callable[..., Spec]) -> None:
-    """Of two slots with a matrix of 3 rows on 2 ranks, the second rank's short shards are padded when later slots hold nothing."""
+    """Two slots have a matrix of 3 rows on 2 ranks: the second rank's short shards are padded when later slots hold nothing."""
     spec = dense({"model.mlp": {"ffn_hidden_size": 3, "activation": "gelu"}, "mesh.dp_shard": 2})
     storage = storage_of(spec, "layers.0")
     row = spec.model.hidden_size * 4
@@ -121,7 +121,7 @@ def test_every_family_multiplies_with_the_library(hybrid: Callable[..., Spec]) -
 
 
 def test_no_product_has_run_when_the_first_embedding_does(dense: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
-    """With a large vocabulary and frozen weights a rank's first forwards are the highest before the library has a workspace."""
+    """A rank's first forwards are its highest, before the library has a workspace, if the vocabulary is large and weights are frozen."""
     large = {"model.hidden_size": 1024, "model.vocab_size": 65536, "mesh.pp": 1, "mesh.dp_shard": 2, "batch.seq_length": 1}
     spec = dense({**large, "batch.micro_batch_size": 1, "schedule.num_microbatches": 1, "lora": {"rank": 3, "alpha": 16.0}})
     worst = budget_of(spec).worst
@@ -191,7 +191,7 @@ def test_experts_are_in_flight_until_their_operation_and_then_the_layer_before(h
 
 @pytest.mark.parametrize("master", ["bf16", "fp32"])
 def test_the_layer_before_is_gathered_from_a_cast(dense: Callable[..., Spec], master: str) -> None:
-    """Where parameters are stored wider than used a cast of the shard is alive beside the output; the last layer's after the loss."""
+    """A cast of the shard is alive beside the output where parameters are stored wider than used; the last layer's after the loss."""
     stored = {"precision": {"params": "bf16", "grads": "bf16", "master": master, "moments": master}}
     spec = dense({"mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True, "host.kernels": "reference", **stored})
     inventory = build_inventory(spec)

@@ -61,7 +61,7 @@ def test_states_by_hand() -> None:
 
 @pytest.mark.parametrize("letter", "AMEDRG")
 def test_every_adapted_linear_is_an_operation_of_its_block(letter: str) -> None:
-    """What is adapted by its name is a linear of the program: no adapter is without an operation that keeps its input and narrow rows."""
+    """Every tensor adapted by its name is a linear of the program: no adapter lacks an operation that keeps its input and narrow rows."""
     spec, inventory = made()
     index = BASE["model"]["pattern"].index(letter)
     family, base = FAMILIES[letter], build_inventory(spec.model_copy(update={"lora": None})).layers[index]

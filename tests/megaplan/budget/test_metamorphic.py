@@ -73,7 +73,7 @@ def test_columns_answer_to_what_they_should(change: str, hybrid: Callable[..., S
 
 
 def test_skew_fills_receive_buffers_of_the_busiest_rank_only(hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
-    """With ep 2 a skew of 1.5 moves half again the rows, and the expert GEMMs' activations with them."""
+    """A skew of 1.5 with ep 2 moves half again the rows, and the expert GEMMs' activations with them."""
     even, skewed = (
         budget_of(hybrid({"mesh.ep": 2, "model.moe.routing_skew": skew})).of_rank(0).cells[Phase.FORWARD_BACKWARD] for skew in (1.0, 1.5)
     )
@@ -92,7 +92,7 @@ def test_expert_parallel_leaves_residuals_of_other_blocks_alone(hybrid: Callable
 
 
 def test_a_job_of_one_rank_reserves_nothing_for_communication(hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
-    """What a spec gives stands; else NCCL has no communicator without a peer."""
+    """A value of the spec is kept; else NCCL has no communicator without a peer."""
     alone = {"mesh.pp": 1, "mesh.dp_shard": 1, "mesh.dp_replicate": 1, "mesh.tp": 1, "mesh.cp": 1, "mesh.ep": 1}
     one, two = budget_of(hybrid(alone)).device, budget_of(hybrid(alone | {"mesh.dp_shard": 2})).device
     assert {item.name for item in two.reserve} - {item.name for item in one.reserve} == {"nccl"}

@@ -71,7 +71,7 @@ def test_stored_rows_are_the_part_s_elements() -> None:
 
 
 def test_padding_is_a_note_above_a_hundredth() -> None:
-    """What costs more names bytes and a degree at which it does not; what costs less is silent."""
+    """A degree that costs more names bytes and a degree at which it does not; one that costs less gives no note."""
     given = planned("nam56r-8xh200", "mesh.dp_shard=2048")
     budget = build_budget(*given)
     cost = budget.worst.peak_bytes - megarun_budget(*given, padded=False).worst.peak_bytes
@@ -94,7 +94,7 @@ def test_any_tensor_s_padding_is_noted() -> None:
 
 
 def test_even_shards_cost_nothing() -> None:
-    """Without padding there is nothing to compare, whatever the peak."""
+    """A spec without padding has nothing to compare, whatever the peak."""
     given = planned("llama-3.1-8b")
     assert padding_diagnostics(*given) == []
     assert build_budget(*given) == megarun_budget(*given, padded=False)

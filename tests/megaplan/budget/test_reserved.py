@@ -27,7 +27,7 @@ def measured() -> tuple[ReservedRow, ...]:
 
 
 def test_estimates_of_the_measured_runs() -> None:
-    """Within 4 % of what was reserved at the end without expandable segments, 8 % for the 2.1 B hybrid; within 3 % with them."""
+    """The model is within 4 % of what was reserved without expandable segments, 8 % for the 2.1 B hybrid; within 3 % with them."""
     last = [row for row in measured() if row.phase is Phase.OPTIMIZER]
     assert [row.expandable_segments for row in last].count(True) == 1
     assert len(last) == 7
@@ -37,7 +37,7 @@ def test_estimates_of_the_measured_runs() -> None:
 
 
 def test_measured_phases_have_what_phases_before_them_had() -> None:
-    """What the model says of torch's allocator holds in every run; and of the device's reserve it leaves less than 3 %."""
+    """The model's statements about torch's allocator hold in every run; it leaves less than 3 % of the device's reserve."""
     runs: dict[tuple[str, bool], list[ReservedRow]] = {}
     for row in measured():
         runs.setdefault((row.run, row.expandable_segments), []).append(row)
@@ -119,20 +119,20 @@ def _overhead(budget_of: Callable[..., Budget], **given: Any) -> int:
 
 
 def test_all_gathers_have_a_pool_of_their_own(budget_of: Callable[..., Budget]) -> None:
-    """Of the slot's own group the output, 2 · V · h bf16, the first layer's and a page beside it; on one rank there is none."""
+    """The slot's own group has the output, 2 · V · h bf16, the first layer's and a page beside it; on one rank there is none."""
     root = 2 * 128256 * 4096 * 2
     alone, shared = _overhead(budget_of, mesh={}), _overhead(budget_of)
     assert root < shared - alone < root + GIB // 2
 
 
 def test_outputs_that_are_added_to_shards_have_a_pool(budget_of: Callable[..., Budget]) -> None:
-    """With several microbatches the largest reduced output, an eighth of 2 · V · h in fp32, stands beside the shards."""
+    """The largest reduced output, an eighth of 2 · V · h in fp32, is held beside the shards if there are several microbatches."""
     several = _overhead(budget_of, schedule={"num_microbatches": 2}) - _overhead(budget_of)
     assert several == pytest.approx(2 * 128256 * 4096 * 4 // 8 + 20 * 2**20, rel=1e-3)
 
 
 def test_requests_that_find_no_place_grow_the_pool(budget_of: Callable[..., Budget]) -> None:
-    """With all layers recomputed little lies free when a backward ends, and the last reduction's input, 3.9 GiB, grows the pool."""
+    """Little lies free when a backward ends if all layers are recomputed, and the last reduction's input, 3.9 GiB, grows the pool."""
     kept, recomputed = _overhead(budget_of, mesh={}), _overhead(budget_of, mesh={}, recompute={"default": "full"})
     assert kept < GIB
     assert recomputed > 3 * GIB

@@ -49,7 +49,7 @@ def test_a_depth_keeps_its_side_embeddings(depth: int, hybrid: Callable[..., Spe
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_one_stage_has_one_copy(depth: int, hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
-    """Its gradients are counted once, from when the first depth hands them on."""
+    """The embedding's gradients are counted once, from when the first depth hands them on."""
     base = {"mesh.pp": 1, "model.features.mtp.depth": depth}
     plain, ahead = (budget_of(hybrid(base | more)).of_rank(0) for more in ({}, AHEAD))
     assert ahead.parameters == plain.parameters

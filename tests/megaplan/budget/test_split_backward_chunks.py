@@ -45,7 +45,7 @@ def split_chunks(request: pytest.FixtureRequest, hybrid: Callable[..., Spec]) ->
 
 
 def test_gradients_of_i_and_of_w_are_the_whole_ones(split_chunks: list[SplitBackwardChunk]) -> None:
-    """For the chunk, for each of its blocks, and in every state in which some are there."""
+    """The sum holds for the chunk, for each of its blocks, and in every state in which some are there."""
     for chunk in split_chunks:
         inputs = chunk.input_half
         assert 0 < chunk.late_bytes < chunk.unsharded_bytes

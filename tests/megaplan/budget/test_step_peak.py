@@ -54,7 +54,7 @@ def test_nothing_larger_is_passed_over(
     budget_of: Callable[..., Budget],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of every rank, where a reduction is the largest (a wide MLP, one short row) too; no forward or reduction is above its bound.
+    """The bound holds for every forward and reduction of every rank, where a reduction is the largest (a wide MLP, one short row) too.
 
     The cells of every point, not only of the largest, sum to what is alive, and none is negative.
     """
@@ -147,7 +147,7 @@ def test_a_bank_is_copied_out_beside_all_that_its_layer_gathers(overrides: dict[
 
 @pytest.mark.parametrize("pattern", ["AEMRD", "DDE", "EE"])
 def test_the_next_layer_s_gather_is_in_flight_only_where_it_is_gathered_ahead(pattern: str, hybrid: Callable[..., Spec]) -> None:
-    """With EP a forward begins by gathering the layer that follows, and no other; before the first layer all blocks wait for it."""
+    """A forward under EP begins by gathering the layer that follows, and no other; before the first layer all blocks wait for it."""
     sections = {"A": "attention", "M": "mamba", "R": "recurrent", "D": "mlp"}
     gone = {f"model.{section}": None for letter, section in sections.items() if letter not in pattern}
     spec = hybrid({"model.pattern": pattern, "model.features": {}, "mesh": {"pp": 2, "dp_shard": 4}, **gone})

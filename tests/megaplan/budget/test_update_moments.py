@@ -1,4 +1,4 @@
-"""What a rank is said to do at the peak of each phase agrees with the job, and the phase is as large as the largest of what it could be."""
+"""The reported place of a rank at the peak of each phase agrees with the job, and is the largest of what it could be."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_newton_schulz_is_named_where_muon_runs_alone(
 
 @pytest.mark.parametrize("pattern", ["D", "M"])
 def test_nothing_is_padded_where_shards_are_even(pattern: str, hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
-    """Without rotary tables too, where nothing but parameters is there."""
+    """Nothing is padded in specs without rotary tables either, where nothing but parameters is there."""
     sections = {"D": "mlp", "M": "mamba"}
     gone = {
         f"model.{name}": None
@@ -50,7 +50,7 @@ def test_nothing_is_padded_where_shards_are_even(pattern: str, hybrid: Callable[
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a made-up rank: what its optimizers hold and need for a moment, in bytes that tell them apart."""
+    """A made-up rank: what its optimizers hold and need for a moment, in bytes that tell them apart."""
 
     shards: int
     dropped: int

@@ -1,4 +1,4 @@
-"""What MP501 promises is what the command with its first hint appended prints, and it fits."""
+"""The promise of MP501 is what the command with its first hint appended prints, and it fits."""
 
 import json
 import re

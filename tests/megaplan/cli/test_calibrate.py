@@ -48,7 +48,7 @@ def test_one_step_moves_the_share_part_of_the_way_and_narrows_it(megaplan, measu
 
 
 def test_the_residual_is_said_by_term(megaplan, measured, here):
-    """Of what is left of the error, each term says what it would have to be multiplied by to explain it alone."""
+    """Each term says what it would have to be multiplied by to explain the rest of the error alone."""
     measured(0.55, (1,))
     found = calibrated(megaplan)
     (row,), seconds = found["rows"], json.loads((here / "rows.json").read_text())[0]["step_seconds"]

@@ -1,4 +1,4 @@
-"""What each command prints, at a width of 80. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/cli` writes the texts anew."""
+"""Output of each command, at a width of 80. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/cli` writes the texts again."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_text(name, megaplan, golden):
 
 
 def test_the_readme_shows_what_is_printed(megaplan):
-    """Its first screen is an estimate of a committed spec."""
+    """README.md shows an estimate of a committed spec on its first screen."""
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     command, shown = readme.split("```console\n", 1)[1].split("```", 1)[0].split("\n", 1)
     assert command == "$ megaplan " + " ".join(CASES["estimate-nam56r"])

@@ -1,4 +1,4 @@
-"""What `estimate` loads, and that NO_COLOR and pipes get plain text."""
+"""Modules that `estimate` loads; NO_COLOR and pipes get plain text."""
 
 import os
 import subprocess

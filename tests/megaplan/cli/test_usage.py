@@ -25,7 +25,7 @@ def test_a_value_that_an_option_does_not_take(megaplan, words, option):
 
 
 def test_the_prefix_of_pydantic_is_removed():
-    """Whether the installed typer adds it or not."""
+    """The prefix is removed whether the installed typer adds it or not."""
     found = usage_error(typer.BadParameter("Value error, 'foo' is not one of 'a', 'b'."), "megaplan")
     assert found is not None
     assert found.detail == "Invalid value: 'foo' is not one of 'a', 'b'."

@@ -25,7 +25,7 @@ def spec(make_spec) -> Spec:
 
 @pytest.fixture
 def document(spec) -> dict[str, Any]:
-    """What the model itself would write, as a file holds it."""
+    """The model's own values, as a file holds them."""
     written: dict[str, Any] = json.loads(json.dumps(costs_document(model_times(spec, build_inventory(spec)))))
     return written
 

@@ -71,7 +71,7 @@ LATENT = {
 @pytest.mark.requirement("R-15")
 @pytest.mark.parametrize("attention", [GROUPED, LATENT], ids=["grouped", "latent"])
 def test_a_window_counts_on_the_layers_that_have_it(attention: dict[str, object]) -> None:
-    """By global index: one layer without it costs what it does where no layer has one."""
+    """Layers are counted by global index: one layer without it costs what it does where no layer has one."""
     costs = []
     for more in ({}, {"window_size": 5}, {"window_size": 5, "full_layers": [2]}):
         model = {"pattern": "AA", "num_layers": 4, "hidden_size": 32, "vocab_size": 64, "attention": attention | more}
@@ -94,7 +94,7 @@ def test_visible_pairs_are_the_mask_s(seq: int, window: int | None) -> None:
 @settings(max_examples=100)
 @given(seq=st.integers(1, 40), window=st.none() | st.integers(1, 50), rows=st.integers(1, 50))
 def test_tiles_of_queries_have_the_keys_that_any_of_them_sees(seq: int, window: int | None, rows: int) -> None:
-    """From the window of the block's first query to its last query."""
+    """A tile reads the keys from the window of its first query to its last query."""
     blocks = [range(start, min(start + rows, seq)) for start in range(0, seq, rows)]
     keys = [block.stop - (0 if window is None else max(0, block.start - window + 1)) for block in blocks]
     assert query_tiles(seq, window, rows) == (len(blocks), sum(keys), sum(len(b) * seen for b, seen in zip(blocks, keys, strict=True)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megakernels.facts import Pass
-from megaplan.cost.blocks import layer_ops, rank_workload
+from megaplan.cost.blocks import layer_works, rank_workload
 from megaplan.cost.times import model_times
 from megaplan.inventory.build import build_inventory
 from megaplan.measured.constants import measured
@@ -19,7 +19,7 @@ MAMBA3 = {"mamba": {"kind": "mamba3", "expand": 2, "head_dim": 64, "state_dim": 
 def passes_of(spec: Spec, name: str) -> tuple[Pass, Pass] | None:
     block = build_inventory(spec).layers[0]
     load = rank_workload(spec, spec.precision.of(block.family))
-    op = next(op for op in layer_ops(load, spec.model, block) if op.name == name)
+    op = next(op for op in layer_works(load, spec.model, block) if op.name == name)
     return None if op.facts is None else op.facts.kernels(op.work, load.num_tokens)
 
 
@@ -56,7 +56,7 @@ def test_products_with_keys_that_are_not_chosen_are_those_of_visible_pairs(make_
     attention = {"kind": "mla", "num_heads": 16, **sizes, "window_size": window, "indexer": indexer}
     spec = make_spec("AA", model={"attention": attention}, host=TRITON)
     load, block = rank_workload(spec, spec.precision.params), build_inventory(spec).layers[1]
-    passes = {op.name: op.facts.kernels(op.work, load.num_tokens) for op in layer_ops(load, spec.model, block) if op.facts is not None}
+    passes = {op.name: op.facts.kernels(op.work, load.num_tokens) for op in layer_works(load, spec.model, block) if op.facts is not None}
     widest = window or load.seq_length
     unchosen = 2 * sum(min(at, widest) - min(at, widest, 100) for at in range(1, load.seq_length + 1))  # of two sequences
     assert passes["masked"][0].flops == 2 * unchosen * 16 * (96 + 64)

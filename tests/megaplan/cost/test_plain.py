@@ -7,7 +7,7 @@ from math import isqrt
 import pytest
 
 import megaplan
-from megaplan.cost.blocks import layer_ops, rank_workload
+from megaplan.cost.blocks import layer_works, rank_workload
 from megaplan.cost.data import data_times, local_elements, newton_schulz_flops
 from megaplan.cost.rates import rates_of
 from megaplan.cost.replay import PLAIN, ReplayTimer
@@ -22,7 +22,7 @@ def op_of(spec: Spec, name: str):
     """An operation of the first layer, and its passes in plain torch."""
     block = build_inventory(spec).layers[0]
     load = rank_workload(spec, spec.precision.of(block.family))
-    op = next(op for op in layer_ops(load, spec.model, block) if op.name == name)
+    op = next(op for op in layer_works(load, spec.model, block) if op.name == name)
     return op, op.facts.plain(op.work, T)
 
 
@@ -130,7 +130,7 @@ def test_every_op_of_a_block_that_is_no_product_has_facts_of_plain_torch(make_sp
         spec = make_spec(letter)
         for block in build_inventory(spec).layers:
             load = rank_workload(spec, spec.precision.of(block.family))
-            for op in layer_ops(load, spec.model, block):
+            for op in layer_works(load, spec.model, block):
                 assert op.is_linear or op.facts.plain(op.work, T) is not None, op.name
 
 

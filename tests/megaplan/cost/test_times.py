@@ -23,7 +23,7 @@ from by_hand import (
     residual_norm,
 )
 
-from megaplan.cost.blocks import end_ops, layer_ops, rank_workload
+from megaplan.cost.blocks import end_works, layer_works, rank_workload
 from megaplan.cost.model import model_costs
 from megaplan.cost.times import LayerTime, model_times
 from megaplan.inventory.build import build_inventory
@@ -135,7 +135,7 @@ def test_what_has_no_weights_leaves_nothing_to_w(make_spec):
     """Attention cores, scans, the recurrence, routed experts and norms: only linears split their backward."""
     spec = make_spec(FAMILIES)
     for block in build_inventory(spec).layers:
-        for op in layer_ops(rank_workload(spec, spec.precision.of(block.family)), spec.model, block):
+        for op in layer_works(rank_workload(spec, spec.precision.of(block.family)), spec.model, block):
             assert op.is_linear == (op.work.moved_weight > 0 and op.name not in {"route", "experts"})
     times = model_times(spec, build_inventory(spec)).layers
     assert all(time.weight_ns < time.input_ns for time in times)
@@ -151,9 +151,9 @@ def test_times_count_the_flops_that_costs_count(name):
     inventory = build_inventory(spec)
     costs = model_costs(spec, inventory)
     for block, cost in zip(inventory.layers, costs.layers, strict=True):
-        ops = layer_ops(rank_workload(spec, spec.precision.of(block.family)), spec.model, block)
+        ops = layer_works(rank_workload(spec, spec.precision.of(block.family)), spec.model, block)
         assert sum(map(executed_flops, ops)) == cost.total_flops
-    ends = end_ops(rank_workload(spec, spec.precision.params), spec)
+    ends = end_works(rank_workload(spec, spec.precision.params), spec)
     assert sum(map(executed_flops, ends.side_embeddings)) == costs.side_embeddings.total_flops
     assert sum(map(executed_flops, ends.head)) == costs.head.total_flops
     assert sum(map(executed_flops, ends.mtp)) * ends.mtp_depth == sum(depth.total_flops for depth in costs.mtp)

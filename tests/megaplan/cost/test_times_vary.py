@@ -1,4 +1,4 @@
-"""How times follow the mesh, recompute, precision and the device's rates."""
+"""Times follow the mesh, recompute, precision and the device's rates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaplan.columns import Basis
-from megaplan.cost.blocks import layer_ops, rank_workload
+from megaplan.cost.blocks import layer_works, rank_workload
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.devices import device_names, load_device
 from megaplan.families import registry
@@ -40,7 +40,7 @@ def rank_flops(spec: Spec) -> int:
     """FLOPs of one rank's microbatch in the first layer."""
     block = build_inventory(spec).layers[0]
     load = rank_workload(spec, spec.precision.of(block.family))
-    ops = layer_ops(load, spec.model, block)
+    ops = layer_works(load, spec.model, block)
     return sum(executed_flops(op) * load.num_tokens // (load.tp if op.own_tokens else 1) for op in ops)
 
 
@@ -67,7 +67,7 @@ def test_expert_ranks_compute_as_much_and_hold_less(make_spec, mesh):
     """Balanced rows that arrive replace those that leave; each rank reads its own experts' weights only."""
     assert rank_flops(make_spec("E", mesh=mesh)) == rank_flops(make_spec("E"))
     spec = make_spec("E", mesh=mesh)
-    ops = layer_ops(rank_workload(spec, spec.precision.params), spec.model, build_inventory(spec).layers[0])
+    ops = layer_works(rank_workload(spec, spec.precision.params), spec.model, build_inventory(spec).layers[0])
     (experts,) = (op for op in ops if op.name == "experts")
     assert experts.weights == 16 * 2 * H * 1024 // (mesh.get("ep", 1) * mesh.get("etp", 1))
 
@@ -153,7 +153,7 @@ def test_selective_recompute_of_attention_chooses_its_keys_again(times_of, make_
     sections = {"model": model, "device": HALF_SPEED, **sections}
     spec = make_spec("A", num_layers=4, **sections)
     load, block = rank_workload(spec, spec.precision.params), build_inventory(spec).layers[layer]
-    again = [op for op in layer_ops(load, spec.model, block) if op.runs_in(frozenset({"attention"}))]
+    again = [op for op in layer_works(load, spec.model, block) if op.runs_in(frozenset({"attention"}))]
     assert {op.name for op in again} == {"attention"} | others
     base, more = (times_of("A", num_layers=4, recompute={"default": policy}, **sections).layers[layer] for policy in ("none", "selective"))
     assert more.input_ns - base.input_ns == sum(
@@ -167,7 +167,7 @@ def test_every_tensor_rank_makes_all_index_scores(make_spec):
     def indexers(tp: int) -> list[int]:
         spec = make_spec("A", num_layers=2, model={"attention": LATENT | {"indexer": INDEXER}}, mesh={"tp": tp})
         load = rank_workload(spec, spec.precision.params)
-        ops = layer_ops(load, spec.model, build_inventory(spec).layers[0])
+        ops = layer_works(load, spec.model, build_inventory(spec).layers[0])
         return [op.work.forward * load.num_tokens // (tp if op.own_tokens else 1) for op in ops if op.name.startswith("indexer")]
 
     *projections, norm, scores = indexers(1)
@@ -182,7 +182,7 @@ def test_the_ops_that_run_again_are_the_saved_tensor_ledger_s(make_spec):
     factors["mlp"] = {"ffn_hidden_size": 14336, "activation": "swiglu", "gate_multiplier": 0.5}
     spec = make_spec(FAMILIES, model=factors)
     for block in build_inventory(spec).layers:
-        ops = layer_ops(rank_workload(spec, spec.precision.of(block.family)), spec.model, block)
+        ops = layer_works(rank_workload(spec, spec.precision.of(block.family)), spec.model, block)
         family = registry.FAMILIES[block.family]
         reruns = family.selective(family.section_of(spec.model), block.variant).reruns
         assert {name for op in ops if op.runs_in(reruns) for name in op.counts or (op.name,)} == reruns - views

@@ -72,7 +72,7 @@ def test_context_ranks_gather_each_head_s_keys_and_values(make_spec, key, more, 
 
 
 def test_a_latent_query_is_narrower_than_none(make_spec):
-    """Without q-LoRA the whole input is gathered in its place."""
+    """The whole input is gathered in place of the latent if there is no q-LoRA."""
     without = {**MLA, "q_lora_rank": None}
     one, other = (make_spec("A", model={"attention": each}, mesh={"tp": 2}, device=NO_LATENCY) for each in (MLA, without))
     step = gathered(one, RankGroup(2, 1), TOKENS * (4096 - 512))
@@ -108,7 +108,7 @@ def test_an_exchange_sends_what_each_rank_is_due(make_spec, seed):
 
 @pytest.mark.parametrize(("policy", "waits"), [("none", 0), ("selective", 1), ("full", 1)])
 def test_recompute_gathers_keys_and_values_again(make_spec, policy, waits):
-    """Of the attention core alone too: what it reads of other context ranks is not kept. Tensor groups gather for a whole block alone."""
+    """Recompute of the core alone repeats its reads of other context ranks, which are not kept. Tensor groups gather for whole blocks."""
     spec = make_spec("A", mesh={"cp": 2})
     assert of_layer(spec).repeated_ns(policy) == waits * gathered(spec, RankGroup(2, 1), TOKENS * 2 * 8 * 128)
     assert of_layer(make_spec("A", mesh={"tp": 2})).repeated_ns("selective") == 0

@@ -39,7 +39,7 @@ def test_a_block_of_commands_is_console_and_has_commands():
 
 
 def test_a_page_is_read_whole():
-    """As many blocks are found as fences are written."""
+    """The parser finds as many blocks as fences are written."""
     for page in PAGES:
         fences = sum(line.startswith("```") for line in page.read_text(encoding="utf-8").splitlines())
         assert fences == 2 * sum(block.page == page for block in blocks()), page

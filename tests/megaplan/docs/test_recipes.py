@@ -37,7 +37,7 @@ ENTRY = [
     ('    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe"),\n',
      '    "reversed": RegisteredSchedule("single", reversed_order.problems, reversed_order.orders, "Reversed"),\n'),
 ]  # fmt: skip
-"""What is put after which text of the registry."""
+"""Lines that the tests add, each with the text of the registry that they follow."""
 
 
 def test_there_is_a_recipe_for_every_kind_of_change() -> None:

@@ -1,4 +1,4 @@
-"""What the repository offers to others: the GitHub Action, the hooks of pre-commit, git's textconv, the site's configuration."""
+"""Files that the repository offers to others: the GitHub Action, the hooks of pre-commit, git's textconv, the site's configuration."""
 
 import os
 import re

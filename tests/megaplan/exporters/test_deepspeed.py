@@ -1,4 +1,4 @@
-"""What DeepSpeed cannot do is told where the plan asks for it, and nowhere else."""
+"""Settings that DeepSpeed cannot express are reported where the plan asks for them, and nowhere else."""
 
 from __future__ import annotations
 

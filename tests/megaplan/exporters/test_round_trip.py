@@ -134,7 +134,7 @@ def recipes(draw: Any, host: dict[str, Any], layer: int, num_layers: int) -> dic
 
 @st.composite
 def positions(draw: Any, attention: dict[str, Any], letters: str, bias: bool) -> dict[str, Any]:
-    """What the model says of positions; biases and rotated widths of its attention are set too."""
+    """Draws the settings of positions in the model; sets biases and rotated widths of its attention too."""
     latent = attention["kind"] == "mla"
     if latent:
         attention["latent_norm"] = draw(st.booleans())
@@ -159,7 +159,7 @@ def modules(letters: str) -> st.SearchStrategy[str]:
 
 @st.composite
 def specs(draw: Any) -> dict[str, Any]:
-    """What a spec and Megatron's arguments can both say, in the form that an import writes."""
+    """Keys that a spec and Megatron's arguments can both express, in the form that an import writes."""
     hybrid = draw(st.booleans())
     pp = draw(st.sampled_from([1, 2]))
     vpp = draw(st.sampled_from([1, 2])) if pp > 1 else 1
@@ -298,7 +298,7 @@ def drawn(seed: int) -> Spec | None:
 
 
 def bytes_of(source: Source) -> list[MegatronMemory]:
-    """Of each pipeline rank, routing balanced: how routing falls out is no argument."""
+    """Bytes of each pipeline rank with balanced routing, because the skew is no argument of Megatron's."""
     stages = stages_of(MegatronRun(source.spec, source.inventory), source.layout)
     return [memory(skewed(stage, 1.0) if source.spec.model.moe is not None else stage) for stage in stages]
 

@@ -58,7 +58,7 @@ def test_tensors_of_kimi_delta_attention() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_tensors_of_a_short_convolution(bias: bool) -> None:
-    """As LFM2: a projection of three widths, a convolution of K taps, an output."""
+    """A block like LFM2's: a projection of three widths, a convolution of K taps, an output."""
     found = elements(spec_of("C", {"short_convolution": {"conv_kernel": 3, "bias": bias}}))
     assert sum(found.values()) == H + 3 * H * H + 3 * H + H * H + bias * (3 * H + H + H)
 

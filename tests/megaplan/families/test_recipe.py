@@ -36,8 +36,8 @@ LINES: dict[str, list[tuple[str, str]]] = {
         ('"efficiency_percent": {\n', '      "T": {"value": 60, "basis": "modelled", "source": "as D, and narrower"},\n'),
     ],
 }
-"""What a copy of megaplan needs to plan the toy: (text of the file, what is put after it). The recipe's other files are for trainers and
-readers."""
+"""Additions that let a copy of megaplan plan the toy: (text of the file, text put after it). The recipe's other files are for trainers
+and readers."""
 
 SPEC = """
 format: megaplan.spec/1
@@ -100,7 +100,7 @@ def test_a_toy_family_is_planned_from_the_recipes_list(copy: Path) -> None:
 
 
 def test_a_toy_familys_ledger_and_rules_are_its_own(copy: Path) -> None:
-    """What selective recompute drops is what its program says; what does not fit is refused at its key; the alphabet names the letter."""
+    """Selective recompute drops what its program says; what does not fit is refused at its key; the alphabet names the letter."""
     script = """if True:
         from megaplan.hosts.megarun.ledger import block_ledger
         from megaplan.inventory.build import build_inventory

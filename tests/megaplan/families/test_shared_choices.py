@@ -6,7 +6,7 @@ import pytest
 
 from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE
 from megaplan.budget.serving import serving_budget
-from megaplan.cost.blocks import layer_ops, rank_workload
+from megaplan.cost.blocks import layer_works, rank_workload
 from megaplan.families.attention.tensors import attention_place
 from megaplan.hosts.megarun.ledger import block_ledger
 from megaplan.inventory.build import build_inventory
@@ -15,7 +15,7 @@ from megaplan.spec.models import LatentAttention, Spec
 
 B, T = 2, 300
 WORDS = 12
-"""Of 32 bits for 300 keys, 128 keys at a time."""
+"""A block has words of 32 bits for 300 keys, 128 keys at a time."""
 INDEXER = {"num_heads": 3, "head_dim": 8, "top_k": 5}
 
 
@@ -45,7 +45,7 @@ def test_its_work_is_attention_to_the_chosen_keys_alone() -> None:
     """An indexed layer's without the indexer's operations; of the keys that are not chosen the kernels' products are counted."""
     spec = made([0], [2, 4])
     load = rank_workload(spec, spec.precision.of("A"))
-    indexed, sharing, plain = (layer_ops(load, spec.model, build_inventory(spec).layers[layer]) for layer in (0, 2, 6))
+    indexed, sharing, plain = (layer_works(load, spec.model, build_inventory(spec).layers[layer]) for layer in (0, 2, 6))
     work = {op.name: op.work for op in indexed if not op.name.startswith("indexer")}
     assert {op.name: op.work for op in sharing if op.name != "masked"} == work
     assert next(op for op in plain if op.name == "attention").work.forward > work["attention"].forward

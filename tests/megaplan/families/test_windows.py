@@ -1,4 +1,4 @@
-"""Which layers attend within a window."""
+"""Layers that attend within a window."""
 
 import pytest
 
@@ -18,7 +18,7 @@ WINDOW = {"window_size": 5, "full_layers": (2, 4)}
     ids=["grouped", "latent"],
 )
 def test_a_layer_by_its_global_index(attention: GroupedQueryAttention | LatentAttention) -> None:
-    """What lies past the layers, such as a prediction depth, has the window too."""
+    """Blocks past the layers, such as a prediction depth, have the window too."""
     assert [attention.window(layer) for layer in (0, 2, 3, 4, 99)] == [5, None, 5, None, 5]
     everywhere = attention.model_copy(update={"window_size": None, "full_layers": ()})
     assert everywhere.window(2) is None

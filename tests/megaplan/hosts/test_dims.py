@@ -1,4 +1,4 @@
-"""What one rank owns of a tensor."""
+"""The part of a tensor that one rank owns."""
 
 from __future__ import annotations
 

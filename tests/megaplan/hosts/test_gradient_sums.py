@@ -21,7 +21,7 @@ SHAPES = storages(
 
 
 def most(points: tuple[LiveSet, ...], name: str) -> int:
-    """How many gradients of one storage are alive together."""
+    """Largest number of gradients of one storage that are alive at once."""
     return max(Counter(point.gradients)[name] for point in points)
 
 
@@ -53,7 +53,7 @@ def test_linears_that_can_be_split_hand_on_no_view() -> None:
 
 
 def test_the_sum_is_made_when_the_product_s_own_gradient_is_gone() -> None:
-    """Beside the third tensor stand the parameter's gradient and what comes next, not the gradient that the product has read."""
+    """The third tensor is alive with the parameter's gradient and what comes next, not with the gradient that the product has read."""
     (found,) = [point for point in replay(projections(2)).backward if point.op == "sum after p0"]
     assert sorted(found.gradients) == ["normed", "normed", "normed", "out"]
     assert found.new_params == ("p0",)

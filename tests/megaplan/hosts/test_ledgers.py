@@ -195,7 +195,7 @@ def test_mtp_is_an_attention_block_an_mlp_and_a_head() -> None:
 
 @pytest.mark.parametrize("letter", ["A", "M", "R", "D"])
 def test_tensor_parallel_halves_widths_and_residual_alike(letter: str) -> None:
-    """With SP every kept tensor of these blocks halves, but what all heads share."""
+    """Every kept tensor of these blocks halves under SP, but what all heads share."""
     sections: dict[str, Any] = {
         "attention": GQA,
         "mamba": {"kind": "mamba2", "head_dim": 8, "state_dim": 3, "num_groups": 2, "chunk_size": 3},

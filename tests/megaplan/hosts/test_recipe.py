@@ -23,7 +23,7 @@ OWN = {
     "exporter.py": "src/megaplan/exporters/toy.py",
     "import_command.py": "src/megaplan/cli/import_toy.py",
 }
-"""Where the recipe puts each file of the toy."""
+"""Folder of each file of the toy in the recipe."""
 LINES: dict[str, list[tuple[str, str]]] = {
     "src/megaplan/hosts/registry.py": [
         ("from megaplan.hosts.torchtitan import HOST as TORCHTITAN\n", "from megaplan.hosts.toy import HOST as TOY\n"),

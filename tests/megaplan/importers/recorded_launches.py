@@ -27,7 +27,7 @@ def batch(recording: Recording, number: int | None = None) -> object:
 
 @cache
 def recorded(name: str, argv: tuple[str, ...] = (), environment: tuple[tuple[str, str], ...] = ()) -> Recording:
-    """What a script starts in an empty folder that has a file of the program's name."""
+    """Recording of what a script starts in an empty folder that has a file of the program's name."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         shutil.copy(SCRIPTS / f"{name}.sh", folder)
         Path("pretrain_gpt.py").touch()

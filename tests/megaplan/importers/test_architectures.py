@@ -174,7 +174,7 @@ def test_parallel_layers_are_never_parted() -> None:
 
 
 def test_layers_that_share_a_choice_are_never_parted() -> None:
-    """Of the class's 78 layers every fourth has an indexer from the second on; transformers builds as many parameters."""
+    """Every fourth of the class's 78 layers has an indexer, from the second on; transformers builds as many parameters."""
     fields = {"model_type": "glm_moe_dsa", "index_topk_freq": 4}
     loaded = imported(fields).loaded
     assert build_inventory(loaded.spec).parameters == 743_377_000_704

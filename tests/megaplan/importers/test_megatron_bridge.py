@@ -64,7 +64,7 @@ env_vars: {CUBLAS_WORKSPACE_CONFIG: ":4096:8"}
     ],
 )
 def test_a_vocabulary_that_is_stated_is_padded_only_where_the_configuration_says_so(vocabulary: str, size: int) -> None:
-    """Without a stated size it is the tokenizer's, here GPT-2's, and padded."""
+    """The vocabulary without a stated size is the tokenizer's, here GPT-2's, and padded."""
     text = BRIDGE.replace("vocab_size: 32000\n  should_pad_vocab: true", vocabulary)
     assert import_megatron(text, "run_config.yaml", gpus=8).loaded.spec.model.vocab_size == size
 

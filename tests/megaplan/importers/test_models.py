@@ -48,7 +48,7 @@ def test_deepseek_v3_by_hand() -> None:
 
 
 def test_kimi_k2_by_hand() -> None:
-    """Its class is DeepSeek-V3's under another name."""
+    """The model type is DeepSeek-V3's class under another name."""
     changes = {
         "n_routed_experts": 384,
         "num_attention_heads": 64,
@@ -151,7 +151,7 @@ def test_what_is_not_carried_is_listed_in_one_warning() -> None:
     ],
 )
 def test_limits_of_time_steps(name: str, changes: dict[str, object], limits: tuple[float, float | None]) -> None:
-    """As the code of each family takes them: nemotron_h reads no `time_step_limit`."""
+    """Limits are read as the code of each family reads them: nemotron_h reads no `time_step_limit`."""
     imported = import_hf(text(config(name, **changes)), "config.json")
     mamba = imported.loaded.spec.model.mamba
     assert (mamba.time_step_min, mamba.time_step_max) == limits

@@ -43,7 +43,7 @@ RARE: dict[str, dict[str, Any]] = {
 }
 """Changes of a small launch with gated delta nets: what no measured run has."""
 Changed = Iterator[tuple[str, Callable[[], dict[str, Any]]]]
-"""What is changed, and the import of what results."""
+"""Names of changes, each with a function that imports the changed arguments."""
 
 
 def changes_of_arguments(arguments: dict[str, Any], draw: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:

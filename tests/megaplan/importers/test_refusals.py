@@ -91,7 +91,7 @@ def test_strict_a_missing_field_is_named(name: str, key: str) -> None:
 
 @pytest.mark.parametrize(("name", "key"), MISSING)
 def test_a_missing_field_has_the_classs_default_and_a_note(name: str, key: str) -> None:
-    """Where the class has one that is not null; a field that it has under no name is refused."""
+    """The import refuses a field where the class has one that is not null, and a field that the class has under no name."""
     facts, fields = class_facts(MODELS[name]["model_type"]), config(name, **{key: GONE})
     if facts.fields.get(key) is None:
         return

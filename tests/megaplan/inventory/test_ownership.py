@@ -1,4 +1,4 @@
-"""Which axes may shard which tensor, tensor by tensor, and which optimizer group each is in."""
+"""Axes that may shard each tensor, and the optimizer group of each."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_tensors_outside_the_stack(vocab_parallel: bool) -> None:
 
 @pytest.mark.requirement("R-60")
 def test_an_mtp_depth_is_an_a_block_an_mlp_and_a_projection() -> None:
-    """Its A block has the layers' rules without the indexer; its projection is Muon's; its norms are AdamW's."""
+    """The depth's A block has the layers' rules without the indexer; its projection is Muon's; its norms are AdamW's."""
     spec = make_spec("A", attention=INDEXED, features={"mtp": {"depth": 1, "ffn_hidden_size": 32}})
     inventory = build_inventory(spec)
     depth = {t.name: t for t in inventory.block("mtp.0").tensors}

@@ -1,4 +1,4 @@
-"""Who holds what: layers, embeddings, head, MTP, relation bias and their copies."""
+"""Holders of each block: layers, embeddings, head, MTP, relation bias and their copies."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def time_of(*changes: str) -> PlannedTime:
 
 @pytest.fixture
 def counted_anew():
-    """What was counted is dropped before a change and after it."""
+    """Clears the caches of counts before a change and after it."""
     kinds.changed_kinds.cache_clear()
     yield
     kinds.changed_kinds.cache_clear()
@@ -158,7 +158,7 @@ def test_the_quantile_is_that_of_the_tables(freedom, quantile):
 
 
 def test_a_slower_kernel_is_a_smaller_share_of_that_kind_alone(one_run):
-    """Its time alone doubled: half of the share, and every other constant of the device stays."""
+    """One operation's time alone is doubled: half of the share, and every other constant of the device stays."""
     before = measured_constants(*one_run())
     kernels_of = next(each for each in json.loads(RESULTS.read_text())["runs"] if each["run"] == "hybrid-1b")["gpu"]
     slower = [[name, count, 2 * ms if name == "outer_kernel" else ms] for name, count, ms in kernels_of["by_kernel"]]

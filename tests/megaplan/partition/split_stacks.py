@@ -97,8 +97,8 @@ def best_cuts(instance: Instance) -> tuple[tuple[int, ...] | None, int]:
 def random_instance(random: Random, *, folded: bool) -> Instance:
     """A stack with, each now and then, edge costs, zero costs, caps, excluded spans, constraints and a baseline.
 
-    Costs are small so that ties abound. Caps weigh layers differently on each slot, as in-flight counts do, and some weights are no plain
-    sums: what precedes a span counts too.
+    Costs are small so that ties abound. Caps weigh layers differently on each slot, as in-flight counts do. Some weights are no plain
+    sums, because they count the layers before a span too.
     """
     num_layers = random.randint(2 if folded else 1, 11)
     num_slots = 2 * random.randint(1, min(num_layers // 2, 4)) if folded else random.randint(1, min(num_layers, 6))

@@ -23,7 +23,7 @@ def solve(instance: Instance) -> Balance | None:
 
 
 def compare(seed: int, instances: int, *, folded: bool) -> Counter[str]:
-    """How many instances have a split, have none, have limits and a split, have ties, have ties and a baseline."""
+    """Numbers of instances that have a split, have none, have limits and a split, have ties, have ties and a baseline."""
     random, counts, weigh = Random(seed), Counter[str](), rank_sums if folded else slot_costs
     for number in range(instances):
         instance = random_instance(random, folded=folded)

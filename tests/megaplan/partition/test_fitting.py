@@ -56,7 +56,7 @@ def codes(cuts: Cuts) -> list[str]:
 @pytest.mark.requirement("R-26")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sums_are_below_the_budget(kind: str) -> None:
-    """What layers are certain to need is never more than the budget says, whatever the cuts."""
+    """The bytes that layers are certain to need are never more than the budget says, whatever the cuts."""
     random = Random(11)
     vpp = 1 if kind in ("1f1b", "gpipe") else 2
     for reshard in ("false", "true"):
@@ -173,7 +173,7 @@ def test_constraints_hold_under_memory() -> None:
 
 
 def sum_and_budget(spec: Spec, cuts: list[int], rank: int) -> tuple[int, int]:
-    """By how much a pp rank exceeds its largest sum, and its allocated bytes."""
+    """Bytes by which a pp rank exceeds its largest sum, and its allocated bytes."""
     inventory, spans = build_inventory(spec), spans_of(cuts, spec.model.num_layers)
     memory, layout = Memory(spec, inventory), build_layout(spec, inventory, spans)
     owned = [(slot.start, slot.stop) for slot in layout.of_rank(rank)]

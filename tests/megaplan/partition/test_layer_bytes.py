@@ -1,4 +1,4 @@
-"""What every split that fits must hold at a forward: gradients only once they exist."""
+"""Bytes that every split that fits must hold at a forward: gradients only once they exist."""
 
 import pytest
 

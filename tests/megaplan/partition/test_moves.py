@@ -9,7 +9,7 @@ from megaplan.partition.moves import neighbours
 
 
 def one_move_away(cuts: tuple[int, ...], num_positions: int, *, pairs: bool) -> set[tuple[int, ...]]:
-    """By every vector of −1, 0 and 1: one run of cuts moves together, or any two cuts move."""
+    """Moves by every vector of −1, 0 and 1: one run of cuts moves together, or any two cuts move."""
     found = set()
     for moves in product((-1, 0, 1), repeat=len(cuts)):
         moved = [index for index, by in enumerate(moves) if by]

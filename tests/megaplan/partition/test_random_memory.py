@@ -18,7 +18,7 @@ from megaplan.schedules.placement import Placement, slots_of_rank
 
 
 class MadeUpMemory:
-    """What a rank exceeds: its largest sum, and what its largest layer needs temporarily, which is in no sum."""
+    """Excess of a rank: of its largest sum, and of what its largest layer needs temporarily, which is in no sum."""
 
     def __init__(self, stack: Stack, moments_bytes: Sequence[int]) -> None:
         self._stack, self._moments_bytes = stack, moments_bytes
@@ -120,7 +120,7 @@ def test_a_descent_ends_where_no_run_of_cuts_gains(where: Placement) -> None:
 
 
 def test_the_slots_of_a_rank_are_those_of_its_placement() -> None:
-    """What a made-up memory counts for a rank is what the search limits."""
+    """The bytes that a made-up memory counts for a rank are what the search limits."""
     for where, vpp in (("single", 1), ("loop", 2), ("v", 2)):
         stack = Stack(StackCosts((1,) * 8), Constraints(), where, 2, vpp)
         assert [stack.slots(rank) for rank in range(2)] == [slots_of_rank(where, rank, 2, vpp) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""What a search for cuts that fit may take: evaluations and partitions are counted, and a stage is evaluated once for each set of spans."""
+"""Effort of a search for cuts that fit: evaluations and partitions are counted, and a stage is evaluated once for each set of spans."""
 
 from __future__ import annotations
 

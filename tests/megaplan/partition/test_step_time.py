@@ -134,7 +134,7 @@ def test_one_slot_takes_its_whole_load_and_that_is_proven() -> None:
 @pytest.mark.requirement("R-29")
 @pytest.mark.parametrize("size", [4, 12])
 def test_no_move_that_fits_is_shorter(size: int) -> None:
-    """Where memory refuses shorter ones, a note says which, by how many bytes, and what that costs."""
+    """A note says which shorter steps memory refuses, by how many bytes, and what that costs."""
     asked = ["split.objective=step_time", f"batch.micro_batch_size={size}"]
     spec = load_spec(str(REPOSITORY / "plans/nam56r-8xh200.yaml"), asked).spec
     inventory = build_inventory(spec)

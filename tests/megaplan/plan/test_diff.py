@@ -1,4 +1,4 @@
-"""What a diff says, and that it says nothing of equal plans."""
+"""Statements of a diff, and that it makes none about equal plans."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -42,7 +42,7 @@ def refusal(path: str):
 
 
 def signed(document):
-    """With the digest of what it holds now: what a careful hand leaves behind."""
+    """The document with the digest of its changed content, as a careful hand leaves it."""
     document["digests"]["plan"] = plan_digest(document["inputs"], document["decisions"])
     return document
 

@@ -1,4 +1,4 @@
-"""What holds of every budget, whatever the plan: 2,000 random ones, those of both hosts among them."""
+"""Properties of every budget, whatever the plan: 2,000 random ones, those of both hosts among them."""
 
 import pytest
 from random_plans.choices import SMALL

@@ -1,4 +1,4 @@
-"""Of random plans: the cuts, the bytes of every rank, the time of a step and the launch files of other hosts are those that were committed.
+"""Random plans: the cuts, the bytes of every rank, the time of a step and the launch files of other hosts are those that were committed.
 
 `make accuracy-random` shows that such bytes are right; this shows that they stay. A change that means to move them writes the table anew
 (`MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/random_plans/test_pinned_plans.py`), and the commit says which plans moved and why.
@@ -19,7 +19,7 @@ DRAWS = [(size, first) for size, count in ((SMALL, 720), (LARGE, 280)) for first
 
 
 def row_of(size: Size, seed: int) -> dict[str, str]:
-    """What megaplan says of a drawn plan."""
+    """Row of a drawn plan."""
     document = draw(seed, size=size)
     return {"size": size.name, "seed": str(seed), "spec": digest(document), **estimated(document)}
 

@@ -1,4 +1,4 @@
-"""What holds of the program of every block, whatever the plan."""
+"""Properties of the program of every block, whatever the plan."""
 
 from random_plans.choices import SMALL
 from random_plans.draw import draw

@@ -15,7 +15,7 @@ from megaplan.spec.load import spec_from_document
 
 NUM_DRAWS = 800
 DEFECTS = ("MP499", "MP900")
-"""What an uncaught exception is reported as."""
+"""Text with which an uncaught exception is reported."""
 
 
 def test_near_legal_specs_are_planned_or_refused_with_diagnostics() -> None:

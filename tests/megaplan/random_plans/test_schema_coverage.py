@@ -81,7 +81,7 @@ def drawn(value: BaseModel, path: str = "") -> Iterator[str]:
 
 @cache
 def seen() -> frozenset[str]:
-    """What 2,000 draws have."""
+    """Keys and values that 2,000 draws have."""
     found: set[str] = set()
     for seed in range(NUM_DRAWS):
         try:

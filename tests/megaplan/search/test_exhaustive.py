@@ -39,7 +39,7 @@ def test_more_small_problems(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(1000, 1012))
 def test_no_bound_is_above_what_it_bounds(seed: int) -> None:
-    """Of every layout and policy, whether or not it fits: a bound of time for any cuts, and of memory."""
+    """Bounds of every layout and policy, whether or not it fits: a bound of time for any cuts, and of memory."""
     space, _ = problem(seed)
     evaluator = Evaluator(space, -(1 << 50))  # everything fits
     for mesh in space.meshes():
@@ -59,7 +59,7 @@ def test_no_bound_is_above_what_it_bounds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(1000, 1006))
 def test_where_the_thriftiest_policy_exceeds_the_sums_of_memory_every_policy_does(seed: int) -> None:
-    """By as much at least: a layout is given up where its thriftiest policy is proven not to fit."""
+    """The other policies exceed the sums by as much at least: a layout is given up if its thriftiest policy is proven not to fit."""
     space, _ = problem(seed)
     evaluator = Evaluator(space, -(1 << 50))
     layouts = [layout for layout in space.layouts() if layout.pp > 1]

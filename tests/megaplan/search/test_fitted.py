@@ -67,7 +67,7 @@ def test_times_are_an_estimates_and_within_their_bounds(document):
 
 @pytest.mark.parametrize("document", [LLAMA, HYBRID], ids=["dense", "hybrid"])
 def test_no_floor_of_memory_is_above_a_peak(document):
-    """Of any policy and cuts; without a pipeline it is of the same order."""
+    """The floor holds for any policy and cuts; without a pipeline it is of the same order as the peak."""
     draw, spec = random.Random(2), megaplan.load(document).spec
     space = Space(spec, 64, {}, ("recompute", "schedule", "batch"))
     inventory = build_inventory(space.base)

@@ -1,4 +1,4 @@
-"""Of random small problems: the rows of a search, why the others lost, its bounds, and what is advised, are those that were committed.
+"""Random small problems: the rows of a search, why the others lost, its bounds, and what is advised, are those that were committed.
 
 Other tests hold that no bound is above what it bounds. One that is too low changes no result and only costs time: it is seen here, in the
 number of evaluations and in the bounds themselves. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/search/test_pinned_searches.py` writes
@@ -42,7 +42,7 @@ SEARCHES = [
 OBJECTIVES = ("time", "headroom", "tokens_per_second_per_device")
 MORE = 64 << 20
 EVERY = 7
-"""Of a search's layouts with a policy, each of so many has its bounds in the table."""
+"""One in so many of a search's layouts with a policy has its bounds in the table."""
 
 
 def searched(host: str, seed: int) -> dict[str, str]:
@@ -71,7 +71,7 @@ def searched(host: str, seed: int) -> dict[str, str]:
 
 
 def bounds_of(space: Space) -> Iterator[tuple[int, ...]]:
-    """Of some layouts: the least time and bytes of any cuts, and how far each policy is from fitting."""
+    """Bounds of some layouts: the least time and bytes of any cuts, and how far each policy is from fitting."""
     evaluator = Evaluator(space)
     for mesh in space.meshes():
         yield evaluator.fits_nowhere(mesh), evaluator.bound_ns(mesh)
@@ -84,7 +84,7 @@ def bounds_of(space: Space) -> Iterator[tuple[int, ...]]:
 
 
 def advised(seed: int) -> dict[str, str]:
-    """What would make a plan faster, and what would make it fit a device with four fifths of the bytes it needs."""
+    """Changes that would make a plan faster, and those that would make it fit a device with four fifths of the bytes it needs."""
     document = draw(seed, size=SMALL)
     before = megaplan.estimate(document)
     device: dict[str, Any] = dict(document.get("device") or {"name": "h200"})

@@ -1,4 +1,4 @@
-"""What `megaplan.search` gives: rows whose plans say what the rows say, whatever the number of processes, and one clear error."""
+"""Results of `megaplan.search`: rows whose plans say what the rows say, whatever the number of processes, and one clear error."""
 
 import json
 from dataclasses import replace
@@ -161,7 +161,7 @@ def test_blocks_that_are_kept_change_no_byte():
 
 
 def test_the_floor_of_memory_grows_with_the_micro_batch_and_is_never_above_the_peak():
-    """Without a pipeline it is what is stored and what the layers keep; with one, of the rank that is forced to hold the most."""
+    """The floor without a pipeline is what is stored and kept; with one, that of the rank that is forced to hold the most."""
     for changes in ((), ("mesh.pp=2",), ("mesh.pp=2", "schedule.kind=gpipe")):
         floors, last = [], 0
         for size in (1, 2, 4):
@@ -190,7 +190,7 @@ def test_the_first_row_is_timed_again_with_every_efficiency_changed(found):
 
 @pytest.mark.parametrize("changes", [("precision.grads=bf16", "precision.reduce=bf16"), ("mesh.dp_shard=8", "device.per_node=4")])
 def test_a_timer_of_one_spec_times_another_as_its_own_does(changes):
-    """What is kept between specs: accumulated gradients of another dtype, and groups that leave a node."""
+    """Values that are kept between specs: accumulated gradients of another dtype, and groups that leave a node."""
     first, second = (megaplan.load(TINY, "mesh.tp=2", "device.per_node=4", *each) for each in ((), changes))
     timer, own = ReplayTimer(first.inventory, first.spec), ReplayTimer(second.inventory, second.spec)
     before = timer.step_ns(first.spec, first.spans)
@@ -199,7 +199,7 @@ def test_a_timer_of_one_spec_times_another_as_its_own_does(changes):
 
 
 def test_the_committed_plan_of_nam56r_is_beaten():
-    """By layouts without a pipeline already, among which a search of all layouts looks too."""
+    """Layouts without a pipeline beat it already, and a search of all layouts covers them."""
     committed = megaplan.estimate("plans/nam56r-8xh200.json")
     found = megaplan.search(
         "plans/nam56r-8xh200.yaml", devices=8, fix={"mesh.pp": 1, "mesh.tp": 1, "mesh.cp": 1, "mesh.ep": 1}, processes=1

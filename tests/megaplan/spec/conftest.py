@@ -1,4 +1,4 @@
-"""What loading a changed copy of the sample gives."""
+"""Result of loading a changed copy of the sample."""
 
 import sys
 from collections.abc import Sequence

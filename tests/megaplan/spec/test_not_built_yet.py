@@ -1,4 +1,4 @@
-"""What is planned and not built is said in one note, at its key."""
+"""Planned features that are not built are reported in one note, at their key."""
 
 import pytest
 from spec_samples import Accepted
@@ -98,7 +98,7 @@ def test_a_relation_bias_is_built_where_no_layer_chooses_keys(accepted: Accepted
 
 @pytest.mark.parametrize("override", DTYPES)
 def test_dtypes_that_torch_would_not_keep_are_noted(accepted: Accepted, override: str) -> None:
-    """What megarun refuses at launch is known when the spec is planned."""
+    """Keys that megarun refuses at launch are known when the spec is planned."""
     (found,) = accepted(overrides=["mesh.pp=5", "schedule.num_microbatches=5", override]).diagnostics
     assert (found.code, found.detail) == DTYPES[override]
     assert found.severity is Severity.NOTE

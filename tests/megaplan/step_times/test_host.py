@@ -1,4 +1,4 @@
-"""What runs Megatron-Core, and what it overlaps, are inputs of the time of a step."""
+"""The software that runs Megatron-Core, and its overlap, are inputs of the step time."""
 
 import pytest
 

@@ -171,7 +171,7 @@ def test_a_row_that_cannot_be_timed_says_why():
 
 
 def test_what_a_row_does_not_state_is_usual(tmp_path, monkeypatch, capsys):
-    """As on a row that states the same values; said once."""
+    """The times equal those of a row that states the same values; the assumption is reported once."""
     bare = {key: value for key, value in row().items() if key not in replay.DEFAULTS}
     for name, one in (("bare", bare), ("whole", replay.DEFAULTS | bare)):
         path = tmp_path / f"{name}.json"

@@ -17,7 +17,7 @@ PYTHONS = ("python3.12", *sorted(map(str, Path("/root/.pyenv/versions").glob("3.
 
 
 def made(out: Path, *options: str) -> float:
-    """Its size in MiB."""
+    """Size of the bundle in MiB."""
     command = [sys.executable, str(ROOT / "scripts/gpu_bundle.py"), "--out", str(out), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -155,7 +155,7 @@ def siso(**given: Any) -> Tensor:
 
 
 def test_libraries_are_called_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With modules that compute the documented results."""
+    """The modules of the libraries compute the documented results."""
     cross_entropy = torch.nn.functional.cross_entropy
     modules = {
         "liger_kernel.transformers.functional": Module(

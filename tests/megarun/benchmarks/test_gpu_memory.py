@@ -1,4 +1,4 @@
-"""What the GPU benchmark trains: plans that are legal and large enough, estimates with peaks, blocks and profiles read right."""
+"""Specs that the GPU benchmark trains: plans that are legal and large enough, estimates with peaks, blocks and profiles read right."""
 
 from typing import Any, NamedTuple
 

@@ -19,7 +19,7 @@ from gpu.worker import Job, finite
 pytestmark = pytest.mark.runtime
 ROOT = Path(__file__).parents[3]
 ENDS = {"exception": "failed", "timeout": "timeout", "segfault": "killed", "sigkill": "killed", "garbage": "garbage"}
-"""How each fault ends."""
+"""Ends of each fault."""
 CASES = ("relu2 96", "rope 4x16", "gated_add 96", "swiglu 96", "rms_norm 96")
 CALLS = (
     *[f"checks/case {name}" for name in CASES],

@@ -35,7 +35,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bytes of these tests' own source."""
+    """Token file of the source of these tests, a token per byte."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "a.txt").write_text("".join(path.read_text() for path in sorted(FOLDER.glob("*/test_*.py"))))
     tokenize(read_corpus(folder), TokenizerKind.BYTES, 257, folder.parent / "small.tokens")
@@ -57,7 +57,7 @@ def command(tmp_path: Path, token_file: Path, spec_with: Any) -> Callable[..., l
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """By step; a step that was trained again has its last one."""
+    """Losses by step; a step that was trained again has its last one."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line["loss"] for line in lines if "step_seconds" in line}
 
@@ -147,7 +147,7 @@ def test_damage_is_said_and_the_one_before_is_used(what: str, tmp_path: Path, co
 
 
 def test_a_save_that_was_killed_is_no_checkpoint(tmp_path: Path, command: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """What it left is neither listed nor read, and the next save of that step takes its place."""
+    """Files that it left are neither listed nor read, and the next save of that step takes their place."""
     assert run(command("run", "--steps", "2")) == 0
     checkpoints = tmp_path / "run" / "checkpoints"
     partial = checkpoints / ".step-00000004.partial"

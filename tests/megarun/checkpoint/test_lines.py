@@ -50,7 +50,7 @@ def command(tmp_path: Path, spec_with: Any) -> Callable[..., list[str]]:
 
 
 def steps(folder: Path) -> list[int]:
-    """Of the run's checkpoints, by name."""
+    """Steps of the run's checkpoints, by name."""
     return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").iterdir() if path.name.startswith("step-"))
 
 
@@ -83,7 +83,7 @@ def test_a_new_line_begins_where_others_are_left() -> None:
 def test_saves_after_a_resume_from_an_older_checkpoint_are_kept_and_resumed(
     command: Any, tmp_path: Path, golden: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """From step 10 of 5, 10, 15, 20: the new saves and the start are kept, and the same command continues from them, not from 20."""
+    """A start from step 10 of 5, 10, 15, 20 keeps the new saves and the start, and the same command continues from them, not from 20."""
     folder = tmp_path / "run"
     assert run(command(5, "--keep", "4")) == 0
     assert steps(folder) == [5, 10, 15, 20]
@@ -206,7 +206,7 @@ def test_a_save_that_does_not_see_a_rank_s_file_fails(
 def test_a_checkpoint_without_a_file_that_its_index_names_is_not_whole(
     command: Any, tmp_path: Path, golden: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As older versions could leave it where nodes did not share --out: `verify` reports it, and the run resumes from the previous one."""
+    """Older versions left such a checkpoint where nodes did not share --out: `verify` reports it, and a resume takes the previous one."""
     assert run(command(2, "--steps", "4")) == 0
     newest = tmp_path / "run" / "checkpoints" / "step-00000004"
     manifest = read_manifest(newest)

@@ -23,7 +23,7 @@ class Shard(torch.Tensor):
 
 
 def held(whole: torch.Tensor, ep: int, shards: int, monkeypatch: pytest.MonkeyPatch) -> list[Pieces]:
-    """What every rank of ep · shards holds of a bank."""
+    """Rows of a bank that every rank of ep · shards holds."""
     tensor = ParamTensor("experts.up_proj", tuple(whole.shape), Owner.EXPERT_PARALLEL, Group.MATRIX, num_matrices=whole.shape[0])
     monkeypatch.setattr(pieces, "DTensor", Shard)
 

@@ -85,7 +85,7 @@ def written(root: RemotePath, step: int, number: int = 0, manifest: bool = True)
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """By step; a step that was trained again has its last one."""
+    """Losses by step; a step that was trained again has its last one."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line["loss"] for line in lines if "step_seconds" in line}
 
@@ -125,7 +125,7 @@ def test_a_run_resumes_from_a_storage_as_from_a_folder(
 
 
 def test_a_save_without_a_manifest_is_none(storage: RemotePath) -> None:
-    """What a kill during an upload leaves is not listed, does not hide an earlier save of the step, and goes at the next start."""
+    """Files that a kill leaves in an upload are not listed, do not hide an earlier save of the step, and are removed at the next start."""
     kept = written(storage, 4)
     left = [written(storage, 4, 1, manifest=False), written(storage, 6, manifest=False)]
     last = written(storage, 2, 10)

@@ -63,7 +63,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Of steps alone."""
+    """Lines of steps alone."""
     return [line for line in lines(folder) if "step_seconds" in line]
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.runtime
 
 
 def test_a_platform_is_a_folder_of_the_corpus() -> None:
-    """By name, however deep the file; 0 next to the folders."""
+    """Platforms are read from a folder's name, however deep the file; 0 next to the folders."""
     found, count = document_platforms(["b/x/y.h", "a/z.h", "top.h", "b/z.h", "a/b/c.h"])
     assert (found.tolist(), count) == ([2, 1, 0, 2, 1], 3)
     assert document_platforms(["top.h"])[1] == 1

@@ -59,7 +59,7 @@ def refused(path: Path, code: str, capsys: pytest.CaptureFixture[str], words: tu
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(token_file: Any) -> None:
-    """Its mapped pages behind the new end would kill the process; a file of another name, or one that grows, does not matter."""
+    """Mapped pages behind the new end would kill the process; a file of another name, or one that grows, does not matter."""
     path = token_file(DOCUMENTS)
     source = TokenFile(path)
     expected = source.rows(0, 0, 1, 2)
@@ -86,7 +86,7 @@ def test_a_good_file(token_file: Any) -> None:
 
 @pytest.mark.parametrize("change", BAD_HEADERS.values(), ids=BAD_HEADERS.keys())
 def test_a_damaged_header_or_table(change: dict[str, Any], token_file: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the parts of a file say must agree."""
+    """The numbers in the parts of a file must agree."""
     assert len(refused(token_file(DOCUMENTS, **change), "MP614", capsys)) < 200
 
 

@@ -120,7 +120,7 @@ def test_what_is_no_text_is_left_out_and_counted(corpus: Path, tmp_path: Path) -
 
 
 def test_a_pattern_with_a_slash_names_paths(corpus: Path) -> None:
-    """Without one it names files in every folder."""
+    """A pattern without a slash names files in every folder."""
     assert read_corpus(corpus, ("a/*",)).paths == ("a/deep/unicode.h", "a/windows.h")
     assert read_corpus(corpus, ("windows.*", "Z.h")).paths == ("a/windows.h",)
 

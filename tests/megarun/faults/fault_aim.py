@@ -30,7 +30,7 @@ PLACES: dict[str, tuple[Any, str]] = {
 
 
 def full_disk() -> None:
-    """What a write meets there."""
+    """Error that a write meets there."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

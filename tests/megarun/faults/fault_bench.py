@@ -53,9 +53,9 @@ class Outcome:
 
     Attributes:
         happened: The fault.
-        said: What the user read.
+        said: Text that the user read.
         steps_lost: Steps that had to be made again; None where nothing had been made.
-        seconds: From the fault to the end of the process.
+        seconds: Seconds from the fault to the end of the process.
         status: Exit status of the process, of torchrun if it started the ranks.
         ranks: Processes of the job.
         nodes: torchrun's agents.
@@ -91,7 +91,7 @@ class Bench:
         self._largest = (1, 1)
 
     def row(self, case: Case) -> Outcome:
-        """What a case gives, with the size of the largest job that it launched."""
+        """Result of a case, with the size of the largest job that it launched."""
         self._largest = (1, 1)
         found = case(self)
         return replace(found, ranks=self._largest[0], nodes=self._largest[1])
@@ -209,7 +209,7 @@ def resume_layout(mesh: Mesh) -> Mesh:
 
 
 def losses(out: Path) -> dict[int, float]:
-    """By step; the last one of a step that was made twice. Lines of another kind, or cut off, are left out."""
+    """Losses by step; the last one of a step that was made twice. Lines of another kind, or cut off, are left out."""
     path = out / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("}\n") and line.startswith("{")]
@@ -217,7 +217,7 @@ def losses(out: Path) -> dict[int, float]:
 
 
 def newest_step(out: Path) -> int:
-    """Of the finished checkpoints; 0 if there is none."""
+    """Largest step of the finished checkpoints; 0 if there is none."""
     found = list_checkpoints(out)
     return read_manifest(found[0]).step if found else 0
 
@@ -231,7 +231,7 @@ def first_line(said: str, *wanted: str) -> str:
 
 
 def wait_for_step(out: Path, step: int, job: Job) -> None:
-    """Until that many steps are done."""
+    """Waits until that many steps are done."""
     job.wait_for(lambda: max(losses(out), default=0) >= step, f"step {step}")
 
 

@@ -1,4 +1,4 @@
-"""Which ranks the messages of a job blame, and for what."""
+"""Ranks that the messages of a job blame, each with its reason."""
 
 import re
 
@@ -15,6 +15,6 @@ def blamed(said: str) -> set[int]:
 
 
 def ended(said: str) -> str:
-    """Which rank the job says has ended, as far as it says so: `rank 1 (pp 1): its process has ended; then `."""
+    """Start of a message, `rank 1 (pp 1): its process has ended; then `, if it says which rank has ended; else empty."""
     found = re.search(r"rank \d+[^\n:]*: its process has ended", said)
     return f"{found[0]}; then " if found else ""

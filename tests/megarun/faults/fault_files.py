@@ -105,7 +105,7 @@ def contradiction(bench: Bench, what: str) -> Outcome:
 
 
 def killed_between_renames(bench: Bench) -> Outcome:
-    """As a kill between the two renames of a second save of a step leaves it."""
+    """The folder as a kill between the two renames of a second save of a step leaves it."""
     out = copy_of(kept(bench), "between-renames")
     newest = list_checkpoints(out)[0]
     newest.rename(newest.with_name(f".{newest.name}.replaced"))

@@ -16,7 +16,7 @@ from megaplan.spec.models import Mesh
 from megarun.remote import any_path
 
 FOLDER, STORAGE, LOST = "folder", "file://", "file://, --out lost"
-"""Where checkpoints are: in --out; behind a URL of fsspec; there, and --out goes with the killed job."""
+"""Places of checkpoints: in --out; behind a URL of fsspec; there, and --out goes with the killed job."""
 LAYOUTS = (ALONE, TWO_STAGES, SHARDED, TENSOR, EXPERTS, FOUR, FOUR_TENSOR, FOUR_EXPERTS, Mesh(dp_shard=2, tp=2))
 CELLS = tuple(product(LAYOUTS, (FOLDER, STORAGE, LOST)))
 NOTICED_SECONDS = 0.1  # until torchrun signals the other ranks
@@ -26,19 +26,19 @@ MOST_LOST = 2 * SAVE_EVERY
 
 @dataclass(frozen=True)
 class Kill:
-    """What a kill did.
+    """Outcome of a kill.
 
     Attributes:
-        number: Which of a seed's kills.
+        number: Number of the kill among those of a seed.
         layout: Degrees of the mesh.
         ranks: Processes of the job.
-        storage: Where its checkpoints are.
+        storage: Place of the checkpoints.
         victim: The killed rank, or all.
-        in_save: Whether a save had begun and was not complete.
+        in_save: True if a save had begun and was not complete.
         made: Steps that had been made.
         saved: Step of the newest complete checkpoint; 0 if there was none.
         lost: Steps that were made again.
-        seconds: From the kill to the end of the last process.
+        seconds: Seconds from the kill to the end of the last process.
     """
 
     number: int
@@ -95,7 +95,7 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
 
 
 def _wait(job: Job, out: Path, draw: random.Random) -> None:
-    """Until a random time: after a step, or, as often, after a save has begun."""
+    """Waits until a random time: after a step, or, as often, after a save has begun."""
     wait_for_step(out, draw.randint(1, STEPS - 4), job)
     if draw.random() < 1 / 2:
         time.sleep(draw.uniform(0, 0.3))
@@ -107,5 +107,5 @@ def _wait(job: Job, out: Path, draw: random.Random) -> None:
 
 
 def _in_save(out: Path) -> bool:
-    """Whether the folder of a save, or what is staged for an upload, is there and not complete."""
+    """True if the folder of a save, or what is staged for an upload, is there and not complete."""
     return any(out.glob("checkpoints/.step-*.partial/*")) or any(out.glob("upload/rank-*/step-*"))

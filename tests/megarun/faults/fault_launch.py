@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 60.0
 """After its own timeout a broken run has this long to end."""
 START_LIMIT_SECONDS = 300.0
-"""Until a job has come to where a case breaks it; a loaded machine takes long to load torch in four ranks."""
+"""Seconds until a job has come to where a case breaks it; a loaded machine takes long to load torch in four ranks."""
 ALONE, TWO_STAGES = Mesh(), Mesh(pp=2)
 PRELOADED = ("megarun.cli.main", "megarun.training.loop", "megarun.training.elastic", "torch.distributed.checkpoint")
 
@@ -31,12 +31,12 @@ def layout_text(mesh: Mesh) -> str:
 
 
 def rank_text(rank: int, mesh: Mesh) -> str:
-    """As messages name a rank."""
+    """Name of a rank in messages."""
     return place(rank, mesh)
 
 
 class Process(Protocol):
-    """What a job needs of a process."""
+    """Environment that a job needs of a process."""
 
     pid: int
 
@@ -111,7 +111,7 @@ class Job:
         return seconds
 
     def wait_for(self, happened: Callable[[], bool], what: str, pause: float = 0.01) -> None:
-        """Until it has happened while the job runs."""
+        """Waits until it has happened while the job runs."""
         end = time.monotonic() + START_LIMIT_SECONDS
         while not happened():
             assert self.poll() is None, f"ended with {self.poll()} before {what}"
@@ -132,13 +132,13 @@ def torchrun(
     """A job under torchrun, one agent a node, all on this machine; a job of one rank without torchrun. stderr goes to a file.
 
     Args:
-        program: What torchrun starts.
-        words: Its command line.
+        program: Program that torchrun starts.
+        words: Command line of the program.
         said: File for stderr of all processes.
         mesh: Decides the number of ranks.
         nodes: Agents, with equally many ranks each.
         meeting: torchrun's options for the place where the ranks of one node meet.
-        elastic: Whether the nodes that are left start again when one is lost.
+        elastic: True if the nodes that are left start again when one is lost.
     """
     command, port = [sys.executable], free_port()
     if mesh.world_size > 1:
@@ -215,7 +215,7 @@ def _rank(variables: Mapping[str, str], words: Sequence[str], said: str) -> None
 
 
 def environment() -> dict[str, str]:
-    """Of a child process."""
+    """Environment of a child process."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
 

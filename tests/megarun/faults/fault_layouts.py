@@ -20,7 +20,7 @@ SHARDED, EXPERTS, TENSOR = Mesh(dp_shard=2), Mesh(dp_shard=2, ep=2), Mesh(tp=2)
 FOUR, FOUR_TENSOR, FOUR_EXPERTS = Mesh(pp=2, dp_shard=2), Mesh(pp=2, tp=2), Mesh(dp_shard=4, ep=2)
 PLACES = [*((mesh, 1) for mesh in (ALONE, SHARDED, EXPERTS, TENSOR, FOUR, FOUR_TENSOR, FOUR_EXPERTS)), (SHARDED, 2), (FOUR, 2)]
 NODE_LIMIT_SECONDS = 180.0
-"""Until a job of two nodes has started again after it has lost one, on a loaded machine."""
+"""Seconds until a job of two nodes has started again after it has lost one, on a loaded machine."""
 CLOSE = 2e-6
 
 

@@ -38,7 +38,7 @@ def _storage(bench: Bench, name: str) -> tuple[Any, RemotePath, list[str]]:
 
 
 def _resumed(bench: Bench, out: Any, words: list[str], newest: int) -> tuple[str, int]:
-    """What a resume of one process says, and the steps that it makes again; its losses are the uninterrupted ones."""
+    """Message of a resume of one process, and the steps that it makes again; its losses are the uninterrupted ones."""
     made = max(losses(out), default=0)
     status, said, _ = bench.here([*bench.words(bench.one, out), *words])
     assert status == 0, said
@@ -117,7 +117,7 @@ def damaged_object(bench: Bench) -> Outcome:
 
 
 def claimed_by_another_job(bench: Bench) -> Outcome:
-    """Of two jobs with one storage the later one has it; the other one's next save fails."""
+    """The later one of two jobs with one storage has it; the other one's next save fails."""
     out, root, words = _storage(bench, "claimed")
     require, calls = Owner.require, []
 

@@ -106,7 +106,7 @@ def folder_not_shared(bench: Bench, mesh: Mesh = TWO_STAGES, nodes: int = 1) -> 
 
 
 def back_to_an_older_one(bench: Bench) -> Outcome:
-    """From the middle of a run that has later checkpoints: they are kept, so are the new ones, and the run resumes from these."""
+    """A start from the middle of a run that has later checkpoints: they are kept, so are the new ones, and the run resumes from these."""
     out = bench.folder / "back"
     assert bench.here([*bench.words(bench.one, out, "--keep", "4", "--steps", "8")])[0] == 0
     named = out / "checkpoints" / "step-00000004"

@@ -168,7 +168,7 @@ class Commands:
         return self._accepts(["calibrate", self._file("rows.json", data), "--force", "-o", str(self._folder / "device.json")])
 
     def device_file(self, draw: random.Random) -> bool:
-        """What `calibrate` has written."""
+        """File that `calibrate` has written."""
         source = json_bytes(self._device_file)
         data = json_bytes(self._changed(self._device_file, draw)) if draw.random() < 0.7 else mutated_bytes(source, draw)
         words = ["estimate", str(ROOT / "plans/llama-3.1-8b.yaml"), "--set", "host={name: megatron}"]
@@ -199,7 +199,7 @@ class Commands:
         return self._accepts([*command, path])
 
     def found(self, draw: random.Random) -> bool:
-        """The document of a search, as the page that `report` writes."""
+        """The document of a search, as `report` writes it into its page."""
         source = json_bytes(self._found)
         data = json_bytes(self._changed(self._found, draw)) if draw.random() < 0.8 else mutated_bytes(source, draw)
         return self._accepts(["report", self._file("found.json", data), "-o", str(self._folder / "report.html")])

@@ -26,7 +26,7 @@ from megarun.data.format import PAYLOAD_START, PREAMBLE
 from megarun.data.token_file import TokenFile
 
 CASE_SECONDS = 2
-"""Of processor time: a busy machine takes longer by the clock."""
+"""Limit of processor time: a busy machine takes longer by the clock."""
 LARGEST_BYTES = 512 << 20
 ROOT = Path(__file__).parents[3]
 PLANS = ROOT / "plans"
@@ -56,7 +56,7 @@ PIECES = [
 
 @dataclass
 class Found:
-    """What a run of the fuzzer saw: how often each kind of input was loaded and refused, and what went wrong."""
+    """Record of a run of the fuzzer: how often each kind of input was loaded and refused, and what went wrong."""
 
     loaded: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)

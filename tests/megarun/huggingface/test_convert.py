@@ -146,7 +146,7 @@ def test_what_no_model_reads_is_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_config_of_another_model_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """By the key that differs; without its config an export has no names."""
+    """The export is refused by the key that differs; without its config an export has no names."""
     write_model(tmp_path / "model")
     plan = plan_of(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA | {"rope_theta": 5e5}))

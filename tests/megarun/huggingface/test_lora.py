@@ -45,7 +45,7 @@ def plan_at(folder: Path, name: str, *changes: str) -> str:
 
 
 def logits_of(plan: str, checkpoint: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """Of the whole model in one process, with a checkpoint's parameters."""
+    """Logits of the whole model in one process, with a checkpoint's parameters."""
     job = Job.from_plan(read_plan(plan))
     stage = build_stage(job.spec, job.inventory, job.layout.slots[0])
     materialise(stage, torch.device("cpu"))
@@ -66,7 +66,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def test_a_merged_export_has_the_logits_of_the_adapted_model(tmp_path: Path, token_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """From a base's weights, through training, to a folder without adapters; the base itself has not moved."""
+    """The way from a base's weights, through training, to a folder without adapters; the base itself has not moved."""
     tensors = write_model(tmp_path / "model")
     plan, base = plan_at(tmp_path, "adapted", *LORA, "host.kernels=reference"), plan_at(tmp_path, "base", "host.kernels=reference")
     assert run(["checkpoint", "import", plan, str(tmp_path / "model"), "-o", str(tmp_path / "start")]) == 0

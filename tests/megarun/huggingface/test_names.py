@@ -1,4 +1,4 @@
-"""How rows of fused tensors are grouped, and under which names the tensors of a model of several parts are found."""
+"""Grouping of rows of fused tensors, and the names under which the tensors of a model of several parts are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What megarun cannot build it refuses, naming the key, before any process group exists."""
+"""megarun refuses what it cannot build, naming the key, before any process group exists."""
 
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def test_dtypes_torch_would_not_keep_are_errors(overrides: dict[str, Any], codes
 
 
 def test_a_plans_orders_are_the_runtimes() -> None:
-    """What a committed plan decides is what is done; another order, or a step that there is not, is refused by its key."""
+    """The runtime does what a committed plan decides; another order, or a step that there is not, is refused by its key."""
     decisions = read_plan(str(PLAN)).decisions
     refuse_other_orders(decisions)
     for name, other in (("code_order", decisions.code_order[::-1]), ("wrap_order", ("blocks", "optimizer"))):

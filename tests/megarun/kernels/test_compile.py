@@ -34,7 +34,7 @@ def steps(names: str, plan: Path, cache: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory, spec_with: Any) -> Path:
-    """Of a few small kernels."""
+    """Plan with a few small kernels."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     changed = {"model.pattern": "D", "model.num_layers": 2, "host.kernels": "triton", "optimizer": {"matrix": "adamw"}}
     values = spec_with(changed)
@@ -81,7 +81,7 @@ def test_a_cache_can_be_moved(plan: Path, compiled: tuple[Path, dict[str, Any]],
 
 @pytest.fixture(scope="module")
 def ahead(plan: Path, compiled: tuple[Path, dict[str, Any]]) -> dict[str, Any]:
-    """What runs find in the cache of `megarun compile`."""
+    """Kernels that runs find in the cache of `megarun compile`."""
     return steps("ranks,killed,stopped,threaded", plan, compiled[0])
 
 

@@ -1,4 +1,4 @@
-"""How processes meet: who is missing is named within the time they are given, whoever started them."""
+"""Rendezvous of processes: who is missing is named within the time they are given, whoever started them."""
 
 import socket
 import subprocess

@@ -30,7 +30,7 @@ ADDRESSES = ("10.231.7.1", "10.231.7.2")
 
 
 def environment(interface: str) -> dict[str, str]:
-    """What the guide says a node's environment holds, with the sources of this checkout."""
+    """Environment of a node in the guide, with the sources of this checkout."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": interface}
 
@@ -54,7 +54,7 @@ def run_nodes(commands: Sequence[list[str]], environments: Sequence[dict[str, st
 
 
 def losses(folder: Path) -> list[float]:
-    """Of every step, as rank 0 wrote them."""
+    """Losses of every step, as rank 0 wrote them."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if "step_seconds" in line]
 
@@ -75,7 +75,7 @@ def job(tmp_path_factory: pytest.TempPathFactory, spec_with: Any) -> Path:
 
 
 def words(folder: Path, plan: str) -> list[str]:
-    """What follows `megarun`."""
+    """Arguments that follow `megarun`."""
     return ["train", str(folder / f"{plan}.json"), "--data", str(folder / "small.tokens"), "--out", str(folder / f"out-{plan}")]
 
 

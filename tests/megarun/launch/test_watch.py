@@ -119,7 +119,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_a_rank_that_is_stopped_soon_after_its_start_is_found(ended: threading.Event, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its only beat is of the first step, which may take half an hour; the other rank is past that step and does not wait so long."""
+    """The only beat is of the first step, which may take half an hour; the other rank is past that step and does not wait so long."""
     store: Any = Shared(dist.HashStore())  # type: ignore[attr-defined]
     launches = [Launch(rank, 2, rank, store) for rank in range(2)]
     Watch(launches[0], Mesh(pp=2), Progress(), Interrupt())._publish()
@@ -207,7 +207,7 @@ with Interrupt() as interrupt, watch.Watch(Launch(0, 1, 0, dist.HashStore()), Me
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_a_hung_rank(number: int) -> None:
-    """Its main thread never returns to the loop, where signals are noticed."""
+    """The main thread never returns to the loop, where signals are noticed."""
     path = os.pathsep.join(str(Path(__file__).parents[3] / name) for name in ("src", "kernels"))
     process = subprocess.Popen(
         [sys.executable, "-c", HUNG], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -225,7 +225,7 @@ def test_a_signal_ends_a_hung_rank(number: int) -> None:
 
 
 def test_an_ignored_hangup_stays_ignored() -> None:
-    """As `nohup` starts a command."""
+    """An ignored hangup stays ignored, as `nohup` needs."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interrupt() as interrupt:

@@ -51,7 +51,7 @@ def test_every_rank_is_held_to_its_own_plan(spec_with: Any) -> None:
 
 
 def test_tensorboard_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its package the run does not begin."""
+    """The run does not begin without the package."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MegaplanError) as error:
         require_tensorboard()
@@ -59,7 +59,7 @@ def test_tensorboard_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
-    """By step; a list is one curve a rank, what is by layer one a layer, and what is no number is left to metrics.jsonl."""
+    """Curves by step; a list is one curve a rank, what is by layer one a layer, and what is no number is left to metrics.jsonl."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = Board(tmp_path)
     board.write({"step": 3, "loss": 2.5, "mfu": None, "allocated_basis": "peak"})

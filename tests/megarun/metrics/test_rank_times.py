@@ -1,4 +1,4 @@
-"""Which rank the others wait for, from each rank's times of a step."""
+"""The rank that the others wait for, found from each rank's times of a step."""
 
 import threading
 from types import SimpleNamespace

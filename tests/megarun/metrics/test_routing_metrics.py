@@ -1,4 +1,4 @@
-"""What a step's line says of the routers, against the routing distribution computed by hand."""
+"""Values of the routers in a step's line, against the routing distribution computed by hand."""
 
 from math import log
 from typing import Any

@@ -1,4 +1,4 @@
-"""What features compute, against the formulas in plain torch."""
+"""Features against the formulas in plain torch."""
 
 from typing import Any
 

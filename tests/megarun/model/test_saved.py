@@ -1,4 +1,4 @@
-"""What a block keeps for backward is exactly the union of its operations' saved sets, by storage and by live bytes."""
+"""A block keeps for backward exactly the union of its operations' saved sets, by storage and by live bytes."""
 
 from typing import Any
 

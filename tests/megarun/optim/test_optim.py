@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "moments_dtype": tor
 
 @pytest.mark.parametrize("shape", [(8, 8), (4, 12), (12, 4), (1, 6)])
 def test_muon_is_torchs_muon(shape: tuple[int, int]) -> None:
-    """With bf16 iterations and the AdamW-matching scale, three steps equal torch.optim.Muon's."""
+    """Three steps with bf16 iterations and the AdamW-matching scale equal torch.optim.Muon's."""
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(start.clone()) for start in [torch.randn(shape)] * 2)
     mine = Muon([(ours, 1)], iteration_dtype=torch.bfloat16, **OPTIONS)

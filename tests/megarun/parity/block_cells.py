@@ -4,7 +4,7 @@ from feature_cells import WINDOWED
 from parity_cells import C2, C4, FEW_WORDS, GENTLE, LONG, RECOMPUTED, RESHARD, SELECTIVE, T2, T4, UNBIASED, V2, Cell, pattern
 
 PLAIN = {"short_convolution": {"conv_kernel": 3}}
-"""Without biases: they start at zero, so AdamW makes steps of the rounding of their gradients."""
+"""A section without biases: they start at zero, so AdamW makes steps of the rounding of their gradients."""
 MAMBA1 = {"mamba": {"kind": "mamba1", "state_dim": 4, "dt_rank": 6, "save_every": 5, "inner_norm": "scaled"}}
 BARE = {"mamba": {"kind": "mamba1", "state_dim": 4, "expand": 1, "conv_bias": False, "save_every": 16}}
 BLOCK_CELLS = [

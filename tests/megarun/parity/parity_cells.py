@@ -1,4 +1,4 @@
-"""What the parity matrix trains: one line a cell.
+"""Cells of the parity matrix, one line each.
 
 A cell is a layout of a small model. It is compared with one process that takes the same microbatches in the same order. Its tolerance
 follows from the axes it uses: none for pp alone, 2e-6 where data axes sum, 1e-5 for all others.
@@ -21,16 +21,16 @@ class Cell:
     """One layout.
 
     Attributes:
-        name: Of the test.
+        name: Name of the test.
         mesh: Degrees above 1, `vocab_parallel`, as `mesh` in a spec.
         schedule: `schedule.kind`.
         spec: Dotted keys of the small spec replaced.
-        num_microbatches: Of the whole batch, over all data ranks and schedule steps.
+        num_microbatches: Microbatches of the whole batch, over all data ranks and schedule steps.
         updates_after: `schedule.steps_per_update`.
         spans: Layers of each slot; even by default.
         ci: Runs without `-m slow` too.
-        tolerance: By the axes, unless stated.
-        by_course: Whether every step is judged, as random layouts are, and not the parameters after three: AdamW divides a gradient by
+        tolerance: Largest difference; follows from the axes, unless stated.
+        by_course: True if every step is judged, as random layouts are, and not the parameters after three: AdamW divides a gradient by
             its own size, so that rounding of entries near zero moves a parameter by whole steps.
     """
 
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def axes(self) -> str:
-        """What a failure names: `pp 2, vpp 2, tp 2, zbv`."""
+        """Name of a failed cell: `pp 2, vpp 2, tp 2, zbv`."""
         return ", ".join([*(f"{axis} {degree}" for axis, degree in self.mesh.items()), self.schedule])
 
     @property
@@ -69,7 +69,7 @@ class Cell:
 
     @cached_property
     def case(self) -> dict[str, Any]:
-        """What the worker reads."""
+        """Values that the worker reads."""
         data_ranks = self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
         count, rest = divmod(self.num_microbatches, data_ranks * self.updates_after)
         if rest:

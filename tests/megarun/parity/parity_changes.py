@@ -1,4 +1,4 @@
-"""What a case changes in the runtime: initial values of adapters, and the experts that a router may choose."""
+"""Changes that a case makes in the runtime: initial values of adapters, and the experts that a router may choose."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

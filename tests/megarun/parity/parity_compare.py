@@ -15,9 +15,9 @@ from megaplan.spec.models import GroupedQueryAttention, Mesh, Spec
 
 Record = dict[str, Any]
 NOISE = 1e-6
-"""Of the largest gradient: what an analytically zero one may be."""
+"""Share of the largest gradient that an analytically zero one may be."""
 MOST_NOISE = 0.2
-"""Of a tensor's entries."""
+"""Share of a tensor's entries that may be such noise."""
 PERTURBATIONS = 8
 MOST_DEVIATIONS = 6.0
 """Standard deviations of what parameters one unit in the last place away move a gradient in one process: as far as rounding takes it."""
@@ -65,15 +65,15 @@ def first_difference(case: dict[str, Any], records: Sequence[Record], reference:
 def course_difference(
     case: dict[str, Any], records: Sequence[Record], reference: Record, tolerance: float, perturbed: Perturbed | None = None
 ) -> Difference | None:
-    """Where a layout's course leaves one process's: gradients of every step, and what plain steps and the optimizers make of parameters.
+    """Largest difference of a layout from one process: gradients of every step, and parameters after plain steps and the optimizers' steps.
 
     Args:
-        case: Of the layout.
-        records: Of its ranks.
+        case: Cell of the layout.
+        records: Records of its ranks.
         reference: One process's.
-        tolerance: Of the metric.
-        perturbed: Where given, what is past the tolerance is judged by how well fp32 can know it, a gradient, its norm, a loss, or what
-            plain steps of gradients make of a parameter: it may be `MOST_DEVIATIONS` of what perturbed parameters move it away.
+        tolerance: Tolerance of the metric.
+        perturbed: Courses of perturbed parameters. If given, a value past the tolerance (a gradient, its norm, a loss, or a parameter after
+            plain steps) is judged by how well fp32 can know it: it may differ by `MOST_DEVIATIONS` of what the perturbations move it.
     """
     spec = Spec.model_validate(case["spec"])
     inventory = build_inventory(spec)
@@ -112,7 +112,7 @@ def _is_noise(name: str, reference: Record) -> torch.Tensor:
 
 
 def _model_order(inventory: Inventory) -> list[str]:
-    """Full names as a token meets them."""
+    """Full names of the parameters, in the order in which a token passes them."""
     names = [name for name, _ in inventory.tensors()]
     last = ("final_norm.", "head.", "mtp.")
     rank = {name: (0 if not name.startswith(("layers.", *last)) else 1 if name.startswith("layers.") else 2) for name in names}
@@ -189,7 +189,7 @@ def whole(tensor: ParamTensor, held: Sequence[Sequence[torch.Tensor]], mesh: Mes
 
     Args:
         tensor: Shape, owner rule, `tp_dim` and `tp_parts`.
-        held: For each rank what it holds: nothing, a part, or the same part twice (two chunks).
+        held: Part that each rank holds: nothing, a part, or the same part twice (two chunks).
         mesh: Places the ranks.
     """
     parts: dict[tuple[int, int], torch.Tensor] = {}

@@ -25,7 +25,7 @@ from megarun.job.job import Job
 
 STEPS = 3
 RATE = 1.0e-2
-"""Of the plain steps; gradients are clipped to the norm of 1."""
+"""Learning rate of the plain steps; gradients are clipped to the norm of 1."""
 ByName = Callable[[list[tuple[str, torch.nn.Parameter]], Any], dict[str, list[torch.Tensor]]]
 
 
@@ -40,7 +40,7 @@ def perturb(trainer: Trainer, seed: int) -> None:
 
 
 def course(job: Job, trainer: Trainer, batches: Batches, by_name: ByName) -> dict[str, Any]:
-    """What this rank computed; FSDP2's shards gathered by `by_name`."""
+    """Values that this rank computed; FSDP2's shards gathered by `by_name`."""
     parameters = [named for stage in trainer.stages for named in stage.named_parameters() if named[1].requires_grad]
     record: dict[str, Any] = {"initial": by_name(parameters, lambda p: p)}
     results = []

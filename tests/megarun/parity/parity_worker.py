@@ -69,7 +69,7 @@ def build_job(case: dict[str, Any]) -> Job:
 
 
 def train_case(case: dict[str, Any]) -> dict[str, Any]:
-    """What this rank computed: initial parameters, gradients of the first batch, losses, final parameters; FSDP2's shards gathered."""
+    """Values that this rank computed: initial and final parameters, gradients of the first batch, losses; FSDP2's shards gathered."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     with adapters_started():

@@ -22,7 +22,7 @@ class CellFailedError(AssertionError):
 
 @dataclass(frozen=True)
 class World:
-    """Its processes, and the parent's end of each one's pipe."""
+    """The processes, and the parent's end of each one's pipe."""
 
     processes: list[Any]
     pipes: list[Connection]

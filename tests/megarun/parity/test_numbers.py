@@ -1,4 +1,4 @@
-"""What the parity of a cell does not say: that the cells differ where they should, and what is not held to the metric."""
+"""Properties that the parity of a cell does not show: that the cells differ where they should, and what is not held to the metric."""
 
 from typing import Any
 

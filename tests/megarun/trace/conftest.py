@@ -55,7 +55,7 @@ def job_with(spec_with: Any, worker: Any) -> Callable[..., Job]:
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """For a process that must find this project."""
+    """Environment of a process that must find this project."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "kernels")])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
 

@@ -122,7 +122,7 @@ QUICK = {
     "latent-experts-cp-tp-vocabulary-losses": True,
     "experts-sides-replicas-adamw-bf16-kernels": False,
 }
-"""What CI traces: whether the depths read hidden states after a norm."""
+"""Cases that CI traces, by whether the depths read hidden states after a norm."""
 
 
 PARAMS = [
@@ -134,7 +134,7 @@ PARAMS = [
 
 @pytest.mark.parametrize(("pattern", "settings", "normed"), PARAMS)
 def test_estimate_is_what_the_runtime_allocates(job_with: Callable[..., Any], pattern: str, settings: dict[str, Any], normed: bool) -> None:
-    """Of every distinct rank, in every column, but for scalars; depths read hidden states before a norm or after it."""
+    """Traces equal estimates, for every distinct rank, in every column but scalars; depths read hidden states before a norm or after it."""
     changes = {"model.pattern": pattern, "model.num_layers": len(pattern), **settings}
     changes["model.features.mtp"] = {**settings["model.features.mtp"], "normed_input": normed}
     compare_distinct_ranks(job_with(changes))

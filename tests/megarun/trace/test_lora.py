@@ -173,7 +173,7 @@ def test_every_column_of_every_phase_is_what_the_runtime_allocates(job_with: Any
 
 @pytest.mark.parametrize("mesh", [{}, {"tp": 2, "dp_shard": 2}, {"cp": 2}])
 def test_no_frozen_parameter_has_a_gradient_or_state(job_with: Any, mesh: dict[str, Any]) -> None:
-    """By name, in every phase's peak; the adapters have both."""
+    """Bytes are equal by name, in every phase's peak; the adapters have both."""
     job = job_with({**EXPERTS, "model.pattern": "AEMR", "model.recurrent.num_heads": 4, "mesh": mesh})
     frozen = {name for name, tensor in job.inventory.tensors() if tensor.group is Group.FROZEN}
     trained = {name for name, _ in job.inventory.tensors()} - frozen

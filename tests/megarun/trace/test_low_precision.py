@@ -74,7 +74,7 @@ FULL = {"recompute": {"blocks": {"A": "full", "D": "full"}}}
 def test_estimate_is_what_the_runtime_allocates(
     job_with: Callable[..., Any], pattern: str, settings: dict[str, Any], precision: dict[str, Any], recipe: dict[str, Any], name: str
 ) -> None:
-    """Of every distinct rank, in every column, but for scalars; what a block keeps is storage by storage what its ledger lists."""
+    """Traces equal estimates, for every distinct rank, in every column but scalars; a block keeps the storages that its ledger lists."""
     model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
     job = job_with({**model, "precision": {**precision, "recipe": {"name": name, **recipe}}, **settings})
     compare_distinct_ranks(job)

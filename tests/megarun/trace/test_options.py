@@ -67,5 +67,5 @@ CASES = {
 
 @pytest.mark.parametrize(("pattern", "settings"), CASES.values(), ids=CASES)
 def test_estimate_is_what_the_runtime_allocates(job_with: Callable[..., Any], pattern: str, settings: dict[str, Any]) -> None:
-    """Of every distinct rank, in every column, but for scalars."""
+    """Traces equal estimates, for every distinct rank, in every column but scalars."""
     compare_distinct_ranks(job_with({"model.pattern": pattern, "model.num_layers": len(pattern), **settings}))

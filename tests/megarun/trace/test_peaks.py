@@ -1,4 +1,4 @@
-"""Where peaks lie: the phase and the words of the estimate, and the storages that the runtime holds there."""
+"""Places of peaks: the phase and the words of the estimate, and the storages that the runtime holds there."""
 
 from dataclasses import replace
 from typing import Any
@@ -84,7 +84,7 @@ def test_the_backward_of_the_loss_on_the_last_stage(job_with: Any) -> None:
 
 
 def test_the_first_backward_of_a_chunk(job_with: Any) -> None:
-    """As many microbatches as stages: the last chunk of the first rank has most in flight when its first backward runs."""
+    """The job has as many microbatches as stages: the last chunk of the first rank has most in flight when its first backward runs."""
     overrides = {
         "mesh": {"pp": 2, "vpp": 2},
         "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 2},
@@ -115,7 +115,7 @@ def test_no_phase_of_the_first_step_is_above_the_one_that_recurs(job_with: Any, 
 
 
 def test_of_equal_phases_the_first_has_the_peak(job_with: Any) -> None:
-    """Where the first step reaches the peak already, that is where a run fails that does not fit."""
+    """The first step already reaches the peak, and a run that does not fit fails there."""
     found = compare(job_with({"optimizer.matrix": "adamw"}), 0)
     small, large = found.budget.cells[Phase.INIT], found.budget.cells[Phase.OPTIMIZER]
     cells = {phase: large if phase in (Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER) else small for phase in Phase}

@@ -42,13 +42,13 @@ def test_estimate_is_what_the_runtime_allocates(seed: int, bench: Bench) -> None
 
 
 def test_most_of_the_seeds_are_traced() -> None:
-    """What is refused is traced by no test."""
+    """No test traces a refused spec."""
     refused = [found for seed in SEEDS if isinstance(found := prepare(draw(seed, Scope.RUNTIME, SMALL)), Verdict)]
     assert len(refused) <= len(SEEDS) // 10
 
 
 def test_a_cell_that_is_off_is_found() -> None:
-    """By column and sign, in a phase that is itself within tolerance; and a phase without such a column, and a negative cell."""
+    """Cells by column and sign, in a phase that is itself within tolerance; and a phase without such a column, and a negative cell."""
     prepared = prepare(draw(0, Scope.RUNTIME, SMALL))
     assert isinstance(prepared, tuple)
     rank = prepared[1].ranks[0]

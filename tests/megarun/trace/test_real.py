@@ -118,7 +118,7 @@ def test_fake_and_real_tensors_hold_the_same_bytes(real: Any, job_with: Any, nam
 
 @pytest.mark.parametrize("name", ["pp2", pytest.param("pp2-vpp2", marks=pytest.mark.slow)])
 def test_tensors_kept_by_handles_are_reported(real: Any, job_with: Any, name: str) -> None:
-    """Without that, gloo holds more: one boundary under 1F1B, every boundary that was sent under the interleaved schedule."""
+    """gloo holds more without that: one boundary under 1F1B, every boundary that was sent under the interleaved schedule."""
     fake = trace_rank(job_with(CASES[name]), 0)
     more = min(trace.phases[Phase.FORWARD_BACKWARD] for trace in real[name][0]) - fake.phases[Phase.FORWARD_BACKWARD]
     assert more == BOUNDARY_BYTES if name == "pp2" else more > 2 * BOUNDARY_BYTES

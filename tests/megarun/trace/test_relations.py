@@ -58,7 +58,7 @@ TWO = {"schedule.num_microbatches": 2}
     ids=["pp-bf16-structure", "cp-tp-packed-selective", "kernels", "kernels-cp-cap-sinks", "zbv", "latent-mtp-full-reshard"],
 )
 def test_estimate_is_what_the_runtime_allocates(job_with: Callable[..., Any], pattern: str, settings: dict[str, Any]) -> None:
-    """Of every distinct rank, in every column, but for scalars: 400 rows, so that no part of the table's gradient hides among them."""
+    """Traces equal estimates, in every column but scalars: 400 rows, so that no part of the table's gradient hides."""
     model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
     job = job_with({**model, "model.features.relation_bias": {"num_relations": 400}, **settings})
     compare_distinct_ranks(job)

@@ -87,7 +87,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 QUICK = ("kernels, cp, packed", "tp, cp, selective")
-"""What CI traces."""
+"""Cases that CI traces."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES])

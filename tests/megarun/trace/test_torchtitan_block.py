@@ -1,4 +1,4 @@
-"""What autograd saves of a transformer block as torchtitan writes it, compared with the planner's ledger of that host."""
+"""Tensors that autograd saves of a transformer block as torchtitan writes it, compared with the planner's ledger of that host."""
 
 import torch
 from torch.nn import functional

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, spec_with: Any) -> Path:
 
 
 def of_rank(folder: Path, plan: str = "pp", *, seed: int | None = None, data: tuple[str, ...] = ("one",), **more: Any) -> Run:
-    """What one rank was given."""
+    """Input of one rank."""
     fraction = more.pop("fraction", None)
     words = [name.replace(".", ".tokens") if "=" in name else f"{name}.tokens" for name in data]
     planned = read_job(str(folder / f"{plan}.json"), seed)
@@ -58,7 +58,7 @@ def of_rank(folder: Path, plan: str = "pp", *, seed: int | None = None, data: tu
 
 
 def accounts(*runs: Run, timeout: float = 20) -> list[str | None]:
-    """What each rank's error says, None for a rank that continues; ranks are threads that share a store."""
+    """Error of each rank, None for a rank that continues; ranks are threads that share a store."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def compare(rank: int) -> str | None:
@@ -129,7 +129,7 @@ def test_a_rank_that_says_nothing_is_named(folder: Path) -> None:
 
 @pytest.mark.jobs
 def test_two_processes_with_other_meshes_both_end(folder: Path, golden: Any) -> None:
-    """Without torchrun nothing stops them: rank 1 has another mesh, and each would wait in groups that the other never creates."""
+    """Nothing stops the ranks without torchrun: rank 1 has another mesh, and each would wait in groups that the other never creates."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Which batch a step has after some were left out, and the rule of spikes."""
+"""Batches of steps after some were left out, and the rule of spikes."""
 
 import math
 from types import SimpleNamespace

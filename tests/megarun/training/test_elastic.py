@@ -73,7 +73,7 @@ def test_plans_must_be_of_one_run(tmp_path: Path) -> None:
 
 
 def test_a_start_has_a_name_that_no_earlier_one_had() -> None:
-    """What ranks of an earlier start have asked, and not read, does not make this one complete or change its name."""
+    """Requests of an earlier start that no rank has read neither make this one complete nor change its name."""
     store, limit = dist.HashStore(), timedelta(seconds=30)
     store.set(f"{ASKED}/{store.add(ASKED, 1)}", json.dumps([1, 2, "ended"]))
     store.set(f"{ASKED}/{store.add(ASKED, 1)}", json.dumps([1, 3, "ended too"]))
@@ -104,7 +104,7 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """By step; a step that was trained again has its last one."""
+    """Losses by step; a step that was trained again has its last one."""
     text = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
     lines = [json.loads(line) for line in text.split("\n")[:-1]]
     return {line["step"]: line["loss"] for line in lines if "step_seconds" in line}

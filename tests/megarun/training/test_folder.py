@@ -32,7 +32,7 @@ def lock(folder: Path, **changes: Any) -> None:
 
 
 def test_a_second_job_is_refused(tmp_path: Path) -> None:
-    """By host and process; and the folder is free again at the end."""
+    """The message names host and process; and the folder is free again at the end."""
     with RunFolder(tmp_path / "run"):
         with pytest.raises(MegaplanError) as refused, RunFolder(tmp_path / "run"):
             pass
@@ -112,7 +112,7 @@ def test_a_job_that_lost_its_folder_does_not_save(tmp_path: Path) -> None:
 
 
 def accounts(*folders: Path, url: str = "") -> list[str | None]:
-    """What each rank's error says; ranks are threads, rank 0 has the lock in the first folder."""
+    """Error of each rank; ranks are threads, rank 0 has the lock in the first folder."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def compare(rank: int, token: str) -> str | None:
@@ -129,7 +129,7 @@ def accounts(*folders: Path, url: str = "") -> list[str | None]:
 
 
 def test_a_rank_with_another_folder_is_named_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one whose folder another job uses; before, every save of such a run lacked a rank's part."""
+    """The error covers a run whose folder another job uses; before, every save of such a run lacked a rank's part."""
     monkeypatch.setattr(agreement, "SEE_SECONDS", 0.1)
     assert accounts(tmp_path / "a", tmp_path / "a", tmp_path / "a") == [None] * 3
     assert accounts(tmp_path / "a", tmp_path / "d", url="s3://bucket/run") == [None] * 2, "a storage has the checkpoints of all nodes"

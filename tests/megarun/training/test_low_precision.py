@@ -27,7 +27,7 @@ STEPS, MOST = 200, 0.01
 
 
 def gradients(values: dict[str, Any]) -> dict[str, Tensor]:
-    """Of one batch of random tokens, by parameter name, in one process."""
+    """Gradients of one batch of random tokens, by parameter name, in one process."""
     spec = Spec.model_validate(values)
     inventory = build_inventory(spec)
     stage = build_stage(spec, inventory, build_layout(spec, inventory, [(0, spec.model.num_layers)]).slots[0])
@@ -56,7 +56,7 @@ def test_two_runs_have_the_same_bits(spec_with: Callable[..., dict[str, Any]], n
 
 
 def test_layers_that_a_recipe_leaves_out_multiply_as_before(spec_with: Callable[..., dict[str, Any]]) -> None:
-    """With every layer left out, gradients are those without a recipe, bit by bit; with one more covered they are not."""
+    """Gradients with every layer left out are those without a recipe, bit by bit; with one more covered they are not."""
     model = {"model.pattern": "AD", "model.num_layers": 2}
     wide, none, one = (
         gradients(spec_with({**model, **({"precision.recipe": recipe} if recipe else {})}))

@@ -100,7 +100,7 @@ def launch_options(width: int) -> dict[str, int]:
 
 
 def forward(kind: int, x: Tensor, up: Tensor | None = None) -> Tensor:
-    """Same contract as the reference's forwards, for fp32, bf16 and fp16; `up` for swiglu and geglu only."""
+    """Follows the contract of the reference's forwards, for fp32, bf16 and fp16; `up` for swiglu and geglu only."""
     rows, others = _rows(x), _rows(x if up is None else up)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
@@ -113,7 +113,7 @@ def forward(kind: int, x: Tensor, up: Tensor | None = None) -> Tensor:
 
 
 def backward(kind: int, grad_y: Tensor, x: Tensor, up: Tensor | None = None, *, needs: list[bool]) -> list[Tensor | None]:
-    """Same contract as the reference's backwards: the gradients of x and, if given, of up."""
+    """Follows the contract of the reference's backwards: the gradients of x and, if given, of up."""
     rows, grad_rows, others = _rows(x), _rows(grad_y), _rows(x if up is None else up)
     wanted = zip((x,) if up is None else (x, up), needs, strict=True)
     made = [torch.empty(like.shape, dtype=like.dtype, device=x.device) if need else None for like, need in wanted]

@@ -24,7 +24,7 @@ def chooses_kernels(given: Attention) -> bool:
 
 
 def forward(given: Attention) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`, with sinks."""
+    """Follows the contract of `reference.forward`, with sinks."""
     return add_sinks(*_forward(given), given.sinks)
 
 

@@ -25,10 +25,10 @@ from megakernels.ops.attention.kernel_forward import attention_forward_kernel
 
 
 def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16, of queries in pieces.
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16, of queries in pieces.
 
-    `bits`, int32 [B, T, words], are the keys that each query chose among those that it sees, by position, 32 in a word. Words are 128 keys
-    at a time, so that no tile is beyond them.
+    `bits`, int32 [B, T, words], has one bit per key position, 1 if the query chose that key. The number of keys is padded to a multiple
+    of 128, so that every tile of keys has its words.
     """
     q, k, v = (unit_stride(each) for each in given[:3])
     batch, num_queries, num_heads, width = q.shape

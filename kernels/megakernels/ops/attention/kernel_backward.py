@@ -115,7 +115,7 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
 ):  # fmt: skip
     """Tiles of grad_k [B, S, G, WIDTH], of grad_v [B, S, G, VALUE], or of both: N keys, the queries M at a time.
 
-    Or, ADDED, of grad_added [B, H, S], the gradient of what a head adds to the scores of keys.
+    With ADDED it computes tiles of grad_added [B, H, S] instead: the gradient of the term that a head adds to the scores of keys.
     """
     group, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     num_groups = tl.num_programs(0)

@@ -44,7 +44,7 @@ def attention(
         [B, T, Hq, Dv], contiguous, in q's dtype.
 
     Saves:
-        out: what is returned.
+        out: the output.
         lse: fp32 [B, Hq, T], of the sinks too.
 
     Scratch:

@@ -31,7 +31,7 @@ class Machine(NamedTuple):
 
     Attributes:
         capability: Major and minor compute capability.
-        cudnn_version: As torch gives it; None where there is none or it is switched off.
+        cudnn_version: Number that torch gives; None if cuDNN is missing or switched off.
         has_flash: True if torch was built with its flash kernels.
     """
 
@@ -89,14 +89,14 @@ def library_for(given: Attention) -> Library | None:
 
 
 def cudnn_forward(given: Attention) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`, without window or documents."""
+    """Follows the contract of `reference.forward`, without window or documents."""
     heads = [each.transpose(1, 2) for each in (given.q, given.k, given.v)]
     found = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, True, False, scale=given.scale)
     return found[0].transpose(1, 2).contiguous(), found[1].view(found[0].shape[:3])
 
 
 def flash_forward(given: Attention) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`, without documents."""
+    """Follows the contract of `reference.forward`, without documents."""
     length, window = given.q.shape[1], {}
     if given.window is not None:
         window = {"window_size_left": given.window - 1, "window_size_right": 0}

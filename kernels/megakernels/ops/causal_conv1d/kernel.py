@@ -202,7 +202,7 @@ def backward_options(num_channels: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def forward(given: Convolution) -> Tensor:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     x, weight, bias, starts, initial, silu = given
     x = unit_stride(x)
     batch, num_positions, num_channels = x.shape
@@ -221,7 +221,7 @@ def forward(given: Convolution) -> Tensor:
 
 
 def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Tensor | None, ...]:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     x, weight, bias, starts, initial, silu = given
     x, grad_y = unit_stride(x), unit_stride(grad_y)
     batch, num_positions, num_channels = x.shape

@@ -24,7 +24,7 @@ def scaled_taps(weight, channel, inside, TAPS: tl.constexpr, SILU: tl.constexpr)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def offset_of(bias, channel, inside, HAS_BIAS: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The bias, scaled for silu: zero without one."""
+    """The bias, scaled if silu follows; zeros if the convolution has no bias."""
     found = tl.zeros(channel.shape, dtype=tl.float32)
     if HAS_BIAS:
         found = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)

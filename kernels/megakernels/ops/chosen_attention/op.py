@@ -28,7 +28,7 @@ def chosen_attention(
         [B, T, H, V], contiguous, in q's dtype.
 
     Saves:
-        out: what is returned.
+        out: the output.
         lse: fp32 [B, H, T].
 
     Scratch:

@@ -31,12 +31,12 @@ def kernel_backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, p
 
 
 def forward(given: Chosen) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`."""
+    """Follows the contract of `reference.forward`."""
     return kernel_forward(given, Places()) if runs_kernels(given.attended) else reference.forward(given)
 
 
 def backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, _needs: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Same contract as `reference.backward`: all gradients."""
+    """Follows the contract of `reference.backward`: all gradients."""
     if runs_kernels(given.attended):
         return kernel_backward(grad_out, given, out, lse, Places())
     return reference.backward(grad_out, given, out, lse)

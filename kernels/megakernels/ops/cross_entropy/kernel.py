@@ -107,18 +107,18 @@ def gradient_options(num_words: int) -> dict[str, int]:
 
 
 def forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`."""
+    """Follows the contract of `reference.forward`."""
     lse, chosen = slice_forward(logits, labels, 0)
     return torch.where(labels != ignore_index, lse - chosen, 0).sum(), lse
 
 
 def backward(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int) -> Tensor:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     return slice_backward(grad_loss, logits, labels, lse, 0, ignore_index)
 
 
 def slice_forward(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.slice_forward`."""
+    """Follows the contract of `reference.slice_forward`."""
     lse = torch.full(labels.shape, -torch.inf, dtype=torch.float32, device=logits.device)
     chosen = torch.zeros_like(lse)
     join_slice(logits, labels, first, lse, chosen)
@@ -126,7 +126,7 @@ def slice_forward(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor, T
 
 
 def slice_backward(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, first: int, ignore_index: int) -> Tensor:
-    """Same contract as `reference.slice_backward`."""
+    """Follows the contract of `reference.slice_backward`."""
     share = torch.where(labels != ignore_index, grad_loss.to(lse.dtype), 0)
     grad = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     return slice_gradient(logits, labels, first, lse, share, share, grad)

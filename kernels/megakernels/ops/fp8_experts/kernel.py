@@ -161,7 +161,7 @@ def fp8_pull_kernel(  # type: ignore[no-untyped-def]
 def fp8_down_bias_kernel(  # type: ignore[no-untyped-def]
     out, bias, weights, rows, ends, num_rows, num_experts, num_cols, ROWS: tl.constexpr, COLS: tl.constexpr, EXPERTS: tl.constexpr
 ):
-    """A tile of rows with their weights times their experts' biases added."""
+    """Adds to a tile of rows their experts' biases, multiplied by the rows' weights."""
     row, col, there, mask, place = tile_of(num_rows, num_cols, ROWS, COLS)
     weight = tl.load(weights + tl.load(rows + row, mask=there, other=0), mask=there, other=0.0).to(tl.float32)
     value = biases_of(bias, experts_of(row, there, ends, num_experts, EXPERTS), mask, col, num_cols)
@@ -170,7 +170,7 @@ def fp8_down_bias_kernel(  # type: ignore[no-untyped-def]
 
 
 def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = None, top_k: int = 1) -> Operand:
-    """Same contract as `reference.turned`."""
+    """Follows the contract of `reference.turned`."""
     num_columns, count = x.shape[1], groups.counts.shape[0]
     data = torch.empty(num_columns, groups.columns, dtype=FORMAT, device=x.device)
     found = torch.empty(count * num_columns, dtype=torch.float32, device=x.device)
@@ -186,7 +186,7 @@ def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = Non
 
 
 def hidden_rows(gate_out: Tensor | None, up_out: Tensor, given: Experts, groups: Groups) -> Tensor:
-    """Same contract as `reference.hidden_rows`."""
+    """Follows the contract of `reference.hidden_rows`."""
     hidden = torch.empty_like(up_out)
     (num_rows, width), count = up_out.shape, groups.counts.shape[0]
     if num_rows:
@@ -202,7 +202,7 @@ def hidden_rows(gate_out: Tensor | None, up_out: Tensor, given: Experts, groups:
 
 
 def add_down_bias(products: Tensor, given: Experts, groups: Groups) -> None:
-    """Same contract as `reference.add_down_bias`."""
+    """Follows the contract of `reference.add_down_bias`."""
     (num_rows, width), count = products.shape, groups.counts.shape[0]
     if given.down_bias is not None and num_rows:
         with on_device_of(products):
@@ -216,7 +216,7 @@ def add_down_bias(products: Tensor, given: Experts, groups: Groups) -> None:
 def pull(
     pulled: Tensor, gate_out: Tensor | None, up_out: Tensor, given: Experts, _groups: Groups
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Same contract as `reference.pull`."""
+    """Follows the contract of `reference.pull`."""
     (num_rows, width), weights = up_out.shape, given.weights.contiguous()
     grad_up_out, hidden = torch.empty_like(up_out), torch.empty_like(up_out)
     grad_gate_out = None if gate_out is None else torch.empty_like(gate_out)
@@ -235,7 +235,7 @@ def pull(
 def bias_gradients(
     grad_y: Tensor, grad_weights: Tensor, given: Experts, grad_gate_out: Tensor | None, grad_up_out: Tensor, groups: Groups
 ) -> list[Tensor]:
-    """Same contract as `reference.bias_gradients`."""
+    """Follows the contract of `reference.bias_gradients`."""
     tiles, found = Tiles(groups.ends, groups.stops, 0, 0), []
     for bias, grad in ((given.gate_bias, grad_gate_out), (given.up_bias, grad_up_out)):
         if bias is not None and grad is not None:
@@ -248,7 +248,7 @@ def bias_gradients(
 
 
 def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-    """Same contract as `reference.sum_rows`."""
+    """Follows the contract of `reference.sum_rows`."""
     return kernel_plan.sum_rows(x, rows, top_k)
 
 

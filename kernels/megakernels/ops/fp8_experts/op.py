@@ -42,7 +42,7 @@ def fp8_experts(
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
-        limit: of the clamped swiglu, or None.
+        limit: limit of the clamped swiglu, or None.
 
     Returns:
         y [N, h]; gate_out [N·k, F] with a gate; up_out [N·k, F], with their biases. If it keeps them, e4m3 [h, N·k and what fills each
@@ -52,8 +52,8 @@ def fp8_experts(
         Copies of the rows, and of one bank at a time; the activated rows, and their products until they are summed.
 
     Triton:
-        Copies as of `fp8_quantize`, the rows' gathered; one kernel for the activation, one for the bias of down, sum of slots. The products
-        are torch's scaled product of groups in bf16 on Hopper; otherwise one for each expert.
+        The copies of `fp8_quantize`, the rows' gathered; one kernel for the activation, one for the bias of down, sum of slots. The
+        products are torch's scaled product of groups in bf16 on Hopper; otherwise one for each expert.
 
     Raises:
         ValueError: shapes, dtypes or activation do not fit, or 16 does not divide F and h.
@@ -92,7 +92,7 @@ def fp8_experts_backward(
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
-        limit: of the clamped swiglu, or None.
+        limit: limit of the clamped swiglu, or None.
 
     Returns:
         Gradients of x, weights, gate if there is one, up, down, and of the biases that there are, in this order. An expert with no rows
@@ -103,7 +103,7 @@ def fp8_experts_backward(
         gradients until they are summed.
 
     Triton:
-        Copies as of `fp8_quantize`, and one kernel for each that is transposed; one kernel for what is between the products, one for the
+        The copies of `fp8_quantize`, and one kernel for each that is transposed; one kernel for what is between the products, one for the
         gradient of each bias, sum of slots.
 
     Raises:

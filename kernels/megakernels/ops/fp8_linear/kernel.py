@@ -142,19 +142,19 @@ def fp8_turn_kernel(low, data, num_rows, num_columns, stride, copy_rows, copy_co
 
 
 def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = False, second: bool = False) -> Operand:
-    """Same contract as `reference.operand`."""
+    """Follows the contract of `reference.operand`."""
     rows, summed = x.mT.shape if transposed else x.shape
     scaled = (BY_COLUMN if transposed else BY_ROW) if by_row else WHOLE
     return Operand(*_copy(x, dtype, scaled, (padded(rows) if second else rows, padded(summed)), turned=transposed))
 
 
 def kept(x: Tensor, *, by_column: bool) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.kept`."""
+    """Follows the contract of `reference.kept`."""
     return _copy(x, torch.float8_e4m3fn, BY_COLUMN if by_column else WHOLE, (x.shape[0], padded(x.shape[1])), turned=False)
 
 
 def turned(low: Tensor, scale: Tensor) -> Operand:
-    """Same contract as `reference.turned`."""
+    """Follows the contract of `reference.turned`."""
     rows, columns = low.shape
     data = torch.empty(columns, padded(rows), dtype=low.dtype, device=low.device)
     if data.numel():

@@ -48,7 +48,7 @@ def fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], bias
 
     Args:
         x: [..., K] in the weights' dtype; with a scale, what `fp8_quantize` made of it.
-        scale: of x if it is quantised already, with scaling tensor; None otherwise.
+        scale: scale of x if it is quantised already, with scaling tensor; None otherwise.
         weights: [N, K] each, fp32 or bf16.
         biases: [N] each or None, added before rounding.
         scaling: tensor or rows.
@@ -60,7 +60,7 @@ def fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], bias
         x's copy unless it is given, and one weight's at a time.
 
     Triton:
-        Copies as of `fp8_quantize`; the products are torch's scaled matmul.
+        The copies of `fp8_quantize`; the products are torch's scaled matmul.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -88,7 +88,7 @@ def fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], 
         Copies of one gradient and its weight at a time, and from the second on their product.
 
     Triton:
-        Copies as of `fp8_quantize`, the weight's transposed; the products are torch's scaled matmul.
+        The copies of `fp8_quantize`, the weight's transposed; the products are torch's scaled matmul.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -107,11 +107,11 @@ def fp8_weight_gradients(
     Args:
         gradients: [..., N] each.
         x: [..., K], or with its scale what `fp8_quantize` made of that, with scaling columns where this one is rows.
-        scale: of x if it is quantised; None otherwise.
+        scale: scale of x if it is quantised; None otherwise.
         width: K.
         scaling: tensor or rows.
         gradient_format: e4m3 or e5m2, in which the gradients multiply.
-        biases: which linears have one.
+        biases: true for each linear that has one.
 
     Returns:
         [N, K] each, then [N] of each bias, contiguous, in the gradients' dtype.
@@ -120,7 +120,7 @@ def fp8_weight_gradients(
         x's transposed copy, and one gradient's at a time.
 
     Triton:
-        Copies as of `fp8_quantize`, transposed; the products are torch's scaled matmul.
+        The copies of `fp8_quantize`, transposed; the products are torch's scaled matmul.
 
     Raises:
         ValueError: shapes or dtypes do not fit.

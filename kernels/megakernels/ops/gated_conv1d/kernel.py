@@ -31,7 +31,7 @@ def backward_options(num_channels: int) -> dict[str, int]:
 
 
 def forward(given: GatedConvolution, before: Tensor | None = None) -> Tensor:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     input_gate, output_gate, value = (unit_stride(each) for each in given[:3])
     pieces, num_positions, num_channels = _rows(value, before)
     y = torch.empty(value.shape, dtype=value.dtype, device=value.device)
@@ -51,7 +51,7 @@ def forward(given: GatedConvolution, before: Tensor | None = None) -> Tensor:
 def backward(
     grad_y: Tensor, given: GatedConvolution, needs: Sequence[bool], before: Tensor | None = None
 ) -> tuple[tuple[Tensor | None, ...], Tensor | None]:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     grad_y, input_gate, output_gate, value = (unit_stride(each) for each in (grad_y, *given[:3]))
     weight, bias = given.weight, given.bias
     pieces, num_positions, num_channels = _rows(value, before)

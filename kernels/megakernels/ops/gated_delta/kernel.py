@@ -30,7 +30,7 @@ from megakernels.ops.gated_delta.sizes import sizes_of
 
 
 def forward(state: Tensor | None, given: GatedDeltaInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     given, sizes = _dense(given), sizes_of(given).extents(backward=False)
     q, v = given.q, given.v
     batch, num_heads, widths = q.shape[0], v.shape[2], (q.shape[3], v.shape[3])
@@ -50,7 +50,7 @@ def forward(state: Tensor | None, given: GatedDeltaInputs) -> tuple[Tensor, Tens
 
 
 def backward(grad_last: Tensor | None, grad_y: Tensor, given: GatedDeltaInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     gradients = tuple(torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in given[:5])
     A_log, dt_bias = given.A_log, given.dt_bias
     given, sizes = _dense(given), sizes_of(given).extents(backward=True)

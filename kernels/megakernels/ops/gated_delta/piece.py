@@ -1,6 +1,6 @@
 """A piece of the gated delta rule, for some heads, from an initial to the final state.
 
-Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_delta`). They write
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_scans`). They write
 into parts of tensors of the caller, so that groups of heads are processed in turn.
 """
 
@@ -65,9 +65,9 @@ def gated_delta_piece_backward(
         grad_last: Gradient of the state after the piece.
         grad_y: [B, t, H, V].
         inputs: q, k, v, decay, beta, A_log and dt_bias.
-        starts: As in `gated_delta_piece`.
-        states: As `gated_delta_piece` wrote them.
-        settings: As in `gated_delta_piece`.
+        starts: See `gated_delta_piece`.
+        states: Those that `gated_delta_piece` wrote.
+        settings: See `gated_delta_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of A_log and dt_bias are accumulated, all others overwritten.
     """
     grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, *settings, *gradients)

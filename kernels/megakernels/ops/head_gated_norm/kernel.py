@@ -90,7 +90,7 @@ def launch_options(width: int) -> dict[str, int]:
 
 
 def forward(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     rows, gates = _rows(x), _rows(gate)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
@@ -106,7 +106,7 @@ def forward(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool) 
 def backward(
     grad_y: Tensor, x: Tensor, gate: Tensor, weight: Tensor, rstd: Tensor, sigmoid: bool, needs: list[bool]
 ) -> list[Tensor | None]:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     rows, gates, grads = _rows(x), _rows(gate), _rows(grad_y)
     options = launch_options(rows.shape[1])
     num_programs = min(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(x.device), triton.cdiv(rows.shape[0], options["ROWS"]))

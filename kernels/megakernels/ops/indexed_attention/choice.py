@@ -36,7 +36,7 @@ def chooses_keys(index_k: Tensor) -> bool:
 
 
 def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Same contract as `reference.make_keys`."""
+    """Follows the contract of `reference.make_keys`."""
     if not makes_keys(index_k):
         return reference.make_keys(index_k, k_scale, k_bias, cos, sin, eps)
     from megakernels.ops.indexed_attention import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
@@ -47,7 +47,7 @@ def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin
 def make_keys_backward(
     grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.make_keys_backward`."""
+    """Follows the contract of `reference.make_keys_backward`."""
     if not makes_keys(index_k):
         return reference.make_keys_backward(grad_keys, index_k, k_scale, cos, sin, eps)
     from megakernels.ops.indexed_attention import kernel  # noqa: PLC0415
@@ -71,7 +71,7 @@ def kernel_backward(grad_out: Tensor, given: Indexed, made: Sequence[Tensor], pl
 
 
 def forward(arguments: Arguments) -> tuple[Tensor, ...]:
-    """Same contract as `reference.forward`."""
+    """Follows the contract of `reference.forward`."""
     given = with_keys(arguments)
     return kernel_forward(given, Places())[:4] if runs_kernels(given) else reference.forward(given)
 

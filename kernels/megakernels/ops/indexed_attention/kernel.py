@@ -50,7 +50,7 @@ from megakernels.ops.indexed_attention.sizes import QueryChunk, attended, chunks
 
 
 def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Same contract as `reference.make_keys`."""
+    """Follows the contract of `reference.make_keys`."""
     x, (cos, sin, *angles) = index_k.contiguous(), _table(cos, sin)
     keys = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     num_rows, numbers = x.shape[0] * x.shape[1], rows_constants(x.shape[2])
@@ -64,7 +64,7 @@ def make_keys(index_k: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor, sin
 def make_keys_backward(
     grad_keys: Tensor, index_k: Tensor, k_scale: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.make_keys_backward`."""
+    """Follows the contract of `reference.make_keys_backward`."""
     x, (cos, sin, *angles) = index_k.contiguous(), _table(cos, sin)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_rows, numbers = x.shape[0] * x.shape[1], rows_constants(x.shape[2])
@@ -78,7 +78,7 @@ def make_keys_backward(
 
 
 def forward(given: Indexed, places: Places) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16, of queries in pieces; and the choice, int32 [B, T, words]."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16, of queries in pieces; and the choice, int32 [B, T, words]."""
     if not given.q.numel():
         return *made_like(given.q, given.v), choice_like(given.q, given.k.shape[1])
     index = _IndexLaunch(_dense(given), places)
@@ -97,7 +97,7 @@ def forward(given: Indexed, places: Places) -> tuple[Tensor, Tensor, Tensor, Ten
 def backward(
     grad_out: Tensor, given: Indexed, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor, places: Places
 ) -> tuple[Tensor, ...]:
-    """Same contract as `reference.backward`, for queries in pieces: of k, v and keys the part that these queries make."""
+    """Follows the contract of `reference.backward`, for queries in pieces: of k, v and keys the part that these queries make."""
     lse, thresholds, index_lse = lse.contiguous(), thresholds.contiguous(), index_lse.contiguous()
     index = _IndexLaunch(_dense(given), places)
     given = index.given

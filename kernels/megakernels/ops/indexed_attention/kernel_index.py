@@ -31,7 +31,7 @@ def turned(  # type: ignore[no-untyped-def]
 
     Args:
         x: Pointer to the rows.
-        row: Their numbers [R].
+        row: Numbers of the rows that are read [R].
         column: Columns [D].
         angle_row: Rows of cos and sin [R].
         cos: fp32 [_, half].

@@ -54,7 +54,7 @@ def indexed_attention(
         [B, T, H, V], contiguous, in q's dtype.
 
     Saves:
-        out: what is returned.
+        out: the output.
         lse: fp32 [B, H, T].
         thresholds: fp32 [B, T], each query's top_k-th largest index score.
         index_lse: fp32 [B, T], log-sum-exp of the index scores of its chosen keys.
@@ -94,7 +94,7 @@ def indexed_attention_choice(
         out, and int32 [B, T, ⌈T / 128⌉ · 4]: bit s % 32 of word s // 32 for each key s that a query attends to. The choice has no gradient.
 
     Saves:
-        out: what is returned.
+        out: the output.
         lse: fp32 [B, H, T].
         thresholds: fp32 [B, T], each query's top_k-th largest index score.
         index_lse: fp32 [B, T], log-sum-exp of the index scores of its chosen keys.

@@ -20,10 +20,10 @@ class QueryChunk(NamedTuple):
     """Some queries of one piece whose scores are held at once.
 
     Attributes:
-        offset: Row of the first of them.
+        offset: Row of the first query.
         piece_first: Position of the first query of the piece.
-        first: Position of the first of them.
-        num_rows: How many they are.
+        first: Position of the first query in the chunk.
+        num_rows: Number of queries.
     """
 
     offset: int

@@ -89,7 +89,7 @@ def linear_slice_gradients(
         labels: int64 [N], ids of the full vocabulary.
         lse: fp32 [N], log-sum-exp of the full vocabulary.
         first: First vocabulary id of the slice.
-        needs: For the gradients of x and of weight each, true if it is required.
+        needs: True if the gradient is required, for each of x and weight.
         ignore_index: Label of ignored rows.
 
     Returns:

@@ -27,7 +27,7 @@ def launch_options(key_width: int, value_width: int) -> dict[str, int]:
 
 
 def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every = given
     batch, num_positions, key_width = q.shape
     num_heads, value_width = v.shape[2:]
@@ -48,7 +48,7 @@ def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
 
 
 def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     q, k, v, f, state_map, D, dt_bias, A_log, starts, save_every = given
     batch, num_positions, key_width = q.shape
     num_heads, value_width = v.shape[2:]

@@ -1,7 +1,7 @@
 """A piece of the M²RNN recurrence, for some heads, from an initial to the final state.
 
-Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay`). They write into
-parts of tensors of the caller, so that groups of heads are processed in turn.
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_scans`). They write
+into parts of tensors of the caller, so that groups of heads are processed in turn.
 """
 
 from collections.abc import Sequence
@@ -51,9 +51,9 @@ def m2rnn_piece_backward(
         grad_last: Gradient of the state after the piece.
         grad_y: [B, t, H, V].
         inputs: q, k, v, f, state_map, D, dt_bias and A_log.
-        starts: As in `m2rnn_piece`.
-        states: As `m2rnn_piece` wrote them.
-        save_every: As in `m2rnn_piece`.
+        starts: See `m2rnn_piece`.
+        states: Those that `m2rnn_piece` wrote.
+        save_every: See `m2rnn_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of v and f are overwritten, those of q and k, which all heads share,
             and of parameters are accumulated.
     """

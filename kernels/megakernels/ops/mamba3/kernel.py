@@ -36,14 +36,14 @@ from megakernels.ops.mamba3.sizes import dense, facts_of
 
 
 def forward(scan: Mamba3Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     return forward_from(scan, None, None, None)[:3]
 
 
 def forward_from(
     scan: Mamba3Inputs, state: Tensor | None, phase: Tensor | None, ahead: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Same contract as `reference.forward_from`; None is zero."""
+    """Follows the contract of `reference.forward_from`; None is zero."""
     scan, sizes = dense(scan), facts_of(scan).extents()
     x = scan.x
     batch, num_heads, width, state_width, num_angles = sizes_of(scan)
@@ -61,7 +61,7 @@ def forward_from(
 
 
 def backward(grad_y: Tensor, scan: Mamba3Inputs, states: Tensor, phases: Tensor) -> tuple[Tensor | None, ...]:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     return backward_from(None, None, grad_y, scan, None, states, phases)[0]
 
 
@@ -70,7 +70,7 @@ def backward_from(
     scan: Mamba3Inputs,
     ahead: Tensor | None, states: Tensor, phases: Tensor,
 ) -> tuple[tuple[Tensor | None, ...], Tensor, Tensor, Tensor]:  # fmt: skip
-    """Same contract as `reference.backward_from`; None is zero."""
+    """Follows the contract of `reference.backward_from`; None is zero."""
     given, sizes = dense(scan), facts_of(scan).extents()
     x, B, angles = given.x, given.B, given.angles
     batch, num_heads, width, state_width, num_angles = sizes_of(scan)
@@ -111,5 +111,5 @@ def _parameters(gradients: dict[str, Tensor], shares: Tensor, step_shares: Tenso
 
 
 def _inputs(scan: Mamba3Inputs) -> dict[str, Tensor]:
-    """Those that have a gradient."""
+    """Inputs that have a gradient, by name."""
     return {name: value for name, value in zip(scan._fields[:15], scan[:15], strict=True) if isinstance(value, Tensor)}

@@ -64,10 +64,10 @@ def pairs_of(  # type: ignore[no-untyped-def]
     tables, starts, places, first, stop, sizes, num_rows,
     Q: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """For each pair of positions [Q, Q] the decay from the earlier to the later one, else 0, and the weight; and w of each position.
+    """Decay and weight of each pair of positions [Q, Q], 0 where the key is later than the query; and w of each position.
 
-    Masked before it is exponentiated. Rows are queries, with `KEYS` keys. With `PRECISE` sums are two fp32 numbers: the difference of two
-    has no more rounding than a sum over the span. `places` and `sizes` as for `decays_of`.
+    The mask is applied before the exponential. Rows are queries, with `KEYS` keys. With `PRECISE` sums are two fp32 numbers: the
+    difference of two has no more rounding than a sum over the span. `places` and `sizes` as for `decays_of`.
     """
     batch, head = places[0], places[1]
     num_positions, num_heads = sizes[0], sizes[1]

@@ -17,7 +17,7 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
     M: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, P: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, HAS_STARTS: tl.constexpr,
     HAS_MIMO: tl.constexpr, TURNS: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Tiles as of `mamba3_output_kernel`; adds to `steps`; rows of pairs are keys."""
+    """Processes the tiles of `mamba3_output_kernel`; adds to `steps`; rows of pairs are keys."""
     piece, local = tl.program_id(0) % pieces, tl.program_id(0) // pieces
     segment, head, batch = first_segment + local, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     group = head // heads_per_group

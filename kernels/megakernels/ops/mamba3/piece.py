@@ -104,12 +104,12 @@ def mamba3_piece_backward(
     Args:
         grad_last: Gradient of state and phase after the piece.
         grad_y: [B, t, H, P].
-        inputs: As in `mamba3_piece`.
-        starts: As in `mamba3_piece`.
-        ahead: As in `mamba3_piece`.
-        states: As `mamba3_piece` wrote them.
-        phases: As `mamba3_piece` wrote them.
-        settings: As in `mamba3_piece`.
+        inputs: See `mamba3_piece`.
+        starts: See `mamba3_piece`.
+        ahead: See `mamba3_piece`.
+        states: Those that `mamba3_piece` wrote.
+        phases: Those that `mamba3_piece` wrote.
+        settings: See `mamba3_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of the angles, which all heads share, and of parameters are
             accumulated, others overwritten.
         grad_ahead: [B, H], written.

@@ -20,7 +20,7 @@ from megakernels.ops.moe.sizes import sizes_of
 
 
 def routed_experts_forward(given: Experts) -> Made:
-    """Same contract as `reference.routed_experts_forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.routed_experts_forward`, for fp32, bf16 and fp16."""
     x, weights, rows, counts, gate, up, down = given[:7]
     x, weights, up, down = unit_stride(x), weights.contiguous(), up.contiguous(), down.contiguous()
     (num_pairs,), (num_experts, width, num_hidden), top_k = rows.shape, up.shape, weights.shape[1]
@@ -49,7 +49,7 @@ def routed_experts_forward(given: Experts) -> Made:
 def routed_experts_backward(
     grad_y: Tensor, given: Experts, gate_out: Tensor | None, up_out: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Same contract as `reference.routed_experts_backward`."""
+    """Follows the contract of `reference.routed_experts_backward`."""
     x, weights, rows, counts, gate, up, down = given[:7]
     grad_y, x, weights, up, down = unit_stride(grad_y), unit_stride(x), weights.contiguous(), up.contiguous(), down.contiguous()
     (num_pairs, width), (num_experts, _, num_hidden), top_k = up_out.shape, up.shape, weights.shape[1]

@@ -63,7 +63,7 @@ def losses_gradient_kernel(  # type: ignore[no-untyped-def]
 def router_losses_forward(
     weights: Tensor, probs: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float
 ) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.router_losses_forward`, for fp32."""
+    """Follows the contract of `reference.router_losses_forward`, for fp32."""
     (num_sequences, num_experts), top_k = load.shape, weights.shape[1]
     num_positions, options = probs.shape[0] // num_sequences, losses_options(num_experts, top_k)
     num_tiles = triton.cdiv(num_positions, options["ROWS"])
@@ -82,7 +82,7 @@ def router_losses_forward(
 def router_losses_backward(
     grad_weighted: Tensor, log_sums: Tensor, load: Tensor, balance: float, z: float, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Same contract as `reference.router_losses_backward`, for fp32."""
+    """Follows the contract of `reference.router_losses_backward`, for fp32."""
     (num_rows, top_k), (num_sequences, num_experts) = grad_weighted.shape, load.shape
     num_positions, options = num_rows // num_sequences, losses_options(num_experts, top_k)
     num_tiles = triton.cdiv(num_positions, options["ROWS"])

@@ -171,7 +171,7 @@ def route_gradient_kernel(  # type: ignore[no-untyped-def]
 
 
 def route_forward(given: Router, num_sequences: int | None, *, is_sigmoid: bool) -> tuple[Tensor, ...]:
-    """Same contract as `scores.softmax_forward` and `scores.sigmoid_forward`, with the inputs of the router losses if asked.
+    """Follows the contract of `scores.softmax_forward` and `scores.sigmoid_forward`, with the inputs of the router losses if asked.
 
     Args:
         given: fp32, bf16 or fp16, with at most `sizes.LARGEST_ROUTER` columns.

@@ -31,7 +31,7 @@ def routed_experts(
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
-        limit: of the clamped swiglu, or None.
+        limit: limit of the clamped swiglu, or None.
 
     Returns:
         [N, h], contiguous, in x's dtype: each token's experts, weighted and summed. An expert with no rows gets zero gradients.

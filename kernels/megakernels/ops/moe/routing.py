@@ -52,8 +52,8 @@ def route(
         fp32 where x is fp64): each token's scores over their sum. Indices and probs have no gradient.
 
     Saves:
-        probs: as returned, of softmax scores.
-        indices: as returned.
+        probs: the returned softmax scores.
+        indices: the returned indices.
         logits: fp32 [N, E], of sigmoid scores.
 
     Scratch:
@@ -89,7 +89,7 @@ def route_scored(
         top_k: k, experts per token.
         normalize: True if a token's k weights are divided by their sum.
         num_sequences: B, whose loads are counted separately.
-        bias: as of `route`, as are all that follow.
+        bias: see `route`, for this argument and those that follow.
         correction: [E] or None.
         sigmoid: True if scores are sigmoids of the logits.
         num_groups: equal groups of experts.
@@ -101,12 +101,12 @@ def route_scored(
         rows for each expert (fp64 for fp32 where x is fp64). Indices and load have no gradient.
 
     Saves:
-        probs: as returned, of softmax scores.
-        indices: as returned.
+        probs: the returned softmax scores.
+        indices: the returned indices.
         logits: fp32 [N, E], of sigmoid scores.
 
     Scratch:
-        Backward: as of `route`.
+        Backward: see `route`.
 
     Triton:
         As `route`, and a sum of the tiles' loads.

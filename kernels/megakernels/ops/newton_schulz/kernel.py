@@ -64,7 +64,7 @@ def launch_options(num_rows: int, element_bytes: int) -> dict[str, int]:
 
 
 def forward(x: Tensor, added: Tensor | None, alpha: float, beta: float) -> Tensor:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     num_matrices, num_rows, num_cols = x.shape
     y = torch.empty(num_matrices, num_rows, num_rows, dtype=x.dtype, device=x.device)
     options = launch_options(num_rows, x.element_size())

@@ -147,13 +147,13 @@ def launch_options(width: int, *, adds: bool = False) -> dict[str, int]:
 
 
 def forward(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, num_groups: int, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Same contract as the reference's forwards, for fp32, bf16 and fp16; the rstd of a plain norm is [..., 1] here."""
+    """Follows the contract of the reference's forwards, for fp32, bf16 and fp16; the rstd of a plain norm is [..., 1] here."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return y, _forward(x, gate, weight, None, y, eps, num_groups, offset)
 
 
 def add_forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.add_rms_norm_forward`."""
+    """Follows the contract of `reference.add_rms_norm_forward`."""
     total, y = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     return total, y, _forward(x, branch, weight, total, y, eps, 1).view(x.shape[:-1])
 
@@ -182,14 +182,14 @@ def backward(
     grad_y: Tensor, x: Tensor, gate: Tensor | None, weight: Tensor, rstd: Tensor,
     num_groups: int, needs: list[bool], offset: float = 0.0,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Same contract as the reference's backwards: the gradients of x, gate and weight."""
+    """Follows the contract of the reference's backwards: the gradients of x, gate and weight."""
     return _backward(grad_y, x, gate, weight, rstd, num_groups, needs, adds=False, offset=offset)
 
 
 def add_backward(
     grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, needs: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Same contract as `reference.add_rms_norm_backward`."""
+    """Follows the contract of `reference.add_rms_norm_backward`."""
     grad_x, _, grad_weight = _backward(grad_y, total, grad_total, weight, rstd, 1, [needs[0], False, needs[1]], adds=True)
     return grad_x, grad_weight
 

@@ -53,7 +53,7 @@ def row_gradients(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean_
         weight: [D / n].
         rstd: rstd of full rows, [..., 1].
         mean_dot: `row_dot` summed over all slices and divided by D, [..., 1].
-        needs: For the gradients of x and weight each, true if it is required.
+        needs: True if the gradient is required, for each of x and weight.
     """
     found: list[Tensor] = _row_gradients(grad_y, x, weight, rstd, mean_dot, needs)
     return found

@@ -68,7 +68,7 @@ def gated_scale_gradients(
         weight: [D / n].
         rstd: rstd of full rows, [..., 1].
         mean_dot: `gated_dot` summed over all slices and divided by D, [..., 1].
-        needs: For the gradients of x, gate and weight each, true if it is required.
+        needs: True if the gradient is required, for each of x, gate and weight.
     """
     found: list[Tensor] = _gated_scale_gradients(grad_y, x, gate, weight, rstd, mean_dot, needs)
     return found

@@ -143,7 +143,7 @@ def tile(*widths: int) -> tuple[int, tuple[int, ...]]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    """Same contract as `reference.rotate`, for fp32, bf16 and fp16; at least one pair is rotated."""
+    """Follows the contract of `reference.rotate`, for fp32, bf16 and fp16; at least one pair is rotated."""
     x = unit_stride(x)
     batch, num_positions, num_heads, width = x.shape
     half = cos.shape[-1]
@@ -162,7 +162,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
 
 
 def mla_kv_forward(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) -> tuple[Tensor, Tensor]:
-    """Same contract as `reference.mla_kv_forward`; the rotary key has at least one pair."""
+    """Follows the contract of `reference.mla_kv_forward`; the rotary key has at least one pair."""
     kv, k_rope = unit_stride(kv), unit_stride(k_rope)
     batch, num_positions, num_heads, width = kv.shape
     half, value = cos.shape[-1], width - nope_dim
@@ -184,7 +184,7 @@ def mla_kv_forward(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_di
 def mla_kv_backward(
     grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor, nope_dim: int, needs: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Same contract as `reference.mla_kv_backward`."""
+    """Follows the contract of `reference.mla_kv_backward`."""
     grad_k, grad_v = unit_stride(grad_k), unit_stride(grad_v)
     batch, num_positions, num_heads, width = grad_k.shape
     half, value = cos.shape[-1], grad_v.shape[-1]

@@ -32,7 +32,7 @@ def backward_options(given: SelectiveScanInputs) -> dict[str, int]:
 
 
 def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     x, dt, B, C = (unit_stride(each) for each in (given.x, given.dt, given.B, given.C))
     batch, num_positions, num_channels = x.shape
     segments, options = triton.cdiv(num_positions, given.save_every), forward_options(given)
@@ -54,7 +54,7 @@ def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, T
 
 
 def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScanInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     x, dt, B, C, grad_y = (unit_stride(each) for each in (given.x, given.dt, given.B, given.C, grad_y))
     batch, num_positions, num_channels = x.shape
     width, options = given.A_log.shape[1], backward_options(given)

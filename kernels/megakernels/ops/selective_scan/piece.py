@@ -1,6 +1,6 @@
 """A piece of the selective scan, for some channels, from an initial to the final state.
 
-Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_selective`). They
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_scans`). They
 write into parts of tensors of the caller, so that groups of channels are processed in turn.
 """
 
@@ -50,9 +50,9 @@ def selective_scan_piece_backward(
         grad_last: Gradient of the state after the piece.
         grad_y: [B, t, I].
         inputs: x, dt, A_log, B, C, D and dt_bias.
-        starts: As in `selective_scan_piece`.
-        states: As `selective_scan_piece` wrote them.
-        save_every: As in `selective_scan_piece`.
+        starts: See `selective_scan_piece`.
+        states: Those that `selective_scan_piece` wrote.
+        save_every: See `selective_scan_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of x and dt are overwritten, all others accumulated.
     """
     grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, save_every, *gradients)

@@ -44,7 +44,7 @@ def forward(state: Tensor | None, given: SelectiveScanInputs) -> tuple[Tensor, T
 
 
 def backward(grad_last: Tensor | None, grad_y: Tensor, given: SelectiveScanInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The gradients of x to dt_bias in order, and of the first state, from those of the last state (None is zero) and of y."""
+    """The gradients of x to dt_bias, in order, and of the first state, given those of the last state (None is zero) and of y."""
     found = [torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in (given.x, given.dt, given.B, given.C)]
     sums = [torch.zeros(like.shape, dtype=states.dtype, device=like.device) for like in (given.A_log, given.D, given.dt_bias)]
     grad_state = torch.zeros_like(states[:, 0]) if grad_last is None else grad_last

@@ -91,7 +91,7 @@ def ngram_rows_kernel(  # type: ignore[no-untyped-def]
 
 
 def gated_add_forward(x: Tensor, side: Tensor, gates: Tensor) -> Tensor:
-    """Same contract as the reference's, for fp32, bf16 and fp16."""
+    """Follows the contract of the reference's, for fp32, bf16 and fp16."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         with on_device_of(x):
@@ -102,7 +102,7 @@ def gated_add_forward(x: Tensor, side: Tensor, gates: Tensor) -> Tensor:
 
 
 def gated_add_backward(grad_y: Tensor, side: Tensor, gates: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
-    """Same contract as the reference's: the gradients of x, side and gates."""
+    """Follows the contract of the reference's: the gradients of x, side and gates."""
     size, gates = grad_y.numel(), gates.contiguous()
     if not size:
         return tuple(torch.zeros_like(like) if need else None for like, need in zip((grad_y, side, gates), needs, strict=True))
@@ -127,7 +127,7 @@ def gated_add_backward(grad_y: Tensor, side: Tensor, gates: Tensor, needs: list[
 
 
 def ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -> Tensor:
-    """Same contract as the reference's."""
+    """Follows the contract of the reference's."""
     rows = torch.empty((*tokens.shape, num_tables), dtype=torch.int64, device=tokens.device)
     options = hash_options(num_tables)
     if tokens.numel():

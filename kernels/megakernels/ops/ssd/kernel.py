@@ -31,7 +31,7 @@ from megakernels.ops.ssd.sizes import sizes_of
 
 
 def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Same contract as `reference.forward`, for fp32, bf16 and fp16."""
+    """Follows the contract of `reference.forward`, for fp32, bf16 and fp16."""
     scan, sizes = _dense(scan), sizes_of(scan).extents()
     x, starts = scan.x, scan.x if scan.starts is None else scan.starts
     batch, _, num_heads, width = x.shape
@@ -51,7 +51,7 @@ def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tens
 
 
 def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Same contract as `reference.backward`."""
+    """Follows the contract of `reference.backward`."""
     scan, sizes = _dense(scan), sizes_of(scan).extents()
     x, dt, A_log, B, C, D, dt_bias = scan[:7]
     grad_y, states = unit_stride(grad_y.to(x.dtype)), states.contiguous()

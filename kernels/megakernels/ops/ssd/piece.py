@@ -1,7 +1,7 @@
 """A piece of Mamba-2's scan, for some heads, from an initial to the final state.
 
-Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay`). They write into
-parts of tensors of the caller, so that groups of heads are processed in turn.
+Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_scans`). They write
+into parts of tensors of the caller, so that groups of heads are processed in turn.
 """
 
 import math
@@ -59,11 +59,11 @@ def ssd_piece_backward(
         grad_last: Gradient of the state after the piece.
         grad_y: [B, t, H, P].
         inputs: x, dt, A_log, B, C, D and dt_bias.
-        starts: As in `ssd_piece`.
-        states: As `ssd_piece` wrote them.
-        chunk_size: As in `ssd_piece`.
+        starts: See `ssd_piece`.
+        states: Those that `ssd_piece` wrote.
+        chunk_size: See `ssd_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of x, dt, B and C are overwritten, those of parameters accumulated.
-        dt_limits: As in `ssd_piece`.
+        dt_limits: See `ssd_piece`.
     """
     grad_state: Tensor = _piece_backward(grad_last, grad_y, *inputs, starts, states, chunk_size, *dt_limits, *gradients)
     return grad_state

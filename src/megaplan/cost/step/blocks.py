@@ -14,9 +14,9 @@ from megakernels.ops.moe.facts import ROUTE, ExpertSizes, Permutation
 from megakernels.ops.rms_norm.facts import FINAL_NORM, RESIDUAL_NORM
 from megakernels.ops.rope.facts import MLA_KV, ROPE
 from megakernels.ops.ssd.facts import Ssd
-from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.cost.adapters import adapter_name
-from megaplan.cost.blocks import end_ops, layer_ops
+from megaplan.cost.blocks import end_works, layer_works
 from megaplan.cost.ends import PART
 from megaplan.cost.step import attention, launch, scan, transfers
 from megaplan.cost.step.gemm import adapter, linear
@@ -75,7 +75,7 @@ def ledger_of(work: TimedStep, kind: str) -> Ledger:
     found = Ledger()
     match kind:
         case "embedding":
-            _add(found, work, end_ops(_load(work), work.spec).embedding)
+            _add(found, work, end_works(_load(work), work.spec).embedding)
         case "head":
             _head(work, found)
         case "hop":
@@ -100,7 +100,7 @@ def _load(work: TimedStep) -> Workload:
 
 def _block(work: TimedStep, found: Ledger, block: Block) -> None:
     model, letter = work.spec.model, block.family
-    ops, family = layer_ops(_load(work), model, block), FAMILIES[letter]
+    ops, family = layer_works(_load(work), model, block), FAMILIES[letter]
     num_adapters = _add(found, work, ops)
     exchanges = family.exchanges(family.section_of(model), model.hidden_size)
     again = _products_again(work.recomputed, letter)
@@ -117,7 +117,7 @@ def _block(work: TimedStep, found: Ledger, block: Block) -> None:
 
 def _head(work: TimedStep, found: Ledger) -> None:
     """Add head and loss; each prediction depth has one more head and loss, and a projection of two streams."""
-    ends = end_ops(_load(work), work.spec)
+    ends = end_works(_load(work), work.spec)
     _add(found, work, ends.head, low=work.software.low_head, times=1 + ends.mtp_depth)
     _add(found, work, tuple(op for op in ends.mtp if op.name == "proj"), times=ends.mtp_depth)
     transfers.tensor_head(found, work)
@@ -133,7 +133,7 @@ def _hop(work: TimedStep, found: Ledger) -> None:
             found.transfer(run, "pipeline", moved, work.mesh.vpp)
 
 
-def _add(found: Ledger, work: TimedStep, ops: Ops, *, low: bool = True, times: float = 1.0) -> int:
+def _add(found: Ledger, work: TimedStep, ops: Works, *, low: bool = True, times: float = 1.0) -> int:
     """Add operations by the class of their kernels, and return the number of adapters.
 
     Linears of the block's input are one product, as in Transformer Engine, with one adapter if any of them has an adapter.
@@ -161,7 +161,7 @@ def _add(found: Ledger, work: TimedStep, ops: Ops, *, low: bool = True, times: f
     return num_adapters
 
 
-def _linears(ops: Ops, hidden_size: int) -> Iterable[list[OpWork]]:
+def _linears(ops: Works, hidden_size: int) -> Iterable[list[OpWork]]:
     """Linears of a block; those of its input are one group: all with the width of the stream except the last, which ends the block."""
     found: dict[object, list[OpWork]] = {}
     linears = [op for op in ops if op.is_linear]

@@ -1,4 +1,4 @@
-"""A blocks as operations with facts: projections, the attention core, the indexer.
+"""Work of the operations of A blocks: projections, the attention core, the indexer.
 
 Source: arXiv:2305.13245, section 2.2 (GQA); arXiv:2405.04434, equations 9 to 19 (MLA); arXiv:2512.02556, equation 1 (indexer).
 """
@@ -11,10 +11,10 @@ from megakernels.ops.chosen_attention.facts import MaskedSizes
 from megakernels.ops.indexed_attention.facts import IndexedSizes, with_keys
 from megakernels.ops.rms_norm.facts import NORM, norm
 from megakernels.ops.rope.facts import MLA_KV, ROPE, mla_kv, rope
-from megaplan.blocks.costs import detached_linear_op, gate_op, linear_op, norm_op, residual_op
+from megaplan.blocks.costs import detached_linear_work, gate_work, linear_work, norm_work, residual_work
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.relay import PIECES
-from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.attention.tensors import PLAIN, AttentionVariant
@@ -75,12 +75,12 @@ def _of_rank(dims: Dims, attention: GroupedQueryAttention | LatentAttention) -> 
 
 def attention_work(
     load: Workload, attention: GroupedQueryAttention | LatentAttention, hidden_size: int, variant: AttentionVariant = PLAIN
-) -> Ops:
+) -> Works:
     """One A block, pre-norm and residual included; `tp` shards its heads.
 
     Relation bias and NoPE change neither FLOPs nor, to first order, bytes of the ideal work, which does not count them.
     """
-    first, window = residual_op(load, PART, hidden_size), None if variant.full else attention.window_size
+    first, window = residual_work(load, PART, hidden_size), None if variant.full else attention.window_size
     sequence = load.sequences, load.positions, load.seq_length
     core = core_sizes(attention, *sequence, load.itemsize, tp=load.tp, relations=load.relations)
     core = core._replace(window=window, packed=load.packed)
@@ -107,60 +107,60 @@ def attention_exchanges(attention: GroupedQueryAttention | LatentAttention, hidd
     return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths)
 
 
-def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes) -> Ops:
+def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes) -> Works:
     heads, num_kv_heads, width = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, attention.head_dim
     query, key = heads * width, num_kv_heads * width
-    gate: Ops = (linear_op(load, "gate_proj", PART, hidden_size, query),) if attention.gate else ()
-    gated: Ops = (gate_op(load, PART, query, counts=("gate sigmoid", "gate")),) if attention.gate else ()
+    gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, query),) if attention.gate else ()
+    gated: Works = (gate_work(load, PART, query, counts=("gate sigmoid", "gate")),) if attention.gate else ()
     rotated = attention.rotary_dim or width
     return (
-        linear_op(load, "q_proj", PART, hidden_size, query),
-        linear_op(load, "k_proj", PART, hidden_size, key),
-        linear_op(load, "v_proj", PART, hidden_size, key),
+        linear_work(load, "q_proj", PART, hidden_size, query),
+        linear_work(load, "k_proj", PART, hidden_size, key),
+        linear_work(load, "v_proj", PART, hidden_size, key),
         *gate,
         *_qk_norms(load, attention, heads, num_kv_heads),
         OpWork("rope", PART, rope((heads + num_kv_heads) * rotated, load.itemsize), ROPE),
         OpWork("attention", "attention", core._replace(groups=num_kv_heads).work(), core),
         *gated,
-        linear_op(load, "o_proj", PART, query, hidden_size, closes=True),
+        linear_work(load, "o_proj", PART, query, hidden_size, closes=True),
     )
 
 
-def _qk_norms(load: Workload, attention: GroupedQueryAttention, heads: int, num_kv_heads: int) -> Ops:
+def _qk_norms(load: Workload, attention: GroupedQueryAttention, heads: int, num_kv_heads: int) -> Works:
     if not attention.qk_norm:
         return ()
     width = attention.head_dim
     if attention.qk_norm_width != "all_heads":
-        return (norm_op(load, "qk_norm", PART, width, times=heads + num_kv_heads),)
+        return (norm_work(load, "qk_norm", PART, width, times=heads + num_kv_heads),)
     return (OpWork("qk_norm", PART, norm(heads * width, load.itemsize) + norm(num_kv_heads * width, load.itemsize), NORM),)
 
 
-def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: AttentionSizes) -> Ops:
+def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: AttentionSizes) -> Works:
     """The down projections are replicated: under sequence parallelism a rank makes the latents of its own tokens."""
     heads, nope, rotated = attention.num_heads // load.tp, attention.qk_nope_head_dim, attention.qk_rope_head_dim
     value, latent = attention.v_head_dim, attention.kv_lora_rank
     query, rank = heads * (nope + rotated), attention.q_lora_rank
     if rank is None:
-        queries: Ops = (linear_op(load, "q_proj", PART, hidden_size, query),)
+        queries: Works = (linear_work(load, "q_proj", PART, hidden_size, query),)
     else:
         queries = (
-            linear_op(load, "q_down", PART, hidden_size, rank, own_tokens=True),
-            norm_op(load, "q_latent_norm", PART, rank, own_tokens=True),
-            linear_op(load, "q_up", PART, rank, query),
+            linear_work(load, "q_down", PART, hidden_size, rank, own_tokens=True),
+            norm_work(load, "q_latent_norm", PART, rank, own_tokens=True),
+            linear_work(load, "q_up", PART, rank, query),
         )
     return (
         *queries,
         OpWork("rope", PART, rope(query, load.itemsize), ROPE),
-        linear_op(load, "kv_down", PART, hidden_size, latent + rotated, own_tokens=True),
-        norm_op(load, "kv_latent_norm", PART, latent, own_tokens=True),
-        linear_op(load, "kv_up", PART, latent, heads * (nope + value)),
+        linear_work(load, "kv_down", PART, hidden_size, latent + rotated, own_tokens=True),
+        norm_work(load, "kv_latent_norm", PART, latent, own_tokens=True),
+        linear_work(load, "kv_up", PART, latent, heads * (nope + value)),
         OpWork("mla_kv", PART, mla_kv(heads, nope, rotated, value, load.itemsize), MLA_KV),
         OpWork("attention", "attention", core.work(), core),
-        linear_op(load, "o_proj", PART, heads * value, hidden_size, closes=True),
+        linear_work(load, "o_proj", PART, heads * value, hidden_size, closes=True),
     )
 
 
-def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, core: AttentionSizes, rotated: int) -> Ops:
+def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, core: AttentionSizes, rotated: int) -> Works:
     """The indexer is replicated under TP: a rank projects its own tokens, and computes the scores of all tokens from gathered ones.
 
     Norm and scores are a part of the operation that attends, and run again with it. The index has a loss of its own, so that its
@@ -168,11 +168,11 @@ def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: in
     """
     heads, dim = indexer.num_heads, indexer.head_dim
     sizes = IndexedSizes(core, heads, dim, rotated=rotated)
-    k_norm = norm_op(load, "indexer.k_norm", PART, dim)
+    k_norm = norm_work(load, "indexer.k_norm", PART, dim)
     return (
-        detached_linear_op(load, "indexer.q_up", PART, query_width, heads * dim, own_tokens=True),
-        detached_linear_op(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
-        detached_linear_op(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
+        detached_linear_work(load, "indexer.q_up", PART, query_width, heads * dim, own_tokens=True),
+        detached_linear_work(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
+        detached_linear_work(load, "indexer.head_weights", PART, hidden_size, heads, own_tokens=True),
         k_norm._replace(counts=("attention",), facts=NORM._replace(torch=None)),
         OpWork("indexer", "attention", sizes.work(), sizes, counts=("attention",)),
     )

@@ -9,10 +9,8 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.ops import BlockProgram, Op, Projection, cut, input_ops, linear, output_ops
 from megaplan.blocks.relay import (
-    ARRIVING,
-    HANDED,
     convolution,
     exchange,
     exchanged_storages,
@@ -22,9 +20,8 @@ from megaplan.blocks.relay import (
     piece_positions,
     sums_separately,
 )
-from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
-from megaplan.blocks.storages import Shapes, residual, storages
-from megaplan.columns import Column
+from megaplan.blocks.scratch import inside_storages, scan_op
+from megaplan.blocks.storages import Shapes, mixer_storages, residual
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 from megaplan.families.linear_attention.composition import delta_inside, delta_sizes
@@ -65,13 +62,8 @@ def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
     if isinstance(linear, KimiDeltaAttention):
         shapes |= {"latents": wide(2 * linear.head_dim), "decay": wide(heads * linear.key_dim)}
         shapes |= dict.fromkeys(("decay_latent", "gate_latent"), wide(linear.head_dim))
-    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
     rule = delta_sizes(linear, dims.batch, piece_positions(dims), heads, key_heads, dims.dtype.bytes)
-    statistics = {
-        "rstd": dims.residual[:2],
-        "gated_rstd": wide(heads),
-        "states": of_pieces(dims, rule.states),
-    }
+    statistics = {"gated_rstd": wide(heads), "states": of_pieces(dims, rule.states)}
     carried: Shapes = {}
     if handed:
         decays = linear.key_dim if isinstance(linear, KimiDeltaAttention) else 1
@@ -79,12 +71,7 @@ def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
         carried = handed_storages(dims, heads, num_lanes(key_heads, dims.cp), linear.key_dim, linear.value_dim)
         carried |= exchanged_storages(dims, "qk", linear.conv_kernel, 2 * keys)
         carried |= exchanged_storages(dims, "v", linear.conv_kernel, values)
-    return {
-        **carried,
-        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
-        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
-    }
+    return carried | mixer_storages(dims, shapes, statistics)
 
 
 @cache
@@ -92,28 +79,16 @@ def _program(latent: bool, sharded: bool, handed: bool, kernels: bool, summed: b
     own = (("latent_proj", "latents"),) if latent else (("decay_proj", "decay"), ("gate_proj", "gate"))
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("beta_proj", "beta"), *own)
     inputs = ("q", "k", "v", "decay", "beta")
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
-    forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
+    params = ("A_log", "dt_bias")
     ops = (
-        norm("norm", "x", "normed", "rstd", "norm.weight"),
-        *project("normed", "gathered", *(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
+        *input_ops(*(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
         *convolution("conv_qk", "qk_proj", "qk", ("conv_qk.weight",), handed=handed),
         cut("split qk", "qk", ("q", "k")),
         *convolution("conv_v", "v_proj", "v", ("conv_v.weight",), handed=handed),
         *(_latent_ops() if latent else ()),
-        Op(
-            "delta_rule",
-            inputs,
-            ("y", "states", *state, *forward),
-            keeps=(*inputs, "states"),
-            params=("A_log", "dt_bias"),
-            fetches=(*state, *backward),
-            sums=sums,
-        ),
+        scan_op("delta_rule", inputs, "y", ("states",), params, handed=handed, summed=summed, inside=(kernels, kernels)),
         Op("gated_norm", ("y", "gate"), ("gated", "gated_rstd"), keeps=("y", "gate", "gated_rstd"), params=("gated_norm.weight",)),
-        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight"),
-        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
-        add("residual", ("x", "o"), "out"),
+        *output_ops("gated", sharded=sharded),
     )
     return (KDA if latent else GATED_DELTA).program(*ops)
 

@@ -1,4 +1,4 @@
-"""M blocks as operations with facts: Mamba-1's selective scan, Mamba-2's chunked state-space duality and Mamba-3's multi-input form of it.
+"""Work of the operations of M blocks: Mamba-1's selective scan, Mamba-2's chunked state-space duality and Mamba-3's multi-input form of it.
 
 Source: arXiv:2312.00752, section 3 (Mamba-1); arXiv:2405.21060, section 7.1 (Mamba-2); arXiv:2603.15569, section 3 (Mamba-3).
 """
@@ -12,10 +12,10 @@ from megakernels.ops.mamba3.facts import TrapezoidalScan
 from megakernels.ops.rms_norm.facts import GATED_NORM, TWO_NORMS, gated_norm, norm
 from megakernels.ops.selective_scan.facts import SelectiveSizes
 from megakernels.ops.ssd.facts import Ssd
-from megaplan.blocks.costs import gate_op, linear_op, residual_op
+from megaplan.blocks.costs import gate_work, linear_work, residual_work
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.scratch import lane_of
-from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.mamba.tensors import num_mamba_heads
@@ -96,59 +96,59 @@ def _trapezoidal_pieces(dims: Dims, sizes: TrapezoidalScan, copied_states: int, 
     )
 
 
-def mamba_work(load: Workload, mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> Ops:
+def mamba_work(load: Workload, mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> Works:
     """One M block, pre-norm and residual included; `tp` shards its heads and groups, or channels, not Mamba-3's angles."""
     if isinstance(mamba, Mamba1):
         channels = mamba.expand * hidden_size // load.tp
         body = _mamba1(load, mamba, hidden_size, channels)
-        return (residual_op(load, PART, hidden_size), *body, linear_op(load, "out_proj", PART, channels, hidden_size, closes=True))
+        return (residual_work(load, PART, hidden_size), *body, linear_work(load, "out_proj", PART, channels, hidden_size, closes=True))
     heads, groups = num_mamba_heads(mamba, hidden_size) // load.tp, mamba.num_groups // load.tp
     scan = scan_sizes(mamba, load.sequences, load.positions, heads, groups, load.itemsize)
     if isinstance(mamba, Mamba2):
         body = _mamba2(load, mamba, hidden_size, scan, heads, groups)
     else:
         body = _mamba3(load, mamba, hidden_size, scan, heads, groups)
-    last = linear_op(load, "out_proj", PART, heads * mamba.head_dim, hidden_size, closes=True)
-    return (residual_op(load, PART, hidden_size), *body, last)
+    last = linear_work(load, "out_proj", PART, heads * mamba.head_dim, hidden_size, closes=True)
+    return (residual_work(load, PART, hidden_size), *body, last)
 
 
-def _mamba1(load: Workload, mamba: Mamba1, hidden_size: int, channels: int) -> Ops:
+def _mamba1(load: Workload, mamba: Mamba1, hidden_size: int, channels: int) -> Works:
     rank, state, size = mamba.step_width(hidden_size), mamba.state_dim, load.itemsize
-    norms: Ops = ()
+    norms: Works = ()
     if mamba.inner_norm != "none":
         norms = (OpWork("inner norms", PART, norm(rank, size) + norm(state, size) * 2, counts=("dt_norm", "B_norm", "C_norm")),)
     scan = selective_sizes(mamba, load.sequences, load.positions, channels, size)
     return (
-        linear_op(load, "in_proj", PART, hidden_size, 2 * channels),
+        linear_work(load, "in_proj", PART, hidden_size, 2 * channels),
         OpWork("conv1d", PART, causal_conv1d(channels, mamba.conv_kernel, size), CONVOLUTION),
-        linear_op(load, "x_proj", PART, channels, rank + 2 * state),
+        linear_work(load, "x_proj", PART, channels, rank + 2 * state),
         *norms,
-        linear_op(load, "dt_proj", PART, rank, channels),
+        linear_work(load, "dt_proj", PART, rank, channels),
         OpWork("selective_scan", "scan", scan.work(load.seq_length), scan),
-        gate_op(load, PART, channels),
+        gate_work(load, PART, channels),
     )
 
 
-def _mamba2(load: Workload, mamba: Mamba2, hidden_size: int, scan: Ssd | TrapezoidalScan, heads: int, groups: int) -> Ops:
+def _mamba2(load: Workload, mamba: Mamba2, hidden_size: int, scan: Ssd | TrapezoidalScan, heads: int, groups: int) -> Works:
     inner, shared, size = heads * mamba.head_dim, groups * mamba.state_dim, load.itemsize
     width = 2 * inner + 2 * shared + heads
-    factors: Ops = () if mamba.part_multipliers is None else (OpWork("scale parts", PART, scaled(width, size)),)
+    factors: Works = () if mamba.part_multipliers is None else (OpWork("scale parts", PART, scaled(width, size)),)
     gated = OpWork("gated_norm", PART, gated_norm(inner, groups, size), GATED_NORM)
     return (
-        linear_op(load, "in_proj", PART, hidden_size, width),
+        linear_work(load, "in_proj", PART, hidden_size, width),
         *factors,
         OpWork("conv1d", PART, causal_conv1d(inner + 2 * shared, mamba.conv_kernel, size), CONVOLUTION),
         OpWork("ssd", "scan", scan.work(load.seq_length), scan),
-        gated if mamba.gated_norm else gate_op(load, PART, inner),
+        gated if mamba.gated_norm else gate_work(load, PART, inner),
     )
 
 
-def _mamba3(load: Workload, mamba: Mamba3, hidden_size: int, scan: Ssd | TrapezoidalScan, heads: int, groups: int) -> Ops:
+def _mamba3(load: Workload, mamba: Mamba3, hidden_size: int, scan: Ssd | TrapezoidalScan, heads: int, groups: int) -> Works:
     rank, inner, shared = mamba.mimo_rank, heads * mamba.head_dim, groups * mamba.state_dim
-    angles = (linear_op(load, "angle_proj", PART, hidden_size, mamba.num_angles),) if mamba.num_angles else ()
+    angles = (linear_work(load, "angle_proj", PART, hidden_size, mamba.num_angles),) if mamba.num_angles else ()
     norms = norm(mamba.state_dim, load.itemsize) * (2 * groups * rank)
     return (
-        linear_op(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared * rank + 3 * heads),
+        linear_work(load, "in_proj", PART, hidden_size, 2 * inner + 2 * shared * rank + 3 * heads),
         *angles,
         OpWork("B_norm, C_norm", PART, norms, TWO_NORMS, counts=("B_norm", "C_norm")),
         OpWork("scan", "scan", scan.work(load.seq_length), scan),

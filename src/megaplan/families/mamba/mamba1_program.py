@@ -9,10 +9,8 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.ops import BlockProgram, Op, Projection, cut, input_ops, linear, output_ops
 from megaplan.blocks.relay import (
-    ARRIVING,
-    HANDED,
     convolution,
     exchange,
     exchanged_storages,
@@ -22,9 +20,8 @@ from megaplan.blocks.relay import (
     piece_positions,
     sums_separately,
 )
-from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
-from megaplan.blocks.storages import Shapes, residual, storages
-from megaplan.columns import Column
+from megaplan.blocks.scratch import inside_storages, scan_op
+from megaplan.blocks.storages import Shapes, mixer_storages, residual
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 from megaplan.families.mamba.composition import selective_inside, selective_sizes
@@ -51,18 +48,11 @@ def mamba1_program(dims: Dims, mamba: Mamba1, parameters: DType) -> tuple[BlockP
 def _program(
     conv_bias: bool, bias: bool, normed: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, summed: bool
 ) -> BlockProgram:
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
-    forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     inputs = ("x_conv", "dt", *(("B_normed", "C_normed") if normed else ("B", "C")))
     params = ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",)
+    scanned = ("A_log", "D", "dt_bias")
     ops = (
-        norm("norm", "x", "normed", "rstd", "norm.weight"),
-        *project(
-            "normed",
-            "gathered",
-            Projection("in_proj", "projected", "in_proj.weight", "in_proj.bias" if bias else None),
-            sharded=sharded,
-        ),
+        *input_ops(Projection("in_proj", "projected", "in_proj.weight", "in_proj.bias" if bias else None), sharded=sharded),
         cut("split", "projected", ("x_in", "z")),
         *convolution("conv1d", "x_in", "x_conv", params, handed=handed),
         linear("x_proj", "x_conv", "own_steps" if sharded else "steps", "x_proj.weight"),
@@ -70,19 +60,9 @@ def _program(
         cut("split steps", "steps", _PARTS),
         *(_inner_norms(scaled=scaled) if normed else ()),
         linear("dt_proj", "dt_latent_normed" if normed else "dt_latent", "dt", "dt_proj.weight"),
-        Op(
-            "selective_scan",
-            inputs,
-            ("y", "states", *state, *forward),
-            keeps=(*inputs, "states"),
-            params=("A_log", "D", "dt_bias"),
-            fetches=(*state, *backward),
-            sums=sums,
-        ),
+        scan_op("selective_scan", inputs, "y", ("states",), scanned, handed=handed, summed=summed, inside=(kernels, kernels)),
         Op("gate", ("y", "z"), ("gated",), keeps=("y", "z")),
-        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight", bias="out_proj.bias" if bias else None),
-        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
-        add("residual", ("x", "o"), "out"),
+        *output_ops("gated", sharded=sharded, bias="out_proj.bias" if bias else None),
     )
     return MAMBA1.program(*ops)
 
@@ -104,11 +84,9 @@ def _storages(dims: Dims, mamba: Mamba1) -> Shapes:
         **dict.fromkeys(("own_steps", "steps"), wide(sum(widths.values()))),
         **{part: wide(width) for part, width in widths.items()},
         **{f"{part}_normed": wide(width) for part, width in widths.items()},
-        **dict.fromkeys(("normed", "o", "out"), dims.residual),
     }
     scan = selective_sizes(mamba, dims.batch, piece_positions(dims), channels, dims.dtype.bytes)
     statistics: dict[str, tuple[int, ...]] = {
-        "rstd": dims.residual[:2],
         "states": of_pieces(dims, scan.states),
         **{f"{part}_rstd": wide() for part in _PARTS},
     }
@@ -117,9 +95,4 @@ def _storages(dims: Dims, mamba: Mamba1) -> Shapes:
         statistics["summed"] = (channels * (mamba.state_dim + 2),)  # gradients of A_log, D and dt_bias
         carried = handed_storages(dims, channels, num_lanes(channels, dims.cp), mamba.state_dim)
         carried |= exchanged_storages(dims, "x_conv", mamba.conv_kernel, channels)
-    return {
-        **carried,
-        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
-        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
-    }
+    return carried | mixer_storages(dims, shapes, statistics)

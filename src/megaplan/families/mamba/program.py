@@ -10,10 +10,8 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.ops import BlockProgram, Op, Projection, cut, input_ops, norm, output_ops
 from megaplan.blocks.relay import (
-    ARRIVING,
-    HANDED,
     PIECES,
     convolution,
     exchange,
@@ -24,9 +22,8 @@ from megaplan.blocks.relay import (
     piece_positions,
     sums_separately,
 )
-from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
-from megaplan.blocks.storages import Shapes, residual, storages
-from megaplan.columns import Column
+from megaplan.blocks.scratch import inside_storages, scan_op
+from megaplan.blocks.storages import Shapes, mixer_storages, residual
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 from megaplan.families.mamba.composition import scan_inside, scan_sizes
@@ -73,27 +70,17 @@ def _mamba2_program(
     conv_bias: bool, bias: bool, gated_norm: bool, scaled: bool, sharded: bool, handed: bool, kernels: bool, summed: bool
 ) -> BlockProgram:
     inputs = ("conv_x", "dt", "conv_B", "conv_C")
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
-    forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
-        *_input_ops(sharded, Projection("in_proj", "projected", "in_proj.weight", "in_proj.bias" if bias else None)),
+        *input_ops(Projection("in_proj", "projected", "in_proj.weight", "in_proj.bias" if bias else None), sharded=sharded),
         *((Op("scale parts", ("projected",), ("scaled",)),) if scaled else ()),
         cut("split", "scaled" if scaled else "projected", ("z", "conv_in", "dt")),
         *convolution("conv1d", "conv_in", "conv", ("conv1d.weight", "conv1d.bias") if conv_bias else ("conv1d.weight",), handed=handed),
         cut("split conv", "conv", ("conv_x", "conv_B", "conv_C")),
-        Op(
-            "ssd",
-            inputs,
-            ("y", "states", *state, *forward),
-            keeps=(*inputs, "states"),
-            params=("A_log", "D", "dt_bias"),
-            fetches=(*state, *backward),
-            sums=sums,
-        ),
+        scan_op("ssd", inputs, "y", ("states",), ("A_log", "D", "dt_bias"), handed=handed, summed=summed, inside=(kernels, kernels)),
         Op("gated_norm", ("y", "z"), ("gated", "gated_rstd"), keeps=("y", "z", "gated_rstd"), params=("gated_norm.weight",))
         if gated_norm
         else Op("gate", ("y", "z"), ("gated",), keeps=("y", "z")),
-        *_output_ops("gated", sharded, bias="out_proj.bias" if bias else None),
+        *output_ops("gated", sharded=sharded, bias="out_proj.bias" if bias else None),
     )
     return MAMBA2.program(*ops)
 
@@ -121,7 +108,7 @@ def _mamba2_storages(dims: Dims, mamba: Mamba2) -> Shapes:
         statistics["summed"] = (3 * heads,)  # gradients of dt_bias, A_log and D
         carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), mamba.head_dim, mamba.state_dim)
         carried |= exchanged_storages(dims, "conv", mamba.conv_kernel, inner + 2 * state)
-    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics) | carried
+    return mixer_storages(dims, shapes, statistics) | carried
 
 
 @cache
@@ -129,27 +116,27 @@ def _mamba3_program(angles: bool, mimo: bool, sharded: bool, handed: bool, kerne
     steps = ("dt", "A", "trapezoid")
     inputs = ("x_in", "z", "B_normed", "C_normed", *steps, *(("angles",) if angles else ()))
     starting = ("states", *(("phases",) if angles else ()), *(("ahead",) if handed else ()))
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
-    forward, backward = ((INSIDE,), (INSIDE_BACKWARD,)) if kernels else ((), ())
     ops = (
-        *_input_ops(
-            sharded,
+        *input_ops(
             Projection("in_proj", "projected", "in_proj.weight"),
             *((Projection("angle_proj", "angles", "angle_proj.weight"),) if angles else ()),
+            sharded=sharded,
         ),
         cut("split", "projected", ("z", "x_in", "B", "C", *steps)),
         norm("B_norm", "B", "B_normed", "B_rstd", "B_norm.weight"),
         norm("C_norm", "C", "C_normed", "C_rstd", "C_norm.weight"),
-        Op(
+        scan_op(
             "scan",
             inputs,
-            ("gated", *starting, *state, *forward),
-            keeps=(*inputs, *starting),
-            params=("B_bias", "C_bias", "D", "dt_bias", *(("mimo_x", "mimo_z", "mimo_o") if mimo else ())),
-            fetches=(*state, *(("ahead_gradient",) if handed else ()), *backward),
-            sums=sums,
+            "gated",
+            starting,
+            ("B_bias", "C_bias", "D", "dt_bias", *(("mimo_x", "mimo_z", "mimo_o") if mimo else ())),
+            handed=handed,
+            summed=summed,
+            inside=(kernels, kernels),
+            fetches=("ahead_gradient",) if handed else (),
         ),
-        *_output_ops("gated", sharded),
+        *output_ops("gated", sharded=sharded),
     )
     return MAMBA3.program(*ops)
 
@@ -177,31 +164,10 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
         statistics |= dict.fromkeys(("ahead", "ahead_gradient"), (dims.batch, PIECES, heads))
         travelling = mamba.head_dim * mamba.state_dim + mamba.num_angles
         carried = handed_storages(dims, heads, num_lanes(groups, dims.cp), travelling)
-    return _common(dims, shapes) | storages(dims.stat_dtype, Column.ACTIVATIONS, statistics) | carried
-
-
-def _input_ops(sharded: bool, *projections: Projection) -> tuple[Op, ...]:
-    return norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *projections, sharded=sharded)
-
-
-def _output_ops(reads: str, sharded: bool, bias: str | None = None) -> tuple[Op, ...]:
-    return (
-        linear("out_proj", reads, "partial" if sharded else "o", "out_proj.weight", bias=bias),
-        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
-        add("residual", ("x", "o"), "out"),
-    )
+    return mixer_storages(dims, shapes, statistics) | carried
 
 
 def _states(dims: Dims, mamba: Mamba2 | Mamba3, heads: int) -> tuple[int, ...]:
     """Shape of the saved states; under CP those of each piece."""
     groups = mamba.num_groups // dims.tp
     return of_pieces(dims, scan_sizes(mamba, dims.batch, piece_positions(dims), heads, groups, dims.dtype.bytes).states)
-
-
-def _common(dims: Dims, shapes: dict[str, tuple[int, ...]]) -> Shapes:
-    own = dict.fromkeys(("normed", "o", "out"), dims.residual)
-    return {
-        **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, **own}),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]}),
-        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
-    }

@@ -1,4 +1,4 @@
-"""E blocks as operations with facts: router, dispatch, chosen experts, combine, shared expert.
+"""Work of the operations of E blocks: router, dispatch, chosen experts, combine, shared expert.
 
 Source: arXiv:2401.04088, section 2.1; arXiv:2401.06066, equation 9 (shared expert).
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from megakernels.facts import Work
 from megakernels.ops.activation.facts import activation
 from megakernels.ops.moe.facts import ROUTE, ExpertSizes, Permutation, routing_work
-from megaplan.blocks.costs import linear_op, mlp, residual_op
-from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.blocks.costs import linear_work, mlp, residual_work
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.moe.tensors import parameters_per_expert
 from megaplan.scalars import GATED
@@ -33,7 +33,7 @@ def expert_sizes(moe: MixtureOfExperts, tokens: int, slots: int, hidden_size: in
     return ExpertSizes(tokens, slots, moe.num_experts // ep, *widths, moe.activation in GATED, moe.bias, itemsize)
 
 
-def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
+def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Works:
     """Router product, dispatch and combine of the rank's own tokens.
 
     Dispatch reads a token's row and writes it k times; combine sums it from k rows; backward moves the same rows in reverse. Rows that
@@ -42,7 +42,7 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
     write k rows that are summed.
     """
     rows, row = moe.top_k, moe.row_width(hidden_size) * load.itemsize
-    sorting: Ops = ()
+    sorting: Works = ()
     travels, rows_and_sum = load.ep * load.etp > 1, (rows + 1) * row
     copies = travels or not load.gathers
     if (travels or load.sorts) and not load.gathers:
@@ -61,7 +61,7 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Ops:
     )
 
 
-def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> Ops:
+def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> Works:
     """One E block, pre-norm and residual included: `top_k` experts per token, and the shared expert.
 
     Every routed row is counted, dropless or not: a capacity factor that drops tokens makes this an upper bound, and skew moves work between
@@ -73,15 +73,15 @@ def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, _variant: 
     weights = parameters_per_expert(moe, hidden_size) // load.etp * (moe.num_experts // load.ep)
     work = bank.row_work() * (moe.top_k * load.etp)
     experts = OpWork("experts", "experts", work, bank, weights, own_tokens=True, is_routed=True)
-    ops = (residual_op(load, PART, hidden_size), *routing(load, moe, hidden_size), experts)
+    ops = (residual_work(load, PART, hidden_size), *routing(load, moe, hidden_size), experts)
     if moe.latent_size is not None:
         ops += (
-            linear_op(load, "latent_down", PART, hidden_size, rows, own_tokens=True),
-            linear_op(load, "latent_up", PART, rows, hidden_size, own_tokens=True),
+            linear_work(load, "latent_down", PART, hidden_size, rows, own_tokens=True),
+            linear_work(load, "latent_up", PART, rows, hidden_size, own_tokens=True),
         )
     if moe.shared_gate:
         ops += (
-            linear_op(load, "shared_gate", PART, hidden_size, 1, own_tokens=True),
+            linear_work(load, "shared_gate", PART, hidden_size, 1, own_tokens=True),
             OpWork("shared gating", PART, activation(hidden_size, load.itemsize, gated=True), own_tokens=True),
         )
     if moe.shared_ffn_hidden_size:

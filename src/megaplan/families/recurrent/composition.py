@@ -1,4 +1,4 @@
-"""R blocks as operations with facts: projections, two convolutions, M²RNN's sequential recurrence, gated norm, output.
+"""Work of the operations of R blocks: projections, two convolutions, M²RNN's sequential recurrence, gated norm, output.
 
 Source: arXiv:2603.14360.
 """
@@ -9,10 +9,10 @@ from megakernels.facts import KernelScratch
 from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
 from megakernels.ops.m2rnn.facts import RecurrenceSizes
 from megakernels.ops.rms_norm.facts import GATED_NORM, gated_norm
-from megaplan.blocks.costs import linear_op, residual_op
+from megaplan.blocks.costs import linear_work, residual_work
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.scratch import lane_of
-from megaplan.blocks.work import Ops, OpWork, Workload
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.recurrent.section import MatrixRecurrence
 
@@ -42,7 +42,7 @@ def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, param
     return run.inside(dims, forward._replace(scratch=starts), backward, sizes.states[1], backward.last, with_starts=False)
 
 
-def recurrent_work(load: Workload, recurrent: MatrixRecurrence, hidden_size: int, _variant: None = None) -> Ops:
+def recurrent_work(load: Workload, recurrent: MatrixRecurrence, hidden_size: int, _variant: None = None) -> Works:
     """One R block, pre-norm and residual included.
 
     `tp` shards the heads; q and k, which serve all of them, are projected on every rank. The recurrence takes one step per position of a
@@ -52,14 +52,14 @@ def recurrent_work(load: Workload, recurrent: MatrixRecurrence, hidden_size: int
     inner = heads * recurrent.value_dim
     recurrence = recurrence_sizes(recurrent, load.sequences, load.positions, heads, size)
     return (
-        residual_op(load, PART, hidden_size),
-        linear_op(load, "qk_proj", PART, hidden_size, shared),
-        linear_op(load, "v_proj", PART, hidden_size, inner),
-        linear_op(load, "forget_proj", PART, hidden_size, heads),
-        linear_op(load, "gate_proj", PART, hidden_size, inner),
+        residual_work(load, PART, hidden_size),
+        linear_work(load, "qk_proj", PART, hidden_size, shared),
+        linear_work(load, "v_proj", PART, hidden_size, inner),
+        linear_work(load, "forget_proj", PART, hidden_size, heads),
+        linear_work(load, "gate_proj", PART, hidden_size, inner),
         OpWork("conv_qk", PART, causal_conv1d(shared, kernel, size), CONVOLUTION),
         OpWork("conv_v", PART, causal_conv1d(inner, kernel, size), CONVOLUTION),
         OpWork("m2rnn", "recurrence", recurrence.work(load.seq_length), recurrence, num_steps=load.seq_length),
         OpWork("gated_norm", PART, gated_norm(inner, 1, size), GATED_NORM),
-        linear_op(load, "out_proj", PART, inner, hidden_size, closes=True),
+        linear_work(load, "out_proj", PART, inner, hidden_size, closes=True),
     )

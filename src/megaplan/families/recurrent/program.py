@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, add, cut, linear, norm, partial_gradient, project
+from megaplan.blocks.ops import BlockProgram, Op, Projection, cut, input_ops, output_ops
 from megaplan.blocks.relay import (
-    ARRIVING,
-    HANDED,
     convolution,
     exchanged_storages,
     handed_storages,
@@ -17,9 +15,8 @@ from megaplan.blocks.relay import (
     piece_positions,
     sums_separately,
 )
-from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
-from megaplan.blocks.storages import Shapes, residual, storages
-from megaplan.columns import Column
+from megaplan.blocks.scratch import inside_storages, scan_op
+from megaplan.blocks.storages import Shapes, mixer_storages, residual
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 from megaplan.families.recurrent.composition import recurrence_inside, recurrence_sizes
@@ -41,11 +38,9 @@ def recurrent_program(
     inner, wide = heads * recurrent.value_dim, dims.wide
     shapes = {name: wide(inner) for name in ("v_proj", "v", "y", "gate", "gated")}
     shapes |= {"qk_proj": wide(2 * keys), "qk": wide(2 * keys), "q": wide(keys), "k": wide(keys), "forget": wide(heads)}
-    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
     handed = dims.cp > 1
     recurrence = recurrence_sizes(recurrent, dims.batch, piece_positions(dims), heads, dims.dtype.bytes)
     statistics = {
-        "rstd": dims.residual[:2],
         "gated_rstd": wide(1),
         "gated_dot": wide(1),
         "states": of_pieces(dims, recurrence.states),
@@ -57,13 +52,7 @@ def recurrent_program(
         carried |= exchanged_storages(dims, "qk", recurrent.conv_kernel, 2 * keys)
         carried |= exchanged_storages(dims, "v", recurrent.conv_kernel, inner)
     inside = recurrence_inside(dims, recurrent, heads, parameters) if dims.kernels else None
-    tensors = {
-        **inside_storages(dims, inside),
-        **carried,
-        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
-        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
-    }
+    tensors = inside_storages(dims, inside) | carried | mixer_storages(dims, shapes, statistics)
     return _program(dims.tp > 1, handed, inside is not None, sums_separately(dims, parameters)), residual(tensors)
 
 
@@ -71,23 +60,13 @@ def recurrent_program(
 def _program(sharded: bool, handed: bool, kernels: bool, summed: bool) -> BlockProgram:
     projections = (("qk_proj", "qk_proj"), ("v_proj", "v_proj"), ("forget_proj", "forget"), ("gate_proj", "gate"))
     inputs = ("q", "k", "v", "forget")
-    state, sums = (HANDED, ARRIVING) if handed else (), ("summed",) if summed else ()
-    forward, backward = (INSIDE,) if kernels and handed else (), (INSIDE_BACKWARD,) if kernels else ()
+    params = ("state_map", "D", "dt_bias", "A_log")
     ops = (
-        norm("norm", "x", "normed", "rstd", "norm.weight"),
-        *project("normed", "gathered", *(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
+        *input_ops(*(Projection(name, made, f"{name}.weight") for name, made in projections), sharded=sharded),
         *convolution("conv_qk", "qk_proj", "qk", ("conv_qk.weight", "conv_qk.bias"), handed=handed),
         cut("split qk", "qk", ("q", "k")),
         *convolution("conv_v", "v_proj", "v", ("conv_v.weight", "conv_v.bias"), handed=handed),
-        Op(
-            "m2rnn",
-            inputs,
-            ("y", "states", *state, *forward),
-            keeps=(*inputs, "states"),
-            params=("state_map", "D", "dt_bias", "A_log"),
-            fetches=(*state, *backward),
-            sums=sums,
-        ),
+        scan_op("m2rnn", inputs, "y", ("states",), params, handed=handed, summed=summed, inside=(kernels and handed, kernels)),
         Op(
             "gated_norm",
             ("y", "gate"),
@@ -96,9 +75,7 @@ def _program(sharded: bool, handed: bool, kernels: bool, summed: bool) -> BlockP
             params=("gated_norm.weight",),
             fetches=("gated_dot",) if sharded else (),  # summed over the group, as the squares are
         ),
-        linear("out_proj", "gated", "partial" if sharded else "o", "out_proj.weight"),
-        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
-        add("residual", ("x", "o"), "out"),
+        *output_ops("gated", sharded=sharded),
     )
     held = frozenset({"qk", "v", "forget", "gate"})  # locals of forward
     return SELECTIVE.program(*ops, held=held)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, add, linear, norm, partial_gradient, project
+from megaplan.blocks.ops import BlockProgram, Op, Projection, input_ops, output_ops
 from megaplan.blocks.relay import exchange, exchanged_storages
-from megaplan.blocks.storages import Shapes, residual, storages
-from megaplan.columns import Column
+from megaplan.blocks.storages import Shapes, mixer_storages, residual
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 from megaplan.families.short_convolution.section import ShortConvolution
@@ -28,14 +27,8 @@ def short_convolution_program(
     """One C block."""
     channels, handed = dims.hidden // dims.tp, dims.cp > 1
     shapes = dict.fromkeys((*PROJECTIONS, "mixed"), dims.wide(channels))
-    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
-    tensors = {
-        **(exchanged_storages(dims, "mixed", short.conv_kernel, channels) if handed else {}),
-        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]}),
-        **storages(dims.dtype, Column.COMMUNICATION, dict.fromkeys(("gathered", partial_gradient("gathered"), "partial"), dims.gathered)),
-    }
-    return _program(short.bias, dims.tp > 1, handed), residual(tensors)
+    carried = exchanged_storages(dims, "mixed", short.conv_kernel, channels) if handed else {}
+    return _program(short.bias, dims.tp > 1, handed), residual(carried | mixer_storages(dims, shapes, {}))
 
 
 @cache
@@ -43,12 +36,9 @@ def _program(bias: bool, sharded: bool, handed: bool) -> BlockProgram:
     projections = (Projection(f"{name}_proj", name, f"{name}_proj.weight", f"{name}_proj.bias" if bias else None) for name in PROJECTIONS)
     params = ("conv.weight", "conv.bias") if bias else ("conv.weight",)
     ops = (
-        norm("norm", "x", "normed", "rstd", "norm.weight"),
-        *project("normed", "gathered", *projections, sharded=sharded),
+        *input_ops(*projections, sharded=sharded),
         *_convolution(params, handed=handed),
-        linear("out_proj", "mixed", "partial" if sharded else "o", "out_proj.weight", bias="out_proj.bias" if bias else None),
-        *((Op("reduce_scatter", ("partial",), ("o",)),) if sharded else ()),
-        add("residual", ("x", "o"), "out"),
+        *output_ops("mixed", sharded=sharded, bias="out_proj.bias" if bias else None),
     )
     return SELECTIVE.program(*ops)
 

@@ -149,7 +149,7 @@ SharedGradient = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
 def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[SharedGradient, tuple[str, ...]]:
-    """Gradients of the embedding; and the sums that wait when a depth's backward begins.
+    """A depth's gradients of the embedding, and the unfinished sums of shared gradients when its backward begins.
 
     A tied head is one parameter with the embedding: the head's backward has begun the sum, the first depth's embedding ends it.
     """

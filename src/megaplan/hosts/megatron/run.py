@@ -51,7 +51,7 @@ class MegatronRun:
         self._parameters: dict[str, Parameters] = {}
 
     def operator_letter(self, layer: int) -> str:
-        """The letter of a layer's operator, that of 16 bits where a low-precision recipe leaves the layer out."""
+        """The letter of a layer's operator; the 16-bit operator's if a low-precision recipe does not cover the layer."""
         own, recipe = LETTERS[self.letters[layer]], self.spec.precision.recipe
         return own if recipe is None or recipe.covers(self.letters[layer], layer, len(self.letters)) else IN_SIXTEEN_BIT[own]
 

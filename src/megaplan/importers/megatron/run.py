@@ -219,7 +219,7 @@ def _graphs(launch: Arguments) -> dict[str, Any]:
     known = [word for word in dict.fromkeys(words) if word in get_args(GraphModule)]
     for word in words:
         if word not in known:
-            launch.cannot("cuda_graph_modules", f"{word} is not priced; those are {', '.join(get_args(GraphModule))}")
+            launch.cannot("cuda_graph_modules", f"{word} is not priced; the modules that are priced: {', '.join(get_args(GraphModule))}")
     return {"cuda_graphs": "layers", **({"cuda_graph_modules": known} if known else {})}
 
 
@@ -229,7 +229,7 @@ def _offload(launch: Arguments) -> dict[str, Any]:
     if launch.given("fine_grained_activation_offloading") and words:
         for word in words:
             if word not in get_args(OffloadModule):
-                launch.cannot("offload_modules", f"{word} is not priced; those are {', '.join(get_args(OffloadModule))}")
+                launch.cannot("offload_modules", f"{word} is not priced; the modules that are priced: {', '.join(get_args(OffloadModule))}")
         found["offload_modules"] = words
     layers = launch.value("cpu_offloading_num_layers")
     if launch.given("cpu_offloading") and layers:
@@ -311,7 +311,7 @@ def _modules(launch: Arguments, modules: Any) -> list[str]:
     named = re.findall(r"[a-z_]+", words)
     for module in named:
         if module not in PRICED_MODULES:
-            launch.cannot("recompute_modules", f"{module} is not priced; those are {', '.join(PRICED_MODULES)}")
+            launch.cannot("recompute_modules", f"{module} is not priced; the modules that are priced: {', '.join(PRICED_MODULES)}")
     return named
 
 

@@ -10,7 +10,7 @@ ranks through the second pieces. Backward runs in reverse.
 
 States are sent in the accumulation dtype, fp32, as within a piece.
 
-Mamba-3's scan is in `megarun.parallel.groups.relay_mamba3`.
+The scans are in `megarun.parallel.groups.relay_scans` and `megarun.parallel.groups.relay_mamba3`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megakernels import (
-    accumulator_dtype,
-    causal_conv1d,
-    conv_pieces,
-    conv_pieces_backward,
-    m2rnn,
-    m2rnn_piece,
-    m2rnn_piece_backward,
-    ssd,
-    ssd_piece,
-    ssd_piece_backward,
-)
-from megaplan.blocks.relay import num_lanes
+from megakernels import accumulator_dtype, causal_conv1d, conv_pieces, conv_pieces_backward
 from megarun.parallel.groups.context import ContextParallel
 
-Given = TypeVar("Given", Tensor, Tensor | None)
-"""Inputs, or their gradients, of which some are not needed."""
 FORWARD, BACKWARD = (0, 1), (1, 0)
 """Order in which a rank processes its two pieces."""
 
@@ -51,24 +37,6 @@ def convolve(cp: ContextParallel, x: Tensor, weight: Tensor, bias: Tensor | None
     if cp.degree == 1:
         return causal_conv1d(x, weight, bias, True, starts)
     y: Tensor = _Convolution.apply(cp, x, weight, bias, starts)  # type: ignore[no-untyped-call]
-    return y
-
-
-def scan(cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], starts: Tensor | None, *inputs: Tensor) -> Tensor:
-    """Mamba-2's scan; `inputs` are x, dt, A_log, B, C, D and dt_bias of `megakernels.ssd`, local tokens each."""
-    if cp.degree == 1:
-        x, dt, A_log, B, C, D, dt_bias = inputs
-        return ssd(x, dt, A_log, B, C, D, dt_bias, chunk_size, starts, dt_limits=dt_limits)
-    y: Tensor = _Scan.apply(cp, chunk_size, dt_limits, starts, *inputs)  # type: ignore[no-untyped-call]
-    return y
-
-
-def recur(cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
-    """The M²RNN recurrence; `inputs` are q, k, v, f, state_map, D, dt_bias and A_log of `megakernels.m2rnn`, local tokens each."""
-    if cp.degree == 1:
-        q, k, v, f, state_map, D, dt_bias, A_log = inputs
-        return m2rnn(q, k, v, f, state_map, D, dt_bias, A_log, save_every, starts)
-    y: Tensor = _Recurrence.apply(cp, save_every, starts, *inputs)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -167,110 +135,6 @@ class _Convolution(torch.autograd.Function):
         return None, grad_x, grad_weight, grad_bias, None
 
 
-class _Scan(torch.autograd.Function):
-    """Saves the inputs and the state at each chunk's start, as the op on full sequences."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], starts: Tensor | None, *inputs: Tensor
-    ) -> Tensor:
-        """See `scan`."""
-        x, keys = inputs[0], inputs[3]
-
-        def compute() -> tuple[Tensor, Tensor]:
-            y = x.new_empty(x.shape)
-            num_states = 2 * -(-x.shape[1] // 2 // chunk_size)
-            states = x.new_empty((x.shape[0], num_states, *x.shape[2:], keys.shape[3]))
-            lanes = num_lanes(keys.shape[2], cp.degree)
-
-            def step(place: int, lane: int, state: Tensor) -> Tensor:
-                own, heads = _scan_part(inputs, place, lane, lanes), lane_slice(x.shape[2], lane, lanes)
-                starts_here = None if starts is None else half(starts, place)
-                made = half(y, place)[:, :, heads], half(states, place)[:, :, heads]
-                return ssd_piece(state, own, starts_here, chunk_size, *made, dt_limits)
-
-            relay_state(cp, FORWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
-            return y, states
-
-        y, states = run_once(compute)
-        ctx.save_for_backward(*inputs, starts, states)
-        ctx.cp, ctx.chunk_size, ctx.dt_limits = cp, chunk_size, dt_limits
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local tokens, and their contribution to those of parameters."""
-        *inputs, starts, states = ctx.saved_tensors
-        cp, x, keys = ctx.cp, inputs[0], inputs[3]
-        gradients = new_gradients(inputs, (0, 1, 3, 4), (0, 1, 3, 4), ctx.needs_input_grad[4:])
-        lanes = num_lanes(keys.shape[2], cp.degree)
-
-        def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
-            heads = lane_slice(x.shape[2], lane, lanes)
-            starts_here = None if starts is None else half(starts, place)
-            return ssd_piece_backward(
-                grad_last,
-                half(gradient, place)[:, :, heads],
-                _scan_part(inputs, place, lane, lanes),
-                starts_here,
-                half(states, place)[:, :, heads],
-                ctx.chunk_size,
-                _scan_part(gradients, place, lane, lanes),
-                ctx.dt_limits,
-            )
-
-        relay_state(cp, BACKWARD, lane_zeros(lanes, x, x.shape[2], x.shape[3], keys.shape[3]), step)
-        return None, None, None, None, *as_inputs(gradients, inputs)
-
-
-class _Recurrence(torch.autograd.Function):
-    """Saves the inputs and the states before each segment and after the last one of a piece."""
-
-    @staticmethod
-    def forward(ctx: Any, cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
-        """See `recur`."""
-        q, v = inputs[0], inputs[2]
-        y = q.new_empty(v.shape)
-        num_states = 2 * (-(-v.shape[1] // 2 // save_every) + 1)
-        shape = v.shape[0], num_states, v.shape[2], q.shape[2], v.shape[3]
-        states = q.new_empty(shape, dtype=accumulator_dtype(q.dtype))
-        lanes = num_lanes(v.shape[2], cp.degree)
-
-        def step(place: int, lane: int, state: Tensor) -> Tensor:
-            own, heads = _recurrence_part(inputs, place, lane, lanes), lane_slice(v.shape[2], lane, lanes)
-            starts_here = None if starts is None else half(starts, place)
-            return m2rnn_piece(state, own, starts_here, save_every, half(y, place)[:, :, heads], half(states, place)[:, :, heads])
-
-        relay_state(cp, FORWARD, lane_zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
-        ctx.save_for_backward(*inputs, starts, states)
-        ctx.cp, ctx.save_every = cp, save_every
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local tokens, and their contribution to those of parameters."""
-        *inputs, starts, states = ctx.saved_tensors
-        cp, q, v = ctx.cp, inputs[0], inputs[2]
-        gradients = new_gradients(inputs, (2, 3), (0, 1, 2, 3), ctx.needs_input_grad[3:])
-        lanes = num_lanes(v.shape[2], cp.degree)
-
-        def step(place: int, lane: int, grad_last: Tensor) -> Tensor:
-            heads = lane_slice(v.shape[2], lane, lanes)
-            starts_here = None if starts is None else half(starts, place)
-            return m2rnn_piece_backward(
-                grad_last,
-                half(gradient, place)[:, :, heads],
-                _recurrence_part(inputs, place, lane, lanes),
-                starts_here,
-                half(states, place)[:, :, heads],
-                ctx.save_every,
-                _recurrence_part(gradients, place, lane, lanes),
-            )
-
-        relay_state(cp, BACKWARD, lane_zeros(lanes, q, v.shape[2], q.shape[2], v.shape[3]), step)
-        return None, None, None, *as_inputs(gradients, inputs)
-
-
 def of_previous(cp: ContextParallel, own: Tensor) -> Tensor:
     """Values of local pieces [B, 2, ...] -> values of the piece before each; zeros before the first of the sequence."""
     return _moved(cp, own, (cp.index - 1, 0), (cp.index + 1, 1) if cp.index + 1 < cp.degree else (cp.index, 0))
@@ -299,29 +163,6 @@ def half(tensor: Tensor, place: int) -> Tensor:
 def lane_slice(count: int, lane: int, lanes: int) -> slice:
     """A lane's heads or groups."""
     return slice(lane * count // lanes, (lane + 1) * count // lanes)
-
-
-def _scan_part(tensors: Sequence[Given], place: int, lane: int, lanes: int) -> list[Given]:
-    """One piece and lane of x, dt, A_log, B, C, D and dt_bias, or of their gradients, as views."""
-    return [None if tensor is None else _of_lane(tensor, place, lane, lanes) for tensor in tensors]
-
-
-def _of_lane(tensor: Tensor, place: int, lane: int, lanes: int) -> Tensor:
-    part = lane_slice(tensor.shape[min(2, tensor.dim() - 1)], lane, lanes)
-    return tensor[part] if tensor.dim() == 1 else half(tensor, place)[:, :, part]
-
-
-def _recurrence_part(tensors: Sequence[Given], place: int, lane: int, lanes: int) -> list[Given]:
-    """One piece and lane of q, k, v, f, state_map, D, dt_bias and A_log, or of their gradients, as views; q and k have no heads."""
-    found: list[Given] = []
-    for index, tensor in enumerate(tensors):
-        if tensor is None or index < 2:
-            found.append(None if tensor is None else half(tensor, place))
-        elif index < 4:
-            found.append(half(tensor, place)[:, :, lane_slice(tensor.shape[2], lane, lanes)])
-        else:
-            found.append(tensor[lane_slice(tensor.shape[0], lane, lanes)])
-    return found
 
 
 def lane_zeros(lanes: int, like: Tensor, num_heads: int, *widths: int) -> list[Tensor]:

@@ -25,7 +25,7 @@ def measured_seconds() -> float:
 
 
 def host_seconds() -> float:
-    """Of a forward alone."""
+    """Host seconds of a forward alone."""
     return host_ns(SPEC, 100_000, 0, DataTimes(0, 0, 0), (60_000_000, 1000), (0, 0)) / SPEC.schedule.microbatches_per_update / 1e9
 
 

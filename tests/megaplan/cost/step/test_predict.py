@@ -1,4 +1,4 @@
-"""What a step takes follows its parts: more work takes longer, degrees divide, overlap hides, and constants are physical."""
+"""The predicted step follows its parts: more work takes longer, degrees divide, overlap hides, and constants are physical."""
 
 from collections import Counter
 from dataclasses import replace
@@ -248,7 +248,7 @@ def test_a_head_in_the_recipes_dtype_is_faster_and_casts():
 
 
 def test_fused_experts_cast_fewer_rows_and_keep_the_activation_to_themselves():
-    """From release 26.06, in mxfp8 under one graph an iteration: of 2 · 2048 + 3 · 768 cast columns the inner 3 · 768 are written so."""
+    """Release 26.06, in mxfp8 under one graph an iteration: of 2 · 2048 + 3 · 768 cast columns the inner 3 · 768 are written so."""
     older, newer, parts = (
         predict_step(step(MOE, "b200", dtype="mxfp8", ep=8, release=release, graphs=graphs)).terms
         for release, graphs in (("26.04", {"full"}), ("26.06", {"full"}), ("26.06", {"moe_router"}))

@@ -1,4 +1,4 @@
-"""What T blocks keep."""
+"""Saved tensors of T blocks."""
 
 from __future__ import annotations
 

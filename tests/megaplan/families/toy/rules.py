@@ -1,4 +1,4 @@
-"""What must fit in `model.toy`."""
+"""Rules of `model.toy`."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def test_torchs_own_workspace_is_of_a_devices_generation(device: str, month: str
 
 @pytest.mark.parametrize("percent", [0, 5, 7])
 def test_the_limits_of_a_split_leave_out_nothing_that_fits(percent: int) -> None:
-    """What torch's allocator loses is rounded down: of the bytes that fit with it none is past the limit."""
+    """Bytes that torch's allocator loses are rounded down: of the bytes that fit with it none is past the limit."""
     spec = spec_of(f"host.fragmentation_percent={percent}")
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, ((0, 8), (8, 16)))

@@ -1,4 +1,4 @@
-"""What `host: {name: megatron}` refuses, at the key that names it."""
+"""Keys that `host: {name: megatron}` refuses, each at the key that names it."""
 
 from collections.abc import Sequence
 

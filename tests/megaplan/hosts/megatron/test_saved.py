@@ -1,4 +1,4 @@
-"""What operators keep, tensor beside tensor: widths add up, heads are shared out, and what two tensors have in common is equal."""
+"""Tensors that operators keep, compared in pairs: widths add up, heads are shared out, and what two tensors have in common is equal."""
 
 from __future__ import annotations
 
@@ -96,6 +96,6 @@ def test_an_activation_is_as_wide_as_its_input_or_half(stage: MegatronStage, gat
 
 @pytest.mark.parametrize("letter", ["*", "-"])
 def test_before_a_dropout_the_operator_has_a_gradient_of_its_own(stage: MegatronStage, letter: str) -> None:
-    """Beside the residual stream's: 16 bit for each of the rank's elements; while one operator runs backward, all that dropout adds."""
+    """The gradient has 16 bit for each of the rank's elements; while one operator runs backward, that is all that dropout adds."""
     plain, dropped = (changed(stage, host__hidden_dropout=chance).run for chance in (0.0, 0.1))
     assert backward_excess(dropped, letter) - backward_excess(plain, letter) == stage.run.boundary_bytes

@@ -1,4 +1,4 @@
-"""What transformer blocks and the loss keep under torchtitan, tensor by tensor, by hand."""
+"""Saved tensors of transformer blocks and of the loss under torchtitan, tensor by tensor, by hand."""
 
 import pytest
 

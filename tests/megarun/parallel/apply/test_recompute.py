@@ -44,7 +44,7 @@ PRODUCTS_AGAIN = {("A", "full"): 3, ("D", "full"): 2, ("M", "selective"): 1, ("R
 
 
 class OpCounter(TorchDispatchMode):
-    """How often each operation runs."""
+    """Number of runs of each operation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class Stream:
 
 
 class Event:
-    """What a stream had run and waited for when the event was recorded."""
+    """Work that a stream had run and waited for when the event was recorded."""
 
     def __init__(self) -> None:
         self.seen: dict[Stream, int] = {}
@@ -61,7 +61,7 @@ class Event:
 
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
-    """For each storage the stream that allocated it and the last use by every stream.
+    """The stream that allocated each storage, and the storage's last use by every stream.
 
     Memory of the computing stream that is freed is handed out again at once: `early` lists what another stream may still use then. The
     reduce-scatter stream waits for the computing one before each of its own allocations.
@@ -111,7 +111,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 
 def _trained(worker: Any, spec: dict[str, Any], memory: Memory) -> Trainer:
-    """Two steps, the shards of the second still there."""
+    """The trainer after two steps; the gradient shards of the second still exist."""
     job: Job = worker.build_job({"spec": spec, "spans": [[0, 5]]})
     trainer = Trainer(job, build_mesh(Spec.model_validate(spec).mesh, CPU))
     with memory:
@@ -141,7 +141,7 @@ def test_shards_are_in_the_computing_stream_and_nothing_is_freed_early(
 def test_outputs_that_are_only_added_would_be_freed_early_there(
     one_process: Any, worker: Any, spec_with: Any, streams: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the runtime does not do: with every output in the computing stream, the check above finds the reads that are not waited for."""
+    """The runtime does not do this: with every output in the computing stream, the check above finds the reads that are not waited for."""
     monkeypatch.setattr(ShardsWhereActivationsWere, "_becomes_shards", lambda *_: True)
     memory = Memory()
     _trained(worker, spec_with({"schedule.num_microbatches": 3}), memory)

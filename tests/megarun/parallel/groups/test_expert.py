@@ -1,4 +1,4 @@
-"""Who owns which experts, and how many rows travel."""
+"""Owners of the experts, and numbers of rows that travel."""
 
 from typing import Any
 

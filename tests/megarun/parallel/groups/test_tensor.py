@@ -1,4 +1,4 @@
-"""What a TP group sends, block by block, and that a group of one sends nothing."""
+"""Tensors that a TP group sends, block by block; a group of one sends nothing."""
 
 from collections import Counter
 from typing import Any
