@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT, SHARED
@@ -85,6 +86,14 @@ class Chunk:
         self.gathered_bytes = self.root.gathered_bytes + self.layers_gathered_bytes
         self.unsharded_bytes: int = self.root.unsharded_bytes + stored.layers_together.unsharded_bytes
         self.shard_bytes: int = self.root.shard_bytes + stored.layers_together.shard_bytes
+        layers_flat = stored.largest_flat_bytes
+        flats = max(self.root.flat_bytes, layers_flat) + layers_flat  # all-gather outputs: a group's, and those of the layer gathered next
+        largest = max(map(add, map(add, self.before, self.choices), [unit.forward_bytes for unit in units]))
+        filling = self.root.gathered_bytes + self.root.casting_bytes
+        self.forward_bound: int = max(largest + self.gathered_bytes + flats + stored.largest_casting_bytes, filling)
+        """Upper bound on the bytes of a forward, without accumulated gradients."""
+        self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + stored.largest_reduction_bytes
+        """Upper bound on the bytes of a reduction: everything before it, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
         self.ties = self.head >= 0 and self.units[self.head].storage is None and self.names[0] == "embedding"
         """True if a tied head and the embedding are one parameter of this chunk, whose gradient has a part from each."""
@@ -212,7 +221,7 @@ class Chunk:
         With MTP the first depth passes on those of embedding and head, and of side embeddings that it uses; for a tied embedding the head's
         part stays, to which its own is added.
         """
-        return [self._lasting(index, unit) for index, unit in enumerate(self.units)]
+        return [0 if unit.layer and not unit.shared else self._lasting(index, unit) for index, unit in enumerate(self.units)]
 
     def _lasting(self, index: int, unit: Unit) -> int:
         if unit.layer:

@@ -156,6 +156,8 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
         kind, index, _, _, _, _, owns_input, states, weight_grads = point
         chunk, state, grads = chunks[index], states[index], weight_grads[index]
         others = _others(chunks, point) + held.at(kind, state)
+        if kind in (FORWARD, REDUCE) and _bound(chunk, kind, state) + others <= most:
+            continue
         if state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
             # a later one has everything of a first one, and earlier gradients
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
@@ -173,6 +175,13 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
     if best is None:
         raise ValueError("a rank without actions has no step")
     return most, *best
+
+
+def _bound(chunk: Chunk, kind: ActionKind, state: ChunkState) -> int:
+    """Upper bound on the bytes of a forward, or reduction, of the chunk."""
+    if kind is REDUCE:
+        return chunk.reduce_bound
+    return chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
 
 
 def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:

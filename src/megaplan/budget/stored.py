@@ -44,6 +44,9 @@ class SlotStorage(NamedTuple):
         root: The slot's own group.
         layers_together: The groups of all layers.
         pools: Bytes of its groups in FSDP2's streams.
+        largest_flat_bytes: The largest all-gather output of a layer.
+        largest_reduction_bytes: The largest buffers of a reduction.
+        largest_casting_bytes: Most bytes in addition to gathered parameters while they are filled from casts.
         adamw_shard_bytes: Gradient shards of groups, its own and layers', without tensors of Muon.
         attends: True if any block needs rotary tables.
         whole_parameters: Elements of the whole tensors, copies included.
@@ -67,6 +70,9 @@ class SlotStorage(NamedTuple):
     root: GroupBytes
     layers_together: GroupBytes
     pools: GroupPools
+    largest_flat_bytes: int
+    largest_reduction_bytes: int
+    largest_casting_bytes: int
     adamw_shard_bytes: int
     attends: bool
     whole_parameters: int
@@ -232,6 +238,7 @@ class StoredState:
         outside = sorted([(name, storage.both) for name, storage, layer in blocks if not layer and name in runs], key=_by_place)
         root = together([*copies, *[group for _, group in outside]])
         groups = [storage.both for _, storage, layer in blocks if layer]
+        running = [root, *groups, *[group for _, group in outside]]
         held = [self._named[name] for name in slot.blocks]
         families = Counter([block.family for block in held])
         return SlotStorage(
@@ -245,6 +252,9 @@ class StoredState:
             root=root,
             layers_together=together(groups),
             pools=group_pools(root, [storage for _, storage, layer in blocks if layer], ahead=self._ahead),
+            largest_flat_bytes=max(map(attrgetter("flat_bytes"), groups), default=0),
+            largest_reduction_bytes=max(map(attrgetter("reduction_bytes"), running)),
+            largest_casting_bytes=max(map(attrgetter("casting_bytes"), running[1:]), default=0),
             adamw_shard_bytes=_by_adamw(blocks, root),
             attends=not families.keys().isdisjoint(ATTENDING) or (has_mtp and self._attends_ahead),
             whole_parameters=_total(held, "elements"),

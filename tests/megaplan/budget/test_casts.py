@@ -95,7 +95,8 @@ def test_a_banks_first_gradients_are_cast_one_after_another(params: str, grads: 
 def test_without_a_pipeline_a_bank_is_reduced_before_the_rest_of_its_layer_s_backward(later: bool, hybrid: Callable[..., Spec]) -> None:
     """Then its shards and, with replicas, their sums replace its gradients, and the reduction's input its gathered parameters."""
     gone = {f"model.{section}": None for section in ("attention", "mamba", "recurrent", "mlp")}
-    spec = hybrid({"model.pattern": "E", "model.features": {}, **gone, "mesh": {"dp_shard": 2, "dp_replicate": 2}})
+    many_tokens = {"model.moe.ffn_hidden_size": 8, "batch.micro_batch_size": 4, "batch.seq_length": 512}
+    spec = hybrid({"model.pattern": "E", "model.features": {}, **gone, **many_tokens, "mesh": {"dp_shard": 2, "dp_replicate": 2}})
     inventory = build_inventory(spec)
     (chunk,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 10)]))
     index = chunk.names.index("layers.9")  # the first to run backward: nothing of another layer's reduction is left
