@@ -13,8 +13,8 @@ from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import (
+    boundary_bytes,
     every_stage_bytes,
     further_loss_bytes,
     input_bytes,
