@@ -183,7 +183,7 @@ def reducing_backward_points(chunk: Chunk, *, later: bool) -> Iterator[Peak]:
             yield chunk.peak(index, experts.point, gradients, gathered + own, carried)
             gradients += experts.left
         gradients += chunk.lasting[index]
-        if after is None:
+        if after is None or unit.storage is None:
             continue
         gathered -= 0 if fetches else unit.gathered_bytes
         passed = chunk.passed_bytes(index) if index else 0

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from itertools import product
 from typing import Any
 
 import pytest
 
 from megaplan.budget import step
-from megaplan.budget.actions import forward_peak
+from megaplan.budget.actions import accumulating_backward_peak, forward_peak, reducing_backward_peak
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.tape import reduction
@@ -16,7 +17,7 @@ from megaplan.hosts.megarun.group_bytes import GroupBytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules.registry import SPLIT_BACKWARD
-from megaplan.schedules.states import FORWARD, UNTOUCHED, RankState
+from megaplan.schedules.states import BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, REDUCE, UNTOUCHED, RankState
 from megaplan.spec.models import Spec
 
 SCHEDULES = [
@@ -55,7 +56,7 @@ def test_nothing_larger_is_passed_over(
     budget_of: Callable[..., Budget],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of every rank, where a reduction is the largest (a wide MLP, one short row) too.
+    """Of every rank, where a reduction is the largest (a wide MLP, one short row) too; no forward or reduction is above its bound.
 
     The cells of every point, not only of the largest, sum to what is alive, and none is negative.
     """
@@ -72,6 +73,10 @@ def test_nothing_larger_is_passed_over(
             assert sum(cells.values()) == peak.total + others, point
             assert min(cells.values()) >= 0, (point, cells)
             largest = max(largest, peak.total + others)
+            if point.kind is FORWARD:
+                assert peak.total <= chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0), point
+            elif point.kind is REDUCE:
+                assert peak.total <= chunk.reduce_bound, point
             checked.append(point)
         most = found(chunks, points, held, workspace)
         assert most.total == largest == sum(most.cells.values())
@@ -157,6 +162,32 @@ def test_the_next_layer_s_gather_is_in_flight_only_where_it_is_gathered_ahead(pa
         assert chunk.next_flats == [0 if layer is None else chunk.units[layer].flat_bytes for layer in following]
         one, other = forward_peak(chunk, UNTOUCHED), forward_peak(ahead, UNTOUCHED)
         assert 0 < other.total - one.total <= max(unit.flat_bytes for unit in chunk.units)
+
+
+@pytest.mark.parametrize("mesh", [{"pp": 2, "dp_shard": 2}, {"dp_shard": 2, "ep": 2}], ids=str)
+def test_blocks_keep_a_segment_for_every_setting(mesh: dict[str, int], hybrid: Callable[..., Spec]) -> None:
+    """Chunks that share blocks, as those of a search do, have the peaks of chunks whose blocks have no segments yet."""
+    spec = hybrid({"mesh": mesh, "model.features": {}, "batch.micro_batch_size": 1, "batch.seq_length": 16})
+    inventory = build_inventory(spec)
+    spans = [(0, 5), (5, 10)] if "pp" in mesh else [(0, 10)]
+    for chunk in slot_chunks(spec, inventory, build_layout(spec, inventory, spans)):
+        found = set()
+        for reshard, in_place, replicated, ahead in product((False, True), repeat=4):
+            shared = copy(chunk)
+            shared.policy = chunk.policy._replace(reshard=reshard, in_place=in_place, replicated=replicated, gathers_ahead=ahead)
+            alone = copy(shared)
+            alone.units = tuple(unit._replace(segments={}) for unit in chunk.units)
+            for state in (UNTOUCHED, FORWARDED, FORWARD_AFTER_BACKWARD, BACKWARDED):
+                found.add(forward_peak(shared, state).total)
+                assert forward_peak(shared, state) == forward_peak(alone, state)
+                if chunk.policy.pipelined:
+                    found.add(accumulating_backward_peak(shared, state).total)
+                    assert accumulating_backward_peak(shared, state) == accumulating_backward_peak(alone, state)
+                else:
+                    later = state is not UNTOUCHED
+                    found.add(reducing_backward_peak(shared, later=later).total)
+                    assert reducing_backward_peak(shared, later=later) == reducing_backward_peak(alone, later=later)
+        assert len(found) > 8
 
 
 def test_a_reduction_holds_its_input_and_its_output() -> None:
