@@ -46,37 +46,36 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
     fresh = state is UNTOUCHED or not policy.pipelined
     frees, ahead = policy.reshard, policy.gathers_ahead
     gathers = fresh or (frees and state is not BACKWARDED)
-    key = gathers, frees, ahead
-    before, choices, first_layer = chunk.before, chunk.choices, chunk.first_layer if absent else -1
+    key, before, choices, first_layer = (gathers, frees, ahead), chunk.before, chunk.choices, chunk.first_layer
+    next_flats = chunk.next_flats if gathers and ahead else None
     gathered = root.gathered_bytes + (0 if gathers else chunk.layers_gathered_bytes)
     flat = root.flat_bytes if fresh else 0  # the output of the group gathered last is freed when the next one's has been copied out
-    best, index, point, communication = -1, 0, None, 0
-    for position, unit in enumerate(chunk.units):
+    missing = absent if first_layer >= 0 else 0
+    best = -1
+    found: tuple[int, Point, int, int, int] | None = None
+    for index, unit in enumerate(chunk.units):
         gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)
-        level = before[position] + gathered
+        level, choice = before[index] + gathered, choices[index]
         if gather is not None:
-            total = level + flat + choices[position] + gather.size - (absent if position == first_layer else 0)
+            total = level + flat + choice + gather.size - missing
             if total > best:
-                best, index, point, communication = total, position, gather, gathered + flat
+                best, found = total, (index, gather, gathered + flat, choice, missing)
             flat = own_flat
-        elsewhere = flat if gathers else 0
-        if ahead and gathers:
-            elsewhere += chunk.next_flats[position]
-        total = level + elsewhere + run.size + (0 if unit.takes_choice else choices[position]) - (absent if position < first_layer else 0)
+        if index == first_layer:
+            missing = 0
+        in_flight = flat if next_flats is None else flat + next_flats[index]
+        choice = 0 if unit.takes_choice else choice  # counted as its own
+        total = level + in_flight + run.size + choice - missing
         if total >= best:
-            best, index, point, communication = total, position, run, gathered + elsewhere
+            best, found = total, (index, run, gathered + in_flight, choice, missing)
         gathered += left
     gradients = chunk.held(state, weight_grads=weight_grads)[0]
-    if fresh and root.casting_bytes + root.gathered_bytes - absent > best:  # before any unit runs
-        gathered = root.casting_bytes + root.gathered_bytes
+    filled = root.casting_bytes + root.gathered_bytes
+    if found is None or (fresh and filled - absent > best):  # before any unit runs
         where = "gathering of the slot's own parameters"
-        return Peak(gradients + gathered - absent, where, -1, None, (), gradients, gathered, 0, absent)
-    if point is None:
-        raise ValueError("a chunk without units has no forward")
-    gathering = point.live is None
-    held = choices[index] if gathering or not chunk.units[index].takes_choice else 0
-    less = absent if index < first_layer or (gathering and index == first_layer) else 0
-    return chunk.peak(index, point, gradients, communication, held, less)
+        return Peak(gradients + filled - absent, where, -1, None, (), gradients, filled, 0, absent)
+    index, point, communication, choice, missing = found
+    return chunk.peak(index, point, gradients, communication, choice, missing)
 
 
 def _forward(unit: Unit, key: tuple[bool, bool, bool]) -> ForwardSegment:
