@@ -1,6 +1,6 @@
-"""One chunk of a rank: its blocks in execution order, the bytes that they keep together, and the peaks of running it.
+"""One chunk of a rank: its blocks in execution order, the bytes that they keep together, and the parts of a peak of running it.
 
-A peak is a sum of five parts, so that its cells and its total cannot differ: bytes kept by the blocks before, the running block's own
+A peak (`megaplan.budget.actions`) is a sum of five parts, so that its cells and its total cannot differ: bytes kept by the blocks before, the running block's own
 point, and the gradients, communication buffers and other activations that are allocated then.
 """
 
