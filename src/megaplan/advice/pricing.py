@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
-from megaplan.budget.reserve import device_budget
+from megaplan.budget.values import device_budget
 from megaplan.errors import MegaplanError, Severity
 from megaplan.exploration.evaluate import Side
 from megaplan.inventory.tensors import Inventory

@@ -1,27 +1,25 @@
-"""One chunk of a rank: its blocks in execution order, the bytes that they keep together, and the peaks of running it.
+"""One chunk of a rank: its blocks in execution order, the bytes that they keep together, and the parts of a peak of running it.
 
-A peak is a sum of five parts, so that its cells and its total cannot differ: bytes kept by the blocks before, the running block's own
-point, and the gradients, communication buffers and other activations that are allocated then.
+A peak (`megaplan.budget.actions`) is a sum of five parts, so that its cells and its total cannot differ: bytes kept by the
+blocks before, the running block's own point, and the gradients, communication buffers and other activations that are allocated then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT, SHARED
-from megaplan.budget.all_gathers import AllGathers, all_gathers, backward_gathers
-from megaplan.budget.experts import points_around_experts
 from megaplan.budget.stored import SlotStorage
+from megaplan.budget.tape import NOTHING_AHEAD, Ahead, Point
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.depths import depth_sums
-from megaplan.hosts.megarun.program import LiveSet
-from megaplan.hosts.megarun.storage import BlockStorage
+from megaplan.hosts.megarun.group_bytes import GroupBytes
 from megaplan.schedules.actions import ActionKind
 from megaplan.schedules.states import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
@@ -104,7 +102,7 @@ class Chunk:
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss instead
         self.received_from = self._received_from()
         self.backward_extra = self._backward_extra()
-        self.waiting_from: Sequence[int] = ()  # if W runs later, bytes that units from each one on leave to it
+        self.waiting_from = [0] * len(units)  # if W runs later, bytes that units from each one on leave to it
 
     @cached_property
     def first_layer(self) -> int:
@@ -124,10 +122,9 @@ class Chunk:
 
     def peak_cells(self, peak: Peak, others: int = 0) -> dict[Column, int]:
         """The parts of a peak by column, which sum to its total, and the bytes that `others` microbatches keep."""
-        more = peak.before - self.before[peak.unit] + peak.activations
-        cells = self._kept(others, peak.unit, more + self.output_bytes * others)
-        if peak.point is not None:
-            self.units[peak.unit].block.add_to(cells, peak.point, peak.params)
+        cells = self._kept(others, max(peak.unit, 0), peak.activations + self.output_bytes * others)
+        if peak.live is not None:
+            self.units[peak.unit].block.add_to(cells, peak.live, peak.params)
         cells[GRADIENTS] += peak.gradients
         cells[COMMUNICATION] += peak.communication
         cells[WORKSPACE] -= peak.absent
@@ -153,107 +150,53 @@ class Chunk:
         kept = not self.policy.reshard or state is BACKWARDED
         return gradients, self.gathered_bytes if kept else self.root.gathered_bytes
 
-    def backward(self, index: int, gradients: int, gathered: int, *, accumulates: bool, fetches: bool) -> Peak:
-        """The largest point of a unit's backward.
-
-        Args:
-            index: Index of the unit.
-            gradients: Allocated gradients without its own.
-            gathered: Gathered parameters of layers, its own included.
-            accumulates: True if gradients are added in place to those of a microbatch before.
-            fetches: True if layers are gathered again for it.
-        """
-        block, bank = self.units[index].block, self.units[index].bank
-        point, size = (block.accumulating, block.accumulating_bytes) if accumulates else (block.backward, block.backward_bytes)
-        if bank is not None and not (self.policy.pipelined and self.policy.in_place):  # later gathers follow its gradients
-            point, size = bank.made
-        if not fetches:
-            return self._running(index, point, (gradients, gathered), accumulates=accumulates, size=size)
-        points = block.part.replay.backward
-        prefetched = self.prefetched(index)
-        if self.names[index] == "head":  # the last layer is fetched only when the loss has run backward
-            fetched = {point.op: 0 if point.op == "cross_entropy" else prefetched for point in points}
-            found = [self._running(index, point, (gradients, gathered + fetched[point.op]), accumulates=accumulates) for point in points]
-            peak = max(found, key=lambda peak: peak.total)
-        elif bank is None:
-            peak = self._running(index, point, (gradients, gathered + prefetched), accumulates=accumulates, size=size)
-        else:
-            peak = self._around_bank(index, (gradients, gathered), accumulates=accumulates)
-        for point, communication in backward_gathers(self.units[index], self._storage_before(index), self.names[index], gathered):
-            where = f"gathering of {self.names[index]}"
-            params = () if accumulates else point.params
-            found_peak = self.unit_peak(index, where, point, params, (gradients, communication), self.backward_extra[index])
-            peak = max(peak, found_peak, key=lambda peak: peak.total)
-        return peak
-
-    def _around_bank(self, index: int, held: tuple[int, int], *, accumulates: bool) -> Peak:
-        """The peak of the backward of a layer that gathers experts: in flight until their operation, then the next layer is."""
-        block, bank, storage = self.units[index].block, self.units[index].bank, self.units[index].storage
-        if bank is None or storage is None:
-            raise ValueError(f"{self.names[index]} has no experts")
-        early, behind = (bank.early, bank.early_bytes), (bank.during, bank.during_bytes)
-        if self.policy.pipelined and self.policy.in_place:  # the bank's gradients stay until the backward has ended
-            early, behind = points_around_experts(block, accumulates=accumulates)
-        gradients, gathered = held
-        fetching = gradients, gathered - storage.experts.gathered_bytes + storage.experts.flat_bytes
-        before = self._running(index, early[0], fetching, accumulates=accumulates, size=early[1])
-        after = self._running(index, behind[0], (gradients, gathered + self.prefetched(index)), accumulates=accumulates, size=behind[1])
-        return max(before, after, key=lambda peak: peak.total)
-
-    def _running(self, index: int, point: LiveSet, held: tuple[int, int], *, accumulates: bool, size: int | None = None) -> Peak:
-        params = point.new_params if accumulates else point.params
-        return self.unit_peak(index, f"backward of {self.names[index]}", point, params, held, self.backward_extra[index], size)
-
-    def unit_peak(
-        self,
-        index: int,
-        where: str,
-        point: LiveSet,
-        params: tuple[str, ...],
-        held: tuple[int, int],
-        activations: int = 0,
-        size: int | None = None,
-    ) -> Peak:
-        """A point of a unit; the slot's own parameters are gathered throughout.
-
-        Args:
-            index: Index of the unit.
-            where: Description.
-            point: Point of the unit.
-            params: Parameter gradients of the point that count.
-            held: Other gradients, and communication.
-            activations: Further activations.
-            size: Allocated bytes of the unit, if known.
-        """
-        unit = self.units[index]
-        size = unit.block.point_bytes(point, params) if size is None else size
-        before, gradients = self.before[index] + unit.input_bytes, held[0]
-        communication = held[1] + self.root.gathered_bytes
-        total = before + size + gradients + communication + activations
-        return new(Peak, (total, where, index, before, point, params, gradients, communication, activations, 0, 0))
-
-    def after_backward(self, index: int, where: str, gradients: int, communication: int, activations: int) -> Peak:
-        """Point after a unit's backward: bytes that the units before keep, and `activations`, which include the gradient of its input."""
-        before = self.before[index]
-        total = before + gradients + communication + activations
-        return new(Peak, (total, where, index, before, None, (), gradients, communication, activations, 0, 0))
+    def peak(self, index: int, point: Point, gradients: int, communication: int, activations: int, absent: int = 0) -> Peak:
+        """A point of a unit's segment on top of a level: bytes that the units before keep, and the given ones."""
+        size, where, live, params, own_gradients, own_communication, own_activations = point
+        total = self.before[index] + size + gradients + communication + activations - absent
+        gradients, communication, activations = gradients + own_gradients, communication + own_communication, activations + own_activations
+        return new(Peak, (total, where.format(self.names[index]), index, live, params, gradients, communication, activations, absent, 0))
 
     def idle_peak(self, where: str, gradients: int, communication: int, activations: int = 0) -> Peak:
         """Point without microbatches of the chunk, except for these activations."""
         total = gradients + communication + activations
-        return Peak(total, where, 0, 0, None, (), gradients, communication, activations)
+        return Peak(total, where, 0, None, (), gradients, communication, activations)
 
-    def prefetched(self, index: int) -> int:
-        """The all-gather output of the layer before, in flight while a unit's backward runs."""
-        storage = self._storage_before(index)
-        return 0 if storage is None else storage.dense.flat_bytes
+    @cached_property
+    def ahead(self) -> list[Ahead]:
+        """For each unit, the all-gather of the layer before, which its backward begins."""
+        found, last = [], NOTHING_AHEAD
+        for unit in self.units:
+            found.append(last)
+            if unit.layer and unit.storage is not None:
+                dense = unit.storage.dense
+                last = Ahead(dense.flat_bytes, dense.flat_bytes + dense.sent_bytes if dense.sent_bytes else 0)
+        return found
 
-    def _storage_before(self, index: int) -> BlockStorage | None:
-        """Storage of the layer that a unit's backward gathers ahead; None if there is none."""
-        before = index - 1
-        while before >= 0 and not self.units[before].layer:
-            before -= 1
-        return self.units[before].storage if before >= 0 and self.units[before].layer else None
+    @cached_property
+    def next_flats(self) -> list[int]:
+        """For each unit, the all-gather output of the next layer."""
+        found, following = [], 0
+        for unit in reversed(self.units):
+            found.append(following)
+            following = unit.flat_bytes if unit.layer else following
+        return found[::-1]
+
+    def groups(self) -> Iterator[tuple[str, GroupBytes]]:
+        """Its groups by name: its own, then its layers' and their experts'."""
+        yield "the slot's own parameters", self.root
+        for name, unit in zip(self.names, self.units, strict=True):
+            if unit.layer and unit.storage is not None:
+                yield name, unit.storage.dense
+                yield f"{name}.experts", unit.storage.experts
+
+    @property
+    def reduced_groups(self) -> list[GroupBytes]:
+        """Its groups in the order in which they are reduced."""
+        groups = [group for _, group in self.groups() if group.reduce_bytes]
+        if not self.policy.pipelined:  # a layer's experts inside its backward, then the layer, and the slot's own when all are done
+            groups.reverse()
+        return groups
 
     def passed_bytes(self, index: int) -> int:
         """Gradients that a layer's backward passes on: of the stream, and of the norm that it shares with the layer before.
@@ -271,13 +214,16 @@ class Chunk:
         name = self.names[index]
         return depth_sums(self.units[index - 1].block.part) if name.startswith("mtp.") and name != "mtp.0" else 0
 
-    def lasting(self, index: int) -> int:
-        """Gradients of the slot's own parameters that stay after a unit; none for a layer, which has its own group.
+    @cached_property
+    def lasting(self) -> list[int]:
+        """Gradients of the slot's own parameters that stay after each unit; none for a layer, which has its own group.
 
         With MTP the first depth passes on those of embedding and head, and of side embeddings that it uses; for a tied embedding the head's
         part stays, to which its own is added.
         """
-        unit = self.units[index]
+        return [0 if unit.layer and not unit.shared else self._lasting(index, unit) for index, unit in enumerate(self.units)]
+
+    def _lasting(self, index: int, unit: Unit) -> int:
         if unit.layer:
             return sum([unit.block.gradients[name] for name in unit.shared])
         if self.has_mtp and self.names[index] in self.passed_on:
@@ -306,20 +252,6 @@ class Chunk:
                 cells[column] += kept
                 cells[ACTIVATIONS] -= kept
         return cells
-
-    @cached_property
-    def first_gathers(self) -> AllGathers:
-        """All-gathers of a forward that gathers the slot's own group first."""
-        return all_gathers(self.units, self.root.flat_bytes, ahead=self.policy.gathers_ahead)
-
-    @cached_property
-    def later_gathers(self) -> AllGathers:
-        """All-gathers of a forward that finds it gathered; the last forward's end has freed the group gathered last."""
-        return all_gathers(self.units, 0, ahead=self.policy.gathers_ahead)
-
-    def choice_bytes(self, index: int) -> int:
-        """The choice that the stage holds throughout a unit's forward; a layer that takes it over counts it as its own."""
-        return 0 if self.units[index].takes_choice else self.choices[index]
 
     def _choices(self) -> list[int]:
         found, held = [], 0

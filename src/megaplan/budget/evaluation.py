@@ -9,13 +9,12 @@ from typing import NamedTuple
 from megaplan.blocks.dims import Dims
 from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.equal_ranks import EqualRanks
-from megaplan.budget.experts import expert_points
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.boundaries import boundary_bytes
 from megaplan.hosts.megarun.buffers import (
+    boundary_bytes,
     every_stage_bytes,
     further_loss_bytes,
     input_bytes,
@@ -77,9 +76,8 @@ class Evaluated:
         if unit is None:
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
             has_experts = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
-            bank = expert_points(sums) if has_experts else None
             shared = shared_names(sums.gradients) if self.family is Outside.MTP else ()
-            unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, bank, shared)
+            unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, has_experts, shared)
             if policy.splits_backward and self.splits:
                 unit = split_unit(unit, in_place=policy.in_place, owns_input=owned)
             self._units[key] = unit

@@ -11,10 +11,9 @@ from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.peaks import WORK_OF_STAGE, StageSpans
 from megaplan.budget.rank import Persistent, rank_cells
-from megaplan.budget.reserve import device_budget
 from megaplan.budget.reserved import reserving
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
-from megaplan.budget.values import Budget, KeptBytes, RankBudget, StageBudget
+from megaplan.budget.values import Budget, KeptBytes, RankBudget, StageBudget, device_budget
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.tensors import Inventory

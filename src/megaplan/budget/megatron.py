@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from megaplan.budget.equal_ranks import EqualRanks, all_offsets, runs_between
 from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, StageSpans
-from megaplan.budget.reserve import device_budget
-from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked
+from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked, device_budget
 from megaplan.columns import Basis, Column, Phase
 from megaplan.hosts.megatron.chunks import chunk, recomputed_groups
 from megaplan.hosts.megatron.pattern import MTP, count, operators

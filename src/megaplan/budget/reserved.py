@@ -21,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.reduction import reduced_groups
 from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage
 from megaplan.budget.values import ACTIVATIONS, FEATURES, OVERHEAD, ROUTING, Cells
@@ -70,7 +69,7 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
     if expandable:
         requests, live = _last_requests(chunks[0], separate=lasting > 0, later=num_reductions > 1)
         return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, 0, EXPANDABLE_SHARE, requests, live, False))
-    groups = list(chain.from_iterable([reduced_groups(chunk) for chunk in chunks]))
+    groups = list(chain.from_iterable([chunk.reduced_groups for chunk in chunks]))
     if passing and not replicated:
         passing = _own_segments([group.reduced_bytes for group in groups])
     left = max([size for chunk in chunks for unit in chunk.units for size, *_ in unit.block.part.tensors.values()], default=0)

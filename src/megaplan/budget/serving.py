@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.budget.reserve import device_budget
-from megaplan.budget.values import ServingBudget
+from megaplan.budget.values import ServingBudget, device_budget
 from megaplan.families.family import ServingState
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory

@@ -15,9 +15,8 @@ from itertools import accumulate
 
 from megaplan.blocks.ops import INPUT as INPUT_NAME
 from megaplan.blocks.ops import OUTPUT
-from megaplan.budget.casts import accumulating_backward_peak
+from megaplan.budget.actions import accumulating_backward_peak
 from megaplan.budget.chunk import Chunk, ChunkPolicy
-from megaplan.budget.experts import expert_points
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, SplitUnit, Unit
 from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
@@ -76,8 +75,7 @@ class SplitBackwardChunk(Chunk):
         """The largest point of I; tensors that wait for W in the units above the running one are among its activations."""
         peak = accumulating_backward_peak(self.input_half, state)
         late = self.late_bytes if weight_grads else 0
-        waiting = self._waiting_below[-1] - self._waiting_below[peak.unit] - self._received if peak.point is None else 0
-        return peak._replace(total=peak.total + late + waiting, gradients=peak.gradients + late, activations=peak.activations + waiting)
+        return peak._replace(total=peak.total + late, gradients=peak.gradients + late)
 
     def weight_peak(self, *, weight_grads: bool, owns_input: bool = False) -> Peak:
         """The largest point of W.
@@ -103,7 +101,7 @@ class SplitBackwardChunk(Chunk):
                 total = before + size - received + gradients
                 if total > best.total:
                     where = f"W of {self.names[index]}"
-                    best = Peak(total, where, index, before, point, point.params, gradients, 0, -received)
+                    best = Peak(total, where, index, point, point.params, gradients, 0, -received)
                 done += kept
         return best
 
@@ -113,15 +111,15 @@ class SplitBackwardChunk(Chunk):
             half, cells = self._halves[peak.unit], self._kept(others, 0, self.output_bytes * others)
             for column, size in self._waiting(0, peak.unit).items():
                 cells[column] += size
-            if half is not None and peak.point is not None:
-                half.halves.inputs.add_to(cells, peak.point, peak.params)
+            if half is not None and peak.live is not None:
+                half.halves.inputs.add_to(cells, peak.live, peak.params)
             cells[ACTIVATIONS] += peak.activations
             cells[GRADIENTS] += peak.gradients
             return cells
         if kind is not INPUT:
             return self.peak_cells(peak, others)
         cells = self.input_half.peak_cells(peak, others)
-        for column, size in self._waiting(peak.unit + (peak.point is not None), len(self.units)).items():
+        for column, size in self._waiting(peak.unit + (peak.live is not None), len(self.units)).items():
             if column is not ACTIVATIONS:
                 cells[column] += size
                 cells[ACTIVATIONS] -= size
@@ -167,9 +165,9 @@ def split_unit(unit: Unit, *, in_place: bool, owns_input: bool) -> Unit:
     block = halves.inputs
     input_half = unit._replace(
         block=block,
-        bank=expert_points(block) if unit.has_experts else None,
         unsharded_bytes=unit.unsharded_bytes - late,
         backward_bytes=block.backward_bytes + unit.input_bytes,
         accumulating_bytes=block.accumulating_bytes + unit.input_bytes,
+        segments={},
     )
     return unit._replace(split=SplitUnit(halves, input_half, late))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from megaplan.budget.casts import accumulating_backward_peak
+from megaplan.budget.actions import accumulating_backward_peak, forward_peak, reduce_peak, reducing_backward_peak
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.forward import forward_peak
-from megaplan.budget.reduction import reduce_peak, reducing_backward_peak
 from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
@@ -97,8 +95,8 @@ def step_peak(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldBy
 
 def _before_products(chunk: Chunk, point: RankState, peak: Peak) -> bool:
     first_forward = point.kind is FORWARD and all(state is UNTOUCHED for state in point.states)
-    gathers = peak.point is None and peak.unit == chunk.first_layer
-    return first_forward and (gathers or peak.unit < chunk.first_layer)
+    gathers = peak.live is None and peak.unit == chunk.first_layer
+    return first_forward and (gathers or peak.unit < max(chunk.first_layer, 0))
 
 
 def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, RankState, Peak]) -> StepPeak:
@@ -131,7 +129,7 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
 def other_pool_bytes(chunk: Chunk, point: RankState, peak: Peak) -> int:
     """The part of a running chunk's point in the pools of FSDP2's streams: the all-gather ahead, and shards made there."""
     policy, kind, state = chunk.policy, point.kind, point.states[point.chunk]
-    gathers = chunk.prefetched(peak.unit) if policy.reshard and kind in (BACKWARD, INPUT) and peak.point is not None else 0
+    gathers = chunk.ahead[peak.unit].flat_bytes if policy.reshard and kind in (BACKWARD, INPUT) and peak.live is not None else 0
     if not policy.separate_shards:
         return gathers
     if kind is REDUCE or (state > FORWARDED and not policy.pipelined):
@@ -154,19 +152,12 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
     """Bytes at the peak, the rank's state there, and the running chunk's peak; `absent` bytes do not exist before the first product."""
     most, best = -1, None
     peaks: dict[tuple[ActionKind, int, ChunkState, bool, bool], Peak] = {}
-    only_backwards = len(chunks) == 1
     for point in points:
         kind, index, _, _, _, _, owns_input, states, weight_grads = point
         chunk, state, grads = chunks[index], states[index], weight_grads[index]
-        backward = kind not in (FORWARD, REDUCE)
-        if only_backwards and not backward:  # backwards come first
-            if _ceiling(chunk, points, held) <= most:
-                break
-            only_backwards = False
-        others = _others(chunks, point)
-        if not backward and _bound(chunk, kind, state) + others + held.gradient_bytes + held.output_bytes <= most:
+        others = _others(chunks, point) + held.at(kind, state)
+        if kind in (FORWARD, REDUCE) and _bound(chunk, kind, state) + others <= most:
             continue
-        others += held.at(kind, state)
         if state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
             # a later one has everything of a first one, and earlier gradients
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
@@ -191,13 +182,6 @@ def _bound(chunk: Chunk, kind: ActionKind, state: ChunkState) -> int:
     if kind is REDUCE:
         return chunk.reduce_bound
     return chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0)
-
-
-def _ceiling(chunk: Chunk, points: Sequence[RankState], held: HeldBySchedule) -> int:
-    """Upper bound on the bytes of everything but a backward on a rank with this chunk alone."""
-    others = max([point.in_flight[0] * chunk.saved_bytes + point.waiting[0] * chunk.waiting_bytes for point in points])
-    forward = chunk.forward_bound + chunk.unsharded_bytes + others - chunk.saved_bytes
-    return max(forward, chunk.reduce_bound) + held.gradient_bytes + held.output_bytes
 
 
 def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, weight_grads: bool, owns_input: bool) -> Peak:

@@ -17,7 +17,6 @@ from megaplan.budget.chunk import ChunkPolicy
 from megaplan.budget.equal_ranks import all_offsets, equal_runs
 from megaplan.budget.evaluation import Evaluated, Evaluation, SlotParts
 from megaplan.budget.megarun import held_by_schedule, schedule_counts
-from megaplan.budget.reserve import device_budget
 from megaplan.budget.step import StepPeak, step_peak
 from megaplan.budget.stored import RankStorage, StoredState, Updates
 from megaplan.budget.values import (
@@ -35,11 +34,11 @@ from megaplan.budget.values import (
     RankBudget,
     StageBudget,
     checked,
+    device_budget,
 )
 from megaplan.columns import Phase
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.boundaries import boundary_bytes
-from megaplan.hosts.megarun.buffers import input_bytes, label_bytes, rotary_bytes
+from megaplan.hosts.megarun.buffers import boundary_bytes, input_bytes, label_bytes, rotary_bytes
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.group_bytes import GroupBytes
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes

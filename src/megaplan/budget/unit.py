@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE
 from megaplan.budget.values import ACTIVATIONS
@@ -29,39 +30,6 @@ class SplitUnit(NamedTuple):
     late_bytes: int
 
 
-class ExpertPoints(NamedTuple):
-    """The largest points of the backward of a layer with experts, around the bank's operation.
-
-    Attributes:
-        early: The largest point before the operation.
-        early_bytes: Allocated bytes there.
-        during: The operation.
-        during_bytes: Allocated bytes there.
-        taken: Live set just after it, if FSDP2 takes the bank's gradients.
-        taken_params: Other parameter gradients.
-        taken_bytes: Allocated bytes there.
-        later: The largest point after that, without the bank's gradients.
-        later_params: Other parameter gradients.
-        later_bytes: Allocated bytes there.
-    """
-
-    early: LiveSet
-    early_bytes: int
-    during: LiveSet
-    during_bytes: int
-    taken: LiveSet
-    taken_params: tuple[str, ...]
-    taken_bytes: int
-    later: LiveSet
-    later_params: tuple[str, ...]
-    later_bytes: int
-
-    @property
-    def made(self) -> tuple[LiveSet, int]:
-        """The largest point up to and including the operation, and its bytes."""
-        return (self.early, self.early_bytes) if self.early_bytes >= self.during_bytes else (self.during, self.during_bytes)
-
-
 class Unit(NamedTuple):
     """A block as one step of a chunk; equal layers share one.
 
@@ -74,7 +42,6 @@ class Unit(NamedTuple):
         forward_bytes: Allocated bytes at the peak of its forward, its input included; the same for the next two.
         backward_bytes: Allocated bytes at the peak of its backward.
         accumulating_bytes: Allocated bytes at the peak of a backward that adds gradients in place.
-        reduction_bytes: All buffers of the reductions of its groups.
         gathered_bytes: Gathered parameters of a layer; 0 for a unit of the slot's group, the same for the next three.
         flat_bytes: The all-gather's own output.
         unsharded_bytes: Whole gradients.
@@ -84,11 +51,11 @@ class Unit(NamedTuple):
         has_experts: True if it is a layer with experts, which have their own group.
         passing_bytes: Input of the block, if the chunk owns it and it does not keep it: allocated until its forward has ended.
         last_own: For a layer, the tensor that FSDP2 lists after those of its children; "" if there is none.
-        bank: For a layer with experts, the largest points of its backward.
         shared: For the first prediction depth, the parameters of other blocks whose gradients it passes on.
         split: For a layer with a split backward, its two halves.
         choice_bytes: For a layer that passes its choice of keys on, the choice: the stage holds it until a later layer keeps it.
         takes_choice: True if it is that layer.
+        segments: Its segments of the tape (`megaplan.budget.tape`), by action and settings.
     """
 
     block: BlockBytes
@@ -99,7 +66,6 @@ class Unit(NamedTuple):
     forward_bytes: int
     backward_bytes: int
     accumulating_bytes: int
-    reduction_bytes: int
     gathered_bytes: int
     flat_bytes: int
     unsharded_bytes: int
@@ -109,11 +75,11 @@ class Unit(NamedTuple):
     has_experts: bool
     passing_bytes: int
     last_own: str
-    bank: ExpertPoints | None
     shared: tuple[str, ...]
     split: SplitUnit | None
     choice_bytes: int
     takes_choice: bool
+    segments: dict[Hashable, Any]
 
 
 def make_unit(
@@ -122,10 +88,10 @@ def make_unit(
     layer: bool,
     owned_input_bytes: int,
     last_own: str = "",
-    bank: ExpertPoints | None = None,
+    has_experts: bool = False,
     shared: tuple[str, ...] = (),
 ) -> Unit:
-    """A unit; `owned_input_bytes` is its input, if the chunk owns that; `bank` is given for a layer with experts."""
+    """A unit; `owned_input_bytes` is its input, if the chunk owns that."""
     group = NOTHING if storage is None else storage.both
     own = group if layer else NOTHING
     kept_input, tensors = owned_input_bytes if block.keeps_input else 0, block.part.tensors
@@ -141,21 +107,20 @@ def make_unit(
             block.forward_bytes + kept_input + passing,
             block.backward_bytes + kept_input,
             block.accumulating_bytes + kept_input,
-            group.reduction_bytes,
             own.gathered_bytes,
             own.flat_bytes,
             own.unsharded_bytes,
             own.shard_bytes,
             block.saved_slack_bytes,
             tuple([item for item in block.saved.items() if item[0] is not ACTIVATIONS]),
-            bank is not None,
+            has_experts,
             passing,
             last_own,
-            bank,
             shared,
             None,
             tensors[CHOICE][0] if CHOICE in tensors else 0,
             GIVEN_CHOICE in tensors and tensors[GIVEN_CHOICE][0] > 0,
+            {},
         ),
     )
 
@@ -164,15 +129,15 @@ class Peak(NamedTuple):
     """A point of one microbatch on a chunk.
 
     Attributes:
-        total: Allocated bytes without the chunk's other microbatches and the rank's persistent state: the sum of all below.
+        total: Allocated bytes without the chunk's other microbatches and the rank's persistent state: the sum of all below and of
+            the bytes that the blocks before keep.
         where: Description.
-        unit: The running block.
-        before: Bytes that the blocks before it keep, its own input included while that is allocated.
-        point: Live set of the running block; None between blocks.
+        unit: The running block; −1 before the first.
+        live: Live set of the running block; None between blocks.
         params: Parameter gradients of that block.
         gradients: Other gradients: accumulated ones, and those of the slot's own parameters.
         communication: Gathered parameters and reduce buffers.
-        activations: Other activations.
+        activations: Other activations, the block's input included while that is allocated.
         absent: Workspace of the libraries, which exists from the first product on; not in `total`.
         earlier: For a backward that reduces, the largest total before the slot's own parameters are reduced; 0 otherwise.
     """
@@ -180,8 +145,7 @@ class Peak(NamedTuple):
     total: int
     where: str
     unit: int
-    before: int
-    point: LiveSet | None
+    live: LiveSet | None
     params: tuple[str, ...]
     gradients: int
     communication: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megaplan.columns import Basis, Column, Phase
+from megaplan.devices import Device
 
 Cells = dict[Phase, dict[Column, int]]
 ACTIVATIONS, COMMUNICATION, GRADIENTS = Column.ACTIVATIONS, Column.COMMUNICATION, Column.GRADIENTS
@@ -42,6 +43,25 @@ class DeviceBudget(NamedTuple):
     def usable_bytes(self) -> int:
         """Bytes that torch's allocator may take."""
         return self.capacity_bytes - self.reserve_bytes
+
+
+OF_PEERS = "nccl"
+"""The reserve's item of a rank with peers, because only then NCCL has communicators. No axis of the mesh has its own part (R-41)."""
+
+
+def device_budget(device: Device, num_ranks: int) -> DeviceBudget:
+    """Capacity and itemised reserve (R-45) of a device, as the data file states them; items of a spec apply to one rank too.
+
+    Args:
+        device: The device, with the spec's figures.
+        num_ranks: Number of ranks of the job.
+    """
+    reserve = [
+        ReserveItem(name, figure.value, figure.basis, figure.source)
+        for name, figure in device.reserve
+        if name != OF_PEERS or num_ranks > 1 or figure.basis is Basis.GIVEN
+    ]
+    return DeviceBudget(device.name, device.capacity.value, device.capacity.basis, tuple(reserve))
 
 
 def checked(cells: Cells) -> Cells:

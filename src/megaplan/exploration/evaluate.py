@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megaplan.budget.evaluation import BlockMemo
-from megaplan.budget.reserve import device_budget
+from megaplan.budget.values import device_budget
 from megaplan.cost.replay import kept
 from megaplan.exploration.clock import Clock
 from megaplan.exploration.clocks import clock_of

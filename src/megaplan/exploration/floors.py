@@ -15,7 +15,7 @@ from functools import lru_cache
 from megaplan.exploration.any_floors import AnyFloors
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
-from megaplan.hosts.megarun.boundaries import boundary_bytes
+from megaplan.hosts.megarun.buffers import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.hosts.megarun.sizes import storage_sizes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from megaplan.budget.reserve import device_budget
+from megaplan.budget.values import device_budget
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans, cuts_of, num_filled, spans_of
 from megaplan.partition.certify import stack_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.stored import reads_other_input
 from megaplan.cost.times import StoredBytes
-from megaplan.hosts.megarun.boundaries import boundary_bytes
+from megaplan.hosts.megarun.buffers import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, block_variants
 from megaplan.hosts.megarun.sizes import storage_sizes

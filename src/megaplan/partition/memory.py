@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from megaplan.budget.peaks import StagePeaks
-from megaplan.budget.reserve import device_budget
+from megaplan.budget.values import device_budget
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.casts import after_bank_peak, cast_bytes, largest_cast
+from megaplan.budget.actions import accumulating_backward_peak, reducing_backward_points
 from megaplan.budget.megarun import slot_chunks
-from megaplan.budget.reduction import _reducing_backwards
+from megaplan.budget.tape import cast_bytes, casting_experts, reducing_experts
 from megaplan.hosts.megarun.group_bytes import NOTHING
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.schedules.states import FORWARD_AFTER_BACKWARD, FORWARDED
 from megaplan.spec.models import Spec
 
 
@@ -43,34 +44,34 @@ def test_a_layer_is_cast_beside_the_gradient_of_its_input(grads: str, hybrid: Ca
     inventory = build_inventory(spec)
     first, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
     assert first.policy.in_place == (grads == "bf16")
-    found = largest_cast(first, 0, sum(first.lasting(index) for index in range(len(first.units))), fetches=False)
-    assert found is not None
-    assert found.where.startswith("cast of ")
-    assert found.total == found.before + found.gradients + found.communication + found.activations
-    assert largest_cast(first, found.total, 0, fetches=False) is None
+    found = accumulating_backward_peak(first, FORWARDED)
+    assert found.where.startswith("cast of " if grads == "fp32" else "backward of ")
+    if grads == "fp32":
+        assert found.live is None
+        assert found.total == first.before[found.unit] + found.gradients + found.communication + found.activations
+        assert accumulating_backward_peak(first, FORWARD_AFTER_BACKWARD).where.startswith("backward of ")
 
 
 def test_a_layer_is_cast_beside_the_gather_of_the_layer_before(hybrid: Callable[..., Spec]) -> None:
     """FSDP2 prefetches: where layers are gathered for their backward, the next one's all-gather output is there when gradients are cast."""
     few: dict[str, Any] = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192, "model.features": {}}
-    spec = hybrid({"mesh": {"pp": 2, "dp_shard": 2}, "precision.grads": "fp32", "precision.reduce": "fp32", **few})
+    spec = hybrid({"mesh": {"pp": 2, "dp_shard": 2}, "sharding.reshard_after_forward": True, "precision.grads": "fp32", **few})
     inventory = build_inventory(spec)
     _, last = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
-    found = largest_cast(last, 0, 0, fetches=True)
-    assert found is not None
+    found = accumulating_backward_peak(last, FORWARDED)
     index = last.names.index(found.where.removeprefix("cast of "))
-    assert last.prefetched(index) > 0
+    assert last.ahead[index].flat_bytes > 0
     gathered = sum(unit.gathered_bytes for unit in last.units[index:] if unit.layer)
-    assert found.communication == last.root.gathered_bytes + gathered + last.prefetched(index)
+    assert found.communication == last.root.gathered_bytes + gathered + last.ahead[index].flat_bytes
 
 
 def test_the_last_stage_casts_beside_its_output(hybrid: Callable[..., Spec]) -> None:
     """torch's stage names the logits until its backward has returned; FSDP2 casts before that."""
-    spec = hybrid({"mesh": {"pp": 2}, "model.vocab_size": 50257, "batch.micro_batch_size": 1, "batch.seq_length": 64, "model.features": {}})
+    spec = hybrid({"mesh": {"pp": 2}, "model.vocab_size": 50257, "batch.micro_batch_size": 1, "batch.seq_length": 16, "model.features": {}})
     inventory = build_inventory(spec)
     _, last = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
-    found = largest_cast(last, 0, sum(last.lasting(index) for index in range(len(last.units))), fetches=False)
-    assert found is not None
+    found = accumulating_backward_peak(last, FORWARDED)
+    assert found.where == "cast of the slot's own gradients"
     assert last.logits_bytes > 0
     assert found.activations == last.policy.boundary_bytes + last.logits_bytes
 
@@ -84,28 +85,30 @@ def test_a_banks_first_gradients_are_cast_one_after_another(params: str, grads: 
     first, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
     index = first.names.index("layers.1")
     made = [size for name, size in first.units[index].block.gradients.items() if name.startswith("experts.")]
-    found = after_bank_peak(first, index, 0, 0, first=True)
-    assert found.where == "cast of layers.1.experts"
+    found = casting_experts(first.units[index], first=True)
+    assert found.where == "cast of {}.experts"
     assert found.gradients == walked(made, spec.precision.grads.bytes, spec.precision.params.bytes)
-    assert after_bank_peak(first, index, 0, 0, first=False).total < found.total
+    assert casting_experts(first.units[index], first=False).size < found.size
 
 
 @pytest.mark.parametrize("later", [True, False])
 def test_without_a_pipeline_a_bank_is_reduced_before_the_rest_of_its_layer_s_backward(later: bool, hybrid: Callable[..., Spec]) -> None:
     """Then its shards and, with replicas, their sums replace its gradients, and the reduction's input its gathered parameters."""
     gone = {f"model.{section}": None for section in ("attention", "mamba", "recurrent", "mlp")}
-    spec = hybrid({"model.pattern": "E", "model.features": {}, **gone, "mesh": {"dp_shard": 2, "dp_replicate": 2}})
+    many_tokens = {"model.moe.ffn_hidden_size": 8, "batch.micro_batch_size": 4, "batch.seq_length": 512}
+    spec = hybrid({"model.pattern": "E", "model.features": {}, **gone, **many_tokens, "mesh": {"dp_shard": 2, "dp_replicate": 2}})
     inventory = build_inventory(spec)
     (chunk,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 10)]))
     index = chunk.names.index("layers.9")  # the first to run backward: nothing of another layer's reduction is left
     storage = chunk.units[index].storage
     assert storage is not None
-    before, after = (peak for peak in _reducing_backwards(chunk, later, []) if peak.where == "backward of layers.9")
+    before, after = (peak for peak in reducing_backward_points(chunk, later=later) if peak.where == "backward of layers.9")
 
     assert not any(name.startswith("experts.") for name in after.params)
     bank = storage.experts
     kept = bank.reduced_bytes if later or bank.recast_bytes else 0
     assert after.gradients - before.gradients == kept + (0 if later else bank.shard_bytes)
+    assert after.gradients - before.gradients == reducing_experts(chunk.units[index], 0, later=later, replicated=True).left
     assert after.communication - before.communication == bank.reduce_bytes - bank.gathered_bytes
     assert bank.shard_bytes > 0
     assert bank.reduce_bytes > 0

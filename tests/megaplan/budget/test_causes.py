@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.all_gathers import backward_gathers
+from megaplan.budget.actions import forward_peak
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.megarun import slot_chunks
+from megaplan.budget.tape import Ahead, backward_gathers, backward_point, expert_phases, forward_segment
 from megaplan.budget.values import Budget, checked
 from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType
@@ -20,6 +21,7 @@ from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.schedules.states import FORWARDED, UNTOUCHED
 from megaplan.spec.models import Spec
 
 DENSE = {"model.pattern": "D", "model.num_layers": 2}
@@ -136,8 +138,28 @@ def test_a_later_forward_finds_nothing_of_an_earlier_gather(hybrid: Callable[...
     inventory = build_inventory(spec)
     first = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))[0]
     layer = first.names.index("layers.0")
-    assert first.first_gathers.starting[layer] - first.later_gathers.starting[layer] == first.root.flat_bytes > 0
-    assert first.first_gathers.starting[layer + 1 :] == first.later_gathers.starting[layer + 1 :]
+    gather = forward_segment(first.units[layer], gathers=True, frees=True, ahead=False).gather
+    assert gather is not None
+    fresh, later = forward_peak(first, UNTOUCHED), forward_peak(first, FORWARDED)
+    assert fresh.where == "gathering of layers.0"
+    assert fresh.total == first.before[layer] + first.root.gathered_bytes + first.root.flat_bytes + gather.size
+    assert later.total < fresh.total
+    assert later.communication <= first.root.gathered_bytes + 2 * max(unit.gathered_bytes for unit in first.units)
+
+
+def test_what_exists_before_the_first_product_is_compared_without_the_workspace(hybrid: Callable[..., Spec]) -> None:
+    """The fill of a one-rank mesh's own group is the largest with the workspace there, and a layer's forward, which has it, without."""
+    few = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.vocab_size": 65536}
+    spec = hybrid({"mesh": {"pp": 2}, "precision": {"params": "bf16", "master": "fp32"}, **few})
+    inventory = build_inventory(spec)
+    first = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))[0]
+    fill = forward_peak(first, UNTOUCHED)
+    assert fill.where == "gathering of the slot's own parameters"
+    layer = forward_peak(first, UNTOUCHED, fill.total)
+    assert layer.where.startswith("forward of layers.")
+    assert 0 < layer.total < fill.total
+    between = (fill.total - layer.total) // 2
+    assert forward_peak(first, UNTOUCHED, between).total == fill.total - between
 
 
 @pytest.mark.parametrize(("params", "beside"), [("bf16", 2), ("fp32", 0)])
@@ -146,14 +168,16 @@ def test_a_one_rank_mesh_fills_parameters_from_casts(hybrid: Callable[..., Spec]
     spec = hybrid({"mesh": {"pp": 2}, "sharding.reshard_after_forward": True, "precision": {"params": params, "master": "fp32"}})
     inventory = build_inventory(spec)
     first = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))[0]
-    for index, (name, unit) in enumerate(zip(first.names, first.units, strict=True)):
+    for name, unit in zip(first.names, first.units, strict=True):
         if not unit.layer or unit.storage is None:
             continue
         tensors = sorted(inventory.layers[int(name.removeprefix("layers."))].tensors, key=lambda tensor: "." not in tensor.name)
         sizes = [prod(tensor.shape) for tensor in tensors if not tensor.name.startswith("experts.")]
         moments = [sum(sizes[:place]) + sizes[place] + sizes[max(place - 1, 0)] for place in range(1, len(sizes))]
         moments += [sum(sizes[: place + 1]) + size for place, size in enumerate(sizes)]
-        assert first.later_gathers.starting[index] == (max(moments) - sum(sizes)) * beside
+        gather = forward_segment(unit, gathers=True, frees=True, ahead=False).gather
+        assert gather is not None
+        assert gather.communication - unit.storage.dense.gathered_bytes == (max(moments) - sum(sizes)) * beside
 
 
 def test_the_last_parameter_of_a_slot_is_fsdp2s(hybrid: Callable[..., Spec]) -> None:
@@ -178,15 +202,14 @@ def test_experts_are_in_flight_until_their_operation_and_then_the_layer_before(h
     inventory = build_inventory(spec)
     (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 2)]))
     index = only.names.index("layers.1")
-    bank, storage = only.units[index].bank, only.units[index].storage
-    assert bank is not None
-    assert storage is not None
-    gathered, prefetched = storage.both.gathered_bytes, only.prefetched(index)
-    assert bank.early_bytes > bank.during_bytes + prefetched > bank.during_bytes  # the shared expert
-    peak = only.backward(index, 0, gathered, accumulates=False, fetches=True)
-    communication = storage.dense.gathered_bytes + storage.experts.flat_bytes + only.root.gathered_bytes
-    assert peak.communication == communication
-    assert peak.total == peak.before + bank.early_bytes + communication + only.backward_extra[index]
+    unit, ahead = only.units[index], only.ahead[index]
+    assert unit.storage is not None
+    early, (during,) = expert_phases(unit.block.part.replay, takes=True)
+    most, running = (max(unit.block.point_bytes(point, point.params) for point in points) for points in (early, [during]))
+    assert most > running + ahead.flat_bytes > running  # the shared expert
+    found = backward_point(unit, "layers.1", ahead, accumulates=False, fetches=True, takes=True)
+    assert found.communication == unit.storage.experts.flat_bytes - unit.storage.experts.gathered_bytes
+    assert found.size == most + found.communication + unit.input_bytes
 
 
 @pytest.mark.parametrize("master", ["bf16", "fp32"])
@@ -200,12 +223,15 @@ def test_the_layer_before_is_gathered_from_a_cast(dense: Callable[..., Spec], ma
     unit, storage = only.units[index], only.units[index - 1].storage
     assert storage is not None
     shard = storage.dense.flat_bytes // 2
-    own, *ahead = backward_gathers(unit, storage, "layers.1", 1000)
-    assert own[1] == 1000 + storage.dense.flat_bytes
-    assert [size for _, size in ahead] == ([1000 + storage.dense.flat_bytes + shard] if master == "fp32" else [])
-    (head,) = [*backward_gathers(only.units[-1], storage, "head", 0)] or [None]
-    assert (head and (head[0].op, head[1])) == (("head", storage.dense.flat_bytes + shard) if master == "fp32" else None)
-    assert [*backward_gathers(only.units[-2], storage, "final_norm", 0)] == []
+    gathered = storage.dense.flat_bytes + shard
+    before = Ahead(storage.dense.flat_bytes, gathered if master == "fp32" else 0)
+    assert only.ahead[index] == only.ahead[-1] == before
+    own, *ahead = backward_gathers(unit, "layers.1", before)
+    assert own[1] == storage.dense.flat_bytes
+    assert [size for _, size in ahead] == ([gathered] if master == "fp32" else [])
+    (head,) = [*backward_gathers(only.units[-1], "head", before)] or [None]
+    assert (head and (head[0].op, head[1])) == (("head", gathered) if master == "fp32" else None)
+    assert [*backward_gathers(only.units[-2], "final_norm", before)] == []
 
 
 @pytest.mark.parametrize("kernels", ["reference", "triton"])

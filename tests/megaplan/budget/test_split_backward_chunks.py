@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from megaplan.budget import step
-from megaplan.budget.casts import accumulating_backward_peak
-from megaplan.budget.forward import forward_peak
+from megaplan.budget.actions import accumulating_backward_peak, forward_peak
 from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.columns import Column

@@ -2,20 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from itertools import product
 from typing import Any
 
 import pytest
 
 from megaplan.budget import step
+from megaplan.budget.actions import accumulating_backward_peak, forward_peak, reducing_backward_peak
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.forward import forward_peak
 from megaplan.budget.megarun import slot_chunks
+from megaplan.budget.tape import reduction
 from megaplan.budget.values import Budget
 from megaplan.hosts.megarun.group_bytes import GroupBytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules.registry import SPLIT_BACKWARD
-from megaplan.schedules.states import FORWARD, FORWARDED, REDUCE, UNTOUCHED, RankState
+from megaplan.schedules.states import BACKWARDED, FORWARD, FORWARD_AFTER_BACKWARD, FORWARDED, REDUCE, UNTOUCHED, RankState
 from megaplan.spec.models import Spec
 
 SCHEDULES = [
@@ -75,8 +77,6 @@ def test_nothing_larger_is_passed_over(
                 assert peak.total <= chunk.forward_bound + (chunk.unsharded_bytes if state > FORWARDED else 0), point
             elif point.kind is REDUCE:
                 assert peak.total <= chunk.reduce_bound, point
-            if len(chunks) == 1 and point.kind in (FORWARD, REDUCE):
-                assert peak.total + others <= step._ceiling(chunk, points, held), point
             checked.append(point)
         most = found(chunks, points, held, workspace)
         assert most.total == largest == sum(most.cells.values())
@@ -150,22 +150,48 @@ def test_the_next_layer_s_gather_is_in_flight_only_where_it_is_gathered_ahead(pa
     """A forward under EP begins by gathering the layer that follows, and no other; before the first layer all blocks wait for it."""
     sections = {"A": "attention", "M": "mamba", "R": "recurrent", "D": "mlp"}
     gone = {f"model.{section}": None for letter, section in sections.items() if letter not in pattern}
-    spec = hybrid({"model.pattern": pattern, "model.features": {}, "mesh": {"pp": 2, "dp_shard": 4}, **gone})
+    few = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "sharding.reshard_after_forward": True}
+    spec = hybrid({"model.pattern": pattern, "model.features": {}, "mesh": {"pp": 2, "dp_shard": 4}, **few, **gone})
     inventory = build_inventory(spec)
     for chunk in slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)])):
         assert not chunk.policy.gathers_ahead
         ahead = copy(chunk)
         ahead.policy = chunk.policy._replace(gathers_ahead=True)
         layers = [index for index, unit in enumerate(chunk.units) if unit.layer]
-        for index, (one, other) in enumerate(zip(chunk.first_gathers.running, ahead.first_gathers.running, strict=True)):
-            following = next((layer for layer in layers if layer > index), None)
-            outside_behind = not chunk.units[index].layer and index > layers[0]
-            expected = 0 if following is None or (chunk.units[index].layer and following != index + 1) or outside_behind else following
-            assert other - one == (chunk.units[expected].flat_bytes if expected else 0)
+        following = [min([layer for layer in layers if layer > index], default=None) for index in range(len(chunk.units))]
+        assert chunk.next_flats == [0 if layer is None else chunk.units[layer].flat_bytes for layer in following]
+        one, other = forward_peak(chunk, UNTOUCHED), forward_peak(ahead, UNTOUCHED)
+        assert 0 < other.total - one.total <= max(unit.flat_bytes for unit in chunk.units)
 
 
-def test_a_reduction_holds_all_of_its_buffers() -> None:
-    """One byte more of any buffer is one byte more of the reduction; what is gathered or accumulated is not part of it."""
-    buffers = {"reduce_bytes", "reduced_bytes", "divided_bytes", "recast_bytes"}
-    for name in GroupBytes._fields:
-        assert GroupBytes()._replace(**{name: 1}).reduction_bytes == (name in buffers)
+@pytest.mark.parametrize("mesh", [{"pp": 2, "dp_shard": 2}, {"dp_shard": 2, "ep": 2}], ids=str)
+def test_blocks_keep_a_segment_for_every_setting(mesh: dict[str, int], hybrid: Callable[..., Spec]) -> None:
+    """Chunks that share blocks, as those of a search do, have the peaks of chunks whose blocks have no segments yet."""
+    spec = hybrid({"mesh": mesh, "model.features": {}, "batch.micro_batch_size": 1, "batch.seq_length": 16})
+    inventory = build_inventory(spec)
+    spans = [(0, 5), (5, 10)] if "pp" in mesh else [(0, 10)]
+    for chunk in slot_chunks(spec, inventory, build_layout(spec, inventory, spans)):
+        found = set()
+        for reshard, in_place, replicated, ahead in product((False, True), repeat=4):
+            shared = copy(chunk)
+            shared.policy = chunk.policy._replace(reshard=reshard, in_place=in_place, replicated=replicated, gathers_ahead=ahead)
+            alone = copy(shared)
+            alone.units = tuple(unit._replace(segments={}) for unit in chunk.units)
+            for state in (UNTOUCHED, FORWARDED, FORWARD_AFTER_BACKWARD, BACKWARDED):
+                found.add(forward_peak(shared, state).total)
+                assert forward_peak(shared, state) == forward_peak(alone, state)
+                if chunk.policy.pipelined:
+                    found.add(accumulating_backward_peak(shared, state).total)
+                    assert accumulating_backward_peak(shared, state) == accumulating_backward_peak(alone, state)
+                else:
+                    later = state is not UNTOUCHED
+                    found.add(reducing_backward_peak(shared, later=later).total)
+                    assert reducing_backward_peak(shared, later=later) == reducing_backward_peak(alone, later=later)
+        assert len(found) > 8
+
+
+def test_a_reduction_holds_its_input_and_its_output() -> None:
+    """All gradients beside the input, then the last one beside output and divided input, and beside both outputs if they are cast."""
+    group = GroupBytes(reduce_bytes=1, reduced_bytes=20, divided_bytes=300)
+    assert reduction(group, 5000, 40) == ((5000, 1), (60, 301))
+    assert reduction(group._replace(recast_bytes=600), 5000, 40) == ((5000, 1), (60, 301), (660, 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megaplan.budget.reserve import device_budget
+from megaplan.budget.values import device_budget
 from megaplan.cli.main import run
 from megaplan.columns import Basis
 from megaplan.cost.rates import rates_of

@@ -10,7 +10,7 @@ import pytest
 
 from megaplan.budget.build import build_budget
 from megaplan.errors import Severity
-from megaplan.hosts.megarun.boundaries import boundary_bytes
+from megaplan.hosts.megarun.buffers import boundary_bytes
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout

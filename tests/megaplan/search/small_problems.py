@@ -9,7 +9,7 @@ from typing import Any
 
 import megaplan
 from megaplan.budget.build import build_budget
-from megaplan.budget.reserve import device_budget
+from megaplan.budget.values import device_budget
 from megaplan.cost.data import copies_ns, data_times, exposed_ns, host_ns, local_elements
 from megaplan.cost.rates import rates_of
 from megaplan.cost.times import model_times

@@ -1,12 +1,25 @@
-"""Memory in addition to parameters and activations: rotary tables, sums of a step, its token ids, labels and document starts."""
+"""Memory outside blocks: rotary tables, sums of a step, its token ids, labels and document starts, and tensors between pipeline stages."""
 
 from __future__ import annotations
 
+from megaplan.blocks.dims import Dims
 from megaplan.dtypes import DType
 from megaplan.families.registry import families_of
 from megaplan.inventory.tensors import Outside
 from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import GroupedQueryAttention, Spec
+
+
+def boundary_bytes(dims: Dims) -> int:
+    """One microbatch's residual stream on a rank: a receive buffer, a stage's output, or the gradient that is being sent.
+
+    torch allocates one receive buffer per microbatch when the first step starts, for activations and for gradients, and keeps them for the
+    whole run. A stage keeps its output until the microbatch's backward has ended.
+
+    Source: torch/distributed/pipelining/stage.py (`_prepare_forward_infra`, `fwd_cache`).
+    """
+    batch, tokens, hidden = dims.residual
+    return batch * tokens * hidden * dims.dtype.bytes
 
 
 def rotary_bytes(spec: Spec) -> int:

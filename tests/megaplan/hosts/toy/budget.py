@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.budget.reserve import device_budget
-from megaplan.budget.values import NO_BYTES, Budget, KeptBytes, RankBudget, StageBudget, checked
+from megaplan.budget.values import NO_BYTES, Budget, KeptBytes, RankBudget, StageBudget, checked, device_budget
 from megaplan.columns import Column, Phase
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import rank_coordinate

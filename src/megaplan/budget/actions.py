@@ -1,0 +1,231 @@
+"""Peaks of a chunk's actions: the segments of its blocks on the tape, one after another, from the level at which the action begins.
+
+A forward and a backward add up what their blocks leave. Under a pipeline whole gradients accumulate and are reduced once a step, in an
+action of their own: the slot's own group first, then its layers in order. Without one every backward reduces: a layer when it is done, the
+slot's own group at the end. First gradients are cast for accumulation after each layer, the slot's own when all are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from megaplan.budget.chunk import Chunk
+from megaplan.budget.stored import fsdp_order
+from megaplan.budget.tape import (
+    NOTHING_AHEAD,
+    Ahead,
+    ForwardSegment,
+    Point,
+    Segment,
+    backward_point,
+    cast_bytes,
+    casting,
+    casting_experts,
+    forward_segment,
+    largest,
+    reducing,
+    reducing_experts,
+    reduction,
+    reduction_leaves,
+)
+from megaplan.budget.unit import Peak, Unit
+from megaplan.hosts.megarun.group_bytes import GroupBytes
+from megaplan.schedules.states import BACKWARDED, FORWARDED, UNTOUCHED, ChunkState
+
+
+def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_grads: bool = True) -> Peak:
+    """The largest point of a forward.
+
+    Args:
+        chunk: Chunk of a rank.
+        state: State of the chunk before it.
+        absent: Bytes that are not allocated before the first product, for a rank's first forward.
+        weight_grads: True if the gradients of linear layers exist.
+    """
+    policy, root = chunk.policy, chunk.root
+    fresh = state is UNTOUCHED or not policy.pipelined
+    frees, ahead = policy.reshard, policy.gathers_ahead
+    gathers = fresh or (frees and state is not BACKWARDED)
+    key, before, choices, first_layer = (gathers, frees, ahead), chunk.before, chunk.choices, chunk.first_layer
+    next_flats = chunk.next_flats if gathers and ahead else None
+    gathered = root.gathered_bytes + (0 if gathers else chunk.layers_gathered_bytes)
+    flat = root.flat_bytes if fresh else 0  # the output of the group gathered last is freed when the next one's has been copied out
+    missing = absent if first_layer >= 0 else 0
+    best = -1
+    found: tuple[int, Point, int, int, int] | None = None
+    for index, unit in enumerate(chunk.units):
+        gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)
+        level, choice = before[index] + gathered, choices[index]
+        if gather is not None:
+            total = level + flat + choice + gather.size - missing
+            if total > best:
+                best, found = total, (index, gather, gathered + flat, choice, missing)
+            flat = own_flat
+        if index == first_layer:
+            missing = 0
+        in_flight = flat if next_flats is None else flat + next_flats[index]
+        choice = 0 if unit.takes_choice else choice  # counted as its own
+        total = level + in_flight + run.size + choice - missing
+        if total >= best:
+            best, found = total, (index, run, gathered + in_flight, choice, missing)
+        gathered += left
+    gradients = chunk.held(state, weight_grads=weight_grads)[0]
+    filled = root.casting_bytes + root.gathered_bytes
+    if found is None or (fresh and filled - absent > best):  # before any unit runs
+        where = "gathering of the slot's own parameters"
+        return Peak(gradients + filled - absent, where, -1, None, (), gradients, filled, 0, absent)
+    index, point, communication, choice, missing = found
+    return chunk.peak(index, point, gradients, communication, choice, missing)
+
+
+def _forward(unit: Unit, key: tuple[bool, bool, bool]) -> ForwardSegment:
+    gathers, frees, ahead = key
+    found = unit.segments[key] = forward_segment(unit, gathers=gathers, frees=frees, ahead=ahead)
+    return found
+
+
+def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
+    """The largest point of a backward under a pipeline, where whole gradients accumulate."""
+    policy, first = chunk.policy, state <= FORWARDED
+    accumulates, casts = policy.in_place and not first, first and not policy.in_place
+    fetches, takes = policy.reshard and state is not BACKWARDED, not policy.in_place  # a backward leaves every layer gathered
+    units, before, carried, waiting, lasting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from, chunk.lasting
+    received = 0 if "embedding" in chunk.names else policy.boundary_bytes  # the gradient for the slot before
+    gradients = 0 if first else chunk.unsharded_bytes
+    gathered = chunk.root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
+    ahead, key = NOTHING_AHEAD, (accumulates, fetches, takes, casts, NOTHING_AHEAD)
+    best = -1
+    found: tuple[int, Point, int, int, int] | None = None
+    for index in range(len(units) - 1, -1, -1):
+        unit = units[index]
+        if fetches:
+            ahead = chunk.ahead[index]
+            key = accumulates, fetches, takes, casts, ahead
+            gathered += unit.gathered_bytes
+        running, cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key)
+        level = before[index] + gradients + gathered
+        if level + carried[index] + running.size > best:
+            best, found = level + carried[index] + running.size, (index, running, gradients, gathered, carried[index])
+        if cast >= 0:
+            activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + waiting[index]
+            held = gradients + chunk.waiting_sums(index) + cast
+            total = before[index] + held + gathered + ahead.flat_bytes + activations
+            if total > best:
+                point = Point(0, "cast of {}", None, (), 0, 0, 0)
+                best, found = total, (index, point, held, gathered + ahead.flat_bytes, activations)
+        if first:
+            gradients += unit.unsharded_bytes
+        if not accumulates:
+            gradients += lasting[index]
+    if casts:  # gradients of the slot's own parameters
+        of_layers, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes, received + chunk.logits_bytes + waiting[0]
+        if gradients + chunk.root.unsharded_bytes + chunk.gathered_bytes + activations > best:
+            held = of_layers + cast_bytes(_outside(chunk))
+            peak = chunk.idle_peak("cast of the slot's own gradients", held, chunk.gathered_bytes, activations)
+            if peak.total > best:
+                return peak
+    if found is None:
+        raise ValueError("a chunk without units has no backward")
+    index, point, held, communication, activations = found
+    return chunk.peak(index, point, held, communication, activations)
+
+
+def _accumulating(unit: Unit, name: str, key: tuple[bool, bool, bool, bool, Ahead]) -> tuple[Point, int]:
+    """A block's backward under a pipeline, and the bytes of its layer's casts after it; −1 if there are none."""
+    accumulates, fetches, takes, casts, ahead = key
+    running = backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes)
+    if unit.has_experts and takes:
+        running = largest([running, casting_experts(unit, first=casts)])
+    found = unit.segments[key] = running, casting(unit) if casts and unit.layer else -1
+    return found
+
+
+def reducing_backward_peak(chunk: Chunk, *, later: bool) -> Peak:
+    """The largest point of one microbatch's backward without a pipeline.
+
+    Args:
+        chunk: The only chunk of the rank.
+        later: True if a microbatch was reduced before.
+    """
+    best = max(reducing_backward_points(chunk, later=later), key=lambda peak: peak.total)
+    earlier, (root, own_bytes, left) = best.total, _own_reduction(chunk, later=later)
+    for gradients, buffers in reduction(root, own_bytes, root.last_made_bytes):
+        if left + gradients + buffers > best.total:
+            best = chunk.idle_peak("reduction of the slot's own parameters", left + gradients, buffers)
+    return best._replace(earlier=earlier)
+
+
+def _own_reduction(chunk: Chunk, *, later: bool) -> tuple[GroupBytes, int, int]:
+    """The slot's own group, its gradients, and the gradients that the layers' reductions have left."""
+    replicated, left = chunk.policy.replicated, chunk.shard_bytes if later else 0
+    for unit in chunk.units:
+        if unit.layer and unit.storage is not None:
+            for group in (unit.storage.dense, unit.storage.experts):
+                left += reduction_leaves(group, later=later, replicated=replicated)
+    return chunk.root, sum(chunk.lasting), left
+
+
+def reducing_backward_points(chunk: Chunk, *, later: bool) -> Iterator[Peak]:
+    """The largest point of each part of a backward until all layers are reduced."""
+    fetches, replicated = chunk.policy.reshard, chunk.policy.replicated
+    gradients, pending = chunk.shard_bytes if later else 0, 0  # `pending` is the last reduce-scatter input
+    gathered = chunk.root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
+    for index in range(len(chunk.units) - 1, -1, -1):
+        unit, ahead, carried = chunk.units[index], chunk.ahead[index] if fetches else NOTHING_AHEAD, chunk.backward_extra[index]
+        key = later, fetches, replicated, ahead
+        running, experts, after = unit.segments.get(key) or _reducing(unit, chunk.names[index], key)
+        own = unit.gathered_bytes if fetches else 0
+        yield chunk.peak(index, running, gradients, gathered + own + pending, carried)
+        if index == 0 and (tied := chunk.tied_sum_bytes()):
+            yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + own + pending)
+        if experts is not None:
+            yield chunk.peak(index, experts.point, gradients, gathered + own, carried)
+            gradients += experts.left
+        gradients += chunk.lasting[index]
+        if after is None or unit.storage is None:
+            continue
+        gathered -= 0 if fetches else unit.gathered_bytes
+        passed = chunk.passed_bytes(index) if index else 0
+        yield chunk.peak(index, after.point, gradients + chunk.waiting_sums(index), gathered + ahead.flat_bytes, passed)
+        gradients += after.left
+        pending = unit.storage.dense.reduce_bytes
+
+
+def _reducing(unit: Unit, name: str, key: tuple[bool, bool, bool, Ahead]) -> tuple[Point, Segment | None, Segment | None]:
+    """A block's backward without a pipeline, the reduction of its experts in it, and that of its layer after it."""
+    later, fetches, replicated, ahead = key
+    running = backward_point(unit, name, ahead, accumulates=False, fetches=fetches, takes=True)
+    experts = reducing_experts(unit, ahead.flat_bytes, later=later, replicated=replicated) if unit.has_experts else None
+    found = unit.segments[key] = running, experts, reducing(unit, later=later, replicated=replicated) if unit.layer else None
+    return found
+
+
+def reduce_peak(chunk: Chunk) -> Peak:
+    """The largest point of reducing a chunk's accumulated gradients: the slot's own group first, then its layers in order."""
+    unsharded, gathered, shards = chunk.unsharded_bytes, chunk.gathered_bytes, 0
+    best = chunk.idle_peak("", 0, 0)
+    for name, group in chunk.groups():
+        gathered -= group.gathered_bytes
+        unsharded -= group.unsharded_bytes
+        for gradients, buffers in reduction(group, group.unsharded_bytes, group.last_unsharded_bytes):
+            if unsharded + shards + gradients + gathered + buffers > best.total:
+                best = chunk.idle_peak(f"reduction of {name}", unsharded + shards + gradients, gathered + buffers)
+        shards += group.shard_bytes
+    return best
+
+
+def _outside(chunk: Chunk) -> list[tuple[Mapping[str, int], GroupBytes]]:
+    """The gradients of the slot's own parameters by block, in FSDP2's order; with MTP the first depth holds embedding's and head's."""
+    found: dict[str, tuple[dict[str, int], GroupBytes]] = {}
+    for index, unit in enumerate(chunk.units):
+        if not chunk.lasting[index]:
+            continue
+        for name in unit.shared or unit.block.gradients:
+            size, block = unit.block.gradients[name], chunk.names[index]
+            if unit.shared:
+                block = name.partition(".")[0]
+            if block == "head" and unit.storage is None:  # tied
+                block = "embedding"
+            gradients, _ = found.setdefault(block, ({}, chunk.root if unit.storage is None else unit.storage.dense))
+            gradients.setdefault(name, size)
+    return [found[block] for block in sorted(found, key=fsdp_order)]

@@ -1,0 +1,343 @@
+"""The tape of a chunk's actions: what each block allocates above the level at which it begins, and what it leaves.
+
+An action of a chunk (`megaplan.budget.actions`) is a sequence of segments, one or two for each block. A segment depends on its block and on
+a few settings of the action alone, so equal layers share it. Segments compose: the peak of two is the larger of the first one's and the
+second one's on top of what the first has left. Only the largest point of a segment is kept, with its parts by column.
+
+All-gathers. A layer's forward begins with copies out of its all-gather's output, whose predecessor is freed when they are done. A backward
+gathers the layer before ahead. Experts are a group of their own: gathered for their operation, and in a backward taken by FSDP2 as soon as
+their gradients exist: reduced without a pipeline, else cast for accumulation one after another unless gradients accumulate in the dtype
+that autograd makes.
+
+Reductions. A group's gradients are copied into the reduce-scatter's input and freed; its output becomes the gradient shards, or is added to
+them. With replicas the output is all-reduced and kept until the backward has ended.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather_copy_out`, `foreach_reduce`), _fsdp_param.py
+(`to_accumulated_grad_if_needed`), _fsdp_param_group.py (`post_backward`, `AllReduceState`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from megaplan.blocks.ops import in_bank, runs_bank
+from megaplan.budget.unit import Unit
+from megaplan.families.moe.program import INSIDE_BACKWARD
+from megaplan.hosts.megarun.group_bytes import GroupBytes
+from megaplan.hosts.megarun.program import LiveSet, Replay, largest_points
+from megaplan.tuples import new
+
+
+class Point(NamedTuple):
+    """A point of a block's part of an action.
+
+    Attributes:
+        size: Bytes above the level of the tape: the live set's and all below.
+        where: Description with a place for the block's name.
+        live: Live set of the block; None between blocks.
+        params: Parameter gradients of that block.
+        gradients: Other gradients.
+        communication: Gathered parameters and buffers.
+        activations: Other activations.
+    """
+
+    size: int
+    where: str
+    live: LiveSet | None
+    params: tuple[str, ...]
+    gradients: int
+    communication: int
+    activations: int
+
+
+class Segment(NamedTuple):
+    """The largest point of a part of a block's action, and the gradients that the part leaves."""
+
+    point: Point
+    left: int
+
+
+class ForwardSegment(NamedTuple):
+    """A block's forward.
+
+    Attributes:
+        gather: Copies out of its all-gather, on top of the output gathered before it; None if nothing is gathered.
+        run: The largest point of its operations.
+        left: Gathered parameters that it leaves; negative if it frees those that it found.
+        flat_bytes: All-gather output that stays until the next one is copied out.
+    """
+
+    gather: Point | None
+    run: Point
+    left: int
+    flat_bytes: int
+
+
+class Ahead(NamedTuple):
+    """All-gather of the layer before a backward's: its output, and the output with the input if that is a cast of the shard, else 0."""
+
+    flat_bytes: int = 0
+    cast_bytes: int = 0
+
+
+NOTHING_AHEAD = Ahead()
+
+
+def _point(
+    unit: Unit, where: str, live: LiveSet, params: tuple[str, ...] = (), size: int = -1, g: int = 0, c: int = 0, a: int = 0
+) -> Point:
+    """A point with other gradients, communication and activations; `size` are the live set's bytes, if known."""
+    size, a = unit.block.point_bytes(live, params) if size < 0 else size, unit.input_bytes + a
+    return new(Point, (size + g + c + a, where, live, params, g, c, a))
+
+
+def _between(where: str, g: int, c: int, a: int = 0) -> Point:
+    return new(Point, (g + c + a, where, None, (), g, c, a))
+
+
+def largest(points: Sequence[Point]) -> Point:
+    """The first of the largest points."""
+    return max(points, key=_size)
+
+
+def _size(point: Point) -> int:
+    return point.size
+
+
+def forward_segment(unit: Unit, *, gathers: bool, frees: bool, ahead: bool) -> ForwardSegment:
+    """A block's forward.
+
+    Args:
+        unit: The block.
+        gathers: True if its layer is gathered for it.
+        frees: True if the layer is freed after it.
+        ahead: True if each layer's forward begins by gathering the next layer.
+    """
+    block, storage, own = unit.block, unit.storage, unit.gathered_bytes
+    gather, flat_bytes = None, -1
+    if gathers and unit.layer and storage is not None:
+        dense, experts = storage.dense, storage.experts
+        copying = own - experts.gathered_bytes + dense.flat_bytes + dense.casting_bytes + (experts.flat_bytes if ahead else 0)
+        gather = _between("gathering of {}", 0, copying, unit.input_bytes)
+        flat_bytes = experts.flat_bytes if unit.has_experts else dense.flat_bytes
+    left = own * (gathers - frees)
+    if unit.has_experts and (gathers or frees):
+        points = [
+            _point(unit, "forward of {}", live, c=gathered, a=unit.passing_bytes)
+            for live, gathered in _around_experts(unit, gathers=gathers, frees=frees, ahead=ahead)
+        ]
+        run = largest(points[::-1])
+    else:
+        run = _point(unit, "forward of {}", block.forward, (), block.forward_bytes, 0, own if gathers else 0, unit.passing_bytes)
+    return new(ForwardSegment, (gather, run, left, flat_bytes))
+
+
+def _around_experts(unit: Unit, *, gathers: bool, frees: bool, ahead: bool) -> Iterator[tuple[LiveSet, int]]:
+    """Points of a forward of a layer with experts, and gathered parameters then, without the output that stays after it.
+
+    Experts are allocated from their operation on. The output from which they are copied is allocated from the start if it is gathered
+    ahead; that of the layer's other parameters is allocated until they have been copied.
+    """
+    if unit.storage is None:
+        return
+    dense, experts, own = unit.storage.dense, unit.storage.experts, unit.gathered_bytes
+    gathered = own - experts.gathered_bytes + dense.flat_bytes - (0 if ahead else experts.flat_bytes) if gathers else 0
+    before = unit.block.part.replay.forward[0]
+    for live in unit.block.part.replay.forward:
+        fills = runs_bank(live.op)
+        if fills and gathers:  # tensors of the operation before are allocated while they are copied for this one
+            start = LiveSet(live.op, tuple(name for name in before.storages if name in live.storages))
+            yield start, own + experts.casting_bytes + dense.flat_bytes
+            gathered = own
+        yield live, gathered
+        if fills and frees:
+            gathered -= experts.gathered_bytes
+        before = live
+
+
+def backward_point(unit: Unit, name: str, ahead: Ahead, *, accumulates: bool, fetches: bool, takes: bool) -> Point:
+    """The largest point of a block's backward, up to the experts' operation if FSDP2 takes their gradients.
+
+    Args:
+        unit: The block.
+        name: Its name.
+        ahead: The all-gather of the layer before, in flight while it runs.
+        accumulates: True if gradients are added in place to those of a microbatch before.
+        fetches: True if layers are gathered again for it.
+        takes: True if FSDP2 takes the gradients of experts inside the layer's backward.
+    """
+    block, where = unit.block, "backward of {}"
+    live, size = (block.accumulating, block.accumulating_bytes) if accumulates else (block.backward, block.backward_bytes)
+    split = unit.has_experts and (fetches or takes)
+    if not split and not (fetches and name == "head"):
+        found = [_point(unit, where, live, live.new_params if accumulates else live.params, size, 0, ahead.flat_bytes if fetches else 0)]
+    elif not split:  # the last layer is fetched only when the loss has run backward
+        found = [
+            _point(unit, where, each, _params(each, accumulates), c=0 if each.op == "cross_entropy" else ahead.flat_bytes)
+            for each in block.part.replay.backward
+        ]
+    else:  # experts are in flight until their operation, then the layer before is
+        early, late = 0, ahead.flat_bytes
+        if fetches and unit.storage is not None:
+            early = unit.storage.experts.flat_bytes - unit.storage.experts.gathered_bytes
+        before, behind = expert_phases(block.part.replay, takes=takes)
+        found = [_point(unit, where, each, _params(each, accumulates), c=early) for each in before]
+        found += [_point(unit, where, each, _params(each, accumulates), c=late) for each in behind]
+    if fetches:
+        for live, gathered in backward_gathers(unit, name, ahead):
+            found.append(_point(unit, "gathering of {}", live, () if accumulates else live.params, c=gathered))
+    return largest(found)
+
+
+def _params(live: LiveSet, accumulates: bool) -> tuple[str, ...]:
+    return live.new_params if accumulates else live.params
+
+
+def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[LiveSet, int]]:
+    """Points at which a block's backward copies out of all-gathers or casts shards for them, and the buffers in addition to its layer.
+
+    A layer's own at its start, then its experts', each with the output that parameters are copied from; and that of the layer before, which
+    follows either, with the cast of its shard. The last layer's follows the loss.
+    """
+    points, storage = unit.block.part.replay.backward, unit.storage
+    if not unit.layer or storage is None:
+        if name == "head" and ahead.cast_bytes:
+            yield from [(point.before(), ahead.cast_bytes) for point in points if point.op != "cross_entropy"][:1]
+        return
+    dense, experts = storage.dense, storage.experts
+    first, before_first = points[0], points[0].before()
+    if name.startswith("mtp."):  # a depth's backward begins with its loss, a layer's with the addition, which makes nothing
+        kept = dict(unit.block.part.replay.saved)
+        first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
+    yield first, dense.flat_bytes + dense.casting_bytes - experts.gathered_bytes
+    if not experts.gathered_bytes:
+        if ahead.cast_bytes:
+            yield before_first, ahead.cast_bytes
+        return
+    yield before_first, experts.flat_bytes + experts.sent_bytes - experts.gathered_bytes
+    for point in points:
+        if runs_bank(point.op):
+            # the operation's scratch is not allocated yet
+            yield point.before().without((INSIDE_BACKWARD,)), max(experts.flat_bytes + experts.casting_bytes, ahead.cast_bytes)
+
+
+@cache
+def expert_phases(run: Replay, *, takes: bool) -> tuple[tuple[LiveSet, ...], tuple[LiveSet, ...]]:
+    """Points of a backward that can be the largest before the experts' operation, and from it on; only it if FSDP2 takes the gradients."""
+    index = _experts_index(run)
+    before = run.backward[:index] or (run.backward[index].before(),)
+    return largest_points(before, _all_params) if takes else before, run.backward[index : index + 1 if takes else None]
+
+
+@cache
+def after_experts(run: Replay) -> tuple[LiveSet, tuple[LiveSet, ...]]:
+    """The live set just after the experts' operation, and those that can be the largest from then on, without the experts' gradients."""
+    after = run.backward[_experts_index(run) + 1 :]
+    return after[0].before(), largest_points(after, _without_experts)
+
+
+def _experts_index(run: Replay) -> int:
+    return next(index for index, point in enumerate(run.backward) if runs_bank(point.op))
+
+
+def _all_params(point: LiveSet) -> tuple[str, ...]:
+    return point.params
+
+
+def _without_experts(point: LiveSet) -> tuple[str, ...]:
+    return tuple([name for name in point.params if not in_bank(name)])
+
+
+def casting_experts(unit: Unit, *, first: bool) -> Point:
+    """The largest point of a layer's backward while its experts' gradients are cast, and after that.
+
+    The first ones are cast for accumulation, one after another, each freed after its cast; the casts are kept. Later ones are freed after
+    they have been added.
+    """
+    experts = _group(unit, experts=True)
+    taken, later = after_experts(unit.block.part.replay)
+    cast, found = experts.unsharded_bytes if first else 0, list[Point]()
+    if first:
+        made = {parameter: size for parameter, size in unit.block.gradients.items() if in_bank(parameter)}
+        found.append(_point(unit, "cast of {}.experts", taken, _without_experts(taken), g=cast_bytes([(made, experts)])))
+    return largest([*found, *[_point(unit, "backward of {}", live, _without_experts(live), g=cast) for live in later]])
+
+
+def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bool) -> Segment:
+    """The largest point of a layer's backward while its experts' gradients are reduced, and after that; and what the reduction leaves.
+
+    Args:
+        unit: A layer with experts.
+        prefetched: The all-gather output of the layer before.
+        later: True if a microbatch was reduced before.
+        replicated: True if shards have replicas.
+    """
+    experts = _group(unit, experts=True)
+    taken, last = after_experts(unit.block.part.replay)
+    left = reduction_leaves(experts, later=later, replicated=replicated)
+    found = [
+        _point(unit, "reduction of {}.experts", taken, _without_experts(taken), g=g, c=buffers + prefetched - experts.gathered_bytes)
+        for g, buffers in reduction(experts, experts.made_bytes, experts.last_made_bytes)
+    ]
+    gathered = prefetched - experts.gathered_bytes + experts.reduce_bytes
+    found += [_point(unit, "backward of {}", live, _without_experts(live), g=left, c=gathered) for live in last]
+    return new(Segment, (largest(found), left))
+
+
+def casting(unit: Unit) -> int:
+    """Most bytes of a layer's first gradients, its experts' included, while they are cast after its backward."""
+    dense, experts = _group(unit, experts=False), _group(unit, experts=True)
+    return experts.unsharded_bytes + cast_bytes([(_listed(unit), dense)])
+
+
+def reducing(unit: Unit, *, later: bool, replicated: bool) -> Segment:
+    """The largest point of the reduction of a layer's gradients after its backward, except for its experts', and what it leaves."""
+    dense = _group(unit, experts=False)
+    found = [_between("reduction of {}", g, buffers) for g, buffers in reduction(dense, dense.made_bytes, dense.last_made_bytes)]
+    return new(Segment, (largest(found), reduction_leaves(dense, later=later, replicated=replicated)))
+
+
+def _group(unit: Unit, *, experts: bool) -> GroupBytes:
+    if unit.storage is None:
+        raise ValueError("a layer has storage of its own")
+    return unit.storage.experts if experts else unit.storage.dense
+
+
+def reduction(group: GroupBytes, gradient_bytes: int, last_bytes: int) -> tuple[tuple[int, int], ...]:
+    """(gradients, buffers) of a group while its gradients are copied, while they are reduced, and while the output is cast, if it is.
+
+    The last gradient is still referenced then; the output counts as a gradient, because it becomes one.
+    """
+    reduced = last_bytes + group.reduced_bytes
+    points = (gradient_bytes, group.reduce_bytes), (reduced, group.reduce_bytes + group.divided_bytes)
+    return (*points, (reduced + group.recast_bytes, group.reduce_bytes)) if group.recast_bytes else points
+
+
+def reduction_leaves(group: GroupBytes, *, later: bool, replicated: bool) -> int:
+    """Shards that are new, and a reduction's output, if it is not the shards themselves: kept until the backward has ended."""
+    return (0 if later else group.shard_bytes) + (group.reduced_bytes if replicated and (later or group.recast_bytes) else 0)
+
+
+def cast_bytes(blocks: Sequence[tuple[Mapping[str, int], GroupBytes]]) -> int:
+    """Peak bytes of gradients while they are cast one after another.
+
+    Args:
+        blocks: Bytes by name before the cast, and the group whose sums give the ratio of the dtypes.
+    """
+    left = sum([sum(gradients.values()) for gradients, _ in blocks])
+    most = done = 0
+    for gradients, group in blocks:
+        for size in gradients.values():
+            done += size * group.unsharded_bytes // group.made_bytes
+            most, left = max(most, done + left), left - size
+    return most
+
+
+def _listed(unit: Unit) -> dict[str, int]:
+    """Gradients of a layer's backward, except its experts'; a block's own, without a dot in their names, after its children's."""
+    made, last = unit.block.part.replay.backward[-1].params, unit.last_own
+    shared = frozenset(unit.shared)
+    names = [name for name in unit.block.gradients if name in made and name not in shared and not in_bank(name)]
+    return {name: unit.block.gradients[name] for name in sorted(names, key=lambda name: bool(last) and (name == last or "." not in name))}
