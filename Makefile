@@ -63,9 +63,9 @@ test-runtime: $(READY)
 test-jobs: $(READY) ## whole jobs that are started, killed, resumed or compiled, and the harness of the GPU's jobs
 	$(call timed,whole jobs,$(BIN)/pytest tests/megarun -m "jobs and not slow" -n 2 --dist loadfile)
 
-test-random: $(READY) ## 30 random plans traced and 8 random layouts trained, of fixed seeds
-	$(call timed,random plans,$(BIN)/pytest tests/megarun/trace/test_random_plans.py -m random_seeds -n 2)
-	$(call timed,random layouts,$(BIN)/pytest tests/megarun/parity/test_random_layouts.py -m random_seeds -n 2)
+test-random: $(READY) ## 20 random plans traced and 6 random layouts trained, of fixed seeds
+	$(call timed,random plans,$(BIN)/pytest tests/megarun/trace/test_random_plans.py -m "random_seeds and not slow" -n 2)
+	$(call timed,random layouts,$(BIN)/pytest tests/megarun/parity/test_random_layouts.py -m "random_seeds and not slow" -n 2)
 
 test-wheel: $(READY) ## megaplan's part again, from an installed wheel, without torch
 	$(call timed,wheel tests,scripts/test_wheel.sh)

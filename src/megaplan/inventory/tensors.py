@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
@@ -182,6 +182,11 @@ class Inventory:
     active_parameters: int
     ahead: tuple[str, ...] = ()
     normed_ahead: bool = False
+
+    @cached_property
+    def variants(self) -> dict[Hashable, Any]:
+        """Variants of the blocks, by what they depend on besides the inventory: an evaluation keeps them here for the next one."""
+        return {}
 
     @cached_property
     def parameters(self) -> int:

@@ -59,7 +59,7 @@ def test_a_token_has_the_class_of_its_first_byte_that_is_not_white_space() -> No
     lengths = np.array([3, 2, 4, 1, 2, 2])
     found = token_classes("int  x = 5;\n\n ", lengths)
     assert [CLASSES[index] for index in found] == ["type_keyword", "whitespace", "identifier", "integer", "semicolon", "whitespace"]
-    with pytest.raises(ValueError, match="tokens of 3 bytes"):
+    with pytest.raises(ValueError, match="the tokens have 3 bytes"):
         token_classes("int x", np.array([3]))
 
 

@@ -8,13 +8,14 @@ from parity_world import Worlds
 from random_cells import random_cell
 
 pytestmark = pytest.mark.runtime
-SEEDS = range(8)
+SEEDS, IN_LANE = range(8), 6
+"""Seeds, and those of them that the lane of random seeds takes; the others are slow."""
 
 
 @pytest.mark.random_seeds
 @pytest.mark.requirement("R-62")
 @pytest.mark.requirement("R-63")
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow if seed >= IN_LANE else ()) for seed in SEEDS])
 def test_a_random_layout_trains_as_one_process(seed: int, worlds: Worlds) -> None:
     """Every gradient of three steps, and the optimizers' three steps on equal gradients."""
     cell = random_cell(seed)

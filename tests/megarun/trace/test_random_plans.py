@@ -22,7 +22,8 @@ from megarun.trace.compare import RankComparison
 from megarun.trace.values import RankTrace
 
 pytestmark = pytest.mark.runtime
-SEEDS = range(30)
+SEEDS, IN_LANE = range(30), 20
+"""Seeds, and those of them that the lane of random seeds takes; the others are slow."""
 SECONDS = 240
 
 
@@ -32,7 +33,7 @@ def bench() -> Bench:
 
 
 @pytest.mark.random_seeds
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow if seed >= IN_LANE else ()) for seed in SEEDS])
 def test_estimate_is_what_the_runtime_allocates(seed: int, bench: Bench) -> None:
     """Peak, phases and columns within today's tolerances; what megarun does not build is noted; nothing crashes."""
     verdict = bench.examine(draw(seed, Scope.RUNTIME, SMALL))

@@ -71,10 +71,18 @@ ENDS = ("embedding", *SIDES)
 
 
 def block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
-    """The variant of each block by name: a stack evaluates each variant once.
+    """The variant of each block by name: a stack evaluates each variant once. Not to be changed: the inventory keeps it.
 
     `head` is included for a tied head too.
     """
+    key = (spec.precision.recipe, *[spec.recompute.of(family.letter) for family, _ in families_of(spec.model)])
+    found: dict[str, BlockVariant] | None = inventory.variants.get(key)
+    if found is None:
+        found = inventory.variants[key] = _block_variants(spec, inventory)
+    return found
+
+
+def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
     last, model, recipe = len(inventory.layers) - 1, spec.model, spec.precision.recipe
     given = {family.letter: (family.operations, section, spec.recompute.of(family.letter)) for family, section in families_of(model)}
     made: dict[str, BlockVariant] = {}
