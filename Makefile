@@ -52,7 +52,7 @@ check: $(READY) ## static checks
 	$(call timed,static checks,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python scripts/requirements_table.py --check && { $(BIN)/mypy & $(BIN)/pytest tests/static && wait $$!; })
 
 test-planner: $(READY)
-	$(call timed,planner tests,$(BIN)/pytest tests/megaplan tests/oracle -m "not slow" -n 2)
+	$(call timed,planner tests,$(BIN)/pytest tests/megaplan tests/oracle -m "not slow and not jobs" -n 2)
 
 test-kernels: $(READY)
 	$(call timed,kernel tests,$(BIN)/pytest tests/kernels -m "not slow" -n 2 --maxschedchunk=1)
@@ -60,8 +60,8 @@ test-kernels: $(READY)
 test-runtime: $(READY)
 	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow and not random_seeds and not jobs" -n 2 --dist loadfile)
 
-test-jobs: $(READY) ## whole jobs that are started, killed, resumed or compiled, and the harness of the GPU's jobs
-	$(call timed,whole jobs,$(BIN)/pytest tests/megarun -m "jobs and not slow" -n 2 --dist loadfile)
+test-jobs: $(READY) ## whole jobs that are started, killed, resumed or compiled, the harness of the GPU's jobs, and toys made from the recipes
+	$(call timed,whole jobs,$(BIN)/pytest tests/megarun tests/megaplan -m "jobs and not slow" -n 2 --dist loadfile)
 
 test-random: $(READY) ## 20 random plans traced and 6 random layouts trained, of fixed seeds
 	$(call timed,random plans,$(BIN)/pytest tests/megarun/trace/test_random_plans.py -m "random_seeds and not slow" -n 2)

@@ -71,6 +71,7 @@ def starts(megaplan, here):
 
 
 @pytest.mark.requirement("R-46")
+@pytest.mark.jobs
 def test_the_first_hint_ends_in_a_fit_within_two_commands(megaplan, starts):
     grown = 0
     for words, ran in starts:

@@ -15,7 +15,7 @@ MOST_LINES = 60
 TINY, LLAMA = (str(ROOT / "plans" / name) for name in ("tiny-hybrid.yaml", "llama-3.1-8b.yaml"))
 NEEDED = ("family", "estimate", "column", "schedule", "device", "host", "kernel", "low-precision", "huggingface")
 
-pytestmark = pytest.mark.skipif(not RECIPES, reason="runs beside the sources")
+pytestmark = [pytest.mark.jobs, pytest.mark.skipif(not RECIPES, reason="runs beside the sources")]
 
 SCHEDULE = '''"""All forwards in order, all backwards in reverse."""
 

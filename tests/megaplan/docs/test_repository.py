@@ -11,7 +11,7 @@ import pytest
 import yaml
 from doc_commands import ROOT, RUN_BLOCKS
 
-pytestmark = pytest.mark.skipif(not (ROOT / "action.yml").is_file(), reason="runs beside the sources")
+pytestmark = [pytest.mark.jobs, pytest.mark.skipif(not (ROOT / "action.yml").is_file(), reason="runs beside the sources")]
 
 ERROR = re.compile(r"MP\d{3}\.md")
 

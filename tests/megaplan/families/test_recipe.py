@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "docs/recipes/family.md"
 MOST_FILES, MOST_LINES = 9, 60
 
-pytestmark = pytest.mark.skipif(not RECIPE.is_file(), reason="runs beside the sources")
+pytestmark = [pytest.mark.jobs, pytest.mark.skipif(not RECIPE.is_file(), reason="runs beside the sources")]
 
 LINES: dict[str, list[tuple[str, str]]] = {
     "src/megaplan/families/registry.py": [

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "docs/recipes/host.md"
 TOY = Path(__file__).parent / "toy"
 
-pytestmark = pytest.mark.skipif(not RECIPE.is_file(), reason="runs beside the sources")
+pytestmark = [pytest.mark.jobs, pytest.mark.skipif(not RECIPE.is_file(), reason="runs beside the sources")]
 
 OWN = {
     "__init__.py": "src/megaplan/hosts/toy/__init__.py",

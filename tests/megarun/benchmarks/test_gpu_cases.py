@@ -3,6 +3,7 @@
 import importlib
 import math
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -170,7 +171,8 @@ def test_libraries_are_called_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
         "mamba_ssm.ops.triton.mamba3.mamba3_siso_combined": Module(mamba3_siso_combined=siso),
     }
     monkeypatch.setattr(peers, "import_module", modules.__getitem__)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed(name) or ModuleSpec(name, None))
     tried = []
     for case in SMALL:
         for library, call in peers.peers(case):
@@ -181,14 +183,14 @@ def test_libraries_are_called_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torchs_libraries_are_named_as_torch_has_them() -> None:
-    two_widths = next(case for case in SMALL if case.name == "attention 4/4 24/16")
-    assert dict(peers.peers(two_widths)).keys() == {"torch cudnn"}
-    case = next(case for case in SMALL if case.name == "attention 4/2 16/16")
-    by_library = dict(peers.peers(case))
+    one_width, two_widths = (next(case for case in SMALL if case.name == f"attention {sizes}") for sizes in ("4/2 16/16", "4/4 24/16"))
+    by_library = dict(peers.peers(one_width))
     assert by_library.keys() == {"torch flash", "torch cudnn"}
-    for call in by_library.values():
-        with pytest.raises(RuntimeError):  # no kernel of that library on a CPU, but its name is one
-            call(**case.make("cpu", torch.bfloat16))
+    assert dict(peers.peers(two_widths)).keys() == {"torch cudnn"}
+    inputs = one_width.make("cpu", torch.bfloat16)
+    assert by_library["torch flash"](**inputs).shape == inputs["q"].shape
+    with pytest.raises(RuntimeError):  # no kernel of that library on a CPU, but its name is one
+        by_library["torch cudnn"](**inputs)
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from fault_bench import Bench
 from fault_cases import KILLS, PROCESSES, QUICK, SLOW, STOPS, RefusedError
 from fault_kills import CELLS, MOST_LOST, kill
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 IN_CI = list(KILLS)[:1]
 LAUNCHED = KILLS | STOPS | PROCESSES | SLOW
 

@@ -25,7 +25,7 @@ from megarun.launch.process_group import Launch
 from megarun.launch.progress import Progress, Timeouts, described
 from megarun.launch.watch import BEAT_SECONDS, SILENT_SECONDS, STOP_SECONDS, Beat, Seen, Watch, stuck_ranks
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 ME = ProcessIdentity.own()
 
 

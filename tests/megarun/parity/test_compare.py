@@ -12,7 +12,7 @@ from parity_world import CellFailedError, Worlds
 from megaplan.inventory.tensors import Group, Owner, ParamTensor
 from megaplan.spec.models import Mesh
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 
 
 @pytest.fixture(scope="module")
