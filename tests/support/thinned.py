@@ -33,7 +33,6 @@ ONE_IN = {
     "kernels/interpreted/check_ssd.py": 28,
     "kernels/test_op_contract.py": 3,
     "kernels/test_op_values.py": 3,
-    "megaplan/docs/test_commands.py": 2,
     "megaplan/importers/test_pinned_imports.py": 2,
     "megaplan/importers/test_recorded_forms.py": 4,
     "megaplan/importers/test_recording.py": 6,
