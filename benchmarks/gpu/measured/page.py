@@ -27,7 +27,7 @@ LEAST_GAIN = 0.07
 """Gain of another number of warps or stages from which it is shown."""
 PAGE = ROOT / "docs/reference/measured.md"
 GIB = 2**30
-TEMPLATE, LATER_TEMPLATE = (Path(__file__).with_name(name) for name in ("page.md", "later.md"))
+TEMPLATE = Path(__file__).with_name("page.md")
 COPY_GB_S, MATMUL_TFLOP_S = 4800, 989
 """Rates of the data sheet."""
 
@@ -126,7 +126,7 @@ def page() -> str:
 
 
 def later(path: Path) -> str:
-    """The section of results that are in no constant."""
+    """The section of results that are in no constant; its text is beside this file, under the name of the results."""
     found, steps = document(path), times.steps(document(path))
     runs = {run.name: run for run in training_runs(path)}
     ahead = {run["run"]: run["kernels"] for run in found["runs"]}
@@ -148,7 +148,8 @@ def later(path: Path) -> str:
     large = [row for row in times.rows(found) if row.share > times.LEAST and (row.error is None or abs(row.error) > times.FAR)]
     cases = [line for line in found["checks"] if "num_tokens" in line]
     head = ("run", "step ms", "modelled", "error", "80 % interval", "GPU busy", "launches", "MFU", "first step s", "kernels from the cache")
-    return LATER_TEMPLATE.read_text().format(
+    text = TEMPLATE.with_name(f"{path.stem}.md").read_text()
+    return text.format(
         file=path.name,
         steps=table(head, rows),
         parts="\n".join(times.table(large)),

@@ -211,8 +211,6 @@ class Model(OptionsSection):
     def sharing(self, layer: int) -> tuple[int, ...]:
         """Layers behind a layer that read the norm that it reads, by global indices."""
         shared = self.parallel_layers
-        if not shared:
-            return ()
         return tuple(each for each in shared if each > layer and all(between in shared for between in range(layer + 1, each)))
 
     @model_serializer(mode="wrap")
