@@ -126,7 +126,7 @@ def page() -> str:
 
 
 def later(path: Path) -> str:
-    """The section of results that are in no constant; its text is beside this file, under the name of the results."""
+    """The section of results that are in no constant; its text is a file of this folder with the name of the results."""
     found, steps = document(path), times.steps(document(path))
     runs = {run.name: run for run in training_runs(path)}
     ahead = {run["run"]: run["kernels"] for run in found["runs"]}
