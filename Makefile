@@ -52,19 +52,20 @@ check: $(READY) ## static checks
 	$(call timed,static checks,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python scripts/requirements_table.py --check && { $(BIN)/mypy & $(BIN)/pytest tests/static && wait $$!; })
 
 test-planner: $(READY)
-	$(call timed,planner tests,$(BIN)/pytest tests/megaplan tests/oracle -m "not slow and not jobs" -n 2)
+	$(call timed,planner tests,$(BIN)/pytest tests/megaplan tests/oracle -m "not slow and not jobs and not random_seeds" -n 2)
 
 test-kernels: $(READY)
-	$(call timed,kernel tests,$(BIN)/pytest tests/kernels -m "not slow" -n 2 --maxschedchunk=1)
+	$(call timed,kernel tests,$(BIN)/pytest tests/kernels -m "not slow and not jobs" -n 2 --maxschedchunk=1)
 
 test-runtime: $(READY)
 	$(call timed,runtime tests,$(BIN)/pytest tests/megarun -m "not slow and not random_seeds and not jobs" -n 2 --dist loadfile)
 
-test-jobs: $(READY) ## whole jobs that are started, killed, resumed or compiled, the harness of the GPU's jobs, and toys made from the recipes
+test-jobs: $(READY) ## whole jobs that are started, killed, resumed or compiled, layouts trained in several processes, kernels compiled for sm_90, recorded launch scripts, commands of the docs, and toys made from the recipes
+	$(call timed,compiled kernels,$(BIN)/pytest tests/kernels -m "jobs and not slow" -n 2 --maxschedchunk=1)
 	$(call timed,whole jobs,$(BIN)/pytest tests/megarun tests/megaplan -m "jobs and not slow" -n 2 --dist loadfile)
 
 test-random: $(READY) ## 20 random plans traced and 6 random layouts trained, of fixed seeds
-	$(call timed,random plans,$(BIN)/pytest tests/megarun/trace/test_random_plans.py -m "random_seeds and not slow" -n 2)
+	$(call timed,random plans,$(BIN)/pytest tests/megarun/trace/test_random_plans.py tests/megaplan/random_plans/test_schema_coverage.py -m "random_seeds and not slow" -n 2)
 	$(call timed,random layouts,$(BIN)/pytest tests/megarun/parity/test_random_layouts.py -m "random_seeds and not slow" -n 2)
 
 test-wheel: $(READY) ## megaplan's part again, from an installed wheel, without torch

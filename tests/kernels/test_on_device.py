@@ -22,6 +22,7 @@ def check(*words: str, interpreted: bool) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.jobs
 def test_the_checks_run_on_a_device_and_write_a_line_each(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     lines = tmp_path / "lines.jsonl"

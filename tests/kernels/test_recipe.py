@@ -20,6 +20,7 @@ API = "from megakernels.ops.activation.op import geglu, gelu, relu2, swiglu\n"
 pytest.importorskip("triton")
 
 
+@pytest.mark.jobs
 def test_a_toy_operation_is_a_folder_and_a_line(tmp_path: Path) -> None:
     copy = tmp_path / "megakernels"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -80,6 +80,7 @@ def test_the_kernels_are_right_whatever_adds_up_a_product(blas: dict[str, str], 
     interpret(names, "not slow", tmp_path, **blas)
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize("operations", groups_of(OPERATIONS), ids="-".join)
 def test_the_kernels_fit_an_sm90(operations: list[str], tmp_path: Path) -> None:
     """And use what the committed table says under the triton that it was written with."""

@@ -16,6 +16,8 @@ from triton.runtime.jit import JITFunction
 
 from megakernels._common.hazards import hazards_of
 
+pytestmark = pytest.mark.jobs
+
 FOLDER = Path(__file__).parents[1] / "sm90"
 OPERATIONS = sorted(path.stem for path in FOLDER.glob("*.csv"))
 GROUPS = 4

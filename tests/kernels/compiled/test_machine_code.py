@@ -13,6 +13,8 @@ from overwritten import overwritten
 
 from megakernels._common.hazards import hazards_of
 
+pytestmark = pytest.mark.jobs
+
 HAZARD = "register operand of a product in flight"
 LIKELY = {
     "ssd": ("ssd chunk 64x128 bf16", "ssd edge, of B 64x128 bf16", "ssd edge, of C 64x128 bf16"),

@@ -25,6 +25,8 @@ from megakernels._common import device
 from megakernels.ops.indexed_attention.facts import difference_constants, select_constants
 from megakernels.ops.moe import grouped
 
+pytestmark = pytest.mark.jobs
+
 BY_NAME = {case.name: case for case in CASES}
 ELEMENTS = 1 << 19
 """Positions times the largest size, at most."""

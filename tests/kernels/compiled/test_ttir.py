@@ -18,6 +18,8 @@ from ttir import Kernel, execute, translated
 import megakernels._common.tiles  # noqa: F401  it is imported before a test has kernels chosen: they are compiled, not interpreted
 from megakernels._common import device
 
+pytestmark = pytest.mark.jobs
+
 BY_NAME = {case.name: case for case in CASES}
 WALKS = ("causal_conv1d", "causal_conv1d_plain", "causal_conv1d_initial", "causal_conv1d_packed", "selective_scan", "selective_scan_packed")
 PLAIN = (

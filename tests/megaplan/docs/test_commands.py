@@ -24,6 +24,7 @@ def folders(tmp_path_factory):
     return folder
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize("block", PLANNER, ids=[block.name for block in PLANNER])
 def test_a_block_of_the_planner_runs(block, folders):
     run_block(block, folders(block.page))

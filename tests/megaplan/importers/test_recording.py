@@ -15,6 +15,8 @@ from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.recording import record as recorder
 from megaplan.importers.megatron.recording.record import kept_variables
 
+pytestmark = pytest.mark.jobs
+
 
 @pytest.mark.skipif(not CONFINED, reason="a short program runs only where the kernel confines it")
 @pytest.mark.parametrize("program", ["python -c 'print(2 * 2)'", "python3 <<'EOF'\nimport math\nprint(math.isqrt(16))\nEOF\n"])

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import roofline  # noqa: E402
 from rooflines import ideal  # noqa: E402
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 SPEC = """
 format: megaplan.spec/1
 name: small

@@ -30,6 +30,7 @@ def folders(tmp_path_factory):
     return folder
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize(
     "block",
     [pytest.param(block, id=block.name, marks=pytest.mark.slow if block.page.stem in LONG else ()) for block in RUNTIME],

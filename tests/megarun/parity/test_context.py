@@ -8,7 +8,7 @@ from parity_cells import C2, SELECTIVE, Cell, pattern
 from parity_model import INDEXED, MIMO, MLA, spec_with
 from parity_world import Worlds
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 DOCUMENTS = [[5, 3, 1, 16, 7], [13, 19]]
 """Lengths in each row of 32: inside a piece of 8 or 4, at its edge, over several pieces and ranks."""
 LATENT, CHOOSING, ROTATING = {"model.attention": MLA}, {"model.attention": INDEXED}, {"model.mamba": MIMO}

@@ -8,7 +8,7 @@ from parity_compare import course_difference
 from parity_model import KDA
 from parity_world import Worlds
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 OPTIONS: dict[str, Any] = {
     "model.norm": "layernorm",
     "model.norm_placement": "both",

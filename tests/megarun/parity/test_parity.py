@@ -17,7 +17,7 @@ from parity_world import Worlds
 
 from megaplan.schedules import KINDS
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS, *LINEAR_CELLS, *BLOCK_CELLS, *CHOICE_CELLS, *LORA_CELLS, *LOW_PRECISION_CELLS)
 
 
