@@ -16,6 +16,7 @@ from random_plans.options import add_megatron_options, add_options, add_scores, 
 from random_plans.settings import (
     add_allocator,
     add_framework,
+    add_serving_ranks,
     device_section,
     host_section,
     megatron_section,
@@ -118,6 +119,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         own = stream(name)
         if own.chance(share):
             sections[name] = section(own)
+    add_serving_ranks(stream("serving ranks"), sections.get("serving", {}), mesh, num_layers)
     drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
     add_low_precision(stream, drawn, scope)
     add_lora(stream("lora"), drawn, scope)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaplan.spec.host import RELEASED
-from random_plans.choices import Draw, Scope
+from random_plans.choices import Draw, Scope, divisors
 
 FP32, BF16 = "fp32", "bf16"
 ROLES = ("params", "grads", "master", "moments", "reduce")
@@ -91,6 +91,19 @@ def serving_section(draw: Draw) -> dict[str, Any]:
     draw.maybe(section, 0.5, kv_dtype=lambda: draw.choice([FP32, BF16, "fp16", "fp8"]))
     draw.maybe(section, 0.6, cache=lambda: draw.choice(["contiguous", "paged"]), block_size=lambda: draw.choice([1, 16, 100, 256]))
     return section
+
+
+def add_serving_ranks(draw: Draw, section: dict[str, Any], mesh: dict[str, int], num_layers: int) -> None:
+    """Degrees of `serving` that the model divides as it does the mesh's, and a prefix that sequences share."""
+    if not section:
+        return
+    ep = mesh.get("ep", 1)
+    usable = [tp for tp in divisors(mesh.get("tp", 1)) if ep % tp == 0]  # so that no expert's width is divided
+    draw.maybe(section, 0.4, tp=lambda: draw.choice(usable), pp=lambda: draw.randint(1, min(num_layers, 8)))
+    if "tp" in section:
+        section["ep"] = draw.choice([each for each in divisors(ep) if each % section["tp"] == 0])
+    if section.get("cache") == "paged":
+        draw.maybe(section, 0.5, shared_prefix=lambda: draw.randint(0, section["context_length"]))
 
 
 def training_section(draw: Draw) -> dict[str, Any]:

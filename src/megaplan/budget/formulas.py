@@ -145,7 +145,8 @@ FORMULAS: dict[str, ColumnFormula] = {
     "kv_cache": ColumnFormula(
         "Serving only: keys and values of the A layers, never of the depth.",
         "Σ over A layers of batch_size · tokens · width · bytes(kv_dtype); width 2 · num_kv_heads · head_dim, or kv_lora_rank +"
-        " qk_rope_head_dim (+ the indexer's head_dim); tokens min(context, window), whole blocks if paged",
+        " qk_rope_head_dim (+ the indexer's head_dim); tokens min(context, window), whole blocks if paged, those of the shared prefix once;"
+        " a rank of a tensor group has max(1, num_kv_heads / tp) of the heads, and latents whole",
         "bytes",
         "arXiv:2405.04434, section 2.1.2",
         "one GQA layer, 8 kv heads of 128, batch 32, context 32768, bf16: 32 · 32768 · 2048 · 2 = 4,294,967,296 B",

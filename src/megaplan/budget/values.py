@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from megaplan.columns import Basis, Column, Phase
 from megaplan.devices import Device
@@ -195,8 +195,31 @@ class Budget(NamedTuple):
         raise KeyError(rank)
 
 
+class ServingStage(NamedTuple):
+    """A rank of one stage of the model that is served; all ranks of a stage are equal.
+
+    Attributes:
+        first: First layer.
+        end: Layer after the last one.
+        kv_cache_bytes: Keys and values (or latents) of its attention layers.
+        recurrent_state_bytes: State pool of its recurrent layers.
+        parameters_bytes: Its part of the parameters in the compute dtype.
+    """
+
+    first: int
+    end: int
+    kv_cache_bytes: int
+    recurrent_state_bytes: int
+    parameters_bytes: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the three."""
+        return self.kv_cache_bytes + self.recurrent_state_bytes + self.parameters_bytes
+
+
 class ServingBudget(NamedTuple):
-    """One serving process on one device, never added to training (R-48).
+    """The model that is served, whole on one device and by rank, never added to training (R-48).
 
     Attributes:
         kv_cache_bytes: Keys and values (or latents) of the attention layers.
@@ -204,6 +227,8 @@ class ServingBudget(NamedTuple):
         parameters_bytes: The model's parameters in the compute dtype.
         usable_bytes: Usable bytes of the device.
         blocks: Cache blocks per sequence, 0 for a contiguous cache.
+        degrees: Ranks of a tensor group, stages, and ranks of the experts.
+        stages: One rank of each stage; empty where the degrees are 1.
     """
 
     kv_cache_bytes: int
@@ -211,6 +236,8 @@ class ServingBudget(NamedTuple):
     parameters_bytes: int
     usable_bytes: int
     blocks: int = 0
+    degrees: tuple[int, int, int] = (1, 1, 1)
+    stages: tuple[ServingStage, ...] = ()
 
     @property
     def total(self) -> int:
@@ -222,12 +249,24 @@ class ServingBudget(NamedTuple):
         """True if the total is within usable memory."""
         return self.total <= self.usable_bytes
 
-    def as_document(self) -> dict[str, int | bool]:
-        """The JSON object."""
-        return {
+    @property
+    def ranks_fit(self) -> bool:
+        """True if every rank is within usable memory."""
+        return all(stage.total <= self.usable_bytes for stage in self.stages)
+
+    def as_document(self) -> dict[str, Any]:
+        """The JSON object; `ranks` has one rank of each stage, and is absent where one rank holds the whole model."""
+        whole = {
             "kv_cache_bytes": self.kv_cache_bytes,
             "recurrent_state_bytes": self.recurrent_state_bytes,
             "parameters_bytes": self.parameters_bytes,
             "total": self.total,
             "fits": self.fits,
         }
+        if not self.stages:
+            return whole
+        ranks = [
+            {"pp_rank": rank, **stage._asdict(), "total": stage.total, "fits": stage.total <= self.usable_bytes}
+            for rank, stage in enumerate(self.stages)
+        ]
+        return {**whole, **dict(zip(("tp", "pp", "ep"), self.degrees, strict=True)), "ranks": ranks}

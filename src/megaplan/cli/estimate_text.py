@@ -100,6 +100,11 @@ def _serving(serving: ServingBudget) -> Iterator[StyledLine]:
     )
     text = " + ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in parts if num_bytes)
     verdict_text = "fits" if serving.fits else "DOES NOT FIT"
-    yield from (
-        (line, "") for line in wrap(f"serving, another process: {text} = {format_bytes(serving.total)}, {verdict_text}", indent="  ")
-    )
+    sentences = [f"serving, another process: {text} = {format_bytes(serving.total)}, {verdict_text}"]
+    if serving.stages:
+        largest = max(serving.stages, key=lambda stage: stage.total)
+        degrees = " · ".join(f"{axis} {degree}" for axis, degree in zip(("tp", "pp", "ep"), serving.degrees, strict=True) if degree > 1)
+        where = f"layers {largest.first}-{largest.end - 1}" if len(serving.stages) > 1 else "every rank"
+        verdict_text = "fits" if serving.ranks_fit else "DOES NOT FIT"
+        sentences.append(f"by rank at {degrees}: at most {format_bytes(largest.total)}, of {where}, {verdict_text}")
+    yield from ((line, "") for sentence in sentences for line in wrap(sentence, indent="  "))

@@ -61,12 +61,16 @@ class ServingState(NamedTuple):
     Attributes:
         cache_width: Elements in the key-value cache for each token.
         window: Largest number of tokens in the cache; None for the whole context.
-        state_bytes: Bytes of state whose size does not depend on the context.
+        state_bytes: Bytes of state whose size does not depend on the context; a tensor group divides it.
+        cache_parts: Heads that make the cache, which a tensor group distributes; 1 for latents, which every rank holds.
+        cached_by: Parameters that make a head's keys and values: ranks with the same head hold them twice.
     """
 
     cache_width: int = 0
     window: int | None = None
     state_bytes: int = 0
+    cache_parts: int = 1
+    cached_by: frozenset[str] = frozenset()
 
 
 class ProgramOf(Protocol):

@@ -34,13 +34,19 @@ def mesh_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 def sharded_by_tp(spec: Spec) -> dict[str, int]:
     """Counts that `mesh.tp` must divide, by name: heads, groups, MLP widths, the vocabulary under `vocab_parallel`."""
-    model, counts = spec.model, dict[str, int]()
-    for family, section in families_of(model):
-        counts |= family.sharded(section, model.hidden_size)
+    model, counts = spec.model, sharded_by_blocks(spec)
     if model.features.mtp is not None and "D" in model.features.mtp.letters:
         counts["features.mtp.ffn_hidden_size"] = model.features.mtp.ffn_hidden_size
     if spec.mesh.vocab_parallel:
         counts["vocab_size"] = model.vocab_size
+    return counts
+
+
+def sharded_by_blocks(spec: Spec) -> dict[str, int]:
+    """Counts of the layers' blocks that a tensor degree must divide, by name."""
+    counts = dict[str, int]()
+    for family, section in families_of(spec.model):
+        counts |= family.sharded(section, spec.model.hidden_size)
     return counts
 
 

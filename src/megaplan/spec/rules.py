@@ -16,6 +16,7 @@ from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.pattern_rules import pattern_rules
 from megaplan.spec.policy_rules import policy_rules
 from megaplan.spec.schedule_rules import schedule_rules
+from megaplan.spec.serving_rules import serving_rules
 from megaplan.spec.source import NOWHERE
 from megaplan.spec.split_rules import split_rules
 from megaplan.spec.training_rules import training_rules
@@ -49,6 +50,7 @@ def _all_rules(spec: Spec, locate: Locate) -> Iterator[Diagnostic]:
         low_precision_rules,
         lora_rules,
         training_rules,
+        serving_rules,
         host_rules,
     )
     for rules in groups:

@@ -145,7 +145,7 @@ def test_nothing_fits(nam56r: Callable[..., Spec]) -> None:
 
 def test_an_unknown_device_is_refused_by_name() -> None:
     with pytest.raises(MegaplanError) as raised:
-        load_device("h20")
+        load_device("h999")
     assert raised.value.diagnostics[0].code == "MP504"
     assert "h200" in raised.value.diagnostics[0].detail
 

@@ -43,7 +43,7 @@ def test_a_type_error_below_an_overridden_section_points_at_it(refused: Refused)
         ("=8", "MP140", "'=8' is not KEY=VALUE", "--set mesh.tp=8"),
         ("split.spans[0]=1", "MP140", "is not KEY=VALUE", "--set mesh.tp=8"),
         ("mesh.tpp=8", "MP141", "'tpp' is no key of mesh; its keys are pp, vpp,", "did you mean mesh.tp?"),
-        ("tp=8", "MP141", "'tp' is no key of a spec", "did you mean mesh.tp?"),
+        ("tp=8", "MP141", "'tp' is no key of a spec", "did you mean mesh.tp or serving.tp?"),
         ("mesh.tp.x=8", "MP141", "'x' is no key of mesh.tp", None),
         ("model.attention.kv_lora_rank=8", "MP141", "is no key of model.attention", "kv_lora_rank is a key of kind mla"),
         ("recompute.blocks.Z=full", "MP141", "its keys are A, M, E, R, D, G and C", None),

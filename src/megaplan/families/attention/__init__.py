@@ -11,6 +11,8 @@ from megaplan.families.attention.section import GroupedQueryAttention, LatentAtt
 from megaplan.families.attention.tensors import AttentionVariant, attention_place, attention_tensors, variant_of
 from megaplan.families.family import Family, ServingState
 
+KEYS_AND_VALUES = frozenset(f"{name}_proj.{kind}" for name in "kv" for kind in ("weight", "bias"))
+
 
 def _sharded(attention: GroupedQueryAttention | LatentAttention, _hidden_size: int) -> dict[str, int]:
     counts = {"attention.num_heads": attention.num_heads}
@@ -32,9 +34,9 @@ def _served(
         width = attention.kv_lora_rank + attention.qk_rope_head_dim
         if attention.indexer is not None and variant.indexed:
             width += attention.indexer.head_dim
-    else:
-        width = 2 * attention.num_kv_heads * attention.head_dim
-    return ServingState(width, None if variant.full else attention.window_size)
+        return ServingState(width, None if variant.full else attention.window_size)
+    width, window = 2 * attention.num_kv_heads * attention.head_dim, None if variant.full else attention.window_size
+    return ServingState(width, window, cache_parts=attention.num_kv_heads, cached_by=KEYS_AND_VALUES)
 
 
 def _rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
