@@ -25,6 +25,7 @@ _COMMANDS = (
     "estimate",
     "split",
     "search",
+    "run",
     "costs",
     "show",
     "report",
