@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from megaplan.api.estimate import Estimate, estimate
     from megaplan.api.load import LoadedJob, load
     from megaplan.api.plans import Diff, check, diff
+    from megaplan.api.project import Projection, project
     from megaplan.api.run import run
     from megaplan.api.schedule import Schedule, schedule
     from megaplan.api.search import Search, search
@@ -36,6 +37,7 @@ _HOMES = {
     "api.estimate": ("Estimate", "estimate"),
     "api.load": ("LoadedJob", "load"),
     "api.plans": ("Diff", "check", "diff"),
+    "api.project": ("Projection", "project"),
     "api.run": ("run",),
     "api.schedule": ("Schedule", "schedule"),
     "api.search": ("Search", "search"),
@@ -65,6 +67,7 @@ __all__ = [
     "PlanDiff",
     "PlanDocument",
     "PlannedTime",
+    "Projection",
     "RankBudget",
     "RunEstimate",
     "Schedule",
@@ -75,6 +78,7 @@ __all__ = [
     "diff",
     "estimate",
     "load",
+    "project",
     "run",
     "schedule",
     "search",

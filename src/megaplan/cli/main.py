@@ -34,6 +34,7 @@ _COMMANDS = (
     "schedule",
     "devices",
     "calibrate",
+    "project",
     "explain",
     "export",
     "schema",

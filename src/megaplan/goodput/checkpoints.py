@@ -106,7 +106,7 @@ def by_node(of_ranks: tuple[int, ...], per_node: int) -> tuple[int, ...]:
 def checkpoint_sizes(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget) -> CheckpointSizes:
     """Bytes of a checkpoint of this job.
 
-    megarun saves the sharded parameters, the moments and AdamW's step counters; Megatron-Core its 16-bit parameters besides.
+    megarun saves the sharded parameters, optimizer moments and AdamW's step counters; Megatron-Core also its 16-bit parameters.
     """
     tensors = dict(inventory.blocks())
     num_ranks = spec.mesh.world_size // spec.mesh.pp

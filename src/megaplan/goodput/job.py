@@ -36,7 +36,7 @@ def saving_to(spec: Spec, sizes: CheckpointSizes, storage: StorageTime) -> Savin
 
 
 def saving_to_peers(spec: Spec, sizes: CheckpointSizes) -> Saving:
-    """A save whose copy goes on to the host memory of another node, from which a replaced node reads it."""
+    """A save whose copy is sent to the host memory of another node, from which a replaced node reads it."""
     device = device_of(spec.device)
     adapters = spec.device.per_node * device.network_bandwidth.value * device.efficiency["network"].value / 100
     copied, moved = _copy_seconds(sizes), max(sizes.node_host_bytes) / adapters

@@ -1,7 +1,8 @@
 """Goodput of a job that saves every `interval` seconds and is interrupted at random: exact for exponential times between interruptions.
 
-A save begins every interval; it stops training for `stall` seconds and is whole `write` seconds after it began, while training goes on. An
-interruption loses what was done after the beginning of the newest whole save, and `recovery` seconds; one during recovery begins it again.
+A save begins every interval; it stops training for `stall` seconds and is whole `write` seconds after it began, while training continues.
+An interruption loses what was done after the beginning of the newest whole save, and `recovery` seconds; one during recovery begins it
+again.
 With rate l, cycle c (interval and stall, or the write where that is longer), write w and recovery r, the expected number of saves that
 become whole between two interruptions is exp(-l w) / (exp(l c) - 1), and the expected time is exp(l r) / l.
 
@@ -26,7 +27,7 @@ class Interruptions(NamedTuple):
         rate: Interruptions of the job per second.
         stall: Seconds that a save stops training.
         write: Seconds from the beginning of a save until it is whole.
-        recovery: Seconds from an interruption until training goes on: detection, restart and reading.
+        recovery: Seconds from an interruption until training continues: detection, restart and reading.
     """
 
     rate: float

@@ -112,7 +112,7 @@ class StorageSeconds:
         name: local, parallel or s3.
         node_bytes_per_second: Bandwidth of one node.
         total_bytes_per_second: Bandwidth of the whole storage; null if each node has its own.
-        write_seconds: Seconds until a save is whole, while training goes on.
+        write_seconds: Seconds until a save is whole, while training continues.
         read_seconds: Seconds to read it at a restart.
         survives_a_node: False if a checkpoint is lost with a broken node.
         goodput: Goodput of the job with its checkpoints there; null where it would not survive a broken node.
