@@ -155,7 +155,7 @@ def summary(found: list[PublishedRun]) -> str:
 
 
 def _sources(row: PublishedRun) -> str:
-    given = f" Told: {row.row['given']}." if "given" in row.row else ""
+    given = f" Given: {row.row['given']}." if "given" in row.row else ""
     note = f" Note: {row.row['note']}." if "note" in row.row else ""
     figures = f" Figures from it: {', '.join(row.row['source_of'])}." if "source_of" in row.row else ""
     return f"- **{row.row['name']}**: {'; '.join(row.row['sources'])}.{given}{note}{figures}"

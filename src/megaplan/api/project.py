@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from megaplan.api.load import LoadedJob, load
 from megaplan.api.measured import measured_steps, measured_subject
@@ -13,6 +13,7 @@ from megaplan.budget.build import build_budget
 from megaplan.diagnostics import refuse
 from megaplan.layout.calibrate import calibrations
 from megaplan.layout.step_time import planned_time
+from megaplan.scalars import RecipeType
 
 if TYPE_CHECKING:
     from megaplan.exploration.engine import Progress
@@ -108,9 +109,9 @@ def project(
     Examples:
         >>> import json, megaplan, pathlib, tempfile
         >>> rows = pathlib.Path(tempfile.mkdtemp(), "rows.json")
-        >>> _ = rows.write_text(json.dumps([{"spec": "plans/tiny-hybrid.yaml", "step_seconds": 0.1}]))
-        >>> [point.devices for point in megaplan.project(str(rows), (2, 4), keep_layout=True).points]
-        [2, 4]
+        >>> _ = rows.write_text(json.dumps([{"spec": "plans/llama-3.1-8b.yaml", "step_seconds": 5.0}]))
+        >>> [point.devices for point in megaplan.project(str(rows), (16, 32), keep_layout=True).points]
+        [16, 32]
     """
     steps = measured_steps(metrics)
     source, changes = measured_subject(metrics)
@@ -121,6 +122,9 @@ def project(
     if not to or len(to) > MOST_POINTS:
         raise refuse("MP473", f"{len(to)} numbers of devices, and 1 to {MOST_POINTS} are projected", f"--to {2 * world},{4 * world}")
     own = next(each for each in calibrations(steps) if each.device == job.spec.device.name and each.dtype == steps[0].dtype)
+    if own.dtype not in get_args(RecipeType):
+        detail = f"the step was measured in {own.dtype}, and rates are those of {', '.join(get_args(RecipeType))}"
+        raise refuse("MP487", detail, "precision: {params: bf16}")
     calibrated = f'device.reached={{"{own.dtype}": {own.after}}}'
     modelled = steps[0].predict(own.after)
     rate = job.spec.global_batch_tokens / world / modelled

@@ -37,7 +37,7 @@ def run(
         >>> import megaplan
         >>> found = megaplan.run("plans/nam56r-8xh200.yaml", tokens="20B", price=2.5)
         >>> found.steps, found.checkpoints.whole_bytes == sum(stage.bytes for stage in found.checkpoints.ranks)
-        (9537, True)
+        (19074, True)
         >>> found.interval.goodput >= max(found.interval.goodput_at_half, found.interval.goodput_at_double)
         True
     """

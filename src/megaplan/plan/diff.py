@@ -157,7 +157,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
     """
     ranks = tuple(change for change in _rank_changes(before.estimates.ranks, after.estimates.ranks) if change.changed)
     old_inputs, new_inputs = dict(before.inputs), dict(after.inputs)
-    outside = [{key: inputs.pop(key, {}) for key in sorted(OUTSIDE_DIGEST)} for inputs in (old_inputs, new_inputs)]  # removed, perhaps
+    old_outside, new_outside = ({key: inputs.pop(key, {}) for key in OUTSIDE_DIGEST} for inputs in (old_inputs, new_inputs))
     return PlanDiff(
         names=(before.spec.name, after.spec.name),
         digests=(before.digests.plan, after.digests.plan),
@@ -171,7 +171,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
         ranks=ranks,
         growth=_growth(before, after),
         inputs=tuple(_changes(old_inputs, new_inputs)),
-        training=tuple(_changes(*outside)),
+        training=tuple(_changes(old_outside, new_outside)),
         other=tuple(_other(before, after)),
     )
 

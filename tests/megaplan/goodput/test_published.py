@@ -25,11 +25,11 @@ def test_six_runs_are_near_in_goodput_and_six_in_days() -> None:
     assert sum(error <= PERCENT for error in days) >= 6
 
 
-def test_every_run_names_sources_and_what_it_was_told() -> None:
+def test_every_run_names_its_sources_and_what_it_was_given() -> None:
     for row in found():
         assert row.row["sources"], row.row["name"]
-        told = set(row.row["run"]) - {"tokens"}
-        assert not told or row.row.get("given"), row.row["name"]
+        given = set(row.row["run"]) - {"tokens"}
+        assert not given or row.row.get("given"), row.row["name"]
 
 
 def test_the_page_has_every_run_the_worst_first() -> None:
