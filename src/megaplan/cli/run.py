@@ -10,6 +10,8 @@ import typer
 from megaplan.cli.options import AsJson, CostsFile, DeviceFile, Overrides, SpecOrPlan
 from megaplan.terminal import output
 
+DOES_NOT_FIT = 1
+
 
 def _key(name: str, metavar: str, text: str) -> typer.models.OptionInfo:
     found: typer.models.OptionInfo = typer.Option(f"--{name}", metavar=metavar, help=text)
@@ -43,7 +45,7 @@ def run(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Estimate a whole run: days, cost, energy, checkpoints, the best interval of saves, and goodput under interruptions."""
+    """Estimate a whole run: days, cost, energy, checkpoints, the best interval of saves, and goodput. Exits 1 if a rank does not fit."""
     from megaplan.api.run import run as run_of  # noqa: PLC0415  (a help text needs no model)
 
     given = {
@@ -63,4 +65,4 @@ def run(
         output.write_styled(run_lines(found))
         if figures:
             output.write_styled(figure_lines(found))
-    return 0
+    return 0 if found.fits else DOES_NOT_FIT

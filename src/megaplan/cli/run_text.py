@@ -20,6 +20,8 @@ def run_lines(found: RunEstimate) -> Iterator[StyledLine]:
     spare = f" and {found.num_spare_devices} of spare nodes" if found.num_spare_devices else ""
     yield f"{found.name}: {short_count(found.tokens)} tokens on {found.num_devices:,} {found.device}{spare}", "bold"
     yield f"  {found.steps:,} steps of {short_count(found.tokens_of_step)} tokens", ""
+    if not found.fits:
+        yield "  DOES NOT FIT: megaplan estimate shows the ranks", "bold red"
     low, high = format_seconds(found.step_seconds.low), format_seconds(found.step_seconds.high)
     interval = f", 80 % interval {low} to {high}" if low != high else ""
     yield from ((line, "") for line in wrap(f"step {format_seconds(found.step_seconds.value)}{interval} ({found.step_basis})", indent="  "))
@@ -150,4 +152,4 @@ def _gains(found: RunEstimate) -> Iterator[list[str]]:
     yield ["change", "goodput", "days", *(["cost"] if priced else []), "needs"]
     for gain in found.gains:
         cost = [] if gain.cost_change is None else [f"{gain.cost_change:+,.0f}"]
-        yield [gain.name, percent(gain.goodput), f"{gain.days:.3g}", *cost, gain.note]
+        yield [gain.name, percent(gain.goodput), _number(gain.days), *cost, gain.note]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 from megaplan.budget.values import Budget, RankBudget
@@ -37,10 +38,16 @@ class StageBytes(NamedTuple):
     num_ranks: int
     bytes: int
 
-    def of_rank(self, index: int) -> int:
-        """Bytes of one of the ranks; those of all sum to `bytes`."""
+    @property
+    def of_ranks(self) -> tuple[int, ...]:
+        """Bytes of each of the ranks, the largest first; they sum to `bytes`."""
         share, rest = divmod(self.bytes, self.num_ranks)
-        return share + (index < rest)
+        return (share + 1,) * rest + (share,) * (self.num_ranks - rest)
+
+    @property
+    def largest_rank_bytes(self) -> int:
+        """The most that one of the ranks writes."""
+        return -(-self.bytes // self.num_ranks)
 
 
 class StorageTime(NamedTuple):
@@ -85,12 +92,12 @@ class CheckpointSizes(NamedTuple):
     @property
     def largest_rank_bytes(self) -> int:
         """The most that a rank writes."""
-        return max(stage.of_rank(0) for stage in self.stages)
+        return max(stage.largest_rank_bytes for stage in self.stages)
 
     @property
     def rank_bytes(self) -> tuple[int, ...]:
         """Bytes that each rank writes; the pipeline axis is the slowest of the ranks."""
-        return tuple(stage.of_rank(index) for stage in self.stages for index in range(stage.num_ranks))
+        return tuple(chain.from_iterable(stage.of_ranks for stage in self.stages))
 
     @property
     def node_host_bytes(self) -> tuple[int, ...]:
@@ -151,10 +158,11 @@ def _state_bytes(rank: RankBudget) -> int:
 
 def storage_times(spec: Spec, sizes: CheckpointSizes) -> dict[str, StorageTime]:
     """Seconds in each class of storage; the spec's bandwidths are those of its own class."""
-    return {name: _storage_time(spec, sizes, name) for name in CLASSES}
+    written, states = by_node(sizes.rank_bytes, sizes.per_node), sizes.node_host_bytes
+    return {name: _storage_time(spec, sizes, name, written, states) for name in CLASSES}
 
 
-def _storage_time(spec: Spec, sizes: CheckpointSizes, name: str) -> StorageTime:
+def _storage_time(spec: Spec, sizes: CheckpointSizes, name: str, written: tuple[int, ...], states: tuple[int, ...]) -> StorageTime:
     run, known = spec.run, figures()
     node, total = known[f"{name}_node_bytes_per_second"], known.get(f"{name}_total_bytes_per_second")
     if run is not None and run.storage == name:
@@ -162,7 +170,6 @@ def _storage_time(spec: Spec, sizes: CheckpointSizes, name: str) -> StorageTime:
             node = given("node_bandwidth", run.node_bandwidth, "B/s of one node")
         if run.total_bandwidth is not None:
             total = given("total_bandwidth", run.total_bandwidth, "B/s")
-    written, states = by_node(sizes.rank_bytes, sizes.per_node), sizes.node_host_bytes
     read_whole = sum(states) if spec.host.kind.trained else sizes.whole_bytes
     read_node = max(states) if spec.host.kind.trained else max(written)
     write, read = _seconds(max(written), sizes.whole_bytes, node, total), _seconds(read_node, read_whole, node, total)

@@ -60,7 +60,7 @@ def run_estimate(spec: Spec, inventory: Inventory, layout: Layout, budget: Budge
         MegaplanError: MP471, the step has no time; MP472, interruptions come faster than anything is saved.
     """
     step = step_of_run(spec, time)
-    return _Estimate(spec, checkpoint_sizes(spec, inventory, layout, budget), step).result()
+    return _Estimate(spec, checkpoint_sizes(spec, inventory, layout, budget), step).result(fits=budget.fits)
 
 
 class _Estimate:
@@ -102,7 +102,7 @@ class _Estimate:
         """Device hours, spare nodes included."""
         return job.wall_seconds / HOUR * (self.spec.mesh.world_size + num_spares * self.spec.device.per_node)
 
-    def result(self) -> RunEstimate:
+    def result(self, *, fits: bool) -> RunEstimate:
         """Everything."""
         spec, run, job = self.spec, self.run, self.job
         hours = self.spread(lambda job: self.hours(job, run.spares))
@@ -117,6 +117,7 @@ class _Estimate:
             device=spec.device.name,
             num_devices=spec.mesh.world_size,
             num_spare_devices=run.spares * spec.device.per_node,
+            fits=fits,
             tokens=self.tokens,
             steps=self.num_steps,
             tokens_of_step=spec.global_batch_tokens,
@@ -159,7 +160,7 @@ class _Estimate:
     def _checkpoints(self) -> Checkpoints:
         sizes, job = self.sizes, self.job
         cycle = job.interruptions.cycle(job.interval * job.step)
-        stages = tuple(RankShare(stage.pp_rank, stage.num_ranks, stage.bytes, stage.of_rank(0)) for stage in sizes.stages)
+        stages = tuple(RankShare(stage.pp_rank, stage.num_ranks, stage.bytes, stage.largest_rank_bytes) for stage in sizes.stages)
         classes = tuple(
             StorageSeconds(
                 name=each.name,
@@ -186,19 +187,20 @@ class _Estimate:
 
     def _changes(self) -> Iterator[RunChange]:
         job, faults, spares = self.job, self.faults, self.run.spares
+        kept = None if self.run.interval is None else job.interval
         enough = _enough_spares(faults)
         for count in dict.fromkeys((spares + 1, enough)):
             if count > spares:
                 recovery = faults.recovery(job.saving.read, num_spares=count)
-                changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery)
+                changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery, interval=kept)
                 there = f"there in {100 * faults.has_spare(count):.3g} % of cases"
                 yield self._change(f"{count} spare node{'s' if count > 1 else ''}", changed, count, there)
         if faults.detection > FAST_DETECTION_SECONDS:
             recovery = faults.recovery(job.saving.read, detection=FAST_DETECTION_SECONDS)
-            changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery)
+            changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery, interval=kept)
             yield self._change(f"detection within {FAST_DETECTION_SECONDS:g} s", changed, spares, f"now {faults.detection:.3g} s")
         if self.spec.mesh.world_size > self.spec.device.per_node:
-            changed = Job(faults, saving_to_peers(self.spec, self.sizes), job.step, job.num_steps)
+            changed = Job(faults, saving_to_peers(self.spec, self.sizes), job.step, job.num_steps, interval=kept)
             memory = format_bytes(2 * max(self.sizes.node_host_bytes))
             yield self._change("copies in a peer's memory", changed, spares, f"{memory} host a node")
         if self.run.interval is not None:

@@ -183,6 +183,7 @@ class RunEstimate:
         device: Device.
         num_devices: Devices that train.
         num_spare_devices: Devices of spare nodes.
+        fits: True if every rank fits its device.
         tokens: Tokens of the run.
         steps: Optimizer steps.
         tokens_of_step: Tokens of one step.
@@ -212,6 +213,7 @@ class RunEstimate:
     device: str
     num_devices: int
     num_spare_devices: int
+    fits: bool
     tokens: int
     steps: int
     tokens_of_step: int

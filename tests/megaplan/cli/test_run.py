@@ -142,3 +142,19 @@ def test_a_step_without_a_time_is_refused_and_a_measured_one_accepted(megaplan):
     assert "MP471" in ran.err
     assert "--step" in ran.err
     assert document(megaplan(*words, "--step", "90s", "--json"))["step_seconds"]["value"] == 90
+
+
+def test_a_given_interval_is_kept_by_the_other_changes(megaplan):
+    found = document(megaplan("run", SPEC, "--tokens", "1T", "--mtbf", "200h", "--interval", "3h", "--json"))
+    (best,) = (gain for gain in found["gains"] if gain["name"].startswith("a save every"))
+    (faster,) = (gain for gain in found["gains"] if gain["name"].startswith("detection"))
+    assert best["goodput"] > found["goodput"] + 0.01
+    assert found["goodput"] < faster["goodput"] < found["goodput"] + 0.01
+
+
+def test_a_run_that_does_not_fit_says_so(megaplan):
+    words = ("run", SPEC, "--tokens", "1T", "--set", "batch.micro_batch_size=16")
+    ran = megaplan(*words)
+    assert ran.status == 1
+    assert "DOES NOT FIT" in ran.out
+    assert json.loads(megaplan(*words, "--json").out)["fits"] is False
