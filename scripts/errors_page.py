@@ -27,7 +27,7 @@ GROUPS = {
     "MP1": "files, formats and types",
     "MP2": "the mesh and its degrees",
     "MP3": "the pattern (MP30x), the schedule (MP31x), the pipeline split (MP32x, MP33x) and costs files (MP34x)",
-    "MP4": "plan files (MP40x, MP41x) and the command line (MP48x, MP49x)",
+    "MP4": "plan files (MP40x, MP41x), whole runs (MP47x) and the command line (MP48x, MP49x)",
     "MP5": "the budget: what does not fit, headroom, devices",
     "MP6": "megarun: the runtime, data files (MP61x, MP62x), checkpoints (MP64x), and the processes of a job (MP65x, MP66x)",
     "MP7": "sections of the model, and policies by family",

@@ -23,12 +23,15 @@ from random_plans.settings import (
     optimizer_section,
     precision_section,
     recompute_section,
+    run_section,
     serving_section,
     training_section,
 )
 from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
 
 MEGATRON_SHARE = 0.12
+FIRST_RUN = 1000
+"""Seed from which plans have a section `run`, which moves no estimate: the pinned plans are of lower seeds."""
 
 
 def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, Any]:
@@ -115,9 +118,10 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         ("device", 0.4, device_section),
         ("serving", 0.15, serving_section),
         ("training", 0.5, training_section),
+        ("run", 0.3, run_section),
     ):
         own = stream(name)
-        if own.chance(share):
+        if own.chance(share) and (name != "run" or seed >= FIRST_RUN):
             sections[name] = section(own)
     add_serving_ranks(stream("serving ranks"), sections.get("serving", {}), mesh, num_layers)
     drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}

@@ -106,6 +106,17 @@ def add_serving_ranks(draw: Draw, section: dict[str, Any], mesh: dict[str, int],
         draw.maybe(section, 0.5, shared_prefix=lambda: draw.randint(0, section["context_length"]))
 
 
+def run_section(draw: Draw) -> dict[str, Any]:
+    """`run`: each key in turn, as a number or with a unit."""
+    values: dict[str, Sequence[Any]] = {
+        "tokens": ["2T", 10**9], "mtbf": ["30000h", 5000], "price": [2.5], "power": ["700W", 1.2], "pue": [1.2], "carbon": [0.1, 0.0],
+        "step": ["1.5s", 20], "storage": ["local", "parallel", "s3"], "node_bandwidth": ["5GB/s", 10**9], "total_bandwidth": ["1TB/s"],
+        "save": ["async", "sync"], "interval": ["30min"], "detection": ["1min", 5], "restart": [90], "replacement": ["10min"],
+        "repair": ["2d"], "spares": [0, 1, 4], "hangs": [0.2],
+    }  # fmt: skip
+    return {key: draw.choice(values[key]) for key in draw.sample(list(values), draw.randint(1, 8))}
+
+
 def training_section(draw: Draw) -> dict[str, Any]:
     """`training`; the phases of the rate fit into its steps."""
     steps = draw.wide(1, 100_000)

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from megaplan.api.estimate import Estimate, estimate
     from megaplan.api.load import LoadedJob, load
     from megaplan.api.plans import Diff, check, diff
+    from megaplan.api.project import Projection, project
+    from megaplan.api.run import run
     from megaplan.api.schedule import Schedule, schedule
     from megaplan.api.search import Search, search
     from megaplan.api.split import InfeasibleError, Split, split
     from megaplan.budget.values import Budget, RankBudget
     from megaplan.columns import Column, Phase
     from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+    from megaplan.goodput.values import RunEstimate
     from megaplan.layout.step_time import PlannedTime
     from megaplan.plan.check import Check
     from megaplan.plan.diff import PlanDiff
@@ -34,12 +37,15 @@ _HOMES = {
     "api.estimate": ("Estimate", "estimate"),
     "api.load": ("LoadedJob", "load"),
     "api.plans": ("Diff", "check", "diff"),
+    "api.project": ("Projection", "project"),
+    "api.run": ("run",),
     "api.schedule": ("Schedule", "schedule"),
     "api.search": ("Search", "search"),
     "api.split": ("InfeasibleError", "Split", "split"),
     "budget.values": ("Budget", "RankBudget"),
     "columns": ("Column", "Phase"),
     "errors": ("Diagnostic", "Location", "MegaplanError", "Severity"),
+    "goodput.values": ("RunEstimate",),
     "layout.step_time": ("PlannedTime",),
     "plan.check": ("Check",),
     "plan.diff": ("PlanDiff",),
@@ -61,7 +67,9 @@ __all__ = [
     "PlanDiff",
     "PlanDocument",
     "PlannedTime",
+    "Projection",
     "RankBudget",
+    "RunEstimate",
     "Schedule",
     "Search",
     "Severity",
@@ -70,6 +78,8 @@ __all__ = [
     "diff",
     "estimate",
     "load",
+    "project",
+    "run",
     "schedule",
     "search",
     "split",

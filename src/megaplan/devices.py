@@ -46,6 +46,7 @@ class Device(NamedTuple):
         launch: Nanoseconds of one kernel in addition to its work.
         collective_latency: Nanoseconds of one send or collective in addition to the transfer of its bytes.
         recurrence_step: Nanoseconds of one step of a recurrence that cannot run in parallel over positions.
+        power: Watts of the board at its limit; None if unknown.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Device(NamedTuple):
     launch: Figure
     collective_latency: Figure
     recurrence_step: Figure
+    power: Figure | None = None
 
     @property
     def gemm_workspace_bytes(self) -> int:
@@ -121,6 +123,7 @@ def load_device(name: str) -> Device:
         launch=_figure(record["launch_ns"]),
         collective_latency=_figure(record["collective_latency_ns"]),
         recurrence_step=_figure(record["recurrence_step_ns"]),
+        power=_figure(record["power_watts"]) if "power_watts" in record else None,
     )
 
 

@@ -1,8 +1,9 @@
-"""Bytes, counts, FLOPs and times: parsed exactly, formatted for display. Internal values are integers; GiB is display only."""
+"""Bytes, counts, times, powers and rates: parsed exactly, formatted for display. Bytes are integers; GiB is display only."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
 _BYTE_UNITS = {"B": 1} | {
@@ -66,3 +67,84 @@ def _decimal(count: int, prefixes: tuple[tuple[str, int], ...], digits: int, uni
         if abs(count) >= factor:
             return f"{count / factor:.{digits}f} {prefix}{unit}"
     return f"{count} {unit}".rstrip()
+
+
+_COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_SECONDS = {
+    "ms": 0.001,
+    "s": 1,
+    "min": 60,
+    "h": 3600,
+    "d": 86400,
+    "day": 86400,
+    "days": 86400,
+    "week": 604800,
+    "weeks": 604800,
+    "y": 31557600,
+}
+_KILOWATTS = {"W": 0.001, "kW": 1.0, "MW": 1000.0}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_count(text: str) -> int:
+    """A count with its decimal prefix: `2T`, `15.6T`, `300B`, `4e9`.
+
+    Raises:
+        ValueError: The text is no count, or is no whole number.
+    """
+    number, unit = _quantity(text, _COUNTS, "2T")
+    count = Fraction(number) * int(_COUNTS[unit])
+    if count.denominator != 1:
+        raise ValueError(f"{text!r} is {float(count)}, which is no whole number")
+    return int(count)
+
+
+def parse_seconds(text: str, without_unit: float = 1.0) -> float:
+    """Seconds of a duration with its unit: `30000h`, `30min`, `90s`, `1.5d`.
+
+    Args:
+        text: The duration.
+        without_unit: Seconds of the unit of a text that names none.
+
+    Raises:
+        ValueError: The text is no duration, or its unit is unknown.
+    """
+    number, unit = _quantity(text, {"": without_unit, **_SECONDS}, "30min")
+    return float(number) * (without_unit if not unit else _SECONDS[unit])
+
+
+def parse_kilowatts(text: str) -> float:
+    """Kilowatts of a power with its unit: `0.7kW`, `700W`; without a unit kilowatts.
+
+    Raises:
+        ValueError: The text is no power, or its unit is unknown.
+    """
+    number, unit = _quantity(text, {"": 1.0, **_KILOWATTS}, "0.7kW")
+    return float(number) * _KILOWATTS.get(unit, 1.0)
+
+
+def parse_bandwidth(text: str) -> int:
+    """Bytes per second of a rate: `10GB/s`, `400Gb/s`, `2.5e9`.
+
+    Raises:
+        ValueError: The text is no rate, or is no whole number of bytes.
+    """
+    compact = text.strip().removesuffix("/s")
+    bits = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)b", compact)
+    if bits is not None:
+        return int(Fraction(bits[1]) * int(_COUNTS[bits[2]]) / 8)
+    return int(float(compact)) if re.fullmatch(r"\d+(\.\d+)?([eE]\d+)?", compact) else parse_bytes(compact)
+
+
+def _quantity(text: str, units: Mapping[str, float], example: str) -> tuple[str, str]:
+    """Number and unit of a text; a unit is found whatever the case of its letters, where that names one."""
+    match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_SIZE_TEXT else None
+    if match is None:
+        raise ValueError(f"{text[:_MAX_SIZE_TEXT]!r} is no quantity; write one like {example}")
+    number, unit = match.groups()
+    if unit in units:
+        return number, unit
+    near = [name for name in units if name.lower() == unit.lower()]
+    if len(near) != 1:
+        raise ValueError(f"{text!r} has the unknown unit {unit!r}; use one of {', '.join(name for name in units if name)}")
+    return number, near[0]

@@ -51,6 +51,14 @@ def measured_steps(path: str) -> list[MeasuredStep]:
     return found
 
 
+def measured_subject(path: str) -> tuple[str, tuple[str, ...]]:
+    """The spec or plan of the first measured step of `measured_steps`, and its changes."""
+    if os.path.isdir(path):
+        return f"{Path(path) / PLAN}", ()
+    row = json.loads(read_text(path))[0]
+    return row["spec"], tuple(row.get("set") or ())
+
+
 def _of_row(path: str, number: int, row: Any) -> MeasuredStep:
     seconds: Any = row.get("step_seconds") if isinstance(row, dict) else None
     timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and SHORTEST <= seconds <= LONGEST

@@ -44,6 +44,8 @@ def figures_of(device: Device) -> Iterator[tuple[str, Figure, str]]:
     yield "node_bytes_per_second", device.node_bandwidth, "bytes/s"
     yield "network_bytes_per_second", device.network_bandwidth, "bytes/s"
     yield "domain", device.domain, "devices"
+    if device.power is not None:
+        yield "power_watts", device.power, "W"
     yield "num_sms", device.num_sms, "multiprocessors"
     yield from ((f"efficiency_percent.{part}", figure, "%") for part, figure in device.efficiency.items())
     yield "launch_ns", device.launch, "ns"

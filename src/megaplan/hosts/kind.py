@@ -53,6 +53,7 @@ class HostKind(NamedTuple):
         schedules: Schedules that searches and advice try; empty for all.
         trained: megarun trains it: formulas of columns and padding come from its budget, its step is a replayed schedule, adapters are
             priced.
+        saves_working_copy: A checkpoint holds the parameters in precision.params in addition to the masters.
         own_layers: The layers are not the families' operations: positions, norms and prediction modules are its own.
         vocab_with_tp: Embedding and head are sharded over the vocabulary if mesh.tp is above 1.
         reshards: Searches and advice vary sharding.reshard_after_forward.
@@ -78,6 +79,7 @@ class HostKind(NamedTuple):
     topic: Later | None = None
     schedules: tuple[str, ...] = ()
     trained: bool = False
+    saves_working_copy: bool = False
     own_layers: bool = False
     vocab_with_tp: bool = False
     reshards: bool = True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic
 from megaplan.layout.runs import num_ranks
+from megaplan.plan.digests import OUTSIDE_DIGEST
 from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, SpanField, Stage
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ Place = tuple[int, int]
 
 # Decisions that are compared by value; stages are compared as moves, and the split's certificate and bases separately.
 _COMPARED = ("pattern", "mesh", "schedule", "precision", "optimizer", "recompute", "ownership_order", "code_order", "wrap_order", "host")
-_OUTSIDE_DIGEST = "training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +157,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
     """
     ranks = tuple(change for change in _rank_changes(before.estimates.ranks, after.estimates.ranks) if change.changed)
     old_inputs, new_inputs = dict(before.inputs), dict(after.inputs)
-    old_training, new_training = (
-        old_inputs.pop(_OUTSIDE_DIGEST, {}),
-        new_inputs.pop(_OUTSIDE_DIGEST, {}),
-    )  # removed by hand, perhaps
+    old_outside, new_outside = ({key: inputs.pop(key, {}) for key in OUTSIDE_DIGEST} for inputs in (old_inputs, new_inputs))
     return PlanDiff(
         names=(before.spec.name, after.spec.name),
         digests=(before.digests.plan, after.digests.plan),
@@ -174,7 +171,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
         ranks=ranks,
         growth=_growth(before, after),
         inputs=tuple(_changes(old_inputs, new_inputs)),
-        training=tuple(_changes(old_training, new_training, (_OUTSIDE_DIGEST,))),
+        training=tuple(_changes(old_outside, new_outside)),
         other=tuple(_other(before, after)),
     )
 

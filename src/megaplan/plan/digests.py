@@ -9,6 +9,9 @@ from megaplan.families.registry import families_of
 from megaplan.plan.canonical import Json, digest, normalise
 from megaplan.spec.models import Spec
 
+OUTSIDE_DIGEST = frozenset({"training", "run"})
+"""Sections of a spec that say how long a plan is trained, how, and at what price."""
+
 
 def model_digest(spec: Spec, letters: str) -> str:
     """Digest of the architecture: equal for every spelling of the pattern and every choice of cuts, mesh and runtime.
@@ -26,6 +29,6 @@ def model_digest(spec: Spec, letters: str) -> str:
 
 
 def plan_digest(inputs: Mapping[str, Any], decisions: Mapping[str, Any]) -> str:
-    """Digest of the inputs, without `training`, and of the decisions, both as written in the file."""
-    kept: dict[str, Json] = {key: value for key, value in inputs.items() if key != "training"}
+    """Digest of the inputs, without `OUTSIDE_DIGEST`, and of the decisions, both as written in the file."""
+    kept: dict[str, Json] = {key: value for key, value in inputs.items() if key not in OUTSIDE_DIGEST}
     return digest({"inputs": kept, "decisions": dict(decisions)})

@@ -35,7 +35,7 @@ class Part(BaseModel):
 
 
 class Digests(Part):
-    """`model`: the architecture, equal for every way to run it. `plan`: inputs (without `training`) and decisions."""
+    """`model`: the architecture, equal for every way to run it. `plan`: inputs (without `training` and `run`) and decisions."""
 
     model: Sha256
     plan: Sha256

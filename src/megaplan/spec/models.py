@@ -59,6 +59,7 @@ from megaplan.spec.host import Host
 from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding
 from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision import LowPrecision
+from megaplan.spec.run import Run
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
 
 __all__ = [
@@ -106,6 +107,7 @@ __all__ = [
     "RecomputePolicy",
     "RelationBias",
     "RopeScaling",
+    "Run",
     "ScheduleKind",
     "ScheduleSection",
     "Section",
@@ -263,9 +265,10 @@ class Spec(OptionsSection):
         serving: An inference pool; null for none.
         training: Length and learning rates of training.
         lora: Trained adapters at a frozen model; null to train the model.
+        run: The whole run, for `megaplan run`; null for defaults.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"lora"})
+    options: ClassVar[frozenset[str]] = frozenset({"lora", "run"})
 
     format: Literal["megaplan.spec/1"]
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", strict=True)]
@@ -284,6 +287,7 @@ class Spec(OptionsSection):
     serving: Serving | None = None
     training: Training = Training()
     lora: Lora | None = None
+    run: Run | None = None
 
     def policy(self, layer: int, letter: str) -> RecomputePolicy:
         """The recompute policy of layer `layer` (global index), which has this letter; the last layer is never recomputed (R-67)."""

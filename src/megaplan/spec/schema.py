@@ -42,7 +42,12 @@ def editor_line(schema_file: str) -> str:
 
 def section_help(section: type[BaseModel]) -> tuple[str, dict[str, str]]:
     """The description of a section, and of each of its keys."""
-    text = inspect.cleandoc(section.__doc__ or "")
+    return attribute_help(section.__doc__ or "")
+
+
+def attribute_help(docstring: str) -> tuple[str, dict[str, str]]:
+    """The summary of a class's docstring, and the lines of its attributes."""
+    text = inspect.cleandoc(docstring)
     about, _, attributes = text.partition("\nAttributes:\n")
     return about.strip(), dict(_ATTRIBUTE.findall(attributes))
 

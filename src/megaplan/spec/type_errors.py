@@ -243,8 +243,13 @@ def _text_form(fault: Fault) -> Words:
     return "MP133", detail, [f"{_name(fault)}: {meant}"] if meant else []
 
 
+def _quantity(fault: Fault) -> Words:
+    return "MP470", f"{fault.key}: {fault.context.get('reason')}", []
+
+
 _MAKERS = {
     "literal_error": _choice,
+    "quantity": _quantity,
     "union_tag_invalid": _kind,
     "union_tag_not_found": _no_kind,
     "int_type": _integer,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megaplan.cli import check, diff, estimate, export, fail_on, search, split
+from megaplan.cli import check, diff, estimate, export, fail_on, run, search, split
 from megaplan.terminal import exit_status
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "exit-status.md"
@@ -17,6 +17,7 @@ PLANNER = {
     ("every command", exit_status.BROKEN_PIPE),
     ("megaplan estimate", estimate.DOES_NOT_FIT),
     ("megaplan split", split.NO_SPLIT),
+    ("megaplan run", run.DOES_NOT_FIT),
     ("megaplan search", search.NOTHING_FITS),
     ("megaplan diff", diff.DIFFERS),
     ("megaplan diff", fail_on.FAILED_ON),

@@ -38,6 +38,7 @@ CASES = {
     "split-does-not-fit": ("split", "plans/nam56r-8xh200.yaml", "--set", "schedule.kind=gpipe", "--set", "mesh.vpp=1"),
     "split-infeasible": ("split", "plans/tiny-hybrid-pp2.yaml", "--set", "split.forbid=[1,2,3,4,5,6,7,8]"),
     "search": ("search", "plans/tiny-hybrid-pp2.yaml", "--devices", "4", "--vary", "schedule", "--top", "3", "--processes", "1"),
+    "run": ("run", "plans/llama-3.1-8b.yaml", "--tokens", "2T", "--mtbf", "30000h", "--price", "2.5", "--set", "mesh.dp_shard=1024"),
     "show": ("show", "plans/nam56r-8xh200.json"),
     "diff": ("diff", "plans/nam56r-8xh200-equal.json", "plans/nam56r-8xh200.json"),
     "diff-markdown": ("diff", "plans/nam56r-8xh200-equal.json", "plans/nam56r-8xh200.json", "--format", "markdown"),

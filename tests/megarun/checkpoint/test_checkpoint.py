@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from safetensors.torch import load_file
 
 import megarun.checkpoint.save
 import megarun.data.batches
+from megaplan.api.load import load
+from megaplan.budget.build import build_budget
+from megaplan.goodput.checkpoints import checkpoint_sizes
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
+from megarun.checkpoint.index import read_index
 from megarun.checkpoint.manifest import Manifest, list_checkpoints
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.storage import CheckpointWriter
@@ -307,3 +312,14 @@ def test_a_rank_that_never_starts_is_named(tmp_path: Path, command: Any) -> None
     assert done.returncode == 2
     assert "error[MP650]" in done.stderr
     assert "1 of 2 processes did not start within 3 s: rank 1 (pp 1)" in done.stderr
+
+
+@pytest.mark.parametrize("matrix", ["adamw", "muon"])
+def test_a_checkpoint_has_the_bytes_that_were_planned(matrix: str, tmp_path: Path, command: Any) -> None:
+    """All but torch's generators, which are no part of a plan."""
+    assert run(command("run", "--steps", "2", optimizer__matrix=matrix)) == 0
+    index = read_index(list_checkpoints(tmp_path / "run")[0])
+    item = {"torch.float32": 4, "torch.bfloat16": 2, "torch.int64": 8}
+    saved = sum(prod(tensor.shape) * item[tensor.dtype] for name, tensor in index.items() if not name.startswith("generator"))
+    job = load(tmp_path / "plan.json")
+    assert saved == checkpoint_sizes(job.spec, job.inventory, job.layout, build_budget(job.spec, job.inventory, job.layout)).whole_bytes

@@ -44,6 +44,7 @@ HOST = HostKind(
     import_=Later("megaplan.cli.import_megatron:import_megatron"),
     export=Later("megaplan.exporters.megatron:export_megatron"),
     schedules=("1f1b", "interleaved_1f1b"),
+    saves_working_copy=True,
     own_layers=True,
     vocab_with_tp=True,
     reshards=False,

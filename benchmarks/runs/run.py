@@ -1,0 +1,165 @@
+"""Published training runs, predicted: writes docs/reference/runs.md.
+
+python benchmarks/runs/run.py [--check]     --check exits 1 if the page is out of date
+
+A run is a row of `published.yaml`. Steps are this project's own predictions unless `run.step` gives the published one.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+import megaplan
+from megaplan.terminal.table import markdown_table
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "reference" / "runs.md"
+POINTS, PERCENT = 5.0, 10.0
+"""Errors within which a goodput, in points, and days, in per cent, are near."""
+
+
+class PublishedRun(NamedTuple):
+    """A row with its prediction.
+
+    Attributes:
+        row: Values of `published.yaml`.
+        found: The run as it is predicted.
+        days: Published days; None if there are none.
+        goodput: Published goodput or its lower bound; None if there is none.
+        bound: True if the goodput is a lower bound.
+    """
+
+    row: dict[str, Any]
+    found: megaplan.RunEstimate
+    days: float | None
+    goodput: float | None
+    bound: bool
+
+    @property
+    def days_error(self) -> float | None:
+        """Per cent by which the predicted days are off."""
+        return None if self.days is None else 100 * (self.found.days.value / self.days - 1)
+
+    @property
+    def goodput_error(self) -> float | None:
+        """Points by which the predicted goodput is off; a bound that is kept is off by 0."""
+        if self.goodput is None:
+            return None
+        error = 100 * (self.found.goodput - self.goodput)
+        return min(0.0, error) if self.bound else error
+
+    @property
+    def worst(self) -> float:
+        """The larger of both errors, relative to what counts as near."""
+        return max(abs(self.days_error or 0) / PERCENT, abs(self.goodput_error or 0) / POINTS)
+
+
+def spec_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The spec of a row: a decoder of attention and MLP layers under Megatron-Core."""
+    model, (micro_batch, seq_length) = row["model"], row["batch"]
+    pipelined = row["mesh"].get("vpp", 1) > 1
+    return {
+        "format": "megaplan.spec/1",
+        "name": "published",
+        "model": {
+            "pattern": "AD",
+            "num_layers": 2 * model["layers"],
+            "hidden_size": model["hidden"],
+            "vocab_size": model["vocab"],
+            "tie_embeddings": model.get("tied", False),
+            "attention": {
+                "kind": "gqa",
+                "num_heads": model["heads"],
+                "num_kv_heads": model["kv_heads"],
+                "head_dim": model["head_dim"],
+            },
+            "mlp": {"ffn_hidden_size": model["ffn"], "activation": model.get("activation", "swiglu")},
+        },
+        "mesh": row["mesh"],
+        "schedule": {"kind": "interleaved_1f1b" if pipelined else "1f1b", "num_microbatches": row["microbatches"]},
+        "batch": {"micro_batch_size": micro_batch, "seq_length": seq_length},
+        "optimizer": {"matrix": "adamw"},
+        "host": row["host"] if "name" in row.get("host", {}) else {"name": "megatron", "model": "gpt", **row.get("host", {})},
+        **({"recompute": {"default": row["recompute"]}} if "recompute" in row else {}),
+        "device": {"name": row["device"]},
+        **({"run": row["run"]} if "run" in row else {}),
+    }
+
+
+def predicted(row: dict[str, Any]) -> PublishedRun:
+    """A row with its prediction."""
+    found, published = megaplan.run(spec_of(row)), row["published"]
+    days = published.get("days")
+    if days is None and "device_hours" in published:
+        days = published["device_hours"] / found.num_devices / 24
+    goodput = published.get("goodput", published.get("goodput_above"))
+    return PublishedRun(row, found, days, goodput, "goodput_above" in published)
+
+
+def rows() -> list[PublishedRun]:
+    """Every row, the worst first."""
+    found = [predicted(row) for row in yaml.safe_load((HERE / "published.yaml").read_text(encoding="utf-8"))]
+    return sorted(found, key=lambda row: -row.worst)
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    text = page(rows())
+    if "--check" in sys.argv[1:]:
+        return int(PAGE.read_text(encoding="utf-8") != text)
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def page(found: list[PublishedRun]) -> str:
+    """The whole page."""
+    cells = [["run", "devices", "step s", "days", "published", "error", "goodput", "published", "points", ""]]
+    for row in found:
+        run = row.found
+        step = f"{run.step_seconds.value:.3g}{' given' if 'step' in row.row['run'] else ''}"
+        days = ["", "", ""] if row.days is None else [f"{run.days.value:.3g}", f"{row.days:.3g}", f"{row.days_error:+.1f} %"]
+        if row.goodput is None:
+            goodput = [f"{100 * run.goodput:.1f} %", "", ""]
+        else:
+            sign = "> " if row.bound else ""
+            goodput = [f"{100 * run.goodput:.1f} %", f"{sign}{100 * row.goodput:.1f} %", f"{row.goodput_error:+.1f}"]
+        held = "" if "source_of" in row.row else "held out"
+        cells.append([row.row["name"], f"{run.num_devices:,} {run.device}", step, *days, *goodput, held])
+    return (
+        (HERE / "page.md")
+        .read_text(encoding="utf-8")
+        .format(
+            table="\n".join(markdown_table(cells, left=(0, 9))),
+            summary=summary(found),
+            sources="\n".join(_sources(row) for row in found),
+        )
+    )
+
+
+def summary(found: list[PublishedRun]) -> str:
+    """Counts of rows that are near, all and held out."""
+    parts = []
+    for name, among in (("All", found), ("Held out", [row for row in found if "source_of" not in row.row])):
+        days = [abs(row.days_error) for row in among if row.days_error is not None]
+        goodput = [abs(row.goodput_error) for row in among if row.goodput_error is not None]
+        near_days, near_goodput = sum(each <= PERCENT for each in days), sum(each <= POINTS for each in goodput)
+        parts.append(
+            f"{name}: days of {near_days} of {len(days)} runs within {PERCENT:g} %, the median off by {sorted(days)[len(days) // 2]:.1f} %;"
+            f" goodput of {near_goodput} of {len(goodput)} within {POINTS:g} points."
+        )
+    return "\n".join(parts)
+
+
+def _sources(row: PublishedRun) -> str:
+    given = f" Given: {row.row['given']}." if "given" in row.row else ""
+    note = f" Note: {row.row['note']}." if "note" in row.row else ""
+    figures = f" Figures from it: {', '.join(row.row['source_of'])}." if "source_of" in row.row else ""
+    return f"- **{row.row['name']}**: {'; '.join(row.row['sources'])}.{given}{note}{figures}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

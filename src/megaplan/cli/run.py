@@ -1,0 +1,68 @@
+"""`megaplan run`: a whole training run, from its tokens to days, cost, checkpoints and goodput."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from megaplan.cli.options import AsJson, CostsFile, DeviceFile, Overrides, SpecOrPlan
+from megaplan.terminal import output
+
+DOES_NOT_FIT = 1
+
+
+def _key(name: str, metavar: str, text: str) -> typer.models.OptionInfo:
+    found: typer.models.OptionInfo = typer.Option(f"--{name}", metavar=metavar, help=text)
+    return found
+
+
+def run(
+    subject: SpecOrPlan,
+    *,
+    tokens: Annotated[str | None, _key("tokens", "N", "Tokens of the run: 2T, 300B; by default training.steps.")] = None,
+    mtbf: Annotated[str | None, _key("mtbf", "TIME", "Mean time between interruptions of one device: 30000h.")] = None,
+    price: Annotated[str | None, _key("price", "N", "Price of a device for an hour.")] = None,
+    power: Annotated[str | None, _key("power", "POWER", "Power of one device: 0.7kW; by default its board's.")] = None,
+    pue: Annotated[str | None, _key("pue", "N", "Power of the data centre over that of the devices.")] = None,
+    carbon: Annotated[str | None, _key("carbon", "N", "Kilograms of CO2 equivalent for a kilowatt-hour.")] = None,
+    step: Annotated[str | None, _key("step", "TIME", "A measured step, instead of the modelled one: 1.5s.")] = None,
+    storage: Annotated[str | None, _key("storage", "CLASS", "Storage of the checkpoints: local, parallel or s3.")] = None,
+    node_bandwidth: Annotated[str | None, _key("node-bandwidth", "RATE", "Rate of one node to the storage: 5GB/s.")] = None,
+    total_bandwidth: Annotated[str | None, _key("total-bandwidth", "RATE", "Rate of the whole storage.")] = None,
+    save: Annotated[str | None, _key("save", "HOW", "async: training waits for the copy to host memory; sync: for the write.")] = None,
+    interval: Annotated[str | None, _key("interval", "TIME", "Time between saves; by default the best one.")] = None,
+    detection: Annotated[str | None, _key("detection", "TIME", "Time until an interruption has ended the job.")] = None,
+    restart: Annotated[str | None, _key("restart", "TIME", "Time to start and connect the processes.")] = None,
+    replacement: Annotated[str | None, _key("replacement", "TIME", "Time to replace a broken node and start, without a spare.")] = None,
+    repair: Annotated[str | None, _key("repair", "TIME", "Time until a broken node is a spare again.")] = None,
+    spares: Annotated[str | None, _key("spares", "N", "Spare nodes.")] = None,
+    hangs: Annotated[str | None, _key("hangs", "SHARE", "Share of interruptions that are hangs.")] = None,
+    figures: Annotated[bool, typer.Option("--figures", help="Print every figure with its basis and source.")] = False,
+    costs: CostsFile = None,
+    device_file: DeviceFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> int:
+    """Estimate a whole run: days, cost, energy, checkpoints, the best interval of saves, and goodput. Exits 1 if a rank does not fit."""
+    from megaplan.api.run import run as run_of  # noqa: PLC0415  (a help text needs no model)
+
+    given = {
+        "tokens": tokens, "mtbf": mtbf, "price": price, "power": power, "pue": pue, "carbon": carbon, "step": step, "storage": storage,
+        "node_bandwidth": node_bandwidth, "total_bandwidth": total_bandwidth, "save": save, "interval": interval, "detection": detection,
+        "restart": restart, "replacement": replacement, "repair": repair, "spares": spares, "hangs": hangs,
+    }  # fmt: skip
+    named = [f"run.{key}={value}" for key, value in given.items() if value is not None]
+    found = run_of(subject, *(overrides or ()), *named, costs=costs, device_file=device_file)
+    if as_json:
+        from dataclasses import asdict  # noqa: PLC0415
+
+        output.write_json(json.loads(json.dumps(asdict(found))))
+    else:
+        from megaplan.cli.run_text import figure_lines, run_lines  # noqa: PLC0415
+
+        output.write_styled(run_lines(found))
+        if figures:
+            output.write_styled(figure_lines(found))
+    return 0 if found.fits else DOES_NOT_FIT

@@ -1,0 +1,1 @@
+"""A whole run: goodput under interruptions, checkpoints, days, cost and energy."""

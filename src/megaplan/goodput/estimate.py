@@ -1,0 +1,240 @@
+"""A spec's whole run: days, cost, energy, checkpoints, goodput, and what would raise it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from megaplan.budget.values import Budget
+from megaplan.diagnostics import refuse
+from megaplan.goodput.checkpoints import CLASSES, CheckpointSizes, StorageTime, checkpoint_sizes, storage_times
+from megaplan.goodput.figures import RunFigure, figures, given
+from megaplan.goodput.job import Job, saving_to, saving_to_peers
+from megaplan.goodput.recovery import Faults, faults_of
+from megaplan.goodput.values import Checkpoints, NamedFigure, RankShare, RunChange, RunEstimate, SaveInterval, Spread, StorageSeconds
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.step_time import PlannedTime
+from megaplan.layout.values import Layout
+from megaplan.spec.device import device_of
+from megaplan.spec.models import Run, Spec
+from megaplan.units import format_bytes
+
+FORMAT = "megaplan.run/1"
+DAY, HOUR, MILLION = 86400.0, 3600.0, 1e6
+JOULES_OF_KWH = 3.6e6
+FAST_DETECTION_SECONDS = 10.0
+"""Detection by inspecting devices and adapters every 10 to 30 s instead of waiting for a time limit (arXiv:2509.16293, table 3)."""
+ENOUGH_SPARES = 0.99
+MOST_SPARES = 256
+
+
+@dataclass(frozen=True)
+class StepOfRun:
+    """Seconds of a step, with the ends of its interval and its basis."""
+
+    seconds: float
+    low: float
+    high: float
+    basis: str
+
+
+def step_of_run(spec: Spec, time: PlannedTime | str) -> StepOfRun:
+    """The step that the run is made of: the measured one of `run.step`, or the planned one.
+
+    Raises:
+        MegaplanError: MP471, the step has no time.
+    """
+    run = spec.run or Run()
+    if run.step is not None:
+        return StepOfRun(run.step, run.step, run.step, "given")
+    if isinstance(time, str):
+        raise refuse("MP471", f"the step of {spec.name} is not timed: {time}", "--step 1.5s    # a measured step", key="run.step")
+    return StepOfRun(time.seconds, time.low, time.high, f"{time.basis}, {time.calibration}")
+
+
+def run_estimate(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget, time: PlannedTime | str) -> RunEstimate:
+    """The whole run of a spec.
+
+    Raises:
+        MegaplanError: MP471, the step has no time; MP472, interruptions come faster than anything is saved.
+    """
+    step = step_of_run(spec, time)
+    return _Estimate(spec, checkpoint_sizes(spec, inventory, layout, budget), step).result(fits=budget.fits)
+
+
+class _Estimate:
+    """The parts of a run's estimate."""
+
+    def __init__(self, spec: Spec, sizes: CheckpointSizes, step: StepOfRun) -> None:
+        self.spec, self.sizes, self.step = spec, sizes, step
+        self.run = spec.run or Run()
+        self.num_steps = spec.training.steps if self.run.tokens is None else ceil(self.run.tokens / spec.global_batch_tokens)
+        self.tokens = self.num_steps * spec.global_batch_tokens if self.run.tokens is None else self.run.tokens
+        self.storages = storage_times(spec, sizes)
+        self.faults = faults_of(spec, step.seconds)
+        self.job = self.job_with(step.seconds)
+        if not self.job.shares.useful:
+            raise refuse(
+                "MP472",
+                f"an interruption every {1 / self.faults.rate:.3g} s, a recovery of {self.job.recovery.seconds:.3g} s,"
+                f" a save of {self.job.saving.write:.3g} s",
+                f"--mtbf {figures()['mtbf_hours'].value:g}h",
+                key="run.mtbf",
+            )
+
+    def job_with(self, seconds: float, storage: StorageTime | None = None) -> Job:
+        """The job with a step of this length, its checkpoints in the run's storage or in another one."""
+        saving = saving_to(self.spec, self.sizes, storage or self.storages[self.run.storage])
+        interval = None if self.run.interval is None else max(1, round(self.run.interval / seconds))
+        return Job(self.faults, saving, seconds, self.num_steps, interval=None if interval is None else min(interval, self.num_steps))
+
+    def spread(self, of: Callable[[Job], float]) -> Spread:
+        """A number of the job at the step and at the ends of its interval."""
+        low, high = self._ends
+        return Spread(of(self.job), of(low), of(high))
+
+    @property
+    def _ends(self) -> tuple[Job, Job]:
+        return self.job_with(self.step.low), self.job_with(self.step.high)
+
+    def hours(self, job: Job, num_spares: int) -> float:
+        """Device hours, spare nodes included."""
+        return job.wall_seconds / HOUR * (self.spec.mesh.world_size + num_spares * self.spec.device.per_node)
+
+    def result(self, *, fits: bool) -> RunEstimate:
+        """Everything."""
+        spec, run, job = self.spec, self.run, self.job
+        hours = self.spread(lambda job: self.hours(job, run.spares))
+        cost = None if run.price is None else scaled(hours, run.price)
+        power, overhead, carbon = self._energy()
+        energy = None if power is None else scaled(hours, power.value * overhead.value)
+        emitted = None if energy is None else scaled(energy, carbon.value)
+        named = [figure for figure in (power, overhead, carbon) if figure is not None and power is not None]
+        return RunEstimate(
+            format=FORMAT,
+            name=spec.name,
+            device=spec.device.name,
+            num_devices=spec.mesh.world_size,
+            num_spare_devices=run.spares * spec.device.per_node,
+            fits=fits,
+            tokens=self.tokens,
+            steps=self.num_steps,
+            tokens_of_step=spec.global_batch_tokens,
+            step_seconds=Spread(self.step.seconds, self.step.low, self.step.high),
+            step_basis=self.step.basis,
+            days=self.spread(lambda job: job.wall_seconds / DAY),
+            device_hours=hours,
+            cost=cost,
+            cost_per_million_tokens=scaled(cost, MILLION / self.tokens),
+            energy_kwh=energy,
+            joules_per_token=scaled(energy, JOULES_OF_KWH / self.tokens),
+            carbon_kg=emitted,
+            carbon_grams_per_million_tokens=scaled(emitted, 1000 * MILLION / self.tokens),
+            goodput=job.goodput,
+            losses=job.losses,
+            interruptions=job.num_interruptions,
+            mtbf_hours=1 / self.faults.rate / HOUR,
+            recovery_seconds=job.recovery.seconds,
+            interval=self._interval(),
+            checkpoints=self._checkpoints(),
+            gains=tuple(sorted(self._changes(), key=lambda change: -change.goodput)),
+            figures=tuple(NamedFigure(each.name, each.value, each.unit, str(each.basis), each.source) for each in self._figures(named)),
+        )
+
+    def _energy(self) -> tuple[RunFigure | None, RunFigure, RunFigure]:
+        """Kilowatts of a device, the data centre's overhead, and kilograms of CO2 a kilowatt-hour."""
+        run, known, board = self.run, figures(), device_of(self.spec.device).power
+        power = None if board is None else RunFigure("power", board.value / 1000, "kW of one device", board.basis, board.source)
+        if run.power is not None:
+            power = given("power", run.power, "kW of one device")
+        overhead = known["pue"] if run.pue is None else given("pue", run.pue, "")
+        return power, overhead, known["carbon"] if run.carbon is None else given("carbon", run.carbon, "kg CO2e/kWh")
+
+    def _interval(self) -> SaveInterval:
+        job, faults = self.job, self.job.interruptions
+        seconds = job.interval * job.step
+        half, same, double = (faults.goodput(factor * seconds) for factor in (0.5, 1.0, 2.0))
+        return SaveInterval(job.interval, seconds, self.run.interval is None, faults.young, half, same, double)
+
+    def _checkpoints(self) -> Checkpoints:
+        sizes, job = self.sizes, self.job
+        cycle = job.interruptions.cycle(job.interval * job.step)
+        stages = tuple(RankShare(stage.pp_rank, stage.num_ranks, stage.bytes, stage.largest_rank_bytes) for stage in sizes.stages)
+        classes = tuple(
+            StorageSeconds(
+                name=each.name,
+                node_bytes_per_second=each.node_bandwidth.value,
+                total_bytes_per_second=None if each.total_bandwidth is None else each.total_bandwidth.value,
+                write_seconds=each.write_seconds,
+                read_seconds=each.read_seconds,
+                survives_a_node=each.survives,
+                goodput=self.job_with(self.step.seconds, each).goodput if each.survives or each.name == self.run.storage else None,
+            )
+            for each in (self.storages[name] for name in CLASSES)
+        )
+        stall = cycle - job.interval * job.step
+        return Checkpoints(
+            whole_bytes=sizes.whole_bytes,
+            ranks=stages,
+            rank_host_bytes=max(sizes.rank_host_bytes),
+            node_host_bytes=max(sizes.node_host_bytes),
+            stall_seconds=job.saving.stall,
+            stall_share=stall / cycle,
+            storage=self.run.storage,
+            classes=classes,
+        )
+
+    def _changes(self) -> Iterator[RunChange]:
+        job, faults, spares = self.job, self.faults, self.run.spares
+        kept = None if self.run.interval is None else job.interval
+        enough = _enough_spares(faults)
+        for count in dict.fromkeys((spares + 1, enough)):
+            if count > spares:
+                recovery = faults.recovery(job.saving.read, num_spares=count)
+                changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery, interval=kept)
+                there = f"there in {100 * faults.has_spare(count):.3g} % of cases"
+                yield self._change(f"{count} spare node{'s' if count > 1 else ''}", changed, count, there)
+        if faults.detection > FAST_DETECTION_SECONDS:
+            recovery = faults.recovery(job.saving.read, detection=FAST_DETECTION_SECONDS)
+            changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery, interval=kept)
+            yield self._change(f"detection within {FAST_DETECTION_SECONDS:g} s", changed, spares, f"now {faults.detection:.3g} s")
+        if self.spec.mesh.world_size > self.spec.device.per_node:
+            changed = Job(faults, saving_to_peers(self.spec, self.sizes), job.step, job.num_steps, interval=kept)
+            memory = format_bytes(2 * max(self.sizes.node_host_bytes))
+            yield self._change("copies in a peer's memory", changed, spares, f"{memory} host a node")
+        if self.run.interval is not None:
+            changed = Job(faults, job.saving, job.step, job.num_steps)
+            yield self._change(f"a save every {changed.interval} steps", changed, spares, "the interval with the best goodput")
+
+    def _change(self, name: str, job: Job, num_spares: int, note: str) -> RunChange:
+        hours, now = self.hours(job, num_spares), self.hours(self.job, self.run.spares)
+        price = self.run.price
+        return RunChange(name, job.goodput, job.wall_seconds / DAY, hours, None if price is None else (hours - now) * price, note)
+
+    def _figures(self, energy: list[RunFigure]) -> Iterator[RunFigure]:
+        known, storage = figures(), self.storages[self.run.storage]
+        used = dict(self.faults.figures)
+        if "detection" in used:
+            for name in ("hangs", "crash_detection_seconds", "hang_timeout_seconds", "hang_margin_seconds"):
+                used.pop(name)
+        yield from used.values()
+        yield from (known[name] for name in ("compile_seconds", "copy_bytes_per_second", "save_seconds"))
+        if self.spec.host.kind.trained:
+            yield known["sum_bytes_per_second"]
+        yield storage.node_bandwidth
+        if storage.total_bandwidth is not None:
+            yield storage.total_bandwidth
+        if self.run.price is not None:
+            yield given("price", self.run.price, "a device hour")
+        yield from energy
+
+
+def scaled(spread: Spread | None, factor: float) -> Spread | None:
+    """The spread times a factor."""
+    return None if spread is None else Spread(spread.value * factor, spread.low * factor, spread.high * factor)
+
+
+def _enough_spares(faults: Faults) -> int:
+    """The fewest spare nodes of which one is there for a broken node in nearly all cases."""
+    return next((count for count in range(1, MOST_SPARES) if faults.has_spare(count) >= ENOUGH_SPARES), MOST_SPARES)

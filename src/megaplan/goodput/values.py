@@ -1,0 +1,238 @@
+"""The values of a whole run, as `megaplan run` prints them and its JSON has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number with the ends that follow from the 80 % interval of the step.
+
+    Attributes:
+        value: Number for the step as it is predicted or measured.
+        low: Number for the lower end of the step's interval.
+        high: Number for its upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class NamedFigure:
+    """A figure that the run depends on.
+
+    Attributes:
+        name: Name of the figure; a key of the section `run` where it has one.
+        value: Number.
+        unit: Unit of the number.
+        basis: published, measured, modelled, exact or given.
+        source: Document, table or measurement.
+    """
+
+    name: str
+    value: float
+    unit: str
+    basis: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Shares of the wall-clock time of the run, which sum to 1 with the goodput.
+
+    Attributes:
+        start: First start of the job, and its first step beyond a later one.
+        stalls: Training waits for saves.
+        repeated: Steps that are made again after interruptions.
+        detection: From interruptions to the end of the job.
+        replacement: The job waits in the queue because a node is broken.
+        restart: Processes start and connect.
+        compile: First steps beyond later ones.
+        read: Checkpoints are read.
+    """
+
+    start: float
+    stalls: float
+    repeated: float
+    detection: float
+    replacement: float
+    restart: float
+    compile: float
+    read: float
+
+
+@dataclass(frozen=True)
+class SaveInterval:
+    """How often the run saves.
+
+    Attributes:
+        steps: Steps between two saves.
+        seconds: Seconds of training between two saves.
+        chosen: True if it is the one with the best goodput; False if it is given.
+        young_seconds: Young's interval, which knows of the stall and the interruptions alone; null where no save stops training.
+        goodput_at_half: Goodput of the job, its start left out, with half the interval.
+        goodput: The same with the interval.
+        goodput_at_double: The same with twice the interval.
+    """
+
+    steps: int
+    seconds: float
+    chosen: bool
+    young_seconds: float
+    goodput_at_half: float
+    goodput: float
+    goodput_at_double: float
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """Bytes that the ranks of a pipeline rank write.
+
+    Attributes:
+        pp_rank: Pipeline rank.
+        num_ranks: Its ranks, which share the writing about evenly.
+        bytes: Bytes of all of them.
+        largest_rank_bytes: The most that one of them writes.
+    """
+
+    pp_rank: int
+    num_ranks: int
+    bytes: int
+    largest_rank_bytes: int
+
+
+@dataclass(frozen=True)
+class StorageSeconds:
+    """A class of storage.
+
+    Attributes:
+        name: local, parallel or s3.
+        node_bytes_per_second: Bandwidth of one node.
+        total_bytes_per_second: Bandwidth of the whole storage; null if each node has its own.
+        write_seconds: Seconds until a save is whole, while training continues.
+        read_seconds: Seconds to read it at a restart.
+        survives_a_node: False if a checkpoint is lost with a broken node.
+        goodput: Goodput of the job with its checkpoints there; null where it would not survive a broken node.
+    """
+
+    name: str
+    node_bytes_per_second: float
+    total_bytes_per_second: float | None
+    write_seconds: float
+    read_seconds: float
+    survives_a_node: bool
+    goodput: float | None
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The run's checkpoints.
+
+    Attributes:
+        whole_bytes: One checkpoint.
+        ranks: What each pipeline rank writes.
+        rank_host_bytes: The most that a rank's copy takes in host memory.
+        node_host_bytes: The most that the copies of a node's ranks take.
+        stall_seconds: Time that a save stops training.
+        stall_share: The same as a share of the time between saves.
+        storage: Class that the run uses.
+        classes: Every class of storage.
+    """
+
+    whole_bytes: int
+    ranks: tuple[RankShare, ...]
+    rank_host_bytes: int
+    node_host_bytes: int
+    stall_seconds: float
+    stall_share: float
+    storage: str
+    classes: tuple[StorageSeconds, ...]
+
+
+@dataclass(frozen=True)
+class RunChange:
+    """What a change would gain.
+
+    Attributes:
+        name: Change.
+        goodput: Goodput with it.
+        days: Days of the run with it.
+        device_hours: Device hours with it, spare nodes included.
+        cost_change: Change of the cost; null without a price.
+        note: What it needs.
+    """
+
+    name: str
+    goodput: float
+    days: float
+    device_hours: float
+    cost_change: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """A whole training run.
+
+    Attributes:
+        format: Format of the JSON document.
+        name: Name of the spec or plan.
+        device: Device.
+        num_devices: Devices that train.
+        num_spare_devices: Devices of spare nodes.
+        fits: True if every rank fits its device.
+        tokens: Tokens of the run.
+        steps: Optimizer steps.
+        tokens_of_step: Tokens of one step.
+        step_seconds: Seconds of a step.
+        step_basis: Basis of the step's time, and where its interval comes from.
+        days: Days from the first start to the last step.
+        device_hours: Device hours, spare nodes included.
+        cost: Cost, in the unit of run.price; null without a price.
+        cost_per_million_tokens: Cost of a million tokens; null without a price.
+        energy_kwh: Energy with the data centre's overhead; null for a device of unknown power.
+        joules_per_token: Energy of a token; null likewise.
+        carbon_kg: Kilograms of CO2 equivalent; null likewise.
+        carbon_grams_per_million_tokens: Grams of CO2 equivalent of a million tokens; null likewise.
+        goodput: Share of wall-clock time in steps that are kept.
+        losses: Shares of everything else.
+        interruptions: Expected interruptions of the run.
+        mtbf_hours: Mean hours between interruptions of the job.
+        recovery_seconds: Mean seconds of a recovery.
+        interval: How often the run saves.
+        checkpoints: Bytes and times of its checkpoints.
+        gains: What changes would gain, the largest first.
+        figures: Every figure that the result depends on, with basis and source.
+    """
+
+    format: str
+    name: str
+    device: str
+    num_devices: int
+    num_spare_devices: int
+    fits: bool
+    tokens: int
+    steps: int
+    tokens_of_step: int
+    step_seconds: Spread
+    step_basis: str
+    days: Spread
+    device_hours: Spread
+    cost: Spread | None
+    cost_per_million_tokens: Spread | None
+    energy_kwh: Spread | None
+    joules_per_token: Spread | None
+    carbon_kg: Spread | None
+    carbon_grams_per_million_tokens: Spread | None
+    goodput: float
+    losses: Losses
+    interruptions: float
+    mtbf_hours: float
+    recovery_seconds: float
+    interval: SaveInterval
+    checkpoints: Checkpoints
+    gains: tuple[RunChange, ...]
+    figures: tuple[NamedFigure, ...]

@@ -1,0 +1,45 @@
+"""Published runs as `megaplan run` predicts them, and the page that shows them."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from runs.run import PAGE, PERCENT, POINTS, PublishedRun, page, rows  # noqa: E402
+from runs.scaling import series  # noqa: E402
+
+
+@cache
+def found() -> list[PublishedRun]:
+    return rows()
+
+
+def test_six_runs_are_near_in_goodput_and_six_in_days() -> None:
+    goodput = [abs(row.goodput_error) for row in found() if row.goodput_error is not None]
+    days = [abs(row.days_error) for row in found() if row.days_error is not None]
+    assert sum(error <= POINTS for error in goodput) >= 6
+    assert sum(error <= PERCENT for error in days) >= 6
+
+
+def test_every_run_names_its_sources_and_what_it_was_given() -> None:
+    for row in found():
+        assert row.row["sources"], row.row["name"]
+        given = set(row.row["run"]) - {"tokens"}
+        assert not given or row.row.get("given"), row.row["name"]
+
+
+def test_the_page_has_every_run_the_worst_first() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(row.row["name"] in text for row in found())
+    assert [row.worst for row in found()] == sorted((row.worst for row in found()), reverse=True)
+    assert text.splitlines()[0] == page(found()).splitlines()[0]
+
+
+def test_published_scaling_is_projected_within_five_per_cent() -> None:
+    errors = [abs(error) for each in series() for error in each.errors.values()]
+    assert len(errors) >= 20
+    assert max(errors) <= 5
