@@ -6,7 +6,9 @@ characters out of order. Therefore every control character is shown as its escap
 
 from __future__ import annotations
 
+import os
 import re
+from functools import cache
 
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
@@ -17,9 +19,43 @@ _BREAK = re.compile("[\t\n]")
 _MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
-def printable(text: str) -> str:
+_SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|ACCESS_KEY_ID|PRIVATE_KEY|CREDENTIALS?)$")
+_SHORTEST_SECRET = 12
+"""Shorter values of such variables are words and numbers that texts have by chance."""
+_SECRET = re.compile(
+    r"(?<=://)[^/\s@]+(?=@)"  # user and password of a URL
+    r"|(?<=Bearer )[\w.~+/=-]{8,}"
+    r"|(?<=X-Amz-Signature=)\w+|(?<=X-Amz-Credential=)[\w%/-]+|(?<=X-Amz-Security-Token=)[\w%/-]+"
+    r"|\b(?:hf|ghp|gho|github_pat)_\w{20,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+)
+HIDDEN = "…"
+
+
+def escaped(text: str) -> str:
     """The text with every control character except tabs and line feeds as an escape."""
     return _CONTROL.sub(_escape, text)
+
+
+def printable(text: str) -> str:
+    """The text for display: without secrets of the environment, control characters escaped."""
+    return escaped(without_secrets(text))
+
+
+def without_secrets(text: str) -> str:
+    """The text with values of the environment's secret variables, credentials of URLs and tokens of known forms replaced.
+
+    Messages of libraries repeat requests and addresses, and logs are read by more people than the environment.
+    """
+    for value in _secret_values():
+        text = text.replace(value, HIDDEN)
+    return _SECRET.sub(HIDDEN, text)
+
+
+@cache
+def _secret_values() -> tuple[str, ...]:
+    """Values of secret variables, longest first: one may contain another."""
+    found = {value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET}
+    return tuple(sorted(found, key=len, reverse=True))
 
 
 def one_line(text: str) -> str:

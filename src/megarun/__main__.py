@@ -1,12 +1,34 @@
 """`python -m megarun`, alone or under torchrun."""
 
 import faulthandler
+import os
+import signal
 import sys
+from types import FrameType
 
-from megarun.cli.main import run
-from megarun.launch.failure import exit_process
+SIGNAL_STATUS = 128
 
-if __name__ == "__main__":
+
+def end(number: int, _: FrameType | None) -> None:
+    """End at once: until training takes the signals over there is nothing to save, and an import may drop an exception."""
+    os._exit(SIGNAL_STATUS + number)
+
+
+def main() -> None:
+    """Run the command of the process and exit."""
+    # before the imports, which take seconds; `nohup` and `&` ignore SIGHUP and SIGINT, of which training takes over the latter
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
     if sys.stderr is not None:
         faulthandler.enable()  # SIGBUS and SIGSEGV, in libraries or on a failing disk, say where
+    from megaplan.terminal.streams import occupy_standard_descriptors  # noqa: PLC0415
+    from megarun.cli.main import run  # noqa: PLC0415
+    from megarun.launch.failure import exit_process  # noqa: PLC0415
+
+    occupy_standard_descriptors()
     exit_process(run())
+
+
+if __name__ == "__main__":
+    main()

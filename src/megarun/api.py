@@ -6,14 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from megarun.errors import refusal
 from megarun.job.job import Job
-from megarun.job.run import DEFAULT_CHECKPOINTS, Checkpoints, Run, SavedPlan, read_job
+from megarun.job.run import AUTO, DEFAULT_CHECKPOINTS, Checkpoints, Run, SavedPlan
 from megarun.metrics.tensorboard import require_tensorboard
-from megarun.training.elastic import started_processes
-from megarun.training.prepare import hold_out, open_held_out, prepare
+from megarun.training.elastic import Plans, choose_plan, read_plans, started_processes
+from megarun.training.identity import checkpoints_of, report_options, require_data
+from megarun.training.prepare import hold_out, open_held_out, out_folder, prepare
 
 if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
@@ -48,6 +49,7 @@ NO_EVALUATION = Evaluation()
 
 def prepare_run(
     planned: tuple[Job, SavedPlan],
+    plans: Plans,
     data: Sequence[str],
     out: Path,
     *,
@@ -63,6 +65,7 @@ def prepare_run(
 
     Args:
         planned: The plan's job, and the plan as checkpoints keep it.
+        plans: The plans of which it is one.
         data: Token files, as `--data` names them.
         out: A new folder, or one of a run that is resumed.
         command: Command line after `megarun`, for hints.
@@ -76,6 +79,21 @@ def prepare_run(
     Raises:
         MegaplanError: The plan has something that megarun does not build, the number of processes is wrong, or the token files do not fit.
     """
+    options: dict[str, Any] = {
+        "--steps": steps,
+        "--seed": planned[0].spec.training.seed,
+        "--save-every": checkpoints.save_every,
+        "--keep": checkpoints.keep,
+        "--checkpoint-url": checkpoints.url,
+        "--compile": compiled,
+    }
+    if plans.began is not None:
+        report_options(plans.began.options, options)
+        options = {**options, **plans.began.options}
+        steps, compiled = options["--steps"], options["--compile"]
+        saving: dict[str, Any] = {"save_every": options["--save-every"], "keep": options["--keep"], "url": options["--checkpoint-url"]}
+        checkpoints = replace(checkpoints, **saving)
+        planned = planned[0].with_seed(options["--seed"]), planned[1]
     num_processes = planned[0].spec.mesh.world_size if elastic else started_processes()
     run = prepare(planned, data, out, steps, checkpoints, num_processes=num_processes, command=command)
     if evaluation.fraction is not None:
@@ -90,7 +108,14 @@ def prepare_run(
         from megarun.parallel.apply.compile import refuse_compile  # noqa: PLC0415  (loads torch)
 
         refuse_compile(run.job.spec)
-    return replace(run, tensorboard=tensorboard, compiled=compiled)
+    now = checkpoints_of(run.keeps_in)
+    run = replace(run, tensorboard=tensorboard, compiled=compiled, plans=plans.texts, options=options, before=now)
+    if plans.began is not None:
+        require_data(run, plans.began)
+        run = replace(run, before=plans.began.before)
+        if set(now) - set(run.before):  # saved by this job: it continues there, whatever it was to begin from
+            run = replace(run, checkpoints=replace(run.checkpoints, resume=AUTO, weights_only=False))
+    return run
 
 
 def train(
@@ -160,11 +185,13 @@ def train(
         >>> [metrics.step for metrics in trained.history], trained.stopped_by
         ([1, 2], 0)
     """
-    words = _words(data)
+    words, folder = _words(data), out_folder(out)
+    plans = read_plans(plan, None, seed, folder)
     run = prepare_run(
-        read_job(plan, seed),
+        choose_plan(plans, None, started_processes()),
+        plans,
         words,
-        Path(out),
+        folder,
         command=" ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"]),
         steps=steps,
         checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data, checkpoint_url),

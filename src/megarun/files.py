@@ -1,13 +1,20 @@
-"""Reading files that another process wrote: regular files only, and no more than a bound. In a storage, objects are as regular files."""
+"""Reading files that another process wrote, and writing those of a run.
+
+Only regular files are read, and no more than a bound; in a storage, objects are as regular files. No link inside a run's folder is followed
+for writing: who can write there could point it at any file of the user.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from megarun.errors import refusal
 from megarun.remote import AnyPath, RemotePath
 
 
@@ -71,6 +78,89 @@ def entries(folder: AnyPath) -> list[AnyPath]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a link in the place of a file or folder that is about to be written.
+
+    Raises:
+        MegaplanError: MP671.
+    """
+    if path.is_symlink():
+        with suppress(OSError):
+            raise refusal("MP671", f"{path} is a link to {path.readlink()}", hints=(f"rm {path}",), file=str(path))
+        raise refusal("MP671", f"{path} is a link", hints=(f"rm {path}",), file=str(path))
+
+
+def open_own(path: Path, flags: int) -> BinaryIO:
+    """Open a file of a run for writing, which is made if it does not exist.
+
+    Args:
+        path: The file.
+        flags: More flags of `os.open`, such as O_EXCL, O_APPEND or O_TRUNC.
+
+    Raises:
+        MegaplanError: MP671, a link is in its place.
+        OSError: It cannot be opened, or is not a regular file.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EEXIST):
+            refuse_link(path)
+        raise
+    file = os.fdopen(handle, "ab" if flags & os.O_APPEND else "wb")
+    try:
+        _require_regular(path, os.fstat(handle).st_mode)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def write_whole(path: Path, text: str, mark: str) -> None:
+    """Write a file of a run in place of what has its name, which is the old file or the new one at every time.
+
+    Args:
+        path: The file.
+        text: Its text.
+        mark: Part of the name of the file until it is complete; no other process uses it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    new = path.with_name(f".{path.name}.{mark}")
+    try:
+        with open_own(new, os.O_EXCL) as file:
+            file.write(text.encode())
+        new.replace(path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+        raise
+
+
+def make_own_folder(path: Path) -> None:
+    """Make a folder in a folder that exists, unless it is there.
+
+    Raises:
+        MegaplanError: MP671, a link is in its place.
+        OSError: It cannot be made.
+    """
+    refuse_link(path)
+    path.mkdir(exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it; nothing happens if there is none.
+
+    Raises:
+        OSError: A part of it cannot be removed.
+    """
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path)
 
 
 def _require_regular(path: Path, mode: int) -> None:

@@ -24,6 +24,8 @@ ATTEMPTS = 5
 FIRST_PAUSE_SECONDS = 1.0  # doubled after each attempt, with jitter: 15 to 23 s in all
 _FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, NotImplementedError, TypeError)
 _MARK = "://"
+_STATE = ("size", "ETag", "etag", "VersionId", "generation", "md5Hash", "LastModified", "mtime", "created", "ino")
+"""Keys of fsspec's `info`, by the storages' own names."""
 _Result = TypeVar("_Result")
 
 
@@ -86,6 +88,15 @@ class RemotePath:
             FileNotFoundError: It does not exist.
         """
         return int(self._tried("looked at", lambda: _filesystem(self.url).info(self._path)["size"]))
+
+    def state(self) -> str:
+        """What a storage says of an object that changes with its bytes: size, and its own tag, sum or time.
+
+        Raises:
+            FileNotFoundError: It does not exist.
+        """
+        found = self._tried("looked at", lambda: _filesystem(self.url).info(self._path))
+        return " ".join(f"{key}={found[key]}" for key in _STATE if found.get(key) is not None)
 
     def open(self) -> BinaryIO:
         """Open a file for reading.

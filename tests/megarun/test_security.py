@@ -15,9 +15,9 @@ from megaplan.errors import MegaplanError
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
-from megarun.checkpoint.index import INDEX
-from megarun.checkpoint.manifest import MANIFEST, list_checkpoints, read_manifest, record_of
-from megarun.checkpoint.storage import CheckpointReader
+from megarun.checkpoint.index import INDEX, read_index
+from megarun.checkpoint.manifest import MANIFEST, list_checkpoints, read_manifest
+from megarun.checkpoint.sums import record_of
 from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
@@ -99,7 +99,7 @@ def test_what_a_checkpoint_names_stays_in_its_folder(name: str, tmp_path: Path) 
     tensor = {"dtype": "torch.float32", "shape": [1], "chunks": [[[0], [1], name, 0, 4]]}
     (tmp_path / INDEX).write_text(json.dumps({"tensors": {"a": tensor}}))
     with pytest.raises(MegaplanError, match="not a plain file name"):
-        CheckpointReader(tmp_path).read_metadata()
+        read_index(tmp_path)
 
 
 def test_a_plan_cannot_be_named_as_a_path(spec_with: Any) -> None:

@@ -17,7 +17,8 @@ from megaplan.units import format_bytes
 DOES_NOT_FIT = "MP501"
 HEADROOM_PERCENT = 20
 """Headroom below this share of usable memory warns. Source: arXiv:2411.06465: of 454 runs none under 80% of its estimate ran out."""
-MAX_MICRO_BATCH = 1 << 16
+MAX_MICRO_BATCH = 1 << 40
+"""Bound of the doubling; memory grows with the size, so that no device holds as much."""
 
 
 class Cut(NamedTuple):

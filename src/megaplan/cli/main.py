@@ -19,6 +19,7 @@ import typer
 from megaplan.errors import MegaplanError
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR, INTERRUPTED
+from megaplan.terminal.processor_time import limited_processor_time, processor_seconds
 from megaplan.terminal.run import exit_status_of
 
 _COMMANDS = (
@@ -41,6 +42,8 @@ _COMMANDS = (
     "new",
 )
 """Command names in the order of the help; each is a function in the module of the same name."""
+_FACTORS = {"split": 12, "search": 12, "calibrate": 12}
+"""Commands that compare many layouts may use more processor time than the others, by these factors."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -95,14 +98,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # the process ends with the command: nothing is to be searched for garbage at its end
         atexit.register(gc.freeze)
-    return exit_status_of(lambda: _app(words)(words, prog_name="megaplan", standalone_mode=False), lambda error: _failed(error, words))
+
+    def command() -> object:
+        with limited_processor_time(_FACTORS.get(words[0] if words else "", 1) * processor_seconds()):
+            return _app(words)(words, prog_name="megaplan", standalone_mode=False)
+
+    return exit_status_of(command, lambda error: _failed(error, words))
 
 
 def _failed(error: Exception, words: Sequence[str]) -> int:
     """The exit status after a refusal, a usage error of the argument parser, an abort, or a bug."""
     as_json = output.asks_json(words)
-    if isinstance(error, MegaplanError):
-        output.fail(error.diagnostics, as_json=as_json)
+    from megaplan.terminal.limits import limit_reached  # noqa: PLC0415  (only when something is wrong)
+
+    limit = limit_reached(error)
+    if isinstance(error, MegaplanError) or limit is not None:
+        found = [*(error.diagnostics if isinstance(error, MegaplanError) else ()), *((limit,) if limit is not None else ())]
+        output.fail(found, as_json=as_json)
         return ERROR
     from megaplan.cli import problems  # noqa: PLC0415  (only when something is wrong)
     from megaplan.terminal.usage import usage_error  # noqa: PLC0415

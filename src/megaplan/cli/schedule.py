@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from megaplan.api.schedule import Schedule
 
 FORMAT = "megaplan.schedule/1"
-MAX_PRINTED = 2_000_000
-"""Actions of all ranks; more would take minutes and gigabytes."""
 
 
 def _known(kind: str) -> str:
@@ -48,15 +46,15 @@ def schedule(
     from megaplan.api.schedule import default_vpp  # noqa: PLC0415
     from megaplan.api.schedule import schedule as made  # noqa: PLC0415
     from megaplan.diagnostics import refuse  # noqa: PLC0415
-    from megaplan.schedules import num_actions  # noqa: PLC0415
+    from megaplan.schedules.actions import MAX_REPLAYED, num_actions  # noqa: PLC0415
 
     if as_csv and as_json:
         raise refuse("MP480", "--csv and --json both say how to print", "megaplan schedule --help")
     slots = default_vpp(kind) if vpp is None else vpp
-    if (total := num_actions(pp, slots, microbatches)) > MAX_PRINTED:
+    if (total := num_actions(pp, slots, microbatches)) > MAX_REPLAYED:
         raise refuse(
             "MP480",
-            f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, above the limit of {MAX_PRINTED:,}",
+            f"--pp {pp}, --vpp {slots}, --microbatches {microbatches}: up to {total:,} actions, above the limit of {MAX_REPLAYED:,}",
         )
     if problems := schedule_problems(kind, pp, slots, microbatches):
         raise MegaplanError([_in_own_words(problem) for problem in problems])

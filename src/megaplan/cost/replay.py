@@ -254,7 +254,8 @@ class ReplayTimer:
 
     def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, int]:
         mesh = spec.mesh
-        key = (mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1, spec.batch.micro_batch_size, spec.host.kernels, _around(spec))
+        experts = (mesh.ep, mesh.etp) if spec.model.features.mtp is not None else ()  # of prediction depths
+        key = (mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1, spec.batch.micro_batch_size, spec.host.kernels, experts, _around(spec))
         found = self._ends.get(key)
         if found is None:
             found = kept(self._ends)[key] = end_times(spec, self.rates(spec), fused=self._fused, seen=self.seen)

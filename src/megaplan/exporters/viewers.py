@@ -11,6 +11,7 @@ from megaplan.columns import Phase
 from megaplan.diagnostics import refuse
 from megaplan.exporters.values import Source
 from megaplan.layout.planned_step import planned_step
+from megaplan.layout.ranks import rank_coordinate
 from megaplan.schedules import MAX_REPLAYED, Timeline, num_actions
 
 
@@ -46,8 +47,10 @@ def replayed_step(source: Source) -> ReplayedStep:
         raise refuse("MP481", f"{detail}, and at most {MAX_REPLAYED:,} are replayed", hint, key="schedule.num_microbatches")
     budget = build_budget(spec, inventory, layout)
     timeline = planned_step(spec, inventory, tuple((slot.start, slot.stop) for slot in layout.slots))
+    # equal stages share a budget
+    stages = {id(held): {rank_coordinate(mesh, rank)["pp"] for rank in held.ranks} for held in budget.ranks}
     ranks = tuple(
-        max((rank for rank in budget.ranks if rank.coordinate["pp"] == pp), key=lambda rank: rank.phases[Phase.FORWARD_BACKWARD])
+        max((held for held in budget.ranks if pp in stages[id(held)]), key=lambda held: held.phases[Phase.FORWARD_BACKWARD])
         for pp in range(mesh.pp)
     )
     return ReplayedStep(

@@ -16,7 +16,7 @@ import json
 from math import isfinite
 from typing import Any, TypeAlias
 
-from megaplan.foreign import printable
+from megaplan.foreign import escaped
 
 Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
 """Values of a canonical document: JSON without floats."""
@@ -70,7 +70,7 @@ def digest(value: Json) -> str:
 
 def dumps(value: Json) -> str:
     """The form that is written to files; control characters in strings are escaped, because a file with raw ones is refused."""
-    return printable(_opened(value, "", in_array=False)) + "\n"
+    return escaped(_opened(value, "", in_array=False)) + "\n"
 
 
 def _opened(value: Json, indent: str, *, in_array: bool) -> str:

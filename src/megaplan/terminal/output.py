@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TextIO
 
@@ -22,9 +24,49 @@ _PLAIN = {"−": "-", "×": "x", "·": ".", "…": "...", "→": "->", "≤": "<
 """Replacements for characters that the stream's encoding lacks; `?` for every other."""
 
 
+class OutputError(BaseException):
+    """The answer could not be written: stdout is closed, or its disk is full. No command handles it, so it is no `Exception`.
+
+    Attributes:
+        reason: Reason that the system gives.
+        is_pipe: True if the reader of a pipe has closed it.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.reason = getattr(error, "strerror", None) or str(error)
+        self.is_pipe = isinstance(error, BrokenPipeError)
+
+
 def write(text: str) -> None:
-    """Write text of the answer; control characters from foreign files are escaped, characters that stdout lacks are replaced."""
-    sys.stdout.write(encodable(printable(text), sys.stdout))
+    """Write text of the answer; control characters from foreign files are escaped, characters that stdout lacks are replaced.
+
+    Raises:
+        OutputError: It could not be written.
+    """
+    with _answering():
+        sys.stdout.write(encodable(printable(text), sys.stdout))
+
+
+def flush() -> None:
+    """Write what stdout has buffered.
+
+    Raises:
+        OutputError: It could not be written.
+    """
+    if sys.stdout is not None:
+        with _answering():
+            sys.stdout.flush()
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    if sys.stdout is None:
+        raise OutputError(OSError(errno.EBADF, "it is closed"))
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: stdout was closed by this process
+        raise OutputError(error) from None
 
 
 def encodable(text: str, stream: TextIO) -> str:
@@ -40,11 +82,16 @@ def encodable(text: str, stream: TextIO) -> str:
 
 
 def write_json(document: Any) -> None:
-    """Write the one document of `--json`."""
+    """Write the one document of `--json`.
+
+    Raises:
+        OutputError: It could not be written.
+    """
     text = printable(json.dumps(document, indent=2, ensure_ascii=False))
-    if encodable(text, sys.stdout) != text:
-        text = printable(json.dumps(document, indent=2))
-    sys.stdout.write(text + "\n")
+    with _answering():
+        if encodable(text, sys.stdout) != text:
+            text = printable(json.dumps(document, indent=2))
+        sys.stdout.write(text + "\n")
 
 
 def asks_json(words: Sequence[str]) -> bool:
@@ -61,8 +108,9 @@ def write_styled(lines: Iterable[StyledLine]) -> None:
         write("".join(f"{text}\n" for text, _ in pairs))
         return
     console = _console(sys.stdout)
-    for text, style in pairs:
-        console.print(printable(text), style=style or None, markup=False, highlight=False, soft_wrap=True)
+    with _answering():
+        for text, style in pairs:
+            console.print(printable(text), style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def report(diagnostics: Iterable[Diagnostic]) -> None:
@@ -104,9 +152,9 @@ def as_document(found: Diagnostic) -> dict[str, Any]:
     }
 
 
-def coloured(stream: TextIO) -> bool:
+def coloured(stream: TextIO | None) -> bool:
     """True if `stream` is a terminal that shows colour, and colour is not switched off (https://no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return stream is not None and stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _console(stream: TextIO) -> Any:

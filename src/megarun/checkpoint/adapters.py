@@ -10,9 +10,8 @@ from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
 from megaplan.plan.inputs import inputs_record
 from megaplan.plan.text import MAX_PLAN_BYTES
 from megaplan.spec.models import Spec
-from megarun.checkpoint.manifest import PLAN
+from megarun.checkpoint.manifest import PLAN, Manifest, read_listed
 from megarun.errors import refusal
-from megarun.files import read_bounded
 from megarun.remote import AnyPath
 
 DECIDING = ("rank", "alpha", "families")
@@ -24,22 +23,23 @@ def is_adapter(name: str) -> bool:
     return name.endswith((f".{A_SUFFIX}", f".{B_SUFFIX}"))
 
 
-def check_adapters(path: AnyPath, spec: Spec, saved: Collection[str]) -> None:
+def check_adapters(path: AnyPath, manifest: Manifest, spec: Spec, saved: Collection[str]) -> None:
     """Refuse a checkpoint whose adapters the plan would drop, or would read as others.
 
     A checkpoint without adapters fits every plan of its model: it has the base's parameters.
 
     Args:
         path: Folder of the checkpoint.
+        manifest: Its manifest.
         spec: The plan's.
         saved: Names of the checkpoint's tensors.
 
     Raises:
-        MegaplanError: MP641.
+        MegaplanError: MP641; MP644 if its plan cannot be read.
     """
     if not any(is_adapter(name) for name in saved):
         return
-    found, ours = _saved_lora(path), inputs_record(spec).get("lora") or {}
+    found, ours = _saved_lora(path, manifest), inputs_record(spec).get("lora") or {}
     assert isinstance(ours, dict)
     lines = [
         f"lora.{key} = {_shown(ours.get(key))}, the checkpoint's = {_shown(found.get(key))}"
@@ -51,10 +51,10 @@ def check_adapters(path: AnyPath, spec: Spec, saved: Collection[str]) -> None:
         raise refusal("MP641", "\n".join(lines), "lora", hints, file=str(path))
 
 
-def _saved_lora(path: AnyPath) -> dict[str, Any]:
+def _saved_lora(path: AnyPath, manifest: Manifest) -> dict[str, Any]:
     try:
-        found = json.loads(read_bounded(path / PLAN, MAX_PLAN_BYTES))["inputs"].get("lora")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found = json.loads(read_listed(path, manifest, PLAN, MAX_PLAN_BYTES))["inputs"].get("lora")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from megaplan.errors import MegaplanError
 from megaplan.plan.inputs import inputs_record
 from megaplan.plan.text import MAX_PLAN_BYTES
-from megarun.checkpoint.manifest import PLAN, Manifest
+from megarun.checkpoint.manifest import PLAN, Manifest, read_listed
 from megarun.data.identity import data_text, same_data
 from megarun.errors import refusal
-from megarun.files import read_bounded
 from megarun.job.job import Job
 from megarun.job.run import NOTHING, Run
 from megarun.remote import AnyPath
@@ -30,7 +30,7 @@ def check_compatible(path: AnyPath, manifest: Manifest, run: Run, *, weights_onl
     """
     job, model_digest = run.job, run.plan.model_digest
     if manifest.model_digest != model_digest:
-        lines = list(_differences(path, job))
+        lines = list(_differences(path, manifest, job))
         code = "MP647" if any(line.startswith("model.moe.num_experts") for line in lines) else "MP641"
         shown = [*lines[:_MOST], f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else lines
         raise refusal(code, "\n".join(shown) or f"model digest {manifest.model_digest}, the plan's {model_digest}", file=str(path))
@@ -57,11 +57,11 @@ def check_compatible(path: AnyPath, manifest: Manifest, run: Run, *, weights_onl
         raise refusal("MP653", detail, "--data", hints, file=str(path))
 
 
-def _differences(path: AnyPath, job: Job) -> Iterator[str]:
+def _differences(path: AnyPath, manifest: Manifest, job: Job) -> Iterator[str]:
     try:
-        saved = json.loads(read_bounded(path / PLAN, MAX_PLAN_BYTES))["inputs"]["model"]
+        saved = json.loads(read_listed(path, manifest, PLAN, MAX_PLAN_BYTES))["inputs"]["model"]
         yield from _pairs("model", saved, inputs_record(job.spec)["model"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (MegaplanError, ValueError, KeyError, TypeError, RecursionError):
         return
 
 

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from megarun.checkpoint.manifest import read_manifest
 from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
 from megarun.checkpoint.storage import CheckpointReader, first_reason
 from megarun.errors import refusal
@@ -23,17 +24,18 @@ def tensor_names(checkpoint: AnyPath) -> list[str]:
     Raises:
         MegaplanError: MP644.
     """
-    return sorted(CheckpointReader(checkpoint).read_metadata().state_dict_metadata)
+    return sorted(CheckpointReader(checkpoint, read_manifest(checkpoint)).read_metadata().state_dict_metadata)
 
 
 def full_tensors(checkpoint: AnyPath, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Unsharded tensors, one at a time, in host memory.
+    """Unsharded tensors, one at a time, in host memory; files are summed before they are read.
 
     Raises:
         MegaplanError: MP644.
         KeyError: The checkpoint has no such tensor.
     """
-    saved = CheckpointReader(checkpoint).read_metadata().state_dict_metadata
+    manifest = read_manifest(checkpoint)
+    saved = CheckpointReader(checkpoint, manifest).read_metadata().state_dict_metadata
     for name in names:
         found = saved[name]
         if not isinstance(found, TensorStorageMetadata):
@@ -41,7 +43,7 @@ def full_tensors(checkpoint: AnyPath, names: Iterable[str]) -> Iterator[tuple[st
         tensor = torch.empty(found.size, dtype=found.properties.dtype)
         with warnings.catch_warnings():  # `no_dist` warns that there is no process group
             warnings.simplefilter("ignore", UserWarning)
-            wanted, reader = {name: Pieces.unsharded(tensor)}, CheckpointReader(checkpoint)
+            wanted, reader = {name: Pieces.unsharded(tensor)}, CheckpointReader(checkpoint, manifest)
             try:
                 load(wanted, storage_reader=reader, planner=PiecesLoadPlanner(), no_dist=True)
             except (CheckpointException, OSError, RuntimeError, ValueError) as error:  # the first is not an Exception

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from megarun.checkpoint.sums import FileRecord, read_summed
 from megarun.errors import refusal
 from megarun.files import read_bounded
 from megarun.remote import AnyPath
 
 INDEX = "index.json"
-MAX_INDEX_BYTES = 1 << 30
+MAX_INDEX_BYTES = 1 << 26  # a million pieces, and at most some 500 MiB while it is parsed
 MOST_DIMS = 8
 MOST_COMPARISONS = 20_000_000  # of one tensor's chunks; one of n chunks along one dim needs n
 Box = tuple[tuple[int, int], ...]
@@ -52,15 +53,20 @@ class SavedTensor:
     chunks: tuple[Chunk, ...]
 
 
-def read_index(checkpoint: AnyPath) -> dict[str, SavedTensor]:
+def read_index(checkpoint: AnyPath, record: FileRecord | None = None) -> dict[str, SavedTensor]:
     """Every tensor of a checkpoint by name.
 
+    Args:
+        checkpoint: Folder of the checkpoint.
+        record: Size and sum that the manifest lists; None: it lists none.
+
     Raises:
-        MegaplanError: MP644 if the index cannot be read or is not valid, or if chunks do not cover a tensor exactly.
+        MegaplanError: MP644 if the index cannot be read, is not valid or has another sum, or if chunks do not cover a tensor exactly.
     """
     path = checkpoint / INDEX
     try:
-        found = parse_index(read_bounded(path, MAX_INDEX_BYTES))
+        text = read_bounded(path, MAX_INDEX_BYTES) if record is None else read_summed(path, record, MAX_INDEX_BYTES)
+        found = parse_index(text)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
     return found

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 
 import torch.distributed as dist
 
 from megaplan.errors import MegaplanError
+from megaplan.terminal.output import note
 from megarun.checkpoint.leftovers import tidy
-from megarun.checkpoint.manifest import FOLDER, finished, read_manifest
+from megarun.checkpoint.manifest import FOLDER, finished
 from megarun.checkpoint.remote import Owner, stage_of
-from megarun.checkpoint.resume import UNREADABLE, Found, begin_line, damage, load_checkpoint, newest_complete, report_skipped
+from megarun.checkpoint.resume import UNREADABLE, Found, begin_line, load_checkpoint, newest_complete, report_skipped, verified
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.save import Saver
 from megarun.data.progress import START, DataProgress
@@ -60,16 +60,16 @@ class Keeper:
                     raise refusal("MP608", f"{root / FOLDER} has checkpoints", hints=(f"--checkpoint-url {root}-2",), file=str(root))
                 self._owner.claim()
             for restored in tidy(root):
-                sys.stderr.write(f"restored {restored}, which a killed save had renamed\n")
+                note([f"restored {restored}, which a killed save had renamed"])
         dist.barrier(self.control)  # no rank looks for checkpoints before
         if wanted == AUTO:
             self._found = newest_complete(root, self.control, self._retention.damaged)
         elif wanted != NEVER:
             path = any_path(wanted)
-            wrong = damage(path, self.control)
-            if wrong is not None:
-                raise refusal("MP644", wrong, file=wanted)
-            self._found = Found(path, read_manifest(path))
+            found = verified(path, self.control)
+            if isinstance(found, str):
+                raise refusal("MP644", found, file=wanted)
+            self._found = found
         if self._found is not None and self._found.within(root):
             self._retention.start = self._found.path
         return self._found
@@ -90,7 +90,7 @@ class Keeper:
         self._saver.line = begin_line(run.keeps_in, None if weights_only else self._found, started[0], self.control)
         if trainer.mesh.rank == 0:
             what = "parameters of " if weights_only else ""
-            sys.stderr.write(f"resumed from {what}{self._found.path}, {self._found.manifest.step} steps done\n")
+            note([f"resumed from {what}{self._found.path}, {self._found.manifest.step} steps done"])
         return started
 
     def _load(self, trainer: Trainer) -> tuple[int, DataProgress]:
@@ -168,4 +168,4 @@ class Keeper:
         if stopped or last:
             self._saver.wait()
         if stopped and dist.get_rank() == 0:
-            sys.stderr.write(f"stopped after step {step} and saved; run the same command to resume\n")
+            note([f"stopped after step {step} and saved; run the same command to resume"])

@@ -8,12 +8,11 @@ killed between the two renames of a second save leaves the only whole checkpoint
 from __future__ import annotations
 
 import re
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from megarun.checkpoint.manifest import FOLDER, MANIFEST, finished, saves
-from megarun.files import entries
+from megarun.files import entries, remove
 from megarun.remote import AnyPath, RemotePath
 
 PARTIAL, REPLACED, REMOVED = "partial", "replaced", "removed"
@@ -47,11 +46,12 @@ def tidy(run: AnyPath) -> list[Path]:
         final = folder / match[1]
         if match[2] == REPLACED and (path / MANIFEST).is_file() and not (final / MANIFEST).is_file():
             with suppress(OSError):
-                shutil.rmtree(final, ignore_errors=True)
+                remove(final)
                 path.rename(final)
                 restored.append(final)
         else:
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                remove(path)
     return restored
 
 

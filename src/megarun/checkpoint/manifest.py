@@ -23,10 +23,11 @@ from typing import Any
 from megaplan.errors import MegaplanError
 from megarun.checkpoint.index import INDEX, check_name, count, file_ends, read_index
 from megarun.checkpoint.lines import FIRST_LINE, Finished, Line, Place, by_line, check_line
+from megarun.checkpoint.sums import ChangedFileError, FileRecord, read_summed, record_of
 from megarun.data.identity import DataFile, DataFiles
 from megarun.data.progress import DataProgress
 from megarun.errors import refusal
-from megarun.files import entries, open_regular, read_bounded, size_of
+from megarun.files import entries, read_bounded, size_of
 from megarun.remote import AnyPath, RemotePath, StorageError
 
 FORMAT = "megaplan.checkpoint/3"
@@ -35,16 +36,7 @@ OLD_FORMAT = "megaplan.checkpoint/1"
 MANIFEST, PLAN = "manifest.json", "plan.json"
 FOLDER = "checkpoints"
 _NAME = re.compile(r"step-(\d{8})(?:\.(\d{1,9}))?")
-_READ_BYTES = 1 << 22
 MAX_MANIFEST_BYTES = 1 << 26
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """Size in bytes and SHA-256 of a file."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +227,7 @@ def damaged_files(checkpoint: AnyPath, manifest: Manifest, share: tuple[int, int
         try:
             found = record_of(path)
         except OSError as error:
-            wrong.append(f"{name}: {error.strerror or 'no such file'}")
+            wrong.append(str(error) if isinstance(error, ChangedFileError) else f"{name}: {error.strerror or 'no such file'}")
             continue
         if found.bytes != record.bytes:
             wrong.append(f"{name}: {found.bytes:,} bytes, {record.bytes:,} in the manifest")
@@ -251,7 +243,7 @@ def unlisted_files(checkpoint: AnyPath, manifest: Manifest) -> list[str]:
     """
     wrong = [f"{name}: not listed in {MANIFEST}" for name in (INDEX, PLAN) if name not in manifest.files]
     try:
-        ends = file_ends(read_index(checkpoint))
+        ends = file_ends(read_index(checkpoint, manifest.files.get(INDEX)))
     except StorageError:
         raise
     except MegaplanError as error:
@@ -262,6 +254,22 @@ def unlisted_files(checkpoint: AnyPath, manifest: Manifest) -> list[str]:
         elif manifest.files[name].bytes < end:
             wrong.append(f"{name}: {INDEX} needs {end:,} bytes, {manifest.files[name].bytes:,} in the manifest")
     return wrong
+
+
+def read_listed(checkpoint: AnyPath, manifest: Manifest, name: str, max_bytes: int) -> str:
+    """The text of a file of a checkpoint, whose sum is the manifest's.
+
+    Raises:
+        MegaplanError: MP644, it cannot be read, or is not what the manifest lists.
+        StorageError: The storage fails.
+    """
+    path = checkpoint / name
+    try:
+        return read_summed(path, manifest.files[name], max_bytes)
+    except KeyError:
+        raise refusal("MP644", f"{path}: not listed in {MANIFEST}", file=str(path)) from None
+    except (OSError, ValueError) as error:
+        raise refusal("MP644", f"{path}: {type(error).__name__}: {error}", file=str(path)) from None
 
 
 def misplaced_files(checkpoint: AnyPath, manifest: Manifest) -> list[str]:
@@ -276,13 +284,3 @@ def misplaced_files(checkpoint: AnyPath, manifest: Manifest) -> list[str]:
         if size != record.bytes:
             wrong.append(f"{name}: {size:,} bytes, {record.bytes:,} in the manifest")
     return wrong
-
-
-def record_of(path: AnyPath) -> FileRecord:
-    """Size and checksum of a file."""
-    digest, size = hashlib.sha256(), 0
-    with open_regular(path) as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-            size += len(block)
-    return FileRecord(size, digest.hexdigest())

@@ -20,9 +20,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from megarun.checkpoint.leftovers import remove_remote
-from megarun.checkpoint.manifest import FOLDER, MANIFEST, FileRecord, Manifest, folder_name, name_of, saves
+from megarun.checkpoint.manifest import FOLDER, MANIFEST, Manifest, folder_name, name_of, saves
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.storage import CheckpointWriter
+from megarun.checkpoint.sums import FileRecord
 from megarun.errors import refusal
 from megarun.launch.process import ProcessIdentity
 from megarun.remote import AnyPath, RemotePath
@@ -97,6 +98,8 @@ class RemoteWriter(CheckpointWriter):
     ) -> None:
         self._remote, self._owner = root / FOLDER, owner
         self._begin(root, stage / folder_name(manifest.step), self._remote / folder_name(manifest.step), manifest, plan, retention)
+
+    _DEPTH = 3
 
     @property
     def _folder(self) -> AnyPath:

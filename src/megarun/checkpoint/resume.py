@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,16 +12,18 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, Location, MegaplanError, Severity, render_diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.spec.models import Spec
+from megaplan.terminal.output import report
 from megarun.checkpoint.adapters import check_adapters, is_adapter
 from megarun.checkpoint.compatible import check_compatible
 from megarun.checkpoint.index import INDEX
 from megarun.checkpoint.lines import Line, Place, by_line, next_line
-from megarun.checkpoint.manifest import FOLDER, OLD_FORMAT, Manifest, damaged_files, finished, folder_name, read_manifest
+from megarun.checkpoint.manifest import FOLDER, MANIFEST, OLD_FORMAT, Manifest, damaged_files, finished, folder_name, read_manifest
 from megarun.checkpoint.pieces import Pieces, PiecesLoadPlanner
 from megarun.checkpoint.state import GENERATOR, OPTIMIZER, generator_state, model_state, optimizer_state
 from megarun.checkpoint.storage import CheckpointReader, first_reason
+from megarun.checkpoint.sums import known_sums, learn
 from megarun.data.progress import START, DataProgress
 from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
@@ -54,9 +56,10 @@ def newest_complete(run: AnyPath, group: dist.ProcessGroup, damaged: set[AnyPath
         line: If given, only checkpoints on this line.
     """
     for path in _candidates(run, line, damaged, group):
-        wrong = damage(path, group)
-        if wrong is None:
-            return Found(path, read_manifest(path))
+        found = verified(path, group)
+        if isinstance(found, Found):
+            return found
+        wrong = found
         damaged.add(path)
         report_skipped(path, wrong)
     return None
@@ -94,21 +97,27 @@ def begin_line(run: AnyPath, found: Found | None, step: int, group: dist.Process
 def _report(code: str, detail: str, location: Location, severity: Severity) -> None:
     """Report a diagnostic on stderr, once for all ranks."""
     if dist.get_rank() == 0:
-        sys.stderr.write(render_diagnostic(diagnostic(code, detail, location, severity=severity)) + "\n")
+        report([diagnostic(code, detail, location, severity=severity)])
 
 
-def damage(path: AnyPath, group: dist.ProcessGroup) -> str | None:
-    """Description of a checkpoint's damage; None if it is complete. Collective: each rank reads a share of the files."""
+def verified(path: AnyPath, group: dist.ProcessGroup) -> Found | str:
+    """The checkpoint, or a description of its damage. Collective: each rank sums a share of the files, and knows the sums of all."""
+    manifest: Manifest | None = None
     try:
-        wrong = damaged_files(path, read_manifest(path), (dist.get_rank(), dist.get_world_size()))
+        manifest = read_manifest(path)
+        wrong = damaged_files(path, manifest, (dist.get_rank(), dist.get_world_size()))
     except StorageError:  # ends the job: what is there is unknown
         raise
     except MegaplanError as error:
         wrong = [error.diagnostics[0].detail]
-    everyone: list[list[str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, wrong, group=group)
-    lines = sorted({line for of_rank in everyone for line in of_rank or ()})
-    return "\n".join(lines) or None
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (wrong, manifest.text() if manifest is not None else "", known_sums(path)), group=group)
+    lines = sorted({line for of_rank, _, _ in everyone for line in of_rank})
+    if not lines and len({text for _, text, _ in everyone}) > 1:
+        lines = [f"{MANIFEST}: the ranks have read different contents"]
+    for _, _, sums in everyone:
+        learn(sums)
+    return "\n".join(lines) if lines or manifest is None else Found(path, manifest)
 
 
 def _candidates(run: AnyPath, line: Line | None, damaged: set[AnyPath], group: dist.ProcessGroup) -> list[AnyPath]:
@@ -141,10 +150,10 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
         items += optimizer_state(trainer, job.inventory)
         if found.manifest.world_size == job.spec.mesh.world_size:
             items += generator_state(trainer)
-    wanted = _agreed(lambda: _wanted(items, found.path, job.spec, weights_only=weights_only), group)
+    wanted = _agreed(lambda: _wanted(items, found, job.spec, weights_only=weights_only), group)
     planner = PiecesLoadPlanner()
     try:
-        load(dict(wanted), storage_reader=CheckpointReader(found.path), planner=planner, process_group=group)
+        load(dict(wanted), storage_reader=CheckpointReader(found.path, found.manifest), planner=planner, process_group=group)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise refusal(UNREADABLE, f"{found.path}: {first_reason(error)}", file=str(found.path)) from None
     _restore_copies(items, wanted, trainer)
@@ -167,18 +176,19 @@ def _agreed(action: Callable[[], dict[str, Pieces]], group: dist.ProcessGroup) -
     return result
 
 
-def _wanted(items: list[tuple[str, Pieces]], path: AnyPath, spec: Spec, *, weights_only: bool) -> dict[str, Pieces]:
+def _wanted(items: list[tuple[str, Pieces]], found: Found, spec: Spec, *, weights_only: bool) -> dict[str, Pieces]:
     """The pieces to read by name; a tensor that two stages of a rank share occurs once.
 
     With `weights_only` a checkpoint without any adapter is a base to start from: adapters keep their initial values.
     """
-    metadata = CheckpointReader(path).read_metadata().state_dict_metadata
+    path = found.path
+    metadata = CheckpointReader(path, found.manifest).read_metadata().state_dict_metadata
     saved = {name: tuple(tensor.size) for name, tensor in metadata.items()}  # type: ignore[union-attr]
     wanted: dict[str, Pieces] = {}
     for name, pieces in items:
         if name in saved:
             wanted.setdefault(name, pieces)
-    check_adapters(path, spec, saved)
+    check_adapters(path, found.manifest, spec, saved)
     from_base = weights_only and not any(is_adapter(name) for name in saved)
     missing = sorted({name for name, _ in items if name not in saved and not name.startswith(GENERATOR)})
     missing = [name for name in missing if not (from_base and is_adapter(name))]

@@ -12,8 +12,8 @@ import json
 import os
 import shutil
 import socket
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,15 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Location, MegaplanError, Severity, render_diagnostic
+from megaplan.errors import Location, MegaplanError, Severity
+from megaplan.terminal.output import report
 from megarun.checkpoint.index import INDEX, read_index
 from megarun.checkpoint.leftovers import PARTIAL, REMOVED, REPLACED, hidden
-from megarun.checkpoint.manifest import FOLDER, MANIFEST, PLAN, FileRecord, Manifest, folder_name, record_of
+from megarun.checkpoint.manifest import FOLDER, MANIFEST, PLAN, Manifest, folder_name
 from megarun.checkpoint.retention import Retention
+from megarun.checkpoint.sums import ChangedFileError, FileRecord, open_summed, record_of
 from megarun.errors import refusal
-from megarun.files import size_of
+from megarun.files import make_own_folder, open_own, refuse_link, remove, size_of
 from megarun.remote import AnyPath, RemotePath, StorageError
 
 MOST_NAMED = 8
@@ -82,6 +84,21 @@ class CheckpointWriter(FileSystemWriter):
         self._run, self._partial, self._final = run, partial, final
         self._manifest, self._plan, self._retention = manifest, plan, retention
         super().__init__(partial)
+        files: Any = self.fs
+        files.mkdir, files.create_stream = self._make_folder, self._create
+
+    _DEPTH = 2
+    """Folders of this save below the run's."""
+
+    def _make_folder(self, _: Any) -> None:
+        """Make the folders of this save, but not the run's: one that is gone is not made again."""
+        for folder in (*list(self._partial.parents)[self._DEPTH - 2 :: -1], self._partial):
+            make_own_folder(folder)
+
+    @contextmanager
+    def _create(self, path: Any, _: str) -> Iterator[Any]:
+        with open_own(Path(path), os.O_TRUNC) as file:
+            yield file
 
     @property
     def _folder(self) -> AnyPath:
@@ -94,12 +111,11 @@ class CheckpointWriter(FileSystemWriter):
         The folder itself stays: the other ranks make it at the same time, and `mkdir` of a folder that goes away fails.
         """
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        refuse_link(self._partial.parent)
+        refuse_link(self._partial)
         if is_coordinator and self._partial.is_dir():
             for left in self._partial.iterdir():
-                if left.is_dir() and not left.is_symlink():
-                    shutil.rmtree(left, ignore_errors=True)
-                else:
-                    left.unlink(missing_ok=True)
+                remove(left)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file and compute its checksum."""
@@ -132,12 +148,14 @@ class CheckpointWriter(FileSystemWriter):
         assert isinstance(self._final, Path)
         _write(self._partial / MANIFEST, manifest)
         replaced = hidden(self._final, REPLACED)
-        if self._final.exists():  # the step is saved a second time
-            shutil.rmtree(replaced, ignore_errors=True)
+        if os.path.lexists(self._final):  # the step is saved a second time
+            with suppress(OSError):
+                remove(replaced)
             self._final.rename(replaced)
         self._partial.rename(self._final)
         _sync_folder(self._final.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        with suppress(OSError):
+            remove(replaced)
 
     def _remove_outdated(self) -> None:
         """Remove older checkpoints; a failure is a warning, because the new checkpoint is complete."""
@@ -158,10 +176,9 @@ class CheckpointWriter(FileSystemWriter):
         """Remove a checkpoint; it is renamed before, so that it is never half there under its own name."""
         assert isinstance(old, Path)
         removed = hidden(old, REMOVED)
-        if removed.exists():
-            shutil.rmtree(removed)
+        remove(removed)
         old.rename(removed)
-        shutil.rmtree(removed)
+        remove(removed)
 
     def _seen(self, results: Sequence[Sequence[WriteResult]]) -> dict[str, FileRecord]:
         """The files that the ranks have written, after checking that this rank sees exactly these."""
@@ -190,14 +207,25 @@ class CheckpointWriter(FileSystemWriter):
 class CheckpointReader(FileSystemReader):
     """Reads one checkpoint, from a storage through torch's own file system for fsspec."""
 
-    def __init__(self, checkpoint: AnyPath) -> None:
+    def __init__(self, checkpoint: AnyPath, manifest: Manifest) -> None:
         super().__init__(str(checkpoint))
-        self._checkpoint = checkpoint
+        self._checkpoint, self._files = checkpoint, manifest.files
         if isinstance(checkpoint, RemotePath):
             from torch.distributed.checkpoint._fsspec_filesystem import FileSystem  # noqa: PLC0415  (only where a URL is given)
 
             self.fs = FileSystem()  # type: ignore[assignment]
             self.path = self.fs.init_path(checkpoint.url, **checkpoint.options)
+        files: Any = self.fs
+        files.create_stream = self._open
+
+    @contextmanager
+    def _open(self, path: Any, _: str) -> Iterator[Any]:
+        """One of the checkpoint's files, as the manifest lists it."""
+        name = str(path).rpartition("/")[2]
+        if name not in self._files:
+            raise ChangedFileError(f"{name}: not listed in {MANIFEST}")
+        with open_summed(self._checkpoint / name, self._files[name]) as file:
+            yield file
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read the index.
@@ -208,7 +236,7 @@ class CheckpointReader(FileSystemReader):
         path = self._checkpoint
         tensors: dict[str, Any] = {}
         stored: dict[MetadataIndex, _StorageInfo] = {}
-        for name, found in read_index(path).items():
+        for name, found in read_index(path, self._files.get(INDEX)).items():
             if found.dtype not in DTYPES:
                 raise refusal("MP644", f"{path / INDEX}: {name}: dtype = {found.dtype!r}", file=str(path / INDEX))
             chunks = [ChunkStorageMetadata(torch.Size(each.offsets), torch.Size(each.sizes)) for each in found.chunks]
@@ -266,12 +294,12 @@ def _index_text(metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -
 
 
 def _warn(old: AnyPath, detail: str) -> None:
-    sys.stderr.write(render_diagnostic(diagnostic("MP657", detail, Location(file=str(old)), severity=Severity.WARNING)) + "\n")
+    report([diagnostic("MP657", detail, Location(file=str(old)), severity=Severity.WARNING)])
 
 
 def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with open_own(path, os.O_TRUNC) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 

@@ -5,7 +5,6 @@ Exit status: 0 done, 1 `verify` found damage, 2 an error. Only `export` and `imp
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,12 +13,12 @@ import typer
 
 from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
-from megaplan.errors import Location, MegaplanError, render_diagnostic
+from megaplan.errors import Location, MegaplanError
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR
 from megaplan.units import format_bytes
 from megaplan.wording import plural
-from megarun.checkpoint.index import read_index
+from megarun.checkpoint.index import INDEX, read_index
 from megarun.checkpoint.manifest import MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
 from megarun.data.identity import data_text
 from megarun.errors import refusal
@@ -144,7 +143,8 @@ def _read(path: AnyPath) -> Manifest | str:
 
 def _inspect(folder: str, as_json: bool) -> int:
     path = checkpoints_at(folder)[0]
-    manifest, tensors = read_manifest(path), read_index(path)
+    manifest = read_manifest(path)
+    tensors = read_index(path, manifest.files.get(INDEX))
     if as_json:
         shown = [
             {"name": name, "dtype": each.dtype, "shape": list(each.shape), "pieces": len(each.chunks)} for name, each in tensors.items()
@@ -189,7 +189,7 @@ def _verify(folder: str, as_json: bool) -> int:
         for path, wrong in found:
             output.write(f"{path}  {'damaged' if wrong else 'OK'}\n")
         for path, wrong in damaged:
-            sys.stderr.write(render_diagnostic(diagnostic("MP644", "\n".join(wrong), Location(file=str(path)))) + "\n")
+            output.report([diagnostic("MP644", "\n".join(wrong), Location(file=str(path)))])
     return DAMAGED if damaged else 0
 
 
@@ -245,8 +245,7 @@ def _export_hf(folder: str, config: Path | None, out: Path, dtype: str | None) -
 
 
 def _report(moved: Moved) -> None:
-    for warning in moved.warnings:
-        sys.stderr.write(render_diagnostic(warning) + "\n")
+    output.report(moved.warnings)
     if moved.left:
         shown = ", ".join(moved.left[:MOST_LEFT]) + (f" and {len(moved.left) - MOST_LEFT} more" if len(moved.left) > MOST_LEFT else "")
         output.write(f"not read, since the model has no such tensor: {shown}\n")

@@ -8,6 +8,7 @@ interrupted. Under torchrun only the rank that failed first prints its error.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ def train(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `megaplan split` writes it.")],
     *,
     data: Annotated[list[str], typer.Option("--data", metavar="FILE[=WEIGHT]", help="A token file; several are mixed by weight.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for metrics.jsonl.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="A new folder for metrics.jsonl.")],
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Optimizer steps; default: training.steps of the plan.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of parameters and data; default: the plan's.")] = None,
     save_every: Annotated[int, typer.Option("--save-every", min=0, metavar="N", help="Save after every N steps and at the end.")] = 0,
@@ -94,19 +95,23 @@ def train(
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.api import Evaluation, prepare_run  # noqa: PLC0415
-    from megarun.job.run import Checkpoints, read_job  # noqa: PLC0415
+    from megarun.job.run import Checkpoints  # noqa: PLC0415
     from megarun.launch.failure import exit_on_peer_failure, report_failure  # noqa: PLC0415
-    from megarun.training.elastic import choose_plan, started_processes  # noqa: PLC0415
+    from megarun.training.elastic import choose_plan, read_plans, started_processes  # noqa: PLC0415
+    from megarun.training.prepare import out_folder  # noqa: PLC0415
 
     launch = job = None
     try:
-        planned = choose_plan(read_job(plan, seed), plans, seed, started_processes())
+        folder = out_folder(out)
+        candidates = read_plans(plan, plans, seed, folder)
+        planned = choose_plan(candidates, plans, started_processes())
         job = planned[0]
         prepared = prepare_run(
             planned,
+            candidates,
             data,
-            out,
-            command=shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", str(out)]),
+            folder,
+            command=shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", out]),
             steps=steps,
             checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data, checkpoint_url),
             evaluation=Evaluation(eval_data, validation_fraction, eval_every, eval_batches),
@@ -123,7 +128,7 @@ def train(
         exit_on_peer_failure(launch)
         trained = loop.train(prepared, launch, Timeouts(first_step_timeout, step_timeout), kernels)
         if launch.rank == 0:
-            _summarise(job.spec.name, trained, out)
+            _summarise(job.spec.name, trained, folder)
     except Exception as error:  # the last resort: no user sees a traceback unasked
         report_failure(error, launch, job.spec.mesh if job else None, with_traceback=with_traceback)
         return ERROR
@@ -227,10 +232,25 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
 
     def command() -> object:
+        _require_working_directory()
         _mount_groups(words)
         return app(words, prog_name="megarun", standalone_mode=False)
 
     return exit_status_of(command, lambda error: _failed(error, words))
+
+
+def _require_working_directory() -> None:
+    """Refuse to run in a folder that no longer exists: libraries that torch loads end the process.
+
+    Raises:
+        MegaplanError: MP675.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        from megarun.errors import refusal  # noqa: PLC0415  (only when something is wrong)
+
+        raise refusal("MP675", f"{os.environ.get('PWD', 'the working directory')}: {error.strerror}", hints=("cd ~",)) from None
 
 
 def _mount_groups(words: Sequence[str]) -> None:

@@ -49,6 +49,11 @@ class TokenMix:
         return TokenMix(list(zip(training, self._weights, strict=True))), TokenMix(list(zip(held_out, self._weights, strict=True)))
 
     @property
+    def files(self) -> tuple[TokenFile, ...]:
+        """The files, in the order of the mix."""
+        return tuple(self._files)
+
+    @property
     def vocab_size(self) -> int:
         """Vocabulary size: all ids of all files are below it."""
         return max(file.vocab_size for file in self._files)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-import stat
+from errno import EINVAL
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from megarun.data.format import DTYPES, MAGIC, OFFSET_BYTES, PAYLOAD_START, PREA
 from megarun.data.identity import DataFile, DataFiles
 from megarun.data.order import shuffled
 from megarun.errors import refusal
+from megarun.files import open_regular
 
 CHUNK_BYTES = 1 << 24
 REWRITE = "megarun data tokenize DIR -o {}"
@@ -33,6 +34,7 @@ class TokenFile:
         tokens: uint16 or uint32 [num_tokens], mapped read-only.
         classes: uint8 [num_tokens], the class of each token, mapped read-only; None if the file has none.
         platforms: uint8 [num_documents], the platform of each document, mapped read-only; None if the file has none.
+        stamp: Size in bytes, time of the last change in ns, and number of the file when it was opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -42,16 +44,19 @@ class TokenFile:
             MegaplanError: MP611 unreadable, MP612 not a token file, MP613 a newer format, MP614 damaged.
         """
         self.path = Path(path)
-        self.header = _read_header(self.path)
-        header, dtype = self.header, DTYPES[self.header.dtype]
-        self.document_offsets: NDArray[np.int64] = np.memmap(self.path, "<i8", "r", PAYLOAD_START, (header.num_documents + 1,))
-        self.tokens: NDArray[np.uint16 | np.uint32] = np.memmap(self.path, dtype, "r", header.tokens_start, (header.num_tokens,))
+        # opened once: header, maps and `verify` are of one file, whatever has its name later
+        self._file, self.header = _opened(self.path)
+        file, header, dtype = self._file, self.header, DTYPES[self.header.dtype]
+        found = os.fstat(file.fileno())
+        self.stamp = found.st_size, found.st_mtime_ns, found.st_ino
+        self.document_offsets: NDArray[np.int64] = np.memmap(file, "<i8", "r", PAYLOAD_START, (header.num_documents + 1,))
+        self.tokens: NDArray[np.uint16 | np.uint32] = np.memmap(file, dtype, "r", header.tokens_start, (header.num_tokens,))
         self.classes: NDArray[np.uint8] | None = None
         if header.structure:
-            self.classes = np.memmap(self.path, np.uint8, "r", header.classes_start, (header.num_tokens,))
+            self.classes = np.memmap(file, np.uint8, "r", header.classes_start, (header.num_tokens,))
         self.platforms: NDArray[np.uint8] | None = None
         if header.platform:
-            self.platforms = np.memmap(self.path, np.uint8, "r", header.platforms_start, (header.num_documents,))
+            self.platforms = np.memmap(file, np.uint8, "r", header.platforms_start, (header.num_documents,))
         offsets = self.document_offsets
         if offsets[0] != 0 or offsets[-1] != header.num_tokens or not (offsets[1:] > offsets[:-1]).all():
             expected = f"not strictly from 0 to {header.num_tokens:,}"
@@ -268,7 +273,7 @@ class TokenFile:
         Raises:
             MegaplanError: MP614 if they differ.
         """
-        found = payload_sha256(self.path)
+        found = payload_sha256(self._file)
         if found != self.header.payload_sha256:
             raise self.damaged(f"sha256 of the payload = {found}\nheader.payload_sha256 = {self.header.payload_sha256}")
 
@@ -301,27 +306,37 @@ def tokenizer_path(token_path: Path) -> Path:
     return token_path.with_name(f"{token_path.name}.tokenizer.json")
 
 
-def payload_sha256(path: Path) -> str:
+def payload_sha256(file: BinaryIO) -> str:
     """SHA-256 of all bytes after the header."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        file.seek(PAYLOAD_START)
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
+    file.seek(PAYLOAD_START)
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
-def _read_header(path: Path) -> Header:
-    """Read and validate the header, including the file's length."""
+def _opened(path: Path) -> tuple[BinaryIO, Header]:
+    """Open the file; read and validate its header, including the file's length."""
     place, rewrite = str(path), (REWRITE.format(path),)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block, and none of these can be mapped
-            raise refusal("MP611", "it is a folder" if path.is_dir() else "it is not a regular file", None, (f"ls -ld {place}",), place)
-        with path.open("rb") as file:
-            start, num_bytes = file.read(PAYLOAD_START), os.fstat(file.fileno()).st_size
+        file = open_regular(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise refusal("MP611", reason, None, rewrite, place) from error
+        hint = (f"ls -ld {place}",) if isinstance(error, OSError) and error.errno == EINVAL else rewrite
+        raise refusal("MP611", f"it is {reason}" if hint != rewrite else reason, None, hint, place) from error
+    try:
+        return file, _read_header(file, path)
+    except MegaplanError:
+        file.close()
+        raise
+
+
+def _read_header(file: BinaryIO, path: Path) -> Header:
+    place, rewrite = str(path), (REWRITE.format(path),)
+    try:
+        start, num_bytes = file.read(PAYLOAD_START), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise refusal("MP611", error.strerror or str(error), None, rewrite, place) from error
     if not start.startswith(MAGIC):
         what = f"it starts with {start[:8].hex(' ')}; a token file starts with {MAGIC.hex(' ')}" if start else "it is empty"
         raise refusal("MP612", what, None, (REWRITE.format(f"{place}.tokens" if start else place),), place)

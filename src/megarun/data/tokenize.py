@@ -88,7 +88,7 @@ def tokenize(
         tokenizer = bytes_tokenizer() if kind is TokenizerKind.BYTES else train_bpe(corpus, vocab_size)
         header = _write_payload(file, corpus, tokenizer, progress, structure=structure, platform=platform)
         file.flush()
-        header = replace(header, payload_sha256=payload_sha256(Path(file.name)))
+        header = replace(header, payload_sha256=payload_sha256(file))
         file.seek(0)
         file.write(header.pack())
         with _replacing(tokenizer_path(path)) as json_file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
@@ -30,5 +29,5 @@ def examine(plan: str | None, *, out: Path | None, as_json: bool) -> int:
     if as_json:
         output.write_json(document(found))
     else:
-        sys.stdout.write("".join(f"{output.encodable(line, sys.stdout)}\n" for line in lines(found)))
+        output.write("".join(f"{line}\n" for line in lines(found)))
     return PROBLEMS if any(each.state is State.PROBLEM for each in found) else 0

@@ -23,11 +23,11 @@ from megaplan.importers.hf import NESTED, ImportedSpec, import_hf, text_fields
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.plan.document import PlanDocument
-from megaplan.plan.read import parse_plan, read_plan
+from megaplan.plan.read import parse_plan
 from megaplan.plan.text import MAX_PLAN_BYTES
 from megarun.checkpoint.full_tensors import full_tensors
-from megarun.checkpoint.index import read_index
-from megarun.checkpoint.manifest import FOLDER, PLAN, Manifest, folder_name
+from megarun.checkpoint.index import INDEX, read_index
+from megarun.checkpoint.manifest import FOLDER, PLAN, Manifest, folder_name, read_listed, read_manifest
 from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.storage import DTYPES, CheckpointWriter, first_reason
@@ -114,6 +114,7 @@ def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Mo
     )
     writer = CheckpointWriter(out, manifest, plan.text, Retention(2))
     try:
+        out.mkdir(parents=True)
         with warnings.catch_warnings():  # `no_dist` warns that there is no process group
             warnings.simplefilter("ignore", UserWarning)
             save(dict(state), storage_writer=writer, planner=PiecesSavePlanner(), no_dist=True)
@@ -139,9 +140,10 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
     config = _config(config_path)
     if out.exists():
         raise refusal("MP608", f"{out} exists", hints=(f"-o {out}-2",), file=str(out))
-    job = Job.from_plan(_plan(checkpoint))
+    manifest = read_manifest(checkpoint)
+    job = Job.from_plan(_plan(checkpoint, manifest))
     rules, imported = _rules(job, config, config_path)
-    saved = read_index(checkpoint)
+    saved = read_index(checkpoint, manifest.files.get(INDEX))
     adapters = Adapters.of(checkpoint, job, saved)
     for ours in (each for rule in rules for each in rule.ours):
         if ours.name not in saved or saved[ours.name].shape != ours.shape:
@@ -166,11 +168,8 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
     return Moved(out, len(sizes), sum(sizes), (), _not_carried(imported))
 
 
-def _plan(checkpoint: AnyPath) -> PlanDocument:
-    path = checkpoint / PLAN
-    if isinstance(path, Path):
-        return read_plan(str(path))
-    loaded = parse_plan(read_bounded(path, MAX_PLAN_BYTES), str(path))
+def _plan(checkpoint: AnyPath, manifest: Manifest) -> PlanDocument:
+    loaded = parse_plan(read_listed(checkpoint, manifest, PLAN, MAX_PLAN_BYTES), str(checkpoint / PLAN))
     if loaded.tampered:
         raise MegaplanError(loaded.tampered)
     return loaded.plan

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from megaplan.errors import MegaplanError
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.make import plan_text
-from megaplan.plan.read import read_plan
+from megaplan.plan.read import parse_plan, read_plan
 from megarun.data.mix import TokenMix
 from megarun.data.token_file import TokenFile
 from megarun.job.job import Job
@@ -34,6 +37,9 @@ class Run:
         tensorboard: True if the metrics are also written for TensorBoard.
         compiled: True if blocks are compiled by torch.compile.
         validation_fraction: Share of every token file's rows that `source` excludes, a decimal number.
+        plans: Text of each plan that a start of the job may train, by its name in the command line.
+        options: Options that a restart takes from the job's start, by name.
+        before: Checkpoints that were there when the job began.
     """
 
     job: Job
@@ -46,6 +52,9 @@ class Run:
     tensorboard: bool = False
     compiled: bool = False
     validation_fraction: str = NOTHING
+    plans: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
 
     @property
     def keeps_in(self) -> AnyPath:
@@ -99,6 +108,18 @@ class Checkpoints:
 
 
 DEFAULT_CHECKPOINTS = Checkpoints()
+
+
+def job_of(text: str, name: str, seed: int | None) -> tuple[Job, SavedPlan]:
+    """The job of a plan's text, as `read_job` gives it of a file.
+
+    Raises:
+        MegaplanError: It is not a plan, or was edited by hand.
+    """
+    loaded = parse_plan(text, name)
+    if loaded.tampered:
+        raise MegaplanError(loaded.tampered)
+    return read_job(loaded.plan, seed)
 
 
 def read_job(plan: str | os.PathLike[str] | PlanDocument, seed: int | None) -> tuple[Job, SavedPlan]:

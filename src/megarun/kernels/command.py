@@ -90,7 +90,7 @@ def compile_plan(plan: str, *, device: str | None, cache: Path | None, jobs: int
             *(f"did not compile: {each.name}: {each.error}" for each in failed),
             f"cache: {folder}, {format_bytes(document['cache_bytes'])}; a job finds it with TRITON_CACHE_DIR={folder}",
         ]
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        output.write("".join(f"{line}\n" for line in lines))
     return SOME_FAILED if failed else 0
 
 

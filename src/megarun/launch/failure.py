@@ -10,18 +10,21 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, MegaplanError, render_diagnostic
 from megaplan.spec.models import Mesh
+from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR
+from megaplan.terminal.limits import limit_reached
 from megarun.errors import place, refusal
-from megarun.launch.process import ProcessIdentity, beat_key
+from megarun.launch.process import CONNECTION_LOST, ProcessIdentity, beat_key
 
 if TYPE_CHECKING:
     from megarun.launch.process_group import Launch
@@ -29,12 +32,8 @@ if TYPE_CHECKING:
 FIRST, PRINTED, STUCK = "megarun/first_failure", "megarun/failure_printed", "megarun/stuck"
 WAIT = timedelta(seconds=5)
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
-CONNECTION_LOST = (
-    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "failed to recv, got 0 bytes"),
-    *("remote process exited", "ncclRemoteError"),
-)
-"""Messages of gloo, NCCL and torch's store when a process at the other end has ended; each is a `RuntimeError` of torch."""
-MISSING_PROCESS_CODES = frozenset({"MP650", "MP651", "MP652"})
+ENDING_SECONDS, ENDING_POLL_SECONDS = 3.0, 0.1
+MISSING_PROCESS_CODES = frozenset({"MP650", "MP651", "MP652", "MP673"})
 
 
 def report_failure(
@@ -64,12 +63,10 @@ def report_failure(
         if has_lost_peer(error):
             error, noticed = refusal("MP668", _account_of_ended(several, known, _cause(error))), True
         what = "noticed" if noticed else "failed first"
-        sys.stderr.write(f"{place(several.rank, known)} of {several.world_size} {what}:\n\n")
-    for found in diagnostics_of(error):
-        sys.stderr.write(render_diagnostic(found) + "\n")
+        output.note([f"{place(several.rank, known)} of {several.world_size} {what}:", ""])
+    output.note(render_diagnostic(found) for found in diagnostics_of(error))
     if with_traceback:
-        traceback.print_exception(error, file=sys.stderr)
-    sys.stderr.flush()
+        output.note(["".join(traceback.format_exception(error)).rstrip()])
     if several is not None:
         with suppress(RuntimeError):  # the rank that hosted the store has exited
             several.store.set(PRINTED, "1")
@@ -112,18 +109,22 @@ def exit_after_failure(store: Any, status: int) -> None:
         if store.check([STUCK]):
             for each in json.loads(store.get(STUCK)):
                 ProcessIdentity.parse(each).kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    _exit_now(status)
 
 
 def exit_process(status: int) -> None:
     """Exit the process; without cleanup if the job has several ranks, because destroying a process group could deadlock."""
-    if status == ERROR and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    if status == ERROR and os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
+        _exit_now(status)
     raise SystemExit(status)
+
+
+def _exit_now(status: int) -> NoReturn:
+    """Exit without cleanup; what the streams do not take is lost."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # None where the process was started without
+            stream.flush()
+    os._exit(status)
 
 
 def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
@@ -131,9 +132,12 @@ def diagnostics_of(error: BaseException) -> Sequence[Diagnostic]:
 
     torch's pipelining wraps a stage's exception in its own: the first exception of the chain is reported.
     """
+    limit = limit_reached(error)
     error = _cause(error)
     if isinstance(error, MegaplanError):
-        return error.diagnostics
+        return error.diagnostics if limit is None else [*error.diagnostics, limit]
+    if limit is not None:
+        return [limit]
     if type(error).__name__ == "OutOfMemoryError":
         return [diagnostic("MP609", str(error).split(". ")[0])]
     frames = traceback.extract_tb(error.__traceback__)
@@ -157,13 +161,16 @@ def _cause(error: BaseException) -> BaseException:
 
 def _account_of_ended(launch: Launch, mesh: Mesh | None, error: BaseException) -> str:
     """The ranks of this machine that have ended, with their last place, and the connection that was lost."""
-    lines = []
+    lines: list[str] = []
+    end = time.monotonic() + ENDING_SECONDS
     with suppress(RuntimeError, ValueError, KeyError, TypeError):  # the store ends with the rank or torchrun that keeps it
-        for rank in range(launch.world_size):
-            if rank != launch.rank and launch.store.check([beat_key(rank)]):
-                beat = json.loads(launch.store.get(beat_key(rank)))
-                if ProcessIdentity.parse(beat["process"]).has_ended:
-                    lines.append(f"{place(rank, mesh)}: its process has ended; last seen in step {beat['step']}, {beat['place']}")
+        while not lines and time.monotonic() < end:  # the kernel closes the connections of a process before it has ended
+            for rank in range(launch.world_size):
+                if rank != launch.rank and launch.store.check([beat_key(rank)]):
+                    beat = json.loads(launch.store.get(beat_key(rank)))
+                    if ProcessIdentity.parse(beat["process"]).has_ended:
+                        lines.append(f"{place(rank, mesh)}: its process has ended; last seen in step {beat['step']}, {beat['place']}")
+            time.sleep(ENDING_POLL_SECONDS)
     lines = lines or ["no process of this machine has ended; it was on another one, or has not published yet"]
     return "\n".join([*lines, str(error).splitlines()[0][:300]])
 
@@ -175,10 +182,10 @@ def _is_first(launch: Launch) -> bool:
         if launch.store.compare_set(FIRST, "", mine) == mine.encode():
             return True
     except RuntimeError:  # the store's rank has exited, which it does after the first error is printed, unless it was killed
-        sys.stderr.write(f"rank {launch.rank}: the store of the job is closed, so the first failure is unknown\n")
+        output.note([f"rank {launch.rank}: the store of the job is closed, so the first failure is unknown"])
         return False
     try:
         launch.store.wait([PRINTED], WAIT)
     except RuntimeError:  # raised by the store when the wait times out
-        sys.stderr.write(f"rank {launch.rank}: another rank failed first and has not reported within {WAIT.seconds} s\n")
+        output.note([f"rank {launch.rank}: another rank failed first and has not reported within {WAIT.seconds} s"])
     return False

@@ -10,6 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+CONNECTION_LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "failed to recv, got 0 bytes"),
+    *("remote process exited", "ncclRemoteError"),
+)
+"""Messages of gloo, NCCL and torch's store when a process at the other end has ended; each is a `RuntimeError` of torch."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
@@ -30,7 +36,12 @@ class ProcessIdentity:
     @classmethod
     def own(cls) -> ProcessIdentity:
         """This process."""
-        return cls(socket.gethostname(), os.getpid(), _start_ticks(os.getpid()), _namespace())
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """Another process of this machine."""
+        return cls(socket.gethostname(), pid, _start_ticks(pid), _namespace())
 
     @classmethod
     def parse(cls, values: Any) -> ProcessIdentity:
@@ -57,7 +68,8 @@ class ProcessIdentity:
             return True
         except OSError:
             return False  # it runs as another user
-        return _start_ticks(self.pid) != self.started
+        started = _start_ticks(self.pid)
+        return started not in (self.started, 0)  # 0: not known, as where this process has no file descriptor left
 
     def kill(self) -> None:
         """SIGKILL, if it is another process of this machine that still runs."""

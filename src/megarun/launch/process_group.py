@@ -15,15 +15,21 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_timeout, _set_pg_timeout
 
 from megaplan.errors import MegaplanError
 from megaplan.spec.models import Mesh
+from megaplan.terminal.output import note
 from megarun.errors import place, refusal
-from megarun.launch.session import here_keys, session_name
+from megarun.launch.address import choose_interface, here, reachable_host
+from megarun.launch.process import CONNECTION_LOST
+from megarun.launch.session import here_keys, session_name, wait_for
 
 START_TIMEOUT_SECONDS = 60.0
 FLIGHT_RECORDER_ENTRIES = "2000"
+RESOLVE_SECONDS = 20.0
+CONNECT_FACTOR = 2.0
+"""Times of `--start-timeout` in which the ranks must have connected to each other."""
 JOIN_SECONDS = 2.0  # the store's own attempts end slightly after the limit
 MOST_NAMED = 8
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
@@ -51,7 +57,7 @@ class Launch:
     @property
     def restarted(self) -> bool:
         """True if torchrun has restarted the job's processes (`--max-restarts`)."""
-        return int(os.environ.get(RESTART_COUNT, "0")) > 0
+        return os.environ.get(RESTART_COUNT, "0").strip("0") != ""
 
 
 class MissingProcessError(MegaplanError):
@@ -79,18 +85,23 @@ def read_launch(start_timeout: float = START_TIMEOUT_SECONDS, mesh: Mesh | None 
             environment variable of the launch is missing or not a number.
     """
     if "WORLD_SIZE" not in os.environ:
+        if remark := choose_interface(""):
+            note([remark])
         return Launch(0, 1, 0, dist.HashStore())  # type: ignore[attr-defined]
     rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    local_rank = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else rank
+    if rank >= world_size or port >= 1 << 16:
+        raise refusal("MP652", f"RANK = {rank}, WORLD_SIZE = {world_size}, MASTER_PORT = {port}")
     known = mesh if mesh is not None and mesh.world_size == world_size else None
     limit = timedelta(seconds=start_timeout)
     joined = _join(place(rank, known), rank == 0, port, limit)
     # a restarted job uses the same store, which still has addresses and errors of the previous processes
     store = PrefixStore(_session(joined, rank, world_size, limit) if elastic else f"attempt {os.environ.get(RESTART_COUNT, '0')}", joined)
-    launch = Launch(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), store, start_timeout)
+    launch = Launch(rank, world_size, local_rank, store, start_timeout)
     keys = here_keys(world_size)
     store.set(keys[rank], "1")
     try:
-        store.wait(keys, limit)
+        wait_for(store, keys, limit)
     except RuntimeError:  # raised by the store when the wait times out
         missing = [place(index, known) for index, key in enumerate(keys) if not store.check([key])]
         detail = f"{len(missing)} of {world_size} processes did not start within {start_timeout:g} s: {', '.join(missing[:MOST_NAMED])}"
@@ -119,6 +130,11 @@ def _join(who: str, first: bool, port: int, limit: timedelta) -> Store:
         raise refusal("MP652", "MASTER_ADDR is not set, WORLD_SIZE is")
     torchruns = os.environ.get(TORCHRUN_KEEPS_STORE) == str(True)
     serves = first and not torchruns
+    alone = os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ["WORLD_SIZE"]
+    host, remark = reachable_host(host, port, min(limit.total_seconds(), RESOLVE_SECONDS), alone=alone)
+    remarks = [each for each in (remark, choose_interface(host)) if each]
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        note(remarks)
     joined: Future[Store] = Future()
 
     def join() -> None:
@@ -182,8 +198,18 @@ def process_group(launch: Launch, device: torch.device, timeout: float | None = 
         for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
             os.environ.setdefault(name, FLIGHT_RECORDER_ENTRIES)
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    limit = None if timeout is None else timedelta(seconds=timeout)
-    dist.init_process_group(backend, timeout=limit, device_id=bound, store=launch.store, rank=launch.rank, world_size=launch.world_size)
+    connecting = timedelta(seconds=CONNECT_FACTOR * launch.start_timeout)
+    rank, size = launch.rank, launch.world_size
+    try:
+        dist.init_process_group(backend, timeout=connecting, device_id=bound, store=launch.store, rank=rank, world_size=size)
+    except (dist.DistError, RuntimeError) as error:
+        if launch.world_size == 1 or any(text in str(error) for text in CONNECTION_LOST):
+            raise
+        reason = (str(error).strip().splitlines() or [""])[0][:300]
+        detail = f"rank {launch.rank} on {here()} is not connected to all others within {connecting.total_seconds():g} s\n{reason}"
+        hints = ("export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0    # the interface that connects the machines: ip -br address",)
+        raise refusal("MP673", detail, hints=hints) from None
+    _set_pg_timeout(timedelta(seconds=timeout) if timeout is not None else _get_default_timeout(dist.Backend(backend)))
     try:
         yield
     except BaseException:

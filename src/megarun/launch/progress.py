@@ -10,6 +10,8 @@ from types import FrameType
 
 INNERMOST_FRAMES = 4
 LARGEST_FACTOR = 5.0
+CONNECTING = "connecting"
+"""The place in which the ranks connect to each other, with a limit of its own."""
 LONG_PLACES = frozenset({"starting", "evaluating", "saving"})
 """Places whose time does not depend on the size of a step, which have the time limit of the first step."""
 
@@ -37,8 +39,8 @@ class Progress:
         seconds: Total time in each place since the first step ended.
     """
 
-    def __init__(self, timeouts: Timeouts | None = None) -> None:
-        self._timeouts = timeouts or Timeouts()
+    def __init__(self, timeouts: Timeouts | None = None, connecting: float | None = None) -> None:
+        self._timeouts, self._connecting = timeouts or Timeouts(), connecting
         self.step, self.place, self.count = 0, "starting", 0
         self.seconds: dict[str, float] = {}
         self._first: int | None = None
@@ -73,6 +75,8 @@ class Progress:
     @property
     def limit(self) -> float:
         """Time that the rank may be in its place."""
+        if self.place == CONNECTING and self._connecting is not None:
+            return self._connecting
         if not self.is_steady or self.place in LONG_PLACES:
             return max(self._timeouts.first_step, self._timeouts.step)
         return max(self._timeouts.step, LARGEST_FACTOR * self._longest)

@@ -18,12 +18,33 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 ASKED, ANSWER, ENDED = "megarun/session/asked", "megarun/session/answer", "megarun/spares/ended"
 POLL_SECONDS = 0.05
+SLICE_SECONDS = 1.0
 A_LONG_TIME = timedelta(days=3650)
 
 
 def here_keys(world_size: int) -> list[str]:
     """Keys that the processes of a start set once they have joined it."""
     return [f"megarun/here/{index}" for index in range(world_size)]
+
+
+def wait_for(store: Store, keys: list[str], limit: timedelta) -> None:
+    """Wait until a store has all keys, in slices between which Python handles signals.
+
+    Raises:
+        RuntimeError: It has not within the limit, or is closed.
+    """
+    end = time.monotonic() + limit.total_seconds()
+    while True:
+        began = time.monotonic()
+        piece = max(0.001, min(SLICE_SECONDS, end - began))
+        try:
+            store.wait(keys, timedelta(seconds=piece))
+        except RuntimeError:
+            now = time.monotonic()
+            if now >= end or now - began < piece / 2:  # a closed store fails at once
+                raise
+        else:
+            return
 
 
 def session_name(store: Store, rank: int, world_size: int, limit: timedelta) -> str:
@@ -36,7 +57,7 @@ def session_name(store: Store, rank: int, world_size: int, limit: timedelta) -> 
     if rank > 0:
         number = store.add(ASKED, 1)
         store.set(f"{ASKED}/{number}", json.dumps([rank, world_size, mine]))
-        store.wait([f"{ANSWER}/{mine}"], limit)
+        wait_for(store, [f"{ANSWER}/{mine}"], limit)
         return str(store.get(f"{ANSWER}/{mine}").decode())
     end, answered = time.monotonic() + limit.total_seconds(), 0
     joined = PrefixStore(mine, store)

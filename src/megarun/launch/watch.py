@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -21,13 +20,15 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import render_diagnostic
 from megaplan.spec.models import Mesh
+from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR, SIGNAL_STATUS
 from megarun.errors import place, refusal
+from megarun.launch.address import here
 from megarun.launch.failure import STUCK, exit_after_failure, report_failure
 from megarun.launch.interrupt import Interrupt
 from megarun.launch.process import ProcessIdentity, beat_key
 from megarun.launch.process_group import Launch
-from megarun.launch.progress import Progress
+from megarun.launch.progress import CONNECTING, Progress
 
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 10.0
@@ -163,8 +164,7 @@ class Watch:
             if time.monotonic() - self._turn > self._progress.limit + self._silent:
                 detail = f"the store of the job, which rank 0 or torchrun keeps, does not answer\nthis rank: {self._here(self._own())}"
                 found = diagnostic("MP660", detail)
-                sys.stderr.write(f"{place(self._launch.rank, self._mesh)} noticed:\n\n{render_diagnostic(found)}\n")
-                sys.stderr.flush()
+                output.note([f"{place(self._launch.rank, self._mesh)} noticed:", "", render_diagnostic(found)])
                 os._exit(ERROR)
 
     def _own(self) -> Beat:
@@ -232,6 +232,8 @@ class Watch:
             lines += [f"{where}: {since}", f"  {self._here(each.beat)}"]
         if len(stuck) > MOST_NAMED:
             lines.append(f"and {len(stuck) - MOST_NAMED} more")
+        if any(rank in seen and seen[rank].beat.place == CONNECTING for rank in stuck):
+            lines.append(f"this rank: {here()}; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface that connects the machines")
         others = [rank for rank in seen if rank not in stuck]
         if others:
             first = others[0]

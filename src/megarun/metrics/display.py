@@ -8,11 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from megaplan.foreign import one_line, printable
+from megaplan.terminal.output import encodable, note
+from megaplan.terminal.streams import UnfailingStream
 from megaplan.units import format_bytes
 from megarun.metrics.records import Evaluated, StepMetrics
 
@@ -32,7 +37,7 @@ def progress_line(text: str) -> Iterator[Callable[[int, int], None]]:
 
 def is_live() -> bool:
     """True if stderr is a terminal that moves its cursor."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Display:
@@ -56,7 +61,7 @@ class Display:
     def note(self, text: str | None, *, anywhere: bool = False) -> None:
         """Print a message, if there is one; `anywhere`: not only on rank 0."""
         if (self._speaks or anywhere) and text is not None:
-            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def show_kernels(self, done: int, found: int) -> None:
         """Show how many of the kernels found so far are compiled; off a terminal only that it begins."""
@@ -83,16 +88,22 @@ class Display:
 
 
 def print_summary(title: str, history: Sequence[StepMetrics], metrics_path: str) -> None:
-    """Print the final table on stdout: first and last loss, throughput without the first step, memory, time."""
+    """Print the final table on stdout: first and last loss, throughput without the first step, memory, time.
+
+    What stdout does not take is said on stderr; the run is over, and its status stays.
+    """
+    stdout: Any = UnfailingStream(sys.stdout, "stdout")
     first, last = history[0], history[-1]
     timed = sorted(metrics.tokens_per_second for metrics in (history[1:] or history))
     largest = max(history, key=lambda metrics: metrics.allocated_bytes)
-    table = Table(title=title, show_header=False)
+    table = Table(title=escape(one_line(title)), show_header=False)
     table.add_row("steps", f"{len(history):,}")
-    table.add_row("loss, first and last", f"{first.loss:.4f} → {last.loss:.4f} nats per token")
+    table.add_row("loss, first and last", encodable(f"{first.loss:.4f} → {last.loss:.4f} nats per token", stdout))
     table.add_row("throughput, median", f"{timed[len(timed) // 2]:,.0f} tokens/s")
     what = "peak" if largest.allocated_basis == "peak" else "parameters and optimizer state"
     table.add_row("memory, largest rank", f"{format_bytes(largest.allocated_bytes)} ({what})")
     table.add_row("time in steps", f"{sum(metrics.step_seconds for metrics in history):,.1f} s")
-    table.add_row("metrics", metrics_path)
-    Console().print(table)
+    table.add_row("metrics", escape(one_line(metrics_path)))
+    Console(file=stdout).print(table)
+    if account := stdout.account:
+        note([account])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from megaplan.budget.build import build_budget
 from megaplan.terminal import output
 from megarun.job.run import read_job
@@ -30,5 +28,5 @@ def trace_plan(plan: str, *, rank: int | None, stage: int | None, as_json: bool,
     if as_json:
         output.write_json(report.document(found))
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in report.lines(found, job.spec.mesh, top)))
+        output.write("".join(f"{line}\n" for line in report.lines(found, job.spec.mesh, top)))
     return 0 if all(item.within for item in found) else PAST_TOLERANCE

@@ -30,6 +30,7 @@ from megarun.errors import place, refusal
 from megarun.files import read_bounded
 from megarun.job.run import KEYWORDS, Run
 from megarun.launch.process_group import Launch
+from megarun.launch.session import wait_for
 from megarun.remote import any_path
 from megarun.training.folder import STALE_SECONDS, sees
 
@@ -233,7 +234,7 @@ def _read(launch: Launch, key: str, limit: float | None = None) -> str:
 
 def _wait(launch: Launch, keys: list[str], limit: float) -> None:
     try:
-        launch.store.wait(keys, timedelta(seconds=limit))
+        wait_for(launch.store, keys, timedelta(seconds=limit))
     except RuntimeError:  # raised by the store when the wait times out
         silent = [key.rpartition("/")[2] for key in keys if not launch.store.check([key])] if launch.rank == 0 else ["0"]
         named = ", ".join(f"rank {rank}" for rank in silent[:MOST_NAMED]) + (" …" if len(silent) > MOST_NAMED else "")

@@ -8,57 +8,118 @@ and global batch of the first one, so step and data order stay.
 from __future__ import annotations
 
 import os
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from megaplan.errors import MegaplanError
+from megaplan.plan.document import PlanDocument
+from megaplan.plan.make import plan_text
+from megaplan.plan.read import read_plan
+from megaplan.terminal.output import note
 from megarun.errors import refusal
 from megarun.job.job import Job
-from megarun.job.run import SavedPlan, read_job
+from megarun.job.run import SavedPlan, job_of, read_job
+from megarun.training.identity import Beginning, report_plans, restarted_from
 
 Planned = tuple[Job, SavedPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The plans that a start of a job may train.
+
+    Attributes:
+        jobs: The job of each plan and its text, by name; the first is the command line's.
+        began: What the job began with, if this start is a restart.
+    """
+
+    jobs: dict[str, Planned]
+    began: Beginning | None
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Text of each plan by name."""
+        return {name: saved.text for name, (_, saved) in self.jobs.items()}
+
+
 PROCESSES = "WORLD_SIZE"
 FIRST_PLAN = "PLAN"
 
 
-def choose_plan(first: Planned, folder: Path | None, seed: int | None, num_processes: int) -> Planned:
-    """The plan of most ranks among the first one and those of a folder that has no more ranks than there are processes.
+def read_plans(plan: str | os.PathLike[str] | PlanDocument, folder: Path | None, seed: int | None, out: Path) -> Plans:
+    """The plans that a start of the job may train.
+
+    Args:
+        plan: The plan of the command line, a file or a value.
+        folder: Folder of `*.json` plans, for fewer GPUs; None: there is only the first one.
+        seed: `--seed`, for every plan.
+        out: Folder of the run: a restart by torchrun takes the plans from there.
+
+    Raises:
+        MegaplanError: A file is no plan; MP667 if a plan is of another run, or the folder has none.
+    """
+    name = FIRST_PLAN if isinstance(plan, PlanDocument) else os.fspath(plan)
+    began = restarted_from(out)
+    if began is not None:
+        report_plans(began, {each: _text_now(plan if each == name else each) for each in began.plans}, out)
+        return Plans({each: job_of(text, each, seed) for each, text in began.plans.items()}, began)
+    plans = {name: read_job(plan, seed)}
+    if folder is not None:
+        files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+        if not files:
+            raise refusal("MP667", f"--plans {folder}: no *.json", "--plans", file=str(folder))
+        for file in files:
+            other = read_job(file, seed)
+            if wrong := _difference(plans[name], other):
+                raise refusal("MP667", wrong, "--plans", file=str(file))
+            plans.setdefault(str(file), other)
+    return Plans(plans, None)
+
+
+def choose_plan(planned: Plans, folder: Path | None, num_processes: int) -> Planned:
+    """The plan of most ranks that has no more ranks than there are processes; without a folder the first one.
 
     Rank 0 reports on stderr which it is. Of plans with equally many ranks the first one is taken, then that whose file comes first by name.
 
     Args:
-        first: The plan of the command line.
-        folder: Folder of `*.json` plans, for fewer GPUs; None: there is only the first one.
-        seed: `--seed`, for every plan.
+        planned: The plans.
+        folder: Folder of `--plans`; None: there is only the first one.
         num_processes: Processes that were started.
 
     Raises:
-        MegaplanError: MP667 if a plan is of another run, or every plan has more ranks; or a file is no plan.
+        MegaplanError: MP667 if every plan has more ranks.
     """
+    plans = [(job, name if index else FIRST_PLAN) for index, (name, job) in enumerate(planned.jobs.items())]
     if folder is None:
-        return first
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    if not files:
-        raise refusal("MP667", f"--plans {folder}: no *.json", "--plans", file=str(folder))
-    plans: list[tuple[Planned, str]] = [(first, FIRST_PLAN)]
-    for file in files:
-        other = read_job(file, seed)
-        wrong = _difference(first, other)
-        if wrong:
-            raise refusal("MP667", wrong, "--plans", file=str(file))
-        plans.append((other, str(file)))
+        return plans[0][0]
     fitting = [each for each in plans if _ranks(each[0]) <= num_processes]
     if not fitting:
         sizes = ", ".join(map(str, sorted({_ranks(each) for each, _ in plans})))
         raise refusal("MP667", f"{num_processes} processes, and plans for {sizes} ranks", "--plans", file=str(folder))
     taken, name = max(fitting, key=lambda each: _ranks(each[0]))  # the first of equal ones
     if os.environ.get("RANK", "0") == "0":
-        sys.stderr.write(f"plan {name}: {_ranks(taken)} ranks, {num_processes - _ranks(taken)} spare processes\n")
+        note([f"plan {name}: {_ranks(taken)} ranks, {num_processes - _ranks(taken)} spare processes"])
     return taken
 
 
+def _text_now(plan: str | os.PathLike[str] | PlanDocument) -> str | None:
+    """Text of a plan as it is now; None if it cannot be read."""
+    try:
+        return plan_text(plan if isinstance(plan, PlanDocument) else read_plan(os.fspath(plan)))
+    except MegaplanError:
+        return None
+
+
 def started_processes() -> int:
-    """Processes of this start, as torchrun says."""
-    return int(os.environ.get(PROCESSES, "1"))
+    """Processes of this start, as torchrun says.
+
+    Raises:
+        MegaplanError: MP652, it says no number.
+    """
+    given = os.environ.get(PROCESSES, "1")
+    if not given.isdecimal() or not int(given):
+        raise refusal("MP652", f"{PROCESSES} = {given or 'empty'}")
+    return int(given)
 
 
 def _ranks(planned: Planned) -> int:

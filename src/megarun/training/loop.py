@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from megaplan.terminal.streams import unfailing_stderr
 from megarun.checkpoint.keeper import Keeper
 from megarun.data.batches import Batches
 from megarun.engine.trainer import Trainer, sharded_stages
@@ -29,8 +30,8 @@ from megarun.job.job import Job
 from megarun.job.run import Run
 from megarun.launch.allocator import differs_from_plan, set_allocator
 from megarun.launch.interrupt import Interrupt
-from megarun.launch.process_group import Launch, choose_device, device_text, process_group
-from megarun.launch.progress import Progress, Timeouts
+from megarun.launch.process_group import CONNECT_FACTOR, Launch, choose_device, device_text, process_group
+from megarun.launch.progress import CONNECTING, Progress, Timeouts
 from megarun.launch.session import release_spares, wait_as_spare
 from megarun.launch.watch import Watch
 from megarun.metrics.display import Display
@@ -44,7 +45,8 @@ from megarun.parallel.groups.mesh import RankMesh, build_mesh
 from megarun.training.agreement import require_agreement, require_one_folder
 from megarun.training.bad_steps import StepGuard
 from megarun.training.evaluation import Evaluator
-from megarun.training.folder import RunFolder
+from megarun.training.folder import JOB, MESSAGES, PLAN, RunFolder
+from megarun.training.identity import beginning_of, keep_on_node
 
 if TYPE_CHECKING:
     from megarun.kernels.ahead import KernelsAhead
@@ -104,23 +106,31 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
     device = choose_device(launch)
     require_agreement(run, launch, device_text(device))
     with ExitStack() as stack:
+        messages = stack.enter_context(unfailing_stderr())
         if kernels is not None:
             stack.callback(kernels.close)
             kernels.begin(device, launch.rank)
         folder = stack.enter_context(RunFolder(run.out)) if launch.rank == 0 else None
+        if launch.rank == 0:
+            messages.keep_in(run.out / MESSAGES)
         require_one_folder(run, launch, folder.holder.token if folder is not None else "")
         interrupt = stack.enter_context(Interrupt())
-        progress = Progress(timeouts)
+        progress = Progress(timeouts, CONNECT_FACTOR * launch.start_timeout)
         stack.enter_context(Watch(launch, run.job.spec.mesh, progress, interrupt))
+        progress.enter(CONNECTING)
         # the watch ends a stuck job and knows which rank is stuck; torch's own timeout comes after it
         stack.enter_context(process_group(launch, device, 2 * progress.limit + TIMEOUT_MARGIN_SECONDS))
         mesh = build_mesh(run.job.spec.mesh, device)
         keeper = Keeper(run, folder.require if folder is not None else None)
+        progress.enter("starting")
         start = keeper.find()
         resumed = start is not None or launch.restarted
         metrics_file = stack.enter_context(MetricsFile(run.out, mesh.rank, resumed=resumed, tensorboard=run.tensorboard))
         if folder is not None:
-            folder.write_plan(run.plan.text)
+            folder.keep(PLAN, run.plan.text)
+            folder.keep(JOB, beginning_of(run, folder.holder.token).text())
+        elif run.checkpoints.url or started.world_size > num_ranks:
+            keep_on_node(run)
         display = stack.enter_context(Display(run.num_steps, mesh.rank))
         if device.type == "cuda":
             display.note(f"allocator: {setting.text}")

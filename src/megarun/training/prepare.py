@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -168,6 +169,17 @@ def prepare(
     if checkpoints.resume not in KEYWORDS and not (any_path(checkpoints.resume) / MANIFEST).is_file():
         raise refusal("MP649", f"{checkpoints.resume}: no {MANIFEST}", file=checkpoints.resume)
     return Run(job, open_data(data, job.spec), out, num_steps or job.spec.training.steps, saved, checkpoints)
+
+
+def out_folder(word: str | os.PathLike[str]) -> Path:
+    """The folder of `--out`.
+
+    Raises:
+        MegaplanError: MP670, the word is empty: the working directory would be meant by accident.
+    """
+    if not os.fspath(word):
+        raise refusal("MP670", "--out is empty", "--out", ("--out runs/NAME", "--out .    # the working directory"))
+    return Path(word)
 
 
 def _check_places(out: Path, url: str) -> None:

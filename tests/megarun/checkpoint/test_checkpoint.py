@@ -23,6 +23,7 @@ from megaplan.budget.build import build_budget
 from megaplan.goodput.checkpoints import checkpoint_sizes
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
+from megarun.checkpoint import storage
 from megarun.checkpoint.index import read_index
 from megarun.checkpoint.manifest import Manifest, list_checkpoints
 from megarun.checkpoint.retention import Retention
@@ -187,14 +188,12 @@ def test_a_full_disk_ends_with_one_error_and_keeps_the_last_good_one(
     tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The data file of the second save lands on a device that is always full."""
-    from torch.distributed.checkpoint.filesystem import FileSystem  # noqa: PLC0415
+    real = storage.open_own
 
-    created = FileSystem.create_stream
+    def opened(path: Path, flags: int) -> Any:
+        return Path("/dev/full").open("wb") if "step-00000004" in str(path) else real(path, flags)
 
-    def create(self: Any, path: Any, mode: str) -> Any:
-        return created(self, Path("/dev/full") if "step-00000004" in str(path) and "w" in mode else path, mode)
-
-    monkeypatch.setattr(FileSystem, "create_stream", create)
+    monkeypatch.setattr(storage, "open_own", opened)
     wait_for_the_save_in_step(5, monkeypatch)
     assert run(command("run")) == 2
     assert max(losses(tmp_path / "run")) == 5, "noticed after the step in which the save has failed, not at the next save"

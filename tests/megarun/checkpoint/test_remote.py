@@ -22,9 +22,10 @@ from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
 from megarun.checkpoint.index import INDEX
 from megarun.checkpoint.leftovers import tidy
-from megarun.checkpoint.manifest import FOLDER, MANIFEST, PLAN, FileRecord, Manifest, finished, folder_name, list_checkpoints, record_of
+from megarun.checkpoint.manifest import FOLDER, MANIFEST, PLAN, Manifest, finished, folder_name, list_checkpoints
 from megarun.checkpoint.remote import OWNER, Owner
 from megarun.checkpoint.retention import Retention
+from megarun.checkpoint.sums import FileRecord, record_of
 from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
@@ -15,6 +16,7 @@ import pytest
 from megaplan.errors import MegaplanError
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
+from megarun.checkpoint import keeper
 from megarun.checkpoint.index import INDEX, coverage_error, read_index
 from megarun.checkpoint.leftovers import tidy
 from megarun.checkpoint.manifest import (
@@ -22,14 +24,14 @@ from megarun.checkpoint.manifest import (
     MANIFEST,
     PLAN,
     WITHOUT_DIGEST,
-    FileRecord,
     Manifest,
     damaged_files,
     finished,
     list_checkpoints,
     read_manifest,
-    record_of,
 )
+from megarun.checkpoint.save import Saver
+from megarun.checkpoint.sums import FileRecord, record_of
 from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
@@ -251,6 +253,66 @@ def test_what_cannot_be_read_or_removed_does_not_end_a_run(
     assert "warning[MP657]" in said
     assert "Operation not permitted" in said
     assert {"step-00000006", "step-00000008"} <= set(names(tmp_path / "run"))
+
+
+def test_files_replaced_after_their_sums_are_not_loaded(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Data, index and plan of a run of another seed, put in place between the check and the reading: the checkpoint before is used."""
+    assert run([*words, "--steps", "4"]) == 0
+    other = [*words[:-3], str(tmp_path / "other"), *words[-2:]]
+    assert run([*other, "--steps", "4", "--seed", "7"]) == 0
+    whole = [*words[:-3], str(tmp_path / "whole"), *words[-2:]]
+    assert run([*whole, "--steps", "4"]) == 0
+    assert run([*whole, "--steps", "6"]) == 0
+    real, newest = keeper.load_checkpoint, list_checkpoints(tmp_path / "run")[0]
+
+    def swapped(found: Any, *args: Any, **named: Any) -> Any:
+        if found.path == newest:
+            for name in (DATA, INDEX, PLAN):
+                shutil.copyfile(list_checkpoints(tmp_path / "other")[0] / name, newest / "new")
+                (newest / "new").replace(newest / name)
+        return real(found, *args, **named)
+
+    monkeypatch.setattr(keeper, "load_checkpoint", swapped)
+    capfd.readouterr()
+    assert run([*words, "--steps", "6"]) == 0
+    said = capfd.readouterr().err
+    assert "warning[MP646]" in said
+    assert "step-00000002, 2 steps done" in said
+    kept = [{each["step"]: each["loss"] for each in _steps(tmp_path / name)} for name in ("run", "whole")]
+    assert kept[0] == kept[1]
+
+
+def _steps(out: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [each for each in records if "grad_norm" in each]
+
+
+def test_saves_do_not_follow_links(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A link of a killed run's name is removed at the start; one that is made meanwhile ends the save; a linked old one is unlinked."""
+    victim, folder = tmp_path / "victim", tmp_path / "run" / FOLDER
+    (victim / "sub").mkdir(parents=True)
+    (victim / "file").write_text("precious")
+    folder.mkdir(parents=True)
+    (folder / ".step-00000002.partial").symlink_to(victim)
+    assert run([*words, "--steps", "2"]) == 0
+    (folder / "step-00000001").symlink_to(victim)
+    real = Saver.save
+
+    def save(self: Saver, step: int, *more: Any) -> None:
+        if step == 6:
+            (folder / ".step-00000006.partial").symlink_to(victim)
+        real(self, step, *more)
+
+    monkeypatch.setattr(Saver, "save", save)
+    assert run([*words, "--steps", "8"]) == 2
+    assert "is a link to" in capfd.readouterr().err
+    assert sorted(path.name for path in victim.iterdir()) == ["file", "sub"]
+    assert (victim / "file").read_text() == "precious"
+    assert "step-00000004" in names(tmp_path / "run")
 
 
 def _refuse_removed(path: Path, **_: Any) -> None:

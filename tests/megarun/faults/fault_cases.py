@@ -38,6 +38,7 @@ from fault_files import FILES
 from fault_hangs import HANGS
 from fault_launch import START_LIMIT_SECONDS, Job, free_port
 from fault_layouts import LAYOUTS
+from fault_outputs import OUTPUTS
 from fault_storage import STORAGE
 from fault_trust import ODD_RANKS, TRUST
 
@@ -344,6 +345,7 @@ QUICK: dict[str, Case] = {
     "plan edited by hand": edited_by_hand,
     "another model": another_model,
     **TRUST,
+    **OUTPUTS,
 }
 PROCESSES: dict[str, Case] = {
     "disk full of one": disk_full_of_one,

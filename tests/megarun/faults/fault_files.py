@@ -13,7 +13,8 @@ from fault_bench import ERROR, Bench, Outcome, copy_of, first_line, losses, newe
 
 import megarun.checkpoint.storage
 from megarun.checkpoint.index import INDEX
-from megarun.checkpoint.manifest import MANIFEST, list_checkpoints, read_manifest, record_of
+from megarun.checkpoint.manifest import MANIFEST, list_checkpoints, read_manifest
+from megarun.checkpoint.sums import record_of
 from megarun.data.token_file import TokenFile
 from megarun.training.folder import LOCK, Holder
 
@@ -192,7 +193,7 @@ def lock_left(bench: Bench) -> Outcome:
 def out_is_a_file(bench: Bench) -> Outcome:
     out = bench.folder / "a-file"
     out.write_text("")
-    return refused(bench, "--out is a file", bench.words(bench.one, out), "MP608")
+    return refused(bench, "--out is a file", bench.words(bench.one, out), "MP670")
 
 
 FILES: dict[str, Callable[[Bench], Outcome]] = {

@@ -20,7 +20,8 @@ from megaplan.errors import MegaplanError
 from megaplan.plan.read import read_plan
 from megaplan.spec.load import load_spec
 from megarun.checkpoint.index import INDEX, read_index
-from megarun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, damaged_files, manifest_digest, read_manifest
+from megarun.checkpoint.manifest import MANIFEST, Manifest, damaged_files, manifest_digest, read_manifest
+from megarun.checkpoint.sums import FileRecord
 from megarun.cli.checkpoint import checkpoints_at
 from megarun.data.format import PAYLOAD_START, PREAMBLE
 from megarun.data.token_file import TokenFile

@@ -1,7 +1,12 @@
 """The figures of a step's line that are not measured but computed."""
 
+import errno
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,8 +93,108 @@ def test_a_cut_line_does_not_merge_with_the_next(before: str, tmp_path: Path) ->
     assert [each["step"] for each in records(path)] == ([1, 2] if '{"step": 1}' in before else [2])
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).symlink_to("/dev/full")
-    with MetricsFile(tmp_path, 0, resumed=True) as metrics, pytest.raises(MegaplanError, match=r"MP661.*No space left"):
+def full_after(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A disk with room for so many more bytes; the list's number can be raised."""
+    room, real = [num_bytes], os.write
+
+    def write(handle: int, data: bytes) -> int:
+        if not room[0] and handle > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real(handle, data[: room[0]] if handle > 2 else data)
+        room[0] -= written * (handle > 2)
+        return written
+
+    monkeypatch.setattr("megarun.metrics.file.os.write", write)
+    return room
+
+
+def test_lines_wait_for_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said once; a line that was written in part is completed."""
+    with MetricsFile(tmp_path, 0) as metrics:
+        room = full_after(30, monkeypatch)
+        for step in (1, 2, 3):
+            metrics.write(Evaluated(step, 1.0, 1, 1.0))
+        said = capsys.readouterr().err
+        assert said.count("warning[MP661]") == 1
+        assert "No space left on device; the run goes on" in said
+        room[0] = 10_000
+        metrics.write(Evaluated(4, 1.0, 1, 1.0))
+    assert [each["step"] for each in records(tmp_path / FILE_NAME)] == [1, 2, 3, 4]
+    assert "lost" not in capsys.readouterr().err
+
+
+def test_lines_that_never_find_room_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with MetricsFile(tmp_path, 0) as metrics:
+        full_after(0, monkeypatch)
+        metrics.write(Evaluated(1, 1.0, 1, 1.0))
         metrics.write(Evaluated(2, 1.0, 1, 1.0))
+    assert "2 lines were lost" in capsys.readouterr().err
+
+
+def test_a_file_that_is_removed_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the lines that it had; one that is moved keeps them; in a folder that is renamed, and in no other."""
+    out = tmp_path / "out"
+    out.mkdir()
+    with MetricsFile(out, 0) as metrics:
+        metrics.write(Evaluated(1, 1.0, 1, 1.0))
+        (out / FILE_NAME).unlink()
+        metrics.write(Evaluated(2, 1.0, 1, 1.0))
+        assert "made again with all its lines" in capsys.readouterr().err
+        (out / FILE_NAME).rename(out / "old.jsonl")
+        metrics.write(Evaluated(3, 1.0, 1, 1.0))
+        assert "in a new file" in capsys.readouterr().err
+        out.rename(tmp_path / "renamed")
+        metrics.write(Evaluated(4, 1.0, 1, 1.0))
+    assert [each["step"] for each in records(tmp_path / "renamed" / "old.jsonl")] == [1, 2]
+    assert [each["step"] for each in records(tmp_path / "renamed" / FILE_NAME)] == [3, 4]
+    assert not out.exists()
+
+
+def test_a_folder_that_is_removed_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with MetricsFile(out, 0) as metrics:
+        metrics.write(Evaluated(1, 1.0, 1, 1.0))
+        shutil.rmtree(out)
+        metrics.write(Evaluated(2, 1.0, 1, 1.0))
+    assert "1 lines were lost" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_curves_that_fail_end_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """TensorBoard's own thread fails on a full disk, and raises at the next number."""
+
+    class Writer:
+        def __init__(self, _: str) -> None:
+            self.add_scalar = self.close = self.fail
+
+        def fail(self, *_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    board = Board(tmp_path)
+    board.write({"step": 1, "loss": 1.0, "mfu": 0.5})
+    board.close()
+    assert capsys.readouterr().err.count("there are no further curves, and the run goes on") == 1
+
+
+def test_links_are_not_written_through(tmp_path: Path) -> None:
+    """Neither the file nor the folder of curves, also where the link is made after the start."""
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / FILE_NAME).symlink_to(tmp_path / "precious")
+    with pytest.raises(MegaplanError, match="MP671"), MetricsFile(tmp_path, 0, resumed=True):
+        pass
+    with pytest.raises(MegaplanError, match="MP671"), MetricsFile(tmp_path, 0):
+        pass
+    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / "tensorboard").symlink_to(tmp_path)
+    with pytest.raises(MegaplanError, match="MP671"):
+        Board(tmp_path)
+    (tmp_path / "tensorboard").unlink()
+    with MetricsFile(tmp_path, 0) as metrics:
+        (tmp_path / FILE_NAME).unlink()
+        (tmp_path / FILE_NAME).symlink_to(tmp_path / "precious")
+        metrics.write(Evaluated(1, 1.0, 1, 1.0))
+    assert (tmp_path / "precious").read_text() == "precious"

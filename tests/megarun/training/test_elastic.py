@@ -23,9 +23,8 @@ from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
-from megarun.job.run import read_job
 from megarun.launch.session import ASKED, here_keys, session_name
-from megarun.training.elastic import FIRST_PLAN, choose_plan
+from megarun.training.elastic import FIRST_PLAN, choose_plan, read_plans
 
 pytestmark = pytest.mark.runtime
 ROOT = Path(__file__).parents[3]
@@ -48,28 +47,29 @@ def write(path: Path, ranks: int, rows: int = 4, **training: Any) -> Path:
 
 
 def test_the_largest_plan_with_enough_processes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    first = read_job(write(tmp_path / "four.json", 4), None)
+    first = write(tmp_path / "four.json", 4)
     write(tmp_path / "plans" / "one.json", 1)
     two = write(tmp_path / "plans" / "two.json", 2)
     write(tmp_path / "plans" / "a-copy.json", 4)
-    taken = [choose_plan(first, tmp_path / "plans", None, count) for count in (1, 2, 3, 4, 5)]
+    plans = read_plans(first, tmp_path / "plans", None, tmp_path / "out")
+    taken = [choose_plan(plans, tmp_path / "plans", count) for count in (1, 2, 3, 4, 5)]
     assert [job.spec.mesh.world_size for job, _ in taken] == [1, 2, 2, 4, 4]
     said = capfd.readouterr().err.splitlines()
     assert said[2:] == [f"plan {two}: 2 ranks, 1 spare processes", *(f"plan {FIRST_PLAN}: 4 ranks, {n} spare processes" for n in (0, 1))]
 
 
 def test_plans_must_be_of_one_run(tmp_path: Path) -> None:
-    first = read_job(write(tmp_path / "two.json", 2), None)
+    first = write(tmp_path / "two.json", 2)
     cases = {"batch": write(tmp_path / "batch" / "a.json", 1, rows=8), "rate": write(tmp_path / "rate" / "a.json", 1, learning_rate=2e-3)}
     with pytest.raises(MegaplanError, match=r"MP667.*global batch 8 sequences of 24 tokens, PLAN's 4"):
-        choose_plan(first, cases["batch"].parent, None, 2)
+        read_plans(first, cases["batch"].parent, None, tmp_path)
     with pytest.raises(MegaplanError, match=r"MP667.*training.learning_rate = 0.002, PLAN's 0.001"):
-        choose_plan(first, cases["rate"].parent, None, 2)
+        read_plans(first, cases["rate"].parent, None, tmp_path)
     with pytest.raises(MegaplanError, match=r"MP667.*no \*.json"):
-        choose_plan(first, tmp_path / "nothing", None, 2)
+        read_plans(first, tmp_path / "nothing", None, tmp_path)
     write(tmp_path / "large" / "a.json", 2)
     with pytest.raises(MegaplanError, match=r"MP667.*1 processes, and plans for 2 ranks"):
-        choose_plan(first, tmp_path / "large", None, 1)
+        choose_plan(read_plans(first, tmp_path / "large", None, tmp_path), tmp_path / "large", 1)
 
 
 def test_a_start_has_a_name_that_no_earlier_one_had() -> None:

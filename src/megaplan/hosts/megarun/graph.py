@@ -40,7 +40,10 @@ class Graph(NamedTuple):
         if splittable:
             region |= {op.name for op in self.ops if op.late and self.roots[op.keeps[0]] in self.dropped}
         inner = tuple(op for op in self.ops if op.name in region)
-        stop = max(index for index, op in enumerate(inner) if op.keeps)
+        saving = [index for index, op in enumerate(inner) if op.keeps]
+        if not saving:  # frozen parameters: backward asks for nothing of the region
+            return ()
+        stop = saving[-1]
         last = inner[stop]
         if splittable and last.late:
             return *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # no operation reads it

@@ -118,8 +118,8 @@ def even_sizes(arguments: Mapping[str, Any], layers: int, pp: int) -> list[int]:
         ranks[-1] = int(last)
     virtual = int(get("num_virtual_stages_per_pipeline_rank") or (counted // pp // int(per) if per and not first else 0))
     if per and first:
-        virtual = ranks[1] // int(per)
-    virtual = virtual or 1
+        virtual = ranks[min(1, pp - 1)] // int(per)
+    virtual = max(virtual, 1)
     sizes = [ranks[rank] // virtual for _ in range(virtual) for rank in range(pp)]
     sizes[0] -= ends[0]
     sizes[-1] -= ends[1]

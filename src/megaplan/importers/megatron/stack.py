@@ -174,7 +174,7 @@ def _mixers(launch: Arguments, layers: int) -> str:
 
 
 def _whole_sizes(launch: Arguments, sizes: list[int], layers: int) -> None:
-    if sum(sizes) != layers:
+    if sum(sizes) != layers or min(sizes) < 0:
         launch.cannot("num_layers", f"{layers} layers do not divide over {len(sizes)} virtual stages")
 
 
