@@ -20,10 +20,14 @@ from megaplan.spec.document import MAX_DEPTH, Document, parse_document, resolve_
 from megaplan.spec.hub import is_model_name
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
+from megaplan.spec.read import MAX_BYTES
 from megaplan.spec.source import SourceMap
 
 NESTED = "text_config"
 """Key of the text model's fields in the config of a multimodal model."""
+LARGE_CHARACTERS = 2**16
+STORED = ("quantization_config", "compression_config")
+"""Fields of a config that list modules of the published weights."""
 MICRO_BATCH_SIZE = 1
 SEQ_LENGTH = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -71,6 +75,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         "format": "megaplan.spec/1",
         "name": _name(config, name),
         "model": model,
+        "optimizer": {"matrix": "adamw"},  # of nearly all published training
         "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": min(SEQ_LENGTH, model.get("learned_positions", SEQ_LENGTH))},
     }
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
@@ -108,15 +113,16 @@ _Dumper.add_representer(str, _represent_text)
 def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     """The config's fields and their positions, if an import exists for its model type."""
     _check_json(text, name)
+    small = _without_modules(text, name)
     # Python writes the limits of time steps as Infinity, which no JSON reader but Python's takes; the reader of specs keeps it as text.
     try:
-        read = parse_document(text.replace("\t", " "), None)
+        read = parse_document(small.replace("\t", " "), None)
         faults = read.faults
     except MegaplanError as error:
         faults = error.diagnostics
     if faults:
         raise MegaplanError(replace(fault, location=fault.location._replace(file=name)) for fault in faults)
-    source = SourceMap(name, read.source.marks)
+    source = SourceMap(name, read.source.marks if small is text else {})
     if not isinstance(read.value, dict) or not isinstance(read.value.get("model_type"), str):
         what = "is no mapping" if not isinstance(read.value, dict) else "has no text model_type"
         raise _refusal("MP801", f"{name} {what}", Location(name), "megaplan import hf config.json")
@@ -165,6 +171,25 @@ def _check_json(text: str, name: str) -> None:
         raise _refusal("MP109", error.msg[:1].lower() + error.msg[1:], Location(name, error.lineno, error.colno)) from None
     except RecursionError:
         raise _refusal("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", Location(name)) from None
+
+
+def _without_modules(text: str, name: str) -> str:
+    """A large config without the lists of its `quantization_config`, which no spec reads; a small one unchanged.
+
+    Raises:
+        MegaplanError: MP104, what is left is too large.
+    """
+    if len(text) <= LARGE_CHARACTERS:
+        return text
+    config = json.loads(text)
+    for one in (config, config.get(NESTED)) if isinstance(config, dict) else ():
+        for key in set(one) & set(STORED) if isinstance(one, dict) else ():
+            inside = one[key].items() if isinstance(one[key], dict) else ()
+            one[key] = {name: value for name, value in inside if not isinstance(value, dict | list)}
+    small = json.dumps(config, ensure_ascii=False, indent=1)
+    if len(small) > MAX_BYTES:
+        raise _refusal("MP104", f"{name} holds {len(text):,} characters, and a config has at most {MAX_BYTES:,} bytes", Location(name))
+    return small
 
 
 def _check_architectures(reader: ConfigReader) -> None:
