@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
@@ -15,7 +14,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.registry import ARCHITECTURES, LIKE, REFUSED, RENAMED
+from megaplan.importers.registry import ARCHITECTURES, REFUSED, RENAMED
 from megaplan.spec.document import MAX_DEPTH, Document, parse_document, resolve_scalar
 from megaplan.spec.hub import is_model_name
 from megaplan.spec.load import LoadedSpec, check_document
@@ -131,14 +130,22 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     if family in REFUSED:
         key, why = REFUSED[family]
         at = source.locate(key) if key in fields else source.locate("model_type")
-        raise _refusal("MP805", f"model_type = {family}, {key}: {why}", at, "megaplan new list")
+        raise _unknown("MP805", f"model_type = {family}, {key}: {why}", at, text)
     if family not in ARCHITECTURES and family not in RENAMED:
-        near = [f"did you mean {match}?" for match in get_close_matches(family, ARCHITECTURES, n=1)]
-        if family in LIKE:
-            near = [f'to plan its layers as those of {LIKE[family]}, write "model_type": "{LIKE[family]}" in a copy of the config']
-        detail = f"model_type = {json.dumps(family[:80])}, and imports are written for {', '.join(ARCHITECTURES)}"
-        raise _refusal("MP802", detail, source.locate("model_type"), *near, "megaplan new list")
+        detail = f"model_type = {json.dumps(family[:80])}, and {len(ARCHITECTURES)} others are read"
+        raise _unknown("MP802", detail, source.locate("model_type"), text)
     return fields, source
+
+
+def _unknown(code: str, detail: str, at: Location, text: str) -> MegaplanError:
+    """The error for a model type that is not read, with its parameters as transformers counts them where it is installed."""
+    from megaplan.importers.meta_count import counted  # noqa: PLC0415  (only for a model that is not read)
+
+    found = [diagnostic(code, detail, at, ("megaplan new list",))]
+    said = counted(text)
+    if said is not None:
+        found.append(diagnostic("MP826", said, at, severity=Severity.NOTE))
+    return MegaplanError(found)
 
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:

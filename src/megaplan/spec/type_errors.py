@@ -39,7 +39,6 @@ _OTHER_NAMES = {
     "mbs": ("micro_batch_size",),
     "batch_size": ("micro_batch_size",),
     "microbatches": ("num_microbatches",),
-    "gpu": ("device.name",),
 }
 _OTHER_WORDS = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "mha": "gqa", "mqa": "gqa"}
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "1": "true", "no": "false", "off": "false", "n": "false", "0": "false"}
@@ -112,7 +111,7 @@ def meant_keys(path: KeyPath, document: Any) -> list[str]:
     plain = name.lower().replace("-", "_")
     legal = [str(key) for key in legal_keys(section, document)]
     others = [key for key in _OTHER_NAMES.get(plain, ()) if key in legal]
-    near = others or get_close_matches(plain, legal, n=1)
+    near = others or (get_close_matches(plain, legal, n=1) if plain not in _OTHER_NAMES else [])
     if near:
         return [dotted((*section, key)) for key in near]
     if any(name in legal_keys(section, _with_kind(section, kind)) for kind in kinds_of(section)):

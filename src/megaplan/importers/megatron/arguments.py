@@ -10,10 +10,11 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
-from megaplan.hosts.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, names_a_tensor
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS
 from megaplan.importers.megatron.unset import readable, unset_names
+from megaplan.importers.structure import names_a_tensor
 from megaplan.scalars import MAX_INT
 
 MOST_DIGITS = 40
@@ -239,7 +240,7 @@ class Arguments:
                 if self.values[key] not in (None, False):
                     self.warn(key, ARGUMENTS[key].note)
             elif not self._given.parsed and self.values[key] not in (None, False):
-                if key not in ARGUMENTS and not self._policy.strict and not names_a_tensor(key, self.values[key]):
+                if key not in ARGUMENTS and not self._policy.strict and key not in MEANT and not names_a_tensor(key, self.values[key]):
                     unknown.append(key)
                 elif whole or key not in ARGUMENTS:
                     self._errors.append(self._unread(key))
@@ -247,7 +248,7 @@ class Arguments:
             said = "\n".join(f"{flag(key)} {_shown(self.values[key])}".replace(" True", "") for key in unknown)
             self._notes.append(diagnostic("MP913", said, self.at(unknown[0]), ("--strict",), severity=Severity.NOTE))
         if self._errors:
-            raise MegaplanError([*self._errors, *self._notes] if self._missing else self._errors)
+            raise MegaplanError([*self._errors, *(self._omissions if self._missing else ())])
 
     def _unread(self, key: str) -> Diagnostic:
         """MP913 for an unknown argument; MP914 for one that has a meaning only with other arguments."""
@@ -272,13 +273,17 @@ class Arguments:
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
         """One warning that lists what a spec does not carry, and notes about assumptions and omissions."""
-        left_out = [
-            diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
-        ]
         found = self._reported and [
             diagnostic("MP915", "\n".join(self._reported.values()), self.at(next(iter(self._reported))), severity=Severity.WARNING)
         ]
-        return (*(found or ()), *self._notes, *left_out)
+        return (*(found or ()), *self._notes, *self._omissions)
+
+    @property
+    def _omissions(self) -> tuple[Diagnostic, ...]:
+        """Notes about parts of the text that were not followed."""
+        return tuple(
+            diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
+        )
 
 
 def name_of(key: str) -> str:
