@@ -48,7 +48,11 @@ def facts(model_type: str) -> dict[str, Any]:
         fields.setdefault("rope_theta", theta)
     pairs = (getattr(config, "attribute_map", {}) or {}).items()
     renamed = {one: two for one, two in pairs if two in fields} | {two: one for one, two in pairs if two not in fields and one in fields}
-    return {"class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) or MODEL_MAPPING_NAMES[model_type], "renamed": renamed, "fields": fields}
+    return {
+        "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) or MODEL_MAPPING_NAMES[model_type],
+        "renamed": renamed,
+        "fields": fields,
+    }
 
 
 def main() -> None:

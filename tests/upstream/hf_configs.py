@@ -455,7 +455,9 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "internlm3": _and(_dense(head_dim=True), _one_bias),
     "iquestcoder": _dense("attention_bias", "mlp_bias", head_dim=True),
     "jais2": _dense("attention_bias", "mlp_bias", head_dim=True),
-    "llama4_text": _and(_routed("num_local_experts", "intermediate_size_mlp", "num_experts_per_tok", "attention_bias", head_dim=True), _llama4),
+    "llama4_text": _and(
+        _routed("num_local_experts", "intermediate_size_mlp", "num_experts_per_tok", "attention_bias", head_dim=True), _llama4
+    ),
     "mellum": _windowed(_and(_routed(*_MOE, head_dim=True), _listed_mlps)),
     "ministral3": _dense(head_dim=True),
     "qwen2_5_vl_text": _qwen_window(_dense()),

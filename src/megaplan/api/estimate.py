@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from megaplan.advice.faster import Faster
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """The memory of every rank and the time of a step. All sizes are bytes of one device.
 
@@ -39,6 +39,34 @@ class Estimate:
     serving: ServingBudget | None
     routing: RoutingRange | None
     step_time: PlannedTime | str
+
+    def __repr__(self) -> str:
+        """A summary of one or two lines: job, verdict, step."""
+        from megaplan.api.shown import summary  # noqa: PLC0415  (only where it is shown)
+
+        return f"Estimate({summary(self)})"
+
+    def _repr_html_(self) -> str:
+        """The summary, and a table of the columns of distinct ranks, for notebooks."""
+        from megaplan.api.shown import html  # noqa: PLC0415
+
+        return html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `megaplan estimate --json` prints: plain values, sizes in bytes."""
+        from megaplan.api.estimate_json import estimate_document  # noqa: PLC0415
+
+        return estimate_document(self, self.ranks)
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row for each group of equal ranks: columns of the budget in bytes, peak, headroom.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        from megaplan.api.shown import frame  # noqa: PLC0415
+
+        return frame(self)
 
     @property
     def fits(self) -> bool:

@@ -36,7 +36,7 @@ MAPPING_NAME = "<dict>"
 PLAN_NAME = "<plan>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedJob:
     """A spec or plan that was read and checked; `megaplan.load` makes it.
 
@@ -58,6 +58,12 @@ class LoadedJob:
     read_diagnostics: tuple[Diagnostic, ...]
     _text: str | None = None
     costs_path: FilePath | None = None
+
+    def __repr__(self) -> str:
+        """Name, source and size of the job."""
+        spec, kind = self.spec, "spec" if self.plan is None else "plan"
+        changes = f", {len(self.changes)} changes" if self.changes else ""
+        return f"LoadedJob({spec.name}: {kind} {self.name}, {spec.mesh.world_size:,} x {spec.device.name}{changes})"
 
     @cached_property
     def inventory(self) -> Inventory:

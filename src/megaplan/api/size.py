@@ -64,7 +64,7 @@ def load_sized(source: Source, changes: Sequence[str], size: JobSize, *, costs: 
     if gpus < 1 or (size.global_batch is not None and size.global_batch < 1):
         raise refuse("MP493", f"{gpus} GPUs, global batch {size.global_batch}: both are at least 1", "--gpus 8 --global-batch 64")
     if job.plan is None and not _decides_mesh(job, texts):
-        return _searched(job, texts, size, gpus, costs)
+        return _searched(job, size, gpus, costs)
     mesh = _scaled(job, gpus)
     return load(job, *mesh, *_microbatches(load(job, *mesh), size, gpus))
 
@@ -106,7 +106,7 @@ def _microbatches(job: LoadedJob, size: JobSize, gpus: int) -> tuple[str, ...]:
     return (f"schedule.num_microbatches={size.global_batch // each}",)
 
 
-def _searched(job: LoadedJob, texts: Sequence[str], size: JobSize, gpus: int, costs: FilePath | None) -> LoadedJob:
+def _searched(job: LoadedJob, size: JobSize, gpus: int, costs: FilePath | None) -> LoadedJob:
     """The job with the layout of a quick search, or sharded over all GPUs if nothing fits."""
     stated = size.global_batch if size.global_batch is not None else _stated(job)
     batch = SEQUENCES_PER_GPU * gpus if stated is None else stated

@@ -66,7 +66,7 @@ def estimate(
     ranks = found.ranks if rank is None else (found.of_rank(rank),)
     compared = estimated(job, *compare).budget if compare else None
     if as_json:
-        from megaplan.cli.estimate_json import estimate_document  # noqa: PLC0415
+        from megaplan.api.estimate_json import estimate_document  # noqa: PLC0415
 
         document = estimate_document(found, ranks)
         if compared is not None:

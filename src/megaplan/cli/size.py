@@ -30,7 +30,7 @@ def sized_job(
     Raises:
         MegaplanError: Those of `load_sized`; MP144, the settings are wrong; MP825, the config was not downloaded.
     """
-    if fetch and not os.path.exists(subject):  # noqa: PTH110  (a model's name is no path)
+    if fetch and not os.path.exists(subject):
         from megaplan.spec.hub import fetch_config  # noqa: PLC0415
 
         fetch_config(subject)
@@ -48,9 +48,7 @@ def sized_job(
     return _loaded(subject, changes, size, costs, device_file or settings.calibration)
 
 
-def _loaded(
-    subject: str, changes: Sequence[str], size: JobSize, costs: FilePath | None, device_file: FilePath | None
-) -> LoadedJob:
+def _loaded(subject: str, changes: Sequence[str], size: JobSize, costs: FilePath | None, device_file: FilePath | None) -> LoadedJob:
     if size.gpus is None and size.global_batch is None:
         return load(subject, *changes, *size.changes, costs=costs, device_file=device_file)
     job = load_sized(subject, changes, size, costs=costs)

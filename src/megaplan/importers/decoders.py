@@ -267,7 +267,7 @@ def gelu_name(reader: ConfigReader) -> str:
 
 
 def every(reader: ConfigReader, period: int, *, start: int | None = None) -> tuple[str, ...]:
-    """Layers with a window, but each `period`-th, the first of which is `start` (the last of a period if None), unless the config lists them."""
+    """Layers with a window, but each `period`-th from `start` on (the last of a period if None), unless the config lists them."""
     first = period - 1 if start is None else start
     return layer_kinds(reader, [FULL if layer % period == first else SLIDING for layer in range(reader.layers(2))])
 

@@ -161,7 +161,16 @@ def afmoe(reader: ConfigReader) -> dict[str, Any]:
     moe |= {"score": "sigmoid", "score_correction": True}  # a parameter that takes no gradient
     scale = reader.factor("route_scale")
     moe |= {"routed_scale": scale} if scale not in (None, 1) else {}
-    reader.skip("score_func", "route_norm", "n_group", "topk_group", "load_balance_coeff", "use_grouped_mm", "num_expert_groups", "num_limited_groups")
+    reader.skip(
+        "score_func",
+        "route_norm",
+        "n_group",
+        "topk_group",
+        "load_balance_coeff",
+        "use_grouped_mm",
+        "num_expert_groups",
+        "num_limited_groups",
+    )
     model: dict[str, Any] = {"norm_placement": "both"}
     if reader.flag("mup_enabled"):
         model["embedding_multiplier"] = reader.whole("hidden_size") ** 0.5
@@ -192,7 +201,9 @@ def llama4(reader: ConfigReader) -> dict[str, Any]:
     derived = [CHUNKED if turns and chunk is not None else FULL for turns in rotates[:layers]]
     kinds = [SLIDING if kind == CHUNKED else kind for kind in layer_kinds(reader, derived)]
     if SLIDING in kinds:
-        reader.warn("attention_chunk_size", chunk, "a token sees its chunk from its start on; it is counted with as many positions before it")
+        reader.warn(
+            "attention_chunk_size", chunk, "a token sees its chunk from its start on; it is counted with as many positions before it"
+        )
     straight = [2 * layer for layer, turns in enumerate(rotates[:layers]) if not turns]
     if reader.flag("use_qk_norm"):
         reader.warn("use_qk_norm", True, "queries and keys are normed without a weight; what backward keeps for that is not counted")

@@ -1,4 +1,4 @@
-"""Decoders of latent attention: deepseek_v2, deepseek_v3, deepseek_v32, glm_moe_dsa, glm4_moe_lite, youtu. Dense layers first, experts after."""
+"""Decoders of latent attention: DeepSeek's from v2 on, glm_moe_dsa, glm4_moe_lite, youtu. Dense layers first, experts after."""
 
 from __future__ import annotations
 

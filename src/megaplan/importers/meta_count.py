@@ -46,9 +46,7 @@ def counted(text: str) -> str | None:
     if find_spec("transformers") is None or find_spec("torch") is None:
         return None
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM], input=text, capture_output=True, text=True, timeout=SECONDS, check=False  # noqa: S603
-        )
+        done = subprocess.run([sys.executable, "-c", _PROGRAM], input=text, capture_output=True, text=True, timeout=SECONDS, check=False)
         name, version, parts = json.loads(done.stdout.strip().rpartition("\n")[2])
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

@@ -10,7 +10,9 @@ _COUNTED = re.compile(
     r"|(?:hidden|ffn|intermediate|embed(?:ding)?|vocab|expert|latent|inner|head|state)_(?:size|dim|width|rank)"
     r"|(?:q|k|v|kv|qk|rope|nope|ssm|mamba|lora|expert|shared)\w*_(?:dim|rank|heads?)|head_dim|d_(?:model|ff|state|conv|inner))$"
 )
-_SWITCHED = re.compile(r"(?:^|_)(?:qk_?(?:layer)?norm|(?:qkv|linear|attention|mlp|moe|lm_head|router)_bias|untie\w*|post_norm|swiglu|geglu|mla|sinks?)$")
+_SWITCHED = re.compile(
+    r"(?:^|_)(?:qk_?(?:layer)?norm|(?:qkv|linear|attention|mlp|moe|lm_head|router)_bias|untie\w*|post_norm|swiglu|geglu|mla|sinks?)$"
+)
 _PROCESS = re.compile(r"worker|thread|buffer|bucket|cache|queue|log|batch|wandb|checkpoint|optimizer|loss|lr")
 
 

@@ -65,9 +65,9 @@ def fetch_config(name: str) -> Path:
     if not address.startswith(("https://", "http://")):
         raise refuse("MP825", f"HF_ENDPOINT = {os.environ['HF_ENDPOINT']} is no address", f"HF_ENDPOINT={HUB}")
     token = os.environ.get("HF_TOKEN")
-    asked = Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310  (checked above)
+    asked = Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with urlopen(asked, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+        with urlopen(asked, timeout=TIMEOUT_SECONDS) as answer:
             text, commit = answer.read(MAX_CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""
     except HTTPError as error:
         why = {401: "the model is gated or does not exist", 403: "the model is gated", 404: "it has no such model, or no config of it"}

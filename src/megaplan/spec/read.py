@@ -29,8 +29,8 @@ def display_name(path: str) -> str:
 
 def model_file(path: str) -> str:
     """The `config.json` of a model's folder; any other path unchanged."""
-    inside = os.path.join(path, CONFIG)  # noqa: PTH118  (a text that is compared with the user's)
-    return inside if path != STDIN and os.path.isdir(path) and os.path.isfile(inside) else path  # noqa: PTH112, PTH113
+    inside = os.path.join(path, CONFIG)
+    return inside if path != STDIN and os.path.isdir(path) and os.path.isfile(inside) else path
 
 
 def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:

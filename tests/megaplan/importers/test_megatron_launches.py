@@ -400,11 +400,12 @@ def test_the_command_takes_variables_and_arguments(
 
 
 SHELLS = {
-    "array": "ARGS=(--num-layers 2  # of them\n  --hidden-size 128)\nARGS+=(--num-attention-heads 4)\ntorchrun x.py \"${ARGS[@]}\" $REST",
+    "array": 'ARGS=(--num-layers 2  # of them\n  --hidden-size 128)\nARGS+=(--num-attention-heads 4)\ntorchrun x.py "${ARGS[@]}" $REST',
     "text": 'ARGS="\n  --num-layers 2 \\\n  --hidden-size 128 --num-attention-heads 4\n"\ntorchrun x.py $ARGS $REST',
     "sum": "A=1\ntorchrun x.py --num-layers $((A * 2)) --hidden-size $((2 ** 1 * 0 + 64 * (1 + A))) --num-attention-heads 4 $REST",
     "printf": "printf -v ARGS '%s ' --num-layers 2 --hidden-size 128\ntorchrun x.py ${ARGS} --num-attention-heads 4 $REST",
-    "pipe": "mkdir -p log && cd log; torchrun x.py --num-layers 2 --hidden-size 128 --num-attention-heads 4 $REST > a.txt 2>&1 | tee \\\n log &",
+    "pipe": "FEW='--num-layers 2 --hidden-size 128'\nmkdir -p log && cd log; torchrun x.py $FEW --num-attention-heads 4 $REST"
+    " > a.txt 2>&1 | tee \\\n log &",
     "program": "T=$(date +%s)\nexec torchrun x.py --num-layers 2 --hidden-size 128 --num-attention-heads 4 --save run-$T $REST",
 }
 
@@ -423,7 +424,11 @@ def test_a_sum_that_is_no_sum_of_integers_needs_bash() -> None:
 def test_a_sourced_file_is_read_or_named(tmp_path: Path) -> None:
     (tmp_path / "model.sh").write_text("MODEL_ARGS=(--num-layers 6 --hidden-size 128)", encoding="utf-8")
     rest = PLAIN.replace("--num-layers 2 --hidden-size 64", "")
-    for folder in ('"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"', "$(dirname $0)", '$(cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd)'):
+    for folder in (
+        '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+        "$(dirname $0)",
+        '$(cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd)',
+    ):
         text = f'DIR={folder}\nsource "$DIR/model.sh"\ntorchrun x.py "${{MODEL_ARGS[@]}}" {rest}'
         assert import_megatron(text, str(tmp_path / "launch.sh")).loaded.spec.model.num_layers == 12
     with pytest.raises(MegaplanError) as caught:
@@ -473,9 +478,17 @@ def test_arguments_of_earlier_releases() -> None:
             "ms-swift",
             "megaplan estimate ORG/M --gpus 8 --global-batch 16 --seq 8192 --set mesh.tp=4",
         ),
-        ("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=ORG/M trainer.n_gpus_per_node=4", "verl", "megaplan estimate ORG/M --gpus 4"),
+        (
+            "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=ORG/M trainer.n_gpus_per_node=4",
+            "verl",
+            "megaplan estimate ORG/M --gpus 4",
+        ),
         ("ray job submit -- python3 slime/train.py --hf-checkpoint a/b --rollout-num-gpus 8", "slime", "megaplan estimate a/b --gpus 8"),
-        ("trainer:\n  devices: 8\n  num_nodes: 2\nmodel:\n  tensor_model_parallel_size: 2", "NeMo 1", "megaplan estimate MODEL --gpus 16 --set mesh.tp=2"),
+        (
+            "trainer:\n  devices: 8\n  num_nodes: 2\nmodel:\n  tensor_model_parallel_size: 2",
+            "NeMo 1",
+            "megaplan estimate MODEL --gpus 16 --set mesh.tp=2",
+        ),
         ("import mindspeed_llm", "MindSpeed", "megaplan estimate MODEL --gpus 8"),
     ],
 )

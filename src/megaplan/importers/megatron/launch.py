@@ -21,7 +21,11 @@ _SECTIONS = ("MODEL_ARGS", "ENV_VARS")
 
 
 def read_arguments(
-    text: str, name: str, environment: Mapping[str, str] | None = None, argv: Sequence[str] = (), vocab_size: int | None = None,
+    text: str,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+    argv: Sequence[str] = (),
+    vocab_size: int | None = None,
     policy: Policy | None = None,
 ) -> Arguments:
     """The arguments of a launch.

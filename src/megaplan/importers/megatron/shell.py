@@ -28,11 +28,38 @@ _FOLDER = re.compile(
     r"""(?P<above>(?:/\.\.)*)"?(?:\s*(?:&?>\s*/dev/null|\d>&\d))*(?:\s*(?:&&|;)\s*pwd(?:\s+-P)?)?"""
 )
 _IGNORED = frozenset(
-    "set cd mkdir echo printf module ulimit conda date rm cp ln sleep wait exit true unset shopt trap ls cat pwd pushd popd".split()
+    [
+        "set",
+        "cd",
+        "mkdir",
+        "echo",
+        "printf",
+        "module",
+        "ulimit",
+        "conda",
+        "date",
+        "rm",
+        "cp",
+        "ln",
+        "sleep",
+        "wait",
+        "exit",
+        "true",
+        "unset",
+        "shopt",
+        "trap",
+        "ls",
+        "cat",
+        "pwd",
+        "pushd",
+        "popd",
+    ]
 )
 """Commands that change nothing of what a launch is given."""
 _DECLARES = ("export", "local", "declare", "readonly", "typeset")
-_STRUCTURE = frozenset(("if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "function", "eval", "select"))
+_STRUCTURE = frozenset(
+    ("if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "function", "eval", "select")
+)
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -134,7 +161,9 @@ class Shell:
     def _source(self, fields: Sequence[Field], line: int, depth: int) -> None:
         path = fields[1].text if len(fields) > 1 else ""
         tried = [Path(path), *([self._folder / path] if self._folder is not None else [])]
-        found = None if unset_names(path) else next((one for one in tried if one.is_file() and one.stat().st_size <= MAX_SOURCED_BYTES), None)
+        found = (
+            None if unset_names(path) else next((one for one in tried if one.is_file() and one.stat().st_size <= MAX_SOURCED_BYTES), None)
+        )
         if found is None or depth >= MAX_DEPTH or not path:
             self.notes.append((line, f"{readable(path)} is sourced, and was not read: it is no file here"))
             return
@@ -172,7 +201,7 @@ class Shell:
             return str(folder) + (match["above"] or "")
         if command.startswith("("):
             return self._arithmetic(command[1:-1], line)
-        return unset(f"({command.split()[0] if command.split() else ''})")
+        return unset(f"({command.split(maxsplit=1)[0] if command.split() else ''})")
 
     def _arithmetic(self, expression: str, line: int) -> str:
         def number(match: re.Match[str]) -> str:
