@@ -11,7 +11,7 @@ if [ ! -f "$env/ready" ] || [ pyproject.toml -nt "$env/ready" ] || [ "$0" -nt "$
   "${PYTHON:-python3}" -m venv "$env"
   pip() { "$env/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt "$@"; }
   pip "torch==2.13.0+cpu" 2>/dev/null || pip torch
-  pip --editable ".[run]" pytest hypothesis einops==0.8.2 transformers==5.23.0 setuptools==84.2.1 wheel ninja
+  pip --editable ".[run]" pytest hypothesis einops==0.8.2 transformers==5.24.0 setuptools==84.2.1 wheel ninja
   # Without their own dependencies, which are CUDA builds; mamba-ssm without its extension, which belongs to Mamba-1.
   alone() { "$env/bin/python" -m pip install -qq --disable-pip-version-check --no-deps "$@"; }
   alone flash-linear-attention==0.6.0 fla-core==0.6.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from megaplan.importers.registry import ARCHITECTURES
 
@@ -48,7 +48,11 @@ def facts(model_type: str) -> dict[str, Any]:
         fields.setdefault("rope_theta", theta)
     pairs = (getattr(config, "attribute_map", {}) or {}).items()
     renamed = {one: two for one, two in pairs if two in fields} | {two: one for one, two in pairs if two not in fields and one in fields}
-    return {"class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type], "renamed": renamed, "fields": fields}
+    return {
+        "class": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) or MODEL_MAPPING_NAMES[model_type],
+        "renamed": renamed,
+        "fields": fields,
+    }
 
 
 def main() -> None:

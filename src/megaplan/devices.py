@@ -14,6 +14,14 @@ from megaplan.errors import Location, MegaplanError
 
 DEFAULT = "h200"
 DATA = Path(__file__).with_name("devices.json")
+ALIASES = {
+    **dict.fromkeys(("h100", "h100-80gb", "h100-sxm5", "h100-80gb-hbm3", "h100-hbm3"), "h100-sxm"),
+    **dict.fromkeys(("a100", "a100-sxm", "a100-sxm4", "a100-sxm4-80gb", "a100-sxm-80gb"), "a100-80gb"),
+    **dict.fromkeys(("a100-sxm4-40gb", "a100-sxm-40gb"), "a100-40gb"),
+    **dict.fromkeys(("h200-sxm", "h200-141gb"), "h200"),
+    **{"b200-sxm": "b200", "mi300": "mi300x", "mi355": "mi355x"},
+}
+"""Other names of a device: of the generation alone, its most common form."""
 
 
 class Figure(NamedTuple):
@@ -93,6 +101,14 @@ def device_names() -> tuple[str, ...]:
     return tuple(_data())
 
 
+def canonical_name(name: str) -> str:
+    """The data file's name of a device: in lower case, without the maker, an alias resolved; an unknown name is unchanged."""
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    plain = plain.removeprefix("nvidia-").removeprefix("amd-").removeprefix("instinct-")
+    plain = ALIASES.get(plain, plain)
+    return plain if plain in _data() else name
+
+
 @cache
 def load_device(name: str) -> Device:
     """The device with this name.
@@ -102,9 +118,12 @@ def load_device(name: str) -> Device:
     """
     if name not in _data():
         detail = f"device.name = {name}; the data file has {', '.join(device_names())}"
-        raise MegaplanError(
-            [diagnostic("MP504", detail, Location(key="device.name"), ["megaplan devices", f"--set device.name={DEFAULT}"])]
-        )
+        from difflib import get_close_matches  # noqa: PLC0415  (only when something is wrong)
+
+        near = [known for known in device_names() if known.startswith(f"{name.lower()}-")]
+        near = near or get_close_matches(name.lower(), device_names(), n=1) or [DEFAULT]
+        hints = [*(f"--set device.name={one}" for one in near), "megaplan devices"]
+        raise MegaplanError([diagnostic("MP504", detail, Location(key="device.name"), hints)])
     record = _data()[name]
     return Device(
         name=name,

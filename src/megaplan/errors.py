@@ -50,6 +50,10 @@ class MegaplanError(Exception):
         self.diagnostics = tuple(diagnostics)
         super().__init__("; ".join(f"{d.code}: {d.summary} ({d.detail})" for d in self.diagnostics))
 
+    def __str__(self) -> str:
+        """Each finding with its place and hints, as a traceback shows it."""
+        return "\n".join(render_diagnostic(found) for found in self.diagnostics)
+
     def __reduce__(self) -> tuple[type[MegaplanError], tuple[tuple[Diagnostic, ...]]]:
         return type(self), (self.diagnostics,)  # of a rank; other ranks read it
 

@@ -342,6 +342,47 @@ def _lfm2_moe(draw: Random) -> Config:
     }  # fmt: skip
 
 
+def _listed_mlps(draw: Random, config: Config) -> Config:
+    kinds = [draw.choice(("dense", "sparse")) for _ in range(config["num_hidden_layers"])]
+    return {"mlp_layer_types": kinds} if _flag(draw) else {}
+
+
+def _afmoe(draw: Random, config: Config) -> Config:
+    dense = draw.randint(0, config["num_hidden_layers"])
+    return {"num_shared_experts": draw.randint(1, 3), "num_dense_layers": dense, "global_attn_every_n_layers": draw.randint(1, 4)}
+
+
+def _exaone_moe(draw: Random, config: Config) -> Config:
+    return {"num_shared_experts": draw.randint(1, 3), "first_k_dense_replace": draw.randint(0, config["num_hidden_layers"])}
+
+
+def _hy_v3(draw: Random, config: Config) -> Config:
+    return {"num_shared_experts": draw.randint(1, 3), **_listed_mlps(draw, config)}
+
+
+def _llama4(draw: Random, _config: Config) -> Config:
+    return {"interleave_moe_layer_step": draw.randint(1, 3), "attention_chunk_size": draw.choice([None, 16])}
+
+
+def _one_bias(draw: Random, _config: Config) -> Config:
+    bias = _flag(draw)
+    return {"attention_bias": bias, "mlp_bias": bias}
+
+
+def _latent_dense(draw: Random) -> Config:
+    named = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_group", "topk_group", "n_shared_experts")
+    return {key: value for key, value in _latent(draw).items() if key not in (*named, "first_k_dense_replace")}
+
+
+def _glm_lite(draw: Random) -> Config:
+    config = _latent(draw)
+    del config["first_k_dense_replace"]
+    return config | _listed_mlps(draw, config)
+
+
+_MOE = ("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
+_DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
+
 CONFIGS: dict[str, Callable[[Random], Config]] = {
     "arcee": _dense("attention_bias", "mlp_bias", head_dim=True),
     "bamba": _bamba,
@@ -400,6 +441,34 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "seed_oss": _dense("attention_bias", "attention_out_bias", "mlp_bias", head_dim=True),
     "smollm3": _dense("attention_bias", "mlp_bias"),
     "starcoder2": _dense("use_bias"),
+    "afmoe": _windowed(_and(_routed(*_MOE, "mup_enabled", head_dim=True), _afmoe)),
+    "cwm": _windowed(_dense("mlp_bias", head_dim=True)),
+    "dots1": _windowed(_and(_routed(*_DEEPSEEK, head_dim=True), _shared)),
+    "exaone": _dense("attention_bias", "mlp_bias", head_dim=True),
+    "exaone_moe": _windowed(_and(_routed(*_MOE[:3], head_dim=True), _exaone_moe)),
+    "flex_olmo": _routed("num_experts", None, "num_experts_per_tok", "attention_bias"),
+    "glm4_moe_lite": _glm_lite,
+    "granite_swa": _windowed(_dense("attention_bias", "mlp_bias")),
+    "granitemoe_swa": _windowed(_routed("num_local_experts", "shared_intermediate_size", "num_experts_per_tok", "attention_bias")),
+    "hy_v3": _and(_routed(*_MOE, head_dim=True), _hy_v3),
+    "hyperclovax": _dense("attention_bias", "mlp_bias", "use_post_norm", head_dim=True),
+    "internlm3": _and(_dense(head_dim=True), _one_bias),
+    "iquestcoder": _dense("attention_bias", "mlp_bias", head_dim=True),
+    "jais2": _dense("attention_bias", "mlp_bias", head_dim=True),
+    "llama4_text": _and(
+        _routed("num_local_experts", "intermediate_size_mlp", "num_experts_per_tok", "attention_bias", head_dim=True), _llama4
+    ),
+    "mellum": _windowed(_and(_routed(*_MOE, head_dim=True), _listed_mlps)),
+    "ministral3": _dense(head_dim=True),
+    "qwen2_5_vl_text": _qwen_window(_dense()),
+    "qwen2_vl_text": _qwen_window(_dense()),
+    "qwen3_vl_moe_text": _and(_routed(*_MOE, head_dim=True), _qwen_layers),
+    "qwen3_vl_text": _dense("attention_bias", head_dim=True),
+    "sarvam_mla": _latent,
+    "sarvam_moe": _and(_routed(*_DEEPSEEK, "use_qk_norm"), _shared),
+    "solar_open": _and(_routed(*_DEEPSEEK), lambda draw, _: {"n_shared_experts": draw.randint(1, 3)}),
+    "vaultgemma": _windowed(_dense("attention_bias", head_dim=True)),
+    "youtu": _latent_dense,
 }
 
 

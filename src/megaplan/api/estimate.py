@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from megaplan.api.load import FilePath, LoadedJob, Source, load
+from megaplan.api.load import FilePath, LoadedJob, Source, load, override_texts
+from megaplan.api.size import JobSize, load_sized
 from megaplan.budget.build import build_budget
 from megaplan.budget.fit import DOES_NOT_FIT, largest_micro_batch, low_headroom
 from megaplan.budget.padding import padding_diagnostics
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from megaplan.advice.faster import Faster
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """The memory of every rank and the time of a step. All sizes are bytes of one device.
 
@@ -38,6 +39,34 @@ class Estimate:
     serving: ServingBudget | None
     routing: RoutingRange | None
     step_time: PlannedTime | str
+
+    def __repr__(self) -> str:
+        """A summary of one or two lines: job, verdict, step."""
+        from megaplan.api.shown import summary  # noqa: PLC0415  (only where it is shown)
+
+        return f"Estimate({summary(self)})"
+
+    def _repr_html_(self) -> str:
+        """The summary, and a table of the columns of distinct ranks, for notebooks."""
+        from megaplan.api.shown import html  # noqa: PLC0415
+
+        return html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `megaplan estimate --json` prints: plain values, sizes in bytes."""
+        from megaplan.api.estimate_json import estimate_document  # noqa: PLC0415
+
+        return estimate_document(self, self.ranks)
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row for each group of equal ranks: columns of the budget in bytes, peak, headroom.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        from megaplan.api.shown import frame  # noqa: PLC0415
+
+        return frame(self)
 
     @property
     def fits(self) -> bool:
@@ -141,13 +170,27 @@ class Estimate:
         return rank.peak_bytes + self.budget.device.reserve_bytes
 
 
-def estimate(source: Source, /, *changes: str, costs: FilePath | None = None, **overrides: Any) -> Estimate:
+def estimate(
+    source: Source,
+    /,
+    *changes: str,
+    costs: FilePath | None = None,
+    gpus: int | None = None,
+    device: str | None = None,
+    global_batch: int | None = None,
+    seq_length: int | None = None,
+    **overrides: Any,
+) -> Estimate:
     """Estimate the memory of every rank by phase and column, and the time of a step.
 
     Args:
         source: A spec, plan or Hugging Face config as for `megaplan.load`, or a job that was loaded.
         *changes: `KEY=VALUE` texts.
         costs: A costs file by which a spec is cut.
+        gpus: GPUs of the job. If nothing states the mesh, a quick search chooses it; otherwise `mesh.dp_shard` follows.
+        device: Name of the device: `h100`.
+        global_batch: Sequences of one optimizer step, from which the microbatches follow.
+        seq_length: Tokens of a sequence.
         **overrides: Changes as keywords: `mesh__dp_shard=8`.
 
     Raises:
@@ -165,7 +208,9 @@ def estimate(source: Source, /, *changes: str, costs: FilePath | None = None, **
         >>> smaller.peak_bytes < found.peak_bytes
         True
     """
-    job = load(source, *changes, costs=costs, **overrides)
+    size = JobSize(gpus, device, global_batch, seq_length)
+    texts = (*changes, *override_texts(overrides))
+    job = load_sized(source, texts, size, costs=costs) if any(part is not None for part in size) else load(source, *texts, costs=costs)
     spec, inventory, layout = subject = job.spec, job.inventory, job.layout
     budget = build_budget(*subject)
     return Estimate(

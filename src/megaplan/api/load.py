@@ -20,7 +20,7 @@ from megaplan.plan.text import MAX_PLAN_BYTES
 from megaplan.spec.document import Document
 from megaplan.spec.load import LoadedSpec, check_document, load_spec_text
 from megaplan.spec.models import Spec
-from megaplan.spec.read import MAX_BYTES, STDIN, display_name, read_text
+from megaplan.spec.read import MAX_BYTES, MAX_CONFIG_BYTES, STDIN, display_name, model_file, read_text
 from megaplan.spec.source import SourceMap
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ MAPPING_NAME = "<dict>"
 PLAN_NAME = "<plan>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedJob:
     """A spec or plan that was read and checked; `megaplan.load` makes it.
 
@@ -58,6 +58,12 @@ class LoadedJob:
     read_diagnostics: tuple[Diagnostic, ...]
     _text: str | None = None
     costs_path: FilePath | None = None
+
+    def __repr__(self) -> str:
+        """Name, source and size of the job."""
+        spec, kind = self.spec, "spec" if self.plan is None else "plan"
+        changes = f", {len(self.changes)} changes" if self.changes else ""
+        return f"LoadedJob({spec.name}: {kind} {self.name}, {spec.mesh.world_size:,} x {spec.device.name}{changes})"
 
     @cached_property
     def inventory(self) -> Inventory:
@@ -88,6 +94,11 @@ class LoadedJob:
         """
         spans = self.cuts.spans if self.cuts is not None else self.plan.spans if self.plan is not None else ()
         return build_layout(self.spec, self.inventory, spans)
+
+    @property
+    def is_model(self) -> bool:
+        """True if the source is a Hugging Face config, which describes a model and no job."""
+        return self._text is not None and _is_hf_config(self._text)
 
     @property
     def spans(self) -> Spans:
@@ -136,8 +147,10 @@ def load(
     if isinstance(source, LoadedJob):
         return _changed(source, texts, costs)
     if isinstance(source, (str, os.PathLike)):
-        path = os.fspath(source)
+        path = model_file(os.fspath(source))
         return _from_text(read_text(path, MAX_PLAN_BYTES), path, texts, costs)
+    if not isinstance(source, Mapping) and callable(to_dict := getattr(source, "to_dict", None)):
+        source = to_dict()  # a config object of transformers
     if isinstance(source, Mapping):
         return _from_text(json.dumps(source, default=_refuse_value, ensure_ascii=False), MAPPING_NAME, texts, costs)
     return _from_plan(as_plan(source), PLAN_NAME, texts, costs)
@@ -150,8 +163,8 @@ def load_to_split(source: Source, changes: Sequence[str], costs: FilePath | None
         MegaplanError: MP115, the source is a plan; else as `load`.
     """
     if isinstance(source, (str, os.PathLike)):
-        path = os.fspath(source)
-        job = _from_spec(read_text(path), path, changes, costs)
+        path = model_file(os.fspath(source))
+        job = _from_spec(read_text(path, MAX_CONFIG_BYTES), path, changes, costs)
         return job if device_file is None else _on_measured_device(job, device_file)
     job = load(source, *changes, costs=costs, device_file=device_file)
     if job.plan is not None:
@@ -224,7 +237,7 @@ def _from_text(text: str, path: str, changes: Sequence[str], costs: FilePath | N
 
 def _from_spec(text: str, path: str, changes: Sequence[str], costs: FilePath | None) -> LoadedJob:
     name = display_name(path)
-    if len(text) > MAX_BYTES and path != MAPPING_NAME:
+    if len(text) > MAX_BYTES and path != MAPPING_NAME and not _is_hf_config(text):
         raise refuse("MP104", f"{name} holds {len(text):,} characters, and a spec has at most {MAX_BYTES:,} bytes", file=name)
     loaded = _loaded(text, name, changes)
     measured = read_costs_of(costs, path, loaded.spec, build_inventory(loaded.spec)) if costs is not None else None

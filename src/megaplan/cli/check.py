@@ -31,7 +31,7 @@ def check(
     passes = result.passes(strict=strict)
     reasons = met(conditions, result.replanned.estimates, lambda: (None, result.step_time))
     if as_json:
-        from megaplan.cli.estimate_json import time_document  # noqa: PLC0415
+        from megaplan.api.estimate_json import time_document  # noqa: PLC0415
 
         findings = [output.as_document(found) for found in result.findings]
         optimum = asdict(result.gain) if result.gain is not None else None

@@ -24,9 +24,9 @@ def devices(
     as_json: AsJson = False,
 ) -> int:
     """List the devices that a spec can name, or the figures of one device with basis and source."""
-    from megaplan.devices import device_names, load_device  # noqa: PLC0415
+    from megaplan.devices import canonical_name, device_names, load_device  # noqa: PLC0415
 
-    found = [load_device(known) for known in (device_names() if name is None else [name])]
+    found = [load_device(known) for known in (device_names() if name is None else [canonical_name(name)])]
     if as_json:
         output.write_json({"format": FORMAT, "devices": [_document(device) for device in found]})
     else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from megaplan.api.estimate_json import time_document
 from megaplan.cli.diff_text import host_lines, verdict
-from megaplan.cli.estimate_json import time_document
 from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.diff import Place, PlanDiff, RankChange, ValueChange
 from megaplan.plan.document import RankEstimate, SpanField

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from megaplan.budget.values import Budget, RankBudget, ServingBudget
 from megaplan.cli.header import header_lines
 from megaplan.cli.ranks_text import rank_table, view_of
-from megaplan.cli.time_text import time_lines
+from megaplan.cli.time_text import cost_line, time_lines
 from megaplan.layout.runs import runs_label, runs_of
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from megaplan.api.estimate import Estimate
 
 
-def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: bool = False) -> Iterator[StyledLine]:
-    """(text, style) of every line; `ranks` are those to show, `all_ranks` those of them that a line has no room for too."""
+def estimate_lines(
+    found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: bool = False, price: float | None = None
+) -> Iterator[StyledLine]:
+    """(text, style) of every line; `ranks` are those to show, `all_ranks` those of them that a line has no room for too.
+
+    `price` is that of a device for an hour.
+    """
     budget, job = found.budget, found.job
     letters = [block.family for block in job.inventory.layers]
     yield from header_lines(job.spec, letters, budget.parameters, budget.active_parameters)
@@ -32,6 +37,8 @@ def estimate_lines(found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: b
     style = "bold green" if budget.fits else "bold red"
     yield from ((line, style) for line in wrap(verdict(budget), indent="  "))
     yield from ((line, "") for line in time_lines(found.step_time))
+    if price is not None:
+        yield cost_line(found.step_time, price, job.spec.mesh.world_size), ""
     yield "", ""
     yield from ((line, "") for line in rank_table([view_of(rank) for rank in ranks], all_ranks=all_ranks))
     yield from (

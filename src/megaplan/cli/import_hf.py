@@ -29,10 +29,11 @@ def import_hf(
 ) -> int:
     """Convert a Hugging Face config to a spec. Fields that a spec cannot express are errors."""
     from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
-    from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
+    from megaplan.spec.read import MAX_CONFIG_BYTES, display_name, model_file, read_text  # noqa: PLC0415
 
+    config = model_file(config)
     name = display_name(config)
-    imported = hf.import_hf(read_text(config), name, overrides or (), strict=strict)
+    imported = hf.import_hf(read_text(config, MAX_CONFIG_BYTES), name, overrides or (), strict=strict)
     found = imported.loaded.diagnostics
     comments = [f"Imported from {name}, model_type {imported.family}."]
     comments += [f"Not imported: {line}" for item in found if item.code == "MP820" for line in item.detail.splitlines()]

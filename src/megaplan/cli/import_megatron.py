@@ -43,23 +43,31 @@ def import_megatron(
     unconfined: Annotated[
         bool, typer.Option("--unconfined", help="With --record: run it without the confinement by the kernel, which some systems lack.")
     ] = False,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="ARG", help="Leave out an argument of the launch; repeatable.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse every argument that the importer does not know.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Convert a Megatron launch to a spec. Arguments that are unknown or that a spec cannot express are errors."""
+    """Convert a Megatron launch to a spec. Arguments that decide a tensor and that a spec cannot express are errors."""
     from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
+    from megaplan.importers.megatron.arguments import Policy, name_of  # noqa: PLC0415
     from megaplan.importers.megatron.spec import import_megatron as read_launch  # noqa: PLC0415
     from megaplan.importers.megatron.spec import import_recording  # noqa: PLC0415
     from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
 
+    policy = Policy(strict=strict, ignored=frozenset(name_of(each) for each in ignore or ()))
     alone = launch[0].startswith("--")
     variables = dict(_variable(each) for each in env or ())
     if record:
         name = next((word for word in launch if Path(word).is_file()), launch[0])
-        imported = import_recording(_recorded(launch, variables, gpus, unconfined=unconfined), name, overrides or (), gpus, number)
+        recording = _recorded(launch, variables, gpus, unconfined=unconfined)
+        imported = import_recording(recording, name, overrides or (), gpus, number, policy)
     else:
         name, text = ("arguments", "") if alone else (display_name(launch[0]), read_text(launch[0]))
-        imported = read_launch(text, name, overrides or (), gpus, environment=variables, argv=launch if alone else launch[1:])
+        words = launch if alone else launch[1:]
+        imported = read_launch(text, name, overrides or (), gpus, environment=variables, argv=words, policy=policy)
     found = imported.loaded.diagnostics
     comments = [f"Imported from {name}, launch arguments of Megatron-LM."]
     comments += [f"Not imported: {line}" for item in found if item.code == "MP915" for line in item.detail.splitlines()]

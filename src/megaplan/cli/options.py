@@ -12,8 +12,19 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SpecOrPlan = Annotated[
-    str, typer.Argument(metavar="SPEC|PLAN", help="A spec (YAML or JSON), a plan, or a Hugging Face config.json; - for stdin.")
+    str,
+    typer.Argument(
+        metavar="SPEC|PLAN|MODEL",
+        help="A spec (YAML or JSON), a plan, or a model: a Hugging Face config.json, its folder, or a name org/model; - for stdin.",
+    ),
 ]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job; without a mesh a quick search chooses the layout.")
+]
+DeviceName = Annotated[str | None, typer.Option("--device", metavar="NAME", help="The device, like h100 or b200 (megaplan devices).")]
+GlobalBatch = Annotated[int | None, typer.Option("--global-batch", metavar="N", min=1, help="Sequences of one optimizer step.")]
+SeqLength = Annotated[int | None, typer.Option("--seq", metavar="N", min=1, help="Tokens of a sequence.")]
+Fetch = Annotated[bool, typer.Option("--fetch", help="Download the config of a model org/model that the local cache lacks.")]
 SpecFile = Annotated[str, typer.Argument(metavar="SPEC", help="A spec (YAML or JSON) or a Hugging Face config.json; - for stdin.")]
 CostsFile = Annotated[
     str | None,

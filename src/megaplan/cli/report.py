@@ -19,8 +19,8 @@ def report(
 ) -> int:
     """Write one HTML page: memory by rank and over time, timeline, layers, cuts; of a search's JSON, its layouts. It needs no network."""
     from megaplan.api.estimate import estimate  # noqa: PLC0415  (a help text needs no model)
+    from megaplan.api.estimate_json import estimate_document  # noqa: PLC0415
     from megaplan.api.load import load  # noqa: PLC0415
-    from megaplan.cli.estimate_json import estimate_document  # noqa: PLC0415
     from megaplan.cli.files import STDOUT, write_page  # noqa: PLC0415
     from megaplan.diagnostics import refuse  # noqa: PLC0415
     from megaplan.report.document import report_document  # noqa: PLC0415

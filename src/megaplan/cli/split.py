@@ -86,7 +86,7 @@ def _value(choice: StrEnum | None) -> Any:
 
 
 def _document(found: Split, target: str | None) -> dict[str, Any]:
-    from megaplan.cli.estimate_json import time_document  # noqa: PLC0415
+    from megaplan.api.estimate_json import time_document  # noqa: PLC0415
 
     plan = found.plan
     return {

@@ -22,6 +22,14 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
     yield from wrap("  " + ", ".join(f"{name} {_text(seconds)}" for name, seconds in largest), indent="  ")
 
 
+def cost_line(time: PlannedTime | str, price: float, num_devices: int) -> str:
+    """`cost: 160.00 an hour on 64 devices, 22.10 for 1,000,000,000 tokens`, in the price's currency."""
+    hourly = price * num_devices
+    rate = 0.0 if isinstance(time, str) else time.tokens_per_second_per_device * num_devices
+    tokens = f", {hourly / 3600 / rate * 1e9:,.2f} for 1,000,000,000 tokens" if rate else ""
+    return f"cost: {hourly:,.2f} an hour on {num_devices:,} devices{tokens}"
+
+
 def seconds_text(time: PlannedTime) -> str:
     """`6.91 s, 80 % interval 6.27 s to 7.63 s (fitted, dense)`."""
     return f"{_text(time.seconds)}, 80 % interval {_text(time.low)} to {_text(time.high)} ({time.basis}, {time.calibration})"

@@ -33,6 +33,39 @@ def mistral(reader: ConfigReader) -> dict[str, Any]:
     return _decoder(reader, {}, windowed=SLIDING)
 
 
+def cwm(reader: ConfigReader) -> dict[str, Any]:
+    """cwm: llama with windows, except in every fourth layer from the first on; no biases."""
+    return _decoder(reader, {}, mlp_bias=reader.flag("mlp_bias"), windowed=every(reader, 4, start=0))
+
+
+def granite_swa(reader: ConfigReader) -> dict[str, Any]:
+    """granite_swa: granite with windows as in cwm, sinks, and a rotary base by layer, of which 0 is no rotation."""
+    attention = {**biases(reader), "sinks": True, **unrotated(reader)}
+    return _decoder(reader, attention, mlp_bias=reader.flag("mlp_bias"), windowed=every(reader, 4, start=0))
+
+
+def unrotated(reader: ConfigReader) -> dict[str, Any]:
+    """`nope_layers` of `layer_rope_theta`; other bases of single layers are reported."""
+    bases = reader.items("layer_rope_theta") if reader.value("layer_rope_theta") is not None else ()
+    reader.skip("layer_rope_theta")
+    if len({base for base in bases if base}) > 1:
+        reader.warn("layer_rope_theta", list(bases), "layers turn by different bases, and a spec has one; shapes are the same")
+    straight = [2 * layer for layer, base in enumerate(bases) if not base]
+    return {"nope_layers": straight} if straight else {}
+
+
+def hyperclovax(reader: ConfigReader) -> dict[str, Any]:
+    """hyperclovax: llama with a factor of the scores, and norms after each block, too, where `use_post_norm` says so."""
+    model = {"norm_placement": "both"} if reader.flag("use_post_norm") else {}
+    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), model=model)
+
+
+def jais2(reader: ConfigReader) -> dict[str, Any]:
+    """jais2: LayerNorm, an MLP of two matrices, biases by their fields."""
+    layer_norm = {"norm": "layernorm"}
+    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), model=layer_norm, eps="layer_norm_eps", gated=False)
+
+
 def ministral(reader: ConfigReader) -> dict[str, Any]:
     """ministral: windows of some layers, as `layer_types` says; no biases."""
     return _decoder(reader, {}, windowed=SLIDING)
@@ -52,6 +85,11 @@ def qwen2(reader: ConfigReader) -> dict[str, Any]:
 def qwen3(reader: ConfigReader) -> dict[str, Any]:
     """qwen3: a norm over each query and key head; windows of the last layers."""
     return _decoder(reader, {**biases(reader), "qk_norm": True}, windowed=qwen_kinds(reader))
+
+
+def qwen3_vl(reader: ConfigReader) -> dict[str, Any]:
+    """qwen3_vl_text: qwen3 without windows."""
+    return _decoder(reader, {**biases(reader), "qk_norm": True})
 
 
 def olmo2(reader: ConfigReader) -> dict[str, Any]:
@@ -91,6 +129,19 @@ def gemma2(reader: ConfigReader) -> dict[str, Any]:
         reader,
         biases(reader) | scores,
         model={"norm_placement": "both", **_of_gemma(reader), **logits},
+        windowed=every(reader, 2),
+        act="hidden_activation",
+        score="query_pre_attn_scalar",
+    )
+
+
+def vaultgemma(reader: ConfigReader) -> dict[str, Any]:
+    """vaultgemma: gemma2 without the norms after its blocks."""
+    scores, logits = _caps(reader)
+    return _decoder(
+        reader,
+        biases(reader) | scores,
+        model={**_of_gemma(reader), **logits},
         windowed=every(reader, 2),
         act="hidden_activation",
         score="query_pre_attn_scalar",
@@ -215,9 +266,10 @@ def gelu_name(reader: ConfigReader) -> str:
     return "hidden_act" if given is None else "hidden_activation"
 
 
-def every(reader: ConfigReader, period: int) -> tuple[str, ...]:
-    """Layers with a window, but each `period`-th, unless the config lists them."""
-    return layer_kinds(reader, [FULL if (layer + 1) % period == 0 else SLIDING for layer in range(reader.layers(2))])
+def every(reader: ConfigReader, period: int, *, start: int | None = None) -> tuple[str, ...]:
+    """Layers with a window, but each `period`-th from `start` on (the last of a period if None), unless the config lists them."""
+    first = period - 1 if start is None else start
+    return layer_kinds(reader, [FULL if layer % period == first else SLIDING for layer in range(reader.layers(2))])
 
 
 def qwen_kinds(reader: ConfigReader) -> tuple[str, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megaplan.importers.decoders import every, qwen_kinds
+from megaplan.importers.decoders import every, qwen_kinds, unrotated
 from megaplan.importers.parts import FULL, SLIDING, biases, common, experts, heads, layer_kinds, mlp, model_of, windows
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.rotary import rope
+from megaplan.importers.rotary import rope, window_base
+
+CHUNKED = "chunked_attention"
 
 
 def mixtral(reader: ConfigReader) -> dict[str, Any]:
@@ -35,6 +37,13 @@ def qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
     """qwen3_moe: a norm over each head; experts in every `decoder_sparse_step`-th layer, except in `mlp_only_layers`."""
     attention = {**biases(reader), "qk_norm": True}
     return _decoder(reader, attention, qwen_experts(reader), windowed=qwen_kinds(reader), dense=qwen_dense(reader))
+
+
+def qwen3_vl_moe(reader: ConfigReader) -> dict[str, Any]:
+    """qwen3_vl_moe_text: qwen3_moe without windows, whose chosen experts' weights sum to 1."""
+    moe = qwen_experts(reader, normalize=True)
+    reader.skip("norm_topk_prob")
+    return _decoder(reader, {**biases(reader), "qk_norm": True}, moe, dense=qwen_dense(reader))
 
 
 def olmoe(reader: ConfigReader) -> dict[str, Any]:
@@ -75,11 +84,146 @@ def gpt_oss(reader: ConfigReader) -> dict[str, Any]:
 
 def glm4_moe(reader: ConfigReader) -> dict[str, Any]:
     """glm4_moe: dense layers first; a shared expert; no bias on the output projection."""
-    moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size") | sigmoid_choice(reader)
-    moe["shared_ffn_hidden_size"] = reader.whole("n_shared_experts", least=0) * moe["ffn_hidden_size"]
+    moe = _deepseek_experts(reader)
     attention = {**biases(reader, output=False), **({"qk_norm": True} if reader.flag("use_qk_norm") else {})}
     dense = first_dense(reader)
     return _decoder(reader, attention, moe, dense=dense, partial=0.5)
+
+
+def solar_open(reader: ConfigReader) -> dict[str, Any]:
+    """solar_open: glm4_moe with experts in every layer, and all of a head rotated."""
+    moe = _deepseek_experts(reader)
+    reader.skip("intermediate_size", "first_k_dense_replace", "use_qk_norm")  # of the published config, without a tensor
+    return _decoder(reader, biases(reader, output=False), moe)
+
+
+def sarvam_moe(reader: ConfigReader) -> dict[str, Any]:
+    """sarvam_moe: glm4_moe's class under another name, with other defaults."""
+    return glm4_moe(reader)
+
+
+def dots1(reader: ConfigReader) -> dict[str, Any]:
+    """dots1: a norm over each head; windows from `max_window_layers` on; dense layers first, corrected sigmoid scores."""
+    layers, slides = reader.layers(2), reader.value("sliding_window") is not None
+    first = min(reader.whole("max_window_layers", least=0), layers) if slides else layers
+    reader.skip("max_window_layers")
+    kinds = layer_kinds(reader, [FULL if layer < first else SLIDING for layer in range(layers)])
+    return _decoder(reader, {**biases(reader), "qk_norm": True}, _deepseek_experts(reader), windowed=kinds, dense=first_dense(reader))
+
+
+def exaone_moe(reader: ConfigReader) -> dict[str, Any]:
+    """exaone_moe: a norm over each head; if some layers have a window, those without one do not rotate; experts as in dots1."""
+    pattern, layers = reader.value("sliding_window_pattern"), reader.layers(2)
+    reader.skip("sliding_window_pattern")
+    period = pattern if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0 else 4
+    slides = reader.value("sliding_window") is not None
+    kinds = every(reader, period) if slides else (FULL,) * layers
+    reader.skip("layer_types")
+    straight = [2 * layer for layer, kind in enumerate(kinds) if slides and kind == FULL]
+    attention: dict[str, Any] = {"qk_norm": True, **({"nope_layers": straight} if straight else {})}
+    moe = _deepseek_experts(reader, count="num_experts", shared="num_shared_experts")
+    return _decoder(reader, attention, moe, windowed=kinds, dense=first_dense(reader))
+
+
+def hy_v3(reader: ConfigReader) -> dict[str, Any]:
+    """hy_v3: a norm over each head; one dense layer unless `mlp_layer_types` lists them; corrected sigmoid scores."""
+    if reader.flag("mlp_bias"):
+        reader.cannot("mlp_bias", True, "the shared expert has biases, the routed experts none", False)
+    moe = experts(reader, count="num_experts", width="moe_intermediate_size", normalize=True) | sigmoid_choice(reader, grouped=False)
+    moe["shared_ffn_hidden_size"] = reader.whole("num_shared_experts", least=0) * moe["ffn_hidden_size"]
+    scale = reader.number("router_scaling_factor")
+    moe |= {"routed_scale": scale} if scale != 1 else {}
+    dense = first_dense(reader) if reader.value("mlp_layer_types") is not None else {0}
+    reader.skip("enable_moe_fp32_combine", "mlp_layer_types", "first_k_dense_replace")
+    return _decoder(reader, {**biases(reader), "qk_norm": True}, moe, dense=dense)
+
+
+def mellum(reader: ConfigReader) -> dict[str, Any]:
+    """mellum: qwen3_moe whose layers' kinds, MLPs and rotary bases are lists; experts everywhere if nothing lists them."""
+    layers = reader.layers(2)
+    kinds = layer_kinds(reader, (FULL,) * layers)
+    dense = first_dense(reader) if reader.value("mlp_layer_types") is not None else set()
+    reader.skip("mlp_layer_types", "mtp_layer_types", "mtp_mlp_layer_types")
+    attention: dict[str, Any] = {**biases(reader), "qk_norm": True}
+    if SLIDING in kinds:
+        attention["window_rope_theta"] = window_base(reader)
+    return _decoder(reader, attention, qwen_experts(reader), windowed=kinds, dense=dense)
+
+
+def afmoe(reader: ConfigReader) -> dict[str, Any]:
+    """afmoe: gated attention with a norm over each head, norms before and after each block, rotation in layers with a window alone."""
+    layers, period = reader.layers(2), reader.whole("global_attn_every_n_layers")
+    kinds = every(reader, period)
+    straight = [2 * layer for layer, kind in enumerate(kinds) if kind == FULL]
+    attention = {**biases(reader), "qk_norm": True, "gate": True, **({"nope_layers": straight} if straight else {})}
+    moe = experts(reader, count="num_experts", width="moe_intermediate_size", normalize=True)
+    moe |= {"shared_ffn_hidden_size": reader.whole("num_shared_experts", least=0) * moe["ffn_hidden_size"]}
+    moe |= {"score": "sigmoid", "score_correction": True}  # a parameter that takes no gradient
+    scale = reader.factor("route_scale")
+    moe |= {"routed_scale": scale} if scale not in (None, 1) else {}
+    reader.skip(
+        "score_func",
+        "route_norm",
+        "n_group",
+        "topk_group",
+        "load_balance_coeff",
+        "use_grouped_mm",
+        "num_expert_groups",
+        "num_limited_groups",
+    )
+    model: dict[str, Any] = {"norm_placement": "both"}
+    if reader.flag("mup_enabled"):
+        model["embedding_multiplier"] = reader.whole("hidden_size") ** 0.5
+    dense = set(range(min(layers, reader.whole("num_dense_layers", least=0))))
+    return _decoder(reader, attention, moe, model=model, windowed=kinds, dense=dense)
+
+
+def flex_olmo(reader: ConfigReader) -> dict[str, Any]:
+    """flex_olmo: olmoe with norms on the blocks' outputs."""
+    attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
+    moe = experts(reader, count="num_experts", width="intermediate_size")
+    return _decoder(reader, attention, moe, model={"norm_placement": "post"})
+
+
+def granite_moe_swa(reader: ConfigReader) -> dict[str, Any]:
+    """granitemoe_swa: granitemoeshared with windows except in every fourth layer, sinks, and a rotary base by layer."""
+    moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
+    moe["shared_ffn_hidden_size"] = reader.whole("shared_intermediate_size", least=0)
+    return _decoder(reader, {**biases(reader), "sinks": True, **unrotated(reader)}, moe, windowed=every(reader, 4, start=0))
+
+
+def llama4(reader: ConfigReader) -> dict[str, Any]:
+    """llama4_text: attention in chunks except in layers without rotation; experts, each as wide as the shared one, in every n-th layer."""
+    layers = reader.layers(2)
+    listed, interval = reader.items("no_rope_layers"), reader.whole("no_rope_layer_interval")
+    rotates = listed or tuple(int((layer + 1) % interval != 0) for layer in range(layers))
+    chunk = reader.whole_or_null("attention_chunk_size")
+    derived = [CHUNKED if turns and chunk is not None else FULL for turns in rotates[:layers]]
+    kinds = [SLIDING if kind == CHUNKED else kind for kind in layer_kinds(reader, derived)]
+    if SLIDING in kinds:
+        reader.warn(
+            "attention_chunk_size", chunk, "a token sees its chunk from its start on; it is counted with as many positions before it"
+        )
+    straight = [2 * layer for layer, turns in enumerate(rotates[:layers]) if not turns]
+    if reader.flag("use_qk_norm"):
+        reader.warn("use_qk_norm", True, "queries and keys are normed without a weight; what backward keeps for that is not counted")
+    reader.skip("attn_temperature_tuning", "floor_scale", "attn_scale", "rope_interleave", "for_llm_compressor", "intermediate_size_mlp")
+    step, places = reader.whole("interleave_moe_layer_step"), reader.value("moe_layers")
+    reader.skip("moe_layers")
+    sparse = set(places) if isinstance(places, list) else set(range(step - 1, layers, step))
+    width = reader.whole("intermediate_size")
+    moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=False)
+    moe |= {"shared_ffn_hidden_size": width, "score": "sigmoid"}
+    attention = {**biases(reader), **({"nope_layers": straight} if straight else {})}
+    dense = {layer for layer in range(layers) if layer not in sparse}
+    return _decoder(reader, attention, moe, windowed=kinds, dense=dense, wide="intermediate_size_mlp", window="attention_chunk_size")
+
+
+def _deepseek_experts(reader: ConfigReader, *, count: str = "n_routed_experts", shared: str = "n_shared_experts") -> dict[str, Any]:
+    """Experts chosen by corrected sigmoid scores in groups, and a shared one."""
+    moe = experts(reader, count=count, width="moe_intermediate_size") | sigmoid_choice(reader)
+    moe["shared_ffn_hidden_size"] = (reader.whole_or_null(shared, least=0) or 0) * moe["ffn_hidden_size"]
+    return moe
 
 
 def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
@@ -182,6 +326,8 @@ def _decoder(
     windowed: str | Sequence[str] = FULL,
     dense: set[int] | None = None,
     partial: float = 1.0,
+    wide: str = "intermediate_size",
+    window: str = "sliding_window",
 ) -> dict[str, Any]:
     """The section `model` of one of these decoders.
 
@@ -191,16 +337,18 @@ def _decoder(
         moe: Section of the experts.
         model: Keys of `model` in addition to the common ones.
         windowed: Kind of each layer, or one kind for all.
-        dense: Layers with a dense MLP, `intermediate_size` wide; None for a class that has none.
+        dense: Layers with a dense MLP; None for a class that has none.
         partial: Rotated share of a head, if the config does not say.
+        wide: Field of the dense MLP's width.
+        window: Field of the window.
     """
     keys, layers = common(reader), reader.layers(2)
     section = heads(reader, keys["hidden_size"]) | attention
-    section |= rope(reader, section["head_dim"], partial=partial)
+    section |= rope(reader, section["head_dim"], partial=partial, by_window="window_rope_theta" in section)
     letters = "".join("AD" if layer in (dense or ()) else "AE" for layer in range(layers))
     kinds = windowed if not isinstance(windowed, str) else layer_kinds(reader, (windowed,) * layers)
-    section |= windows(reader, kinds, letters)
+    section |= windows(reader, kinds, letters, window)
     sections = {"A": ("attention", section), "E": ("moe", moe)}
     if dense is not None:
-        sections["D"] = ("mlp", mlp(reader))
+        sections["D"] = ("mlp", mlp(reader, wide))
     return model_of(reader, letters, {**keys, **(model or {})}, sections)

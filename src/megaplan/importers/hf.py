@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
@@ -15,15 +14,19 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.registry import ARCHITECTURES, LIKE, REFUSED, RENAMED
+from megaplan.importers.registry import ARCHITECTURES, REFUSED, RENAMED
 from megaplan.spec.document import MAX_DEPTH, Document, parse_document, resolve_scalar
 from megaplan.spec.hub import is_model_name
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
+from megaplan.spec.read import MAX_BYTES
 from megaplan.spec.source import SourceMap
 
 NESTED = "text_config"
 """Key of the text model's fields in the config of a multimodal model."""
+LARGE_CHARACTERS = 2**16
+STORED = ("quantization_config", "compression_config")
+"""Fields of a config that list modules of the published weights."""
 MICRO_BATCH_SIZE = 1
 SEQ_LENGTH = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -71,6 +74,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         "format": "megaplan.spec/1",
         "name": _name(config, name),
         "model": model,
+        "optimizer": {"matrix": "adamw"},  # of nearly all published training
         "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": min(SEQ_LENGTH, model.get("learned_positions", SEQ_LENGTH))},
     }
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
@@ -108,15 +112,16 @@ _Dumper.add_representer(str, _represent_text)
 def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     """The config's fields and their positions, if an import exists for its model type."""
     _check_json(text, name)
+    small = _without_modules(text, name)
     # Python writes the limits of time steps as Infinity, which no JSON reader but Python's takes; the reader of specs keeps it as text.
     try:
-        read = parse_document(text.replace("\t", " "), None)
+        read = parse_document(small.replace("\t", " "), None)
         faults = read.faults
     except MegaplanError as error:
         faults = error.diagnostics
     if faults:
         raise MegaplanError(replace(fault, location=fault.location._replace(file=name)) for fault in faults)
-    source = SourceMap(name, read.source.marks)
+    source = SourceMap(name, read.source.marks if small is text else {})
     if not isinstance(read.value, dict) or not isinstance(read.value.get("model_type"), str):
         what = "is no mapping" if not isinstance(read.value, dict) else "has no text model_type"
         raise _refusal("MP801", f"{name} {what}", Location(name), "megaplan import hf config.json")
@@ -125,14 +130,22 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     if family in REFUSED:
         key, why = REFUSED[family]
         at = source.locate(key) if key in fields else source.locate("model_type")
-        raise _refusal("MP805", f"model_type = {family}, {key}: {why}", at, "megaplan new list")
+        raise _unknown("MP805", f"model_type = {family}, {key}: {why}", at, text)
     if family not in ARCHITECTURES and family not in RENAMED:
-        near = [f"did you mean {match}?" for match in get_close_matches(family, ARCHITECTURES, n=1)]
-        if family in LIKE:
-            near = [f'to plan its layers as those of {LIKE[family]}, write "model_type": "{LIKE[family]}" in a copy of the config']
-        detail = f"model_type = {json.dumps(family[:80])}, and imports are written for {', '.join(ARCHITECTURES)}"
-        raise _refusal("MP802", detail, source.locate("model_type"), *near, "megaplan new list")
+        detail = f"model_type = {json.dumps(family[:80])}, and {len(ARCHITECTURES)} others are read"
+        raise _unknown("MP802", detail, source.locate("model_type"), text)
     return fields, source
+
+
+def _unknown(code: str, detail: str, at: Location, text: str) -> MegaplanError:
+    """The error for a model type that is not read, with its parameters as transformers counts them where it is installed."""
+    from megaplan.importers.meta_count import counted  # noqa: PLC0415  (only for a model that is not read)
+
+    found = [diagnostic(code, detail, at, ("megaplan new list",))]
+    said = counted(text)
+    if said is not None:
+        found.append(diagnostic("MP826", said, at, severity=Severity.NOTE))
+    return MegaplanError(found)
 
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,6 +178,25 @@ def _check_json(text: str, name: str) -> None:
         raise _refusal("MP109", error.msg[:1].lower() + error.msg[1:], Location(name, error.lineno, error.colno)) from None
     except RecursionError:
         raise _refusal("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", Location(name)) from None
+
+
+def _without_modules(text: str, name: str) -> str:
+    """A large config without the lists of its `quantization_config`, which no spec reads; a small one unchanged.
+
+    Raises:
+        MegaplanError: MP104, what is left is too large.
+    """
+    if len(text) <= LARGE_CHARACTERS:
+        return text
+    config = json.loads(text)
+    for one in (config, config.get(NESTED)) if isinstance(config, dict) else ():
+        for key in set(one) & set(STORED) if isinstance(one, dict) else ():
+            inside = one[key].items() if isinstance(one[key], dict) else ()
+            one[key] = {name: value for name, value in inside if not isinstance(value, dict | list)}
+    small = json.dumps(config, ensure_ascii=False, indent=1)
+    if len(small) > MAX_BYTES:
+        raise _refusal("MP104", f"{name} holds {len(text):,} characters, and a config has at most {MAX_BYTES:,} bytes", Location(name))
+    return small
 
 
 def _check_architectures(reader: ConfigReader) -> None:

@@ -1,4 +1,4 @@
-"""Decoders of latent attention: deepseek_v2, deepseek_v3, deepseek_v32, glm_moe_dsa. Dense layers first, experts after."""
+"""Decoders of latent attention: DeepSeek's from v2 on, glm_moe_dsa, glm4_moe_lite, youtu. Dense layers first, experts after."""
 
 from __future__ import annotations
 
@@ -28,6 +28,20 @@ def deepseek_v2(reader: ConfigReader) -> dict[str, Any]:
 def deepseek_v3(reader: ConfigReader) -> dict[str, Any]:
     """deepseek_v3: experts are chosen by corrected sigmoid scores."""
     return _decoder(reader, sigmoid_choice(reader))
+
+
+def glm4_moe_lite(reader: ConfigReader) -> dict[str, Any]:
+    """glm4_moe_lite: one dense layer unless `mlp_layer_types` says otherwise."""
+    listed = reader.value("mlp_layer_types") is not None
+    reader.skip("first_k_dense_replace")  # of the published config; the class has one dense layer, whatever it says
+    return _decoder(reader, sigmoid_choice(reader), dense=None if listed else {0})
+
+
+def dense(reader: ConfigReader) -> dict[str, Any]:
+    """youtu: latent attention and dense MLPs."""
+    reader.skip("embedding_initializer_range")
+    model, attention = common(reader), _attention(reader)
+    return model_of(reader, "AD" * reader.layers(2), model, {"A": ("attention", attention), "D": ("mlp", mlp(reader))})
 
 
 def sparse(reader: ConfigReader) -> dict[str, Any]:
@@ -67,17 +81,26 @@ def _indexers(reader: ConfigReader, layers: int) -> list[str]:
     return kinds
 
 
-def _decoder(reader: ConfigReader, choice: dict[str, Any], indexer: dict[str, Any] | None = None) -> dict[str, Any]:
-    model = common(reader)
+def _attention(reader: ConfigReader) -> dict[str, Any]:
+    """The section of latent attention with its rotary embedding."""
     attention = latent_widths(reader)
     attention |= {key: value for key, value in rope(reader, attention["qk_rope_head_dim"]).items() if key != "rotary_dim"}
     attention |= latent_score_scale(reader, attention)
+    _check_heads(reader, attention)
+    return attention
+
+
+def _decoder(
+    reader: ConfigReader, choice: dict[str, Any], indexer: dict[str, Any] | None = None, dense: set[int] | None = None
+) -> dict[str, Any]:
+    """The section `model` of a decoder of latent attention; `dense` are its layers with a dense MLP if no field says so."""
+    model, attention = common(reader), _attention(reader)
     if indexer is not None:
         attention["indexer"] = indexer
-    _check_heads(reader, attention)
     moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size") | choice
     moe["shared_ffn_hidden_size"] = (reader.whole_or_null("n_shared_experts", least=0) or 0) * moe["ffn_hidden_size"]
-    layers, dense = reader.layers(2), first_dense(reader)
+    layers, dense = reader.layers(2), first_dense(reader) if dense is None else dense
+    reader.skip("mlp_layer_types")
     step = reader.whole("moe_layer_freq") if reader.has("moe_layer_freq") else 1
     letters = "".join("AD" if layer in dense or layer % step else "AE" for layer in range(layers))
     sections = {"A": ("attention", attention), "E": ("moe", moe), "D": ("mlp", mlp(reader))}
@@ -99,7 +122,7 @@ def _check_heads(reader: ConfigReader, attention: dict[str, Any]) -> None:
     heads, rope_dim = attention["num_heads"], attention["qk_rope_head_dim"]
     whole = attention["qk_nope_head_dim"] + rope_dim
     for key, meant in (("num_key_value_heads", (heads,)), ("head_dim", (rope_dim,)), ("qk_head_dim", (whole,))):
-        if not reader.has(key):
+        if not reader.has(key) or (key == "head_dim" and reader.family == "glm_moe_dsa"):  # whose class writes its own over it
             reader.skip(key)
         elif (value := reader.whole_or_null(key)) is not None and value not in meant:
             reader.contradicts(key, f"{key} = {value}, and latent attention has {meant[0]}", f"write {meant[0]}")

@@ -12,6 +12,7 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import ClassFacts
+from megaplan.importers.structure import names_a_tensor
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
 from megaplan.scalars import MAX_INT, MAX_LAYERS
 from megaplan.spec.source import SourceMap
@@ -225,13 +226,22 @@ class ConfigReader:
         """The diagnostic for a field that the import does not read; a warning if the class has no such field."""
         if key in self.facts.fields and _among(value, (self.facts.fields[key],)):
             return
-        if not self.strict and self.facts.version and key not in self.facts.fields:
+        loads = not self.strict and self.facts.version and key not in self.facts.fields
+        if loads and not self._decides(key, value):
             if key not in self.facts.common:
                 self._unknown[name] = value
             return
         detail = f"{name} = {_shown(value)}: no field of {self.family} that the import knows, so what it changes is not known"
         hint = f'remove "{name}" from a copy of the config if it changes no tensor'
         self._errors.append(diagnostic("MP806", detail, self._source.locate(name), (hint,)))
+
+    def _decides(self, key: str, value: Any) -> bool:
+        """True if an unknown field decides the number or size of tensors by its name, and differs from what the class builds."""
+        heads, hidden = self.value("num_attention_heads"), self.value("hidden_size")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+            return False
+        plain = key == "head_dim" and isinstance(heads, int) and value * heads == hidden
+        return names_a_tensor(key, value) and not plain
 
     def _value_of(self, key: str) -> Any:
         """The field, or the class's default; null if there is neither."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from megaplan.columns import Basis
-from megaplan.devices import Device, Figure, load_device
+from megaplan.devices import Device, Figure, canonical_name, load_device
 from megaplan.families.registry import Rated
 from megaplan.scalars import (
     Degree,
@@ -59,6 +59,12 @@ class DeviceRef(Section):
     network_bytes_per_second: Rate | None = None
     domain: Degree | None = None
     reached: dict[RecipeType, Share] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _of_data_file(cls, name: str) -> str:
+        """The data file's name: `H100` is h100-sxm."""
+        return canonical_name(name)
 
     @model_serializer(mode="wrap")
     def _given_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
@@ -12,10 +13,10 @@ from megaplan.spec.document import Document, parse_document
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.read import NO_CONTROL
 from megaplan.spec.source import KeyPath
-from megaplan.spec.type_errors import near_keys
+from megaplan.spec.type_errors import meant_keys, near_keys
 from megaplan.wording import quoted, series
 
-_KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
@@ -50,8 +51,7 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
     key, separator, text = argument.partition("=")
     if not separator or not _KEY.fullmatch(key.strip()):
         raise _refusal("MP140", f"{quoted(argument)} is not KEY=VALUE", label, "--set mesh.tp=8")
-    path = tuple(key.strip().split("."))
-    _check_key(path, document, label)
+    path = _known_path(tuple(key.strip().replace("-", "_").split(".")), text.strip(), document, label)
     if not text.strip():
         raise _refusal("MP142", f"{key.strip()} has no value after '='", label, f"--set {key.strip()}=null")
     control = NO_CONTROL.search(text)
@@ -69,16 +69,45 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
     return path, given.value
 
 
-def _check_key(path: tuple[str, ...], document: dict[str, Any], label: str) -> None:
+def _known_path(path: tuple[str, ...], text: str, document: dict[str, Any], label: str) -> tuple[str, ...]:
+    """The path with the names of the spec's keys, in whatever case they were written; `device=h100` is the device's name.
+
+    Raises:
+        MegaplanError: MP141, a name is no key of its section; the hints are arguments with the keys that may have been meant.
+    """
+    found: tuple[str, ...] = ()
     for depth, name in enumerate(path):
-        section: KeyPath = path[:depth]
-        legal = legal_keys(section, document)
-        if name not in legal:
-            where = ".".join(path[:depth]) or "a spec"
+        section: KeyPath = found
+        legal = [str(known) for known in legal_keys(section, document)]
+        same = [known for known in legal if known.lower() == name.lower()]
+        if not same:
+            where = ".".join(found) or "a spec"
             detail = f"{quoted('.'.join(path))}: {quoted(name)} is no key of {where}"
             if legal:
-                detail += f"; its keys are {series([str(known) for known in legal], 'and')}"
-            raise _refusal("MP141", detail, label, *near_keys((*section, name), document))
+                detail += f"; its keys are {series(legal, 'and')}"
+            unknown = (*section, name)
+            meant = [f"--set {key}={text}" for key in meant_keys(unknown, document)] if depth == len(path) - 1 and text else []
+            hints = _of_gpus(name, text, document) if not section else ()
+            raise _refusal("MP141", detail, label, *(hints or meant or near_keys(unknown, document)))
+        found = (*found, name if name in same else same[0])
+    return (*found, "name") if found == ("device",) and text[:1] not in ("{", "") and text != "null" else found
+
+
+_GPUS = ("gpus", "num_gpus", "world_size", "devices", "nproc", "ranks")
+
+
+def _of_gpus(name: str, text: str, document: dict[str, Any]) -> tuple[str, ...]:
+    """Hints for a number of GPUs, which is no key: the product of the mesh's degrees, of which dp_shard is the usual one to change."""
+    if name.lower() not in _GPUS or not text.isdigit():
+        return ()
+    mesh = document.get("mesh")
+    others = [value for key, value in mesh.items() if key in _DEGREES] if isinstance(mesh, dict) else []
+    rest = prod(value for value in others if isinstance(value, int))
+    shards = int(text) // rest if rest and int(text) % rest == 0 else int(text)
+    return f"--set mesh.dp_shard={shards}", f"--gpus {text}"
+
+
+_DEGREES = ("pp", "dp_replicate", "cp", "tp")
 
 
 def _replaced(value: Any, path: tuple[str, ...], given: Any) -> Any:

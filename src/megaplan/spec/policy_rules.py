@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.devices import DEFAULT, device_names
-from megaplan.errors import Diagnostic
+from megaplan.devices import device_names, load_device
+from megaplan.errors import Diagnostic, MegaplanError
 from megaplan.families.registry import FAMILIES
 from megaplan.spec.context import Checked
 from megaplan.spec.device import device_of
@@ -42,14 +42,11 @@ def _absent_letters(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
 
 def _device(checked: Checked) -> Iterator[Diagnostic]:
     device = checked.spec.device
-    names = list(device_names())
-    if device.name not in names:
-        from difflib import get_close_matches  # noqa: PLC0415  (only when something is wrong)
-
-        detail = f"device.name = '{device.name}', and the device file has {series(names, 'and')}"
-        nearest = [name for name in names if name.startswith(f"{device.name.lower()}-")]  # `h100` has four forms
-        nearest = nearest or get_close_matches(device.name, names, 1, 0.0) or [DEFAULT]
-        yield checked.error("MP504", detail, "device.name", *(f"name: {name}" for name in nearest), "megaplan devices")
+    if device.name not in device_names():
+        try:
+            load_device(device.name)
+        except MegaplanError as error:
+            yield from (checked.error(found.code, found.detail, "device.name", *found.hints[:-1]) for found in error.diagnostics)
         return
     peaks, precision = device_of(device).peak_flops, checked.spec.precision
     for key, dtype in (("params", precision.params), *((f"families.{letter}", dtype) for letter, dtype in precision.families.items())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,11 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 
 MAX_BYTES = 2**20
+MAX_CONFIG_BYTES = 16 * 2**20
+"""Limit of a Hugging Face config, which lists every quantised module in some releases."""
 STDIN = "-"
+CONFIG = "config.json"
+"""File of a model's folder that describes the model."""
 STDIN_NAME = "<stdin>"
 NO_CONTROL = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -20,6 +25,12 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 def display_name(path: str) -> str:
     """Name of the file in diagnostics."""
     return STDIN_NAME if path == STDIN else path
+
+
+def model_file(path: str) -> str:
+    """The `config.json` of a model's folder; any other path unchanged."""
+    inside = os.path.join(path, CONFIG)
+    return inside if path != STDIN and os.path.isdir(path) and os.path.isfile(inside) else path
 
 
 def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
@@ -75,7 +86,7 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
 
 def _cached(path: str, max_bytes: int) -> bytes:
     """The config of a model that has a name of the Hugging Face hub, from the local cache."""
-    from megaplan.spec.hub import CONFIG, cache_folder, cached_config, is_model_name  # noqa: PLC0415 (only where a file is missing)
+    from megaplan.spec.hub import cache_folder, cached_config, is_model_name  # noqa: PLC0415 (only where a file is missing)
 
     found = cached_config(path)
     if found is not None:
@@ -83,7 +94,7 @@ def _cached(path: str, max_bytes: int) -> bytes:
             return _bounded(file, max_bytes)
     if is_model_name(path) and not Path(path).parent.is_dir():
         detail = f"{path} is no file, and the Hugging Face cache in {cache_folder()} has no {CONFIG} of a model of that name"
-        raise _refusal("MP101", detail, path, f"hf download {path} {CONFIG}")
+        raise _refusal("MP101", detail, path, f"megaplan estimate {path} --fetch", f"hf download {path} {CONFIG}")
     raise _refusal("MP101", f"{path} does not exist", path, *_near_names(path))
 
 

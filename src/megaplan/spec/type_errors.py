@@ -31,6 +31,14 @@ _OTHER_NAMES = {
     "intermediate_size": ("ffn_hidden_size",),
     "gradient_accumulation_steps": ("num_microbatches", "steps_per_update"),
     "lr": ("learning_rate",),
+    "seq": ("seq_length",),
+    "seq_len": ("seq_length",),
+    "sequence_length": ("seq_length",),
+    "max_length": ("seq_length",),
+    "micro_batch": ("micro_batch_size",),
+    "mbs": ("micro_batch_size",),
+    "batch_size": ("micro_batch_size",),
+    "microbatches": ("num_microbatches",),
 }
 _OTHER_WORDS = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "mha": "gqa", "mqa": "gqa"}
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "1": "true", "no": "false", "off": "false", "n": "false", "0": "false"}
@@ -87,22 +95,33 @@ def unknown_key(path: KeyPath, document: Any, source: SourceMap) -> Diagnostic:
 
 
 def near_keys(path: KeyPath, document: Any) -> list[str]:
-    """Keys that an unknown key may have meant: a similar name in its section, its name in another section, a similar name anywhere."""
+    """Hints of the keys that an unknown key may have meant."""
     name, section = str(path[-1]), path[:-1]
-    legal = [str(key) for key in legal_keys(section, document)]
-    others = [key for key in _OTHER_NAMES.get(name.lower(), ()) if key in legal]
-    near = others or get_close_matches(name.lower(), legal, n=1)
-    if near:
-        return [f"did you mean {series([dotted((*section, key)) for key in near])}?"]
+    meant = meant_keys(path, document)
     owners = [kind for kind in kinds_of(section) if name in legal_keys(section, _with_kind(section, kind))]
-    if owners:
-        return [f"{name} is a key of kind {series(owners)}"]
-    wanted = {name, *_OTHER_NAMES.get(name.lower(), ())}
-    elsewhere = [dotted(key) for key in all_keys() if key[-1] in wanted]
+    return [f"did you mean {series(meant)}?"] if meant else [f"{name} is a key of kind {series(owners)}"] if owners else []
+
+
+def meant_keys(path: KeyPath, document: Any) -> list[str]:
+    """Dotted keys that an unknown key may have meant: a similar name in its section, its name in another section, a similar name anywhere.
+
+    Empty for a key of the section's other kinds.
+    """
+    name, section = str(path[-1]), path[:-1]
+    plain = name.lower().replace("-", "_")
+    legal = [str(key) for key in legal_keys(section, document)]
+    others = [key for key in _OTHER_NAMES.get(plain, ()) if key in legal]
+    near = others or (get_close_matches(plain, legal, n=1) if plain not in _OTHER_NAMES else [])
+    if near:
+        return [dotted((*section, key)) for key in near]
+    if any(name in legal_keys(section, _with_kind(section, kind)) for kind in kinds_of(section)):
+        return []
+    wanted = {name, plain, *_OTHER_NAMES.get(plain, ())}
+    elsewhere = sorted(dotted(key) for key in all_keys() if key[-1] in wanted)
     if elsewhere:
-        return [f"did you mean {series(sorted(elsewhere)[:4])}?"]
+        return elsewhere[:4]
     by_name = {str(key[-1]): dotted(key) for key in all_keys()}
-    return [f"did you mean {by_name[key]}?" for key in get_close_matches(name.lower(), by_name, n=1, cutoff=0.8)]
+    return [by_name[key] for key in get_close_matches(plain, by_name, n=1, cutoff=0.8)]
 
 
 def _with_kind(section: KeyPath, kind: str) -> Any:
@@ -120,6 +139,9 @@ def describe(fault: Fault, source: SourceMap) -> Diagnostic:
         return diagnostic("MP134", f"{fault.key} = {show(fault.value)}", source.locate(fault.key), ("megaplan schema spec",))
     code, detail, hints = maker(fault)
     key = f"{fault.key}.kind" if fault.type == "union_tag_invalid" else fault.key
+    if key in source.overrides:  # a hint for the command line is another argument of it
+        name = f"{key.rpartition('.')[2]}: "
+        hints = [f"--set {key}={hint.removeprefix(name)}" if hint.startswith(name) else hint for hint in hints]
     return diagnostic(code, detail, source.locate(key), hints)
 
 

@@ -88,7 +88,7 @@ FSDP = (
     "--megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype fp32"
 )
 WRONG = {
-    "--num-layers 4 --num-registers 4": "MP913",
+    "--num-layers 4 --num-extra-heads 4": "MP913",
     "--num-layers 4 --hidden-size 4k": "MP916",
     "": "MP916",
     "--num-layers 4 --normalization T5Norm": "MP914",

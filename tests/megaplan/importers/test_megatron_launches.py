@@ -16,6 +16,7 @@ from megaplan.exporters.megatron import export_megatron
 from megaplan.exporters.values import Source
 from megaplan.hosts.megatron.argument import value_at
 from megaplan.hosts.megatron.chunks import recomputed_groups
+from megaplan.importers.megatron.arguments import Policy
 from megaplan.importers.megatron.spec import ImportedLaunch, import_megatron, import_recording
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
@@ -215,15 +216,16 @@ def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
-        ("ARGS=(--num-layers 2)\ntorchrun x.py ${ARGS[@]}", 1, "'(--num-layers 2)'"),
         ("if [ $A = 1 ]; then\n  B=1\nfi\ntorchrun x.py --num-layers 2", 1, "'[ $A = 1 ]; then'"),
         ('torchrun x.py --num-layers 2 "$@"', 1, "'\"$@\"'"),
-        ("A=1\ntorchrun x.py --num-layers $((A * 2))", 2, "'$((A * 2))'"),
         ("torchrun x.py --num-layers `nproc`", 1, "'`nproc`'"),
-        ("source model.sh\n\ntorchrun x.py --num-layers 2", 3, "a second command, torchrun"),
-        ("O='--num-layers 2'\ntorchrun x.py $O", 2, "$O, a variable of several words"),
-        ("torchrun x.py --num-layers 2 2>&1 | tee log", 1, "'>&1 | tee log'"),
         ("#!/bin/bash\n#SBATCH --nodes=2\nsrun python x.py --num-layers 2", 2, "#SBATCH lines"),
+        ("torchrun x.py --num-layers 2\nray stop", 2, "a second command, ray"),
+        ("for N in 1 2; do\ntorchrun x.py --num-layers $N\ndone", 1, "for"),
+        ("O='--data *'\ntorchrun x.py $O", 2, "$O, a variable whose words bash makes from '--data *'"),
+        ("torchrun x.py --num-layers 2 || exit 1", 1, "'|| exit 1'"),
+        ("torchrun x.py $(cat args.txt)", 1, "'$(cat args.txt)'"),
+        ("printf -v N '%05.2f' 2\ntorchrun x.py --num-layers 2", 1, "printf '%05.2f'"),
         ('torchrun pretrain_gpt.py "--num-layers 2', 1, "'\"--num-layers 2'"),
         ("torchrun ${NAME --num-layers", 1, "'${NAME --num-layers'"),
     ],
@@ -395,3 +397,102 @@ def test_the_command_takes_variables_and_arguments(
     assert different == [("name: launch", "name: arguments")]
     assert run(["import", "megatron", "launch.sh", "--env", "MBS"]) == 2
     capsys.readouterr()
+
+
+SHELLS = {
+    "array": 'ARGS=(--num-layers 2  # of them\n  --hidden-size 128)\nARGS+=(--num-attention-heads 4)\ntorchrun x.py "${ARGS[@]}" $REST',
+    "text": 'ARGS="\n  --num-layers 2 \\\n  --hidden-size 128 --num-attention-heads 4\n"\ntorchrun x.py $ARGS $REST',
+    "sum": "A=1\ntorchrun x.py --num-layers $((A * 2)) --hidden-size $((2 ** 1 * 0 + 64 * (1 + A))) --num-attention-heads 4 $REST",
+    "printf": "printf -v ARGS '%s ' --num-layers 2 --hidden-size 128\ntorchrun x.py ${ARGS} --num-attention-heads 4 $REST",
+    "pipe": "FEW='--num-layers 2 --hidden-size 128'\nmkdir -p log && cd log; torchrun x.py $FEW --num-attention-heads 4 $REST"
+    " > a.txt 2>&1 | tee \\\n log &",
+    "program": "T=$(date +%s)\nexec torchrun x.py --num-layers 2 --hidden-size 128 --num-attention-heads 4 --save run-$T $REST",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in SHELLS if name != "sum"])
+def test_straight_lines_of_bash_are_read(name: str) -> None:
+    rest = PLAIN.replace("--num-layers 2 --hidden-size 64 --num-attention-heads 4", "")
+    spec = import_megatron(f"REST='{rest}'\n{SHELLS[name]}", "x.sh").loaded.spec
+    assert (spec.model.num_layers, spec.model.hidden_size) == (4, 128)
+
+
+def test_a_sum_that_is_no_sum_of_integers_needs_bash() -> None:
+    assert errors(SHELLS["sum"], "x.sh")[0].code == "MP922"
+
+
+def test_a_sourced_file_is_read_or_named(tmp_path: Path) -> None:
+    (tmp_path / "model.sh").write_text("MODEL_ARGS=(--num-layers 6 --hidden-size 128)", encoding="utf-8")
+    rest = PLAIN.replace("--num-layers 2 --hidden-size 64", "")
+    for folder in (
+        '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+        "$(dirname $0)",
+        '$(cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd)',
+    ):
+        text = f'DIR={folder}\nsource "$DIR/model.sh"\ntorchrun x.py "${{MODEL_ARGS[@]}}" {rest}'
+        assert import_megatron(text, str(tmp_path / "launch.sh")).loaded.spec.model.num_layers == 12
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"source absent.sh\ntorchrun x.py $MODEL_ARGS {rest}", "x.sh")
+    found = caught.value.diagnostics
+    assert found[0].detail == "--num-layers, --hidden-size are missing"
+    assert "absent.sh is sourced, and was not read: it is no file here" in [each.detail for each in found]
+
+
+def test_an_unknown_argument_is_a_note_unless_its_name_decides_a_tensor() -> None:
+    forked = f"{PLAIN} --use-mpi --trigger-path /x --no-query-key-layer-scaling --no-async-tensor-model-parallel-allreduce"
+    (note,) = [found for found in import_megatron(forked, "x.sh").loaded.diagnostics if found.code == "MP913"]
+    assert (note.severity, note.detail) == (Severity.NOTE, "--use-mpi\n--trigger-path /x")
+    assert [found.detail for found in errors(forked, policy=Policy(strict=True))] == ["--use-mpi", "--trigger-path /x"]
+    (found,) = errors(f"{PLAIN} --num-registers-layers 4")
+    assert (found.code, found.hints[0]) == ("MP913", "--ignore num-registers-layers")
+    assert import_megatron(f"{PLAIN} --num-registers-layers 4", "x.sh", policy=Policy(ignored=frozenset({"num_registers_layers"})))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        ("--num-key-value-heads 2", "MP913", "--group-query-attention --num-query-groups 2"),
+        ("--intermediate-size 256", "MP913", "--ffn-hidden-size 256"),
+        ("--normalization rmsnorm", "MP914", "--normalization RMSNorm"),
+        ("--normalization RMS_norm", "MP914", "--normalization RMSNorm"),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /models/own-100k.model", "MP916", "--set model.vocab_size=…"),
+        ("--tokenizer-type GPT2BPETokenizer --vocab-file own.json", "MP916", "--set model.vocab_size=…"),
+    ],
+)
+def test_hints_by_meaning(words: str, code: str, hint: str) -> None:
+    (found,) = errors(f"{PLAIN} {words}")
+    assert (found.code, found.hints[0]) == (code, hint)
+
+
+def test_arguments_of_earlier_releases() -> None:
+    spec = import_megatron(f"{PLAIN} --num-experts 8 --moe-token-dispatcher-type alltoall_seq --fp8-hybrid", "x.sh").loaded.spec
+    assert spec.host.moe_dispatcher == "alltoall"
+    assert spec.precision.recipe is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "command"),
+    [
+        (
+            "NPROC_PER_NODE=8 \\\nmegatron sft --model ORG/M --tensor_model_parallel_size 4 --global_batch_size 16 --max_length 8192",
+            "ms-swift",
+            "megaplan estimate ORG/M --gpus 8 --global-batch 16 --seq 8192 --set mesh.tp=4",
+        ),
+        (
+            "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=ORG/M trainer.n_gpus_per_node=4",
+            "verl",
+            "megaplan estimate ORG/M --gpus 4",
+        ),
+        ("ray job submit -- python3 slime/train.py --hf-checkpoint a/b --rollout-num-gpus 8", "slime", "megaplan estimate a/b --gpus 8"),
+        (
+            "trainer:\n  devices: 8\n  num_nodes: 2\nmodel:\n  tensor_model_parallel_size: 2",
+            "NeMo 1",
+            "megaplan estimate MODEL --gpus 16 --set mesh.tp=2",
+        ),
+        ("import mindspeed_llm", "MindSpeed", "megaplan estimate MODEL --gpus 8"),
+    ],
+)
+def test_another_front_end_is_named_in_one_error(text: str, name: str, command: str) -> None:
+    (found,) = errors(text)
+    assert (found.code, found.hints[0]) == ("MP926", command)
+    assert f"is of {name}, whose model" in found.detail

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaplan import estimate, load
-from megaplan.cli.estimate_json import estimate_document
+from megaplan.api.estimate_json import estimate_document
 from megaplan.cli.main import run
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError

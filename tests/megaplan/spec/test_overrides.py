@@ -42,8 +42,12 @@ def test_a_type_error_below_an_overridden_section_points_at_it(refused: Refused)
         ("mesh.tp", "MP140", "'mesh.tp' is not KEY=VALUE", "--set mesh.tp=8"),
         ("=8", "MP140", "'=8' is not KEY=VALUE", "--set mesh.tp=8"),
         ("split.spans[0]=1", "MP140", "is not KEY=VALUE", "--set mesh.tp=8"),
-        ("mesh.tpp=8", "MP141", "'tpp' is no key of mesh; its keys are pp, vpp,", "did you mean mesh.tp?"),
-        ("tp=8", "MP141", "'tp' is no key of a spec", "did you mean mesh.tp or serving.tp?"),
+        ("mesh.tpp=8", "MP141", "'tpp' is no key of mesh; its keys are pp, vpp,", "--set mesh.tp=8"),
+        ("tp=8", "MP141", "'tp' is no key of a spec", "--set mesh.tp=8"),
+        ("lr=1e-4", "MP141", "'lr' is no key of a spec", "--set training.learning_rate=1e-4"),
+        ("gpus=8", "MP141", "'gpus' is no key of a spec", "--gpus 8"),
+        ("seq=8192", "MP141", "'seq' is no key of a spec", "--set batch.seq_length=8192"),
+        ("optimizer.matrix=AdamW", "MP123", "'AdamW'", "--set optimizer.matrix=adamw"),
         ("mesh.tp.x=8", "MP141", "'x' is no key of mesh.tp", None),
         ("model.attention.kv_lora_rank=8", "MP141", "is no key of model.attention", "kv_lora_rank is a key of kind mla"),
         ("recompute.blocks.Z=full", "MP141", "its keys are A, M, E, R, D, G and C", None),
@@ -82,3 +86,22 @@ def test_a_section_does_not_replace_a_key_that_was_set(refused: Refused) -> None
 def test_arguments_and_file_are_reported_together(refused: Refused) -> None:
     found = refused(("ep: 1", "ep: x"), overrides=["mesh.tpp=8", "mesh.tp=y"])
     assert [item.code for item in found] == ["MP141", "MP124", "MP124"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "value"),
+    [
+        ("Mesh.TP=2", "mesh.tp", 2),
+        ("mesh.dp-shard=4", "mesh.dp_shard", 4),
+        ("device=h100", "device.name", "h100-sxm"),
+        ("device.name=B200", "device.name", "b200"),
+        ("device.name=NVIDIA A100-SXM4-40GB", "device.name", "a100-40gb"),
+        ("recompute.blocks.a=full", "recompute.blocks.A", "full"),
+    ],
+)
+def test_names_in_any_case(accepted: Accepted, argument: str, key: str, value: object) -> None:
+    found: object = accepted(overrides=[argument]).spec.model_dump()
+    for part in key.split("."):
+        assert isinstance(found, dict)
+        found = found[part]
+    assert found == value

@@ -12,7 +12,9 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS
 from megaplan.importers.megatron.unset import readable, unset_names
+from megaplan.importers.structure import names_a_tensor
 from megaplan.scalars import MAX_INT
 
 MOST_DIGITS = 40
@@ -39,6 +41,19 @@ class Given:
     parsed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What becomes of arguments that the importer does not know.
+
+    Attributes:
+        strict: True if each is an error; otherwise only those whose name says that they decide a tensor.
+        ignored: Names, with underscores for dashes, of arguments to leave out.
+    """
+
+    strict: bool = False
+    ignored: frozenset[str] = frozenset()
+
+
 class Arguments:
     """The arguments of a launch while they are read; each one is read, listed as irrelevant, reported as not carried, or refused.
 
@@ -46,10 +61,12 @@ class Arguments:
         given: Arguments of the launch.
         name: Name of the file in diagnostics.
         vocab_size: The padded vocabulary, if it is known from elsewhere.
+        policy: What becomes of arguments that the importer does not know.
     """
 
-    def __init__(self, given: Given, name: str, vocab_size: int | None = None) -> None:
-        self.values = dict(given.values)
+    def __init__(self, given: Given, name: str, vocab_size: int | None = None, policy: Policy | None = None) -> None:
+        self._policy = policy or Policy()
+        self.values = {key: value for key, value in given.values.items() if key not in self._policy.ignored}
         self.environment = given.environment
         self.vocab_size = vocab_size
         self._given, self._name = given, name
@@ -58,6 +75,15 @@ class Arguments:
         self._faulty: set[str] = set()  # arguments whose value was refused: consequences of the dummy in its place are not reported
         self._reported: dict[str, str] = {}
         self._notes: list[Diagnostic] = []
+        self._missing: list[str] = []
+        self._translate_older()
+
+    def _translate_older(self) -> None:
+        """Replaces switches of earlier releases by the arguments that took their place."""
+        for older, (name, value) in OLDER.items():
+            if self.values.get(older) and self.values.get(name) is None:
+                self.values[name] = value
+                self.note(name, f"{flag(older)} is of earlier releases, and is read as {flag(name)} {value}")
 
     def at(self, key: str) -> Location:
         """Location of an argument."""
@@ -86,7 +112,8 @@ class Arguments:
         """A positive integer, or one from 0 on if the table says so, up to `most`; required without a default."""
         found = self.value(key)
         if found is None:
-            self._refuse(key, diagnostic("MP916", f"{flag(key)} is missing", self.at(key), (f"{flag(key)} 1",)))
+            self._missing += [] if key in self._missing else [key]
+            self._faulty.add(key)
             return 1
         kind = ARGUMENTS[key].kind
         if isinstance(found, bool) or not isinstance(found, int) or not (kind is not Kind.WHOLE) <= found <= most:
@@ -121,8 +148,14 @@ class Arguments:
         found, row = self.value(key), ARGUMENTS[key]
         if found is None and row.default is None:
             return None
+        if (key, found) in OLDER_WORDS:
+            meant = OLDER_WORDS[key, found]
+            self.note(key, f"{flag(key)} {found} is of earlier releases, and is read as {meant}")
+            return meant
         if found not in row.words:
-            self.cannot(key, f"it is read as one of {', '.join(row.words)}", row.default)
+            plain = _letters(found)
+            near = next((word for word in row.words if _letters(word) == plain), None)
+            self.cannot(key, f"it is read as one of {', '.join(row.words)}", near or next(iter(row.words)))
             return None if row.default is None else str(row.default)
         return str(found)
 
@@ -196,36 +229,61 @@ class Arguments:
         Raises:
             MegaplanError: Everything found.
         """
+        if self._missing:
+            self._errors.insert(0, self._lacking())
+        unknown: list[str] = []
         whole = not self._errors  # reading that stopped early leaves arguments that another launch would have read
         for key in self.values:
-            if key in self._read or key in IGNORED or key.startswith(IGNORED_PREFIXES):
+            if key in self._read or key in IGNORED or key in OLDER or key in OLDER_IGNORED or key.startswith(IGNORED_PREFIXES):
                 continue
             if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
                 if self.values[key] not in (None, False):
                     self.warn(key, ARGUMENTS[key].note)
-            elif not self._given.parsed and self.values[key] not in (None, False) and (whole or key not in ARGUMENTS):
-                self._errors.append(self._unread(key))
+            elif not self._given.parsed and self.values[key] not in (None, False):
+                if key not in ARGUMENTS and not self._policy.strict and key not in MEANT and not names_a_tensor(key, self.values[key]):
+                    unknown.append(key)
+                elif whole or key not in ARGUMENTS:
+                    self._errors.append(self._unread(key))
+        if unknown:
+            said = "\n".join(f"{flag(key)} {_shown(self.values[key])}".replace(" True", "") for key in unknown)
+            self._notes.append(diagnostic("MP913", said, self.at(unknown[0]), ("--strict",), severity=Severity.NOTE))
         if self._errors:
-            raise MegaplanError(self._errors)
+            raise MegaplanError([*self._errors, *(self._omissions if self._missing else ())])
 
     def _unread(self, key: str) -> Diagnostic:
         """MP913 for an unknown argument; MP914 for one that has a meaning only with other arguments."""
-        said = f"{flag(key)} {_shown(self.values[key])}".replace(" True", "")
-        hint = f"remove {flag(key)} from a copy of the file if it changes no tensor"
+        value = self.values[key]
+        said = f"{flag(key)} {_shown(value)}".replace(" True", "")
+        hints = [f"--ignore {key.replace('_', '-')}"]
         if key in ARGUMENTS:
-            return diagnostic("MP914", f"{said}: with the other arguments of this launch it has no counterpart", self.at(key), (hint,))
-        return diagnostic("MP913", said, self.at(key), (hint,))
+            return diagnostic("MP914", f"{said}: with the other arguments of this launch it has no counterpart", self.at(key), hints)
+        if key in MEANT:
+            hints = [f"{MEANT[key]} {_shown(value)}".replace(" True", "")]
+        elif names_a_tensor(key, value):
+            said = f"{said}: by its name it decides the size of a tensor"
+        return diagnostic("MP913", said, self.at(key), hints)
+
+    def _lacking(self) -> Diagnostic:
+        """MP916 for required arguments that are missing, in one diagnostic."""
+        named = ", ".join(map(flag, self._missing))
+        said = f"{named} {'is' if len(self._missing) == 1 else 'are'} missing"
+        words = " ".join(f"{flag(key)} N" for key in self._missing)
+        return diagnostic("MP916", said, self.at(self._missing[0]), (f"megaplan import megatron {self._name} -- {words}",))
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
         """One warning that lists what a spec does not carry, and notes about assumptions and omissions."""
-        left_out = [
-            diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
-        ]
         found = self._reported and [
             diagnostic("MP915", "\n".join(self._reported.values()), self.at(next(iter(self._reported))), severity=Severity.WARNING)
         ]
-        return (*(found or ()), *self._notes, *left_out)
+        return (*(found or ()), *self._notes, *self._omissions)
+
+    @property
+    def _omissions(self) -> tuple[Diagnostic, ...]:
+        """Notes about parts of the text that were not followed."""
+        return tuple(
+            diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
+        )
 
 
 def name_of(key: str) -> str:
@@ -257,6 +315,11 @@ def _shown(value: Any) -> str:
         return "is not given"
     text = readable(" ".join(map(str, value)) if isinstance(value, list) else str(value))
     return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _letters(word: Any) -> str:
+    """A word without case and signs between its letters."""
+    return re.sub(r"[^a-z0-9]", "", str(word).lower())
 
 
 def moved(found: Diagnostic, at: Location) -> Diagnostic:

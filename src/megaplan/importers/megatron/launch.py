@@ -8,7 +8,7 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
-from megaplan.importers.megatron.arguments import Arguments, Given, name_of, typed
+from megaplan.importers.megatron.arguments import Arguments, Given, Policy, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge
 from megaplan.importers.megatron.log import has_table, read_table
 from megaplan.importers.megatron.script import Field, read_script, read_words, substituted
@@ -21,7 +21,12 @@ _SECTIONS = ("MODEL_ARGS", "ENV_VARS")
 
 
 def read_arguments(
-    text: str, name: str, environment: Mapping[str, str] | None = None, argv: Sequence[str] = (), vocab_size: int | None = None
+    text: str,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+    argv: Sequence[str] = (),
+    vocab_size: int | None = None,
+    policy: Policy | None = None,
 ) -> Arguments:
     """The arguments of a launch.
 
@@ -31,11 +36,12 @@ def read_arguments(
         environment: Environment variables of the launch.
         argv: Arguments of the script; with other forms they replace the text's own.
         vocab_size: The padded vocabulary, if it is known from elsewhere.
+        policy: What becomes of arguments that the importer does not know.
 
     Raises:
         MegaplanError: MP916, it is none of them.
     """
-    return Arguments(_given(text, name, environment or {}, argv), name, vocab_size)
+    return Arguments(_given(text, name, environment or {}, argv), name, vocab_size, policy)
 
 
 def _given(text: str, name: str, environment: Mapping[str, str], argv: Sequence[str]) -> Given:

@@ -108,7 +108,7 @@ def _vocabulary(launch: Arguments, tp: int) -> int:
         size = launch.vocab_size
         if size is not None:
             return size
-        size, source = tokenizer_size(kind, model)
+        size, source = tokenizer_size(kind, model, launch.values.get("vocab_file"))
         if size is None:
             launch.unknown_vocabulary(str(source))
             return 1

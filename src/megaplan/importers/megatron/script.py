@@ -1,11 +1,13 @@
-"""Launch arguments from a text: arguments alone, or a plain script, whose variables are literal and whose only command is the launch."""
+"""Launch arguments from a text: arguments alone, or a plain script, whose only command in addition to assignments is the launch."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
@@ -13,26 +15,12 @@ from megaplan.hosts.megatron.argument import Kind
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given, name_of, typed
+from megaplan.importers.megatron.shell import ASSIGNMENT, VARIABLE, Field, NeedsBashError, Shell
 from megaplan.importers.megatron.unset import UNSET, readable, unset
 from megaplan.spec.read import STDIN_NAME
 
 OF_LAUNCHER = {"nnodes": "nnodes", "nproc_per_node": "nproc_per_node", "num_nodes": "nnodes", "num_gpus": "nproc_per_node"}
 """Arguments before the program's name that count processes: those of torchrun, and of deepspeed."""
-VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}$`'\"]*))?\}|\$([A-Za-z_]\w*)")
-_PIECE = re.compile(
-    rf"""(?P<plain>[^\s'"\\$`(){{}}|&;<>*?\[\]]+)|'(?P<single>[^']*)'|"(?P<double>(?:[^"\\$`]|\\.|{VARIABLE.pattern})*)"|\\(?P<escaped>[^\n])"""
-    rf"|(?P<variable>{VARIABLE.pattern})",
-    re.DOTALL,
-)
-_BETWEEN = re.compile(r"(?:[ \t]|\\\n)+")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-
-
-class Field(NamedTuple):
-    """A word and its line."""
-
-    text: str
-    line: int
 
 
 def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequence[str]) -> Given:
@@ -51,18 +39,21 @@ def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequ
     if _first(text).startswith("--") or not text:
         alone = read_words([*_alone(text, name), *more])
         return Given(alone.values, alone.lines, dict(environment), alone.left_out)
-    variables = dict(environment)
+    shell = Shell(environment, Path(name).parent if name != STDIN_NAME else None)
     try:
-        words = _launched(text, variables)
-    except _NeedsBashError as error:
+        if "#SBATCH" in text:
+            raise NeedsBashError(text.count("\n", 0, text.index("#SBATCH")) + 1, "#SBATCH lines")
+        shell.run(text)
+    except NeedsBashError as error:
         given = [word for pair in environment.items() for word in ("--env", "=".join(pair))]
         file = "launch.sh" if name == STDIN_NAME else name
         command = shlex.join(["megaplan", "import", "megatron", "--record", *given, "--", "bash", file, *argv])
         detail = f"{name} has {error.what}, which bash alone can read"
         raise MegaplanError([diagnostic("MP922", detail, Location(name, error.line), (command,))]) from None
-    if not words and not more:
+    if not shell.launch and not more:
         raise MegaplanError([diagnostic("MP916", f"{name} has no argument that begins with --", Location(name), ("--num-layers 32 …",))])
-    return read_command([*words, *more], variables)
+    found = read_command([*shell.launch, *more], shell.texts)
+    return replace(found, left_out=(*shell.notes, *found.left_out))
 
 
 def read_command(words: Sequence[Field], environment: Mapping[str, str]) -> Given:
@@ -71,7 +62,7 @@ def read_command(words: Sequence[Field], environment: Mapping[str, str]) -> Give
     launcher, program = read_words(words[:stop]), read_words(words[start:])
     values = {OF_LAUNCHER[key]: value for key, value in launcher.values.items() if key in OF_LAUNCHER} | program.values
     lines = {OF_LAUNCHER.get(key, key): line for key, line in launcher.lines.items()} | program.lines
-    assigned = dict(word.text.split("=", 1) for word in words[:stop] if _ASSIGNMENT.match(word.text))
+    assigned = dict(word.text.split("=", 1) for word in words[:stop] if ASSIGNMENT.match(word.text))
     return Given(values, lines, {**environment, **assigned}, program.left_out)
 
 
@@ -105,93 +96,6 @@ def substituted(text: str, variables: Mapping[str, Any]) -> str:
         return str(variables[name]) if name in variables else match[2] if match[2] is not None else unset(name)
 
     return VARIABLE.sub(found, text)
-
-
-class _NeedsBashError(Exception):
-    def __init__(self, line: int, what: str) -> None:
-        super().__init__(what)
-        self.line, self.what = line, what
-
-
-class _Piece(NamedTuple):
-    kind: str
-    text: str
-
-
-def _launched(text: str, variables: dict[str, str]) -> list[Field]:
-    """Words of the only command; assignments become variables.
-
-    Raises:
-        _NeedsBashError: There is more than one, or another construct of bash.
-    """
-    if "#SBATCH" in text:
-        raise _NeedsBashError(text.count("\n", 0, text.index("#SBATCH")) + 1, "#SBATCH lines")
-    launch: list[Field] = []
-    for line, command in _commands(text):
-        words = [(number, [*pieces]) for number, pieces in command]
-        is_export = _plain(words[0][1]) == "export"
-        while words and (is_export or _ASSIGNMENT.match(_plain(words[0][1]))):
-            assignment = "".join(_text(piece, variables) for piece in words.pop(0)[1])
-            key, equals, value = assignment.partition("=")
-            if equals:
-                variables[key] = value
-        if not words or _plain(words[0][1]) == "set":
-            continue
-        found = [field for number, pieces in words for field in _fields(pieces, number, variables)]
-        if launch:
-            raise _NeedsBashError(line, f"a second command, {readable(found[0].text) if found else 'empty'}")
-        launch = found
-    return launch
-
-
-def _commands(text: str) -> Iterator[tuple[int, list[tuple[int, list[_Piece]]]]]:
-    """Commands with their line; the words of each as pieces with their quoting."""
-    at, words = 0, list[tuple[int, list[_Piece]]]()
-    while at < len(text):
-        line = text.count("\n", 0, at) + 1
-        if (between := _BETWEEN.match(text, at)) is not None:
-            at = between.end()
-        elif text[at] == "\n":
-            if words:
-                yield words[0][0], words
-            at, words = at + 1, []
-        elif text[at] == "#":
-            at = end if (end := text.find("\n", at)) >= 0 else len(text)
-        else:
-            pieces = list[_Piece]()
-            while (found := _PIECE.match(text, at)) is not None:
-                pieces.append(_Piece(str(found.lastgroup), str(found[str(found.lastgroup)])))
-                at = found.end()
-            words.append((line, pieces))
-            if at < len(text) and text[at] not in " \t\n" and not text.startswith("\\\n", at):
-                raise _NeedsBashError(text.count("\n", 0, at) + 1, repr(text[at:].partition("\n")[0].strip()[:60]))
-    if words:
-        yield words[0][0], words
-
-
-def _plain(pieces: Sequence[_Piece]) -> str:
-    """The unquoted beginning of a word."""
-    return pieces[0].text if pieces and pieces[0].kind == "plain" else ""
-
-
-def _text(piece: _Piece, variables: Mapping[str, str]) -> str:
-    if piece.kind == "double":
-        return substituted(re.sub(r"\\([\"\\$`\n])", lambda found: "" if found[1] == "\n" else found[1], piece.text), variables)
-    return substituted(piece.text, variables) if piece.kind == "variable" else piece.text
-
-
-def _fields(pieces: Sequence[_Piece], line: int, variables: Mapping[str, str]) -> Iterator[Field]:
-    """The words of a variable or literal; none for an empty variable.
-
-    Raises:
-        _NeedsBashError: A variable without quotation marks has several words.
-    """
-    texts = [_text(piece, variables) for piece in pieces]
-    for piece, text in zip(pieces, texts, strict=True):
-        if piece.kind == "variable" and re.search(r"[ \t\n*?\[]", text):
-            raise _NeedsBashError(line, f"{piece.text}, a variable of several words")
-    if "".join(texts) or any(piece.kind != "variable" for piece in pieces):
-        yield Field("".join(texts), line)
 
 
 def _first(text: str) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.importers.megatron.arguments import Arguments
+from megaplan.importers.megatron.arguments import Arguments, Policy
+from megaplan.importers.megatron.front_ends import refuse_front_end
 from megaplan.importers.megatron.launch import read_arguments
 from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.recorded import read_recording, unset_names
@@ -49,6 +50,7 @@ def import_megatron(
     *,
     environment: Mapping[str, str] | None = None,
     argv: Sequence[str] = (),
+    policy: Policy | None = None,
 ) -> ImportedLaunch:
     """The spec of a launch.
 
@@ -59,15 +61,22 @@ def import_megatron(
         gpus: GPUs of the job, overriding the text.
         environment: Environment variables of the launch.
         argv: Arguments of the script; with other forms they replace the text's own.
+        policy: What becomes of arguments that the importer does not know.
 
     Raises:
-        MegaplanError: Every error found: MP910 … MP922, or those of the spec that results.
+        MegaplanError: Every error found: MP910 … MP926, or those of the spec that results.
     """
-    return _imported(read_arguments(text, name, environment, argv, _vocab_size(overrides)), name, overrides, gpus)
+    refuse_front_end(text, name)
+    return _imported(read_arguments(text, name, environment, argv, _vocab_size(overrides), policy), name, overrides, gpus)
 
 
 def import_recording(
-    recording: Recording, name: str, overrides: Sequence[str] = (), gpus: int | None = None, number: int | None = None
+    recording: Recording,
+    name: str,
+    overrides: Sequence[str] = (),
+    gpus: int | None = None,
+    number: int | None = None,
+    policy: Policy | None = None,
 ) -> ImportedLaunch:
     """The spec of a launch that was recorded.
 
@@ -77,13 +86,14 @@ def import_recording(
         overrides: `KEY=VALUE` texts, keys of the spec.
         gpus: GPUs of the job, overriding the launch.
         number: Number of the launch among several, from 1.
+        policy: What becomes of arguments that the importer does not know.
 
     Raises:
         MegaplanError: MP923 if there is no launch; or as `import_megatron`.
     """
     given = read_recording(recording, name, number)
     try:
-        return _imported(Arguments(given, name, _vocab_size(overrides)), name, overrides, gpus)
+        return _imported(Arguments(given, name, _vocab_size(overrides), policy), name, overrides, gpus)
     except MegaplanError as error:
         empty = unset_names(recording)
         hints = [f"--env {each}=…" for each in empty[:6]]

@@ -2,7 +2,7 @@
 GPUS_PER_NODE=8
 NNODES=${SLURM_NNODES:-"4"}
 WORLD_SIZE=$(($GPUS_PER_NODE*$NNODES))
-TOKENIZER_MODEL=$2
+TOKENIZER_MODEL=${2:-/models/mixtral-8x7b/tokenizer.model}
 
 MOE_ARGS=(
     --num-experts 8

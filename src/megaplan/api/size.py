@@ -1,0 +1,152 @@
+"""The size of a job as its owner states it: GPUs, device, global batch and length, from which mesh and microbatches follow."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from megaplan.api.load import FilePath, LoadedJob, Source, load
+from megaplan.diagnostics import diagnostic, refuse
+from megaplan.errors import Location, Severity
+from megaplan.scalars import MAX_MICROBATCHES
+from megaplan.spec.layout import Mesh
+
+SEQUENCES_PER_GPU = 4
+"""Sequences of the global batch for each GPU if nothing states the batch of an imported model."""
+_FIRST_LOOK = ("recompute", "batch")
+"""What a quick search varies in addition to the mesh."""
+_DEGREES = frozenset({"mesh", *(f"mesh.{name}" for name in Mesh.model_fields)})
+
+
+class JobSize(NamedTuple):
+    """A job's size; None where nothing states it.
+
+    Attributes:
+        gpus: GPUs of the job.
+        device: Name of the device, in any case: `h100`.
+        global_batch: Sequences of one optimizer step.
+        seq_length: Tokens of a sequence.
+    """
+
+    gpus: int | None = None
+    device: str | None = None
+    global_batch: int | None = None
+    seq_length: int | None = None
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """`KEY=VALUE` texts of what has a key of its own."""
+        device = () if self.device is None else (f"device.name={self.device}",)
+        return (*device, *(() if self.seq_length is None else (f"batch.seq_length={self.seq_length}",)))
+
+
+def load_sized(source: Source, changes: Sequence[str], size: JobSize, *, costs: FilePath | None = None) -> LoadedJob:
+    """A job of a stated size.
+
+    If the source decides no mesh, a quick search chooses mesh, micro-batch and recompute; otherwise `dp_shard` follows from the GPUs.
+
+    Args:
+        source: As for `megaplan.load`.
+        changes: `KEY=VALUE` texts; a degree of the mesh among them rules the search out.
+        size: The stated size.
+        costs: A costs file.
+
+    Raises:
+        MegaplanError: Those of `megaplan.load`; MP495, the size and the mesh contradict each other.
+    """
+    texts = [*changes, *size.changes]
+    job = load(source, *texts, costs=costs)
+    if size.gpus is None and size.global_batch is None:
+        return job
+    gpus = job.spec.mesh.world_size if size.gpus is None else size.gpus
+    if gpus < 1 or (size.global_batch is not None and size.global_batch < 1):
+        raise refuse("MP495", f"{gpus} GPUs, global batch {size.global_batch}: both are at least 1", "--gpus 8 --global-batch 64")
+    if job.plan is None and not _decides_mesh(job, texts):
+        return _searched(job, size, gpus, costs)
+    mesh = _scaled(job, gpus)
+    return load(job, *mesh, *_microbatches(load(job, *mesh), size, gpus))
+
+
+def _decides_mesh(job: LoadedJob, texts: Sequence[str]) -> bool:
+    """True if the source or a change has a degree of the mesh."""
+    return "mesh" in job.spec.model_fields_set or any(text.partition("=")[0].strip().lower() in _DEGREES for text in texts)
+
+
+def _scaled(job: LoadedJob, gpus: int) -> tuple[str, ...]:
+    """The change of `mesh.dp_shard` that gives the GPUs.
+
+    Raises:
+        MegaplanError: MP495, the other degrees do not divide them.
+    """
+    mesh = job.spec.mesh
+    rest = mesh.world_size // mesh.dp_shard
+    if gpus % rest:
+        sizes = [max(1, gpus // rest) * rest, (gpus // rest + 1) * rest]
+        detail = f"{gpus} GPUs, and pp · dp_replicate · cp · tp = {mesh.pp} · {mesh.dp_replicate} · {mesh.cp} · {mesh.tp} = {rest}"
+        raise refuse("MP495", detail, *(f"--gpus {size}" for size in dict.fromkeys(sizes)), file=job.name)
+    return () if gpus == mesh.world_size else (f"mesh.dp_shard={gpus // rest}",)
+
+
+def _microbatches(job: LoadedJob, size: JobSize, gpus: int) -> tuple[str, ...]:
+    """The change of `schedule.num_microbatches` that gives the global batch; none where nothing states it.
+
+    Raises:
+        MegaplanError: MP495, data ranks and micro-batch do not divide it.
+    """
+    if size.global_batch is None:
+        return ()
+    spec = job.spec
+    each = spec.batch.micro_batch_size * spec.mesh.data_ranks * spec.schedule.steps_per_update
+    if size.global_batch % each:
+        near = max(1, round(size.global_batch / each)) * each
+        detail = f"global batch {size.global_batch}, and micro_batch_size · data ranks · steps_per_update = {each} on {gpus} GPUs"
+        raise refuse("MP495", detail, f"--global-batch {near}", file=job.name)
+    return (f"schedule.num_microbatches={size.global_batch // each}",)
+
+
+def _searched(job: LoadedJob, size: JobSize, gpus: int, costs: FilePath | None) -> LoadedJob:
+    """The job with the layout of a quick search, or sharded over all GPUs if nothing fits."""
+    stated = size.global_batch if size.global_batch is not None else _stated(job)
+    batch = SEQUENCES_PER_GPU * gpus if stated is None else stated
+    if batch > MAX_MICROBATCHES:
+        raise refuse("MP495", f"global batch {batch}, and at most {MAX_MICROBATCHES:,} sequences are searched", file=job.name)
+    one = ("batch.micro_batch_size=1", f"schedule.num_microbatches={batch}", "schedule.steps_per_update=1")
+    chosen = _best(load(job, *one), gpus)
+    if chosen is None:
+        ranks = gpus if batch % gpus == 0 else 1
+        chosen = (f"mesh.dp_shard={gpus}", "batch.micro_batch_size=1", f"schedule.num_microbatches={max(1, batch // ranks)}")
+        said = f"no layout of the quick search fits on {gpus} GPUs"
+    else:
+        said = f"the layout is the best of a quick search over {gpus} GPUs"
+    found = load(job, *chosen) if costs is None else load(job, *chosen, costs=costs)
+    mark = "" if stated is not None else f"; global batch {batch}, {SEQUENCES_PER_GPU} sequences a GPU, until --global-batch sets it"
+    words = " ".join(f"--set {shlex.quote(text)}" for text in chosen if not _is_neutral(text))
+    hints = (f"megaplan search {job.name} --devices {gpus}", words)
+    note = diagnostic("MP824", f"{said}{mark}", Location(job.name), hints, Severity.NOTE)
+    return replace(found, read_diagnostics=(note, *found.read_diagnostics))
+
+
+def _is_neutral(text: str) -> bool:
+    """True for a decision that a spec without the key has too."""
+    key, _, value = text.partition("=")
+    return (key.startswith("mesh.") and value in ("1", "false")) or text in ("recompute.default=none", "recompute.blocks={}")
+
+
+def _stated(job: LoadedJob) -> int | None:
+    """The global batch if the source or a change states a part of it."""
+    spec = job.spec
+    given = {"num_microbatches", "steps_per_update"} & spec.schedule.model_fields_set
+    keys = {text.partition("=")[0].strip() for text in job.changes}
+    return spec.global_batch_size if given or "batch.micro_batch_size" in keys else None
+
+
+def _best(job: LoadedJob, gpus: int) -> tuple[str, ...] | None:
+    """Changes of the best layout of a quick search; None if nothing fits or the host has no search."""
+    if job.spec.host.kind.floors is None:
+        return None
+    from megaplan.api.search import search  # noqa: PLC0415  (only for a job without a mesh)
+
+    found = search(job, devices=gpus, vary=_FIRST_LOOK, top=1, processes=1)
+    return None if found.best is None else found.best.changes

@@ -1,0 +1,97 @@
+"""Other front ends of Megatron: programs with arguments of their own, whose model is in another file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import NamedTuple
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError
+
+
+class _FrontEnd(NamedTuple):
+    """A program that starts Megatron from arguments or a file of its own: its name, its mark in a text, and the source of its model."""
+
+    name: str
+    mark: re.Pattern[str]
+    model: str
+
+
+_FRONT_ENDS = (
+    _FrontEnd(
+        "ms-swift", re.compile(r"^[^#\n]*\b(?:megatron|swift)\s+(?:sft|pt|rlhf|grpo|export)\b", re.MULTILINE), "the config of --model"
+    ),
+    _FrontEnd(
+        "slime",
+        re.compile(r"--(?:actor-num-gpus-per-node|rollout-num-gpus)\b|slime/train\w*\.py"),
+        "the model's script of Megatron arguments",
+    ),
+    _FrontEnd("verl", re.compile(r"\bverl\.trainer\b|actor_rollout_ref\."), "the config of actor_rollout_ref.model.path"),
+    _FrontEnd("OpenRLHF", re.compile(r"\bopenrlhf\.cli\b"), "the config of --pretrain"),
+    _FrontEnd("LLaMA-Factory", re.compile(r"^[^#\n]*\bllamafactory-cli\s+train\b", re.MULTILINE), "the config of model_name_or_path"),
+    _FrontEnd(
+        "MindSpeed",
+        re.compile(r"\bmindspeed(?:_llm|_rl|_mm)?\b|--use-fused-(?:rmsnorm|swiglu|rotary-pos-emb)\b|\bASCEND_"),
+        "its arguments",
+    ),
+    _FrontEnd("NeMo 1", re.compile(r"^(?:trainer|exp_manager):.*?^model:", re.MULTILINE | re.DOTALL), "the section model"),
+    _FrontEnd(
+        "NeMo 2", re.compile(r"_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|^[^#\n]*\bnemo llm\b", re.MULTILINE), "its recipe"
+    ),
+)
+_OURS = {
+    "tensor_model_parallel_size": "mesh.tp",
+    "pipeline_model_parallel_size": "mesh.pp",
+    "context_parallel_size": "mesh.cp",
+    "expert_model_parallel_size": "mesh.ep",
+    "expert_tensor_parallel_size": "mesh.etp",
+    "micro_batch_size": "batch.micro_batch_size",
+}
+_SIZES = {"global_batch_size": "--global-batch", "max_length": "--seq", "seq_length": "--seq", "seq_len": "--seq"}
+
+
+def refuse_front_end(text: str, name: str) -> None:
+    """Refuses a launch or configuration of another front end.
+
+    Args:
+        text: The text of the file.
+        name: Name of the file in diagnostics.
+
+    Raises:
+        MegaplanError: MP926, with the command that estimates the model on the degrees that the text states.
+    """
+    found = next(((one, match) for one in _FRONT_ENDS if (match := one.mark.search(text)) is not None), None)
+    if found is None:
+        return
+    front, match = found
+    line = text.count("\n", 0, match.start()) + 1 + match[0][: match[0].rfind("\n") + 1].count("\n")
+    detail = f"{name} is of {front.name}, whose model comes from {front.model}"
+    hints = (
+        _command(text),
+        f"megaplan import megatron {shlex.quote(name)}.log   # its training log, where that has Megatron's table of arguments",
+    )
+    raise MegaplanError([diagnostic("MP926", detail, Location(name, line), hints)])
+
+
+def _command(text: str) -> str:
+    """The estimate of the text's model on the degrees that it states."""
+    given = {key.replace("-", "_"): value for key, value in re.findall(r"([A-Za-z][\w-]*)[ =:]+[\"']?([\w./-]+)", text)}
+    given |= {key.rpartition(".")[2]: value for key, value in re.findall(r"([\w.]+)=([\w./-]+)", text) if "." in key}
+    model = next(
+        (given[key] for key in ("model", "model_name_or_path", "hf_checkpoint", "pretrain", "path", "load") if "/" in given.get(key, "")),
+        "MODEL",
+    )
+    processes = next(
+        (given[key] for key in ("NPROC_PER_NODE", "nproc_per_node", "n_gpus_per_node", "GPUS_PER_NODE", "devices") if key in given), "8"
+    )
+    nodes = next((given[key] for key in ("NNODES", "nnodes", "num_nodes") if key in given), "1")
+    gpus = int(processes) * int(nodes) if processes.isdigit() and nodes.isdigit() else 8
+    words = ["megaplan", "estimate", model, "--gpus", str(gpus)]
+    for key, option in _SIZES.items():
+        if given.get(key, "").isdigit() and option not in words:
+            words += [option, given[key]]
+    for key, ours in _OURS.items():
+        if given.get(key, "").isdigit():
+            words += ["--set", f"{ours}={given[key]}"]
+    return shlex.join(words)

@@ -1,0 +1,59 @@
+"""Arguments of other programs and of earlier releases of Megatron-LM, and what they mean in the release that is read."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+MEANT = MappingProxyType(
+    {
+        **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), "--group-query-attention --num-query-groups"),
+        **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), "--num-layers"),
+        **dict.fromkeys(("num_heads", "n_heads", "n_head"), "--num-attention-heads"),
+        **dict.fromkeys(("d_model", "n_embd", "hidden_dim", "model_dim"), "--hidden-size"),
+        **dict.fromkeys(("intermediate_size", "ffn_size", "d_ff", "ffn_dim"), "--ffn-hidden-size"),
+        **dict.fromkeys(("head_dim", "head_size"), "--kv-channels"),
+        **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_moe_experts", "n_experts"), "--num-experts"),
+        **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk"), "--moe-router-topk"),
+        **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), "--moe-ffn-hidden-size"),
+        **dict.fromkeys(("shared_expert_intermediate_size", "shared_expert_ffn_hidden_size"), "--moe-shared-expert-intermediate-size"),
+        **dict.fromkeys(("num_nextn_predict_layers", "mtp_depth"), "--mtp-num-layers"),
+        **dict.fromkeys(("qk_nope_head_dim", "qk_head_size"), "--qk-head-dim"),
+        **dict.fromkeys(("qk_rope_head_dim",), "--qk-pos-emb-head-dim"),
+        **dict.fromkeys(("vocabulary_size", "n_vocab"), "--vocab-size"),
+        **dict.fromkeys(("max_seq_len", "seq_len", "max_length", "sequence_length"), "--seq-length"),
+        **dict.fromkeys(("tp", "tp_size", "tensor_parallel_size"), "--tensor-model-parallel-size"),
+        **dict.fromkeys(("pp", "pp_size", "pipeline_parallel_size"), "--pipeline-model-parallel-size"),
+        **dict.fromkeys(("ep", "ep_size", "expert_parallel_size"), "--expert-model-parallel-size"),
+        **dict.fromkeys(("cp", "cp_size"), "--context-parallel-size"),
+        **dict.fromkeys(("use_bias", "add_bias_linear"), "--add-qkv-bias"),
+    }
+)
+"""Names that other programs use, and the argument of Megatron-LM that has the meaning."""
+
+OLDER: MappingProxyType[str, tuple[str, Any]] = MappingProxyType(
+    {
+        "fp8_hybrid": ("fp8_format", "hybrid"),
+        "fp8_e4m3": ("fp8_format", "e4m3"),
+    }
+)
+"""Switches of earlier releases that decide memory: the argument that took their place, and its value."""
+
+OLDER_WORDS: MappingProxyType[tuple[str, Any], str] = MappingProxyType(
+    {
+        ("moe_token_dispatcher_type", "alltoall_seq"): "alltoall",
+    }
+)
+"""Words of earlier releases, and those that took their place."""
+
+OLDER_IGNORED = frozenset({
+    "no_async_tensor_model_parallel_allreduce", "async_tensor_model_parallel_allreduce", "no_query_key_layer_scaling",
+    "no_contiguous_buffers_in_local_ddp", "use_contiguous_buffers_in_local_ddp", "ddp_impl", "no_scatter_gather_tensors_in_pipeline",
+    "scatter_gather_tensors_in_pipeline", "use_cpu_initialization", "no_layer_norm_sharding", "fp8_wgrad", "moe_use_legacy_grouped_gemm",
+    "disable_moe_token_dropping", "no_bias_dropout_fusion", "deepspeed_config", "use_legacy_models", "use_mcore_models",
+    "delay_grad_reduce", "overlap_param_gather_with_optimizer_step", "no_delay_grad_reduce", "use_ring_exchange_p2p", "no_fused_kernels",
+    "no_gradient_reduce_fusion", "timing_log_level", "no_save_rng", "no_load_rng", "num_distributed_workers", "moe_token_dropping",
+    "max_tokens_to_oom", "use_unpadded_batch", "enable_one_logger", "onelogger_entity", "transformer_timers", "use_tokenizer_from_hf",
+    "attention_softmax_in_fp32", "recompute_in_first_chunk", "no_check_for_nan_in_loss", "local_rank",
+})  # fmt: skip
+"""Arguments of earlier releases that change no tensor of the ledger."""

@@ -1,0 +1,30 @@
+"""Names of foreign fields and arguments that decide the number or size of tensors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_COUNTED = re.compile(
+    r"(?:^|_)(?:(?:num|n)_\w*(?:heads?|layers?|experts?|query_groups|tables?|codebooks)"
+    r"|(?:hidden|ffn|intermediate|embed(?:ding)?|vocab|expert|latent|inner|head|state)_(?:size|dim|width|rank)"
+    r"|(?:q|k|v|kv|qk|rope|nope|ssm|mamba|lora|expert|shared)\w*_(?:dim|rank|heads?)|head_dim|d_(?:model|ff|state|conv|inner))$"
+)
+_SWITCHED = re.compile(
+    r"(?:^|_)(?:qk_?(?:layer)?norm|(?:qkv|linear|attention|mlp|moe|lm_head|router)_bias|untie\w*|post_norm|swiglu|geglu|mla|sinks?)$"
+)
+_PROCESS = re.compile(r"worker|thread|buffer|bucket|cache|queue|log|batch|wandb|checkpoint|optimizer|loss|lr")
+
+
+def names_a_tensor(name: str, value: Any) -> bool:
+    """True if an unknown name says that it decides the number or size of tensors: a count or width, or a switch of a norm or bias.
+
+    Args:
+        name: Name with underscores for dashes.
+        value: Its value; True for a switch.
+    """
+    if _PROCESS.search(name) and "lora" not in name:
+        return False
+    if value is True:
+        return _SWITCHED.search(name) is not None and not name.startswith(("no_", "disable_"))
+    return isinstance(value, int) and value > 0 and _COUNTED.search(name) is not None

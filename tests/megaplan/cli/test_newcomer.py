@@ -1,0 +1,95 @@
+"""A job from a model, a number of GPUs and a device; a project's settings; the hub."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megaplan.cli.main import run
+
+MODEL = {
+    "model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "intermediate_size": 512, "vocab_size": 4096, "tie_word_embeddings": False, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "use_sliding_window": False, "attention_bias": False, "hidden_act": "silu",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a model's folder."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+def estimated(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    capsys.readouterr()
+    assert run(["estimate", *words, "--json"]) in (0, 1)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_model_on_gpus_has_a_layout_of_a_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = estimated(["model", "--gpus", "8", "--device", "H100", "--global-batch", "64", "--seq", "2048"], capsys)
+    shown = json.dumps(found)
+    assert '"h100-sxm"' in shown
+    note = next(item for item in found["diagnostics"] if item["code"] == "MP824")
+    assert note["hints"][0] == "megaplan search model/config.json --devices 8"
+    assert run(["estimate", "model", "--gpus", "8"]) == 0
+    printed = capsys.readouterr()
+    assert "8 ranks" in printed.out
+    assert "131,072 tokens per step" in printed.out  # 4 sequences of 4,096 tokens a GPU
+    assert "adamw" in printed.out
+    assert "global batch 32, 4 sequences a GPU, until --global-batch sets it" in printed.err
+
+
+def test_a_stated_mesh_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "model", "--gpus", "16", "--set", "mesh.tp=2", "--global-batch", "32"]) == 0
+    printed = capsys.readouterr()
+    assert "16 ranks: dp_shard 8 tp 2" in printed.out
+    assert "4 microbatches of 1 sequence" in printed.out
+    for words, hint in (
+        (["--gpus", "15", "--set", "mesh.tp=2"], "--gpus 14"),
+        (["--gpus", "16", "--set", "mesh.tp=2", "--global-batch", "30"], "--global-batch 32"),
+    ):
+        assert run(["estimate", "model", *words]) == 2
+        assert f"hint: {hint}\n" in capsys.readouterr().err
+
+
+def test_the_settings_of_a_project(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "pyproject.toml").write_text('[tool.megaplan]\ndevice = "B200"\ngpus = 4\nprice = 3.5\n', encoding="utf-8")
+    assert run(["estimate", "model"]) == 0
+    printed = capsys.readouterr().out
+    assert "4 ranks" in printed
+    assert "b200: " in printed
+    assert "cost: 14.00 an hour on 4 devices, " in printed
+    assert run(["estimate", "model", "--gpus", "2", "--device", "h200"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 ranks" in printed
+    assert "h200: " in printed
+    (folder / "megaplan.toml").write_text("devices = 4\n", encoding="utf-8")
+    assert run(["estimate", "model"]) == 2
+    assert "error[MP144]" in capsys.readouterr().err
+
+
+def test_a_quantised_models_config_of_megabytes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    modules = {"quant_method": "fp8", "ignored_layers": [f"model.layers.{index}.mlp.gate" for index in range(60_000)]}
+    (folder / "large.json").write_text(json.dumps({**MODEL, "quantization_config": modules}), encoding="utf-8")
+    assert estimated(["large.json"], capsys)["totals"] == estimated(["model"], capsys)["totals"]
+    (folder / "larger.json").write_text(json.dumps({**MODEL, "x": "x" * 2**20}), encoding="utf-8")
+    assert run(["estimate", "larger.json"]) == 2
+    assert "error[MP104]" in capsys.readouterr().err
+
+
+def test_a_name_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "org/small"]) == 2
+    assert "hint: megaplan estimate org/small --fetch" in capsys.readouterr().err
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert run(["estimate", "org/small", "--fetch"]) == 2
+    assert "http://127.0.0.1:9/org/small/resolve/main/config.json was not reached" in capsys.readouterr().err
+    kept = folder / "hub/models--org--small/snapshots/0123abcd"
+    kept.mkdir(parents=True)
+    (kept / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    assert run(["estimate", "org/small", "--fetch", "--gpus", "2"]) == 0
