@@ -193,6 +193,7 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
     after = stepped.copy()
     after[Column.GRADIENTS] += gradient_copies_bytes(stage, held)
     after[Column.COMMUNICATION] += kept.leftover
+    after[Column.WORKSPACE] += kept.unscaled
     phases = {
         Phase.INIT: base,
         Phase.FIRST_FORWARD_BACKWARD: first,

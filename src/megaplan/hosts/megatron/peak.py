@@ -11,7 +11,14 @@ from megaplan.hosts.megatron.experts import dispatcher, dispatcher_bytes
 from megaplan.hosts.megatron.pattern import LOSS, MTP, count, operators
 from megaplan.hosts.megatron.programs import num_scores
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
-from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, is_fsdp, parameters, storage_bytes
+from megaplan.hosts.megatron.storage import (
+    gathered_bytes,
+    gradient_copies_bytes,
+    is_fsdp,
+    parameters,
+    storage_bytes,
+    unscaled_bytes,
+)
 from megaplan.hosts.megatron.tensors import Parameters
 from megaplan.hosts.megatron.workspaces import engine_bytes
 from megaplan.spec.device import device_of
@@ -31,6 +38,7 @@ class MegatronMemory(NamedTuple):
         static: Bytes that stay for the whole run, by part.
         leftover: Further bytes that the last step leaves, and the next replaces.
         gradient_copies: Copies of gradients that the optimizer's step makes, freed before the next forward.
+        unscaled: Copies of states that the optimizer's step makes and frees.
         activations: Kept by the microbatches in flight.
         phases: Bytes that each phase adds to both, by its name.
         gathered: The part of each phase that is parameters and gradients that Megatron-FSDP has unsharded.
@@ -40,6 +48,7 @@ class MegatronMemory(NamedTuple):
     static: dict[str, int]
     leftover: int
     gradient_copies: int
+    unscaled: int
     activations: int
     phases: dict[str, int]
     gathered: dict[str, int]
@@ -53,7 +62,7 @@ class MegatronMemory(NamedTuple):
     @property
     def peak(self) -> int:
         """The largest phase of a step, its end included."""
-        return max(sum(self.static.values()) + self.activations + max(self.phases.values()), self.after_step)
+        return max(sum(self.static.values()) + self.activations + max(self.phases.values()), self.after_step + self.unscaled)
 
     @property
     def peak_phase(self) -> str:
@@ -78,7 +87,8 @@ def memory(stage: MegatronStage, held: Parameters | None = None) -> MegatronMemo
     phases = {name: size + gathered[name] for name, size in phases.items()}
     received = {name: received_bytes(stage, backward=name in BACKWARD) for name in phases}
     phases = {name: size + received[name] for name, size in phases.items()}
-    return MegatronMemory(static, leftover, gradient_copies_bytes(stage, found), activations, phases, gathered, received)
+    step = gradient_copies_bytes(stage, found), unscaled_bytes(stage, found)
+    return MegatronMemory(static, leftover, *step, activations, phases, gathered, received)
 
 
 def _deferred_bytes(stage: MegatronStage) -> int:
