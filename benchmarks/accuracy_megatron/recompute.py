@@ -34,7 +34,7 @@ def recompute_lines() -> list[str]:
     for model in json.loads(RUNS.read_text(encoding="utf-8"))["models"]:
         before: dict[bool, tuple[float, float]] = {}
         for run in model["runs"]:
-            estimate = _peak_gb(model, run)
+            estimate = peak_gb(model, run)
             measured, first = run["peak_gb"], before.setdefault(run["first_step"], (run["peak_gb"], estimate))
             saved = [f"{base - own:.3f}" if base != own else "–" for base, own in zip(first, (measured, estimate), strict=True)]
             error = f"{100 * (estimate / measured - 1):+.2f}"
@@ -43,7 +43,8 @@ def recompute_lines() -> list[str]:
     return lines
 
 
-def _peak_gb(model: dict[str, Any], run: dict[str, Any]) -> float:
+def peak_gb(model: dict[str, Any], run: dict[str, Any]) -> float:
+    """Estimated peak of a run of the study, in 10⁹ bytes."""
     arguments = dict(model["arguments"])
     if run["modules"]:
         arguments |= {"recompute_granularity": "selective", "recompute_modules": run["modules"]}
