@@ -12,11 +12,12 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-import megaplan
 from launches import DEVICES, stage_of_launch
+from recompute import GB, RUNS, peak_gb
+
+import megaplan
 from megaplan.hosts.megatron.peak import memory
 from megaplan.importers.megatron.spec import import_megatron
-from recompute import GB, RUNS, peak_gb
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent.parent / "docs/reference/public-reports.md"

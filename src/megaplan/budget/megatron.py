@@ -82,7 +82,7 @@ def _peak_bytes(stage: MegatronStage) -> int:
     """The largest peak of a pipeline rank's data ranks."""
     held = parameters(stage)
     found = [_placed(stage, *indices) for indices, _ in _places(stage, held)] if _is_uneven(stage.spec) else [stage]
-    peak = max([memory(each, held).peak for each in found])
+    peak = max([memory(each, held).reserved for each in found])
     return peak + peak * stage.spec.host.fragmentation_percent // 100
 
 
@@ -201,8 +201,10 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
         Phase.FORWARD_BACKWARD: steady,
         Phase.OPTIMIZER: after.copy(),
     }
-    for cells in phases.values():
-        cells[Column.OVERHEAD] = sum(cells.values()) * stage.spec.host.fragmentation_percent // 100
+    pools = {Phase.FORWARD_BACKWARD: kept.pools.inside, Phase.OPTIMIZER: kept.pools.outside}
+    for phase, cells in phases.items():
+        pooled = pools.get(phase, 0)
+        cells[Column.OVERHEAD] = pooled + (sum(cells.values()) + pooled) * stage.spec.host.fragmentation_percent // 100
     return phases
 
 

@@ -119,8 +119,8 @@ class RankBudget(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes that torch's allocator has allocated at the peak: the peak without allocator overhead."""
-        return self.peak_bytes - self.columns[Column.OVERHEAD]
+        """Most bytes that torch's allocator has allocated at a time: the largest phase without allocator overhead."""
+        return max([sum(cells.values()) - cells[Column.OVERHEAD] for cells in self.cells.values()])
 
     @property
     def headroom_bytes(self) -> int:

@@ -31,6 +31,23 @@ BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
 """Phases in which the previous microbatch's graph is gone."""
 
 
+class GraphPools(NamedTuple):
+    """Bytes that the graph of a whole step keeps reserved in addition to what is allocated.
+
+    The graph's tensors are in a pool of its own, which nothing else uses between replays. The steps before its capture had theirs in the
+    usual pool; segments that do not grow keep at most as much reserved for good.
+
+    Source: `megatron/core/full_cuda_graph.py`; NVIDIA-NeMo/Megatron-Bridge, issue 4587.
+
+    Attributes:
+        inside: During forward and backward: the steps before the capture, an upper bound.
+        outside: During the optimizer's step: that, and the graph's own pool.
+    """
+
+    inside: int
+    outside: int
+
+
 class MegatronMemory(NamedTuple):
     """Bytes of one rank.
 
@@ -43,6 +60,7 @@ class MegatronMemory(NamedTuple):
         phases: Bytes that each phase adds to both, by its name.
         gathered: The part of each phase that is parameters and gradients that Megatron-FSDP has unsharded.
         received: The part of each phase that belongs to the previous microbatch, and is named by the pipeline's schedule.
+        pools: What graphs of whole steps keep reserved.
     """
 
     static: dict[str, int]
@@ -53,6 +71,7 @@ class MegatronMemory(NamedTuple):
     phases: dict[str, int]
     gathered: dict[str, int]
     received: dict[str, int]
+    pools: GraphPools
 
     @property
     def after_step(self) -> int:
@@ -62,7 +81,16 @@ class MegatronMemory(NamedTuple):
     @property
     def peak(self) -> int:
         """The largest phase of a step, its end included."""
-        return max(sum(self.static.values()) + self.activations + max(self.phases.values()), self.after_step + self.unscaled)
+        return max(self._inside, self.after_step + self.unscaled)
+
+    @property
+    def reserved(self) -> int:
+        """The largest moment of a step with the pools of graphs, without the allocator's own reserve."""
+        return max(self._inside + self.pools.inside, self.after_step + self.unscaled + self.pools.outside)
+
+    @property
+    def _inside(self) -> int:
+        return sum(self.static.values()) + self.activations + max(self.phases.values())
 
     @property
     def peak_phase(self) -> str:
@@ -88,7 +116,9 @@ def memory(stage: MegatronStage, held: Parameters | None = None) -> MegatronMemo
     received = {name: received_bytes(stage, backward=name in BACKWARD) for name in phases}
     phases = {name: size + received[name] for name, size in phases.items()}
     step = gradient_copies_bytes(stage, found), unscaled_bytes(stage, found)
-    return MegatronMemory(static, leftover, *step, activations, phases, gathered, received)
+    pooled = activations + max(phases.values()) if spec.host.cuda_graphs == "iteration" else 0
+    before = 0 if spec.host.expands_segments else pooled
+    return MegatronMemory(static, leftover, *step, activations, phases, gathered, received, GraphPools(before, before + pooled))
 
 
 def _deferred_bytes(stage: MegatronStage) -> int:

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from typing import Any
 
+import megaplan
+from megaplan.budget.values import RankBudget
+from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megatron.state import adam_bytes
 from megaplan.importers.megatron.spec import import_megatron
@@ -120,3 +123,21 @@ def test_every_pair_of_arguments_has_megatrons_bytes_or_its_refusal() -> None:
     assert [each for each in both if each[1] != each[2]] == []
     assert len(both) > 400
     assert 100 < sum(size is not None for _, size, _ in both) < len(both) - 100
+
+
+def graphed_step(more: str = "", *, expandable: bool) -> RankBudget:
+    words = f"{BASE} --bf16 --use-distributed-optimizer --grad-reduce-in-bf16 {more}"
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
+    document = import_megatron(words, "launch", ["host.fragmentation_percent=0"], 8, environment=environment).document
+    return megaplan.estimate(document).worst
+
+
+def test_the_pool_of_a_steps_graph_is_reserved_with_what_the_optimizer_makes() -> None:
+    eager, graph = graphed_step(expandable=True), graphed_step("--cuda-graph-impl full_iteration", expandable=True)
+    activations = eager.cells[Phase.FORWARD_BACKWARD][Column.ACTIVATIONS]
+    assert graph.allocated_bytes == eager.allocated_bytes
+    assert graph.cells[Phase.OPTIMIZER][Column.OVERHEAD] >= activations
+    assert graph.cells[Phase.FORWARD_BACKWARD] == eager.cells[Phase.FORWARD_BACKWARD]
+    without = graphed_step("--cuda-graph-impl full_iteration", expandable=False)
+    assert without.cells[Phase.FORWARD_BACKWARD][Column.OVERHEAD] >= activations
+    assert without.peak_bytes > graph.peak_bytes
