@@ -16,6 +16,7 @@ from megaplan.hosts.megatron.peak import (
     LAYER_FORWARD,
     MegatronMemory,
     fixed_bytes,
+    host_bytes,
     in_flight_counts,
     memory,
 )
@@ -139,10 +140,8 @@ def _ranks(stage: MegatronStage, device: DeviceBudget) -> list[RankBudget]:
     first = stage.pp_rank * (mesh.world_size // mesh.pp)
     for indices, runs in _places(stage, held):
         ranks = sorted([first + offset for run in runs for offset in all_offsets(mesh, run, range(mesh.cp))])
-        cells = _cells(_placed(stage, *indices), held, kept)
-        budgets.append(
-            RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), elements, checked(cells), _moments(kept), device.usable_bytes)
-        )
+        cells, place = checked(_cells(_placed(stage, *indices), held, kept)), rank_coordinate(mesh, ranks[0])
+        budgets.append(RankBudget(tuple(ranks), place, elements, cells, _moments(kept), device.usable_bytes, host_bytes(stage, held)))
     return budgets
 
 

@@ -15,12 +15,14 @@ from megaplan.hosts.megatron.storage import (
     gathered_bytes,
     gradient_copies_bytes,
     is_fsdp,
+    offloaded_state_bytes,
     parameters,
     storage_bytes,
     unscaled_bytes,
 )
 from megaplan.hosts.megatron.tensors import Parameters
 from megaplan.hosts.megatron.workspaces import engine_bytes
+from megaplan.hosts.values import HostBytes
 from megaplan.spec.device import device_of
 
 MIB = 2**20
@@ -167,6 +169,17 @@ def offloaded_here_bytes(stage: MegatronStage) -> int:
     """
     inputs = [stage.run.operator(letter).offloaded for letter in set(operators(stage.letters))]
     return sum(inputs) + max(inputs, default=0)
+
+
+def host_bytes(stage: MegatronStage, found: Parameters) -> HostBytes:
+    """Bytes of a rank in the host's memory: the optimizer's, and page-locked activations of the microbatches in flight."""
+    state, run, layers = offloaded_state_bytes(stage, found), stage.run, stage.spec.host.offloaded_layers or 0
+    pinned = 0
+    for number, letters in zip(in_flight_counts(stage), stage.chunks, strict=True):
+        own = operators(letters)
+        pinned += number * sum(run.operator(letter).offloaded for letter in own)
+        pinned += number * sum(run.operator(letter).kept for letter in own[: layers * run.layer_operators])
+    return HostBytes(state.pinned + pinned, state.pageable)
 
 
 def in_flight(stage: MegatronStage) -> int:

@@ -12,6 +12,7 @@ from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
 from megaplan.hosts.megatron.setting import num_statistics
 from megaplan.hosts.megatron.state import adam_bytes, muon_bytes
 from megaplan.hosts.megatron.tensors import Parameters, Rule, Tensor
+from megaplan.hosts.values import HostBytes
 from megaplan.low_precision import history_bytes
 from megaplan.spec.models import Spec
 
@@ -47,18 +48,6 @@ def parameters(stage: MegatronStage) -> Parameters:
         for letter in (*run.ahead, MTP):
             found.join(run.parameters(letter))
     return found
-
-
-class HostBytes(NamedTuple):
-    """Bytes of a rank in the host's memory: page-locked ones, and others."""
-
-    pinned: int
-    pageable: int
-
-    @property
-    def total(self) -> int:
-        """Both."""
-        return self.pinned + self.pageable
 
 
 class State(NamedTuple):

@@ -141,3 +141,16 @@ def test_the_pool_of_a_steps_graph_is_reserved_with_what_the_optimizer_makes() -
     without = graphed_step("--cuda-graph-impl full_iteration", expandable=False)
     assert without.cells[Phase.FORWARD_BACKWARD][Column.OVERHEAD] >= activations
     assert without.peak_bytes > graph.peak_bytes
+
+
+def test_what_is_offloaded_is_in_the_memory_of_the_node() -> None:
+    words = f"{BASE} --bf16 --use-distributed-optimizer --use-precision-aware-optimizer"
+    plain = megaplan.estimate(import_megatron(words, "launch", [], 8).document)
+    half = megaplan.estimate(import_megatron(f"{words} --optimizer-cpu-offload --optimizer-offload-fraction 0.5", "launch", [], 8).document)
+    elements = plain.parameters // 8
+    assert plain.host_bytes_per_node == 0
+    assert half.worst.host == (8 * (elements // 2), 8 * (elements // 2))
+    assert half.host_bytes_per_node == 8 * half.worst.host.total
+    layers = megaplan.estimate(import_megatron(f"{BASE} --bf16 --cpu-offloading --cpu-offloading-num-layers 1", "launch", [], 8).document)
+    assert layers.worst.host.pinned > 0
+    assert layers.worst.host.pageable == 0
