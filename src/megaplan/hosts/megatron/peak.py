@@ -34,16 +34,17 @@ BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
 
 
 class GraphPools(NamedTuple):
-    """Bytes that the graph of a whole step keeps reserved in addition to what is allocated.
+    """Bytes that graphs keep reserved in addition to what is allocated.
 
-    The graph's tensors are in a pool of its own, which nothing else uses between replays. The steps before its capture had theirs in the
-    usual pool; segments that do not grow keep at most as much reserved for good.
+    A graph's tensors are in a pool of its own, which nothing else uses between replays: of a whole step all of them, of layers what the
+    layers keep for backward. The steps before the capture of a whole step had theirs in the usual pool; segments that do not grow keep at
+    most as much reserved for good.
 
     Source: `megatron/core/full_cuda_graph.py`; NVIDIA-NeMo/Megatron-Bridge, issue 4587.
 
     Attributes:
         inside: During forward and backward: the steps before the capture, an upper bound.
-        outside: During the optimizer's step: that, and the graph's own pool.
+        outside: During the optimizer's step: that, and the pools of the graphs.
     """
 
     inside: int
@@ -62,7 +63,7 @@ class MegatronMemory(NamedTuple):
         phases: Bytes that each phase adds to both, by its name.
         gathered: The part of each phase that is parameters and gradients that Megatron-FSDP has unsharded.
         received: The part of each phase that belongs to the previous microbatch, and is named by the pipeline's schedule.
-        pools: What graphs of whole steps keep reserved.
+        pools: What graphs keep reserved.
     """
 
     static: dict[str, int]
@@ -118,9 +119,22 @@ def memory(stage: MegatronStage, held: Parameters | None = None) -> MegatronMemo
     received = {name: received_bytes(stage, backward=name in BACKWARD) for name in phases}
     phases = {name: size + received[name] for name, size in phases.items()}
     step = gradient_copies_bytes(stage, found), unscaled_bytes(stage, found)
-    pooled = activations + max(phases.values()) if spec.host.cuda_graphs == "iteration" else 0
-    before = 0 if spec.host.expands_segments else pooled
-    return MegatronMemory(static, leftover, *step, activations, phases, gathered, received, GraphPools(before, before + pooled))
+    pools = _pools(stage, activations + max(phases.values()))
+    return MegatronMemory(static, leftover, *step, activations, phases, gathered, received, pools)
+
+
+def _pools(stage: MegatronStage, largest: int) -> GraphPools:
+    """The pools of a rank's graphs; `largest` is what a step has at most in addition to what stays."""
+    run, host = stage.run, stage.spec.host
+    if host.cuda_graphs == "iteration":
+        before = 0 if host.expands_segments else largest
+        return GraphPools(before, before + largest)
+    if not run.graphed:
+        return GraphPools(0, 0)
+    kept = 0
+    for number, letters in zip(in_flight_counts(stage), stage.chunks, strict=True):
+        kept += number * sum([run.operator(letter).kept for letter in operators(letters) if run.is_graphed(letter)])
+    return GraphPools(0, kept)
 
 
 def _deferred_bytes(stage: MegatronStage) -> int:
