@@ -11,7 +11,9 @@ from pathlib import Path
 
 from megaplan.hosts.megatron.argument import FEATURE, JOINT, ONLY, REPORTED, REQUIRED, Argument, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
+from megaplan.hosts.megatron.state import adam_bytes, muon_bytes
 from megaplan.hosts.megatron.vocabulary import TABLE
+from megaplan.importers.megatron.spec import import_megatron
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/reference/megatron-arguments.md"
@@ -38,6 +40,15 @@ def page() -> str:
             "depends on the argument; where it is empty, only values of tensors do.",
             "",
             *_rows(("Flag", "Stored as", "Type", "Default", "Key of the spec", "Value of the key", "Decides"), map(_read, read)),
+            "",
+            "## Optimizer state",
+            "",
+            "Bytes an element on the rank that steps it, of each setting imported; *gradient* is an fp32 copy of a 16-bit gradient,",
+            "made by the step and freed before the next forward, *during the step* are fp32 copies of states of other types. The fp8",
+            "recipe decides with linears in 16 bits too: Megatron-LM's parser gives `delayed`, Megatron-Bridge's mixed precisions",
+            "`tensorwise`. Sharded over data ranks with `--use-distributed-optimizer`.",
+            "",
+            *_rows(("Arguments", "Master", "Moments", "Gradient", "During the step"), _states()),
             "",
             "## One value accepted",
             "",
@@ -75,6 +86,40 @@ def _read(row: Argument) -> tuple[str, ...]:
     words = f": {', '.join(row.words)}" if row.words else ""
     said = row.note if row.conversion is JOINT else f"{row.conversion.says}; {row.note}" if row.note else row.conversion.says
     return (_flag(row), _code(row.dest), f"{row.kind}{words}", _shown(row.default), _code(row.key), said, row.touches)
+
+
+STATES = (
+    "",
+    "--grad-reduce-in-bf16",
+    "--use-precision-aware-optimizer",
+    "--use-precision-aware-optimizer --main-grads-dtype bf16",
+    "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    "--use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp16",
+    "--use-precision-aware-optimizer --main-params-dtype fp16",
+    "--use-precision-aware-optimizer --fp8-recipe tensorwise",
+    "--use-precision-aware-optimizer --fp8-recipe tensorwise --main-grads-dtype bf16",
+    "--use-precision-aware-optimizer --fp8-format hybrid --fp8-recipe delayed",
+    "--use-precision-aware-optimizer --fp8-format e4m3 --fp8-recipe mxfp8 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    "--use-precision-aware-optimizer --fp4-format e2m1",
+    "--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5",
+)
+"""Arguments of each row about state; the others are those of a small model in bf16."""
+SMALL = (
+    "--num-layers 2 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 "
+    "--vocab-size 1024 --bf16 --use-distributed-optimizer"
+)
+
+
+def _states() -> Iterator[tuple[str, ...]]:
+    """Bytes of state by the arguments, each launch imported."""
+    for words in STATES:
+        spec = import_megatron(f"{SMALL} {words}", "launch", ["device.name=b200"], 8).loaded.spec
+        state, here = adam_bytes(spec), 1 - (spec.host.optimizer_offload or 0)
+        sizes = (state.master * here, state.moments * here, state.gradient * here, state.unscaled * here)
+        yield (_code(words) or "none of them", *(f"{size:g}" for size in sizes))
+    spec = import_megatron(f"{SMALL} --optimizer dist_muon --no-use-layer-wise-param-layout", "launch", [], 8).loaded.spec
+    muon = muon_bytes(spec)
+    yield ("`--optimizer dist_muon`, matrices", str(muon.master), str(muon.moments), str(muon.gradient), str(muon.unscaled))
 
 
 def _rows(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:

@@ -137,6 +137,8 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
         draw.maybe(recipe, 0.7, prediction=False)
         if name == "mxfp8":
             draw.maybe(recipe, 0.8, head=True)
+        host = spec.host
+        recipe["param_gather"] &= host.distributed_optimizer and not (name == "nvfp4" and host.precision_aware_optimizer)
         return recipe
     letters = sorted(set(spec.model.pattern.replace("|", "").upper()))
     draw.maybe(recipe, 0.5, families=lambda: draw.sample(letters, draw.randint(1, len(letters))))

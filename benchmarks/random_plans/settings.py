@@ -186,6 +186,8 @@ def megatron_section(
         draw.maybe(section, 0.3, **{key: draw.choice(values)})
     if adamw:
         draw.maybe(section, 0.3, precision_aware_optimizer=True)
+        if "precision_aware_optimizer" in section:
+            section.pop("distributed_optimizer", None)
     modules = ["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", *([] if section.get("moe_overlap") else ["moe"])]
     if draw.chance(0.3):
         section["recompute_modules"] = draw.sample(modules, draw.randint(1, 5))

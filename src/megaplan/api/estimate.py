@@ -165,6 +165,12 @@ class Estimate:
         """
         return self.budget.of_rank(rank)
 
+    @property
+    def host_bytes_per_node(self) -> int:
+        """Most bytes that the ranks of a node offload to its memory; the processes' own are not counted."""
+        per_node = min(self.job.spec.device.per_node, self.job.spec.mesh.world_size)
+        return per_node * max(rank.host.total for rank in self.ranks)
+
     def device_bytes(self, rank: RankBudget) -> int:
         """Memory use that the device's own tools show at the peak of these ranks: context, NCCL and driver included."""
         return rank.peak_bytes + self.budget.device.reserve_bytes

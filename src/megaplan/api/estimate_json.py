@@ -26,6 +26,7 @@ def estimate_document(found: Estimate, ranks: Sequence[RankBudget]) -> dict[str,
         "fits": budget.fits,
         "largest_micro_batch": found.largest_micro_batch,
         "device": device_record(budget),
+        "host_bytes_per_node": found.host_bytes_per_node,
         "stages": [
             {
                 "stage": stage.stage,
@@ -61,6 +62,7 @@ def _rank(rank: RankBudget, found: Estimate) -> dict[str, Any]:
         "allocated_bytes": rank.allocated_bytes,
         "reserved_bytes": rank.peak_bytes,
         "device_bytes": found.device_bytes(rank),
+        "host_bytes": {"pinned": rank.host.pinned, "pageable": rank.host.pageable},
         "routing": _routing(rank, found.routing),
         "headroom_bytes": rank.headroom_bytes,
         "fits": rank.fits,

@@ -16,6 +16,7 @@ from megaplan.hosts.megatron.peak import (
     LAYER_FORWARD,
     MegatronMemory,
     fixed_bytes,
+    host_bytes,
     in_flight_counts,
     memory,
 )
@@ -82,7 +83,7 @@ def _peak_bytes(stage: MegatronStage) -> int:
     """The largest peak of a pipeline rank's data ranks."""
     held = parameters(stage)
     found = [_placed(stage, *indices) for indices, _ in _places(stage, held)] if _is_uneven(stage.spec) else [stage]
-    peak = max([memory(each, held).peak for each in found])
+    peak = max([memory(each, held).reserved for each in found])
     return peak + peak * stage.spec.host.fragmentation_percent // 100
 
 
@@ -139,10 +140,8 @@ def _ranks(stage: MegatronStage, device: DeviceBudget) -> list[RankBudget]:
     first = stage.pp_rank * (mesh.world_size // mesh.pp)
     for indices, runs in _places(stage, held):
         ranks = sorted([first + offset for run in runs for offset in all_offsets(mesh, run, range(mesh.cp))])
-        cells = _cells(_placed(stage, *indices), held, kept)
-        budgets.append(
-            RankBudget(tuple(ranks), rank_coordinate(mesh, ranks[0]), elements, checked(cells), _moments(kept), device.usable_bytes)
-        )
+        cells, place = checked(_cells(_placed(stage, *indices), held, kept)), rank_coordinate(mesh, ranks[0])
+        budgets.append(RankBudget(tuple(ranks), place, elements, cells, _moments(kept), device.usable_bytes, host_bytes(stage, held)))
     return budgets
 
 
@@ -193,6 +192,7 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
     after = stepped.copy()
     after[Column.GRADIENTS] += gradient_copies_bytes(stage, held)
     after[Column.COMMUNICATION] += kept.leftover
+    after[Column.WORKSPACE] += kept.unscaled
     phases = {
         Phase.INIT: base,
         Phase.FIRST_FORWARD_BACKWARD: first,
@@ -200,8 +200,10 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
         Phase.FORWARD_BACKWARD: steady,
         Phase.OPTIMIZER: after.copy(),
     }
-    for cells in phases.values():
-        cells[Column.OVERHEAD] = sum(cells.values()) * stage.spec.host.fragmentation_percent // 100
+    pools = {Phase.FORWARD_BACKWARD: kept.pools.inside, Phase.OPTIMIZER: kept.pools.outside}
+    for phase, cells in phases.items():
+        pooled = pools.get(phase, 0)
+        cells[Column.OVERHEAD] = pooled + (sum(cells.values()) + pooled) * stage.spec.host.fragmentation_percent // 100
     return phases
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from megaplan.columns import Basis, Column, Phase
 from megaplan.devices import Device
+from megaplan.hosts.values import HostBytes
 
 Cells = dict[Phase, dict[Column, int]]
 ACTIVATIONS, COMMUNICATION, GRADIENTS = Column.ACTIVATIONS, Column.COMMUNICATION, Column.GRADIENTS
@@ -87,6 +88,7 @@ class RankBudget(NamedTuple):
         cells: Bytes by phase and column; every phase and column is present.
         peak_places: Description of the place of each phase's peak.
         usable_bytes: Usable bytes of the device.
+        host: Bytes in the host's memory that each of them offloads.
     """
 
     ranks: tuple[int, ...]
@@ -95,6 +97,7 @@ class RankBudget(NamedTuple):
     cells: Cells
     peak_places: dict[Phase, str]
     usable_bytes: int
+    host: HostBytes = HostBytes(0, 0)
 
     @property
     def phases(self) -> dict[Phase, int]:
@@ -119,8 +122,8 @@ class RankBudget(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes that torch's allocator has allocated at the peak: the peak without allocator overhead."""
-        return self.peak_bytes - self.columns[Column.OVERHEAD]
+        """Most bytes that torch's allocator has allocated at a time: the largest phase without allocator overhead."""
+        return max([sum(cells.values()) - cells[Column.OVERHEAD] for cells in self.cells.values()])
 
     @property
     def headroom_bytes(self) -> int:

@@ -68,6 +68,9 @@ def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
             ("allocated, balanced", balanced, "every expert rank gets an equal share"),
             (f"allocated, skew {routing.skew:g}", skewed, f"busiest rank, {routing.reason}"),
         ]
+    if rank.host.total:
+        pinned, node = format_bytes(rank.host.pinned), format_bytes(found.host_bytes_per_node)
+        rows.append(("host memory", rank.host.total, f"offloaded, {pinned} of it page-locked; up to {node} a node"))
     width = max(len(name) for name, _, _ in rows)
     yield from (f"  {name.ljust(width)}  {format_bytes(num_bytes):>10}  {text}" for name, num_bytes, text in rows)
     if routing is not None and rank.fits and not routing.skewed.of_rank(rank.ranks[0]).fits:

@@ -12,9 +12,10 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.argument import flag
-from megaplan.hosts.megatron.limits import MEGATRON_RECIPES, launch_limits
+from megaplan.hosts.megatron.limits import launch_limits
 from megaplan.hosts.megatron.pattern import LETTERS, OURS, format_hybrid
 from megaplan.hosts.megatron.stages import format_layout
+from megaplan.hosts.megatron.state import MEGATRON_RECIPES, moment_types, optimizer_recipe
 from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.low_precision import FORMATS
 from megaplan.spec.host import Host
@@ -285,10 +286,20 @@ def _state(spec: Spec) -> Values:
         "no_use_layer_wise_param_layout": spec.optimizer.matrix == "muon" and spec.host.distributed_optimizer,
         "use_megatron_fsdp": spec.sharding.reshard_after_forward,
     }
-    if spec.host.precision_aware_optimizer:
-        moments = str(spec.precision.moments)
-        main = spec.precision.grads if spec.precision.grads is not DType.FP16 else DType.FP32
-        found |= {"main_grads_dtype": str(main), "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
+    host, precision = spec.host, spec.precision
+    if host.precision_aware_optimizer:
+        first, second = map(str, moment_types(spec))
+        main = precision.grads if precision.grads is not DType.FP16 else DType.FP32
+        found |= {
+            "main_grads_dtype": str(main),
+            "main_params_dtype": str(precision.master),
+            "exp_avg_dtype": first,
+            "exp_avg_sq_dtype": second,
+        }
+        if precision.recipe is None or precision.recipe.name == "nvfp4":  # the linears' recipe is written where it is fp8
+            found["fp8_recipe"] = optimizer_recipe(spec)
+    if host.optimizer_offload is not None:
+        found |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": host.optimizer_offload}
     return found
 
 

@@ -92,3 +92,15 @@ class Limit(NamedTuple):
     def fixes(self) -> tuple[str, ...]:
         """The fix, if there is one."""
         return (self.fix,) if self.fix else ()
+
+
+class HostBytes(NamedTuple):
+    """Bytes of a rank in the host's memory: page-locked ones, and others."""
+
+    pinned: int
+    pageable: int
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.pinned + self.pageable

@@ -8,7 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from megaplan.hosts.kind import HostKind
 from megaplan.hosts.registry import HOSTS, HostName
-from megaplan.scalars import MicrobatchCount, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section, StrictBool
+from megaplan.scalars import MicrobatchCount, MomentType, NaturalInt, NonNegativeFloat, PositiveFloat, PositiveInt, Section, StrictBool
 
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]
 GraphModule = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
@@ -16,6 +16,8 @@ OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "ml
 Unpriced = Literal["distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"]
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
 FrameworkName = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
+OptimizerRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
+OffloadFraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 RESERVED_PERCENT = 10
 """Percent that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
 EXPANDABLE_PERCENT = 2
@@ -42,7 +44,10 @@ class Host(Section):
         attention_dropout: Above 0, unfused attention keeps a mask and the dropped probabilities; Megatron's default is 0.1.
         cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG, KiB of each of two handles; null for torch's default (Hopper: 32,768).
         distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
-        precision_aware_optimizer: Adam with the dtypes of precision.moments; an fp32 master is stored as its lower 16 bits only.
+        precision_aware_optimizer: Adam with the dtypes of precision.moments; where its kernel holds fp32 masters, their lower 16 bits only.
+        second_moments: Dtype of Adam's second moment (exp_avg_sq); null for that of the first, precision.moments.
+        optimizer_recipe: fp8 recipe that the optimizer is configured with; null for precision.recipe's, or delayed without one.
+        optimizer_offload: Fraction of the optimizer's state and step that is on the host; null for none.
         recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
         recompute_method: Layers of full recompute: uniform groups of all layers, or block: each of a stage's first layers by itself.
         recompute_num_layers: Layers of a group of the uniform method, or layers of the block method; null for no full recompute.
@@ -50,6 +55,7 @@ class Host(Section):
         moe_flex_backend: Library of the flex dispatcher: deepep (Megatron's default) or hybridep.
         moe_grouped_gemm: One GEMM for all experts of a rank.
         moe_permute_fusion: Transformer Engine sorts rows to experts and back.
+        moe_shared_overlap: The shared expert overlaps the dispatch; it then keeps its input gathered over tp.
         moe_overlap: Expert communication overlaps computation.
         fused_squared_relu: Weighting and squared ReLU of experts in one kernel.
         tp_comm_overlap: User buffers for tensor-parallel communication.
@@ -99,6 +105,9 @@ class Host(Section):
     cublas_workspace_kib: NaturalInt | None = None
     distributed_optimizer: StrictBool = True
     precision_aware_optimizer: StrictBool = False
+    second_moments: MomentType | None = None
+    optimizer_recipe: OptimizerRecipe | None = None
+    optimizer_offload: OffloadFraction | None = None
     recompute_modules: tuple[RecomputeModule, ...] = ()
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_num_layers: PositiveInt | None = None
@@ -106,6 +115,7 @@ class Host(Section):
     moe_flex_backend: Literal["deepep", "hybridep"] = "deepep"
     moe_grouped_gemm: StrictBool = False
     moe_permute_fusion: StrictBool = False
+    moe_shared_overlap: StrictBool = False
     moe_overlap: StrictBool = False
     fused_squared_relu: StrictBool = False
     tp_comm_overlap: StrictBool = False
@@ -186,5 +196,6 @@ _LATER = frozenset({
     "expandable_segments", "framework", "release", "dp_comm_overlap",
     "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
-    "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer",
+    "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer", "second_moments", "optimizer_recipe",
+    "optimizer_offload", "moe_shared_overlap",
 })  # fmt: skip

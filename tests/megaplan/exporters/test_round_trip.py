@@ -78,6 +78,7 @@ RATES = st.one_of(
 @st.composite
 def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
     full = draw(st.booleans())
+    aware = not muon and draw(st.booleans())
     return {
         "name": "megatron",
         "model": "hybrid" if hybrid else "gpt",
@@ -88,8 +89,9 @@ def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
         "hidden_dropout": draw(st.sampled_from([0.0, 0.1])),
         "attention_dropout": draw(st.sampled_from([0.0, 0.1])),
         "cublas_workspace_kib": draw(st.sampled_from([None, 8192, 32768])),
-        "distributed_optimizer": draw(st.booleans()),
-        "precision_aware_optimizer": not muon and draw(st.booleans()),
+        "distributed_optimizer": aware or draw(st.booleans()),
+        "precision_aware_optimizer": aware,
+        **(draw(optimizers()) if aware else {}),
         "recompute_modules": []
         if full
         else draw(st.lists(st.sampled_from(["layernorm", "mla_up_proj", "moe_act"]), unique=True).map(sorted)),
@@ -97,6 +99,15 @@ def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
         "recompute_method": draw(st.sampled_from(["uniform", "block"])) if full else "uniform",
         "tp_comm_overlap": draw(st.booleans()),
         "deterministic_mode": draw(st.booleans()),
+    }
+
+
+@st.composite
+def optimizers(draw: Any) -> dict[str, Any]:
+    """Keys of the precision-aware optimizer."""
+    return {
+        "second_moments": draw(st.sampled_from([None, "fp16", "fp8"])),
+        "optimizer_offload": draw(st.sampled_from([None, 0.5, 1.0])),
     }
 
 
@@ -123,7 +134,9 @@ def recipes(draw: Any, host: dict[str, Any], layer: int, num_layers: int) -> dic
     name = draw(st.sampled_from([None, *names]))
     if name is None or host.get("transformer_impl") == "local":
         return None
-    found = {"name": name, "param_gather": draw(st.booleans()), "attention": draw(st.booleans()), "prediction": draw(st.booleans())}
+    low = host["precision_aware_optimizer"] and (host["optimizer_offload"] or name == "nvfp4")
+    gathered = draw(st.booleans()) and host["distributed_optimizer"] and not low
+    found = {"name": name, "param_gather": gathered, "attention": draw(st.booleans()), "prediction": draw(st.booleans())}
     if name == "fp8_delayed":
         return {**found, "amax_history": draw(st.sampled_from([16, 1024]))}
     most = int(num_layers >= 2 * layer)
@@ -204,6 +217,7 @@ def specs(draw: Any) -> dict[str, Any]:
             "z_loss_coefficient": draw(st.sampled_from([0.0, 0.001])),
         }
         host |= {"moe_dispatcher": draw(st.sampled_from(["allgather", "alltoall", "flex"])), "moe_grouped_gemm": draw(st.booleans())}
+        host |= {"moe_shared_overlap": draw(st.booleans())}
         host |= {"moe_permute_fusion": draw(st.booleans()), "moe_router_dtype": draw(st.sampled_from([None, "fp32", "fp64"]))}
         kinds = ["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] + ["none"] * (not model["moe"]["balance_loss_coefficient"])
         host["moe_load_balancing"] = draw(st.sampled_from(kinds))

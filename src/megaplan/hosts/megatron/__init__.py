@@ -13,6 +13,7 @@ KEYS = frozenset({
     "moe_router_dtype", "moe_load_balancing", "deterministic_mode", "mtp_repeated", "cuda_graphs", "cuda_graph_modules",
     "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers",
     "fsdp_unit_elements", "fsdp_double_buffer", "fragmentation_percent", "features", "framework", "release", "dp_comm_overlap",
+    "second_moments", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap",
 })  # fmt: skip
 
 HOST = HostKind(
@@ -30,7 +31,7 @@ HOST = HostKind(
         Column.ROUTING: "rows, maps and router scores, by the dispatcher",
         Column.COMMUNICATION: "one buffer that all gathers share; what the last microbatch left; parameters are whole",
         Column.WORKSPACE: "cuBLAS, Transformer Engine and grouped GEMM workspaces, gradients for hooks of fused weight gradients, angles",
-        Column.OVERHEAD: "host.fragmentation_percent of all else",
+        Column.OVERHEAD: "host.fragmentation_percent of all else; a step's graph has a pool of its own",
     },
     describe=lambda host: f"{host.model} model",
     budget=Later("megaplan.budget.megatron:megatron_budget"),

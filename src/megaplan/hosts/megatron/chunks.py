@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP, OPERATORS, SIXTEEN_BIT, operators
+from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP, OPERATORS, operators
 from megaplan.hosts.megatron.run import MegatronRun
 
 
@@ -39,7 +39,7 @@ def forward_excess(run: MegatronRun, letters: str) -> int:
     for letter, kept in parts:
         left += kept
         if letter is not None:
-            most = max(most, left + (0 if _is_graphed(run, letter) else run.operator(letter).forward))
+            most = max(most, left + (0 if run.is_graphed(letter) else run.operator(letter).forward))
     return most
 
 
@@ -50,20 +50,16 @@ def backward_excess(run: MegatronRun, letters: str) -> int:
     for letter, kept in reversed(parts):
         if letter is not None:
             operator = run.operator(letter)
-            most = max(most, left + operator.stream_gradient + (0 if _is_graphed(run, letter) else operator.backward))
+            most = max(most, left + operator.stream_gradient + (0 if run.is_graphed(letter) else operator.backward))
         left -= kept
     return most
 
 
 def graph_bytes(run: MegatronRun, chunks: tuple[str, ...]) -> int:
     """Scratch of the pool that all graphs of layers share: one runs at a time."""
-    letters = {letter for letters in chunks for letter in letters + run.ahead if _is_graphed(run, letter)}
+    letters = {letter for letters in chunks for letter in letters + run.ahead if run.is_graphed(letter)}
     found = [run.operator(letter) for letter in letters]
     return max([max(each.forward, each.stream_gradient + each.backward) for each in found], default=0)
-
-
-def _is_graphed(run: MegatronRun, letter: str) -> bool:
-    return SIXTEEN_BIT.get(letter, letter) in run.graphed
 
 
 def _parts(run: MegatronRun, letters: str) -> Iterator[tuple[str | None, int]]:

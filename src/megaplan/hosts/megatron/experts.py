@@ -174,7 +174,9 @@ def _shared_shapes(at: Setting, moe: MixtureOfExperts) -> Shapes:
     if not moe.shared_ffn_hidden_size:
         return {}
     kept = mlp_shapes(at, moe.shared_ffn_hidden_size, "shared.", gated=moe.activation == "swiglu")[0]
-    if at.copies_inputs:  # the router keeps this input in 16 bits
+    if at.spec.host.moe_shared_overlap and at.dims.tp > 1 and at.spec.host.sequence_parallel:  # its linears gather nothing again
+        kept |= of_bytes({"shared.fc1.input": at.input_bytes(at.tokens, at.dims.hidden)})
+    elif at.copies_inputs:  # the router keeps this input in 16 bits
         kept |= of_bytes({"shared.fc1.input": at.input_bytes(at.stream_tokens, at.dims.hidden)})
     return kept | (at.narrow({"shared.output": at.dims.residual}) if moe.shared_gate else {})
 

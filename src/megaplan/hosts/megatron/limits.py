@@ -15,6 +15,7 @@ from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.pattern import LETTERS
+from megaplan.hosts.megatron.state import MEGATRON_RECIPES, adam_problems
 from megaplan.hosts.values import Limit
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.context import Checked
@@ -31,8 +32,6 @@ PRICED_OPTIONS = frozenset({
     "model.features.mtp.bias", "model.features.mtp.experts", "model.features.mtp.pattern",
 })  # fmt: skip
 """Options of blocks that the byte model of Megatron-Core has terms for."""
-MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_blockwise": "blockwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
-"""Megatron's word for each recipe that it has."""
 NEAREST = {"R": "Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"}
 MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
@@ -323,7 +322,7 @@ def _fsdp_recipe(spec: Spec) -> dict[str, bool]:
 
 
 def _state(spec: Spec) -> Iterator[Limit]:
-    precision, host = spec.precision, spec.host
+    precision = spec.precision
     if precision.params not in (DType.BF16, DType.FP16):
         detail = f"precision.params = {precision.params}, and Megatron is priced and written with bf16 or fp16"
         yield Limit("precision.params", detail, "params: bf16")
@@ -339,14 +338,8 @@ def _state(spec: Spec) -> Iterator[Limit]:
             f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces its gradient buffer as it is"
         )
         yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")
-    if precision.master is not DType.FP32:
-        yield Limit("precision.master", f"precision.master = {precision.master}, and Megatron's master is fp32", "master: fp32")
-    if precision.moments is not DType.FP32 and not host.precision_aware_optimizer:
-        detail = f"precision.moments = {precision.moments}: only the precision-aware optimizer keeps moments below fp32"
-        yield Limit("precision.moments", detail, "moments: fp32, or host: {precision_aware_optimizer: true}")
-    if host.precision_aware_optimizer and spec.optimizer.matrix == "muon":
-        detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"
-        yield Limit("host.precision_aware_optimizer", detail, "optimizer: {matrix: adamw}")
+    for key, detail, fix in adam_problems(spec):
+        yield Limit(key, detail, fix)
 
 
 def _low_precision(spec: Spec) -> Iterator[Limit]:

@@ -11,9 +11,18 @@ from megaplan.hosts.megatron.experts import dispatcher, dispatcher_bytes
 from megaplan.hosts.megatron.pattern import LOSS, MTP, count, operators
 from megaplan.hosts.megatron.programs import num_scores
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
-from megaplan.hosts.megatron.storage import gathered_bytes, gradient_copies_bytes, is_fsdp, parameters, storage_bytes
+from megaplan.hosts.megatron.storage import (
+    gathered_bytes,
+    gradient_copies_bytes,
+    is_fsdp,
+    offloaded_state_bytes,
+    parameters,
+    storage_bytes,
+    unscaled_bytes,
+)
 from megaplan.hosts.megatron.tensors import Parameters
 from megaplan.hosts.megatron.workspaces import engine_bytes
+from megaplan.hosts.values import HostBytes
 from megaplan.spec.device import device_of
 
 MIB = 2**20
@@ -24,6 +33,24 @@ BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
 """Phases in which the previous microbatch's graph is gone."""
 
 
+class GraphPools(NamedTuple):
+    """Bytes that graphs keep reserved in addition to what is allocated.
+
+    A graph's tensors are in a pool of its own, which nothing else uses between replays: of a whole step all of them, of layers what the
+    layers keep for backward. The steps before the capture of a whole step had theirs in the usual pool; segments that do not grow keep at
+    most as much reserved for good.
+
+    Source: `megatron/core/full_cuda_graph.py`; NVIDIA-NeMo/Megatron-Bridge, issue 4587.
+
+    Attributes:
+        inside: During forward and backward: the steps before the capture, an upper bound.
+        outside: During the optimizer's step: that, and the pools of the graphs.
+    """
+
+    inside: int
+    outside: int
+
+
 class MegatronMemory(NamedTuple):
     """Bytes of one rank.
 
@@ -31,19 +58,23 @@ class MegatronMemory(NamedTuple):
         static: Bytes that stay for the whole run, by part.
         leftover: Further bytes that the last step leaves, and the next replaces.
         gradient_copies: Copies of gradients that the optimizer's step makes, freed before the next forward.
+        unscaled: Copies of states that the optimizer's step makes and frees.
         activations: Kept by the microbatches in flight.
         phases: Bytes that each phase adds to both, by its name.
         gathered: The part of each phase that is parameters and gradients that Megatron-FSDP has unsharded.
         received: The part of each phase that belongs to the previous microbatch, and is named by the pipeline's schedule.
+        pools: What graphs keep reserved.
     """
 
     static: dict[str, int]
     leftover: int
     gradient_copies: int
+    unscaled: int
     activations: int
     phases: dict[str, int]
     gathered: dict[str, int]
     received: dict[str, int]
+    pools: GraphPools
 
     @property
     def after_step(self) -> int:
@@ -53,7 +84,16 @@ class MegatronMemory(NamedTuple):
     @property
     def peak(self) -> int:
         """The largest phase of a step, its end included."""
-        return max(sum(self.static.values()) + self.activations + max(self.phases.values()), self.after_step)
+        return max(self._inside, self.after_step + self.unscaled)
+
+    @property
+    def reserved(self) -> int:
+        """The largest moment of a step with the pools of graphs, without the allocator's own reserve."""
+        return max(self._inside + self.pools.inside, self.after_step + self.unscaled + self.pools.outside)
+
+    @property
+    def _inside(self) -> int:
+        return sum(self.static.values()) + self.activations + max(self.phases.values())
 
     @property
     def peak_phase(self) -> str:
@@ -78,7 +118,23 @@ def memory(stage: MegatronStage, held: Parameters | None = None) -> MegatronMemo
     phases = {name: size + gathered[name] for name, size in phases.items()}
     received = {name: received_bytes(stage, backward=name in BACKWARD) for name in phases}
     phases = {name: size + received[name] for name, size in phases.items()}
-    return MegatronMemory(static, leftover, gradient_copies_bytes(stage, found), activations, phases, gathered, received)
+    step = gradient_copies_bytes(stage, found), unscaled_bytes(stage, found)
+    pools = _pools(stage, activations + max(phases.values()))
+    return MegatronMemory(static, leftover, *step, activations, phases, gathered, received, pools)
+
+
+def _pools(stage: MegatronStage, largest: int) -> GraphPools:
+    """The pools of a rank's graphs; `largest` is what a step has at most in addition to what stays."""
+    run, host = stage.run, stage.spec.host
+    if host.cuda_graphs == "iteration":
+        before = 0 if host.expands_segments else largest
+        return GraphPools(before, before + largest)
+    if not run.graphed:
+        return GraphPools(0, 0)
+    kept = 0
+    for number, letters in zip(in_flight_counts(stage), stage.chunks, strict=True):
+        kept += number * sum([run.operator(letter).kept for letter in operators(letters) if run.is_graphed(letter)])
+    return GraphPools(0, kept)
 
 
 def _deferred_bytes(stage: MegatronStage) -> int:
@@ -127,6 +183,17 @@ def offloaded_here_bytes(stage: MegatronStage) -> int:
     """
     inputs = [stage.run.operator(letter).offloaded for letter in set(operators(stage.letters))]
     return sum(inputs) + max(inputs, default=0)
+
+
+def host_bytes(stage: MegatronStage, found: Parameters) -> HostBytes:
+    """Bytes of a rank in the host's memory: the optimizer's, and page-locked activations of the microbatches in flight."""
+    state, run, layers = offloaded_state_bytes(stage, found), stage.run, stage.spec.host.offloaded_layers or 0
+    pinned = 0
+    for number, letters in zip(in_flight_counts(stage), stage.chunks, strict=True):
+        own = operators(letters)
+        pinned += number * sum(run.operator(letter).offloaded for letter in own)
+        pinned += number * sum(run.operator(letter).kept for letter in own[: layers * run.layer_operators])
+    return HostBytes(state.pinned + pinned, state.pageable)
 
 
 def in_flight(stage: MegatronStage) -> int:

@@ -176,5 +176,6 @@ MOE = (
     switch("moe_grouped_gemm", "host.moe_grouped_gemm", **_EXPERTS),
     switch("moe_permute_fusion", "host.moe_permute_fusion", **_EXPERTS),
     switch("overlap_moe_expert_parallel_comm", "host.moe_overlap", **_EXPERTS),
+    switch("moe_shared_expert_overlap", "host.moe_shared_overlap", **_EXPERTS),
     switch("use_fused_weighted_squared_relu", "host.fused_squared_relu", **_EXPERTS),
 )

@@ -23,6 +23,7 @@ from megaplan.hosts.megatron.argument import (
 
 _ALL = "parameters, activations"
 _DTYPES = ("fp32", "bf16", "fp16", "fp8")
+_AWARE = "below fp32 of the precision-aware optimizer alone"
 
 RUN = (
     count("tensor_model_parallel_size", "mesh.tp", 1, touches="all"),
@@ -62,7 +63,7 @@ RUN = (
         JOINT,
         words=("delayed", "tensorwise", "mxfp8", "blockwise"),
         touches=_ALL,
-        note="with --fp8-format",
+        note="with --fp8-format; of the precision-aware optimizer without it too: host.optimizer_recipe",
     ),
     Argument("fp4_format", Kind.WORD, "precision.recipe.name", None, JOINT, words=("e2m1",), touches=_ALL, dest="fp4", note="recipe nvfp4"),
     only("fp4_recipe", "nvfp4", "nvfp4", "a recipe of one's own", touches=_ALL),
@@ -142,26 +143,27 @@ STATE = (
         touches="gradients",
         note="bf16 under --grad-reduce-in-bf16",
     ),
-    only("main_params_dtype", "fp32", "fp32", "masters of a spec's Megatron are fp32", touches="optimizer state"),
     Argument(
-        "exp_avg_dtype",
+        "main_params_dtype",
         Kind.WORD,
-        "precision.moments",
+        "precision.master",
         "fp32",
         JOINT,
-        words=_DTYPES,
+        words=("fp32", "fp16"),
         touches="optimizer state",
-        note="below fp32 of the precision-aware optimizer alone",
+        note=_AWARE,
     ),
-    Argument(
-        "exp_avg_sq_dtype",
-        Kind.WORD,
-        "precision.moments",
-        "fp32",
+    Argument("exp_avg_dtype", Kind.WORD, "precision.moments", "fp32", JOINT, words=_DTYPES, touches="optimizer state", note=_AWARE),
+    Argument("exp_avg_sq_dtype", Kind.WORD, "host.second_moments", "fp32", JOINT, words=_DTYPES, touches="optimizer state", note=_AWARE),
+    switch(
+        "optimizer_cpu_offload",
+        "host.optimizer_offload",
         JOINT,
-        words=_DTYPES,
-        touches="optimizer state",
-        note="as --exp-avg-dtype",
+        touches="optimizer state, host memory",
+        note="with --optimizer-offload-fraction; of the precision-aware optimizer alone",
+    ),
+    number(
+        "optimizer_offload_fraction", "host.optimizer_offload", 0.0, JOINT, touches="optimizer state, host memory", note="0: nothing is"
     ),
 )
 HOST = (

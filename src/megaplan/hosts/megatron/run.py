@@ -55,6 +55,10 @@ class MegatronRun:
         own, recipe = LETTERS[self.letters[layer]], self.spec.precision.recipe
         return own if recipe is None or recipe.covers(self.letters[layer], layer, len(self.letters)) else IN_SIXTEEN_BIT[own]
 
+    def is_graphed(self, letter: str) -> bool:
+        """True if the operator of a letter runs from a CUDA graph of layers."""
+        return SIXTEEN_BIT.get(letter, letter) in self.graphed
+
     def operator(self, letter: str) -> Operator:
         """Bytes of an operator."""
         found = self._operators.get(letter)

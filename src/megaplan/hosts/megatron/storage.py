@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.dtypes import DType
 from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
 from megaplan.hosts.megatron.setting import num_statistics
+from megaplan.hosts.megatron.state import adam_bytes, muon_bytes
 from megaplan.hosts.megatron.tensors import Parameters, Rule, Tensor
+from megaplan.hosts.values import HostBytes
 from megaplan.low_precision import history_bytes
 from megaplan.spec.models import Spec
 
@@ -140,38 +141,55 @@ def gradient_copies_bytes(stage: MegatronStage, found: Parameters) -> int:
 
     Source: `_copy_model_grads_to_main_grads` and `zero_grad` of `megatron/core/optimizer/optimizer.py`.
     """
-    if stage.spec.precision.grads is DType.FP32 or stage.spec.host.precision_aware_optimizer:
+    each = adam_bytes(stage.spec).gradient
+    return sum(_here(stage, each * found.elements(experts=experts) // ranks) for experts, ranks in _kinds(stage))
+
+
+def unscaled_bytes(stage: MegatronStage, found: Parameters) -> int:
+    """fp32 copies of states that Adam's kernel makes and frees; experts have an optimizer of their own, which steps after the other."""
+    if uses_muon(stage.spec):
         return 0
-    share, expert_share = _shares(stage)
-    return 4 * found.elements(experts=False) // share + 4 * found.elements(experts=True) // expert_share
+    each = adam_bytes(stage.spec).unscaled
+    return max(each * found.elements(experts=experts) // ranks for experts, ranks in _kinds(stage))
+
+
+def offloaded_state_bytes(stage: MegatronStage, found: Parameters) -> HostBytes:
+    """Bytes of a rank's optimizer on the host: pinned masters and gradients, and moments.
+
+    Source: `HybridDeviceOptimizer` of `megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py`.
+    """
+    fraction = stage.spec.host.optimizer_offload
+    if fraction is None:
+        return HostBytes(0, 0)
+    elements = sum(int(fraction * (found.elements(experts=experts) // ranks)) for experts, ranks in _kinds(stage))
+    return HostBytes(2 * 4 * elements, 2 * 4 * elements)
 
 
 def optimizer_state(stage: MegatronStage, found: Parameters) -> State:
     """Under Muon a master and one momentum of each of its matrices, under Adam a master and two moments.
 
-    Adam's distributed optimizer shards evenly. Muon's gives whole tensors, sorted by size, to data ranks there and back. Of an fp32 master
-    the precision-aware optimizer keeps the lower 16 bits: the upper ones are the parameter's.
+    Adam's distributed optimizer shards evenly. Muon's gives whole tensors, sorted by size, to data ranks there and back.
     """
-    share, expert_share = _shares(stage)
-    master, moment = 2 if stage.spec.host.precision_aware_optimizer else 4, stage.spec.precision.moments.bytes
+    adam, kinds = adam_bytes(stage.spec), _kinds(stage)
     if not uses_muon(stage.spec):
         found_bytes = []
         for matrix in (True, False):
             some = [(one, number) for one, number in found.counts.items() if one.rule.is_matrix is matrix]
             sizes = [
-                (sum(number * one.elements for one, number in some if one.rule.is_expert is experts), ranks)
-                for experts, ranks in ((False, share), (True, expert_share))
+                (sum(number * one.elements for one, number in some if one.rule.is_expert is experts), ranks) for experts, ranks in kinds
             ]
-            found_bytes += [sum(each * elements // ranks for elements, ranks in sizes) for each in (master, 2 * moment)]
+            for each in (adam.master, adam.moments):
+                found_bytes.append(sum(_here(stage, each * elements // ranks) for elements, ranks in sizes))
         return State(*found_bytes)
+    muon = muon_bytes(stage.spec)
     kept = {True: 0, False: 0}
-    for experts, ranks, index in ((False, share, stage.data_index), (True, expert_share, stage.expert_index)):
+    for (experts, ranks), index in zip(kinds, (stage.data_index, stage.expert_index), strict=True):
         dealt = dealt_elements(found, ranks, experts=experts)
         place = ranks - 1 if index is None else index
         matrices, others = dealt[place] if place < len(dealt) else (0, 0)
         kept[True] += matrices
         kept[False] += others
-    return State(master * kept[True], moment * kept[True], master * kept[False], 2 * moment * kept[False])
+    return State(muon.master * kept[True], muon.moments * kept[True], adam.master * kept[False], adam.moments * kept[False])
 
 
 def uses_muon(spec: Spec) -> bool:
@@ -198,8 +216,15 @@ def _dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tup
     return list(zip(matrices, others, strict=True))
 
 
-def _shares(stage: MegatronStage) -> tuple[int, int]:
-    return (_data_ranks(stage), stage.spec.mesh.efsdp) if stage.spec.host.distributed_optimizer else (1, 1)
+def _kinds(stage: MegatronStage) -> tuple[tuple[bool, int], tuple[bool, int]]:
+    """Dense parameters and experts', each with the ranks that share their optimizer state."""
+    shared = stage.spec.host.distributed_optimizer
+    return (False, _data_ranks(stage) if shared else 1), (True, stage.spec.mesh.efsdp if shared else 1)
+
+
+def _here(stage: MegatronStage, size: int) -> int:
+    """Bytes of state that are on the device, where a fraction of it is on the host."""
+    return size - int(size * (stage.spec.host.optimizer_offload or 0))
 
 
 def _data_ranks(stage: MegatronStage) -> int:

@@ -19,6 +19,9 @@ from megaplan.scalars import MAX_INT
 
 MOST_DIGITS = 40
 """Most digits of a number that a launch gives."""
+_SHAPES = ("hidden_size", "num_attention_heads", "seq_length")
+_MODEL_OF_OTHERS = ("model", "model_name_or_path", "mcore_model", "hf_checkpoint", "pretrained_checkpoint", "load")
+"""Arguments by which other front ends of Megatron name the model, whose configuration then has its shapes."""
 _INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -84,6 +87,11 @@ class Arguments:
             if self.values.get(older) and self.values.get(name) is None:
                 self.values[name] = value
                 self.note(name, f"{flag(older)} is of earlier releases, and is read as {flag(name)} {value}")
+
+    @property
+    def parsed(self) -> bool:
+        """True for values after Megatron's parser, as in a log or a resolved configuration."""
+        return self._given.parsed
 
     def at(self, key: str) -> Location:
         """Location of an argument."""
@@ -218,6 +226,25 @@ class Arguments:
         """Reports an assumption where the launch says nothing."""
         self._notes.append(diagnostic("MP919", said, self.at(key), severity=Severity.NOTE))
 
+    def set_aside(self, key: str, by: str) -> None:
+        """Notes that a given argument has no effect, and what decides in its place."""
+        row, found = ARGUMENTS[key], self.values.get(key)
+        if found not in (None, False, row.default) and not (row.kind is Kind.WORD and found == row.default):
+            self.note(key, f"{flag(key)} {_shown(found)}".replace(" True", "") + f" has no effect: {by}")
+
+    def foreign(self) -> bool:
+        """True if every argument that Megatron requires is missing: the launch is of another front end."""
+        needed = [key for key, row in ARGUMENTS.items() if row.default == REQUIRED and key in _SHAPES]
+        layers = ("num_layers", "hybrid_layer_pattern", "hybrid_override_pattern")
+        if any(self.values.get(key) is not None for key in (*needed, *layers)):
+            return False
+        model = next((key for key in _MODEL_OF_OTHERS if isinstance(self.values.get(key), str)), None)
+        whose = "" if model is None else f": its model comes from {flag(model)} {_shown(self.values[model])}"
+        said = f"no {', '.join(map(flag, ('num_layers', *needed)))}: this is the launch of another front end than Megatron-LM's own{whose}"
+        hint = "megaplan import hf CONFIG.json, then --set host.name=megatron and the degrees of the launch"
+        self._errors.append(diagnostic("MP916", said, Location(self._name), (hint,)))
+        return True
+
     def unknown_vocabulary(self, tokenizer: str) -> None:
         """Reports that the tokenizer decides the vocabulary and its size is unknown."""
         detail = f"--vocab-size is missing, and the tokens of {tokenizer} are not known here"
@@ -247,6 +274,14 @@ class Arguments:
         if unknown:
             said = "\n".join(f"{flag(key)} {_shown(self.values[key])}".replace(" True", "") for key in unknown)
             self._notes.append(diagnostic("MP913", said, self.at(unknown[0]), ("--strict",), severity=Severity.NOTE))
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops if anything found so far is wrong.
+
+        Raises:
+            MegaplanError: Everything found.
+        """
         if self._errors:
             raise MegaplanError([*self._errors, *(self._omissions if self._missing else ())])
 

@@ -80,7 +80,7 @@ _JOINT = frozenset({
     "bf16", "fp16", "fp32", "params_dtype",
     "cpu_offloading_num_layers", "fsdp_double_buffer", "spec", "tokenizer_model_path", "fp8_param", "fp4_param",
     "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "fp8", "fp4", "fp8_recipe", "fp8_param_gather", "fp4_param_gather",
-    "fp8_amax_history_len", "fp8_dot_product_attention", "first_last_layers_bf16",
+    "fp8_amax_history_len", "fp8_dot_product_attention", "first_last_layers_bf16", "main_grads_dtype",
 })  # fmt: skip
 
 
@@ -127,7 +127,10 @@ def _pads(given: Mapping[str, Any]) -> bool:
 
 
 def _precision(given: Mapping[str, Any], mixed: Any) -> dict[str, Any]:
-    """Precision settings of the section, or of a named mixed precision of Megatron-Bridge, such as `bf16_with_mxfp8_mixed`."""
+    """Precision settings of the section, or of a named mixed precision of Megatron-Bridge, such as `bf16_with_mxfp8_mixed`.
+
+    A mixed precision overwrites the recipe that the optimizer reads, by default with tensorwise, and the type of gradient buffers.
+    """
     named = MIXED_PRECISIONS.get(str(mixed).replace("-", "_"), {}) if isinstance(mixed, str) else {}
     stated = {key: _plain(value) for key, value in (mixed if isinstance(mixed, dict) else named).items()}
     fields = {**given, **{key: value for key, value in stated.items() if value is not None}}
@@ -138,7 +141,7 @@ def _precision(given: Mapping[str, Any], mixed: Any) -> dict[str, Any]:
     return {
         "bf16": bf16,
         "fp16": fp16,
-        **_low_precision(fields),
+        **_low_precision({**fields, "fp8_recipe": stated.get("fp8_recipe") or ("tensorwise" if mixed else given.get("fp8_recipe"))}),
         "grad_reduce_in_bf16": bf16 and not wide,
         "accumulate_allreduce_grads_in_fp32": fp16 and bool(wide),
     }
@@ -147,13 +150,13 @@ def _precision(given: Mapping[str, Any], mixed: Any) -> dict[str, Any]:
 def _low_precision(fields: Mapping[str, Any]) -> dict[str, Any]:
     """8-bit or 4-bit settings of a mixed precision; empty if it has none."""
     bits = next((bits for bits in ("fp8", "fp4") if fields.get(bits)), None)
-    found: dict[str, Any] = {"fp8": None, "fp4": None, "fp8_recipe": None, "first_last_layers_bf16": False}
+    found: dict[str, Any] = {"fp8": None, "fp4": None, "fp8_recipe": fields.get("fp8_recipe"), "first_last_layers_bf16": False}
     if bits is None:
         return found
     gathered = fields.get(f"{bits}_param_gather")
     found |= {bits: fields[bits], f"{bits}_param_gather": bool(fields.get(f"{bits}_param") if gathered is None else gathered)}
     if bits == "fp8":
-        found |= {key: fields.get(key) for key in ("fp8_recipe", "fp8_amax_history_len")}
+        found["fp8_amax_history_len"] = fields.get("fp8_amax_history_len")
         found["fp8_dot_product_attention"] = bool(fields.get("fp8_dot_product_attention"))
     if fields.get("first_last_layers_bf16"):
         ends = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")

@@ -6,8 +6,8 @@ import re
 from typing import Any, get_args
 
 from megaplan.hosts.megatron.argument import ONLY
-from megaplan.hosts.megatron.limits import MEGATRON_RECIPES
 from megaplan.hosts.megatron.rows_refused import REFUSED
+from megaplan.hosts.megatron.state import MEGATRON_RECIPES, NO_RECIPE
 from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp, section_rows
 from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
@@ -51,6 +51,8 @@ def read_mesh(launch: Arguments, num_stages: int, gpus: int | None) -> tuple[dic
     experts = launch.value("num_experts") is not None
     etp = launch.optional("expert_tensor_parallel_size") or tp
     if not experts:  # they have no effect then
+        for key in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+            launch.set_aside(key, "the model has no experts")
         ep = etp = 1
     inner = tp * cp
     least = pp * inner * max(1, ep * etp // inner)
@@ -79,33 +81,50 @@ def read_batch(launch: Arguments, mesh: dict[str, Any]) -> dict[str, dict[str, A
     total = launch.optional("global_batch_size") or _last_step(launch) or size * ranks
     if total % (size * ranks):
         why = f"micro_batch_size = {size}, {ranks} data ranks, and {total} % {size * ranks} = {total % (size * ranks)}"
-        launch.cannot("global_batch_size", why, size * ranks)
+        whole = total - total % (size * ranks)
+        if whole and (launch.parsed or launch.values.get("decrease_batch_size_if_needed")):
+            stops = "" if launch.values.get("decrease_batch_size_if_needed") else "; Megatron stops without --decrease-batch-size-if-needed"
+            launch.warn("global_batch_size", f"{why}: planned with {whole}{stops}")
+        else:
+            launch.cannot("global_batch_size", why, size * ranks)
     kind = "interleaved_1f1b" if mesh["vpp"] > 1 else "1f1b"
     return {"schedule": {"kind": kind, "num_microbatches": max(1, total // (size * ranks))}, "batch": batch}
 
 
 def read_state(launch: Arguments, *, gpt: bool) -> dict[str, dict[str, Any]]:
     """`precision` and `optimizer`."""
-    launch.accept("main_params_dtype")
     params, halves = _params(launch)
-    aware = launch.given("use_precision_aware_optimizer")
-    main = launch.word("main_grads_dtype")
-    grads = params if halves else "fp32"
-    if aware and main == "bf16":
-        grads = "bf16"
-    moments = launch.word("exp_avg_dtype")
-    if launch.word("exp_avg_sq_dtype") != moments:
-        launch.cannot("exp_avg_sq_dtype", f"both moments of a spec have one dtype, and the first is {moments}", moments)
-    if not aware and moments != "fp32":
-        launch.cannot("exp_avg_dtype", "only the precision-aware optimizer keeps moments below fp32", "fp32")
+    aware, main = launch.given("use_precision_aware_optimizer"), launch.word("main_grads_dtype")
+    words = {key: launch.word(key) for key in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")}
+    for key, word in {"main_grads_dtype": main, **words}.items():
+        if word != "fp32" and not aware:
+            launch.cannot(key, "Megatron takes fp32 alone without --use-precision-aware-optimizer", "fp32")
+    grads = params if halves or (aware and main == "bf16") else "fp32"
+    if main == "bf16" and launch.given("accumulate_allreduce_grads_in_fp32"):
+        launch.cannot("main_grads_dtype", "Megatron takes fp32 alone with --accumulate-allreduce-grads-in-fp32", "fp32")
     recipe = _recipe(launch, gpt=gpt)
     return {
         "precision": {
-            **{"params": params, "grads": grads, "master": "fp32", "moments": moments, "reduce": grads},
+            **{"params": params, "grads": grads, "master": words["main_params_dtype"], "moments": words["exp_avg_dtype"], "reduce": grads},
             **({"recipe": recipe} if recipe else {}),
         },
         "optimizer": launch.section("optimizer"),
     }
+
+
+def read_optimizer(launch: Arguments, recipe: str | None) -> dict[str, Any]:
+    """Keys of `host` about the optimizer's state; `recipe` is the one of the linears."""
+    found: dict[str, Any] = {}
+    first, second, given = launch.word("exp_avg_dtype"), launch.word("exp_avg_sq_dtype"), launch.word("fp8_recipe")
+    if second != first:
+        found["second_moments"] = second
+    own = NO_RECIPE if recipe in (None, "nvfp4") else MEGATRON_RECIPES[str(recipe)]
+    if launch.given("use_precision_aware_optimizer") and given != own:
+        found["optimizer_recipe"] = given
+    fraction = launch.number("optimizer_offload_fraction")
+    if launch.given("optimizer_cpu_offload") and fraction:
+        found["optimizer_offload"] = fraction
+    return found
 
 
 def _recipe(launch: Arguments, *, gpt: bool) -> dict[str, Any] | None:
@@ -157,6 +176,8 @@ def _params(launch: Arguments) -> tuple[str, bool]:
         launch.cannot("fp16", "--bf16 is given too", "")
     if not bf16 and not fp16:
         launch.cannot("bf16", "parameters of Megatron are priced in bf16 or fp16", "")
+    if halved and wide:
+        launch.set_aside("accumulate_allreduce_grads_in_fp32", "--grad-reduce-in-bf16 decides")
     if fp16 and halved:
         launch.cannot("grad_reduce_in_bf16", "parameters are fp16", "")
     return ("fp16", not wide) if fp16 else ("bf16", halved)
@@ -198,9 +219,15 @@ def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
     split = launch.given("sequence_parallel")
     if launch.whole("tensor_model_parallel_size") > 1 and not split:
         found["sequence_parallel"] = False
+    elif split and launch.whole("tensor_model_parallel_size") == 1:
+        launch.set_aside("sequence_parallel", "--tensor-model-parallel-size is 1")
     flash = launch.given("use_flash_attn") and launch.values.get("attention_backend") is None
     if host["transformer_impl"] == "local":
         found["attention_backend"] = "unfused"
+        why = "--transformer-impl local has attention of its own, which is not fused and keeps its probabilities"
+        launch.set_aside("use_flash_attn", why)
+        if launch.values.get("attention_backend") not in ("unfused", "local", "auto"):
+            launch.set_aside("attention_backend", why)
     elif flash:
         found["attention_backend"] = "flash"
     return found
@@ -284,6 +311,11 @@ def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[st
     method, layers = launch.value("recompute_method"), launch.value("recompute_num_layers")
     older = launch.given("recompute_activations")
     whole_experts = launch.given("moe_layer_recompute")
+    if granularity is not None:
+        for key in ("recompute_activations", "moe_layer_recompute"):
+            launch.set_aside(key, "--recompute-granularity decides")
+    if granularity != "selective" and not older:
+        launch.set_aside("recompute_modules", "they are those of --recompute-granularity selective")
     if granularity is None and (older or whole_experts):
         granularity, modules = "selective", ["core_attn"] * older + ["moe"] * whole_experts
     if granularity == "full":

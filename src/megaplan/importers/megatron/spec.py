@@ -14,7 +14,7 @@ from megaplan.importers.megatron.front_ends import refuse_front_end
 from megaplan.importers.megatron.launch import read_arguments
 from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.recorded import read_recording, unset_names
-from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_state, read_training, wholly_sharded
+from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_optimizer, read_state, read_training, wholly_sharded
 from megaplan.importers.megatron.stack import read_stack
 from megaplan.spec.document import Document
 from megaplan.spec.load import LoadedSpec, check_document
@@ -102,6 +102,8 @@ def import_recording(
 
 
 def _imported(launch: Arguments, name: str, overrides: Sequence[str], gpus: int | None) -> ImportedLaunch:
+    if launch.foreign():
+        launch.stop()
     plain, stated = _document(launch, _title(name), gpus)
     launch.finish()
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
@@ -115,6 +117,7 @@ def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str
     mesh, stated = read_mesh(launch, len(stack.stages), gpus)
     state = read_state(launch, gpt=not stack.hybrid)
     host, recompute = read_host(launch, stack, muon=state["optimizer"]["matrix"] == "muon")
+    host |= read_optimizer(launch, state["precision"].get("recipe", {}).get("name"))
     plain: dict[str, Any] = {
         "format": "megaplan.spec/1",
         "name": title,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from megaplan.errors import MegaplanError
+from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.pattern import OURS, HybridPattern, parse_hybrid
 from megaplan.hosts.megatron.stages import NAMES, check_layout, even_sizes, flag_list, layer_kinds, parse_layout
 from megaplan.importers.megatron.arguments import Arguments, moved
@@ -123,7 +125,7 @@ def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
     if layout is None:
         ends = {key: launch.given(key) for key in _COUNTED_ENDS}
         sizes = even_sizes({**ends, **{key: _spread(launch, key) for key in _SPREAD}}, layers, pp)
-        _whole_sizes(launch, sizes, layers)
+        _whole_sizes(launch, sizes, layers, pp)
     else:
         stages = _listed(layout) if isinstance(layout, list) else parse_layout(str(layout), launch.at("pipeline_model_parallel_layout"))
         check_layout(stages, pp, layers, modules, launch.at("pipeline_model_parallel_layout"))
@@ -146,11 +148,11 @@ def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
 
 
 _COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_ENDS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 _SPREAD = (
     "num_layers_per_virtual_pipeline_stage",
     "num_virtual_stages_per_pipeline_rank",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
+    *_ENDS,
 )
 
 
@@ -173,9 +175,46 @@ def _mixers(launch: Arguments, layers: int) -> str:
     return "".join("G" if flag == "1" else "A" for flag in flags)
 
 
-def _whole_sizes(launch: Arguments, sizes: list[int], layers: int) -> None:
-    if sum(sizes) != layers or min(sizes) < 0:
-        launch.cannot("num_layers", f"{layers} layers do not divide over {len(sizes)} virtual stages")
+def _whole_sizes(launch: Arguments, sizes: list[int], layers: int, pp: int) -> None:
+    """Refuses counts of layers that do not add up, with the argument that leaves layers over and what would fit."""
+    if sum(sizes) == layers and min(sizes) >= 0:
+        return
+    given = {key: int(found) for key in _SPREAD if (found := launch.values.get(key))}
+    ends = {key: given[key] for key in _ENDS if key in given}
+    if ends:
+        key, placed, between = next(reversed(ends)), sum(ends.values()), pp - len(ends)
+        others = "".join(f"with {flag(other)} {size}, " for other, size in ends.items() if other != key)
+        said = f"{others}{placed} of {layers} layers are placed"
+        if between:
+            over = layers - placed
+            said += f", and {over} do not divide over {between} other stage{'s' * (between > 1)}"
+        launch.cannot(key, said, _fitting_end(layers, pp, ends))
+        return
+    counted = [flag(key) for key in _COUNTED_ENDS if launch.values.get(key)]
+    per, total = given.get("num_layers_per_virtual_pipeline_stage"), layers + len(counted)
+    virtual = given.get("num_virtual_stages_per_pipeline_rank") or (total // pp // per if per and total // pp >= per else 1)
+    stages = pp * virtual
+    counts = f"{pp} stages" if virtual == 1 else f"{stages} virtual stages, {virtual} on each of {pp} ranks"
+    if per and virtual * per * pp != total:
+        counts = f"stages of {flag('num_layers_per_virtual_pipeline_stage')} {per} on {pp} ranks"
+        stages = pp * per
+    whole = f"{layers} layers" + (f" and {' and '.join(counted)}" if counted else "")
+    nearest = [size for size in (total // stages * stages, -(-total // stages) * stages) if size > len(counted)]
+    also = [each for each in range(pp, 1, -1) if total % each == 0][:1] if not (per or virtual > 1) else []
+    fits = f"{' or '.join(str(size - len(counted)) for size in dict.fromkeys(nearest))}"
+    if pp > 1 and virtual == 1 and not per and not counted:
+        fits += f"; or --decoder-last-pipeline-num-layers {layers - (pp - 1) * -(-layers // pp)}"
+    if also:
+        fits += f"; or --pipeline-model-parallel-size {also[0]}"
+    launch.cannot("num_layers", f"{whole} do not divide over {counts}: {total} % {stages} = {total % stages}", fits)
+
+
+def _fitting_end(layers: int, pp: int, ends: Mapping[str, int]) -> int | None:
+    """Layers of the last of the given end stages, nearest to what is given, with which the stages between are whole; None if none fit."""
+    *rest, (_, given) = ends.items()
+    between, left = pp - len(ends), layers - sum(size for _, size in rest)
+    found = [size for size in range(1, left + 1) if (left - size) % between == 0] if between else [left] if left > 0 else []
+    return min(found, key=lambda size: (abs(size - given), size), default=None)
 
 
 def _listed(layout: list[Any]) -> tuple[str, ...]:

@@ -1,0 +1,139 @@
+"""Write docs/reference/public-reports.md: memory that others measured under Megatron-Core and published with their configuration.
+
+python benchmarks/accuracy_megatron/reports.py [--check]     --check exits 1 if the page is out of date
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from launches import DEVICES, stage_of_launch
+from recompute import GB, RUNS, peak_gb
+
+import megaplan
+from megaplan.hosts.megatron.peak import memory
+from megaplan.importers.megatron.spec import import_megatron
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent.parent / "docs/reference/public-reports.md"
+REPORTS = HERE / "reports.json"
+STAGES = HERE.parent.parent / "tests/megaplan/hosts/megatron/simumax.json"
+SIMUMAX = "https://github.com/MooreThreads/SimuMax"
+STUDY = "https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/376a9cbf/skills/nemo-mbridge-perf-activation-recompute/card.yaml"
+GIB = 2**30
+HEAD = """# Public reports: what others measured
+
+`make accuracy-reports` writes this page from runs of Megatron-Core that their authors published with the whole configuration. Each is
+imported by `megaplan import megatron`, and the estimate is compared with what was published: bytes that torch had *allocated* or
+*reserved* at most, or those of the *device* as the driver shows them, its context and NCCL's buffers included. Figures of a device are
+whole GiB, and their launches leave lengths of texts open. Worst first.
+"""
+
+
+class Report(NamedTuple):
+    """A published figure and the estimate of it, in bytes."""
+
+    name: str
+    source: str
+    kind: str
+    measured: float
+    estimated: float
+    cause: str = ""
+
+    @property
+    def error(self) -> float:
+        """Percent of the measurement."""
+        return 100 * (self.estimated / self.measured - 1)
+
+
+def reports() -> list[Report]:
+    """Every report, worst first."""
+    found = [*_published(), *_stages(), *_study()]
+    return sorted(found, key=lambda one: (-abs(one.error), one.name))
+
+
+def _published() -> Iterator[Report]:
+    for row in json.loads(REPORTS.read_text(encoding="utf-8"))["rows"]:
+        found = _estimate(row)
+        worst, outside = found.worst, sum(item.bytes for item in found.budget.device.reserve)
+        sizes = {"allocated": worst.allocated_bytes, "reserved": worst.peak_bytes, "device": worst.peak_bytes + outside}
+        yield Report(row["name"], row["source"], row["kind"], row["gib"] * GIB, sizes[row["kind"]], row["cause"])
+
+
+def _threads() -> Iterator[str]:
+    """The section on jobs that ran out of memory, and on the same jobs changed so that they ran."""
+    rows = []
+    for row in json.loads(REPORTS.read_text(encoding="utf-8"))["threads"]:
+        found = _estimate(row)
+        rows.append((row, found, found.fits is row["ran"]))
+    failed = [right for row, _, right in rows if not row["ran"]]
+    ran = [right for row, _, right in rows if row["ran"]]
+    yield from (
+        "",
+        "## Jobs that ran out of memory",
+        "",
+        f"{sum(failed)} of {len(failed)} that ran out of memory do not fit by the estimate, and {sum(ran)} of {len(ran)} that ran fit.",
+        "Wrong ones first. What is missed is within 3 % of the device, or has a graph's pool or fragments that are not modelled.",
+        "",
+        "| Job | It | Peak GiB | Usable GiB | Estimate |",
+        "|---|---|---|---|---|",
+    )
+    for row, found, right in sorted(rows, key=lambda each: each[2]):
+        said = f"{'fits' if found.fits else 'does not fit'}{'' if right else ': wrong'}"
+        sizes = f"{found.peak_bytes / GIB:.1f} | {found.worst.usable_bytes / GIB:.1f}"
+        yield f"| [{row['name']}]({row['source']}) | {'ran' if row['ran'] else 'ran out'} | {sizes} | {said} |"
+
+
+def _estimate(row: dict[str, Any]) -> megaplan.Estimate:
+    changes = [f"device.name={DEVICES.get(row['platform'], row['platform'])}"]
+    imported = import_megatron(row["arguments"], "launch", changes, row["gpus"], environment=row["environment"])
+    return megaplan.estimate(imported.document)
+
+
+def _stages() -> Iterator[Report]:
+    for row in json.loads(STAGES.read_text(encoding="utf-8"))["rows"]:
+        for rank, measured in enumerate(row["peak_mib"]):
+            more = {"pp_rank": rank, "month": row["month"]}
+            stage = stage_of_launch(row["arguments"], row["gpus"], row["padded_vocab_size"], row["platform"], **more)
+            yield Report(f"{row['name']}, stage {rank}", SIMUMAX, "allocated", measured * 2**20, memory(stage).peak)
+
+
+def _study() -> Iterator[Report]:
+    for model in json.loads(RUNS.read_text(encoding="utf-8"))["models"]:
+        for run in model["runs"]:
+            name = f"{model['model']}, recompute of {run['modules'].replace(' ', ' and ') or 'nothing'}"
+            yield Report(name, STUDY, "allocated", run["peak_gb"] * GB, peak_gb(model, run) * GB)
+
+
+def page() -> str:
+    """The page's text."""
+    found = reports()
+    lines = [HEAD, "| Measured | Figures | Mean error % | Worst % |", "|---|---|---|---|"]
+    for kind in ("allocated", "reserved", "device"):
+        errors = [one.error for one in found if one.kind == kind]
+        lines.append(f"| {kind} | {len(errors)} | {mean(map(abs, errors)):.2f} | {max(errors, key=abs):+.2f} |")
+    errors = [one.error for one in found]
+    lines += [f"| all | {len(errors)} | {mean(map(abs, errors)):.2f} | {max(errors, key=abs):+.2f} |", ""]
+    lines += ["| Run | Measured GiB | | Estimate GiB | Error % | Suspected cause |", "|---|---|---|---|---|---|"]
+    for one in found:
+        sizes = f"{one.measured / GIB:.2f} | {one.kind} | {one.estimated / GIB:.2f} | {one.error:+.2f}"
+        lines.append(f"| [{one.name}]({one.source}) | {sizes} | {one.cause} |")
+    return "\n".join([*lines, *_threads()]) + "\n"
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    text = page()
+    if "--check" in sys.argv[1:]:
+        return int(PAGE.read_text(encoding="utf-8") != text)
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Bytes of optimizer state an element of a parameter, by the conditions of Megatron-Core's configuration.
+
+Source: `OptimizerConfig.__post_init__`, `_get_megatron_optimizer_based_on_param_groups`, `_build_model_and_main_param_groups` and
+`_copy_model_grads_to_main_grads` of `megatron/core/optimizer` at d98e8a64, and `FusedAdam` of Transformer Engine at d0067d0d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from megaplan.dtypes import DType
+from megaplan.spec.models import Spec
+
+MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_blockwise": "blockwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+"""Megatron's word for each recipe that it has."""
+NO_RECIPE = "delayed"
+"""The recipe that Megatron-LM's parser gives the optimizer where no fp8 is on; Megatron-Bridge's mixed precisions give it tensorwise."""
+
+
+class StateBytes(NamedTuple):
+    """Bytes an element of a parameter on the rank that steps it.
+
+    Attributes:
+        master: The master copy.
+        moments: Both moments under Adam; the one momentum under Muon.
+        gradient: fp32 copy of a 16-bit gradient, made by the optimizer's step and freed before the next forward.
+        unscaled: fp32 copies of states of other types, which Adam's kernel reads and writes during its step.
+    """
+
+    master: int
+    moments: int
+    gradient: int
+    unscaled: int
+
+    @property
+    def stays(self) -> int:
+        """Master and moments."""
+        return self.master + self.moments
+
+
+def optimizer_recipe(spec: Spec) -> str:
+    """Recipe that the optimizer's conditions read: the given one, or that of the linears; 4 bits are no recipe of fp8."""
+    if spec.host.optimizer_recipe is not None:
+        return str(spec.host.optimizer_recipe)
+    recipe = spec.precision.recipe
+    return NO_RECIPE if recipe is None or recipe.name == "nvfp4" else MEGATRON_RECIPES.get(recipe.name, NO_RECIPE)
+
+
+def adam_holds_masters(spec: Spec) -> bool:
+    """True if Adam's kernel holds masters and reads gradients as they are: `use_precision_aware_optimizer_no_fp8_or_ds_fp8`."""
+    if not spec.host.precision_aware_optimizer:
+        return False
+    return spec.precision.master is not DType.FP32 or optimizer_recipe(spec) == NO_RECIPE or spec.host.optimizer_offload is not None
+
+
+def adam_bytes(spec: Spec) -> StateBytes:
+    """State of a parameter that Adam steps.
+
+    An fp32 master of a bf16 parameter is stored as its lower 16 bits: the upper ones are the parameter's. With optimizer state on the host
+    masters and moments are fp32 wherever they are.
+    """
+    host, precision = spec.host, spec.precision
+    if host.optimizer_offload is not None:
+        return StateBytes(4, 8, 0 if precision.grads is DType.FP32 else 4, 0)
+    if not adam_holds_masters(spec):
+        gradient = 0 if precision.grads is DType.FP32 else 4
+        return StateBytes(4, sum(each.bytes for each in moment_types(spec)), gradient, _unscaled_bytes(spec))
+    kept_low = precision.master is DType.FP32 and precision.params is DType.BF16
+    master = 2 if kept_low else precision.master.bytes
+    unscaled = _unscaled_bytes(spec) + (4 if precision.master is DType.FP16 else 0)
+    return StateBytes(master, sum(each.bytes for each in moment_types(spec)), 0, unscaled)
+
+
+def muon_bytes(spec: Spec) -> StateBytes:
+    """State of a matrix that Muon steps: an fp32 master and one momentum."""
+    return StateBytes(4, spec.precision.moments.bytes, 0 if spec.precision.grads is DType.FP32 else 4, 0)
+
+
+def moment_types(spec: Spec) -> tuple[DType, DType]:
+    """Types of the first and the second moment."""
+    first = spec.precision.moments
+    return first, first if spec.host.second_moments is None else spec.host.second_moments
+
+
+def _unscaled_bytes(spec: Spec) -> int:
+    """fp32 copies of moments; two moments in bf16 are read as they are."""
+    types = moment_types(spec)
+    return 0 if types == (DType.BF16, DType.BF16) else sum(4 for each in types if each is not DType.FP32)
+
+
+def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
+    """Settings that Megatron's optimizer refuses: the key, the reason and a fix of each."""
+    precision, host = spec.precision, spec.host
+    aware = host.precision_aware_optimizer
+    if precision.master not in ((DType.FP32, DType.FP16) if aware else (DType.FP32,)):
+        yield "precision.master", f"precision.master = {precision.master}, and Megatron's master is fp32", "master: fp32"
+    low = [each for each in moment_types(spec) if each is not DType.FP32]
+    if low and not aware:
+        detail = f"precision.moments = {low[0]}: only the precision-aware optimizer keeps moments below fp32"
+        key = "precision.moments" if precision.moments is not DType.FP32 else "host.second_moments"
+        yield key, detail, "moments: fp32, or host: {precision_aware_optimizer: true}"
+    if aware and spec.optimizer.matrix == "muon":
+        detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"
+        yield "host.precision_aware_optimizer", detail, "optimizer: {matrix: adamw}"
+    if aware and not host.distributed_optimizer:
+        detail = "host.precision_aware_optimizer = true, host.distributed_optimizer = false: Megatron has it with the distributed one alone"
+        yield "host.precision_aware_optimizer", detail, "distributed_optimizer: true"
+    if host.optimizer_offload is not None and not aware:
+        detail = f"host.optimizer_offload = {host.optimizer_offload:g}: of the precision-aware optimizer alone"
+        yield "host.optimizer_offload", detail, "precision_aware_optimizer: true"
+    recipe, given = precision.recipe, host.optimizer_recipe
+    if given is not None and recipe is not None and recipe.name != "nvfp4" and given != MEGATRON_RECIPES.get(recipe.name):
+        detail = f"host.optimizer_recipe = {given}, precision.recipe.name = {recipe.name}: Megatron has one recipe for both"
+        yield "host.optimizer_recipe", detail, "optimizer_recipe: null"
+    yield from _gathered_problems(spec)
+
+
+def _gathered_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
+    """Weights that are stored in low precision: Adam's kernel has no shard of them but under delayed scaling."""
+    recipe, host = spec.precision.recipe, spec.host
+    if recipe is None or not recipe.param_gather:
+        return
+    if not host.distributed_optimizer:
+        detail = "precision.recipe.param_gather = true, host.distributed_optimizer = false: Megatron gathers weights of the distributed one"
+        yield "precision.recipe.param_gather", detail, "distributed_optimizer: true"
+    elif adam_holds_masters(spec) and (recipe.name == "nvfp4" or optimizer_recipe(spec) != "delayed"):
+        why = f"precision.recipe = {{name: {recipe.name}, param_gather: true}} with masters that Adam's kernel holds"
+        fix = "host: {optimizer_recipe: tensorwise}" if recipe.name == "nvfp4" else "master: fp32, optimizer_offload: null"
+        yield "precision.recipe.param_gather", f"{why}: it has no 16-bit shards of such weights", f"param_gather: false, or {fix}"
