@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
     Attributes:
         kernel: Name of its function.
-        when: Its compile-time constants.
+        when: Compile-time constants of its launches.
         options: Warps, and stages where they count.
         before_us: Microseconds of its launches in all cases, with the default options.
         after_us: The same with these options.
