@@ -29,7 +29,7 @@ test-torch-2.11: ## the runtime and the kernels under torch 2.11 and triton 3.6
 test-gpu: ## the kernel checks, compiled, on a GPU, in JOBS processes; a line a test in runs/test-gpu.jsonl; make test-gpu DEVICE=cpu: with the interpreter
 	$(if $(filter cpu,$(DEVICE)),TRITON_INTERPRET=1) CUBLAS_WORKSPACE_CONFIG=:4096:8 $(GPU_PYTHON) -m pytest tests/kernels/interpreted --device $(or $(DEVICE),cuda) -n $(or $(JOBS),12) --dist worksteal -m "not slow" --lines runs/test-gpu.jsonl
 
-gpu: ## everything that needs a GPU, ten minutes of it, in runs/gpu; make gpu SECONDS=600 OUT=DIR RESUME=DIR ONLY=checks,times,train,memory
+gpu: ## everything that needs a GPU, ten minutes of it, in runs/gpu; make gpu SECONDS=600 OUT=DIR RESUME=DIR ONLY=checks,times,train,memory; ONLY=tune: launch options of kernels
 	$(GPU_PYTHON) benchmarks/gpu/run.py --seconds $(or $(SECONDS),600) $(if $(OUT),--out $(OUT)) $(if $(RESUME),--resume $(RESUME)) $(if $(ONLY),--only $(ONLY))
 
 gpu-bundle: $(READY) ## project and wheels in dist/gpu, for a machine with a GPU, torch and no network

@@ -16,9 +16,10 @@ from gpu.measure import MEMORY, SMALL, How, find_case, train_plan
 from gpu.peers import PLAIN, peers
 from gpu.suite import check_files, run_file
 from gpu.times import time_own, time_peer
+from gpu.tune import MOST_CANDIDATES, compile_candidates, time_candidates
 from gpu.worker import Job
 
-KINDS = ("facts", "checks", "times", "train", "memory")
+KINDS = ("facts", "checks", "times", "train", "memory", "tune")
 SPECS = ("nam56r", "llama-16l", "hybrid-1b", "mamba2-1b", "llama-16l-fp8", "nemotron-16l", "hybrid-2b")
 """Trained whole, in this order; files of `specs/`."""
 VARIANTS: dict[str, How] = {
@@ -30,8 +31,10 @@ VARIANTS: dict[str, How] = {
 """Ways to train each of them; a feature that changes the step adds its own."""
 ONLY_OF = {"4-microbatches": ("nam56r",)}
 """Variants that not every spec is trained in."""
+TUNED = ("attention", "mamba3", "ssd")
+"""Operations whose kernels have candidates."""
 SECONDS = {"facts": 30.0, "check": 90.0, "demo": 100.0, "file": 120.0, "own": 20.0, "library": 12.0, "peer": 4.0}
-SECONDS |= {"train": 75.0, "compiled": 150.0, "memory": 60.0}
+SECONDS |= {"train": 75.0, "compiled": 150.0, "memory": 60.0, "candidate": 120.0, "tune": 60.0}
 LEAST = {
     "facts": 5.0,
     "check": 15.0,
@@ -43,6 +46,8 @@ LEAST = {
     "train": 25.0,
     "compiled": 60.0,
     "memory": 20.0,
+    "candidate": 20.0,
+    "tune": 10.0,
 }
 """Seconds after which a job is stopped, and below which it is not started."""
 DRY_SECONDS, DRY_LEAST = 240.0, 1.0
@@ -60,7 +65,7 @@ def jobs(device: str, *, seconds: dict[str, float] | None = None) -> list[Job]:
     found += [*_memory(small, expandable=True), *_memory(small, expandable=False)]
     for variant in VARIANTS:
         found += _trained(small, variant) if variant != "eager" else ()
-    found += [*_files(device), *_plain_times(device, small)]
+    found += [*_files(device), *_plain_times(device, small), *_tuned(device, small)]
     if small:
         return [Job(job.kind, job.name, job.run, DRY_SECONDS, DRY_LEAST, job.lane, job.gib) for job, _ in found]
     return [Job(job.kind, job.name, job.run, limits[key], LEAST[key], job.lane, job.gib) for job, key in found]
@@ -142,6 +147,25 @@ def _memory(small: bool, *, expandable: bool) -> Iterator[Sized]:
 @cache
 def _gib(name: str) -> float:
     return MEMORY_GIB * find_case(name).budget.worst.allocated_bytes / 2**30 + 1.5
+
+
+def _tuned(device: str, small: bool) -> Iterator[Sized]:
+    """Candidates of all cases are compiled in parallel before any is timed."""
+    found = [case for case in cases(small=small) if case.name.startswith(TUNED)]
+    for position in range(MOST_CANDIDATES):
+        for case in found:
+            label = f"candidate {position} of {case.name}"
+            yield _job("tune", label, partial(_candidate, case, position=position, device=device), "candidate", "checks", gib=10)
+    for case in found:
+        yield _job("tune", case.name, partial(_timed, case, device=device), "tune")
+
+
+def _candidate(case: KernelCase, emit: Emit, *, position: int, device: str) -> None:
+    compile_candidates(case, position, emit, device)
+
+
+def _timed(case: KernelCase, emit: Emit, *, device: str) -> None:
+    time_candidates(case, emit, device)
 
 
 def _files(device: str) -> Iterator[Sized]:

@@ -81,6 +81,11 @@ LINES = (
         "`make gpu ONLY=memory`",
     ),
     Line(
+        "Candidates of launch options, each checked and timed: of kernels that changed since, and with masks, caps and packed rows",
+        r"^tune/",
+        "`make gpu ONLY=tune`",
+    ),
+    Line(
         "Reserve of the device with several ranks: what NCCL takes in addition to the context's 1.30 GiB, which one rank has",
         "",
         "two GPUs",

@@ -1,6 +1,7 @@
 r"""Everything that needs a GPU, in one command: checks, times, training and memory, each job in a process of its own.
 
 python benchmarks/gpu/run.py [--seconds 600] [--out DIR] [--resume DIR] [--only checks,times,train,memory] [--match REGEX]
+python benchmarks/gpu/run.py --only tune                      launch options of kernels: OUT/tuned/DEVICE.json, and the package's own file
 python benchmarks/gpu/run.py --cpu --out DIR                 no GPU: every job's code at small sizes; what it writes measures nothing
 python benchmarks/gpu/run.py --explain NAME                  one plan: blocks alive at its peak and the trace's storages
 
@@ -147,7 +148,7 @@ def arguments_of(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--explain", metavar="NAME", help="a plan of specs/ or memory.yaml")
     parser.add_argument("--fault", action="append", default=[], metavar="JOB=KIND", help=argparse.SUPPRESS)
     given = parser.parse_args(words)
-    kinds = ("checks", "times", "train", "memory")
+    kinds = ("checks", "times", "train", "memory", "tune")
     if unknown := set(given.only.split(",")) - {*kinds, "facts"}:
         parser.error(f"--only {', '.join(sorted(unknown))}: choose among {', '.join(kinds)}")
     given.out = given.out or given.resume or OUT
@@ -198,6 +199,11 @@ def main(words: Sequence[str] | None = None) -> int:
     run = Run(results, given.out / "logs", given.seconds - (time.monotonic() - began), os.cpu_count() or 1)
     run.run(found)
     counts = {status: list(run.statuses.values()).count(status) for status in dict.fromkeys(run.statuses.values())}
+    if "tune" in given.only.split(",") and {**known, **run.statuses}.get("facts/device") == "done":
+        from gpu.tuned import FOLDER, write  # noqa: PLC0415
+
+        written = [write(given.out, folder) for folder in (given.out / "tuned", *(() if given.cpu else (FOLDER,)))]
+        print(f"launch options: {', '.join(map(str, written))}")
     print(f"{', '.join(f'{count} {status}' for status, count in counts.items()) or 'nothing was missing'}; {given.out}")
     return 0 if set(run.statuses.values()) <= {"done"} else 1
 

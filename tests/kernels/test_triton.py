@@ -25,6 +25,13 @@ EVERY = {
     **{"ssd": 14},
 }
 """Operations whose configurations take long to compile: CI compiles every n-th, the slow set all."""
+SPILLS = {
+    *(f"attention {kernel} 256/256 bf16, measured" for kernel in ("query", "key, k,", "key, v,")),
+    *(f"mamba3 group 64x128 rank 4, 32 angles, bf16, {kind}, measured" for kind in ("plain", "packed, continued")),
+    "mamba3 state_gradient 64x128 rank 4, 32 angles, bf16, plain, measured",
+    "ssd pair 64x128 bf16, measured",
+}
+"""Options that spill, and were measured to be 10 to 53 % faster on an H200 than the default, which does not."""
 OTHER_BLAS = ({"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}, {"OPENBLAS_CORETYPE": "Nehalem"})
 """OpenBLAS with the products of processors with and without fused multiply-add: one of them is not this machine's own."""
 GROUPS = 4
@@ -121,7 +128,9 @@ def check_resources(every: dict[str, int], cache: Path) -> None:
     assert found.keys() == every.keys()
     for operation, rows in found.items():
         assert rows
-        assert [row for row in rows if row["stack_bytes"] or row["shared_bytes"] > SHARED_MEMORY_LIMIT_BYTES] == [], operation
+        spilled = {row["kernel"] for row in rows if row["stack_bytes"]}
+        assert spilled <= SPILLS, operation
+        assert [row for row in rows if row["shared_bytes"] > SHARED_MEMORY_LIMIT_BYTES] == [], operation
         with (HERE / "sm90" / f"{operation}.csv").open(encoding="utf-8") as file:
             committed = [row for row in csv.DictReader(file) if row["triton"] == rows[0]["triton"]]
         if committed:

@@ -43,24 +43,28 @@ def percent(estimate: float, measured: float) -> str:
     return f"{error:+.2f} %" if abs(error) < 1 else f"{error:+.1f} %"
 
 
-def step_rows(runs: Sequence[TrainingRun], estimates: dict[str, megaplan.Estimate], floors: dict[str, float]) -> Iterator[Sequence[str]]:
-    """Step, its model and interval, MFU, and the first step."""
+def step_rows(
+    runs: Sequence[TrainingRun], modelled: dict[str, times.StepRow], estimates: dict[str, megaplan.Estimate], floors: dict[str, float]
+) -> Iterator[Sequence[str]]:
+    """Step, its model and interval, MFU, the first step, and the step that is modelled with today's kernels."""
     for run in runs:
-        planned = estimates[run.name].step_time
-        if run.expandable_segments or not isinstance(planned, PlannedTime):
+        today = estimates[run.name].step_time
+        if run.expandable_segments or not isinstance(today, PlannedTime):
             continue
+        planned = modelled[run.name]
         busy = (f"{run.busy_ms:,.0f}", f"{run.launches:,}") if run.busy_ms is not None else ("", "")
         measured = 1e3 * run.step_seconds
         yield (
             run.name,
             f"{measured:,.0f}",
-            f"{1e3 * planned.seconds:,.0f}",
-            percent(planned.seconds, run.step_seconds),
+            f"{1e3 * planned.modelled:,.0f}",
+            percent(planned.modelled, run.step_seconds),
             f"{1e3 * planned.low:,.0f} to {1e3 * planned.high:,.0f}",
             f"{1e3 * floors[run.name]:,.0f}",
             *busy,
             f"{100 * run.mfu:.1f} %",
             f"{run.first_step_seconds:.1f}",
+            f"{1e3 * today.seconds:,.0f}",
         )
 
 
@@ -108,12 +112,25 @@ def page() -> str:
     found, runs = document(), training_runs()
     estimates = {run.name: megaplan.estimate(run.spec) for run in runs}
     floors = {run.name: floor_seconds(run.spec) for run in runs if not run.expandable_segments}
-    steps = ("run", "step ms", "modelled", "error", "80 % interval", "floor", "GPU busy", "launches", "MFU", "first step s")
+    steps = (
+        "run",
+        "step ms",
+        "modelled",
+        "error",
+        "80 % interval",
+        "floor",
+        "GPU busy",
+        "launches",
+        "MFU",
+        "first step s",
+        "today, modelled",
+    )
+    modelled = {row.run: row for row in times.steps(found)}
     return TEMPLATE.read_text().format(
         file=FITTED.name,
         copy_percent=100 * found["copy_gb_s"] / COPY_GB_S,
         matmul_percent=100 * found["matmul_bf16_8192_tflop_s"] / MATMUL_TFLOP_S,
-        steps=table(steps, step_rows(runs, estimates, floors)),
+        steps=table(steps, step_rows(runs, modelled, estimates, floors)),
         allocated=table(("run", "phase", "measured", "estimate", "error"), allocated_rows(reserved_rows(FITTED))),
         reserved=reserved_table(FITTED).rstrip(),
         residuals="\n".join(times.step_table(times.steps(found))),

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from gpu.measured.results import SPECS
 
 import megaplan
+from megaplan.cost.rates import Rates, rates_with
 from megaplan.cost.replay import ReplayTimer
 from megaplan.layout.profile import TrainedPlan, counts_of
-from megaplan.layout.step_time import PlannedTime, planned_time
-from megaplan.measured.constants import measured
+from megaplan.measured.constants import profiled
 from megaplan.measured.kernels import FAMILIES, seen_by_step
 
 LEAST = 0.03
@@ -75,12 +75,19 @@ def steps(results: Mapping[str, Any]) -> list[StepRow]:
         if run.get("expandable_segments") and run["run"] in default:
             continue
         task = task_of(run["run"])
-        time = planned_time(task.spec, task.spans, task.inventory)
-        assert isinstance(time, PlannedTime)
-        constants = measured(task.spec.device.name)
-        without = time.seconds if constants is None else constants.runs.get(run["run"], {}).get("without it", time.seconds)
-        found.append(StepRow(run["run"], run["step_s"], time.seconds, time.low, time.high, without, bool(run.get("gpu"))))
+        seconds = ReplayTimer(task.inventory, task.spec, as_profiled).step_ns(task.spec, task.spans) / 1e9
+        constants = profiled(task.spec.device.name)
+        assert constants is not None
+        low, high = constants.interval
+        without = constants.runs.get(run["run"], {}).get("without it", seconds)
+        found.append(StepRow(run["run"], run["step_s"], seconds, low * seconds, high * seconds, without, bool(run.get("gpu"))))
     return found
+
+
+def as_profiled(rates: Rates) -> Rates:
+    """The rates of the kernels that were profiled: some have become faster since."""
+    found = profiled(rates.device.name)
+    return rates if found is None else rates_with(rates, found)
 
 
 def task_of(name: str) -> TrainedPlan:
@@ -91,7 +98,7 @@ def task_of(name: str) -> TrainedPlan:
 
 def _rows_of(run: Mapping[str, Any]) -> list[GroupRow]:
     name, step, task = run["run"], 1e3 * run["step_s"], task_of(run["run"])
-    timer = ReplayTimer(task.inventory, task.spec)
+    timer = ReplayTimer(task.inventory, task.spec, as_profiled)
     labels = _labels()
     taken: dict[str, float] = {}
     for family, time in seen_by_step(run["gpu"]).items():

@@ -21,18 +21,20 @@ FORM = (
 )
 
 
-def measured_constants(folder: str, results: str, held_out: Sequence[str] = ()) -> dict[str, Any]:
+def measured_constants(folder: str, results: str, held_out: Sequence[str] = (), changed: str | None = None) -> dict[str, Any]:
     """The document of measured constants.
 
     Args:
         folder: Folder in which `NAME.yaml` is the spec that the run `NAME` trained.
         results: JSON of the runs, or a line for each run and lines that hold the other facts.
         held_out: Results whose runs are in no constant: the errors of their modelled steps count for the interval.
+        changed: Kernels that changed after these runs, with their times before and after: the constants are those of today's kernels.
 
     Raises:
         MegaplanError: MP487, the results lack facts or a profiled run, or its spec is of another host or device; what `megaplan.load`
             raises.
     """
+    from megaplan.layout.changed import changed_kernels  # noqa: PLC0415
     from megaplan.layout.profile import constants  # noqa: PLC0415
 
     found = _results(results)
@@ -45,7 +47,8 @@ def measured_constants(folder: str, results: str, held_out: Sequence[str] = ()) 
     devices = sorted({task.spec.device.name for task in tasks.values()})
     if len(devices) > 1:
         raise refuse("MP487", f"the specs of {folder} are of {' and '.join(devices)}", "one file for each device")
-    return constants(found | {"runs": runs}, tasks, [step for path in held_out for step in _steps(folder, path)])
+    later = [] if changed is None else changed_kernels(changed)
+    return constants(found | {"runs": runs}, tasks, [step for path in held_out for step in _steps(folder, path)], later)
 
 
 def _steps(folder: str, path: str) -> Iterator[tuple[str, float, TrainedPlan]]:

@@ -41,13 +41,17 @@ def calibrate(
         list[str] | None,
         typer.Option(metavar="FILE", help="Results that are in no constant of --profile; their errors are in the interval; repeatable."),
     ] = None,
+    changed: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Kernels that changed after the runs of --profile, with their times before and after."),
+    ] = None,
     target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the shares here; - for stdout.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Fit the share of the peak that matrix products reach to measured steps, and print the error of each by term."""
     if profile is not None:
-        return _profiled(rows, profile, held_out or [], target, force=force, as_json=as_json)
+        return _profiled(rows, profile, held_out or [], changed, target, force=force, as_json=as_json)
     from megaplan.api.measured import measured_steps  # noqa: PLC0415
     from megaplan.layout.calibrate import calibrations  # noqa: PLC0415
 
@@ -64,12 +68,12 @@ def calibrate(
     return 0
 
 
-def _profiled(specs: str, results: str, held_out: list[str], target: str | None, *, force: bool, as_json: bool) -> int:
+def _profiled(specs: str, results: str, held_out: list[str], changed: str | None, target: str | None, *, force: bool, as_json: bool) -> int:
     """A device's measured constants from profiled steps."""
     from megaplan.api.profiled import measured_constants  # noqa: PLC0415
     from megaplan.layout.profile import text_of  # noqa: PLC0415
 
-    found = measured_constants(specs, results, held_out)
+    found = measured_constants(specs, results, held_out, changed)
     if target is not None:
         write_new(target, text_of(found), force=force)
     if as_json:
@@ -88,6 +92,11 @@ def _profile_lines(found: dict[str, Any]) -> Iterator[StyledLine]:
         reached = f"{100 * kind['share']:.1f} %" if "share" in kind else f"{kind['step_ns']:,} ns a step"
         rows.append([name, reached, f"{100 * kind['spread']:.0f} %", str(len(kind["runs"]))])
     yield from ((line, "") for line in table(rows, indent="  "))
+    for name, change in found.get("changed", {}).items():
+        yield (
+            f"  {name} takes {change['factor']:.3f} of that since its kernels changed, {change['basis']}: {'; '.join(change['sources'])}",
+            "",
+        )
     host = found["host"]
     yield f"  host: {host['issue_ns']:,} ns a launch of forward and backward, {host['update_ns']:,} ns an operation of the update", ""
     rows = [["step", "measured", "modelled", "without it"]]

@@ -47,6 +47,7 @@ def changed_kinds(device: str) -> frozenset[str]:
 
 
 def changed(constants: Measured) -> frozenset[str]:
-    """Kinds of these constants whose counts have changed."""
+    """Kinds of these constants whose counts have changed, or whose kernels have, without a measurement of the new ones."""
     now = kind_counts(constants.references)
-    return frozenset(kind for kind, counts in constants.counts.items() if now.get(kind, Counts(0, 0, 0)) != counts)
+    faster = frozenset(kind for kind, change in constants.changes.items() if not change.is_measured)
+    return faster | frozenset(kind for kind, counts in constants.counts.items() if now.get(kind, Counts(0, 0, 0)) != counts)

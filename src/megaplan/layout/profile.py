@@ -23,6 +23,7 @@ from megaplan.cost.rates import LINEARS, rates_with
 from megaplan.cost.replay import ReplayTimer
 from megaplan.devices import load_device
 from megaplan.inventory.tensors import Inventory
+from megaplan.layout.changed import changes_of
 from megaplan.layout.measured_step import dtype_of
 from megaplan.layout.references import REFERENCES
 from megaplan.layout.spans import Spans
@@ -172,7 +173,10 @@ def _spread(values: Sequence[float], rows: Sequence[FamilyRow]) -> float:
 
 
 def constants(
-    results: Mapping[str, Any], tasks: Mapping[str, TrainedPlan], held_out: Sequence[tuple[str, float, TrainedPlan]] = ()
+    results: Mapping[str, Any],
+    tasks: Mapping[str, TrainedPlan],
+    held_out: Sequence[tuple[str, float, TrainedPlan]] = (),
+    changed: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The document of measured constants.
 
@@ -180,6 +184,7 @@ def constants(
         results: Device, versions, `copy_gb_s` and `runs` with `step_s`; of profiled ones `gpu` with `busy_ms` and `by_kernel`.
         tasks: Trained plan of each run, by its name.
         held_out: Label, seconds of the step and trained plan of each run of other results.
+        changed: Kernels that changed since, as `changed.changes_of` takes them; no run and no interval depends on them.
     """
     runs = [run for run in results["runs"] if run.get("gpu")]
     device = next(iter(tasks.values())).spec.device.name
@@ -213,6 +218,8 @@ def constants(
         for label, seconds, task in steps
     }
     document["interval"] = _interval(document["runs"])
+    if changed:
+        document["changed"] = {kind: each for kind, each in changes_of(changed, runs).items() if kind in document["kinds"]}
     return document
 
 
@@ -305,7 +312,7 @@ def text_of(document: Mapping[str, Any]) -> str:
     """The file, one line per constant."""
     lines = []
     for key, value in document.items():
-        if isinstance(value, dict) and key in ("kinds", "runs"):
+        if isinstance(value, dict) and key in ("kinds", "runs", "changed"):
             inner = ",\n".join(f"    {json.dumps(name)}: {json.dumps(each)}" for name, each in value.items())
             lines.append(f"  {json.dumps(key)}: {{\n{inner}\n  }}")
         elif key == "references":

@@ -29,6 +29,20 @@ class Counts(NamedTuple):
     launches: int
 
 
+class Change(NamedTuple):
+    """A kind whose kernels changed after they were profiled.
+
+    Attributes:
+        factor: Its time, of the time that was profiled.
+        is_measured: True if its kernels were measured as they are.
+        sources: Measurements that give the factor.
+    """
+
+    factor: float
+    is_measured: bool
+    sources: tuple[str, ...]
+
+
 class Measured(NamedTuple):
     """One device's constants.
 
@@ -47,6 +61,7 @@ class Measured(NamedTuple):
         references: Specs whose operations have these counts.
         interval: Ratios of measured to modelled steps: a tenth is below the first, a tenth above the second.
         runs: Measured and modelled seconds of each run, and for fitted runs seconds modelled without the run.
+        changes: Kinds whose kernels changed since; shares and steps are those of today's kernels.
     """
 
     device: str
@@ -63,6 +78,7 @@ class Measured(NamedTuple):
     references: tuple[Mapping[str, Any], ...]
     interval: tuple[float, float]
     runs: Mapping[str, Mapping[str, float]]
+    changes: Mapping[str, Change] = {}
 
     @property
     def step_ns(self) -> int:
@@ -77,16 +93,28 @@ def measured(device: str) -> Measured | None:
     return of_document(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
+@cache
+def profiled(device: str) -> Measured | None:
+    """The constants of the kernels as they were profiled, with which the profiled steps are compared."""
+    path = FOLDER / f"{device}.json"
+    return of_document(json.loads(path.read_text(encoding="utf-8")) | {"changed": {}}) if path.is_file() else None
+
+
 def of_document(document: Mapping[str, Any]) -> Measured:
-    """The constants in a file's document."""
+    """The constants in a file's document, with the changes of kernels since."""
     kinds, host, (low, high) = document["kinds"], document["host"], document["interval"]
+    changes = {
+        name: Change(each["factor"], each["basis"] == "measured", tuple(each["sources"]))
+        for name, each in document.get("changed", {}).items()
+    }
+    factors = {name: change.factor for name, change in changes.items()}
     return Measured(
         device=document["device"],
         about=document["about"],
         dtypes=tuple(document["dtypes"]),
-        shares={name: round(kind["share"] * PARTS) for name, kind in kinds.items() if "share" in kind},
+        shares={name: min(PARTS, round(kind["share"] * PARTS / factors.get(name, 1.0))) for name, kind in kinds.items() if "share" in kind},
         spreads={name: kind["spread"] for name, kind in kinds.items()},
-        steps_ns={name: kind["step_ns"] for name, kind in kinds.items() if "step_ns" in kind},
+        steps_ns={name: round(kind["step_ns"] * factors.get(name, 1.0)) for name, kind in kinds.items() if "step_ns" in kind},
         percent=document["percent"],
         launch_ns=document["launch_ns"],
         issue_ns=host["issue_ns"],
@@ -95,4 +123,5 @@ def of_document(document: Mapping[str, Any]) -> Measured:
         references=tuple(document["references"]),
         interval=(low, high),
         runs=document["runs"],
+        changes=changes,
     )

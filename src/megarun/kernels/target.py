@@ -21,17 +21,19 @@ class Target(NamedTuple):
         num_sms: Streaming multiprocessors.
         cudnn_version: Version of cuDNN as torch gives it; None without cuDNN.
         has_flash: True if torch has its flash attention kernels.
+        device_name: Name by which kernels find the launch options that were measured on the device.
     """
 
     capability: tuple[int, int]
     num_sms: int
     cudnn_version: int | None = CUDNN_VERSION
     has_flash: bool = True
+    device_name: str = ""
 
     @classmethod
     def planned(cls, device: Device) -> Target:
         """A device of the registry, with a torch that is built for it."""
-        return cls(CAPABILITIES[device.generation], device.num_sms.value)
+        return cls(CAPABILITIES[device.generation], device.num_sms.value, device_name=device.name)
 
     @classmethod
     def present(cls, index: int) -> Target:
@@ -42,7 +44,7 @@ class Target(NamedTuple):
         found = torch.cuda.get_device_properties(index)
         version = cudnn.version() if cudnn.is_available() and cudnn.enabled else None
         flash = torch.backends.cuda.is_flash_attention_available()
-        return cls((found.major, found.minor), found.multi_processor_count, version, flash)
+        return cls((found.major, found.minor), found.multi_processor_count, version, flash, found.name)
 
     @property
     def arch(self) -> int:

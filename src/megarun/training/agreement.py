@@ -152,12 +152,15 @@ def _version(package: str) -> str | None:
 
 @cache
 def _source_digest() -> str:
-    """SHA-256 of the installed sources, by module: an installation from a working tree has the same version after every change."""
+    """SHA-256 of the installed sources, by module, and of measured options of kernels, which may change the last bits of results.
+
+    An installation from a working tree has the same version after every change.
+    """
     digest = hashlib.sha256()
     for package in ("megaplan", "megarun", "megakernels"):
         found = find_spec(package)
         for folder in map(Path, (found.submodule_search_locations if found is not None else None) or ()):
-            for path in sorted(folder.rglob("*.py")):
+            for path in sorted([*folder.rglob("*.py"), *folder.glob("tuned/*.json")]):
                 digest.update(f"{package}/{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

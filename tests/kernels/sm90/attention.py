@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from compile import with_measured
 
 from megakernels.ops.attention.facts import RELATION_TILE, constants, key_parts
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel, attention_relation_kernel
@@ -63,4 +64,4 @@ def configurations() -> dict[str, Any]:
     return found
 
 
-CONFIGURATIONS = configurations()
+CONFIGURATIONS = with_measured(configurations())

@@ -21,11 +21,24 @@ from overwritten import overwritten
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from megakernels._common.tuning import measured_options, tuned
+
 HERE = Path(__file__).parent
 COLUMNS = ("triton", "kernel", "registers", "stack_bytes", "shared_bytes", "wgmma")
 SM_90 = GPUTarget("cuda", 90, 32)
+SM_90_CAPABILITY = (9, 0)
 ALIGNMENT = 16
 """The launcher specialises on pointers, which torch's allocator aligns so, and on sizes that are multiples of it: type `i32:16`."""
+
+
+def with_measured(configurations: dict[str, Any]) -> dict[str, Any]:
+    """The configurations, and those with other options that were measured on an H200."""
+    found = dict(configurations)
+    for name, (function, types, constants, options) in configurations.items():
+        measured = measured_options(tuned("h200", SM_90_CAPABILITY), function.__name__, frozenset(constants.items()))
+        if {**options, **measured} != options:
+            found[f"{name}, measured"] = function, types, constants, {**options, **measured}
+    return found
 
 
 def source_of(function: Any, types: dict[str, str], constants: dict[str, Any]) -> ASTSource:

@@ -24,11 +24,11 @@ def configurations() -> dict[str, Any]:
         types = dict.fromkeys(TENSORS, f"*{dtype}") | dict.fromkeys(STATES, "*fp32") | {"starts": "*i32"}
         strides = [f"{name}_stride_{axis}" for name in ("q", "k", "v", "grad") for axis in "bth"]
         types |= dict.fromkeys((*strides, "key_width", "value_width"), "i32:16")
-        tile = kernel.launch_options(key_width, value_width)
-        launch = {"num_warps": tile.pop("num_warps")}
+        tile, forward = (options(key_width, value_width) for options in (kernel.launch_options, kernel.forward_options))
+        launch, of_forward = ({"num_warps": each.pop("num_warps")} for each in (tile, forward))
         tile["HAS_STARTS"] = whole
         name = f"{key_width}x{value_width} {dtype}{' packed, continued' if whole else ''}"
-        found[f"m2rnn forward {name}"] = (m2rnn_forward_kernel, types, {**tile, "HAS_INITIAL": whole}, launch)
+        found[f"m2rnn forward {name}"] = (m2rnn_forward_kernel, types, {**tile, "HAS_INITIAL": whole}, of_forward)
         found[f"m2rnn backward {name}"] = (m2rnn_backward_kernel, types, {**tile, "ROWS": MAP_ROWS}, launch)
     return found
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from compile import with_measured
 
 from megakernels.ops.mamba3 import launch
 from megakernels.ops.mamba3.facts import CHAIN, MAMBA3_HEADS_PER_TABLE, TILES_PER_SHARE, halves_turned, phase_rows, step_sides, tile_sides
@@ -75,7 +76,7 @@ def configurations() -> dict[str, Any]:
     return found
 
 
-CONFIGURATIONS = configurations()
+CONFIGURATIONS = with_measured(configurations())
 
 SHAPE = "4 x 4,096 tokens of 112 heads x 64 x 128, 8 groups, 4 ranks, 32 angles, bf16, states kept every 256; forward and backward"
 SEQUENCES, POSITIONS, HEADS, GROUPS, SEGMENT, TILE = 4, 4096, 112, 8, 256, 16

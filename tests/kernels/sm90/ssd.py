@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from compile import with_measured
 
 from megakernels.facts import LARGEST_TILE
 from megakernels.ops.ssd.facts import HEADS_PER_PART, LARGEST_BLOCK, PASS_COLUMNS, SSD_HEADS_PER_TABLE, tile_sides
@@ -83,7 +84,7 @@ def configurations() -> dict[str, Any]:
     return found
 
 
-CONFIGURATIONS = configurations()
+CONFIGURATIONS = with_measured(configurations())
 
 SHAPE = "16,384 tokens of 64 heads x 64 x 128, bf16, one group, chunks of 256; forward and backward"
 CHUNKS, TILES = 64, 256

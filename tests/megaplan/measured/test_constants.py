@@ -15,19 +15,25 @@ from megaplan.cost.replay import ReplayTimer
 from megaplan.errors import MegaplanError
 from megaplan.families.mamba import composition
 from megaplan.layout import profile
+from megaplan.layout.changed import changes_of
 from megaplan.layout.profile import text_of
 from megaplan.layout.step_time import PlannedTime, planned_time
-from megaplan.measured.constants import FOLDER, measured, of_document
+from megaplan.measured.constants import FOLDER, measured, of_document, profiled
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks/results/h200-2026-11-26.json"
+CHANGED = ROOT / "benchmarks/results/h200-changed-kernels.json"
 HELD_OUT = ROOT / "benchmarks/results/h200-2026-11-27.json"
 SPEC = str(ROOT / "benchmarks/gpu/specs/hybrid-1b.yaml")
 
 
-def time_of(*changes: str) -> PlannedTime:
-    """The step of the 1.1 B hybrid."""
-    job = megaplan.load(SPEC, *changes)
+MAMBA = str(ROOT / "benchmarks/gpu/specs/mamba2-1b.yaml")
+RECURRENCE = {"m2rnn.forward", "m2rnn.backward"}
+
+
+def time_of(*changes: str, spec: str = SPEC) -> PlannedTime:
+    """The step of the 1.1 B hybrid, or of another spec."""
+    job = megaplan.load(spec, *changes)
     found = planned_time(job.spec, job.spans, job.inventory)
     assert isinstance(found, PlannedTime)
     return found
@@ -42,22 +48,27 @@ def counted_anew():
 
 
 def test_nothing_has_changed_since_it_was_measured(counted_anew):
-    assert kinds.changed_kinds("h200") == frozenset()
+    assert kinds.changed_kinds("h200") == RECURRENCE  # its kernels changed and were not measured again
     assert kinds.changed_kinds("h100-sxm") == frozenset()
 
 
 def test_an_operation_that_counts_something_else_is_modelled(counted_anew, monkeypatch):
     """Half of a pass's bytes is half of its time by the share that was measured; the step says that it is no longer measured."""
-    before = time_of()
+    before = time_of(spec=MAMBA)
     assert (str(before.basis), before.calibration) == ("measured", "h200, bf16, megarun, eager, one rank")
     backward = CONVOLUTION.backward
     monkeypatch.setattr(composition, "CONVOLUTION", CONVOLUTION._replace(backward=backward._replace(percent=2 * backward.percent)))
     kinds.changed_kinds.cache_clear()
-    assert kinds.changed_kinds("h200") == {"convolution.backward"}
-    after = time_of()
+    assert kinds.changed_kinds("h200") == {"convolution.backward"} | RECURRENCE
+    after = time_of(spec=MAMBA)
     assert (str(after.basis), after.unmeasured) == ("modelled", "convolution.backward changed since measured")
     assert after.seconds > before.seconds
     assert after.high / after.seconds > before.high / before.seconds
+
+
+def test_a_step_with_kernels_that_were_not_measured_again_is_modelled():
+    found = time_of()
+    assert (str(found.basis), found.unmeasured) == ("modelled", "m2rnn.backward, m2rnn.forward changed since measured")
 
 
 @pytest.mark.parametrize(
@@ -103,8 +114,45 @@ def test_a_percentage_of_the_spec_changes_the_share_that_was_measured():
 
 @pytest.mark.slow
 def test_the_committed_file_is_what_its_results_say():
-    found = measured_constants(str(ROOT / "benchmarks/gpu/specs"), str(RESULTS), [str(HELD_OUT)])
+    found = measured_constants(str(ROOT / "benchmarks/gpu/specs"), str(RESULTS), [str(HELD_OUT)], str(CHANGED))
     assert text_of(found) == (FOLDER / "h200.json").read_text()
+
+
+def test_a_kernel_that_became_faster_changes_its_kind_and_no_profiled_step(one_run, tmp_path):
+    """Half of the time of one kernel of two of a kind: measured as it runs it stays measured, as an experiment it is modelled."""
+    specs, lines = one_run()
+    before = measured_constants(specs, lines)
+    times = {name: ms for name, _, ms in json.loads(Path(lines).read_text().splitlines()[1])["gpu"]["by_kernel"]}
+    ssd = sum(ms for name, ms in times.items() if name.startswith("ssd_"))
+    row = {"kernel": "ssd_value_kernel", "runs": ["hybrid-1b"], "us": [200.0, 100.0], "basis": "measured", "source": "a table"}
+    (tmp_path / "changed").write_text(json.dumps({"kernels": [row]}))
+    after = measured_constants(specs, lines, changed=str(tmp_path / "changed"))
+    assert {key: after[key] for key in before} == before
+    factor = 1 - times["ssd_value_kernel"] / ssd / 2
+    assert after["changed"] == {"ssd": {"factor": round(factor, 4), "basis": "measured", "sources": ["a table"]}}
+    then, now = of_document(before), of_document(after)
+    assert now.shares["ssd"] == pytest.approx(then.shares["ssd"] / factor, abs=1)
+    assert {kind for kind in now.shares if now.shares[kind] != then.shares[kind]} == {"ssd"}
+    assert kinds.changed(now) - kinds.changed(then) == set()
+    (tmp_path / "changed").write_text(json.dumps({"kernels": [row | {"basis": "modelled"}]}))
+    assert kinds.changed(of_document(measured_constants(specs, lines, changed=str(tmp_path / "changed")))) == {"ssd"}
+    other = {"run": "another", "gpu": {"by_kernel": [["ssd_value_kernel", 1, 1.0]]}}
+    assert changes_of([row], [other]) == {}
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"kernels": [{"kernel": "a", "runs": ["b"], "us": [1], "basis": "measured"}]}', "no json"])
+def test_a_file_of_changed_kernels_that_says_nothing_is_refused(one_run, tmp_path, text):
+    (tmp_path / "changed").write_text(text)
+    with pytest.raises(MegaplanError, match="has no list of changed kernels"):
+        measured_constants(*one_run(), changed=str(tmp_path / "changed"))
+
+
+def test_profiled_steps_are_compared_with_the_kernels_that_ran():
+    then, now = profiled("h200"), measured("h200")
+    assert then.changes == {}
+    assert now.changes.keys() >= {"mamba3", "ssd"}
+    assert all(then.shares[kind] < now.shares[kind] for kind in ("mamba3", "ssd"))
+    assert then._replace(shares={}, steps_ns={}) == now._replace(shares={}, steps_ns={}, changes={})
 
 
 @pytest.fixture

@@ -29,7 +29,11 @@ CALLS = (
     "memory/tiny-hybrid-selective default",
 )
 """Five jobs of each kind, one for each fault."""
-GOOD = ("checks/case cross_entropy 200", "times/cross_entropy 200", "train/tiny-ngram eager", "memory/tiny-hybrid-selective expandable")
+TUNE = ("tune/candidate 2 of attention 4/1 32/32", "tune/attention 4/1 32/32")
+GOOD = (
+    *("checks/case cross_entropy 200", "times/cross_entropy 200", "train/tiny-ngram eager", "memory/tiny-hybrid-selective expandable"),
+    *TUNE,
+)
 """And one of each kind without."""
 
 
@@ -51,7 +55,16 @@ def started(lines: list[dict[str, Any]]) -> list[str]:
 def test_every_failure_of_every_kind_leaves_every_other_line_and_a_second_call_runs_what_is_missing(tmp_path: Path) -> None:
     faults = [f"{name}={fault}" for index in range(0, len(CALLS), 5) for name, fault in zip(CALLS[index : index + 5], FAULTS, strict=True)]
     options = [word for fault in faults for word in ("--fault", fault)]
-    first = call(tmp_path, "--seconds", "400", "--match", exactly("facts/device", *CALLS, *GOOD), *options)
+    first = call(
+        tmp_path,
+        "--only",
+        "checks,times,train,memory,tune",
+        "--seconds",
+        "400",
+        "--match",
+        exactly("facts/device", *CALLS, *GOOD),
+        *options,
+    )
     assert first.returncode == 1, first.stderr
     lines = list(lines_of([tmp_path]))
     found = statuses(lines)
@@ -64,6 +77,11 @@ def test_every_failure_of_every_kind_leaves_every_other_line_and_a_second_call_r
     trained = next(line for line in measured if line["job"] == GOOD[2] and "losses" in line)
     assert len(trained["losses"]) == 2
     assert trained["mfu"] is None  # nothing is measured
+    tried = [line for line in measured if line["job"] in TUNE]
+    assert all(row["right"] and row["bitwise"] for line in tried for row in line.get("others", [line]))
+    assert {line["kernel"] for line in tried if "kernel" in line} == {"attention_key_kernel", "attention_query_kernel"}
+    written = json.loads((tmp_path / "tuned/cpu.json").read_text())
+    assert (written["device"], written["kernels"]) == ("cpu", [])  # no candidate was faster: nothing is measured
 
     again = [f"checks/case {name}" for name in CASES[:2]] + [f"times/{name}" for name in CASES[:2]] + [CALLS[15], GOOD[0], GOOD[1]]
     late = "checks/case gated_rms_norm 96/3"

@@ -18,6 +18,7 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import LOG2_E, on_device_of, unit_stride
+from megakernels._common.tuning import launch_options
 from megakernels.ops.attention.facts import RELATION_TILE, constants, key_parts
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel, attention_relation_kernel
@@ -76,18 +77,20 @@ def backward(
         return grad_q, grad_k.zero_(), grad_v.zero_(), None if grad_relations is None else grad_relations.zero_()
     with on_device_of(q):
         numbers, options = constants("query", *widths, masked=bits is not None, bent=_is_bent(given))
+        settings = {**flags, **numbers}
         attention_query_kernel[_query_grid(q, places, numbers["M"])](
             grad_out, q, k, v, starts, words, *relations, out, lse, delta, grad_q, *extents, *factors,
             *strides,
-            **flags, **numbers, **options,
+            **settings, **launch_options("attention_query_kernel", options, settings, q.device),
         )  # fmt: skip
         numbers, options = constants("key", *widths, masked=bits is not None, bent=_is_bent(given))
         for part in key_parts(*widths, relations=given.relations is not None):
             columns = q.shape[2] if part["ADDED"] else k.shape[2]
+            settings = {"NUM_PIECES": len(places.firsts), **part, **flags, **numbers}
             attention_key_kernel[columns, triton.cdiv(k.shape[1], numbers["N"]), k.shape[0]](
                 grad_out, q, k, v, starts, words, *relations, lse, delta, grad_k, grad_v, grad_added, *extents, *factors,
                 *strides,
-                NUM_PIECES=len(places.firsts), **part, **flags, **numbers, **options,
+                **settings, **launch_options("attention_key_kernel", options, settings, q.device),
             )  # fmt: skip
         if grad_relations is not None:
             num_relations, num_heads = grad_relations.shape

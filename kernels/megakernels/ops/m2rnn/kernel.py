@@ -21,9 +21,18 @@ from megakernels.ops.m2rnn.sizes import sizes_of
 
 
 def launch_options(key_width: int, value_width: int) -> dict[str, int]:
-    """Tile sides for a shape, and warps."""
+    """Tile sides for a shape, and warps of the backward."""
     keys = block_of(key_width, SMALLEST_DOT)
     return {"K": keys, "V": block_of(value_width, SMALLEST_DOT), "num_warps": 4 if keys <= 64 else 8}
+
+
+def forward_options(key_width: int, value_width: int) -> dict[str, int]:
+    """The same of the forward, with a warp for 32 rows: more of them wait for each other at every position.
+
+    Measured with a state of 64 x 16 on an H200, where the next position's loads start early: 3.99 ms with two warps, 4.50 with four.
+    """
+    options = launch_options(key_width, value_width)
+    return options | {"num_warps": max(1, options["K"] // 32)}
 
 
 def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
@@ -35,14 +44,16 @@ def forward(state: Tensor | None, given: M2rnnInputs) -> tuple[Tensor, Tensor]:
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     y = torch.empty(v.shape, dtype=q.dtype, device=q.device)
     states = torch.empty(batch, num_segments + 1, num_heads, key_width, value_width, dtype=torch.float32, device=q.device)
-    if states.numel():
+    if not num_positions:
+        states.zero_() if state is None else states.copy_(state[:, None])
+    elif states.numel():
         with on_device_of(q):
             m2rnn_forward_kernel[(batch, num_heads)](
                 q, k, v, f, state_map.contiguous(), D.contiguous(), dt_bias.contiguous(), A_log.contiguous(),
                 q if starts is None else starts.contiguous(), q if state is None else state.contiguous(), y, states, num_positions,
                 num_segments, save_every, num_heads, key_width, value_width,
                 *q.stride()[:2], *k.stride()[:2], *v.stride()[:3], *f.stride(),
-                HAS_STARTS=starts is not None, HAS_INITIAL=state is not None, **launch_options(key_width, value_width),
+                HAS_STARTS=starts is not None, HAS_INITIAL=state is not None, **forward_options(key_width, value_width),
             )  # fmt: skip
     return y, states
 

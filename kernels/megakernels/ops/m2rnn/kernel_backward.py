@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow, sigmoid, tanh
-from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, parameters_of
+from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, operands_at, parameters_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -32,34 +32,42 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
     preacts = prev_states + save_every * num_elements  # tanh values in the forward pass, then gradients of its arguments
     span_begin = first_segment * save_every
     span_length = tl.minimum(stop_segment * save_every, num_positions) - span_begin
+    k, v, f = k + batch * k_stride_b, v + batch * v_stride_b + head * v_stride_h, f + batch * f_stride_b + head * f_stride_h
+    q, strides = q + batch * q_stride_b, (k_stride_t, v_stride_t, f_stride_t)
+    grad_y += batch * grad_stride_b + head * grad_stride_h
     for back in range(stop_segment - first_segment):
         segment = stop_segment - 1 - back
         begin = segment * save_every
         length = tl.minimum(begin + save_every, num_positions) - begin
         place = ((batch * (num_segments + 1) + segment) * num_heads + head) * num_elements
         state = tl.load(states + place + within, mask=in_state, other=0.0).to(tl.float32)
+        keys, values, gate = operands_at(k, v, f, begin, strides, ks, vs, in_k, in_v)
         for index in range(length):
-            far = tl.cast(begin + index, tl.int64)
-            _raw, _log_decay, gain = gain_of(f + batch * f_stride_b + far * f_stride_t + head * f_stride_h, bias, rate)
-            keys = tl.load(k + batch * k_stride_b + far * k_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
-            values = tl.load(v + batch * v_stride_b + far * v_stride_t + head * v_stride_h + vs, mask=in_v, other=0.0).to(tl.float32)
+            next_keys, next_values, next_gate = operands_at(k, v, f, begin + tl.minimum(index + 1, length - 1), strides, ks, vs, in_k, in_v)
+            _raw, _log_decay, gain = gain_of(gate, bias, rate)
             state = state * kept_of(starts, batch * num_positions, begin + index, HAS_STARTS)
             candidate = tanh(dot(state, weights) + keys[:, None] * values[None, :])
             tl.store(prev_states + index * num_elements + within, state, mask=in_state)
             tl.store(preacts + index * num_elements + within, candidate, mask=in_state)
             state += gain * (candidate - state)
+            keys, values, gate = next_keys, next_values, next_gate
         tl.debug_barrier()  # other threads of the program may read what one has written
+        last = tl.cast(begin + length - 1, tl.int64)  # its operands are those that the loop above has ended with
+        queries = tl.load(q + last * q_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
+        grad = tl.load(grad_y + last * grad_stride_t + vs, mask=in_v, other=0.0).to(tl.float32)
+        before = tl.load(prev_states + (length - 1) * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
+        candidate = tl.load(preacts + (length - 1) * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
         for index_back in range(length):
             index = length - 1 - index_back
             far = tl.cast(begin + index, tl.int64)
-            raw, log_decay, gain = gain_of(f + batch * f_stride_b + far * f_stride_t + head * f_stride_h, bias, rate)
-            keys = tl.load(k + batch * k_stride_b + far * k_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
-            queries = tl.load(q + batch * q_stride_b + far * q_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
-            values = tl.load(v + batch * v_stride_b + far * v_stride_t + head * v_stride_h + vs, mask=in_v, other=0.0).to(tl.float32)
-            at = batch * grad_stride_b + far * grad_stride_t + head * grad_stride_h + vs
-            grad = tl.load(grad_y + at, mask=in_v, other=0.0).to(tl.float32)
-            before = tl.load(prev_states + index * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
-            candidate = tl.load(preacts + index * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
+            sooner = tl.maximum(index - 1, 0)
+            near = tl.cast(begin + sooner, tl.int64)
+            next_keys, next_values, next_gate = operands_at(k, v, f, near, strides, ks, vs, in_k, in_v)
+            next_queries = tl.load(q + near * q_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
+            next_grad = tl.load(grad_y + near * grad_stride_t + vs, mask=in_v, other=0.0).to(tl.float32)
+            next_before = tl.load(prev_states + sooner * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
+            next_candidate = tl.load(preacts + sooner * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
+            raw, log_decay, gain = gain_of(gate, bias, rate)
             moved = candidate - before
             after = before + gain * moved
             carried += queries[:, None] * grad[None, :]
@@ -80,6 +88,8 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
             sum_A_log += grad_log_decay * log_decay
             carried = (1.0 - gain) * carried + dot(inner, tl.trans(weights))
             carried = carried * kept_of(starts, batch * num_positions, begin + index, HAS_STARTS)
+            keys, values, gate = next_keys, next_values, next_gate
+            queries, grad, before, candidate = next_queries, next_grad, next_before, next_candidate
         tl.debug_barrier()
         # The map's gradient, over all rows of the segment's states: outside the sequential loop.
         sum_map = tl.load(grad_map + program * value_width * value_width + of_map, mask=in_map, other=0.0).to(tl.float32)
@@ -87,8 +97,8 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
             rows = first_row + tl.arange(0, ROWS)
             in_rows = (rows < length * key_width)[:, None] & in_v[None, :]
             at = rows[:, None] * value_width + vs[None, :]
-            before = tl.load(prev_states + at, mask=in_rows, other=0.0).to(tl.float32)
-            sum_map += dot(tl.trans(before), tl.load(preacts + at, mask=in_rows, other=0.0).to(tl.float32))
+            read = tl.load(prev_states + at, mask=in_rows, other=0.0).to(tl.float32)
+            sum_map += dot(tl.trans(read), tl.load(preacts + at, mask=in_rows, other=0.0).to(tl.float32))
         tl.store(grad_map + program * value_width * value_width + of_map, sum_map, mask=in_map)
         tl.debug_barrier()  # the next segment overwrites this one's scratch
     tl.store(grad_state + program * num_elements + within, carried, mask=in_state)

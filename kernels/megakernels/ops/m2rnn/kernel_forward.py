@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from megakernels._common.tiles import dot, narrow, tanh
-from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, parameters_of
+from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, operands_at, parameters_of
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -24,21 +24,24 @@ def m2rnn_forward_kernel(  # type: ignore[no-untyped-def]
     state = tl.zeros([K, V], dtype=tl.float32)
     if HAS_INITIAL:
         state = tl.load(initial + (batch * num_heads + head) * key_width * value_width + within, mask=in_state, other=0.0).to(tl.float32)
+    k, v, f = k + batch * k_stride_b, v + batch * v_stride_b + head * v_stride_h, f + batch * f_stride_b + head * f_stride_h
+    q, strides = q + batch * q_stride_b, (k_stride_t, v_stride_t, f_stride_t)
+    keys, values, gate = operands_at(k, v, f, 0, strides, ks, vs, in_k, in_v)
+    queries = tl.load(q + ks, mask=in_k, other=0.0).to(tl.float32)
     for segment in range(num_segments):
         place = ((batch * (num_segments + 1) + segment) * num_heads + head) * key_width * value_width
         tl.store(states + place + within, state, mask=in_state)
         for t in range(segment * save_every, tl.minimum((segment + 1) * save_every, num_positions)):
-            far = tl.cast(t, tl.int64)
-            _raw, _log_decay, gain = gain_of(f + batch * f_stride_b + far * f_stride_t + head * f_stride_h, bias, rate)
-            keys = tl.load(k + batch * k_stride_b + far * k_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
-            queries = tl.load(q + batch * q_stride_b + far * q_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
-            at = batch * v_stride_b + far * v_stride_t + head * v_stride_h + vs
-            values = tl.load(v + at, mask=in_v, other=0.0).to(tl.float32)
+            ahead = tl.minimum(t + 1, num_positions - 1)
+            next_keys, next_values, next_gate = operands_at(k, v, f, ahead, strides, ks, vs, in_k, in_v)
+            next_queries = tl.load(q + tl.cast(ahead, tl.int64) * q_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
+            _raw, _log_decay, gain = gain_of(gate, bias, rate)
             state = state * kept_of(starts, batch * num_positions, t, HAS_STARTS)
             candidate = tanh(dot(state, weights) + keys[:, None] * values[None, :])
             state += gain * (candidate - state)
             found = tl.sum(state * queries[:, None], 0) + skip * values
-            out = ((batch * num_positions + far) * num_heads + head) * value_width + vs
+            out = ((batch * num_positions + t) * num_heads + head) * value_width + vs
             tl.store(y + out, narrow(found, y.dtype.element_ty), mask=in_v)
+            keys, values, queries, gate = next_keys, next_values, next_queries, next_gate
     place = ((batch * (num_segments + 1) + num_segments) * num_heads + head) * key_width * value_width
     tl.store(states + place + within, state, mask=in_state)

@@ -7,9 +7,9 @@ from megakernels._common.tiles import expm1, softplus
 
 
 @triton.jit
-def gain_of(f, bias, rate):  # type: ignore[no-untyped-def]
-    """Returns f + dt_bias, the log decay and 1 − decay, which expm1 keeps exact near decay 1."""
-    raw = tl.load(f).to(tl.float32) + bias
+def gain_of(gate, bias, rate):  # type: ignore[no-untyped-def]
+    """Returns gate + dt_bias, the log decay and 1 − decay, which expm1 keeps exact near decay 1; `gate` is an element of f."""
+    raw = gate + bias
     log_decay = rate * softplus(raw)
     return raw, log_decay, -expm1(log_decay)
 
@@ -21,6 +21,18 @@ def kept_of(starts, row, t, HAS_STARTS: tl.constexpr):  # type: ignore[no-untype
         return tl.where(tl.load(starts + row + t) == t, 0.0, 1.0)
     else:  # noqa: RET505  one branch is compiled
         return 1.0
+
+
+@triton.jit
+def operands_at(k, v, f, t, strides, ks, vs, in_k, in_v):  # type: ignore[no-untyped-def]
+    """k, v and f of one position, fp32; pointers are of a sequence and head, strides of a position.
+
+    Loops load the operands of the next position while they compute this one: a load takes longer than the rest of a position.
+    """
+    far = tl.cast(t, tl.int64)
+    keys = tl.load(k + far * strides[0] + ks, mask=in_k, other=0.0).to(tl.float32)
+    values = tl.load(v + far * strides[1] + vs, mask=in_v, other=0.0).to(tl.float32)
+    return keys, values, tl.load(f + far * strides[2]).to(tl.float32)
 
 
 @triton.jit

@@ -1,9 +1,12 @@
 """Launches of the scan's kernels of tables, states and outputs, and what all its launches share."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
+from megakernels._common.tuning import launch_options
 from megakernels.ops.mamba3.chunk import Mamba3Inputs
 from megakernels.ops.mamba3.facts import (
     CHAIN,
@@ -33,7 +36,12 @@ OPTIONS = {
     "phase_gradient": {"num_warps": 4},
     "step_gradient": {"num_warps": 4},
 }
-"""Launch options of each kernel, for all shapes. Loads of a later tile are not started early: the registers are those of one tile."""
+"""Default launch options of each kernel. Loads of a later tile are not started early: the registers are those of one tile."""
+
+
+def launched(key: str, x: Tensor, **constants: Any) -> dict[str, Any]:
+    """Compile-time constants of a launch, with its options on the device of x."""
+    return {**constants, **launch_options(f"mamba3_{key}_kernel", OPTIONS[key], constants, x.device)}
 
 
 def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], sizes: Mamba3Extents, made: tuple[Tensor, ...]) -> None:
@@ -50,14 +58,14 @@ def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], size
             x, B, B_bias, mimo_x, *tables, x if state is None else state, states, between, last, *counts, sizes.segments, first, count,
             sizes.tiles,
             *strides,
-            **flags, **sizes.sides, HAS_INITIAL=state is not None, WALKS=True, **OPTIONS["state"],
+            **launched("state", x, **flags, **sizes.sides, HAS_INITIAL=state is not None, WALKS=True),
         )  # fmt: skip
         state = last
         mamba3_output_kernel[(count * sizes.pieces, num_heads, batch)](
             x, x, z, B, C, B_bias, C_bias, D, mimo_x, mimo_z, mimo_o, *tables, between, y, x, x, x, x, *counts, 0, sizes.segments, first,
             count, sizes.tiles, sizes.pieces, 0, 0, 0,
             *strides,
-            **flags, **sizes.sides, SPAN=TILES_PER_SHARE, GRADIENTS=False, **OPTIONS["output"],
+            **launched("output", x, **flags, **sizes.sides, SPAN=TILES_PER_SHARE, GRADIENTS=False),
         )  # fmt: skip
 
 
@@ -79,7 +87,7 @@ def make_tables(
         scan.dt, scan.A, scan.trapezoid, scan.dt_bias, starts, x if ahead is None else ahead, tables, num_positions, num_heads,
         scan.save_every, tables[0].numel(),
         *strides[:3],
-        H=heads, Q=sizes.sides["Q"], HAS_STARTS=has_starts, HAS_AHEAD=ahead is not None, HEAVY_TAIL=scan.heavy_tail, **OPTIONS["table"],
+        **launched("table", x, H=heads, Q=sizes.sides["Q"], HAS_STARTS=has_starts, HAS_AHEAD=ahead is not None, HEAVY_TAIL=scan.heavy_tail),
     )  # fmt: skip
     if scan.angles is None:
         return [starts, tables, x, x]
@@ -88,13 +96,13 @@ def make_tables(
     turns = torch.empty(batch, num_positions, num_angles, dtype=torch.float32, device=x.device)
     sides = {"T": CHAIN, "N": step_sides(num_angles)["N"]}
     mamba3_turn_kernel[(triton.cdiv(num_positions, CHAIN), batch)](
-        *(scan.angles, turns, num_positions, num_angles, *strides[3:]), **sides, **OPTIONS["turn"]
+        *(scan.angles, turns, num_positions, num_angles, *strides[3:]), **launched("turn", x, **sides)
     )
     mamba3_angle_kernel[(batch, num_heads, 1 if made else sizes.segments)](
         scan.dt, scan.dt_bias, turns, starts, x if phase is None else phase, cosines, sines, *(made or (x, x)), num_positions, num_heads,
         num_angles, scan.save_every, sizes.segments,
         *strides[:3],
-        **sides, HAS_STARTS=has_starts, HAS_INITIAL=phase is not None, FORWARD=made is not None, **OPTIONS["angle"],
+        **launched("angle", x, **sides, HAS_STARTS=has_starts, HAS_INITIAL=phase is not None, FORWARD=made is not None),
     )  # fmt: skip
     return [starts, tables, cosines, sines]
 

@@ -15,7 +15,7 @@ from megakernels.ops.mamba3.kernel_states import mamba3_state_kernel
 from megakernels.ops.mamba3.kernel_steps import mamba3_last_phase_kernel, mamba3_phase_gradient_kernel, mamba3_step_gradient_kernel
 from megakernels.ops.mamba3.kernel_values import mamba3_value_kernel
 from megakernels.ops.mamba3.kernel_walk import mamba3_state_gradient_kernel
-from megakernels.ops.mamba3.launch import OPTIONS, counts_of, flags_of, make_tables, sizes_of, strides_of
+from megakernels.ops.mamba3.launch import counts_of, flags_of, launched, make_tables, sizes_of, strides_of
 
 
 class _Run(NamedTuple):
@@ -75,19 +75,19 @@ def _states(run: _Run, first: int, count: int, later: Tensor | None) -> None:
     mamba3_state_kernel[(batch, num_heads, count)](
         x, inputs["B"], inputs["B_bias"], inputs["mimo_x"], *run.tables, run.states, x, run.between, x, *counts, sizes.segments, *part,
         *strides,
-        **run.settings(), HAS_INITIAL=True, WALKS=False, **OPTIONS["state"],
+        **launched("state", x, **run.settings(), HAS_INITIAL=True, WALKS=False),
     )  # fmt: skip
     mamba3_output_kernel[(count * sizes.pieces, num_heads, batch)](
         run.grad_y, *inputs.values(), *run.tables, run.between, x, run.gradients["z"], run.grad_outputs, run.steps, run.shares, *counts,
         run.shares.shape[4], sizes.segments, *part, sizes.pieces,
         *run.grad_y.stride()[:3], *strides,
-        **run.settings(), SPAN=TILES_PER_SHARE, GRADIENTS=True, **OPTIONS["output"],
+        **launched("output", x, **run.settings(), SPAN=TILES_PER_SHARE, GRADIENTS=True),
     )  # fmt: skip
     mamba3_state_gradient_kernel[(batch, num_heads)](
         run.grad_outputs, x if later is None else later, inputs["C"], inputs["C_bias"], *run.tables, run.between, run.grad_between,
         run.ends, run.steps, run.grad_first, *counts, sizes.segments, *part,
         *strides[3:],
-        **run.settings(), HAS_FINAL=later is not None, **OPTIONS["state_gradient"],
+        **launched("state_gradient", x, **run.settings(), HAS_FINAL=later is not None),
     )  # fmt: skip
 
 
@@ -98,25 +98,25 @@ def _pairs(run: _Run, first: int, count: int) -> None:
     rank, num_groups = run.scan.B.shape[2:4]
     keys = tuple(inputs[name] for name in ("x", "B", "C", "B_bias", "C_bias"))
     part = first, count, sizes.tiles
+    of_groups = {"SPAN": TILES_PER_SHARE, "NEIGHBOURS": run.scan.mimo_x is None, "TURNS": flags_of(run.scan)["TURNS"]}
 
     mamba3_pair_kernel[(count * sizes.tiles, num_heads, batch)](
         run.grad_outputs, *keys, inputs["mimo_x"], *run.tables, run.between, run.grad_between, run.grad_queries, run.grad_keys, run.turned,
         run.steps, *counts, *part,
         *strides,
-        **run.settings(), **OPTIONS["pair"],
+        **launched("pair", run.scan.x, **run.settings()),
     )  # fmt: skip
     mamba3_value_kernel[(count * sizes.pieces, num_heads, batch)](
         run.grad_outputs, *keys, inputs["D"], inputs["mimo_x"], *run.tables, run.grad_between, run.gradients["x"], run.steps, run.shares,
         *counts, run.shares.shape[4], sizes.segments, *part, sizes.pieces,
         *strides,
-        **run.settings(), SPAN=TILES_PER_SHARE, **OPTIONS["value"],
+        **launched("value", run.scan.x, **run.settings(), SPAN=TILES_PER_SHARE),
     )  # fmt: skip
     for name, rows, offset in (("B", run.grad_keys, 0), ("C", run.grad_queries, rank * state_width)):
         mamba3_group_kernel[(count * sizes.pieces, num_groups, batch)](
             rows, *run.tables[2:], run.gradients[name], run.shares, *counts, run.shares.shape[4], offset, sizes.segments, *part,
             sizes.pieces,
-            **{key: sizes.sides[key] for key in "MQRS"}, SPAN=TILES_PER_SHARE, NEIGHBOURS=run.scan.mimo_x is None,
-            TURNS=flags_of(run.scan)["TURNS"], **OPTIONS["group"],
+            **launched("group", run.scan.x, **{key: sizes.sides[key] for key in "MQRS"}, **of_groups),
         )  # fmt: skip
 
 
@@ -126,13 +126,13 @@ def step_gradients(scan: Mamba3Inputs, gradients: dict[str, Tensor], turned: Ten
     x, num_positions, sides = scan.x, scan.x.shape[1], step_sides(num_angles)
     num_tiles = triton.cdiv(num_positions, sides["T"])
     shares = torch.empty(batch, num_tiles, num_heads, dtype=torch.float32, device=x.device)
+    of_scan = {"HAS_STARTS": scan.starts is not None, "HEAVY_TAIL": scan.heavy_tail, "ROTATES": scan.angles is not None}
     mamba3_step_gradient_kernel[(num_tiles, batch)](
         turned, steps, scan.dt, scan.A, scan.trapezoid, x if scan.angles is None else scan.angles, scan.dt_bias,
         x if scan.starts is None else scan.starts, gradients["dt"], gradients["A"], gradients["trapezoid"], gradients.get("angles", x),
         shares, num_positions, num_heads, num_angles,
         *strides_of(scan)[7:],
-        **sides, HAS_STARTS=scan.starts is not None, HEAVY_TAIL=scan.heavy_tail, ROTATES=scan.angles is not None,
-        **OPTIONS["step_gradient"],
+        **launched("step_gradient", x, **sides, **of_scan),
     )  # fmt: skip
     return shares
 
@@ -152,10 +152,10 @@ def phase_gradients(
         mamba3_last_phase_kernel[(batch, num_heads)](
             turned, grad_final, starts, ends, of_last, last + last_tile * tile, num_positions, num_heads, num_angles, ends.shape[1],
             num_tiles - 1,
-            **rows, **OPTIONS["last_phase"],
+            **launched("last_phase", scan.x, **rows),
         )  # fmt: skip
     mamba3_phase_gradient_kernel[(num_tiles, num_heads, batch)](
         turned, grad_final, starts, ends, of_last, grad_first_phase, num_positions, num_heads, num_angles, scan.save_every, sizes.tiles,
         ends.shape[1],
-        Q=tile, **rows, HAS_FINAL=grad_phase is not None, **OPTIONS["phase_gradient"],
+        **launched("phase_gradient", scan.x, Q=tile, **rows, HAS_FINAL=grad_phase is not None),
     )  # fmt: skip

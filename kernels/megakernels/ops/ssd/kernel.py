@@ -25,7 +25,7 @@ from megakernels.ops.ssd.facts import PASS_COLUMNS, SsdExtents
 from megakernels.ops.ssd.inputs import SsdInputs
 from megakernels.ops.ssd.kernel_outputs import ssd_output_kernel
 from megakernels.ops.ssd.kernel_states import ssd_chunk_kernel, ssd_pass_kernel, ssd_table_kernel
-from megakernels.ops.ssd.launch import OPTIONS, counts_of, flags_of, heads_of_table
+from megakernels.ops.ssd.launch import counts_of, flags_of, heads_of_table, launched
 from megakernels.ops.ssd.launch_backward import segment_gradients, step_gradients
 from megakernels.ops.ssd.sizes import sizes_of
 
@@ -45,7 +45,7 @@ def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tens
             ssd_output_kernel[(sizes.chunks, num_heads * sizes.blocks, batch)](
                 x, scan.B, scan.C, scan.D, tables, starts, states, y, x.shape[1], sizes.chunks, scan.chunk_size, *counts_of(scan),
                 *x.stride()[:3], *scan.B.stride()[:3], *scan.C.stride()[:3],
-                **sizes.sides, **flags_of(scan), **OPTIONS["output"],
+                **launched("output", x, **sizes.sides, **flags_of(scan)),
             )  # fmt: skip
     return y, states, last
 
@@ -81,7 +81,7 @@ def make_tables(scan: SsdInputs, sizes: SsdExtents) -> Tensor:
         dt, scan.A_log, scan.dt_bias, tables, num_positions, scan.chunk_size, sizes.tiles, num_heads, tables[0].numel(),
         *dt.stride(),
         scan.dt_min, scan.dt_max,
-        H=heads, Q=sizes.sides["Q"], PRECISE=flags_of(scan)["PRECISE"], **OPTIONS["table"],
+        **launched("table", x, H=heads, Q=sizes.sides["Q"], PRECISE=flags_of(scan)["PRECISE"]),
     )  # fmt: skip
     return tables
 
@@ -100,12 +100,12 @@ def chunk_states(
         rows, keys, tables, rows if scan.starts is None else scan.starts, states, last, through, num_positions, sizes.chunks,
         scan.chunk_size, *counts_of(scan),
         *rows.stride()[:3], *keys.stride()[:3],
-        **sizes.sides, **flags_of(scan), GRADIENTS=gradients, **OPTIONS["chunk"],
+        **launched("chunk", x, **sizes.sides, **flags_of(scan), GRADIENTS=gradients),
     )  # fmt: skip
     size = width * keys.shape[3]
     ssd_pass_kernel[(batch * num_heads, triton.cdiv(size, PASS_COLUMNS))](
         states if outer is None else outer.contiguous(), states, last, through, sizes.chunks, num_heads, size,
-        COLUMNS=PASS_COLUMNS, HAS_OUTER=outer is not None, GRADIENTS=gradients, **OPTIONS["pass"],
+        **launched("pass", x, COLUMNS=PASS_COLUMNS, HAS_OUTER=outer is not None, GRADIENTS=gradients),
     )  # fmt: skip
 
 

@@ -1,7 +1,11 @@
 """Launch options of the scan's kernels, and the arguments that they share."""
 
-import torch
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from megakernels._common.tuning import launch_options
 from megakernels.facts import block_of
 from megakernels.ops.ssd.facts import SSD_HEADS_PER_TABLE
 from megakernels.ops.ssd.inputs import SsdInputs
@@ -19,10 +23,19 @@ OPTIONS = {
     "group": {"num_warps": 4, "num_stages": 2},
     "step": {"num_warps": 4},
 }
-"""Launch options of each kernel, for all shapes. A tile has 64 positions, a warp group's rows of a product: more warps would repeat work.
+"""Default launch options of each kernel. A tile has 64 positions, a warp group's rows of a product: more warps would repeat work.
 
 The docstring of `ssd_edge_kernel` says why its two forms differ.
 """
+FIXED = "edge of B"
+"""The launch whose options no measurement changes."""
+
+
+def launched(key: str, x: Tensor, **constants: Any) -> dict[str, Any]:
+    """Compile-time constants of a launch, with its options on the device of x."""
+    if key == FIXED:
+        return {**constants, **OPTIONS[key]}
+    return {**constants, **launch_options(f"ssd_{key.partition(' ')[0]}_kernel", OPTIONS[key], constants, x.device)}
 
 
 def heads_of_table(num_heads: int) -> int:

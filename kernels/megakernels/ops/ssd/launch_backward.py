@@ -10,7 +10,7 @@ from megakernels.ops.ssd.kernel_groups import ssd_edge_kernel, ssd_group_kernel
 from megakernels.ops.ssd.kernel_pairs import ssd_pair_kernel, ssd_value_kernel
 from megakernels.ops.ssd.kernel_states import ssd_state_kernel
 from megakernels.ops.ssd.kernel_steps import ssd_step_kernel
-from megakernels.ops.ssd.launch import OPTIONS, counts_of, flags_of, heads_of_table
+from megakernels.ops.ssd.launch import counts_of, flags_of, heads_of_table, launched
 
 
 def segment_gradients(
@@ -44,29 +44,29 @@ def segment_gradients(
             ssd_state_kernel[of_heads](
                 own, keys, tables, own if scan.starts is None else starts, edge, tile_states, tile_gradients, tiles[0], *extent, first,
                 *own.stride()[:3], *keys.stride()[:3],
-                **settings, GRADIENTS=is_gradient, **OPTIONS["state"],
+                **launched("state", x, **settings, GRADIENTS=is_gradient),
             )  # fmt: skip
         strides = *grad_y.stride()[:3], *x.stride()[:3], *B.stride()[:3], *C.stride()[:3]
         ssd_pair_kernel[of_parts](
             grad_y, x, B, C, tables, starts, pairs, rows[1], rows[-1], tiles[1], *extent, first,
             *strides,
-            **settings, SPAN=HEADS_PER_PART, **OPTIONS["pair"],
+            **launched("pair", x, **settings, SPAN=HEADS_PER_PART),
         )  # fmt: skip
         ssd_value_kernel[of_parts](
             grad_y, x, B, C, scan.D, tables, starts, tile_gradients, grad_x, rows[0], rows[1], *without_chunks, first,
             *strides,
-            **settings, SPAN=HEADS_PER_PART, **OPTIONS["value"],
+            **launched("value", x, **settings, SPAN=HEADS_PER_PART),
         )  # fmt: skip
         for own, keys, others, boundary, found in ((grad_y, C, B, tile_states, grad_C), (x, B, C, tile_gradients, grad_B)):
             ssd_edge_kernel[of_parts](
                 own, keys, tables, own if scan.starts is None else starts, boundary, edges, rows[2], *without_chunks, first,
                 *own.stride()[:3], *keys.stride()[:3],
-                **settings, SPAN=HEADS_PER_PART, QUERIES=found is grad_C, **OPTIONS["edge of C" if found is grad_C else "edge of B"],
+                **launched("edge of C" if found is grad_C else "edge of B", x, **settings, SPAN=HEADS_PER_PART, QUERIES=found is grad_C),
             )  # fmt: skip
             ssd_group_kernel[(count * sizes.tiles, num_groups, batch)](
                 others, pairs, edges, found, num_positions, scan.chunk_size, sizes.tiles, B.shape[3], sizes.parts, first,
                 *others.stride()[:3],
-                Q=sizes.sides["Q"], S=sizes.sides["S"], QUERIES=found is grad_C, **OPTIONS["group"],
+                **launched("group", x, Q=sizes.sides["Q"], S=sizes.sides["S"], QUERIES=found is grad_C),
             )  # fmt: skip
     return rows, tiles
 
@@ -81,5 +81,5 @@ def step_gradients(scan: SsdInputs, sizes: SsdExtents, rows: Tensor, tiles: Tens
         sizes.tiles, num_heads, rows[0, 0].numel(),
         *dt.stride(),
         scan.dt_min, scan.dt_max,
-        H=heads, Q=sizes.sides["Q"], PRECISE=flags_of(scan)["PRECISE"], **OPTIONS["step"],
+        **launched("step", scan.x, H=heads, Q=sizes.sides["Q"], PRECISE=flags_of(scan)["PRECISE"]),
     )  # fmt: skip
