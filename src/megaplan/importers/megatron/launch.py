@@ -36,7 +36,7 @@ def read_arguments(
         environment: Environment variables of the launch.
         argv: Arguments of the script; with other forms they replace the text's own.
         vocab_size: The padded vocabulary, if it is known from elsewhere.
-        policy: What becomes of arguments that the importer does not know.
+        policy: Policy for arguments that the importer does not know.
 
     Raises:
         MegaplanError: MP916, it is none of them.
