@@ -11,7 +11,8 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Arguments, Given, Policy, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge
 from megaplan.importers.megatron.log import has_table, read_table
-from megaplan.importers.megatron.script import Field, read_script, read_words, substituted
+from megaplan.importers.megatron.script import read_script, read_words, substituted
+from megaplan.importers.megatron.shell import Field
 from megaplan.spec.document import parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")

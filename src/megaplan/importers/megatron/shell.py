@@ -69,7 +69,6 @@ _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
 Value = str | list[str]
@@ -169,8 +168,7 @@ class Shell:
             None if unset_names(path) else next((one for one in tried if one.is_file() and one.stat().st_size <= MAX_SOURCED_BYTES), None)
         )
         if found is None or depth >= MAX_DEPTH or not path:
-            self.notes.append((line, f"{readable(path)} is sourced, and was not read: it is no file here"))
-            return
+            return self.notes.append((line, f"{readable(path)} is sourced, and was not read: it is no file here"))
         outer, self._folder = self._folder, found.parent
         try:
             self.run(found.read_text(encoding="utf-8", errors="replace"), depth + 1)
