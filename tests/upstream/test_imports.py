@@ -32,7 +32,7 @@ def built(config: dict[str, Any]) -> tuple[Any, int]:
     made = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(fields)
     with torch.device("meta"):
         model = built_class(made)
-    headless = not built_class.__name__.endswith("ForCausalLM")  # the text model of a class with a tower
+    headless = built_class.__name__.endswith("TextModel")  # the text model of a class with a tower
     head = made.vocab_size * made.hidden_size if headless and not made.tie_word_embeddings else 0
     return made, model.num_parameters() + head
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megaplan.budget.skew import RoutingRange
 from megaplan.budget.values import RankBudget
@@ -11,14 +11,11 @@ from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.estimates import device_record
 from megaplan.terminal import output
 
-if TYPE_CHECKING:
-    from megaplan.api.estimate import Estimate
-
 FORMAT = "megaplan.estimate/1"
 
 
-def estimate_document(found: Estimate, ranks: Sequence[RankBudget]) -> dict[str, Any]:
-    """The document; `ranks` are those of the estimate that were asked for."""
+def estimate_document(found: Any, ranks: Sequence[RankBudget]) -> dict[str, Any]:
+    """The document of an estimate (`megaplan.Estimate`); `ranks` are those that were asked for."""
     budget = found.budget
     return {
         "format": FORMAT,
@@ -49,7 +46,7 @@ def time_document(time: PlannedTime | str) -> dict[str, Any]:
     return {"reason": time} if isinstance(time, str) else time.as_document()
 
 
-def _rank(rank: RankBudget, found: Estimate) -> dict[str, Any]:
+def _rank(rank: RankBudget, found: Any) -> dict[str, Any]:
     return {
         "ranks": list(rank.ranks),
         "coordinate": rank.coordinate,

@@ -18,9 +18,10 @@ from megaplan.layout.spans import Spans
 from megaplan.layout.values import Layout
 from megaplan.plan.text import MAX_PLAN_BYTES
 from megaplan.spec.document import Document
+from megaplan.spec.hub import MAX_CONFIG_BYTES
 from megaplan.spec.load import LoadedSpec, check_document, load_spec_text
 from megaplan.spec.models import Spec
-from megaplan.spec.read import MAX_BYTES, MAX_CONFIG_BYTES, STDIN, display_name, model_file, read_text
+from megaplan.spec.read import MAX_BYTES, STDIN, display_name, model_file, read_text
 from megaplan.spec.source import SourceMap
 
 if TYPE_CHECKING:

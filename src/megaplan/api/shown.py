@@ -11,14 +11,13 @@ from megaplan.layout.step_time import PlannedTime
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from megaplan.api.estimate import Estimate
     from megaplan.budget.values import RankBudget
 
 _MOST_RANKS = 8
 """Groups of ranks that a table shows; those with lower peaks are counted."""
 
 
-def summary(found: Estimate) -> str:
+def summary(found: Any) -> str:
     """`qwen3: 64 x h100-sxm, fits: peak 63.16 GiB, headroom 13.62 GiB; step 0.955 s, 17,158 tokens/s a device, MFU 40.0 %`."""
     spec, step = found.job.spec, found.step_time
     verdict = "fits" if found.fits else "DOES NOT FIT"
@@ -29,14 +28,14 @@ def summary(found: Estimate) -> str:
     return f"{spec.name}: {spec.mesh.world_size:,} x {spec.device.name}, {verdict}: {peak}; {time}"
 
 
-def html(found: Estimate) -> str:
+def html(found: Any) -> str:
     """The summary as a paragraph, and a table with a row for each column of the budget and a column for each group of equal ranks."""
     shown = found.ranks[:_MOST_RANKS]
     rest = len(found.ranks) - len(shown)
     names = [column for column in shown[0].columns if any(rank.columns.get(column) for rank in shown)]
     rows = [
         _row("th", ("", *(runs_label(runs_of(rank.ranks)) for rank in shown))),
-        *(_row("td", (column.key, *(format_bytes(rank.columns.get(column, 0)) for rank in shown))) for column in names),
+        *(_row("td", (str(column), *(format_bytes(rank.columns.get(column, 0)) for rank in shown))) for column in names),
         _row("th", ("peak", *(format_bytes(rank.peak_bytes) for rank in shown))),
         _row("td", ("headroom", *(format_bytes(rank.headroom_bytes) for rank in shown))),
         _row("td", ("fits", *("yes" if rank.fits else "NO" for rank in shown))),
@@ -45,7 +44,7 @@ def html(found: Estimate) -> str:
     return f"<p>{xml(summary(found))}</p><table>{''.join(rows)}</table>{more}"
 
 
-def frame(found: Estimate) -> Any:
+def frame(found: Any) -> Any:
     """A DataFrame with a row for each group of equal ranks.
 
     Raises:

@@ -16,7 +16,7 @@ from megaplan.spec.layout import Mesh
 SEQUENCES_PER_GPU = 4
 """Sequences of the global batch for each GPU if nothing states the batch of an imported model."""
 _FIRST_LOOK = ("recompute", "batch")
-"""What a quick search varies in addition to the mesh."""
+"""Settings that a quick search varies in addition to the mesh."""
 _DEGREES = frozenset({"mesh", *(f"mesh.{name}" for name in Mesh.model_fields)})
 
 
@@ -48,7 +48,7 @@ def load_sized(source: Source, changes: Sequence[str], size: JobSize, *, costs: 
     If the source decides no mesh, a quick search chooses mesh, micro-batch and recompute; otherwise `dp_shard` follows from the GPUs.
 
     Args:
-        source: As for `megaplan.load`.
+        source: A source of `megaplan.load`.
         changes: `KEY=VALUE` texts; a degree of the mesh among them rules the search out.
         size: The stated size.
         costs: A costs file.

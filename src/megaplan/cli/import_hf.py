@@ -29,7 +29,8 @@ def import_hf(
 ) -> int:
     """Convert a Hugging Face config to a spec. Fields that a spec cannot express are errors."""
     from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
-    from megaplan.spec.read import MAX_CONFIG_BYTES, display_name, model_file, read_text  # noqa: PLC0415
+    from megaplan.spec.hub import MAX_CONFIG_BYTES  # noqa: PLC0415
+    from megaplan.spec.read import display_name, model_file, read_text  # noqa: PLC0415
 
     config = model_file(config)
     name = display_name(config)

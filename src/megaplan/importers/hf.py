@@ -189,10 +189,11 @@ def _without_modules(text: str, name: str) -> str:
     if len(text) <= LARGE_CHARACTERS:
         return text
     config = json.loads(text)
-    for one in (config, config.get(NESTED)) if isinstance(config, dict) else ():
-        for key in set(one) & set(STORED) if isinstance(one, dict) else ():
-            inside = one[key].items() if isinstance(one[key], dict) else ()
-            one[key] = {name: value for name, value in inside if not isinstance(value, dict | list)}
+    held = (config, config.get(NESTED)) if isinstance(config, dict) else ()
+    for fields in (one for one in held if isinstance(one, dict)):
+        for key in set(fields) & set(STORED):
+            inside = fields[key].items() if isinstance(fields[key], dict) else ()
+            fields[key] = {name: value for name, value in inside if not isinstance(value, dict | list)}
     small = json.dumps(config, ensure_ascii=False, indent=1)
     if len(small) > MAX_BYTES:
         raise _refusal("MP104", f"{name} holds {len(text):,} characters, and a config has at most {MAX_BYTES:,} bytes", Location(name))

@@ -21,7 +21,7 @@ def names_a_tensor(name: str, value: Any) -> bool:
 
     Args:
         name: Name with underscores for dashes.
-        value: Its value; True for a switch.
+        value: Value; True for a switch.
     """
     if _PROCESS.search(name) and "lora" not in name:
         return False

@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 
 from megaplan.diagnostics import refuse
-from megaplan.spec.read import CONFIG, MAX_CONFIG_BYTES
 
+CONFIG = "config.json"
+"""File of a model's folder that describes the model."""
+MAX_CONFIG_BYTES = 16 * 2**20
+"""Limit of a config, which lists every quantised module in some releases."""
 HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 20
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"

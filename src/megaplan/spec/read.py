@@ -10,13 +10,10 @@ from typing import BinaryIO
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
+from megaplan.spec.hub import CONFIG, cache_folder, cached_config, is_model_name
 
 MAX_BYTES = 2**20
-MAX_CONFIG_BYTES = 16 * 2**20
-"""Limit of a Hugging Face config, which lists every quantised module in some releases."""
 STDIN = "-"
-CONFIG = "config.json"
-"""File of a model's folder that describes the model."""
 STDIN_NAME = "<stdin>"
 NO_CONTROL = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -86,8 +83,6 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
 
 def _cached(path: str, max_bytes: int) -> bytes:
     """The config of a model that has a name of the Hugging Face hub, from the local cache."""
-    from megaplan.spec.hub import cache_folder, cached_config, is_model_name  # noqa: PLC0415 (only where a file is missing)
-
     found = cached_config(path)
     if found is not None:
         with found.open("rb") as file:

@@ -46,7 +46,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What becomes of arguments that the importer does not know.
+    """The policy for arguments that the importer does not know.
 
     Attributes:
         strict: True if each is an error; otherwise only those whose name says that they decide a tensor.
@@ -64,7 +64,7 @@ class Arguments:
         given: Arguments of the launch.
         name: Name of the file in diagnostics.
         vocab_size: The padded vocabulary, if it is known from elsewhere.
-        policy: What becomes of arguments that the importer does not know.
+        policy: Policy for arguments that the importer does not know.
     """
 
     def __init__(self, given: Given, name: str, vocab_size: int | None = None, policy: Policy | None = None) -> None:
@@ -258,19 +258,18 @@ class Arguments:
         """
         if self._missing:
             self._errors.insert(0, self._lacking())
-        unknown: list[str] = []
         whole = not self._errors  # reading that stopped early leaves arguments that another launch would have read
-        for key in self.values:
-            if key in self._read or key in IGNORED or key in OLDER or key in OLDER_IGNORED or key.startswith(IGNORED_PREFIXES):
-                continue
+        unknown: list[str] = []
+        for key in (key for key in self.values if not self._is_settled(key)):
+            value = self.values[key]
             if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
-                if self.values[key] not in (None, False):
-                    self.warn(key, ARGUMENTS[key].note)
-            elif not self._given.parsed and self.values[key] not in (None, False):
-                if key not in ARGUMENTS and not self._policy.strict and key not in MEANT and not names_a_tensor(key, self.values[key]):
-                    unknown.append(key)
-                elif whole or key not in ARGUMENTS:
-                    self._errors.append(self._unread(key))
+                self.warn(key, ARGUMENTS[key].note)
+            elif self._given.parsed:
+                continue
+            elif key not in ARGUMENTS and not self._policy.strict and key not in MEANT and not names_a_tensor(key, value):
+                unknown.append(key)
+            elif whole or key not in ARGUMENTS:
+                self._errors.append(self._unread(key))
         if unknown:
             said = "\n".join(f"{flag(key)} {_shown(self.values[key])}".replace(" True", "") for key in unknown)
             self._notes.append(diagnostic("MP913", said, self.at(unknown[0]), ("--strict",), severity=Severity.NOTE))
@@ -284,6 +283,11 @@ class Arguments:
         """
         if self._errors:
             raise MegaplanError([*self._errors, *(self._omissions if self._missing else ())])
+
+    def _is_settled(self, key: str) -> bool:
+        """True for an argument that was read, that is off, or that changes nothing."""
+        known = key in self._read or key in IGNORED or key in OLDER or key in OLDER_IGNORED
+        return known or key.startswith(IGNORED_PREFIXES) or self.values[key] in (None, False)
 
     def _unread(self, key: str) -> Diagnostic:
         """MP913 for an unknown argument; MP914 for one that has a meaning only with other arguments."""

@@ -11,7 +11,8 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Arguments, Given, Policy, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge
 from megaplan.importers.megatron.log import has_table, read_table
-from megaplan.importers.megatron.script import Field, read_script, read_words, substituted
+from megaplan.importers.megatron.script import read_script, read_words, substituted
+from megaplan.importers.megatron.shell import Field
 from megaplan.spec.document import parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
@@ -36,7 +37,7 @@ def read_arguments(
         environment: Environment variables of the launch.
         argv: Arguments of the script; with other forms they replace the text's own.
         vocab_size: The padded vocabulary, if it is known from elsewhere.
-        policy: What becomes of arguments that the importer does not know.
+        policy: Policy for arguments that the importer does not know.
 
     Raises:
         MegaplanError: MP916, it is none of them.

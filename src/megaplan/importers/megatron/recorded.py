@@ -14,7 +14,8 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.hosts.megatron.argument import Kind, flag
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given
-from megaplan.importers.megatron.script import Field, read_command, read_words
+from megaplan.importers.megatron.script import read_command, read_words
+from megaplan.importers.megatron.shell import Field
 from megaplan.importers.megatron.unset import unset
 
 if TYPE_CHECKING:

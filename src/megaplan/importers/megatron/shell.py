@@ -19,9 +19,13 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 MAX_SOURCED_BYTES, MAX_DEPTH = 2**20, 8
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _LIST = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
-_SPACE = re.compile(r"(?:[ \t]|\\\n)+")
-_PLAIN = re.compile(r"[^\s'\"\\$`(){}|&;<>*?\[\]]+")
-_REDIRECT = re.compile(r"(?:\d|&)?>{1,2}[ \t]*(?:&\d|[^\s;|&<>()]+)|<[ \t]*[^\s;|&<>()]+")
+_PIECE = re.compile(r"(?P<plain>[^\s'\"\\$`(){}|&;<>*?\[\]]+)|'(?P<single>[^']*)'|\\(?P<escaped>[^\n])")
+_REDIRECT = r"(?:\d|&)?>{1,2}[ \t]*(?:&\d|[^\s;|&<>()]+)|<[ \t]*[^\s;|&<>()]+"
+_PASSED = re.compile(rf"(?:[ \t]|\\\n)+|#[^\n]*|{_REDIRECT}")
+_PIPE = re.compile(r"\|(?!\|)(?:\\\n|>&\d|&>|[^\n;&])*")
+"""A pipe into what reads the launch's output."""
+_SEPARATOR = re.compile(r"\n|;(?!;)|&&|&")
+_END = re.compile(r"\Z|[\s;|&><)]|\\\n")
 _HERE = r"""(?:\$\{BASH_SOURCE(?:\[0\])?(?::-\$0)?\}|\$BASH_SOURCE|\$0|\$\{0\})"""
 _FOLDER = re.compile(
     rf"""(?:cd(?:\s+-P|\s+--)?\s+)?"?(?:\$\(\s*)?dirname\s+(?:--\s+)?"?(?:\$\((?:realpath|readlink -f)\s+)?"?{_HERE}"?\)?"?\s*\)?"""
@@ -65,7 +69,6 @@ _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
 Value = str | list[str]
@@ -165,8 +168,7 @@ class Shell:
             None if unset_names(path) else next((one for one in tried if one.is_file() and one.stat().st_size <= MAX_SOURCED_BYTES), None)
         )
         if found is None or depth >= MAX_DEPTH or not path:
-            self.notes.append((line, f"{readable(path)} is sourced, and was not read: it is no file here"))
-            return
+            return self.notes.append((line, f"{readable(path)} is sourced, and was not read: it is no file here"))
         outer, self._folder = self._folder, found.parent
         try:
             self.run(found.read_text(encoding="utf-8", errors="replace"), depth + 1)
@@ -222,18 +224,7 @@ class Shell:
         """Words of one word of the script: unquoted variables are split at spaces, arrays give a word for each of theirs."""
         done, open_ = list[str](), None
         for piece in pieces:
-            if piece.kind == "program" and not piece.quoted and self.answer(piece.text, line).startswith("\0("):
-                raise NeedsBashError(line, repr(f"$({piece.text})"))
-            if piece.kind == "array":
-                parts = self.words_of(piece.text)
-                parts = parts if piece.quoted else [part for word in parts for part in word.split()]
-            else:
-                text = self._single(piece, line)
-                split = piece.kind == "variable" and not piece.quoted
-                if split and (re.search(r"[*?\[]", text) or (len(pieces) > 1 and text != text.strip())):
-                    raise NeedsBashError(line, f"${piece.text}, a variable whose words bash makes from {readable(text).strip()[:40]!r}")
-                parts = text.split() if split else [text]
-            for index, part in enumerate(parts):
+            for index, part in enumerate(self._parts(piece, line, alone=len(pieces) == 1)):
                 if index:
                     done.append(open_ or "")
                     open_ = ""
@@ -241,6 +232,24 @@ class Shell:
         if open_ is not None:
             done.append(open_)
         yield from (Field(word, line) for word in done)
+
+    def _parts(self, piece: _Piece, line: int, *, alone: bool) -> list[str]:
+        """The words of a piece; `alone` if it is a whole word.
+
+        Raises:
+            NeedsBashError: A program's output, a pattern of files, or spaces at the ends of a part.
+        """
+        if piece.kind == "array":
+            words = self.words_of(piece.text)
+            return words if piece.quoted else [part for word in words for part in word.split()]
+        text = self._single(piece, line)
+        if piece.kind == "program" and not piece.quoted and text.startswith("\0("):
+            raise NeedsBashError(line, repr(f"$({piece.text})"))
+        if piece.kind != "variable" or piece.quoted:
+            return [text]
+        if re.search(r"[*?\[]", text) or not (alone or text == text.strip()):
+            raise NeedsBashError(line, f"${piece.text}, a variable whose words bash makes from {readable(text).strip()[:40]!r}")
+        return text.split()
 
 
 class _Commands:
@@ -255,28 +264,15 @@ class _Commands:
         Raises:
             NeedsBashError: Another construct of bash.
         """
-        text, words, skips = self._text, list[tuple[int, list[_Piece]]](), False
+        text, words = self._text, list[tuple[int, list[_Piece]]]()
         while self._at < len(text):
-            rest = text[self._at]
-            if (space := _SPACE.match(text, self._at)) is not None:
-                self._at = space.end()
-            elif rest == "\n" or (rest == ";" and not text.startswith(";;", self._at)) or text.startswith("&&", self._at) or rest == "&":
-                redirect = _REDIRECT.match(text, self._at)
-                if redirect is not None:
-                    self._at = redirect.end()
-                    continue
-                self._at += 2 if text.startswith("&&", self._at) else 1
+            if (passed := _PASSED.match(text, self._at)) is not None or (words and (passed := _PIPE.match(text, self._at)) is not None):
+                self._at = passed.end()
+            elif (ends := _SEPARATOR.match(text, self._at)) is not None:
+                self._at = ends.end()
                 if words:
                     yield words
-                words, skips = [], False
-            elif rest == "#":
-                self._at = end if (end := text.find("\n", self._at)) >= 0 else len(text)
-            elif skips:
-                self._at += 1
-            elif (redirect := _REDIRECT.match(text, self._at)) is not None and not text.startswith("<<", self._at):
-                self._at = redirect.end()
-            elif rest == "|" and words and not text.startswith("||", self._at):
-                self._at, skips = self._at + 1, True  # what reads the launch's output
+                words = []
             elif not words and (found := _LIST.match(text, self._at)) is not None:
                 self._list(found)
             else:
@@ -310,24 +306,18 @@ class _Commands:
 
     def _word(self) -> list[_Piece]:
         pieces, text = list[_Piece](), self._text
-        while self._at < len(text):
-            at = self._at
-            if (plain := _PLAIN.match(text, at)) is not None:
-                pieces.append(_Piece("text", plain[0], quoted=False))
-                self._at = plain.end()
-            elif text[at] == "'" and (end := text.find("'", at + 1)) > 0:
-                pieces.append(_Piece("text", text[at + 1 : end], quoted=True))
-                self._at = end + 1
-            elif text[at] == '"':
+        while True:
+            if (found := _PIECE.match(text, self._at)) is not None:
+                kind = str(found.lastgroup)
+                pieces.append(_Piece("text", found[kind], quoted=kind != "plain"))
+                self._at = found.end()
+            elif text.startswith('"', self._at):
                 pieces += self._double()
-            elif text[at] == "\\" and at + 1 < len(text) and text[at + 1] != "\n":
-                pieces.append(_Piece("text", text[at + 1], quoted=True))
-                self._at += 2
-            elif text[at] == "$" and (piece := self._expansion(quoted=False)) is not None:
+            elif (piece := self._expansion(quoted=False)) is not None:
                 pieces.append(piece)
             else:
                 break
-        if not pieces or (self._at < len(text) and text[self._at] not in " \t\n;|&><)" and not text.startswith("\\\n", self._at)):
+        if not pieces or _END.match(text, self._at) is None:
             raise self._stop()
         return pieces
 

@@ -61,7 +61,7 @@ def import_megatron(
         gpus: GPUs of the job, overriding the text.
         environment: Environment variables of the launch.
         argv: Arguments of the script; with other forms they replace the text's own.
-        policy: What becomes of arguments that the importer does not know.
+        policy: Policy for arguments that the importer does not know.
 
     Raises:
         MegaplanError: Every error found: MP910 … MP926, or those of the spec that results.
@@ -86,7 +86,7 @@ def import_recording(
         overrides: `KEY=VALUE` texts, keys of the spec.
         gpus: GPUs of the job, overriding the launch.
         number: Number of the launch among several, from 1.
-        policy: What becomes of arguments that the importer does not know.
+        policy: Policy for arguments that the importer does not know.
 
     Raises:
         MegaplanError: MP923 if there is no launch; or as `import_megatron`.
