@@ -48,7 +48,7 @@ class Tuned(NamedTuple):
     Attributes:
         name: Name of the file without its ending: the device.
         about: Device, versions and date of the measurement.
-        kernels: Of each kernel the compile-time constants under which its options apply, with the options.
+        kernels: Compile-time constants under which options apply, with these options, by kernel.
     """
 
     name: str

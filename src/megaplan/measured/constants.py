@@ -33,7 +33,7 @@ class Change(NamedTuple):
     """A kind whose kernels changed after they were profiled.
 
     Attributes:
-        factor: Its time, of the time that was profiled.
+        factor: Share of the profiled time that its kernels take now.
         is_measured: True if its kernels were measured as they are.
         sources: Measurements that give the factor.
     """
