@@ -48,7 +48,7 @@ def page() -> str:
             "recipe decides with linears in 16 bits too: Megatron-LM's parser gives `delayed`, Megatron-Bridge's mixed precisions",
             "`tensorwise`. Sharded over data ranks with `--use-distributed-optimizer`.",
             "",
-            *_rows(("Arguments", "Master", "Moments", "Gradient", "During the step"), _states()),
+            *_rows(("Arguments", "Master", "Optimizer moments", "Gradient", "During the step"), _states()),
             "",
             "## One value accepted",
             "",

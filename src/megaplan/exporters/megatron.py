@@ -15,7 +15,7 @@ from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.limits import launch_limits
 from megaplan.hosts.megatron.pattern import LETTERS, OURS, format_hybrid
 from megaplan.hosts.megatron.stages import format_layout
-from megaplan.hosts.megatron.state import MEGATRON_RECIPES, moment_types, optimizer_recipe
+from megaplan.hosts.megatron.state import MEGATRON_RECIPES, optimizer_recipe, state_dtypes
 from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.low_precision import FORMATS
 from megaplan.spec.host import Host
@@ -288,7 +288,7 @@ def _state(spec: Spec) -> Values:
     }
     host, precision = spec.host, spec.precision
     if host.precision_aware_optimizer:
-        first, second = map(str, moment_types(spec))
+        first, second = map(str, state_dtypes(spec))
         main = precision.grads if precision.grads is not DType.FP16 else DType.FP32
         found |= {
             "main_grads_dtype": str(main),

@@ -45,7 +45,7 @@ class Host(Section):
         cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG, KiB of each of two handles; null for torch's default (Hopper: 32,768).
         distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
         precision_aware_optimizer: Adam with the dtypes of precision.moments; where its kernel holds fp32 masters, their lower 16 bits only.
-        second_moments: Dtype of Adam's second moment (exp_avg_sq); null for that of the first, precision.moments.
+        exp_avg_sq_dtype: Dtype of the second of the optimizer's moments; null for that of the first, precision.moments.
         optimizer_recipe: fp8 recipe that the optimizer is configured with; null for precision.recipe's, or delayed without one.
         optimizer_offload: Fraction of the optimizer's state and step that is on the host; null for none.
         recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
@@ -105,7 +105,7 @@ class Host(Section):
     cublas_workspace_kib: NaturalInt | None = None
     distributed_optimizer: StrictBool = True
     precision_aware_optimizer: StrictBool = False
-    second_moments: MomentType | None = None
+    exp_avg_sq_dtype: MomentType | None = None
     optimizer_recipe: OptimizerRecipe | None = None
     optimizer_offload: OffloadFraction | None = None
     recompute_modules: tuple[RecomputeModule, ...] = ()
@@ -196,6 +196,6 @@ _LATER = frozenset({
     "expandable_segments", "framework", "release", "dp_comm_overlap",
     "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
-    "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer", "second_moments", "optimizer_recipe",
+    "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe",
     "optimizer_offload", "moe_shared_overlap",
 })  # fmt: skip

@@ -106,7 +106,7 @@ def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
 def optimizers(draw: Any) -> dict[str, Any]:
     """Keys of the precision-aware optimizer."""
     return {
-        "second_moments": draw(st.sampled_from([None, "fp16", "fp8"])),
+        "exp_avg_sq_dtype": draw(st.sampled_from([None, "fp16", "fp8"])),
         "optimizer_offload": draw(st.sampled_from([None, 0.5, 1.0])),
     }
 

@@ -154,7 +154,7 @@ STATE = (
         note=_AWARE,
     ),
     Argument("exp_avg_dtype", Kind.WORD, "precision.moments", "fp32", JOINT, words=_DTYPES, touches="optimizer state", note=_AWARE),
-    Argument("exp_avg_sq_dtype", Kind.WORD, "host.second_moments", "fp32", JOINT, words=_DTYPES, touches="optimizer state", note=_AWARE),
+    Argument("exp_avg_sq_dtype", Kind.WORD, "host.exp_avg_sq_dtype", "fp32", JOINT, words=_DTYPES, touches="optimizer state", note=_AWARE),
     switch(
         "optimizer_cpu_offload",
         "host.optimizer_offload",

@@ -65,11 +65,11 @@ def adam_bytes(spec: Spec) -> StateBytes:
         return StateBytes(4, 8, 0 if precision.grads is DType.FP32 else 4, 0)
     if not adam_holds_masters(spec):
         gradient = 0 if precision.grads is DType.FP32 else 4
-        return StateBytes(4, sum(each.bytes for each in moment_types(spec)), gradient, _unscaled_bytes(spec))
+        return StateBytes(4, sum(each.bytes for each in state_dtypes(spec)), gradient, _unscaled_bytes(spec))
     kept_low = precision.master is DType.FP32 and precision.params is DType.BF16
     master = 2 if kept_low else precision.master.bytes
     unscaled = _unscaled_bytes(spec) + (4 if precision.master is DType.FP16 else 0)
-    return StateBytes(master, sum(each.bytes for each in moment_types(spec)), 0, unscaled)
+    return StateBytes(master, sum(each.bytes for each in state_dtypes(spec)), 0, unscaled)
 
 
 def muon_bytes(spec: Spec) -> StateBytes:
@@ -77,15 +77,15 @@ def muon_bytes(spec: Spec) -> StateBytes:
     return StateBytes(4, spec.precision.moments.bytes, 0 if spec.precision.grads is DType.FP32 else 4, 0)
 
 
-def moment_types(spec: Spec) -> tuple[DType, DType]:
+def state_dtypes(spec: Spec) -> tuple[DType, DType]:
     """Types of the first and the second moment."""
     first = spec.precision.moments
-    return first, first if spec.host.second_moments is None else spec.host.second_moments
+    return first, first if spec.host.exp_avg_sq_dtype is None else spec.host.exp_avg_sq_dtype
 
 
 def _unscaled_bytes(spec: Spec) -> int:
     """fp32 copies of moments; two moments in bf16 are read as they are."""
-    types = moment_types(spec)
+    types = state_dtypes(spec)
     return 0 if types == (DType.BF16, DType.BF16) else sum(4 for each in types if each is not DType.FP32)
 
 
@@ -95,10 +95,10 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
     aware = host.precision_aware_optimizer
     if precision.master not in ((DType.FP32, DType.FP16) if aware else (DType.FP32,)):
         yield "precision.master", f"precision.master = {precision.master}, and Megatron's master is fp32", "master: fp32"
-    low = [each for each in moment_types(spec) if each is not DType.FP32]
+    low = [each for each in state_dtypes(spec) if each is not DType.FP32]
     if low and not aware:
         detail = f"precision.moments = {low[0]}: only the precision-aware optimizer keeps moments below fp32"
-        key = "precision.moments" if precision.moments is not DType.FP32 else "host.second_moments"
+        key = "precision.moments" if precision.moments is not DType.FP32 else "host.exp_avg_sq_dtype"
         yield key, detail, "moments: fp32, or host: {precision_aware_optimizer: true}"
     if aware and spec.optimizer.matrix == "muon":
         detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"

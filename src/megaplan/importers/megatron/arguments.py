@@ -226,7 +226,7 @@ class Arguments:
         """Reports an assumption where the launch says nothing."""
         self._notes.append(diagnostic("MP919", said, self.at(key), severity=Severity.NOTE))
 
-    def set_aside(self, key: str, by: str) -> None:
+    def overruled(self, key: str, by: str) -> None:
         """Notes that a given argument has no effect, and what decides in its place."""
         row, found = ARGUMENTS[key], self.values.get(key)
         if found not in (None, False, row.default) and not (row.kind is Kind.WORD and found == row.default):

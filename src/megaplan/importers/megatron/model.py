@@ -90,7 +90,7 @@ def _position(launch: Arguments) -> str:
     position = str(launch.value("position_embedding_type"))
     if launch.given("use_rotary_position_embeddings"):  # Megatron's parser replaces every other value by rope
         if position != "rope":
-            launch.set_aside("position_embedding_type", "--use-rotary-position-embeddings makes it rope")
+            launch.overruled("position_embedding_type", "--use-rotary-position-embeddings makes it rope")
         return "rope"
     if position not in (*ROTARY, "learned_absolute", "none"):
         launch.cannot("position_embedding_type", "positions of a spec are learned, rotary, or none", "rope")
@@ -136,7 +136,7 @@ def _attention(launch: Arguments, stack: LaunchLayers, hidden: int, *, bias: boo
         return {**found, **_given(output_bias=bias), **({} if normed else {"latent_norm": False})}
     groups = launch.whole("num_query_groups")
     if not launch.given("group_query_attention") and groups != heads:
-        launch.set_aside("num_query_groups", "it is read with --group-query-attention")
+        launch.overruled("num_query_groups", "it is read with --group-query-attention")
     head_dim = launch.optional("kv_channels") or hidden // heads
     share = launch.number("rotary_percent") or 1.0
     if share > 1:

@@ -52,7 +52,7 @@ def read_mesh(launch: Arguments, num_stages: int, gpus: int | None) -> tuple[dic
     etp = launch.optional("expert_tensor_parallel_size") or tp
     if not experts:  # they have no effect then
         for key in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
-            launch.set_aside(key, "the model has no experts")
+            launch.overruled(key, "the model has no experts")
         ep = etp = 1
     inner = tp * cp
     least = pp * inner * max(1, ep * etp // inner)
@@ -117,7 +117,7 @@ def read_optimizer(launch: Arguments, recipe: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     first, second, given = launch.word("exp_avg_dtype"), launch.word("exp_avg_sq_dtype"), launch.word("fp8_recipe")
     if second != first:
-        found["second_moments"] = second
+        found["exp_avg_sq_dtype"] = second
     own = NO_RECIPE if recipe in (None, "nvfp4") else MEGATRON_RECIPES[str(recipe)]
     if launch.given("use_precision_aware_optimizer") and given != own:
         found["optimizer_recipe"] = given
@@ -177,7 +177,7 @@ def _params(launch: Arguments) -> tuple[str, bool]:
     if not bf16 and not fp16:
         launch.cannot("bf16", "parameters of Megatron are priced in bf16 or fp16", "")
     if halved and wide:
-        launch.set_aside("accumulate_allreduce_grads_in_fp32", "--grad-reduce-in-bf16 decides")
+        launch.overruled("accumulate_allreduce_grads_in_fp32", "--grad-reduce-in-bf16 decides")
     if fp16 and halved:
         launch.cannot("grad_reduce_in_bf16", "parameters are fp16", "")
     return ("fp16", not wide) if fp16 else ("bf16", halved)
@@ -220,14 +220,14 @@ def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
     if launch.whole("tensor_model_parallel_size") > 1 and not split:
         found["sequence_parallel"] = False
     elif split and launch.whole("tensor_model_parallel_size") == 1:
-        launch.set_aside("sequence_parallel", "--tensor-model-parallel-size is 1")
+        launch.overruled("sequence_parallel", "--tensor-model-parallel-size is 1")
     flash = launch.given("use_flash_attn") and launch.values.get("attention_backend") is None
     if host["transformer_impl"] == "local":
         found["attention_backend"] = "unfused"
         why = "--transformer-impl local has attention of its own, which is not fused and keeps its probabilities"
-        launch.set_aside("use_flash_attn", why)
+        launch.overruled("use_flash_attn", why)
         if launch.values.get("attention_backend") not in ("unfused", "local", "auto"):
-            launch.set_aside("attention_backend", why)
+            launch.overruled("attention_backend", why)
     elif flash:
         found["attention_backend"] = "flash"
     return found
@@ -313,9 +313,9 @@ def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[st
     whole_experts = launch.given("moe_layer_recompute")
     if granularity is not None:
         for key in ("recompute_activations", "moe_layer_recompute"):
-            launch.set_aside(key, "--recompute-granularity decides")
+            launch.overruled(key, "--recompute-granularity decides")
     if granularity != "selective" and not older:
-        launch.set_aside("recompute_modules", "they are those of --recompute-granularity selective")
+        launch.overruled("recompute_modules", "they are those of --recompute-granularity selective")
     if granularity is None and (older or whole_experts):
         granularity, modules = "selective", ["core_attn"] * older + ["moe"] * whole_experts
     if granularity == "full":

@@ -184,7 +184,7 @@ def test_the_last_stage_keeps_outputs_until_the_step_has_ended():
     assert kept.peak_bytes == before + 7 * logits
 
 
-def test_a_foreach_update_has_roots_of_second_moments():
+def test_a_foreach_update_has_roots_of_exp_avg_sq_dtype():
     fused, foreach = budget().worst.cells[Phase.OPTIMIZER], budget("host.foreach_optimizer=true").worst.cells[Phase.OPTIMIZER]
     moments = fused[Column.MATRIX_OPTIMIZER] + fused[Column.OTHER_OPTIMIZER]
     assert foreach[Column.WORKSPACE] - fused[Column.WORKSPACE] == moments // 2
