@@ -11,6 +11,7 @@ from megaplan.columns import Phase
 from megaplan.diagnostics import refuse
 from megaplan.exporters.values import Source
 from megaplan.layout.planned_step import planned_step
+from megaplan.layout.ranks import rank_coordinate
 from megaplan.schedules import MAX_REPLAYED, Timeline, num_actions
 
 
@@ -46,10 +47,11 @@ def replayed_step(source: Source) -> ReplayedStep:
         raise refuse("MP481", f"{detail}, and at most {MAX_REPLAYED:,} are replayed", hint, key="schedule.num_microbatches")
     budget = build_budget(spec, inventory, layout)
     timeline = planned_step(spec, inventory, tuple((slot.start, slot.stop) for slot in layout.slots))
-    ranks = tuple(
-        max((rank for rank in budget.ranks if rank.coordinate["pp"] == pp), key=lambda rank: rank.phases[Phase.FORWARD_BACKWARD])
-        for pp in range(mesh.pp)
-    )
+    of_stage: list[list[RankBudget]] = [[] for _ in range(mesh.pp)]  # equal stages share a budget
+    for rank in budget.ranks:
+        for pp in {rank_coordinate(mesh, number)["pp"] for number in rank.ranks}:
+            of_stage[pp].append(rank)
+    ranks = tuple(max(found, key=lambda rank: rank.phases[Phase.FORWARD_BACKWARD]) for found in of_stage)
     return ReplayedStep(
         timeline,
         tuple(slot.chunk for slot in layout.slots),
