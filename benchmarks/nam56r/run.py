@@ -64,7 +64,7 @@ def page(runs: list[Found], others: int) -> str:
     peaks = [(run, run.peak_bytes / GIB / run.row["peak_gib_reported"] - 1) for run in runs if run.row["peak_gib_reported"]]
     lost = [run for run in runs if "oom" in run.row["status"]]
     times = [(run, run.seconds * 1000 / run.row["iter_ms"]) for run in runs if run.row["iter_ms"] and run.row["status"] == "ok"]
-    low, high = intervals()["uncalibrated"]
+    low, high = intervals()["far hybrid"]
     narrow = [ratio for run, ratio in times if run.row["tp"] == 1]
     factor = median(narrow)
     head = HEAD.read_text(encoding="utf-8").format(

@@ -21,11 +21,23 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import numpy as np  # noqa: E402
 
 from step_times import page, pins, simumax  # noqa: E402
-from step_times.fitting import Fit, fit, predict, row_weights  # noqa: E402
-from step_times.folds import Array, cross_validated, errors, interval, ratios, replayed, uncalibrated, usable  # noqa: E402
+from step_times.fitting import Fit, fit, predict  # noqa: E402
+from step_times.folds import (  # noqa: E402
+    Array,
+    Interval,
+    class_intervals,
+    cross_validated,
+    errors,
+    interval,
+    ratios,
+    replayed,
+    tuples_of,
+    uncalibrated,
+    usable,
+    without_tuple,
+)
 from step_times.machine import Replayed  # noqa: E402
 from step_times.priors import priors  # noqa: E402
-from step_times.rows import Row  # noqa: E402
 
 OUTPUT = ROOT / "src" / "megaplan" / "cost" / "step" / "constants.json"
 
@@ -46,22 +58,27 @@ def main() -> None:
     rows, anomalies = usable(arguments.rows)
     fitted = fit(rows)
     own = ratios(predict(fitted, rows), rows)
-    blind, megarun = cross_validated(rows), replayed(rows)
-    foreign = uncalibrated(rows, fitted)
+    blind, megarun = cross_validated(rows, near=fitted), replayed(rows)
+    foreign, alone = uncalibrated(rows, fitted), without_tuple(rows, fitted)
+    classes = class_intervals(rows, blind, alone, foreign)
     document = {
         "format": "megaplan.step-constants/1",
         "rows": len(rows),
         "constants": constants(fitted),
-        "intervals": {name: [round(bound, 4) for bound in bounds] for name, bounds in intervals(rows, blind, foreign, megarun).items()},
+        "intervals": intervals(classes, megarun),
+        "tuples": sorted(set(tuples_of(rows))),
     }
     arguments.output.write_text(_text(document), encoding="utf-8")
-    for name, found in (("in sample", own), ("cross-validated", blind), ("no device or framework on both sides", foreign)):
+    sides = {"in sample": own, "cross-validated": blind, "no combination on both sides": alone, "no device or framework": foreign}
+    for name, found in sides.items():
         print(name, errors(found))
+    for name, each in classes.items():
+        print(name, each)
     if arguments.page:
         table = simumax.rows_of(arguments.simumax)
         others = fit([row for row in rows if row["framework"] != simumax.FRAMEWORK], near=fitted)
         machine = Replayed(table, ratios(predict(fitted, table), table), ratios(predict(others, table), table))
-        arguments.page.write_text(page.text(rows, anomalies, own, blind, foreign, megarun, machine), encoding="utf-8")
+        arguments.page.write_text(page.text(rows, anomalies, own, blind, foreign, megarun, classes, machine), encoding="utf-8")
 
 
 def constants(fitted: Fit) -> dict[str, dict[str, object]]:
@@ -76,19 +93,19 @@ def constants(fitted: Fit) -> dict[str, dict[str, object]]:
     return found
 
 
-def intervals(rows: list[Row], blind: Array, foreign: Array, megarun: Array) -> dict[str, tuple[float, float]]:
-    """Measured over predicted: the middle 80 % of each family's cross-validated rows, of unseen devices and frameworks, and of no fit."""
-    families, weights = np.array([row["family"] for row in rows]), row_weights(rows)
-    found = {name: interval(blind[families == name], weights[families == name]) for name in ("dense", "moe", "hybrid")}
-    return found | {"uncalibrated": interval(foreign, weights), "replayed": interval(megarun)}
+def intervals(classes: dict[str, Interval], megarun: Array) -> dict[str, list[float]]:
+    """Measured over predicted time: the middle 80 % of the rows of each class, and of megarun's model without a fit."""
+    found = {name: (each.low, each.high) for name, each in classes.items()} | {"replayed": interval(megarun)}
+    return {name: [round(bound, 4) for bound in bounds] for name, bounds in found.items()}
 
 
 def _text(document: dict[str, object]) -> str:
-    """JSON with one constant a line."""
+    """JSON with one constant or combination a line."""
     constants_text = ",\n".join(f"    {json.dumps(name)}: {json.dumps(record)}" for name, record in document["constants"].items())  # type: ignore[attr-defined]
-    rest = {key: value for key, value in document.items() if key != "constants"}
+    tuples_text = ",\n".join(f"    {json.dumps(each)}" for each in document["tuples"])  # type: ignore[attr-defined]
+    rest = {key: value for key, value in document.items() if key not in ("constants", "tuples")}
     head = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in rest.items())
-    return f'{{\n{head},\n  "constants": {{\n{constants_text}\n  }}\n}}\n'
+    return f'{{\n{head},\n  "tuples": [\n{tuples_text}\n  ],\n  "constants": {{\n{constants_text}\n  }}\n}}\n'
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from step_times.fitting import Fit, fit, predict, row_weights
-from step_times.rows import Row
+from megaplan.cost.step.fitted import FAR, NEAR, FittedTuple, is_near, tuple_of
+from step_times.fitting import Fit, fit, left_out, predict, row_weights
+from step_times.rows import Row, step_of_row
 
 Array = NDArray[np.float64]
 NUM_FOLDS = 8
@@ -78,13 +79,13 @@ def is_held_back(row: Row) -> bool:
     return group_of(row) in HELD_BACK
 
 
-def cross_validated(rows: Sequence[Row], num_folds: int = NUM_FOLDS) -> Array:
-    """Predicted over measured seconds of every row, by constants fitted without its group."""
+def cross_validated(rows: Sequence[Row], num_folds: int = NUM_FOLDS, near: Fit | None = None) -> Array:
+    """Predicted over measured seconds of every row, by constants fitted without its group; every fit starts from `near`."""
     folds, found = np.array([fold_of(row, num_folds) for row in rows]), np.zeros(len(rows))
     for fold in range(num_folds):
         part = [row for row, own in zip(rows, folds, strict=True) if own == fold]
         if part:
-            fitted = fit([row for row, own in zip(rows, folds, strict=True) if own != fold])
+            fitted = fit([row for row, own in zip(rows, folds, strict=True) if own != fold], near=near)
             found[folds == fold] = ratios(predict(fitted, part), part)
     return found
 
@@ -180,7 +181,6 @@ def null_models(rows: Sequence[Row]) -> dict[str, Array]:
     """Predicted over measured of models without any term: 6·N·D at 40 % of peak, and one utilisation a device and dtype."""
     from megaplan.cost.model import model_costs  # noqa: PLC0415
     from megaplan.cost.step.predict import peak_of  # noqa: PLC0415
-    from step_times.rows import step_of_row  # noqa: PLC0415
 
     works = [step_of_row(row) for row in rows]
     ideal = np.array(
@@ -214,6 +214,59 @@ def uncalibrated(rows: Sequence[Row], near: Fit | None = None) -> Array:
             ratio = ratios(predict(fit(others, near=near), part), part)
             further = np.abs(np.log(ratio)) > np.abs(np.log(found[numbers]))
             found[numbers] = np.where(further, ratio, found[numbers])
+    return found
+
+
+def tuples_of(rows: Sequence[Row]) -> list[FittedTuple]:
+    """The combination of each row."""
+    return [tuple_of(step_of_row(row)) for row in rows]
+
+
+def without_tuple(rows: Sequence[Row], fitted: Fit) -> Array:
+    """Predicted over measured by constants without any row of the row's combination (`FittedTuple`)."""
+    tuples = tuples_of(rows)
+    groups = [[number for number, own in enumerate(tuples) if own == name] for name in sorted(set(tuples))]
+    return ratios(left_out(fitted, rows, groups), rows)
+
+
+class Interval(NamedTuple):
+    """The middle 80 % of a class of rows: measured over predicted, and the share of its rows inside."""
+
+    low: float
+    high: float
+    rows: int
+    covered: float
+
+
+def class_intervals(rows: Sequence[Row], blind: Array, alone: Array, foreign: Array) -> dict[str, Interval]:
+    """The intervals of `fitted.interval_class`, by class of step.
+
+    Rows of a class of fitted combinations are those whose combination other folds have, by `blind`. Rows outside are those without their
+    combination, by `alone`: near ones, whose device and dtype and whose framework other rows have, and far ones, to which the rows without
+    their device or framework belong too, by `foreign`.
+
+    Args:
+        rows: The rows.
+        blind: Their cross-validated ratios of predicted to measured time.
+        alone: Those of `without_tuple`.
+        foreign: Those of `uncalibrated`.
+    """
+    tuples, folds = tuples_of(rows), [fold_of(row) for row in rows]
+    known = {fold: {own for own, other in zip(tuples, folds, strict=True) if other != fold} for fold in set(folds)}
+    fitted, weights = frozenset(tuples), row_weights(rows)
+    parts: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for number, own in enumerate(tuples):
+        if own in known[folds[number]]:
+            parts[own.family].append((blind[number], weights[number]))
+        near = is_near(own, fitted - {own})
+        parts[f"{NEAR if near else FAR} {own.family}"].append((alone[number], weights[number]))
+        if near:
+            parts[f"{FAR} {own.family}"].append((foreign[number], weights[number]))
+    found = {}
+    for name, pairs in sorted(parts.items()):
+        ratio, own_weights = (np.array(column) for column in zip(*pairs, strict=True))
+        low, high = interval(ratio, own_weights)
+        found[name] = Interval(low, high, len(pairs), float(np.mean((low <= 1 / ratio) & (1 / ratio <= high))))
     return found
 
 

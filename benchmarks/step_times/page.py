@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from step_times import folds
-from step_times.fitting import row_weights
-from step_times.folds import Array, Errors
+from step_times.folds import Array, Errors, Interval
 from step_times.hosts import framework_of, release_of
 from step_times.machine import Replayed, sections
 from step_times.markdown import markdown
@@ -22,7 +21,16 @@ WRONG = 0.15
 FAMILIES = ("dense", "moe", "hybrid")
 
 
-def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array, foreign: Array, megarun: Array, machine: Replayed) -> str:
+def text(
+    rows: Sequence[Row],
+    anomalies: Sequence[Row],
+    own: Array,
+    blind: Array,
+    foreign: Array,
+    megarun: Array,
+    classes: dict[str, Interval],
+    machine: Replayed,
+) -> str:
     """The whole page.
 
     Args:
@@ -32,6 +40,7 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         blind: The same, cross-validated.
         foreign: The same, without the row's device or framework.
         megarun: Values of bf16 rows by megarun's model, see `folds.replayed`.
+        classes: Intervals of the classes of steps.
         machine: SimuMax's whole table.
     """
     tables = "".join(f"## Cross-validated, by {title}\n\n{_table(title, folds.by(rows, blind, key))}\n\n" for title, key in _KEYS)
@@ -47,7 +56,7 @@ def text(rows: Sequence[Row], anomalies: Sequence[Row], own: Array, blind: Array
         "nulls": _nulls(rows, blind),
         "noise": _noise(rows),
         "foreign": _table("", {"all": folds.errors(foreign), **folds.by(rows, foreign, lambda row: row["family"])}),
-        "intervals": _intervals(rows, blind, foreign, megarun),
+        "intervals": _intervals(classes, megarun),
         "num_replayed": len(megarun),
         "ranking": _ranking(rows, blind),
         "tables": tables,
@@ -108,18 +117,14 @@ def _noise(rows: Sequence[Row]) -> str:
     return markdown(["one configuration measured twice", "pairs", "median %", "p90 %"], lines)
 
 
-def _intervals(rows: Sequence[Row], blind: Array, foreign: Array, megarun: Array) -> str:
-    shares, families = folds.covered(rows, blind, lambda row: row["family"]), np.array([row["family"] for row in rows])
-    weights, found = row_weights(rows), []
-    for name in FAMILIES:
-        here = families == name
-        found.append((name, folds.interval(blind[here], weights[here]), f"{100 * shares[name]:.0f}"))
-    found.append(("uncalibrated device or framework", folds.interval(foreign, weights), ""))
-    found.append(("replayed schedule of host megarun", folds.interval(megarun), ""))
-    return markdown(
-        ["class", "from", "to", "covered %"],
-        [[name, f"{round(low, 4):.3f}", f"{round(high, 4):.3f}", share] for name, (low, high), share in found],  # as the data file has them
-    )
+def _intervals(classes: dict[str, Interval], megarun: Array) -> str:
+    lines = [[name, each.rows, *map(_bound, (each.low, each.high)), f"{100 * each.covered:.0f}"] for name, each in classes.items()]
+    lines.append(["replayed", len(megarun), *map(_bound, folds.interval(megarun)), ""])
+    return markdown(["class", "rows", "from", "to", "covered %"], lines)
+
+
+def _bound(value: float) -> str:
+    return f"{round(value, 4):.3f}"  # as the data file has it
 
 
 def _ranking(rows: Sequence[Row], blind: Array) -> str:

@@ -108,6 +108,7 @@ def document(row: Row) -> dict[str, Any]:
         "batch": {"micro_batch_size": row["mbs"], "seq_length": row["seq"]},
         "schedule": {"kind": "interleaved_1f1b" if mesh["vpp"] > 1 else "1f1b", "num_microbatches": row["nmb"]},
         "precision": {"params": "bf16"},
+        "optimizer": {"matrix": "adamw"},
         "host": {"name": "megatron"},
         "device": device,
     }

@@ -18,6 +18,11 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
         return
     yield f"step: {seconds_text(time)}"
     yield f"  {time.tokens_per_second_per_device:,.0f} tokens/s per device, MFU {100 * time.mfu:.1f} %"
+    if time.missing:
+        yield from wrap(f"  no step of the fit is of {', '.join(time.missing)} with the rest of this one", indent="  ")
+    if any(time.traffic):
+        reduced, gathered = (f"{size / 1e9:,.3g} GB" for size in time.traffic)
+        yield f"  data ranks reduce {reduced} of gradients and gather {gathered} of parameters per step"
     largest = sorted((term for term in time.terms.items() if term[1] > 0), key=lambda term: -term[1])[:NUM_TERMS]
     yield from wrap("  " + ", ".join(f"{name} {_text(seconds)}" for name, seconds in largest), indent="  ")
 

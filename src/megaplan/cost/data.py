@@ -134,6 +134,21 @@ def newton_schulz_flops(rows: int, columns: int) -> int:
     return 3 * short**2 * long + short**3
 
 
+def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
+    """Bytes of gradients that FSDP2 reduces and of parameters that it gathers in a step, each payload once per collective.
+
+    Without a pipeline it does both for every microbatch, and gathers again for backward if parameters are freed after forward; a pipeline
+    does both once.
+    """
+    mesh, precision = spec.mesh, spec.precision
+    if mesh.dp_replicate * mesh.dp_shard * mesh.cp == 1:
+        return 0, 0
+    times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
+    gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
+    gathered = inventory.parameters * precision.params.bytes * gathers if mesh.dp_shard > 1 else 0
+    return inventory.trained_parameters * precision.reduce.bytes * times, gathered
+
+
 def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     """Times of a mean pipeline rank.
 

@@ -31,6 +31,7 @@ from megaplan.cost.transfers import layer_transfers
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.schedules import LinkedOrders, SlotTimes, actions, link
+from megaplan.spec.device import fabric_size
 from megaplan.spec.models import Spec
 
 K = TypeVar("K")
@@ -309,7 +310,7 @@ class ReplayTimer:
 
 def _around(spec: Spec) -> tuple[bool, int]:
     """True if groups of ranks may span nodes, which decides over which links they exchange; and bytes per accumulated gradient element."""
-    return spec.mesh.world_size > spec.device.per_node, spec.precision.grads.bytes
+    return spec.mesh.world_size > fabric_size(spec.device), spec.precision.grads.bytes
 
 
 def kept(known: dict[K, V]) -> dict[K, V]:

@@ -25,6 +25,7 @@ from megaplan.cost.rates import Rates
 from megaplan.families.family import Exchanges
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block
+from megaplan.spec.device import fabric_size
 from megaplan.spec.models import Spec
 
 
@@ -66,12 +67,12 @@ class RankGroup:
 
     def crosses(self, spec: Spec) -> bool:
         """True if any such group leaves a node."""
-        span, per_node = self.size * self.stride, spec.device.per_node
+        span, per_node = self.size * self.stride, fabric_size(spec.device)
         return spec.mesh.world_size > per_node and per_node % span != 0
 
     def per_node(self, spec: Spec) -> int:
         """Smallest number of its ranks that share a node."""
-        return min(self.size, max(1, spec.device.per_node // self.stride)) if self.crosses(spec) else self.size
+        return min(self.size, max(1, fabric_size(spec.device) // self.stride)) if self.crosses(spec) else self.size
 
 
 def gather_ns(rates: Rates, spec: Spec, group: RankGroup, payload_bytes: int) -> int:

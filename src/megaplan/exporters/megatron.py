@@ -18,6 +18,7 @@ from megaplan.hosts.megatron.stages import format_layout
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES, optimizer_recipe, state_dtypes
 from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.low_precision import FORMATS
+from megaplan.spec.comments import commented_settings
 from megaplan.spec.host import Host
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, LinearScaling, Llama3Scaling, Mamba1, Mamba2, Spec
 from megaplan.spec.training import ConstantRate, CosineRate, Training, warm_up_steps
@@ -31,6 +32,13 @@ CARRIED = frozenset({
     "optimizer.newton_schulz_steps", "recompute", "host.name", "training.steps", "training.seed", "training.learning_rate",
     "training.weight_decay", "training.gradient_clip", "training.rate_schedule", "data",
 })  # fmt: skip
+UNSAID = (
+    "device", "serving", "model.moe.routing_skew", "host.framework", "host.release", "host.dp_comm_overlap", "host.cross_entropy",
+    "host.fragmentation_percent",
+)  # fmt: skip
+"""Keys that change an estimate and that no argument says, or not in full; comments of the script carry them."""
+ALLOCATOR = ("host.fragmentation_percent",)
+"""Keys whose defaults depend on whether segments expand."""
 AS_MEGARUN = Host(
     name=HOST.name, attention_mask=False, hidden_dropout=0.0, attention_dropout=0.0, moe_grouped_gemm=True, moe_load_balancing="none"
 )
@@ -84,8 +92,9 @@ def _module_losses(spec: Spec, letters: str, *, gpt: bool) -> Iterator[Loss]:
 def _arguments(spec: Spec, joint: Values) -> list[tuple[str, object]]:
     """Every argument with its value, in the order of the table: from one key of the spec, or from several together."""
     model = spec.model
+    parts = {name: getattr(model, name) is not None for name in ("moe", "linear_attention")} | {"fsdp": spec.sharding.reshard_after_forward}
     kinds = {section.kind for section in (model.attention, model.mamba) if section is not None}
-    blocks = frozenset({*kinds, *(["moe"] if model.moe is not None else []), *(["fsdp"] if spec.sharding.reshard_after_forward else [])})
+    blocks = frozenset({*kinds, *(name for name, present in parts.items() if present)})
     values = {row.name: row.written(spec, blocks) for row in TABLE} | joint
     return [(flag(name), value) for name, value in values.items()]
 
@@ -107,8 +116,11 @@ def _script(spec: Spec, arguments: list[tuple[str, object]], program: str) -> st
     size = spec.mesh.world_size
     per_node = max(count for count in range(1, min(spec.device.per_node, size) + 1) if size % count == 0)  # every node has as many
     lines = [f"# {spec.name}, by megaplan export; data, tokenizer and checkpoint arguments are yours to add"]
+    lines += commented_settings(spec, UNSAID, ALLOCATOR if spec.host.expandable_segments else ())
     if spec.host.cublas_workspace_kib is not None:
         lines.append(f"export CUBLAS_WORKSPACE_CONFIG=:{spec.host.cublas_workspace_kib}:1")
+    if spec.host.expandable_segments:
+        lines.append("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     words = [f"torchrun --nnodes {size // per_node} --nproc-per-node {per_node} {program}"]
     for name, value in arguments:
         if value is True:

@@ -14,6 +14,7 @@ from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.hosts.torchtitan import HOST
 from megaplan.hosts.torchtitan.limits import RECIPES
 from megaplan.schedules.registry import SCHEDULES
+from megaplan.spec.comments import SECTION, unsaid_settings
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
 
 CARRIED = frozenset({
@@ -25,7 +26,13 @@ OF_ITS_HOST = frozenset({"host.name", "host.compile_model", "host.compile_loss",
     "host.reserved_percent", "precision.recipe", "recompute.default",
 })  # fmt: skip
 """Keys that are written for a spec whose host is torchtitan, or that affect only estimates."""
+UNSAID = (
+    "device", "serving", "host.checkpoint_every", "host.repeat_kv", "host.fsdp_ends", "host.keep_pipeline_outputs", "host.reserved_percent",
+)  # fmt: skip
+"""Keys that change an estimate and that no key of torchtitan says, besides the model; the file's own section carries them."""
 TRANSFORMERS = ("AD", "AE")
+NO_CLIP = 1e30
+"""Norm of gradients that none reaches."""
 
 
 def export_torchtitan(source: Source) -> Exported:
@@ -57,7 +64,7 @@ def export_torchtitan(source: Source) -> Exported:
             "local_batch_size": size * schedule.num_microbatches if mesh.pp > 1 else size,
             "global_batch_size": source.spec.global_batch_size,
             "seq_len": spec.batch.seq_length,
-            "max_norm": training.gradient_clip if training.gradient_clip is not None else float("1e30"),
+            "max_norm": training.gradient_clip if training.gradient_clip is not None else NO_CLIP,
             "steps": training.steps,
             "dtype": TORCH_DTYPES[str(spec.precision.master)],
             "mixed_precision_param": TORCH_DTYPES[str(spec.precision.params)],
@@ -71,6 +78,8 @@ def export_torchtitan(source: Source) -> Exported:
     if not source.is_of(HOST.name):
         return complete(source, json.dumps(document, indent=1) + "\n", CARRIED, losses)
     _add_host(source, document)
+    unsaid = dict(unsaid_settings(spec, UNSAID))
+    document[SECTION] = {"model": spec.model.model_dump(mode="json", exclude_unset=True), **unsaid}
     return complete(source, json.dumps(document, indent=1) + "\n", CARRIED | OF_ITS_HOST, losses)
 
 

@@ -31,6 +31,8 @@ class PlannedTime(NamedTuple):
         basis: fitted if steps of this device and dtype were measured, else modelled; for megarun measured if everything in the step was.
         calibration: Class of measured steps that gives the interval: dense, moe, hybrid, or uncalibrated; for megarun the measurement.
         unmeasured: Reason that a step of megarun is modelled on a device with measured constants.
+        missing: Parts of the step that no step of the fit has together with the other parts; empty for megarun.
+        traffic: Bytes of all gradients that data ranks reduce, and of all parameters that they gather, in a step.
     """
 
     seconds: float
@@ -42,6 +44,8 @@ class PlannedTime(NamedTuple):
     basis: Basis
     calibration: str
     unmeasured: str | None = None
+    missing: tuple[str, ...] = ()
+    traffic: tuple[int, int] = (0, 0)
 
     def as_document(self) -> dict[str, Any]:
         """The time as JSON; seconds to the microsecond."""
@@ -54,6 +58,8 @@ class PlannedTime(NamedTuple):
             "basis": str(self.basis),
             "calibration": self.calibration,
             **({} if self.unmeasured is None else {"unmeasured": self.unmeasured}),
+            **({"missing": list(self.missing)} if self.missing else {}),
+            **({"data_traffic": dict(zip(("reduced_bytes", "gathered_bytes"), self.traffic, strict=True))} if any(self.traffic) else {}),
         }
 
 
@@ -78,22 +84,26 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
         return work
     from megaplan.cost.model import model_costs  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
+    from megaplan.cost.step.data import data_traffic  # noqa: PLC0415
     from megaplan.cost.step.predict import peak_of, predict_step  # noqa: PLC0415
 
     step = predict_step(work)
-    calibration = calibration_of(work)
-    low, high = intervals()[calibration]
+    name, missing = interval_of(work)
+    low, high = intervals()[name]
     tokens = step.tokens_per_second_per_device
     mfu = model_costs(spec, work.inventory).model_flops * tokens / peak_of(work.machine, work.software.dtype)
     return PlannedTime(
         *(step.seconds, step.seconds * low, step.seconds * high, tokens, mfu, step.terms),
-        basis=Basis.MODELLED if calibration == "uncalibrated" else Basis.FITTED,
-        calibration=calibration,
+        basis=Basis.MODELLED if missing else Basis.FITTED,
+        calibration="uncalibrated" if missing else name,
+        missing=missing,
+        traffic=data_traffic(work),
     )
 
 
 def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedTime | str:
     """Megarun's step: its schedule replayed with layer times from the device's rates."""
+    from megaplan.cost.data import shard_traffic  # noqa: PLC0415
     from megaplan.cost.model import model_costs  # noqa: PLC0415  (a host with fitted constants needs none of these)
     from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
@@ -117,6 +127,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         basis=known.basis,
         calibration=known.calibration,
         unmeasured=known.reason,
+        traffic=shard_traffic(spec, tensors),
     )
 
 
@@ -135,12 +146,8 @@ def step_to_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
     return timed_step(spec, build_inventory(spec) if inventory is None else inventory, spans, owners, step_of(spec))
 
 
-def calibration_of(work: TimedStep) -> str:
-    """The family, if steps on this device in this dtype are among the fitted rows, or its rate is given; else `uncalibrated`."""
-    from megaplan.cost.step.predict import reached_share  # noqa: PLC0415
+def interval_of(work: TimedStep) -> tuple[str, tuple[str, ...]]:
+    """Name of the interval, and the parts of the step that no fitted step has; none where the device's rate is the user's own."""
+    from megaplan.cost.step.fitted import family_of, interval_class  # noqa: PLC0415
 
-    dtype = work.software.dtype
-    if dtype not in work.machine.reached and not reached_share(work.machine, dtype)[2]:
-        return "uncalibrated"
-    letters = {block.family for block in work.inventory.layers}
-    return "hybrid" if "M" in letters else "moe" if "E" in letters else "dense"
+    return (family_of(work.inventory), ()) if work.software.dtype in work.machine.reached else interval_class(work)

@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from megaplan.columns import Basis
 from megaplan.devices import Device, Figure, canonical_name, load_device
+from megaplan.errors import MegaplanError
 from megaplan.families.registry import Rated
 from megaplan.scalars import (
     Degree,
@@ -81,6 +82,21 @@ _FIGURES = {
     "domain": "domain",
 }
 """Key of the section to the field of `Device`."""
+
+
+NODE = 8
+"""Devices of a node: a domain up to this size is inside a node, a larger one joins nodes."""
+
+
+def fabric_size(section: DeviceRef) -> int:
+    """Devices that reach each other over the fast fabric: a domain that joins nodes, such as NVL72's, or the devices of a node."""
+    if section.domain is not None:
+        return section.domain
+    try:
+        domain = load_device(section.name).domain.value
+    except MegaplanError:  # reported by a rule of its own
+        return section.per_node
+    return domain if domain > NODE else section.per_node
 
 
 def device_of(section: DeviceRef) -> Device:

@@ -9,6 +9,7 @@ from megaplan.errors import Diagnostic
 from megaplan.families.checks import divisors, remainder, use_one_of
 from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
+from megaplan.spec.device import fabric_size
 from megaplan.spec.models import Spec
 from megaplan.spec.traffic import crossing_groups, expert_traffic, tensor_traffic
 from megaplan.wording import series
@@ -116,22 +117,25 @@ def _near_multiples(number: int, step: int) -> str:
 
 
 def _across_nodes(checked: Checked) -> Iterator[Diagnostic]:
-    mesh, per_node = checked.spec.mesh, checked.spec.device.per_node
-    tp_crossing = crossing_groups(mesh.world_size, mesh.tp, per_node)
+    mesh, domain = checked.spec.mesh, fabric_size(checked.spec.device)
+    tp_crossing = crossing_groups(mesh.world_size, mesh.tp, domain)
     if tp_crossing:
         detail = _crossing(checked, "mesh.tp", mesh.tp, tp_crossing)
-        yield checked.warning(
-            "MP209", f"{detail}\n{tensor_traffic(checked)}", "mesh.tp", f"use a tp that divides device.per_node = {per_node}"
-        )
+        yield checked.warning("MP209", f"{detail}\n{tensor_traffic(checked)}", "mesh.tp", f"use a tp that divides {_domain(checked)}")
     group = mesh.ep * mesh.etp
-    ep_crossing = crossing_groups(mesh.world_size, group, per_node)
+    ep_crossing = crossing_groups(mesh.world_size, group, domain)
     if ep_crossing and checked.has("E"):
         detail = _crossing(checked, "mesh.ep · mesh.etp", group, ep_crossing)
-        hint = f"use degrees whose product divides device.per_node = {per_node}"
+        hint = f"use degrees whose product divides {_domain(checked)}"
         yield checked.warning("MP210", f"{detail}\n{expert_traffic(checked)}", "mesh.ep", hint)
 
 
 def _crossing(checked: Checked, name: str, degree: int, crossing: int) -> str:
-    per_node, world = checked.spec.device.per_node, checked.spec.mesh.world_size
-    groups = f"{crossing:,} of {world // degree:,} groups"
-    return f"{name} = {degree}, device.per_node = {per_node}, and {groups} have ranks on several nodes"
+    groups = f"{crossing:,} of {checked.spec.mesh.world_size // degree:,} groups"
+    return f"{name} = {degree}, {_domain(checked)}, and {groups} have ranks on several nodes"
+
+
+def _domain(checked: Checked) -> str:
+    """The key that decides which devices share the fast fabric, with its value."""
+    device, size = checked.spec.device, fabric_size(checked.spec.device)
+    return f"device.{'per_node' if size == device.per_node else 'domain'} = {size}"

@@ -10,7 +10,8 @@ from megaplan.cost.step.formulas import FORMULAS
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "step-time-model.md").read_text(encoding="utf-8")
 MEGATRON = ("--set", "host.name=megatron", "--set", "device.name=h100-sxm")
 MTP = "model.features={mtp: {depth: 1, ffn_hidden_size: 14336}}"
-KEYS = {"step_seconds", "interval", "tokens_per_second_per_device", "mfu", "terms", "basis", "calibration"}
+KEYS = {"step_seconds", "interval", "tokens_per_second_per_device", "mfu", "terms", "basis", "calibration", "data_traffic"}
+FITTED = (*MEGATRON, "--set", "host.framework=megatron-bridge", "--set", 'host.release="26.08"', "--set", "optimizer.matrix=adamw")
 
 
 def time_of(ran) -> dict:
@@ -27,8 +28,8 @@ def test_the_page_names_every_formula():
 
 
 def test_estimate_and_split_agree(megaplan):
-    estimate = time_of(megaplan("estimate", "plans/llama-3.1-8b.yaml", "--json", *MEGATRON))
-    split = time_of(megaplan("split", "plans/llama-3.1-8b.yaml", "--json", *MEGATRON, "-o", "a.json"))
+    estimate = time_of(megaplan("estimate", "plans/llama-3.1-8b.yaml", "--json", *FITTED))
+    split = time_of(megaplan("split", "plans/llama-3.1-8b.yaml", "--json", *FITTED, "-o", "a.json"))
     assert estimate == split == time_of(megaplan("estimate", "a.json", "--json"))
     assert set(estimate) == KEYS
     low, high = estimate["interval"]

@@ -5,24 +5,17 @@ from typing import Any
 
 import pytest
 import yaml
-from accuracy_megatron.launches import skewed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_plans.choices import SMALL
-from random_plans.draw import draw
 
-from megaplan.errors import MegaplanError
 from megaplan.exporters.megatron import export_megatron
 from megaplan.exporters.values import Source
 from megaplan.hosts.megatron.pattern import parse_hybrid
-from megaplan.hosts.megatron.peak import MegatronMemory, memory
-from megaplan.hosts.megatron.run import MegatronRun, stages_of
-from megaplan.hosts.megatron.vocabulary import TABLE
 from megaplan.importers.megatron.spec import REASON, import_megatron
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
-from megaplan.spec.load import load_spec, load_spec_text, spec_from_document
+from megaplan.spec.load import load_spec, load_spec_text
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
 from megaplan.spec.models import Spec
 
@@ -295,47 +288,6 @@ def test_a_spec_survives_megatrons_arguments(document: dict[str, Any]) -> None:
     exported = export_megatron(source_of(spec))
     assert exported.losses == ()
     assert import_megatron(exported.text, "launch.sh", ["device.name=b200"]).loaded.spec == spec
-
-
-NUM_RANDOM, ENOUGH = 130, 100
-NOT_READ_BACK = "model.features.mtp"
-"""A dense prediction module behind a layer of experts; told as lost."""
-
-
-def drawn(seed: int) -> Spec | None:
-    """A random spec whose host is Megatron-Core, on the device that an import assumes; None where it is not legal."""
-    document = {key: value for key, value in draw(seed, size=SMALL).items() if key != "device"}
-    try:
-        return spec_from_document(document)
-    except MegaplanError:
-        return None
-
-
-def bytes_of(source: Source) -> list[MegatronMemory]:
-    """Bytes of each pipeline rank with balanced routing, because the skew is no argument of Megatron's."""
-    stages = stages_of(MegatronRun(source.spec, source.inventory), source.layout)
-    return [memory(skewed(stage, 1.0) if source.spec.model.moe is not None else stage) for stage in stages]
-
-
-def test_a_random_plan_of_megatron_is_exported_imported_and_exported_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second launch is the first, but for its title; the bytes of every rank are those of the plan, but for what the export tells."""
-    monkeypatch.setattr("random_plans.draw.TORCHTITAN_SHARE", 0.0)
-    monkeypatch.setattr("random_plans.draw.MEGATRON_SHARE", 1.0)
-    seen = 0
-    for seed in range(NUM_RANDOM):
-        spec = drawn(seed)
-        exported = None if spec is None else export_megatron(source_of(spec))
-        if spec is None or exported is None or NOT_READ_BACK in {loss.key for loss in exported.losses}:
-            continue
-        seen += 1
-        imported = source_of(import_megatron(exported.text, "launch.sh").loaded.spec)
-        again = export_megatron(imported)
-        assert again.text.partition("\n")[2] == exported.text.partition("\n")[2], f"seed {seed}"
-        if "host.cross_entropy" not in {loss.key for loss in exported.losses}:
-            assert bytes_of(imported) == bytes_of(source_of(spec)), f"seed {seed}"
-        flags = {word.partition("=")[0] for word in exported.text.split() if word.startswith("--")}
-        assert flags - {"--nnodes", "--nproc-per-node"} <= {row.flag for row in TABLE}, f"seed {seed}"
-    assert seen > ENOUGH
 
 
 def test_every_node_of_a_launch_has_as_many_processes() -> None:

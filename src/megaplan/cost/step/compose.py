@@ -95,8 +95,9 @@ def exposed_seconds(exchanged: Exchanged, once: Once, rates: Mapping[str, Any], 
 
 
 def optimizer_seconds(once: Once, rates: Mapping[str, Any]) -> Any:
-    """Seconds of the optimizer."""
-    return memory.moved_seconds(once.optimizer_bytes, once.memory * rates["memory"], 1 / OPTIMIZER_SHARE)
+    """Seconds of the optimizer: its memory-bound kernels, and Muon's products at the rate of large bf16 products."""
+    moved = memory.moved_seconds(once.optimizer_bytes, once.memory * rates["memory"], 1 / OPTIMIZER_SHARE)
+    return moved + once.orthogonalised / rates["product.bf16"]
 
 
 def step_seconds(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, Any]) -> Step:

@@ -60,6 +60,16 @@ def rated_as(device: str, generation: str) -> str:
 
 
 @cache
+def fitted_tuples() -> tuple[tuple[str, ...], ...]:
+    """The combinations of the rows of the fit, with the fields of `fitted.FittedTuple`."""
+    return tuple(tuple(each) for each in _document()["tuples"])
+
+
+@cache
 def intervals() -> dict[str, tuple[float, float]]:
-    """The 10 % and 90 % quantiles of measured over predicted time of the cross-validated rows, by class of model."""
+    """The 10 % and 90 % quantiles of measured over predicted time, by class of step (`fitted.interval_class`).
+
+    Rows of a fitted combination are predicted without their group of framework, model and device; rows outside by constants that are
+    fitted without their combination, device or framework.
+    """
     return {name: (low, high) for name, (low, high) in _document()["intervals"].items()}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.launch import HOST_JOIN
+from megaplan.cost.step.muon import MUON_BYTES, STEP_BYTES, TF32_SHARE, muon_work
 from megaplan.cost.step.parameters import held, trained
 from megaplan.cost.step.transfers import near
 from megaplan.cost.step.workload import TimedStep
@@ -47,7 +48,8 @@ class Once(NamedTuple):
         sharded: Group of the parameters outside experts that are sharded over data ranks; it has no bytes if none are.
         sharded_experts: The same for experts.
         gathers: Gathers of sharded parameters per microbatch; 2 if backward gathers them again.
-        optimizer_bytes: Bytes that Adam reads and writes.
+        optimizer_bytes: Bytes that the optimizers read and write.
+        orthogonalised: Seconds of Muon's products at the nominal rate.
         node: Bytes per second of the fabric.
         network: Bytes per second of an adapter.
         memory: Bytes per second of memory.
@@ -64,6 +66,7 @@ class Once(NamedTuple):
     sharded_experts: Group
     gathers: Any
     optimizer_bytes: Any
+    orthogonalised: Any
     node: Any
     network: Any
     memory: Any
@@ -84,8 +87,11 @@ def once_of(work: TimedStep) -> Once:
     """The parts of a step outside its passes, for one rank."""
     mesh, machine, sharded = work.mesh, work.machine, work.software.sharded
     once, (groups, optimizer) = sharded is not None and sharded.kind == "fsdp2" and mesh.pp > 1, _groups(work)
+    flops, _, elements = muon_work(work)
+    steps = work.spec.optimizer.newton_schulz_steps
+    moved = OPTIMIZER_BYTES * max(0.0, optimizer - elements) + (MUON_BYTES + STEP_BYTES * steps) * elements
     return Once(
-        *(*groups, 2 if sharded is not None and sharded.regather else 1, OPTIMIZER_BYTES * optimizer),
+        *(*groups, 2 if sharded is not None and sharded.regather else 1, moved, steps * flops / (machine.peaks["bf16"] * TF32_SHARE)),
         *(machine.node, machine.network, machine.memory, float(sharded is not None and not once), float(once)),
         *(work.batch.num_microbatches, mesh.vpp, log2(max(1.0, mesh.world / NODE_DEVICES))),
     )
@@ -116,6 +122,24 @@ def _groups(work: TimedStep) -> tuple[tuple[Group, Group, Group, Group], float]:
     experts_over = Group(expert_copies, 1.0, *(size / expert_inside for size in of_experts))
     dense, experts = Group(inside, inside, *of_dense), Group(expert_inside, expert_inside, *of_experts)
     return (over, experts_over, dense, experts), optimizer
+
+
+def data_traffic(work: TimedStep) -> tuple[int, int]:
+    """Bytes of gradients that data ranks reduce and of parameters that they gather in a step, over all tensor, expert and pipeline ranks.
+
+    A payload counts once per collective, whatever the number of its ranks; zero without data ranks.
+    """
+    once, mesh = once_of(work), work.mesh
+    reduced = gathered = 0.0
+    repeats = work.batch.num_microbatches if once.per_microbatch else 1
+    groups = ((once.dense, 1, mesh.tp), (once.experts, 1, mesh.ep * mesh.etp))
+    groups += ((once.sharded, repeats, mesh.tp), (once.sharded_experts, repeats, mesh.ep * mesh.etp))
+    for group, times, ranks in groups:
+        if group.ranks > 1:
+            again = once.gathers if times > 1 or once.per_microbatch else 1
+            reduced += group.reduced * times * ranks * mesh.pp
+            gathered += group.gathered * times * again * ranks * mesh.pp
+    return round(reduced), round(gathered)
 
 
 def ring_seconds(moved: Any, ranks: Any, bandwidth: Any, latency: Any) -> Any:

@@ -12,13 +12,9 @@ from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, Recomput
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
-from megaplan.spec.device import device_of
+from megaplan.spec.device import device_of, fabric_size
 from megaplan.spec.models import LatentAttention, Mamba2, Spec
 from megaplan.spec.pattern import parse_pattern
-
-NODE = 8
-"""Devices of a node: a domain up to this size is inside a node, a larger one joins nodes."""
-
 
 _NAMES = {"R": "matrix recurrences"}
 """Common names of families, if they differ from the title."""
@@ -97,9 +93,7 @@ def low_dtype(spec: Spec) -> str:
 def machine_of(spec: Spec) -> Machine:
     """Figures of the device; values that the spec gives replace them."""
     device = device_of(spec.device)
-    domain = device.domain.value
-    if spec.device.domain is None and domain <= NODE:
-        domain = min(domain, spec.device.per_node)
+    domain = min(device.domain.value, fabric_size(spec.device))
     reached = {str(dtype): share for dtype, share in spec.device.reached.items()}
     return replace(Machine.of(device), domain=domain, reached=reached)
 

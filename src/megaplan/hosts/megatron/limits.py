@@ -123,6 +123,10 @@ def _families(spec: Spec, letters: str) -> Iterator[Limit]:
     elif isinstance(linear, GatedDeltaNet) and linear.negative_eigenvalues:
         detail = "model.linear_attention.negative_eigenvalues = true, and Megatron's write strength ends at 1"
         yield Limit("model.linear_attention.negative_eigenvalues", detail, "negative_eigenvalues: false", tensors=False)
+    for key in ("chunk_size", "save_every") if isinstance(linear, GatedDeltaNet) else ():
+        if (given := getattr(linear, key)) != (own := GatedDeltaNet.model_fields[key].default):
+            detail = f"model.linear_attention.{key} = {given}: the delta rule of Megatron's library decides, and {own} is taken"
+            yield Limit(f"model.linear_attention.{key}", detail, f"{key}: {own}", tensors=False)
     if isinstance(model.mamba, Mamba1 | Mamba3):
         detail = f"model.mamba.kind = {model.mamba.kind}, and Megatron's M is Mamba-2"
         yield Limit("model.mamba.kind", detail, "mamba: {kind: mamba2}")

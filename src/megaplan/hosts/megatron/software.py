@@ -55,5 +55,9 @@ def _recomputed(spec: Spec) -> Recomputed:
     if "A" in counts and spec.recompute.of("A") == "selective":
         modules.add("core_attn")
     again = sum(number for letter, number in counts.items() if spec.recompute.of(letter) == "full")
-    full = 1.0 if spec.host.recompute_num_layers is not None else again / len(letters)
+    full, layers = again / len(letters), spec.host.recompute_num_layers
+    if layers is not None:
+        size = 2 if spec.host.model == "gpt" else 1  # letters of one of Megatron's layers
+        block = spec.host.recompute_method == "block"  # the first layers of every virtual stage alone
+        full = min(1.0, layers * size * spec.mesh.num_slots / len(letters)) if block else 1.0
     return Recomputed(full, modules=frozenset(modules))

@@ -245,6 +245,10 @@ class Arguments:
         self._errors.append(diagnostic("MP916", said, Location(self._name), (hint,)))
         return True
 
+    def say(self, said: str) -> None:
+        """Reports what was read outside the arguments."""
+        self._notes.append(diagnostic("MP919", said, Location(self._name), severity=Severity.NOTE))
+
     def unknown_vocabulary(self, tokenizer: str) -> None:
         """Reports that the tokenizer decides the vocabulary and its size is unknown."""
         detail = f"--vocab-size is missing, and the tokens of {tokenizer} are not known here"

@@ -16,6 +16,7 @@ from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.recorded import read_recording, unset_names
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_optimizer, read_state, read_training, wholly_sharded
 from megaplan.importers.megatron.stack import read_stack
+from megaplan.spec.comments import settings_in_comments
 from megaplan.spec.document import Document
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.models import MAX_LAYERS
@@ -67,7 +68,11 @@ def import_megatron(
         MegaplanError: Every error found: MP910 … MP926, or those of the spec that results.
     """
     refuse_front_end(text, name)
-    return _imported(read_arguments(text, name, environment, argv, _vocab_size(overrides), policy), name, overrides, gpus)
+    launch = read_arguments(text, name, environment, argv, _vocab_size(overrides), policy)
+    settings = settings_in_comments(text)
+    if settings:
+        launch.say(f"comments of an export: {', '.join(settings)}")
+    return _imported(launch, name, (*settings, *overrides), gpus)
 
 
 def import_recording(

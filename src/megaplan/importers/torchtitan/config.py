@@ -11,6 +11,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
 from megaplan.scalars import MAX_INT
+from megaplan.spec.comments import SECTION, settings_of_section
 
 FLOAT8_2024 = "float8.enable_float8_linear"
 
@@ -21,6 +22,7 @@ class JobConfig:
     Attributes:
         age: Version of torchtitan that the file is for.
         values: Values by current names.
+        settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
     """
 
     def __init__(self, text: str, name: str) -> None:
@@ -50,6 +52,8 @@ class JobConfig:
         """Values by dotted key."""
         try:
             found = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+            own = found.pop(SECTION, None) if isinstance(found, dict) else None
+            self.settings = settings_of_section(own) if isinstance(own, dict) else []
             values = dict(_dotted(found)) if isinstance(found, dict) else None
         except (ValueError, RecursionError) as error:
             raise MegaplanError([diagnostic("MP916", f"no TOML or JSON: {error}", Location(self._name))]) from None
@@ -114,10 +118,10 @@ class JobConfig:
             return next(iter(choices.values()))
         return choices[found]
 
-    def wrong(self, key: str, wanted: str) -> None:
+    def wrong(self, key: str, wanted: str, *hints: str) -> None:
         """Reports a value of another type (MP916)."""
         shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
-        self._errors.append(diagnostic("MP916", f"{key} = {shown}, and it is {wanted}", self._at(key)))
+        self._errors.append(diagnostic("MP916", f"{key} = {shown}, and it is {wanted}", self._at(key), hints))
 
     def refuse(self, key: str, why: str, *hints: str) -> None:
         """Reports a setting that a spec cannot express (MP914)."""

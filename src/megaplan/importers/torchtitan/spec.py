@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from megaplan.importers.torchtitan.keys import Age
 from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, Flavor
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
 from megaplan.schedules.registry import SCHEDULES
-from megaplan.spec.document import Document
+from megaplan.spec.document import Document, parse_document
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.source import SourceMap
@@ -26,6 +27,8 @@ CONVERTERS = ("float8", "quantize.linear.float8")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 MAX_DIGITS = 9
 """Most digits of a count that is written as text."""
+NO_CLIP = 1e30
+"""Norm that exports write where gradients are not clipped."""
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
@@ -51,7 +54,7 @@ def import_torchtitan(
     Args:
         text: TOML, or the JSON of torchtitan's own sections.
         name: Name of the file in diagnostics.
-        overrides: `KEY=VALUE` texts, keys of the spec.
+        overrides: `KEY=VALUE` texts, keys of the spec; `model=…` states a model that is not in torchtitan's registry.
         gpus: GPUs of the job, needed if a degree is -1.
         model: NAME/FLAVOR of the registry, needed if the file has no section `model`.
 
@@ -61,9 +64,10 @@ def import_torchtitan(
     config = JobConfig(text, name)
     if model is not None:
         config.values["model.name"], _, config.values["model.flavor"] = model.partition("/")
-    plain, stated = _document(config, _title(name), gpus)
+    settings = (*config.settings, *overrides)
+    plain, stated = _document(config, _title(name), gpus, _stated_model(settings))
     note = config.finish()
-    document = apply_overrides(Document(plain, SourceMap(name)), overrides)
+    document = apply_overrides(Document(plain, SourceMap(name)), settings)
     loaded = check_document(document)
     size = loaded.spec.mesh.world_size
     assumed = diagnostic("MP917", f"{size} GPUs until set", Location(name), (f"--gpus {size}",), severity=Severity.NOTE)
@@ -71,12 +75,20 @@ def import_torchtitan(
     return ImportedJob(loaded._replace(diagnostics=found), document.value)
 
 
-def _document(config: JobConfig, title: str, gpus: int | None) -> tuple[dict[str, Any], bool]:
-    flavor = _flavor(config)
+def _stated_model(settings: Sequence[str]) -> dict[str, Any] | None:
+    """The whole section `model`, if a setting states it."""
+    texts = [text for key, _, text in (setting.partition("=") for setting in settings) if key.strip() == "model"]
+    found = parse_document(texts[-1], None).value if texts else None
+    return found if isinstance(found, dict) and isinstance(found.get("num_layers"), int) else None
+
+
+def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, Any] | None) -> tuple[dict[str, Any], bool]:
+    model = _flavor(config).section() if model is None else model
+    blocks = model["num_layers"] // 2
     mesh, stated = _mesh(config, gpus)
     kinds = {schedule.torch_name: kind for kind, schedule in SCHEDULES.items()}
     kind = config.choice(SCHEDULE, kinds)
-    starts = read_stages(config, flavor.blocks, mesh["pp"], looped=SCHEDULES[kind].least_vpp > 1) if mesh["pp"] > 1 else [0]
+    starts = read_stages(config, blocks, mesh["pp"], looped=SCHEDULES[kind].least_vpp > 1) if mesh["pp"] > 1 else [0]
     mesh["vpp"] = max(1, len(starts) // mesh["pp"])
     if len(starts) != mesh["pp"] * mesh["vpp"]:
         config.refuse("parallelism.pipeline_parallel_degree", f"{len(starts)} stages are no multiple of it")
@@ -85,7 +97,7 @@ def _document(config: JobConfig, title: str, gpus: int | None) -> tuple[dict[str
     plain: dict[str, Any] = {
         "format": "megaplan.spec/1",
         "name": title,
-        "model": flavor.section(),
+        "model": model,
         "mesh": mesh,
         "sharding": {"reshard_after_forward": _reshards(config, mesh["pp"])},
         "schedule": {"kind": kind, **schedule} if mesh["pp"] > 1 else schedule,
@@ -96,13 +108,18 @@ def _document(config: JobConfig, title: str, gpus: int | None) -> tuple[dict[str
             "steps": config.whole("training.steps"),
             "learning_rate": config.number("optimizer.lr"),
             "weight_decay": config.number("optimizer.weight_decay"),
-            "gradient_clip": config.number("training.max_norm") or None,
+            "gradient_clip": _clip(config.number("training.max_norm")),
         },
     }
     plain["host"] = _host(config) | plain.pop("host")
     if mesh["pp"] > 1:
-        plain["split"] = {"mode": "manual", "spans": spans_of_blocks(starts, flavor.blocks), "reason": REASON}
+        plain["split"] = {"mode": "manual", "spans": spans_of_blocks(starts, blocks), "reason": REASON}
     return plain, stated
+
+
+def _clip(norm: float) -> float | None:
+    """The norm to which gradients are clipped; None for one that no gradient reaches."""
+    return norm if 0 < norm < NO_CLIP else None
 
 
 def _flavor(config: JobConfig) -> Flavor:
@@ -113,7 +130,8 @@ def _flavor(config: JobConfig) -> Flavor:
         config.finish()  # its other keys belong to a model that has no spec
     elif flavor not in FLAVORS.get(name, {}):
         known = ", ".join(f"{model}/{each}" for model, flavors in FLAVORS.items() for each in flavors)
-        config.wrong("model.flavor", f"with model.name = {name} none of {known}")
+        sizes = json.dumps(FLAVORS["llama3"]["8B"].section()).replace('"', "")
+        config.wrong("model.flavor", f"with model.name = {name} none of {known}", f"--set 'model={sizes}'")
     else:
         return FLAVORS[name][flavor]
     return FLAVORS["llama3"]["8B"]
