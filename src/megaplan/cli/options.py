@@ -6,15 +6,32 @@ from typing import Annotated
 
 import typer
 
+from megaplan.cli import completion
+
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one value of the spec, like mesh.tp=8; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one value of the spec, like mesh.tp=8; repeatable.",
+        autocompletion=completion.overrides,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SpecOrPlan = Annotated[
-    str, typer.Argument(metavar="SPEC|PLAN", help="A spec (YAML or JSON), a plan, or a Hugging Face config.json; - for stdin.")
+    str,
+    typer.Argument(
+        metavar="SPEC|PLAN",
+        help="A spec (YAML or JSON), a plan, or a Hugging Face config.json; - for stdin.",
+        autocompletion=completion.specs,
+    ),
 ]
-SpecFile = Annotated[str, typer.Argument(metavar="SPEC", help="A spec (YAML or JSON) or a Hugging Face config.json; - for stdin.")]
+SpecFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPEC", help="A spec (YAML or JSON) or a Hugging Face config.json; - for stdin.", autocompletion=completion.specs
+    ),
+]
 CostsFile = Annotated[
     str | None,
     typer.Option("--costs", metavar="FILE", help="Measured layer times, in the format of `megaplan costs`; - for stdin."),
@@ -25,10 +42,10 @@ DeviceFile = Annotated[
         "--device-file", metavar="FILE", help="Shares of the peaks that your device reaches, as `megaplan calibrate -o` writes them."
     ),
 ]
-PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.")]
+PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.", autocompletion=completion.plans)]
 FailOn = Annotated[
     str | None,
     typer.Option(
-        "--fail-on", metavar="CONDITIONS", help="Exit 3 if the plan meets a condition: oom, headroom<4GiB, step>1.5s; in a diff step>+5%."
+        "--fail-on", metavar="CONDITIONS", help="Exit 3 if the plan meets a condition: oom, headroom<4GiB, step>1.5s; in a diff tokens<-5%."
     ),
 ]
