@@ -77,7 +77,7 @@ class Pricer:
         baseline: Cuts of an earlier plan, which are preferred among equally good ones.
         measured: Function from a spec to its costs file; None for modelled costs.
         work: Work limit that all prices share.
-        thorough: Where the best cuts do not fit, the command's own search for others is made, however much they exceed the memory.
+        thorough: True if the command's own search for cuts that fit is made, however much the best ones exceed the memory.
     """
 
     kept: Spans | None = None
@@ -202,7 +202,7 @@ class Pricer:
         spans = spans_of(found.cuts, num_layers)
         over = max(memory.excesses(spans))
         search = SPLITS_TRIED * (memory.work + stack.partition_work * spec.mesh.vpp)
-        if 0 < over and num_slots > 1 and search <= self.work.left and (self.thorough or over * 4 < self.usable_bytes(spec)):
+        if over > 0 and num_slots > 1 and search <= self.work.left and (self.thorough or over * 4 < self.usable_bytes(spec)):
             fitted = None if self.thorough else cuts_that_fit(stack, memory, found)
             if self.thorough:
                 self.work.spent += search

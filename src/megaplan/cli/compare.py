@@ -38,12 +38,12 @@ def _times(before: PlannedTime | str, after: PlannedTime | str) -> list[tuple[st
     """Rows of the step; none if one is not timed."""
     if isinstance(before, str) or isinstance(after, str):
         return []
-    steps = [format_ns(round(time.seconds / NS)) for time in (before, after)]
-    rates = [time.tokens_per_second_per_device for time in (before, after)]
+    old, new = (format_ns(round(time.seconds / NS)) for time in (before, after))
+    first, then = (time.tokens_per_second_per_device for time in (before, after))
     return [
-        ("step", *steps, f"{100 * (after.seconds / before.seconds - 1):+.1f} %"),
-        ("tokens/s per device", *(f"{rate:,.0f}" for rate in rates), f"{100 * rate_gain(before, after):+.1f} %"),
-        ("MFU", *(f"{100 * time.mfu:.1f} %" for time in (before, after)), f"{100 * (after.mfu - before.mfu):+.1f} points"),
+        ("step", old, new, f"{100 * (after.seconds / before.seconds - 1):+.1f} %"),
+        ("tokens/s per device", f"{first:,.0f}", f"{then:,.0f}", f"{100 * rate_gain(before, after):+.1f} %"),
+        ("MFU", f"{100 * before.mfu:.1f} %", f"{100 * after.mfu:.1f} %", f"{100 * (after.mfu - before.mfu):+.1f} points"),
     ]
 
 

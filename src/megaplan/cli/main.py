@@ -69,7 +69,8 @@ def _app(words: Sequence[str]) -> typer.Typer:
     named = words[:1] if words and words[0] in _COMMANDS else None
     helps = named is None or bool({"--help", "-h"} & set(words))
     for name in named or _COMMANDS:
-        app.command(**_help_of(name) if helps else {})(getattr(import_module(f"megaplan.cli.{name}"), name))
+        epilog, panel = _help_of(name) if helps else (None, None)
+        app.command(epilog=epilog, rich_help_panel=panel)(getattr(import_module(f"megaplan.cli.{name}"), name))
     if named is None:
         from megaplan.cli.import_hf import group  # noqa: PLC0415  (the daily command has a spec)
         from megaplan.hosts.registry import HOSTS  # noqa: PLC0415
@@ -82,11 +83,11 @@ def _app(words: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _help_of(name: str) -> dict[str, str | None]:
+def _help_of(name: str) -> tuple[str | None, str | None]:
     """Examples and group of a command, for help texts."""
     from megaplan.cli.examples import epilog_of, group_of  # noqa: PLC0415
 
-    return {"epilog": epilog_of(name), "rich_help_panel": group_of(name)}
+    return epilog_of(name), group_of(name)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

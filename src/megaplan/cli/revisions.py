@@ -19,8 +19,8 @@ class ChangedPlan(NamedTuple):
 
     Attributes:
         path: Path of the file.
-        before: Its document in the first revision; None if it has none there.
-        after: The same of the second one.
+        before: The document in the first revision; None if there is none.
+        after: The document in the second revision.
     """
 
     path: str
@@ -83,7 +83,7 @@ def _text(name: str) -> str | None:
 
 
 def _git(*words: str) -> str | None:
-    """What a command of git writes; None if it fails, or if there is no git."""
+    """Output of a command of git; None if it fails, or if there is no git."""
     try:
         done = subprocess.run(["git", *words], capture_output=True, text=True, check=False, encoding="utf-8", errors="replace")
     except OSError:

@@ -79,7 +79,7 @@ def billion_tokens(row: LayoutRow, price: float) -> float:
 
 
 def _not_looked_at(found: Search) -> str:
-    """What a search that ended early left out, and how to go on."""
+    """The meshes that a search left out when it ended early, and the options that continue it."""
     left = found.not_looked_at
     why = {"time": f"after {found.seconds or 0:g} s", "gap": "as the first row is within 1 % of the bound", "interrupt": "when interrupted"}
     text = f"ended {why[found.stopped]}; "
