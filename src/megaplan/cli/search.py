@@ -13,9 +13,10 @@ from megaplan.terminal import output
 from megaplan.terminal.exit_status import INTERRUPTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from megaplan.api.search import Search
+    from megaplan.cli.search_sizes import Size
     from megaplan.exploration.engine import Progress
 
 NOTHING_FITS = 1
@@ -78,15 +79,9 @@ def search(
     The first answer takes seconds. It is improved until a time limit, until it is within 1 % of a bound of all layouts, or the proof.
     """
     from megaplan.api.search import search as searched  # noqa: PLC0415
-    from megaplan.cli.search_sizes import Size, host_changes, sizes_document, sizes_lines, sizes_of  # noqa: PLC0415
-    from megaplan.cli.search_text import search_document, search_lines  # noqa: PLC0415
-    from megaplan.diagnostics import refuse  # noqa: PLC0415
-    from megaplan.units import parse_bytes  # noqa: PLC0415
+    from megaplan.cli.search_sizes import host_changes, sizes_of  # noqa: PLC0415
 
-    try:
-        free = parse_bytes(headroom)
-    except ValueError as error:
-        raise refuse("MP489", f"--headroom {headroom}: {error}", "--headroom 8GiB") from None
+    free = _free_bytes(headroom)
     words = [word.strip() for word in vary.split(",") if word.strip()]
     sizes = sizes_of(devices, device, price)
     changes = [*(overrides or ()), *host_changes(spec, overrides or (), host)]
@@ -106,27 +101,42 @@ def search(
             report=_progress(),
         )
 
-    if len(sizes) == 1:
-        found = one(sizes[0])
-        _clear_progress()
-        written = _written(found, folder)
-        if as_json:
-            output.write_json(search_document(found, written))
-        else:
-            output.write_styled(search_lines(found, written, sizes[0].price))
-        results = [found]
-    else:
-        results = [one(size) for size in sizes]
-        _clear_progress()
-        for found in results:
-            _written(found, folder and f"{folder}/{found.job.spec.device.name}-{found.devices}")
-        if as_json:
-            output.write_json(sizes_document(sizes, results))
-        else:
-            output.write_styled(sizes_lines(sizes, results))
+    results = [one(size) for size in sizes]
+    _clear_progress()
+    _write(sizes, results, folder, as_json=as_json)
     if any(found.stopped == "interrupt" for found in results):
         return INTERRUPTED
     return 0 if any(found.rows for found in results) else NOTHING_FITS
+
+
+def _free_bytes(headroom: str) -> int:
+    from megaplan.diagnostics import refuse  # noqa: PLC0415
+    from megaplan.units import parse_bytes  # noqa: PLC0415
+
+    try:
+        return parse_bytes(headroom)
+    except ValueError as error:
+        raise refuse("MP489", f"--headroom {headroom}: {error}", "--headroom 8GiB") from None
+
+
+def _write(sizes: Sequence[Size], results: Sequence[Search], folder: str | None, *, as_json: bool) -> None:
+    """Writes the plans, and the answer: that of one search, or a table of several."""
+    from megaplan.cli.search_sizes import sizes_document, sizes_lines  # noqa: PLC0415
+    from megaplan.cli.search_text import search_document, search_lines  # noqa: PLC0415
+
+    if len(results) == 1:
+        written = _written(results[0], folder)
+        if as_json:
+            output.write_json(search_document(results[0], written))
+        else:
+            output.write_styled(search_lines(results[0], written, sizes[0].price))
+        return
+    for found in results:
+        _written(found, folder and f"{folder}/{found.job.spec.device.name}-{found.devices}")
+    if as_json:
+        output.write_json(sizes_document(sizes, results))
+    else:
+        output.write_styled(sizes_lines(sizes, results))
 
 
 def _written(found: Search, folder: str | None) -> tuple[str, ...]:

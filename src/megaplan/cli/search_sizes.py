@@ -122,6 +122,7 @@ def sizes_lines(sizes: Sequence[Size], results: Sequence[Search]) -> Iterator[St
     rows = [_row(size, found, priced=priced) for size, found in zip(sizes, results, strict=True)]
     yield from ((line, "") for line in table([head, *rows], left=(0, len(head) - 1)))
     yield "gap: the most by which the layout can be above the best one of its size", ""
+    yield from ((line, "bold") for line in wrap(_bases(results), indent="  "))
     yield "", ""
     for found in results:
         if found.rows:
@@ -130,6 +131,20 @@ def sizes_lines(sizes: Sequence[Size], results: Sequence[Search]) -> Iterator[St
             name = found.job.spec.device.name
             text = f"nothing fits on {found.devices} x {name}: {fewest.devices:,} are enough, of the numbers tried"
             yield from ((line, "bold") for line in wrap(text, indent="  "))
+
+
+def _bases(results: Sequence[Search]) -> str:
+    """Note that steps are not comparable, if those of some devices have measured constants and those of others do not."""
+    from megaplan.cost.rates import rates_of  # noqa: PLC0415
+
+    specs = {found.job.spec.device.name: found.job.spec for found in results}
+    measured = [name for name, spec in specs.items() if spec.host.kind.trained and rates_of(spec).measured is not None]
+    if not 0 < len(measured) < len(specs):
+        return ""
+    names = ", ".join(measured)
+    return (
+        f"steps of {names} include launches and copies as they were measured, those of the others do not: compare sizes, not these devices"
+    )
 
 
 def _row(size: Size, found: Search, *, priced: bool) -> tuple[str, ...]:
