@@ -38,7 +38,7 @@ def main() -> None:
         job = megaplan.load(path)
         start, children, clock = time.process_time(), _of_children(), time.perf_counter()
         with cProfile.Profile() if given.profile else nullcontext() as profile:
-            found = megaplan.search(job, devices=devices, processes=given.processes)
+            found = megaplan.search(job, devices=devices, processes=given.processes, seconds=None)
         spent, waited = time.process_time() - start + _of_children() - children, time.perf_counter() - clock
         meshes, decided = found.num_layouts, found.num_evaluated
         best = "nothing fits" if found.best is None else f"{found.best.step_seconds:.6f} s, gap {100 * (found.gap or 0):.2f} %"

@@ -1,9 +1,10 @@
 """Advice for a spec that does not fit: the smallest changes that make it fit, fastest first.
 
-Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Among changes with the
-same number of edits, those whose lower bound on memory exceeds the device are left out, and the others are priced in the order of their
-bound on time, likely fits first. If the command chooses cuts by the time of a step, that search is made only for the changes that are
-shown; the others are priced under the cuts that it starts from, whose step is no shorter.
+Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Changes whose lower bound
+on memory exceeds the device are left out. Single edits are priced in the order of their bound on time until that of the next is above the
+step of the last that is shown, so that none that fits and costs less is left out. Larger changes are priced likely fits first, within a
+limit of work; if the command chooses cuts by the time of a step, that search is made only for those that are shown, and the others are
+priced under the cuts that it starts from, whose step is no shorter.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ MOST = 4
 """Number of changes that are shown."""
 WORK = 240_000
 """Work limit for all prices of one spec, in steps of about a microsecond."""
+SINGLES_WORK = 5_000_000
+"""Work limit for all single edits, which only schedules and stacks of thousands of steps or layers reach."""
 CLIMBS = 400_000
 """Work limit for cuts by the time of a step, for the changes that are shown."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
@@ -78,8 +81,10 @@ class Adviser:
 
     def find(self) -> list[Advice]:
         """The best of the smallest changes; if none fits, the closest one, if it lowers the peak."""
+        work, self._pricer.work, self._pricer.thorough = self._pricer.work, Work(SINGLES_WORK), True
         singles = self._candidates((edit,) for edit in single_edits(self._spec))
-        found = self._level(singles)
+        found = self._singles(singles)
+        self._pricer.work, self._pricer.thorough = work, False
         for candidate in singles:
             self._ratios.setdefault(candidate.edits[0], self._floor_ratio(candidate))
         useful = self._useful(singles)
@@ -112,6 +117,33 @@ class Adviser:
                 found.append(LegalChange(edits, spec, floor, self._pricer.bound_ns(spec)))
         return found
 
+    def _singles(self, candidates: Sequence[LegalChange]) -> list[Advice]:
+        """The fastest single edits that fit; if the work is spent before all are decided, only those that no other can undercut."""
+        found: list[tuple[int, Advice]] = []
+        left = [candidate for candidate in candidates if candidate.floor_bytes <= self._usable_bytes]
+        left.sort(key=lambda each: (each.bound_ns, texts(self._spec, each.spec)))
+        for candidate in left:
+            if len(found) == MOST and candidate.bound_ns > found[-1][0]:
+                break
+            if self._pricer.work.left <= 0:
+                found = [each for each in found if each[0] <= candidate.bound_ns] or found[:1]
+                break
+            price = self._priced(candidate)
+            if price is not None and price.over_bytes <= 0:
+                price = self._pricer.climbed(candidate.spec, price)
+                step = self._pricer.modelled_ns(candidate.spec, price.spans)
+                found = sorted([*found, (step, self._advice(candidate, price))], key=lambda each: _rank(each[1]))[:MOST]
+        return [advice for _, advice in found]
+
+    def _priced(self, candidate: LegalChange) -> Price | None:
+        """The price of a change; what it saves, and the closest change so far, are noted."""
+        price = self._pricer.quick(candidate.spec)
+        if price is not None and len(candidate.edits) == 1:
+            self._ratios[candidate.edits[0]] = price.peak_bytes / self._before.peak_bytes
+        if price is not None and price.over_bytes > 0 and price.peak_bytes < self._least_bytes:
+            self._closest, self._least_bytes = candidate, price.peak_bytes
+        return price
+
     def _level(self, candidates: Sequence[LegalChange]) -> list[Advice]:
         """The fastest changes that fit among those of one size."""
         found: list[tuple[Advice, LegalChange]] = []
@@ -119,15 +151,9 @@ class Adviser:
         for candidate in sorted(left, key=self._order):
             if self._pricer.work.left <= 0 or (len(found) == MOST and not self._may_win(candidate, found)):
                 break
-            price = self._pricer.quick(candidate.spec)
-            if price is None:
-                continue
-            if len(candidate.edits) == 1:
-                self._ratios[candidate.edits[0]] = price.peak_bytes / self._before.peak_bytes
-            if price.over_bytes <= 0:
+            price = self._priced(candidate)
+            if price is not None and price.over_bytes <= 0:
                 found = sorted([*found, (self._advice(candidate, price), candidate)], key=lambda each: _rank(each[0]))[:MOST]
-            elif price.peak_bytes < self._least_bytes:
-                self._closest, self._least_bytes = candidate, price.peak_bytes
         return self._climbed(found)
 
     def _climbed(self, found: Sequence[tuple[Advice, LegalChange]]) -> list[Advice]:

@@ -20,10 +20,11 @@ AXES = ("pp", "cp", "tp", "dp_shard", "dp_replicate")
 EXPERT_AXES = ("dp_shard", "cp", "tp")
 """Axes whose ranks form expert groups."""
 KEYS = (
-    *(f"mesh.{name}" for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "vocab_parallel")),
+    *(f"mesh.{name}" for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "vocab_parallel")),
     *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
     *("sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
     *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer", "host.kernels"),
+    "host.expandable_segments",
 )
 """Keys that a change may have, in the order of a hint."""
 SLOTS = (2, 3, 4, 6, 8)
@@ -59,6 +60,7 @@ def moves(spec: Spec) -> Iterator[Edit]:
                     yield Edit("mesh", factors=((source, Fraction(1, factor)), (target, Fraction(factor))))
     if spec.model.moe is not None and "E" in _letters(spec):
         yield from (Edit("ep", (("mesh.ep", ep),)) for ep in divisors(spec.model.moe.num_experts) if ep != mesh.ep)
+        yield from (Edit("etp", (("mesh.etp", etp),)) for etp in divisors(mesh.dp_shard * mesh.cp * mesh.tp) if etp != mesh.etp)
 
 
 def growth(spec: Spec, factor: int) -> Iterator[Edit]:
@@ -152,6 +154,11 @@ def _policies(spec: Spec) -> Iterator[Edit]:
         yield Edit("reshard", (("sharding.reshard_after_forward", True),))
     if not host.vocab_with_tp and mesh.tp > 1 and not mesh.vocab_parallel:
         yield Edit("vocabulary", (("mesh.vocab_parallel", True),))
+    if spec.host.has_kernels and not spec.host.uses_triton:
+        yield Edit("kernels", (("host.kernels", "triton"),))
+    grows = spec.host.expandable_segments
+    if "expandable_segments" in host.keys and not (host.expandable if grows is None else grows):
+        yield Edit("allocator", (("host.expandable_segments", True),))
     if "distributed_optimizer" in host.keys and not spec.host.distributed_optimizer:
         yield Edit("optimizer", (("host.distributed_optimizer", True),))
     yield from _recompute_modules(spec) if "recompute_modules" in host.keys else _recompute(spec)
@@ -191,11 +198,8 @@ def _recompute_modules(spec: Spec) -> Iterator[Edit]:
 
 def _batches(spec: Spec) -> Iterator[Edit]:
     size, schedule = spec.batch.micro_batch_size, spec.schedule
-    while size % 2 == 0:
-        size //= 2
-        yield Edit("batch", (("batch.micro_batch_size", size),))
-    if size > 1:
-        yield Edit("batch", (("batch.micro_batch_size", 1),))
+    sequences = spec.global_batch_size // (spec.mesh.dp_shard * spec.mesh.dp_replicate)
+    yield from (Edit("batch", (("batch.micro_batch_size", part),)) for part in reversed(divisors(sequences)) if part < size)
     if spec.host.kind.trained and spec.mesh.pp > 1:  # reduces receive buffers, and under gpipe microbatches in flight
         for parts in divisors(schedule.num_microbatches)[1:]:
             yield Edit("steps", (("schedule.steps_per_update", schedule.steps_per_update * parts),))

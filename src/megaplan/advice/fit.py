@@ -50,7 +50,7 @@ def _hint(advice: Advice, spec: Spec) -> str:
     """Options to append to the command, and its result with them."""
     options = " ".join(f"--set {shlex.quote(text)}" for text in advice.overrides)
     price = advice.price
-    peak = f"peak {format_bytes(price.peak_bytes)} ({price.peak_bytes:,} B)"
+    peak = f"peak {format_bytes(price.peak_bytes)}"
     fits = f"leaves {format_bytes(-price.over_bytes)}" if price.over_bytes <= 0 else f"still over by {format_bytes(price.over_bytes)}"
     more = "" if advice.devices is None else f", on {advice.devices:,} GPUs instead of {spec.mesh.world_size:,}"
     return f"{options}   # {peak}, {fits}, modelled step {round(100 * advice.lost):+d} %{more}"

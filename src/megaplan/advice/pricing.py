@@ -35,6 +35,8 @@ SPLITS_TRIED = 30
 """Splits that a search for cuts other than the best ones tries."""
 MAX_ACTIONS = 6_000
 """Actions of a schedule up to which its step is replayed and its states bound the peak; longer ones use simpler bounds for both."""
+MAX_TIMED = 60_000
+"""Actions of a schedule up to which the step of a change that is shown is replayed; longer ones are compared by their bounds."""
 WORK_OF_ACTION, WORK_OF_LINK = 12, 8
 """Work of an action in a step that is examined, and in the part that replays of its schedule share."""
 
@@ -75,12 +77,14 @@ class Pricer:
         baseline: Cuts of an earlier plan, which are preferred among equally good ones.
         measured: Function from a spec to its costs file; None for modelled costs.
         work: Work limit that all prices share.
+        thorough: True if the command's own search for cuts that fit is made, however much the best ones exceed the memory.
     """
 
     kept: Spans | None = None
     baseline: Spans | None = None
     measured: Callable[[Spec, Inventory], MeasuredCosts | None] = lambda _spec, _inventory: None
     work: Work = field(default_factory=lambda: Work(1 << 62))
+    thorough: bool = False
     _sides: dict[bool, Side] = field(default_factory=dict)
     _schedules: set[tuple[object, ...]] = field(default_factory=set)
 
@@ -111,12 +115,16 @@ class Pricer:
         return max(1, self.side(spec).clock.bound_ns(spec))
 
     def lost(self, before: tuple[Spec, Spans], after: tuple[Spec, Spans]) -> float:
-        """Relative increase of the modelled step of `after`; by their bounds if a schedule is long."""
-        if all(self._few_actions(spec) for spec, _ in (before, after)):
+        """Relative increase of the modelled step of `after`; by their bounds if a schedule is very long."""
+        if all(spec.num_actions <= MAX_TIMED for spec, _ in (before, after)):
             first, then = (self._step_ns(*each) for each in (before, after))
         else:
             first, then = (self.bound_ns(spec) for spec, _ in (before, after))
         return then / first - 1
+
+    def modelled_ns(self, spec: Spec, spans: Spans) -> int:
+        """The step by which changes are ordered; its bound for a long schedule."""
+        return self._step_ns(spec, spans) if spec.num_actions <= MAX_TIMED else self.bound_ns(spec)
 
     def _step_ns(self, spec: Spec, spans: Spans) -> int:
         self.work.spent += WORK_OF_ACTION * spec.num_actions
@@ -194,9 +202,13 @@ class Pricer:
         spans = spans_of(found.cuts, num_layers)
         over = max(memory.excesses(spans))
         search = SPLITS_TRIED * (memory.work + stack.partition_work * spec.mesh.vpp)
-        if 0 < over * 4 < self.usable_bytes(spec) and num_slots > 1 and search <= self.work.left:
-            fitted = cuts_that_fit(stack, memory, found)
-            spans = spans if fitted is None else spans_of(fitted.balance.cuts, num_layers)
+        if over > 0 and num_slots > 1 and search <= self.work.left and (self.thorough or over * 4 < self.usable_bytes(spec)):
+            fitted = None if self.thorough else cuts_that_fit(stack, memory, found)
+            if self.thorough:
+                self.work.spent += search
+                spans = self._spans(spec)
+            elif fitted is not None:
+                spans = spans_of(fitted.balance.cuts, num_layers)
             over = max(memory.excesses(spans))
         self.work.spent += memory.work
         return self._priced(spec, spans) if measured is not None else Price(spans, over + self.usable_bytes(spec), over)

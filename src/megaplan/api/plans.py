@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from megaplan.api.load import MAPPING_NAME, PLAN_NAME, FilePath, as_plan, read_costs_of
-from megaplan.errors import Diagnostic
+from megaplan.api.load import MAPPING_NAME, PLAN_NAME, FilePath, as_plan, load_to_split, read_costs_of
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.plan.causes import diff_with_causes
 from megaplan.plan.check import Check, check_plan
-from megaplan.plan.diff import PlanDiff
+from megaplan.plan.diff import PlanDiff, changed_inputs
+from megaplan.plan.inputs import inputs_record
 from megaplan.plan.read import LoadedPlan, inspect_plan, parse_plan
 
 if TYPE_CHECKING:
     from megaplan.layout.step_time import PlannedTime
     from megaplan.plan.document import PlanDocument
 
+MOST_CHANGES = 6
+"""Edited keys that are named."""
 PlanSource: TypeAlias = "FilePath | Mapping[str, Any] | PlanDocument"
 """A plan: a file (`-` is standard input), its document as plain values, or the plan itself."""
 
@@ -82,12 +88,14 @@ def diff(before: PlanSource, after: PlanSource, /) -> Diff:
     return Diff(old.plan, new.plan, diff_with_causes(old.plan, new.plan, tampered), (*old.warnings, *new.warnings))
 
 
-def check(plan: PlanSource, /, *, costs: FilePath | None = None) -> Check:
-    """Plan a plan's inputs again and compare: changed decisions, digest, stale reasons, and whether it still fits.
+def check(plan: PlanSource, /, *, costs: FilePath | None = None, spec: FilePath | None = None) -> Check:
+    """Plan a plan's inputs again and compare: changed decisions, digest, stale reasons, and whether it still fits and is its spec's.
 
     Args:
         plan: A path, a mapping, or a `PlanDocument`.
         costs: The costs file that decides the cuts (times in ns); without it a plan that was cut by a costs file keeps its cuts (MP415).
+        spec: The spec that the plan was made of; if None, a file of the plan's name that ends in `.yaml` or `.yml` and holds a spec of its
+            name. A key that was edited since is found (MP416).
 
     Returns:
         What was found; `passes(strict=...)` says whether it is good enough.
@@ -104,7 +112,39 @@ def check(plan: PlanSource, /, *, costs: FilePath | None = None) -> Check:
     """
     name, loaded = _inspected(plan)
     measured = read_costs_of(costs, name, loaded.plan.spec, loaded.plan.inventory) if costs is not None else None
-    return check_plan(loaded, name, measured)
+    found = check_plan(loaded, name, measured)
+    edited = _edited(loaded.plan, name, spec)
+    return replace(found, findings=(*found.findings, *edited)) if edited else found
+
+
+def _edited(plan: PlanDocument, name: str, path: FilePath | None) -> tuple[Diagnostic, ...]:
+    """MP416 if the plan's spec has other values; only a warning if none of them is in the digest."""
+    given = path is not None
+    if path is None:
+        path = next((each for ending in (".yaml", ".yml") if (each := Path(name).with_suffix(ending)).is_file()), None)
+        if path is None:
+            return ()
+    spec = load_to_split(path, plan.overrides, None).spec
+    if not given and spec.name != plan.spec.name:
+        return ()
+    changes = changed_inputs(plan, inputs_record(spec))
+    if not changes:
+        return ()
+    shown = [f"{change.key}: {change.before} → {change.after}" for change in changes[:MOST_CHANGES]]
+    if len(changes) > MOST_CHANGES:
+        shown.append(f"and {len(changes) - MOST_CHANGES} more")
+    only_training = all(change.key.startswith("training.") for change in changes)
+    severity = Severity.WARNING if only_training else Severity.ERROR
+    again = shlex.join(["megaplan", "split", os.fspath(path), *(word for text in plan.overrides for word in ("--set", text)), "-o", name])
+    return (
+        diagnostic(
+            "MP416",
+            "\n".join([f"{os.fspath(path)} differs; the plan's value → the spec's:", *shown]),
+            Location(file=name),
+            (again,),
+            severity,
+        ),
+    )
 
 
 def _inspected(source: PlanSource) -> tuple[str, LoadedPlan]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,18 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.api.load import FilePath, LoadedJob, Source, load_to_split, override_texts
 from megaplan.diagnostics import refuse
-from megaplan.exploration.engine import Explored, Progress, SearchTask, explore
+from megaplan.exploration.engine import Explored, Progress, SearchTask, Stop, explore
 from megaplan.exploration.evaluate import Evaluator
+from megaplan.exploration.fewest import FewestDevices, fewest_devices
 from megaplan.exploration.gap import loose_terms
-from megaplan.exploration.report import LayoutRow, Lost, rows_of, why_not
+from megaplan.exploration.report import LayoutRow, Lost, changes_of, cuts_of_row, rows_of, why_not
 from megaplan.exploration.robustness import Robustness, robustness
 from megaplan.exploration.space import DEFAULT_VARIED, FIXABLE, VARIED, Space
 from megaplan.exploration.values import Objective
+from megaplan.layout.build import build_layout
+from megaplan.spec.read import STDIN, display_name
 
 if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
 
 LARGE_GAP = 0.03
+LAUNCHES = {"megatron": ".sh"}
+"""Suffix of a host's launch file."""
+SECONDS = 20.0
+"""Time limit of a search that has none of its own."""
 OBJECTIVES = ("time", "headroom", "tokens_per_second_per_device")
 
 
@@ -35,7 +43,9 @@ class Search:
         devices: Devices of every layout.
         objective: Objective by which rows are ordered.
         rows: Layouts, best first; empty if none fits.
-        complete: True if every layout was considered; False after an interrupt, when the rows are the best so far.
+        stopped: Empty if every layout was considered; else why the rows are the best so far: `time`, `interrupt`, or `gap` where the first
+            row is within 1 % of the bound.
+        seconds: Time limit; None for none.
         num_layouts: Legal meshes with a micro-batch; each has the schedules that run on it.
         num_evaluated: Exact evaluations.
         bound_seconds: Lower bound on the modelled step of every legal layout, for any policy and cuts.
@@ -46,13 +56,19 @@ class Search:
     devices: int
     objective: Objective
     rows: tuple[LayoutRow, ...]
-    complete: bool
+    stopped: Stop
+    seconds: float | None
     num_layouts: int
     num_evaluated: int
     bound_seconds: float
     basis: str
     _explored: Explored
     _evaluator: Evaluator
+
+    @property
+    def complete(self) -> bool:
+        """True if every layout was considered, so that no other one is among the rows."""
+        return not self.stopped
 
     @property
     def best(self) -> LayoutRow | None:
@@ -75,6 +91,20 @@ class Search:
         return why_not(self._explored, self._evaluator, self.rows)
 
     @cached_property
+    def not_looked_at(self) -> dict[int, int]:
+        """Meshes that may have better layouts and were not explored, by number of pipeline ranks."""
+        return dict(sorted(self._explored.not_looked_at.items()))
+
+    @cached_property
+    def fewest(self) -> FewestDevices | None:
+        """If no layout fits: the smallest number of devices, of those that were tried, on which one does, with its row."""
+        return None if self.rows else fewest_devices(self._explored.task)
+
+    def command(self, row: LayoutRow) -> str:
+        """The command that prints a row's step and memory: one line for a shell."""
+        return estimate_command(self.job, row)
+
+    @cached_property
     def robustness(self) -> Robustness:
         """Best row with one efficiency changed by 10 %, or under uneven routing, and the loss of the first row there."""
         return robustness([row.exact for row in self.rows], self._evaluator)
@@ -86,10 +116,10 @@ class Search:
         return make_plan(row.spec, overrides=(*self.job.changes, *row.changes))
 
     def write(self, folder: FilePath) -> tuple[str, ...]:
-        """Write a plan file for each row into a folder, which is created if it does not exist.
+        """Write a plan file for each row into a folder, which is created if it does not exist; under another host also its launch.
 
         Returns:
-            The paths, best first: `NAME-1.json` and so on.
+            The paths of the plans, best first: `NAME-1.json` and so on; then those of launches, such as `NAME-1.sh` for host megatron.
 
         Raises:
             OSError: One cannot be written.
@@ -98,12 +128,25 @@ class Search:
 
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        paths = []
+        paths, launches = [], []
         for number, row in enumerate(self.rows, 1):
             path = target / f"{self.job.spec.name}-{number}.json"
             path.write_text(plan_text(self.plan(row)), encoding="utf-8")
             paths.append(os.fspath(path))
-        return tuple(paths)
+            if self.job.spec.host.kind.export is not None:
+                launches.append(os.fspath(self._write_launch(row, path)))
+        return (*paths, *launches)
+
+    def _write_launch(self, row: LayoutRow, plan: Path) -> Path:
+        """The launch of a row's host, in a file that has the plan's name."""
+        from megaplan.exporters.values import Source as Exported  # noqa: PLC0415
+
+        spec, host = row.spec, row.spec.host.kind
+        inventory = self._evaluator.side(spec).inventory
+        text = host.export(Exported(spec, inventory, build_layout(spec, inventory, row.exact.spans))).text if host.export else ""
+        path = plan.with_suffix(LAUNCHES.get(host.name, f".{host.name}.json"))
+        path.write_text(text, encoding="utf-8")
+        return path
 
 
 def search(
@@ -117,6 +160,7 @@ def search(
     headroom_bytes: int = 0,
     top: int = 10,
     processes: int | None = None,
+    seconds: float | None = SECONDS,
     device_file: FilePath | None = None,
     report: Callable[[Progress], None] = lambda _: None,
     **overrides: Any,
@@ -136,13 +180,15 @@ def search(
         objective: Objective by which rows are ordered; with the batch kept, tokens per second order rows as time does.
         headroom_bytes: Bytes that stay free on every rank.
         top: Number of rows to return.
-        processes: Number of worker processes; as many as processors if None. The result does not depend on it.
+        processes: Number of worker processes; as many as processors if None. The result of a complete search does not depend on it.
+        seconds: Time limit, after which the best rows so far are returned; None for a search that ends with a proof. A search with a limit
+            also ends once its first row is within 1 % of the bound.
         device_file: Device file, as in `megaplan.load`.
         report: Callback for progress.
         **overrides: Changes as keywords: `batch__seq_length=8192`.
 
     Returns:
-        The result; after an interrupt, with the best rows so far.
+        The result; `complete` says whether every layout was considered.
 
     Raises:
         MegaplanError: Every error of the source and the changes; an unknown key of `fix`, word of `vary` or objective (MP489).
@@ -167,16 +213,28 @@ def search(
     world = job.spec.mesh.world_size if devices is None else devices
     if world < 1 or top < 1:
         raise refuse("MP489", f"--devices {world}, --top {top}: both are at least 1", "--devices 8 --top 10")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise refuse("MP489", f"--seconds {seconds:g}: a time limit is above 0", "--seconds 20", "--exhaust")
     space = Space(job.spec, world, _fixed(job, fix), vary)
-    task = SearchTask(space, objective, headroom_bytes, top)
+    task = SearchTask(space, objective, headroom_bytes, top, seconds)
     explored = explore(task, processes or os.cpu_count() or 1, report)
     evaluator = task.evaluator()
     rows = rows_of(explored, evaluator)
     bound = explored.bound_ns / 1e9
     return Search(
-        *(job, world, objective, rows, explored.complete, len(explored.bounds), explored.num_evaluated, bound),
+        *(job, world, objective, rows, explored.stopped, seconds, len(explored.bounds), explored.num_evaluated, bound),
         *(evaluator.side(space.base).clock.basis, explored, evaluator),
     )
+
+
+def estimate_command(job: LoadedJob, row: LayoutRow) -> str:
+    """The command that prints a row's step and memory, with the changes of the job and those of the row."""
+    base = set(changes_of(job.spec))
+    own = [text for text in row.changes if text not in base] + list(cuts_of_row(row))
+    decided = {text.partition("=")[0] for text in own}
+    texts = [*(text for text in job.changes if text.partition("=")[0].strip() not in decided), *own]
+    name = "-" if job.name == display_name(STDIN) else job.name
+    return shlex.join(["megaplan", "estimate", name, *(word for text in texts for word in ("--set", text))])
 
 
 def _fixed(job: LoadedJob, fix: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:

@@ -1,50 +1,94 @@
-"""`megaplan check`: whether today's megaplan still makes and estimates a plan the same way."""
+"""`megaplan check`: whether today's megaplan still makes and estimates plans the same way, and of the same specs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megaplan.cli.options import AsJson, CostsFile, FailOn, PlanFile
+from megaplan.cli import completion
+from megaplan.cli.options import AsJson, CostsFile, FailOn
+from megaplan.errors import MegaplanError
 from megaplan.terminal import output
+from megaplan.terminal.exit_status import ERROR
 
-FORMAT = "megaplan.check/1"
+if TYPE_CHECKING:
+    from megaplan.plan.check import Check
+
+FORMAT, SEVERAL = "megaplan.check/1", "megaplan.checks/1"
 FAILS = 1
 
 
 def check(
-    plan: PlanFile,
+    plans: Annotated[
+        list[str],
+        typer.Argument(metavar="PLAN...", help="Plans, or patterns like 'plans/*.json'; - for stdin.", autocompletion=completion.plans),
+    ],
     *,
     strict: Annotated[bool, typer.Option("--strict", help="Fail also if only the estimates have drifted.")] = False,
+    spec: Annotated[
+        str | None, typer.Option("--spec", metavar="FILE", help="The plan's spec, to find edits; by default NAME.yaml for NAME.json.")
+    ] = None,
     fail_on: FailOn = None,
     costs: CostsFile = None,
     as_json: AsJson = False,
 ) -> int:
-    """Plan a plan's inputs again: changed decisions, digest, stale reasons, and whether it still fits."""
+    """Plan the inputs of plans again: changed decisions, digest, edited specs, stale reasons, and whether they still fit."""
     from megaplan.api.plans import check as checked  # noqa: PLC0415
     from megaplan.cli.fail_on import FAILED_ON, met, parse_conditions  # noqa: PLC0415
+    from megaplan.cli.files import expanded  # noqa: PLC0415
+    from megaplan.diagnostics import refuse  # noqa: PLC0415
 
     conditions = parse_conditions(fail_on, compares=False)
-    result = checked(plan, costs=costs)
-    passes = result.passes(strict=strict)
-    reasons = met(conditions, result.replanned.estimates, lambda: (None, result.step_time))
+    names = expanded(plans)
+    if len(names) > 1 and (spec is not None or costs is not None):
+        option = "--spec" if spec is not None else "--costs"
+        raise refuse("MP480", f"{option} belongs to one plan, and {len(names)} are given", f"megaplan check {names[0]} {option} FILE")
+    status, documents = 0, list[dict[str, Any]]()
+    for name in names:
+        try:
+            result = checked(name, costs=costs, spec=spec)
+        except MegaplanError as error:
+            if len(names) == 1:
+                raise
+            status = ERROR
+            documents.append({"format": FORMAT, "passes": False, "diagnostics": [output.as_document(found) for found in error.diagnostics]})
+            if not as_json:
+                output.report(error.diagnostics)
+                output.write_styled([(f"{name}: cannot be checked", "bold red")])
+            continue
+        reasons = met(conditions, result.replanned.estimates, lambda result=result: (None, result.step_time))  # type: ignore[misc]
+        passes = result.passes(strict=strict)
+        if as_json:
+            documents.append(_document(result, reasons, strict=strict))
+        else:
+            _write(name, result, passes=passes)
+        output.note(reasons)
+        own = FAILS if not passes else FAILED_ON if reasons else 0
+        status = next(each for each in (ERROR, FAILS, FAILED_ON, 0) if each in (status, own))
     if as_json:
-        from megaplan.api.estimate_json import time_document  # noqa: PLC0415
+        several = {"format": SEVERAL, "checks": [{"plan": name, **found} for name, found in zip(names, documents, strict=True)]}
+        output.write_json(documents[0] if len(documents) == 1 else several)
+    return status
 
-        findings = [output.as_document(found) for found in result.findings]
-        optimum = asdict(result.gain) if result.gain is not None else None
-        found = {"passes": passes, "strict": strict, "diagnostics": findings, "optimum": optimum, "failed_on": reasons}
-        output.write_json({"format": FORMAT, **found, "time": time_document(result.step_time)})
-    else:
-        output.report(result.findings)
-        if result.gain is not None:
-            from megaplan.cli.stages_text import gain_lines  # noqa: PLC0415
 
-            output.write_styled((line, "") for line in gain_lines(result.gain))
-        output.write(f"{plan}: {'up to date' if not result.findings else 'passes, with warnings' if passes else 'fails'}\n")
-    output.note(reasons)
-    if not passes:
-        return FAILS
-    return FAILED_ON if reasons else 0
+def _document(result: Check, reasons: list[str], *, strict: bool) -> dict[str, Any]:
+    from megaplan.api.estimate_json import time_document  # noqa: PLC0415
+
+    findings = [output.as_document(found) for found in result.findings]
+    optimum = asdict(result.gain) if result.gain is not None else None
+    found = {"passes": result.passes(strict=strict), "strict": strict, "diagnostics": findings, "optimum": optimum, "failed_on": reasons}
+    return {"format": FORMAT, **found, "time": time_document(result.step_time)}
+
+
+def _write(name: str, result: Check, *, passes: bool) -> None:
+    output.report(result.findings)
+    if result.gain is not None:
+        from megaplan.cli.stages_text import gain_lines  # noqa: PLC0415
+
+        output.write_styled((line, "") for line in gain_lines(result.gain))
+    verdict, style = (
+        ("up to date", "green") if not result.findings else ("passes, with warnings", "yellow") if passes else ("fails", "bold red")
+    )
+    output.write_styled([(f"{name}: {verdict}", style)])

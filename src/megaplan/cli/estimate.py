@@ -64,7 +64,7 @@ def estimate(
         raise refuse("MP485", f"--rank {rank}, and the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")
     found = estimated(job)
     ranks = found.ranks if rank is None else (found.of_rank(rank),)
-    compared = estimated(job, *compare).budget if compare else None
+    compared = estimated(job, *compare) if compare else None
     if as_json:
         from megaplan.api.estimate_json import estimate_document  # noqa: PLC0415
 
@@ -86,7 +86,7 @@ def estimate(
         if compared is not None:
             from megaplan.cli.compare import compare_lines  # noqa: PLC0415
 
-            output.write_styled([("", ""), *((line, "") for line in compare_lines(found.budget, compared, compare or ()))])
+            output.write_styled([("", ""), *((line, "") for line in compare_lines(found, compared, compare or ()))])
         if advice:
             from megaplan.cli.advice_text import advice_lines  # noqa: PLC0415
 

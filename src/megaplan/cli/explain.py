@@ -6,13 +6,19 @@ from typing import Annotated
 
 import typer
 
+from megaplan.cli.completion import topics
 from megaplan.terminal import output
 
 
 def explain(
-    topic: Annotated[str, typer.Argument(metavar="CODE|COLUMN|AXIS", help="Topic, like MP203, activations or tp; `list` prints all.")],
+    topic: Annotated[
+        str,
+        typer.Argument(
+            metavar="CODE|COLUMN|AXIS|TERM", help="Topic, like MP203, activations, tp or MFU; `list` prints all.", autocompletion=topics
+        ),
+    ],
 ) -> int:
-    """Explain a diagnostic code, a budget column (its formula), a mesh axis (and its limits), or a cost."""
+    """Explain a diagnostic code, a budget column (its formula), a mesh axis (and its limits), a cost, or a term."""
     from megaplan.cli.topics import topic_lines  # noqa: PLC0415
 
     output.write_styled(topic_lines(topic))

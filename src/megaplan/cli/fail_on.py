@@ -1,4 +1,4 @@
-"""`--fail-on oom,headroom<4GiB,step>1.5s,step>+5%`: conditions under which `diff` and `check` exit 3."""
+"""`--fail-on oom,headroom<4GiB,step>1.5s,step>+5%,tokens<-5%`: conditions under which `diff` and `check` exit 3."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megaplan.diagnostics import refuse
+from megaplan.errors import MegaplanError
 from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.document import Estimates
 from megaplan.units import format_bytes, parse_bytes
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 FAILED_ON = 3
 _HEADROOM = "headroom<"
 _STEP = re.compile(r"step>(?:(\d+(?:\.\d+)?)(s|ms)|\+(\d+(?:\.\d+)?)%)")
-_EXAMPLE = "--fail-on 'oom,headroom<4GiB,step>1.5s,step>+5%'"
+_TOKENS = re.compile(r"tokens<(?:(\d+(?:\.\d+)?)|-(\d+(?:\.\d+)?)%)")
+_EXAMPLE = "--fail-on 'oom,headroom<4GiB,step>1.5s,tokens<-5%'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,31 @@ class StepCondition:
         )
 
 
-Condition = Headroom | StepCondition
+@dataclass(frozen=True, slots=True)
+class RateCondition:
+    """A condition as the user wrote it; fewer tokens per second and device than `rate`, or `share` of the old ones, meet it."""
+
+    text: str
+    rate: float | None
+    share: float | None
+
+    def met_by(self, before: Time | None, after: Time) -> list[str]:
+        """One sentence if it is met, or if it cannot be decided because a step has no time."""
+        untimed = [time for time in (before if self.share is not None else after, after) if isinstance(time, str)]
+        if untimed:
+            return [f"{self.text}: not timed: {untimed[0]}"]
+        assert isinstance(after, PlannedTime)
+        new = after.tokens_per_second_per_device
+        if self.rate is not None:
+            return [f"{self.text}: {new:,.0f} tokens/s per device"] if new < self.rate else []
+        assert self.share is not None
+        assert isinstance(before, PlannedTime)
+        old = before.tokens_per_second_per_device
+        change = f"{old:,.0f} → {new:,.0f} tokens/s per device, {100 * (new / old - 1):+.1f} %"
+        return [f"{self.text}: {change}"] if new / old < self.share else []
+
+
+Condition = Headroom | StepCondition | RateCondition
 
 
 def parse_conditions(text: str | None, *, compares: bool = True) -> tuple[Condition, ...]:
@@ -107,7 +133,20 @@ def _parse(part: str, *, compares: bool) -> Condition:
             return StepCondition(part, float(length) / (1000 if unit == "ms" else 1), None)
         if compares:
             return StepCondition(part, None, 1 + float(percent) / 100)
-        raise refuse(
-            "MP486", f"--fail-on {part}: a check has no older plan", f"--fail-on 'step>1.5s', or megaplan diff OLD NEW --fail-on '{part}'"
-        )
-    raise refuse("MP486", f"--fail-on {part!r} is none of oom, headroom<SIZE, step>SECONDS and step>+PERCENT", _EXAMPLE)
+        raise _no_older_plan(part, "step>1.5s")
+    if (found := _TOKENS.fullmatch(compact)) is not None:
+        rate, percent = found.groups()
+        if rate is not None:
+            return RateCondition(part, float(rate), None)
+        if compares:
+            return RateCondition(part, None, 1 - float(percent) / 100)
+        raise _no_older_plan(part, "tokens<15000")
+    raise refuse(
+        "MP486", f"--fail-on {part!r} is none of oom, headroom<SIZE, step>SECONDS, step>+PERCENT, tokens<RATE and tokens<-PERCENT", _EXAMPLE
+    )
+
+
+def _no_older_plan(part: str, instead: str) -> MegaplanError:
+    return refuse(
+        "MP486", f"--fail-on {part}: a check has no older plan", f"--fail-on '{instead}', or megaplan diff OLD NEW --fail-on '{part}'"
+    )

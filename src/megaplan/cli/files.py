@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from megaplan.diagnostics import refuse
 from megaplan.terminal import output
 
 STDOUT = "-"
+
+
+def expanded(names: Sequence[str]) -> list[str]:
+    """Names with patterns such as `plans/*.json` replaced by the files that match, in order; a name that matches nothing stays."""
+    from glob import glob  # noqa: PLC0415
+
+    found: list[str] = []
+    for name in names:
+        is_pattern = any(mark in name for mark in "*?[") and not Path(name).exists()
+        found += sorted(glob(name, recursive=True)) or [name] if is_pattern else [name]
+    return found
 
 
 def write_new(path: str, text: str | bytes, *, force: bool) -> None:

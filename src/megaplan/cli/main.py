@@ -72,8 +72,10 @@ def _app(words: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     named = words[:1] if words and words[0] in _COMMANDS else None
+    helps = named is None or bool({"--help", "-h"} & set(words))
     for name in named or _COMMANDS:
-        app.command()(getattr(import_module(f"megaplan.cli.{name}"), name))
+        epilog, panel = _help_of(name) if helps else (None, None)
+        app.command(epilog=epilog, rich_help_panel=panel)(getattr(import_module(f"megaplan.cli.{name}"), name))
     if named is None:
         from megaplan.cli.import_hf import group  # noqa: PLC0415  (the daily command has a spec)
         from megaplan.hosts.registry import HOSTS  # noqa: PLC0415
@@ -82,8 +84,15 @@ def _app(words: Sequence[str]) -> typer.Typer:
         for host in HOSTS.values():
             if host.import_ is not None and host.name not in known:
                 group.command(host.name)(host.import_.value)
-        app.add_typer(group)
+        app.add_typer(group, rich_help_panel="Move")
     return app
+
+
+def _help_of(name: str) -> tuple[str | None, str | None]:
+    """Examples and group of a command, for help texts."""
+    from megaplan.cli.examples import epilog_of, group_of  # noqa: PLC0415
+
+    return epilog_of(name), group_of(name)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

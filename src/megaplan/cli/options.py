@@ -6,9 +6,16 @@ from typing import Annotated
 
 import typer
 
+from megaplan.cli import completion
+
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one value of the spec, like mesh.tp=8; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one value of the spec, like mesh.tp=8; repeatable.",
+        autocompletion=completion.overrides,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SpecOrPlan = Annotated[
@@ -16,6 +23,7 @@ SpecOrPlan = Annotated[
     typer.Argument(
         metavar="SPEC|PLAN|MODEL",
         help="A spec (YAML or JSON), a plan, or a model: a Hugging Face config.json, its folder, or a name org/model; - for stdin.",
+        autocompletion=completion.specs,
     ),
 ]
 Gpus = Annotated[
@@ -25,7 +33,12 @@ DeviceName = Annotated[str | None, typer.Option("--device", metavar="NAME", help
 GlobalBatch = Annotated[int | None, typer.Option("--global-batch", metavar="N", min=1, help="Sequences of one optimizer step.")]
 SeqLength = Annotated[int | None, typer.Option("--seq", metavar="N", min=1, help="Tokens of a sequence.")]
 Fetch = Annotated[bool, typer.Option("--fetch", help="Download the config of a model org/model that the local cache lacks.")]
-SpecFile = Annotated[str, typer.Argument(metavar="SPEC", help="A spec (YAML or JSON) or a Hugging Face config.json; - for stdin.")]
+SpecFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPEC", help="A spec (YAML or JSON) or a Hugging Face config.json; - for stdin.", autocompletion=completion.specs
+    ),
+]
 CostsFile = Annotated[
     str | None,
     typer.Option("--costs", metavar="FILE", help="Measured layer times, in the format of `megaplan costs`; - for stdin."),
@@ -36,10 +49,10 @@ DeviceFile = Annotated[
         "--device-file", metavar="FILE", help="Shares of the peaks that your device reaches, as `megaplan calibrate -o` writes them."
     ),
 ]
-PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.")]
+PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.", autocompletion=completion.plans)]
 FailOn = Annotated[
     str | None,
     typer.Option(
-        "--fail-on", metavar="CONDITIONS", help="Exit 3 if the plan meets a condition: oom, headroom<4GiB, step>1.5s; in a diff step>+5%."
+        "--fail-on", metavar="CONDITIONS", help="Exit 3 if the plan meets a condition: oom, headroom<4GiB, step>1.5s; in a diff tokens<-5%."
     ),
 ]

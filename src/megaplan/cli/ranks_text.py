@@ -84,6 +84,8 @@ def rank_table(ranks: Sequence[RankView], *, all_ranks: bool = False) -> Iterato
     """The table, as wide as a line, and the ranks not shown; with `all_ranks` as many tables as show every distinct rank."""
     show = Shown.GIB if ranks[0].peak_bytes >= Shown.GIB else Shown.MIB
     left, width = merged(ranks, show), line_width()
+    joins = len({(view.peak_bytes, *view.columns.values()) for view in ranks}) > len(left)
+    note = f"ranks that differ by less than 0.01 {show.unit} in each number share a column" if joins else ""
     while left:
         shown = left[: max(1, width // COLUMNS_OF_A_RANK)]
         lines = _table(shown, show)
@@ -96,19 +98,38 @@ def rank_table(ranks: Sequence[RankView], *, all_ranks: bool = False) -> Iterato
             names = ", ".join(view.label for view in left[:3]) + (" …" if len(left) > 3 else "")
             text = f"not shown, peak at most {show.text(left[0].peak_bytes)} {show.unit}: {names}; --all-ranks shows them"
             yield from wrap(text, indent="  ", width=width)
-            return
+            break
         if left:
             yield ""
+    if note:
+        yield from wrap(note, indent="  ", width=width)
 
 
 def merged(ranks: Sequence[RankView], show: Shown) -> list[RankView]:
-    """Ranks merged whose table cells are equal: their shards differ by a few rows, less than the table's precision."""
-    views: dict[tuple[str, ...], RankView] = {}
+    """Ranks merged that differ by less than the table's precision in every number, as shards do that differ by a few rows.
+
+    The numbers shown are those of the first, which has the largest peak.
+    """
+    views: list[RankView] = []
     for rank in ranks:
-        key = tuple(_cells(rank, list(Column), show)[1:])
-        first = views.get(key)
-        views[key] = rank if first is None else first._replace(runs=joined((*first.runs, *rank.runs)))
-    return list(views.values())
+        index = next((index for index, view in enumerate(views) if _same_row(rank, view, show)), None)
+        if index is None:
+            views.append(rank)
+        else:
+            views[index] = views[index]._replace(runs=joined((*views[index].runs, *rank.runs)))
+    return views
+
+
+def _same_row(one: RankView, other: RankView, show: Shown) -> bool:
+    """True if no number of two ranks differs by a hundredth of the table's unit."""
+    pairs = [(one.columns[column], other.columns[column]) for column in Column]
+    pairs += [(one.peak_bytes, other.peak_bytes), (one.headroom_bytes, other.headroom_bytes)]
+    near = all(abs(first - second) * 100 < show for first, second in pairs)
+    return (
+        near
+        and (one.fits, one.peak_phase) == (other.fits, other.peak_phase)
+        and abs(one.parameters - other.parameters) * 1000 <= other.parameters
+    )
 
 
 def _table(shown: Sequence[RankView], show: Shown) -> list[str]:

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from megaplan.cli import completion
 from megaplan.cli.options import AsJson, DeviceFile, Overrides, SpecFile
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import INTERRUPTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from megaplan.api.search import Search
+    from megaplan.cli.search_sizes import Size
     from megaplan.exploration.engine import Progress
 
 NOTHING_FITS = 1
@@ -31,7 +33,30 @@ class SearchObjective(StrEnum):
 def search(
     spec: SpecFile,
     *,
-    devices: Annotated[int | None, typer.Option("--devices", metavar="N", help="Number of devices; the spec's if not given.")] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", metavar="N[,N]", help="Number of devices; the spec's if not given. Several are compared.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="NAME[,NAME]",
+            help="Device, like h100; the spec's if not given. Several are compared.",
+            autocompletion=completion.devices,
+        ),
+    ] = None,
+    price: Annotated[
+        str | None, typer.Option("--price", metavar="PRICE", help="Price of a device hour: 2.5, or by device: h100=2.5,b200=4.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="Framework to search for: megarun or megatron; -o writes its launch.",
+            autocompletion=completion.hosts,
+        ),
+    ] = None,
     fix: Annotated[
         list[str] | None, typer.Option("--fix", metavar="KEY=VALUE", help="Keep one searched value, like mesh.tp=8; repeatable.")
     ] = None,
@@ -43,41 +68,75 @@ def search(
     top: Annotated[int, typer.Option("--top", metavar="N", help="Number of rows.")] = 10,
     folder: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR", help="Write a plan file for each row.")] = None,
     device_file: DeviceFile = None,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", help="Time limit: then the best so far, with its gap.")] = 20.0,
+    exhaust: Annotated[bool, typer.Option("--exhaust", help="No time limit: end with the proof that no layout is better.")] = False,
     processes: Annotated[int | None, typer.Option("--processes", metavar="N", help="Number of processes; one per processor.")] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Find the layouts with the shortest step that fit, and why the others lost. Exits 1 if nothing fits."""
+    """Find the layouts with the shortest step that fit, and why the others lost. Exits 1 if nothing fits.
+
+    The first answer takes seconds. It is improved until a time limit, until it is within 1 % of a bound of all layouts, or the proof.
+    """
     from megaplan.api.search import search as searched  # noqa: PLC0415
-    from megaplan.cli.search_text import search_document, search_lines  # noqa: PLC0415
+    from megaplan.cli.search_sizes import host_changes, sizes_of  # noqa: PLC0415
+
+    free = _free_bytes(headroom)
+    words = [word.strip() for word in vary.split(",") if word.strip()]
+    sizes = sizes_of(devices, device, price)
+    changes = [*(overrides or ()), *host_changes(spec, overrides or (), host)]
+
+    def one(size: Size) -> Search:
+        return searched(
+            *(spec, *changes, *size.changes),
+            devices=size.devices,
+            fix=fix or (),
+            vary=words,
+            objective=objective.value,
+            headroom_bytes=free,
+            top=top if len(sizes) == 1 else 1,
+            device_file=device_file,
+            processes=processes,
+            seconds=None if exhaust else seconds / len(sizes),
+            report=_progress(),
+        )
+
+    results = [one(size) for size in sizes]
+    _clear_progress()
+    _write(sizes, results, folder, as_json=as_json)
+    if any(found.stopped == "interrupt" for found in results):
+        return INTERRUPTED
+    return 0 if any(found.rows for found in results) else NOTHING_FITS
+
+
+def _free_bytes(headroom: str) -> int:
     from megaplan.diagnostics import refuse  # noqa: PLC0415
     from megaplan.units import parse_bytes  # noqa: PLC0415
 
     try:
-        free = parse_bytes(headroom)
+        return parse_bytes(headroom)
     except ValueError as error:
         raise refuse("MP489", f"--headroom {headroom}: {error}", "--headroom 8GiB") from None
-    words = [word.strip() for word in vary.split(",") if word.strip()]
-    found = searched(
-        *(spec, *(overrides or ())),
-        devices=devices,
-        fix=fix or (),
-        vary=words,
-        objective=objective.value,
-        headroom_bytes=free,
-        top=top,
-        device_file=device_file,
-        processes=processes,
-        report=_progress(),
-    )
-    written = _written(found, folder)
+
+
+def _write(sizes: Sequence[Size], results: Sequence[Search], folder: str | None, *, as_json: bool) -> None:
+    """Writes the plans, and the answer: that of one search, or a table of several."""
+    from megaplan.cli.search_sizes import sizes_document, sizes_lines  # noqa: PLC0415
+    from megaplan.cli.search_text import search_document, search_lines  # noqa: PLC0415
+
+    if len(results) == 1:
+        written = _written(results[0], folder)
+        if as_json:
+            output.write_json(search_document(results[0], written))
+        else:
+            output.write_styled(search_lines(results[0], written, sizes[0].price))
+        return
+    for found in results:
+        _written(found, folder and f"{folder}/{found.job.spec.device.name}-{found.devices}")
     if as_json:
-        output.write_json(search_document(found, written))
+        output.write_json(sizes_document(sizes, results))
     else:
-        output.write_styled(search_lines(found, written))
-    if not found.complete:
-        return INTERRUPTED
-    return 0 if found.rows else NOTHING_FITS
+        output.write_styled(sizes_lines(sizes, results))
 
 
 def _written(found: Search, folder: str | None) -> tuple[str, ...]:
@@ -99,9 +158,26 @@ def _progress() -> Callable[[Progress], Any]:
         return lambda _: None
 
     def show(now: Progress) -> None:
-        best = "nothing fits yet" if now.best is None else f"best {now.best.step_ns / 1e9:.3f} s"
-        sys.stderr.write(f"\r\x1b[K{now.done:,} of {now.total:,} meshes, {now.evaluated:,} evaluated, {best}")
-        sys.stderr.write("\r\x1b[K" if now.done >= now.total else "")
+        done = f"{now.done:,} of {now.total:,} meshes, " if now.total else ""
+        sys.stderr.write(f"\r\x1b[K{_best(now)}; {done}{now.evaluated:,} evaluated")
         sys.stderr.flush()
 
     return show
+
+
+def _clear_progress() -> None:
+    import sys  # noqa: PLC0415
+
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+
+
+def _best(now: Progress) -> str:
+    """The best row so far and its gap: `6.003 s: pp1 tp2 dp32, micro-batch 2, at most 3.1 % above the best`."""
+    if now.best is None:
+        return "nothing fits yet"
+    layout, gap = now.best.layout, now.gap
+    degrees = " ".join(f"{name}{value}" for name in ("pp", "tp", "cp", "ep", "etp") if (value := getattr(layout, name)) > 1)
+    data = f"dp{layout.dp_replicate * layout.dp_shard}"
+    proof = "" if gap is None else f", at most {100 * gap:.1f} % above the best"
+    return f"{now.best.step_ns / 1e9:.3f} s: {degrees} {data}, micro-batch {layout.micro_batch}{proof}".replace(":  ", ": ")

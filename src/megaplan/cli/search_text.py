@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaplan.exploration.report import changes_of, lines_of
+from megaplan.exploration.report import lines_of
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_gib, format_ns
@@ -19,10 +19,10 @@ FORMAT = "megaplan.search/1"
 HEAD = ("", "step", "tok/s/dev", "MFU", "peak GiB", "free", "bubble", "comm", "mesh", "")
 
 
-def search_lines(found: Search, written: Sequence[str]) -> Iterator[StyledLine]:
-    """Rows, their policies, why other classes lost, the certificate."""
+def search_lines(found: Search, written: Sequence[str], price: float | None = None) -> Iterator[StyledLine]:
+    """Rows with their commands, why other classes lost, the certificate."""
     batch = found.job.spec.global_batch_size
-    state = "" if found.complete else "; interrupted: the best so far"
+    state = {"": "", "interrupt": "; interrupted: the best so far"}.get(found.stopped, "; the best so far")
     yield f"{found.job.spec.name} on {found.devices} x {found.job.spec.device.name}, {plural(batch, 'sequence')} a step{state}", "bold"
     yield f"{found.num_layouts:,} meshes, {found.num_evaluated:,} exact evaluations", ""
     if batch < found.devices:
@@ -34,21 +34,59 @@ def search_lines(found: Search, written: Sequence[str]) -> Iterator[StyledLine]:
         if any(_short(row.exact.layout.kind) != row.exact.layout.kind for row in found.rows if row.exact.layout.pp > 1):
             yield "int: interleaved; zb: zero_bubble", ""
         yield "", ""
-        base = set(changes_of(found.job.spec))
-        for number, row in enumerate(found.rows[:3], 1):
-            texts = [text for text in row.changes if text not in base]
-            shown = " ".join(_option(text) for text in texts) or "as the spec"
-            yield from ((line, "") for line in wrap(f"{number}: {shown}", indent="   "))
+        if price is not None:
+            yield cost_text(found.rows[0], found.devices, price), ""
+            yield "", ""
+        yield from ((f"{found.command(row)}   # {number}", "") for number, row in enumerate(found.rows, 1))
         yield "", ""
         yield from ((line, "") for line in wrap(_certificate(found), indent="  "))
         yield from ((line, "") for line in wrap(_robustness(found), indent="  "))
     else:
-        yield "nothing fits", "bold"
+        yield "nothing fits" if found.complete else "nothing that was tried fits", "bold"
+        yield from ((line, "bold") for line in _fewest(found))
+    if not found.complete:
+        yield from ((line, "") for line in wrap(_not_looked_at(found), indent="  "))
     yield "", ""
     yield "why not", "bold"
     yield from ((part, "") for line in lines_of(found.why_not) for part in wrap(line, indent="  "))
     yield "", ""
     yield (f"wrote {', '.join(written)}" if written else "nothing written; -o DIR writes a plan for each row"), ""
+
+
+def _fewest(found: Search) -> Iterator[str]:
+    """The smallest number of devices that was found to fit, and with which layout."""
+    fewest = found.fewest
+    if fewest is None:
+        yield "nor on more devices, of the numbers that were tried"
+        return
+    row = fewest.row
+    yield f"{fewest.devices:,} devices are enough, of the numbers tried: {_figures(row)}"
+    yield found.command(row)
+
+
+def _figures(row: LayoutRow) -> str:
+    return f"step {format_ns(row.exact.step_ns)}, peak {format_gib(row.peak_bytes, 1)} GiB"
+
+
+def cost_text(row: LayoutRow, devices: int, price: float) -> str:
+    """Cost of an hour, and of a billion tokens at the row's rate."""
+    return f"{devices * price:,.2f} an hour, {billion_tokens(row, price):,.2f} for 1 billion tokens, at {price:g} a device hour"
+
+
+def billion_tokens(row: LayoutRow, price: float) -> float:
+    """Cost of a billion tokens at the row's rate, for a price of a device hour."""
+    return 1e9 / row.tokens_per_second_per_device / 3600 * price
+
+
+def _not_looked_at(found: Search) -> str:
+    """The meshes that a search left out when it ended early, and the options that continue it."""
+    left = found.not_looked_at
+    why = {"time": f"after {found.seconds or 0:g} s", "gap": "as the first row is within 1 % of the bound", "interrupt": "when interrupted"}
+    text = f"ended {why[found.stopped]}; "
+    count = sum(left.values())
+    parts = ", ".join(f"pp {pp}: {number:,}" for pp, number in left.items())
+    text += f"not looked at: {count:,} of {found.num_layouts:,} meshes ({parts})" if left else "every mesh was looked at"
+    return f"{text}, or some of their schedules; --seconds {3 * (found.seconds or 20):g} looks further, --exhaust until the proof"
 
 
 def _small_batch(found: Search) -> str:
@@ -69,6 +107,9 @@ def search_document(found: Search, written: Sequence[str]) -> dict[str, Any]:
         "devices": found.devices,
         "objective": found.objective,
         "complete": found.complete,
+        "stopped": found.stopped or None,
+        "seconds": found.seconds,
+        "not_looked_at": {str(pp): count for pp, count in found.not_looked_at.items()} if not found.complete else {},
         "basis": found.basis,
         "candidates": {"meshes": found.num_layouts, "evaluated": found.num_evaluated},
         "bound_seconds": round(found.bound_seconds, 6),
@@ -81,7 +122,8 @@ def search_document(found: Search, written: Sequence[str]) -> dict[str, Any]:
                 {"case": case.name, "best": case.best + 1, "loss": round(case.loss, 6)} for case in found.robustness.cases if case.best
             ],
         },
-        "best": [_row_document(row, written[index] if written else None) for index, row in enumerate(found.rows)],
+        "best": [_row_document(found, row, written[index] if written else None) for index, row in enumerate(found.rows)],
+        "fewest": _fewest_document(found),
         "why_not": [
             {"class": one.name, "count": one.count, "reason": one.reason, "detail": one.detail, "example": one.example}
             for one in found.why_not
@@ -89,7 +131,12 @@ def search_document(found: Search, written: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _row_document(row: LayoutRow, plan: str | None) -> dict[str, Any]:
+def _fewest_document(found: Search) -> dict[str, Any] | None:
+    fewest = found.fewest
+    return None if fewest is None else {"devices": fewest.devices, "row": _row_document(found, fewest.row, None)}
+
+
+def _row_document(found: Search, row: LayoutRow, plan: str | None) -> dict[str, Any]:
     layout, policy = row.exact.layout, row.exact.policy
     return {
         "plan": plan,
@@ -107,18 +154,11 @@ def _row_document(row: LayoutRow, plan: str | None) -> dict[str, Any]:
         "recompute": dict(policy.recompute),
         "spans": [list(span) for span in row.exact.spans],
         "set": list(row.changes),
+        "command": found.command(row),
     }
 
 
 def _cells(number: int, row: LayoutRow) -> tuple[str, ...]:
-    layout = row.exact.layout
-    mesh = " ".join(
-        f"{name}{value}"
-        for name, value in (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("etp", layout.etp))
-        if value > 1
-    )
-    data = f"{layout.dp_replicate}x{layout.dp_shard}" if layout.dp_replicate > 1 else f"{layout.dp_shard}"
-    pipeline = "" if layout.pp == 1 else f" {_short(layout.kind)}/{layout.vpp}"
     return (
         f"{number}{'*' if row.pareto else ''}",
         format_ns(row.exact.step_ns),
@@ -128,18 +168,23 @@ def _cells(number: int, row: LayoutRow) -> tuple[str, ...]:
         format_gib(row.headroom_bytes, 1),
         f"{100 * row.bubble_seconds / row.step_seconds:.1f}%",
         f"{100 * row.exposed_seconds / row.step_seconds:.1f}%",
-        f"{mesh} dp{data}".lstrip(),
-        f"mb{layout.micro_batch}x{layout.num_microbatches}{pipeline}",
+        *layout_text(row),
     )
+
+
+def layout_text(row: LayoutRow) -> tuple[str, str]:
+    """Mesh, and microbatches with the schedule: `pp2 tp4 dp8`, `mb1x32 1f1b/1`."""
+    layout = row.exact.layout
+    degrees = ("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("etp", layout.etp)
+    mesh = " ".join(f"{name}{value}" for name, value in degrees if value > 1)
+    data = f"{layout.dp_replicate}x{layout.dp_shard}" if layout.dp_replicate > 1 else f"{layout.dp_shard}"
+    pipeline = "" if layout.pp == 1 else f" {_short(layout.kind)}/{layout.vpp}"
+    return f"{mesh} dp{data}".lstrip(), f"mb{layout.micro_batch}x{layout.num_microbatches}{pipeline}"
 
 
 def _short(kind: str) -> str:
     """A schedule in a row of 80 columns; the changes below the table have its whole name."""
     return kind.replace("interleaved", "int").replace("zero_bubble", "zb")
-
-
-def _option(text: str) -> str:
-    return f"--set '{text}'" if " " in text or "{" in text else f"--set {text}"
 
 
 def _robustness(found: Search) -> str:
@@ -152,7 +197,9 @@ def _robustness(found: Search) -> str:
 
 
 def _certificate(found: Search) -> str:
-    gap, bound = found.gap or 0.0, format_ns(round(found.bound_seconds * 1e9))
+    if found.gap is None:
+        return f"no bound of all layouts is known yet. Times: {found.basis}"
+    gap, bound = found.gap, format_ns(round(found.bound_seconds * 1e9))
     return (
         f"no layout of this space has a step below {bound}, whatever its policy and cuts: the first row is at most "
         f"{100 * gap:.1f} % above the best. Times: {found.basis}" + (f". Loose bounds: {found.gap_reason}" if found.gap_reason else "")

@@ -41,13 +41,20 @@ def seconds_text(time: PlannedTime) -> str:
 
 
 def change_line(before: PlannedTime | str, after: PlannedTime | str) -> str:
-    """`step: 6.91 s → 7.10 s (+2.8 %), uncalibrated`; or which of the plans has no time, and why."""
+    """`step: 6.91 s → 7.10 s (+2.8 %), 9,480 → 9,227 tokens/s per device (-2.7 %), …`; or which plan has no time, and why."""
     if isinstance(before, str) or isinstance(after, str):
         reasons = dict.fromkeys(time for time in (before, after) if isinstance(time, str))
         return f"step: not timed: {'; '.join(reasons)}"
-    growth = 100 * (after.seconds / before.seconds - 1)
+    growth, gain = (100 * share for share in (after.seconds / before.seconds - 1, rate_gain(before, after)))
     kinds = dict.fromkeys((f"{before.basis}, {before.calibration}", f"{after.basis}, {after.calibration}"))
-    return f"step: {_text(before.seconds)} → {_text(after.seconds)} ({growth:+.1f} %; {' → '.join(kinds)})"
+    old, new = before.tokens_per_second_per_device, after.tokens_per_second_per_device
+    rates = f"{old:,.0f} → {new:,.0f} tokens/s per device ({gain:+.1f} %), MFU {100 * before.mfu:.1f} → {100 * after.mfu:.1f} %"
+    return f"step: {_text(before.seconds)} → {_text(after.seconds)} ({growth:+.1f} %), {rates}; {' → '.join(kinds)}"
+
+
+def rate_gain(before: PlannedTime, after: PlannedTime) -> float:
+    """Relative change of tokens per second and device, which compares plans of different batches."""
+    return after.tokens_per_second_per_device / before.tokens_per_second_per_device - 1
 
 
 def _text(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Topics of `explain`: diagnostic codes, budget columns, mesh axes, and the cost model's formulas."""
+"""Topics of `explain`: diagnostic codes, budget columns, mesh axes, the cost model's formulas, and terms of the glossary."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from megaplan.cli.error_pages import page_lines
 from megaplan.cli.lora_topics import LORA
 from megaplan.cli.low_precision_topics import LOW_PRECISION
 from megaplan.cli.problems import unknown_name
+from megaplan.cli.terms import terms
 from megaplan.columns import Column
 from megaplan.cost.formulas import FORMULAS as LAYER_COSTS
 from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
@@ -42,9 +43,15 @@ def topic_lines(topic: str) -> Iterator[StyledLine]:
         return _axis(name)
     if name in COSTS:
         return _cost(name)
-    if name in TEXTS:
-        return _plain([name, *(f"  {line}" for text in TEXTS[name] for line in wrap(text, width=76))])
-    raise unknown_name("MP483", topic, [*AXES, *map(str, FORMULAS), *COSTS, *TEXTS, *codes()], "megaplan explain {}")
+    if name in TEXTS or name in terms():
+        title, texts = (name, TEXTS[name]) if name in TEXTS else (topic.strip(), (terms()[name],))
+        return _plain([title, *(f"  {line}" for text in texts for line in wrap(text, width=76))])
+    raise unknown_name("MP483", topic, topic_names(), "megaplan explain {}")
+
+
+def topic_names() -> list[str]:
+    """All topics."""
+    return [*AXES, *map(str, FORMULAS), *COSTS, *TEXTS, *codes(), *terms()]
 
 
 def column_lines(column: str | Column) -> list[str]:
@@ -68,6 +75,7 @@ def _list() -> Iterator[StyledLine]:
         ("adapters", LORA),
         ("hosts", OF_HOSTS),
         ("codes", codes()),
+        ("terms", terms()),
     ):
         yield title, "bold"
         yield from _plain(wrap("  " + ", ".join(names), indent="  "))

@@ -1,4 +1,6 @@
-"""Branch and bound over meshes in the order of their bounds, until none of the rest can be among the best.
+"""Branch and bound over meshes in the order of their bounds, until none of the rest can be among the best, or a limit is reached.
+
+A search of many layouts begins with those of `exploration.start`, so that there is a good row after seconds, and a limit for all others.
 
 A mesh has two bounds: a cheap one, and, once that is among the smallest, the least bound of its schedules and policies that may
 fit. Meshes are processed in waves of a fixed size, and the limit of a wave is decided before it begins. So the same outcomes are
@@ -8,15 +10,18 @@ computed whatever the number of processes, and in whatever order they finish.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
 from itertools import islice
-from typing import Any
+from time import monotonic
+from typing import Any, Literal
 
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import Space
+from megaplan.exploration.start import first_outcomes, plain_layouts
 from megaplan.exploration.values import Exact, LayoutChoice, Objective, Outcome
 
 WAVE, REFINED = 16, 128
@@ -24,7 +29,13 @@ WAVE, REFINED = 16, 128
 PLAIN_SEEDS, PLAIN_TRIED = 32, 256
 """Meshes without a pipeline that are evaluated first, and the number with the smallest bounds from which they are taken."""
 ALONE = 200
-"""Largest number of meshes for which one process is as fast as several."""
+"""Largest number of meshes for which one process is as fast as several, and that need no first answer."""
+PLAIN_SHARE = 0.4
+"""Share of a time limit after the first answer in which meshes are tried with their simplest schedule."""
+SMALL_GAP, SURE_SECONDS = 0.01, 5.0
+"""Gap at which a search with a time limit ends, and the time that it takes for a proof before."""
+Stop = Literal["", "gap", "time", "interrupt"]
+"""Reason why a search ended before every layout was decided; empty if none is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +47,18 @@ class SearchTask:
         objective: Objective of the search.
         headroom_bytes: Bytes that must stay free on every rank.
         top: Number of rows to return.
+        seconds: Time limit; None for a search that ends with a proof.
     """
 
     space: Space
     objective: Objective
     headroom_bytes: int
     top: int
+    seconds: float | None = None
 
-    def evaluator(self) -> Evaluator:
-        """A new evaluator."""
-        return Evaluator(self.space, self.headroom_bytes, self.objective)
+    def evaluator(self, deadline: float | None = None) -> Evaluator:
+        """A new evaluator, which evaluates nothing after a deadline of `time.monotonic`."""
+        return Evaluator(self.space, self.headroom_bytes, self.objective, deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +70,19 @@ class Progress:
         total: All meshes.
         evaluated: Exact evaluations.
         best: The best row so far.
+        bound_ns: Lower bound on the step of every layout; 0 if none is known yet.
     """
 
     done: int
     total: int
     evaluated: int
     best: Exact | None
+    bound_ns: int
+
+    @property
+    def gap(self) -> float | None:
+        """Difference between the best row's step and the bound, as a share of the bound."""
+        return self.best.step_ns / self.bound_ns - 1 if self.best is not None and self.bound_ns else None
 
 
 @dataclass
@@ -75,7 +95,7 @@ class Explored:
         outcomes: Outcomes of every layout of the explored meshes.
         num_refined: Number of meshes with a known second bound, in the order of `bounds`.
         waiting: Refined meshes that are not explored yet, with their second bounds; a heap.
-        complete: True if none of the remaining meshes can be among the best.
+        stopped: Reason why the search ended early; empty if none of the remaining meshes can be among the best.
     """
 
     task: SearchTask
@@ -83,7 +103,23 @@ class Explored:
     outcomes: dict[LayoutChoice, Outcome] = field(default_factory=dict)
     num_refined: int = 0
     waiting: list[tuple[int, LayoutChoice]] = field(default_factory=list)
-    complete: bool = False
+    stopped: Stop = "interrupt"
+
+    @property
+    def complete(self) -> bool:
+        """True if none of the remaining meshes can be among the best."""
+        return not self.stopped
+
+    @property
+    def progress(self) -> Progress:
+        """Progress so far."""
+        return Progress(self.done, len(self.bounds), self.num_evaluated, next(iter(self.rows), None), self.bound_ns)
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Keep outcomes; one that a deadline left without an evaluation does not replace an earlier one."""
+        for outcome in outcomes:
+            if not (outcome.is_late and outcome.layout in self.outcomes):
+                self.outcomes[outcome.layout] = outcome
 
     @property
     def done(self) -> int:
@@ -94,6 +130,12 @@ class Explored:
     def left(self) -> list[tuple[int, LayoutChoice]]:
         """Unexplored meshes with their best bounds, ascending."""
         return sorted([*self.waiting, *self.bounds[self.num_refined :]])
+
+    @property
+    def not_looked_at(self) -> Counter[int]:
+        """Unexplored meshes that can be among the best, by number of pipeline ranks."""
+        limit = self.limit_ns
+        return Counter(mesh.pp for bound, mesh in self.left if bound <= limit)
 
     @property
     def rows(self) -> list[Exact]:
@@ -115,6 +157,8 @@ class Explored:
     @property
     def bound_ns(self) -> int:
         """Lower bound on the step of every layout of the space, over all policies and cuts."""
+        if not self.bounds:
+            return 0
         seen = [outcome.bound_ns for outcome in self.outcomes.values()]
         left = [bound for bound, _ in (*self.waiting[:1], *self.bounds[self.num_refined : self.num_refined + 1])]
         return min([*seen, *left], default=0)
@@ -139,33 +183,78 @@ def explore(task: SearchTask, processes: int, report: Callable[[Progress], None]
         processes: Number of worker processes; the result does not depend on it.
         report: Callback for progress, called at intervals.
     """
+    started = monotonic()
+    deadline = None if task.seconds is None else started + task.seconds
     own = task.evaluator()
-    meshes = task.space.meshes()
-    with _workers(task, own, processes if len(meshes) > ALONE else 1) as run:
-        found = Explored(task, [])
-        try:
-            found.bounds = sorted(zip(run(_bounded, meshes), meshes, strict=True))
-            seeds = list(_seeds(found.bounds, own))
-            found.outcomes.update({outcome.layout: outcome for outcome in run(_sampled, seeds)})
-            while (ready := found.next_waiting()) or found.next_to_refine(ready):
-                if batch := found.next_to_refine(ready):
-                    for mesh, (bound, outcomes) in zip(batch, run(_refined, batch), strict=True):
-                        found.outcomes.update({outcome.layout: outcome for outcome in outcomes})
-                        if not outcomes:
-                            heappush(found.waiting, (bound, mesh))
-                    found.num_refined += len(batch)
-                    continue
-                limit, wave = found.limit_ns, [heappop(found.waiting)[1] for _ in ready]
-                for outcomes in run(_explored, [(mesh, limit) for mesh in wave]):
-                    found.outcomes.update({outcome.layout: outcome for outcome in outcomes})
-                rows = found.rows
-                report(Progress(found.done, len(found.bounds), found.num_evaluated, rows[0] if rows else None))
-            for outcomes in run(_explored, [(mesh, UNLIMITED) for mesh in _examples(found, own, set(seeds))]):
-                found.outcomes.update({outcome.layout: outcome for outcome in outcomes})
-            found.complete = True
-        except KeyboardInterrupt:
-            found.complete = False
+    meshes, found = task.space.meshes(), Explored(task, [])
+    try:
+        if len(meshes) > ALONE:
+            for outcome in first_outcomes(own, limited=task.seconds is not None):
+                found.add([outcome])
+                report(found.progress)
+        own.deadline = deadline  # the first answer has its own limits
+        with _workers(task, own, processes if len(meshes) > ALONE else 1) as run:
+            _decide(found, own, meshes, run, lambda: _stops(found, started, report))
+    except KeyboardInterrupt:
+        found.stopped = "interrupt"
     return found
+
+
+def _stops(found: Explored, started: float, report: Callable[[Progress], None]) -> bool:
+    """True if a search with a time limit ends; its reason is noted."""
+    now, seconds = found.progress, found.task.seconds
+    report(now)
+    if seconds is None:
+        return False
+    spent = monotonic() - started
+    small = found.task.objective != "headroom" and now.gap is not None and now.gap < SMALL_GAP and len(found.rows) == found.task.top
+    found.stopped = "time" if spent > seconds else "gap" if small and spent > SURE_SECONDS else "interrupt"
+    return found.stopped != "interrupt"
+
+
+def _decide(
+    found: Explored, own: Evaluator, meshes: Sequence[LayoutChoice], run: Callable[..., list[Any]], stops: Callable[[], bool]
+) -> None:
+    """Decide every mesh, until a limit is reached."""
+    found.bounds = sorted(zip(run(_bounded, meshes), meshes, strict=True))
+    seeds = list(_seeds(found.bounds, own))
+    found.add(run(_sampled, [(layout, UNLIMITED) for layout in seeds if layout not in found.outcomes]))
+    if found.task.seconds is not None and len(meshes) > ALONE and _tries_plain(found, run, stops):
+        return
+    while (ready := found.next_waiting()) or found.next_to_refine(ready):
+        if stops():
+            return
+        if batch := found.next_to_refine(ready):
+            for mesh, (bound, outcomes) in zip(batch, run(_refined, batch), strict=True):
+                found.add(outcomes)
+                if not outcomes:
+                    heappush(found.waiting, (bound, mesh))
+            found.num_refined += len(batch)
+            continue
+        limit, wave = found.limit_ns, [heappop(found.waiting)[1] for _ in ready]
+        for outcomes in run(_explored, [(mesh, limit) for mesh in wave]):
+            found.add(outcomes)
+    if stops():
+        return
+    for outcomes in run(_explored, [(mesh, UNLIMITED) for mesh in _examples(found, own, set(seeds))]):
+        found.add(outcomes)
+    found.stopped = ""
+
+
+def _tries_plain(found: Explored, run: Callable[..., list[Any]], stops: Callable[[], bool]) -> bool:
+    """Evaluates meshes with their simplest schedule, for a share of the time, as a mesh gains more than a schedule.
+
+    Returns:
+        True if the search ends.
+    """
+    bounded = [item for item in run(_plain, [mesh for _, mesh in found.bounds]) if item is not None]
+    left, until = sorted(item for item in bounded if item[1] not in found.outcomes), monotonic() + PLAIN_SHARE * (found.task.seconds or 0.0)
+    while left and left[0][0] <= found.limit_ns and monotonic() < until:
+        if stops():
+            return True
+        limit, wave, left = found.limit_ns, left[:WAVE], left[WAVE:]
+        found.add(run(_sampled, [(layout, limit) for _, layout in wave]))
+    return False
 
 
 def _seeds(bounds: Sequence[tuple[int, LayoutChoice]], own: Evaluator) -> Iterator[LayoutChoice]:
@@ -213,17 +302,18 @@ def _workers(task: SearchTask, own: Evaluator, processes: int) -> Iterator[Calla
         yield lambda call, items: [call(item) for item in items]
         return
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    with multiprocessing.get_context(method).Pool(processes, _start, (task,)) as pool:
+    with multiprocessing.get_context(method).Pool(processes, _start, (task, own.deadline)) as pool:
         yield lambda call, items: pool.map(call, items, chunksize=max(1, min(64, len(items) // (8 * processes))))
 
 
-def _start(task: SearchTask) -> None:
-    """Lets a worker ignore interrupts; the parent process handles them."""
+def _start(task: SearchTask, deadline: float | None) -> None:
+    """Lets a worker ignore interrupts; the parent process handles them. A forked one has the parent's evaluator."""
     import signal  # noqa: PLC0415
 
     global _worker  # noqa: PLW0603
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker = task.evaluator()
+    if _worker is None:
+        _worker = task.evaluator(deadline)
 
 
 def _own() -> Evaluator:
@@ -233,15 +323,21 @@ def _own() -> Evaluator:
 
 
 def _bounded(mesh: LayoutChoice) -> int:
-    return _own().bound_ns(mesh)
+    own = _own()
+    return 0 if own.is_late else own.bound_ns(mesh)
 
 
 def _refined(mesh: LayoutChoice) -> tuple[int, list[Outcome]]:
     return _own().refined(mesh)
 
 
-def _sampled(layout: LayoutChoice) -> Outcome:
-    return _own().outcome(layout)
+def _plain(mesh: LayoutChoice) -> tuple[int, LayoutChoice] | None:
+    own = _own()
+    return None if own.is_late or own.fits_nowhere(mesh) > 0 else next(plain_layouts(own, [mesh]), None)
+
+
+def _sampled(item: tuple[LayoutChoice, int]) -> Outcome:
+    return _own().outcome(*item)
 
 
 def _explored(item: tuple[LayoutChoice, int]) -> list[Outcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 
 from megaplan.budget.evaluation import BlockMemo
 from megaplan.budget.values import device_budget
@@ -75,9 +76,12 @@ class Side:
 class Evaluator:
     """Evaluates layouts of one space; shared values are computed once."""
 
-    def __init__(self, space: Space, headroom_bytes: int = 0, objective: Objective = "time") -> None:
-        """`headroom_bytes` must stay free on every rank; the best policy for the objective is chosen for each layout."""
-        self.space, self.headroom_bytes, self.objective = space, headroom_bytes, objective
+    def __init__(self, space: Space, headroom_bytes: int = 0, objective: Objective = "time", deadline: float | None = None) -> None:
+        """`headroom_bytes` must stay free on every rank; the best policy for the objective is chosen for each layout.
+
+        After the deadline, a value of `time.monotonic`, outcomes have only bounds.
+        """
+        self.space, self.headroom_bytes, self.objective, self.deadline = space, headroom_bytes, objective, deadline
         self._sides: dict[bool, Side] = {}
         self._plain: dict[int, list[MemoryPolicy]] = {}
         self._thrifty: dict[int, MemoryPolicy] = {}
@@ -86,6 +90,11 @@ class Evaluator:
         self.usable_bytes = device_budget(device_of(space.base.device), space.devices).usable_bytes
         if not space.by_modules:
             self._keep_chain()
+
+    @property
+    def is_late(self) -> bool:
+        """True if the deadline has passed."""
+        return self.deadline is not None and monotonic() > self.deadline
 
     def side(self, spec: Spec) -> Side:
         """Values that specs like this one share."""
@@ -249,8 +258,10 @@ class Evaluator:
             layout: The layout.
             limit_ns: Policies whose step is known to be longer are left out.
         """
-        least = self._bound_of(layout, tight=True)
         num_policies = len(self.space.policies(layout))
+        if self.is_late:
+            return Outcome(layout, None, 0, num_policies, self._bound_of(layout, tight=False), proven=False, is_late=True)
+        least = self._bound_of(layout, tight=True)
         if least > limit_ns and self.objective != "headroom":
             return Outcome(layout, None, 0, num_policies, least, proven=False)
         policies, thrifty = self.bounds(layout), self.thriftiest(layout)
@@ -304,6 +315,9 @@ class Evaluator:
             bound = min([bound, *[least for least, _ in left if least > limit]])
             left = [(least, policy) for least, policy in left if least <= limit and self._may_be_better(layout, policy, best)]
             if not left:
+                break
+            if self.is_late:
+                bound = min([bound, *[least for least, _ in left]])
                 break
             # A policy that fits excludes slower ones, one far from fitting excludes those that keep more: so the middle first.
             least, policy = left.pop(len(left) // 2)

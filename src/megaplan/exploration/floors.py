@@ -73,11 +73,11 @@ class Floors(AnyFloors):
         for option in options:
             for letter, policy in option:
                 letters.setdefault(letter, set()).add(policy)
-        total = 0
-        for index, block in enumerate(self._inventory.layers):
-            last = index == len(self._inventory.layers) - 1
-            policies = {"none"} if last else letters[block.family]
-            total += min([self._layer(spec, f"layers.{index}", block, policy, index) for policy in policies])
+        total, layers = 0, self._inventory.layers
+        for index, count in self._layer_kinds(spec):
+            block = layers[index]
+            policies = {"none"} if index == len(layers) - 1 else letters[block.family]
+            total += count * min([self._layer(spec, f"layers.{index}", block, policy, index) for policy in policies])
         kept = max(0, total - len(self._inventory.layers) * boundary_bytes(local_dims(spec)))
         return -(-(self._whole(spec).static_bytes + kept) // spec.mesh.pp)
 

@@ -87,11 +87,12 @@ def rows_of(found: Explored, evaluator: Evaluator) -> tuple[LayoutRow, ...]:
     rows = []
     for one in exact:
         faster = [other for other in exact if other.step_ns <= one.step_ns and other is not one]
-        rows.append(_row(one, evaluator, pareto=all(other.headroom_bytes < one.headroom_bytes for other in faster)))
+        rows.append(row_of(one, evaluator, pareto=all(other.headroom_bytes < one.headroom_bytes for other in faster)))
     return tuple(rows)
 
 
-def _row(one: Exact, evaluator: Evaluator, *, pareto: bool) -> LayoutRow:
+def row_of(one: Exact, evaluator: Evaluator, *, pareto: bool = True) -> LayoutRow:
+    """A row with its figures."""
     spec = evaluator.space.spec_of(one.layout, one.policy)
     terms = {name: value / 1e9 for name, value in evaluator.side(spec).clock.terms(spec, one.spans).items()}
     seconds = one.step_ns / 1e9
@@ -134,6 +135,14 @@ def changes_of(spec: Spec) -> tuple[str, ...]:
     found += [f"recompute.default={spec.recompute.default}", f"recompute.blocks={{{blocks}}}"]
     found += [f"host.{key}={argument(getattr(spec.host, key))}" for key in HOST_KEYS if key in spec.host.kind.keys]
     return tuple(found)
+
+
+def cuts_of_row(row: LayoutRow) -> tuple[str, ...]:
+    """`KEY=VALUE` texts of a row's cuts; none without a pipeline."""
+    if len(row.exact.spans) == 1:
+        return ()
+    spans = "[" + ", ".join(f"[{start}, {stop}]" for start, stop in row.exact.spans) + "]"
+    return "split.mode=manual", "split.reason=search", f"split.spans={spans}", "split.objective=bottleneck"
 
 
 def why_not(found: Explored, evaluator: Evaluator, rows: tuple[LayoutRow, ...]) -> tuple[Lost, ...]:

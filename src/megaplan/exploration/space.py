@@ -32,6 +32,8 @@ FIXABLE = {
 """Keys that `--fix` takes, and their names here."""
 HOST_KEYS = ("kernels", "distributed_optimizer", "recompute_num_layers", "recompute_modules")
 """Keys of `host` that a search decides, if the host reads them."""
+PLAIN = "1f1b"
+"""The schedule of a first answer."""
 UNSCHEDULED = ("zbv", 2)
 """Schedule kind and slots per rank of a mesh before it gets its own."""
 
@@ -74,6 +76,25 @@ class Space:
     def meshes(self) -> list[LayoutChoice]:
         """All meshes and micro-batches, in a fixed order; each represents the layouts that differ in schedule."""
         return sorted(self._meshes())
+
+    def usual_meshes(self) -> list[LayoutChoice]:
+        """Meshes that most runs have, from which a first answer is taken.
+
+        Tensor ranks are within a node, state has no copies, and neither sequences nor single experts are cut. A fixed value is kept.
+        """
+        before = dict(self.illegal)  # counts are those of all meshes
+        found = sorted(self._meshes(usual=True))
+        self.illegal = before
+        return found
+
+    def plain_layout(self, mesh: LayoutChoice) -> LayoutChoice | None:
+        """A mesh with its simplest legal schedule: 1F1B, or the first one that the space has; None if no schedule is legal."""
+        found = [
+            mesh._replace(kind=kind, vpp=vpp)
+            for kind, vpp in self._schedules(mesh.pp)
+            if self._schedule_breaks(kind, mesh.pp, vpp, mesh.num_microbatches) is None
+        ]
+        return next((layout for layout in found if layout.kind == PLAIN), found[0] if found else None)
 
     def layouts_of(self, mesh: LayoutChoice) -> list[LayoutChoice]:
         """The legal schedules of a mesh."""
@@ -163,9 +184,13 @@ class Space:
             found = self._sections[key] = self.base.recompute.model_copy(update={"default": "none", "blocks": _written(policy)})
         return found
 
-    def _meshes(self) -> Iterator[LayoutChoice]:
+    def _meshes(self, *, usual: bool = False) -> Iterator[LayoutChoice]:
         devices = self.devices
+        most = {"tp": self.base.device.per_node, "cp": 1, "etp": 1, "dp_replicate": 1} if usual else {}
+        most = {name: value for name, value in most.items() if name not in self.fixed}
         for tp, cp in product(divisors(devices), divisors(devices)):
+            if tp > most.get("tp", tp) or cp > most.get("cp", cp):
+                continue
             if devices % (tp * cp) or not self._allows(tp=tp, cp=cp) or not self._group_is_legal(tp, cp, 1, 1, 1):
                 continue
             for pp in divisors(devices // (tp * cp)):
@@ -173,6 +198,8 @@ class Space:
                     continue
                 data = devices // (tp * cp * pp)
                 for dp_shard, (ep, etp) in product(self._shards(data), self._expert_degrees()):
+                    if data // dp_shard > most.get("dp_replicate", data) or etp > most.get("etp", etp):
+                        continue
                     if not self._allows(dp_shard=dp_shard, dp_replicate=data // dp_shard, ep=ep, etp=etp):
                         continue
                     if not self._group_is_legal(tp, cp, dp_shard, ep, etp):

@@ -108,6 +108,7 @@ class Outcome:
         proven: True if every policy that does not fit is proven not to fit for any cuts.
         over_bytes: Smallest excess of a policy over the memory; 0 if one fits, or none was tried.
         column: The largest column of that attempt; None if one fits.
+        is_late: A deadline passed before a policy was evaluated.
     """
 
     layout: LayoutChoice
@@ -118,6 +119,7 @@ class Outcome:
     proven: bool
     over_bytes: int = 0
     column: str | None = None
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

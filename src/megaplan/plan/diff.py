@@ -176,6 +176,11 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
     )
 
 
+def changed_inputs(plan: PlanDocument, inputs: dict[str, Any]) -> tuple[ValueChange, ...]:
+    """Keys of a spec's record whose values are not the plan's."""
+    return tuple(_changes(dict(plan.inputs), inputs))
+
+
 def stale_topics(plan: PlanDocument, since: PlanDocument | None = None, costs: StackCosts | None = None) -> tuple[str, ...]:
     """Topics whose facts changed since a manual split was decided (R-25); empty in the other modes.
 

@@ -13,6 +13,7 @@ from megaplan.errors import Diagnostic
 from megaplan.partition import fitting
 from megaplan.partition.memory import Memory
 from megaplan.spec.models import Spec
+from megaplan.units import format_bytes
 
 
 def advice_of(*changes: str, source: str = "plans/llama-3.1-8b.yaml") -> Diagnostic:
@@ -75,7 +76,7 @@ def test_a_split_by_step_time_is_advised_with_its_own_cuts() -> None:
     (first, *_) = advice_of("batch.micro_batch_size=16", "split.objective=step_time").hints
     changes = [word for word in shlex.split(first.partition("#")[0]) if word != "--set"]
     after = megaplan.estimate("plans/llama-3.1-8b.yaml", "batch.micro_batch_size=16", "split.objective=step_time", *changes)
-    assert f"({after.peak_bytes:,} B)" in first
+    assert f"peak {format_bytes(after.peak_bytes)}, " in first
 
 
 @pytest.mark.parametrize(
@@ -108,5 +109,5 @@ def test_the_work_of_what_does_not_fit_is_limited(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Pricer, "quick", counted)
     Adviser(job.spec, Price(job.spans, found.peak_bytes, -found.headroom_bytes), Pricer(work=Work(WORK))).find()
-    assert 0 < len(before) <= 40
+    assert 0 < len(before) <= 200
     assert min(before) > 0, "nothing is priced once the work is spent"

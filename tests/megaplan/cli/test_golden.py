@@ -74,7 +74,9 @@ def test_the_readme_shows_what_is_printed(megaplan):
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("diff-markdown", "plan-as-spec", "new-unknown"))])
 def test_the_answer_fits_80_columns(name, megaplan):
     ran = megaplan(*CASES[name])
-    too_long = [line for line in ran.out.splitlines() if len(line) > 80]
+    too_long = [
+        line for line in ran.out.splitlines() if len(line) > 80 and not line.startswith("megaplan estimate ")
+    ]  # commands are pasted whole
     assert too_long == []
 
 

@@ -74,7 +74,8 @@ def test_the_step_says_how_it_changes(megaplan):
     before, after = (
         time_of(megaplan("estimate", f"plans/{name}.json", "--json"))["step_seconds"] for name in ("nam56r-8xh200-equal", "nam56r-8xh200")
     )
-    assert f"step: {before:.2f} s → {after:.2f} s ({100 * (after / before - 1):+.1f} %; modelled, uncalibrated)" in text
+    assert f"step: {before:.2f} s → {after:.2f} s ({100 * (after / before - 1):+.1f} %), " in text
+    assert f"tokens/s per device ({100 * (before / after - 1):+.1f} %), MFU " in " ".join(text.split())
     assert "step: " not in megaplan("diff", "plans/nam56r-8xh200.json", "plans/nam56r-8xh200.json").out
 
 

@@ -49,12 +49,14 @@ def change(folder: Path) -> None:
 def test_the_action_checks_plans_and_shows_what_changes(repository):
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     assert action["runs"]["using"] == "composite"
-    *_, step = action["runs"]["steps"]
+    steps = {step["name"]: step for step in action["runs"]["steps"]}
+    step = steps["check plans"]
     assert set(re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text())) == set(action["inputs"])
     page = (ROOT / "docs" / "guides" / "review.md").read_text()
     assert all(f"| `{name}` |" in page for name in action["inputs"])
     summary = repository / "summary.md"
     given = {"PLANS": "plans/*.json", "STRICT": "true", "BASE": "HEAD", "FAIL_ON": "", "GITHUB_STEP_SUMMARY": str(summary)}
+    given["COMMENT"] = str(repository / "comment.md")
     assert set(step["env"]) <= set(given)
     same = bash(step["run"], repository, **given)
     assert (same.returncode, "no difference" in summary.read_text()) == (0, True), same.stderr
@@ -80,6 +82,36 @@ def test_the_hooks_of_pre_commit_fail_for_what_is_wrong_alone(repository):
         (repository / "plans" / "bad.json").write_text('{"format": "megaplan.plan/1"}')
         wrong = bash(f'{hook["entry"]} "$@"', repository, "", "plans/bad.json", "plans/tiny.json")
         assert (wrong.returncode, "plans/bad.json" in wrong.stderr) == (1, True)
+
+
+def test_an_edited_spec_fails_the_hook_of_its_plan(repository):
+    hooks = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
+    spec = repository / "plans" / "tiny.yaml"
+    spec.write_text((ROOT / "plans" / "tiny-hybrid.yaml").read_text())
+    entry = f'{hooks["megaplan-check"]["entry"]} "$@"'
+    assert bash(entry, repository, "", "plans/tiny.yaml").returncode == 0
+    spec.write_text(re.sub(r"micro_batch_size: \d+", "micro_batch_size: 64", spec.read_text()))
+    edited = bash(entry, repository, "", "plans/tiny.yaml")
+    assert (edited.returncode, "MP416" in edited.stderr) == (1, True)
+
+
+def test_the_comment_of_a_pull_request_is_updated(repository):
+    """The first run writes it, the second one changes it; without a change none is written."""
+    (step,) = [step for step in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"] if step["name"] == "comment"]
+    calls, programs = repository / "calls.txt", repository.parent / "programs"
+    (programs / "gh").write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncase "$*" in *--paginate*) cat {repository}/id.txt;; esac\n')
+    (programs / "gh").chmod(0o755)
+    comment, known = repository / "comment.md", repository / "id.txt"
+    known.write_text("")
+    given = {"GH_TOKEN": "x", "COMMENT": str(comment), "REPOSITORY": "a/b", "NUMBER": "5"}
+    assert bash(step["run"], repository, **given).returncode == 0
+    assert len(calls.read_text().splitlines()) == 1
+    comment.write_text("mesh.dp_shard: 1 → 2\n")
+    assert bash(step["run"], repository, **given).returncode == 0
+    assert "repos/a/b/issues/5/comments -F body=@" in calls.read_text()
+    known.write_text("77\n")
+    assert bash(step["run"], repository, **given).returncode == 0
+    assert "PATCH repos/a/b/issues/comments/77" in calls.read_text()
 
 
 def test_git_shows_a_plan_as_text(repository):

@@ -54,7 +54,15 @@ def searched(host: str, seed: int) -> dict[str, str]:
     fixed = {f"mesh.{name}": value for name, value in space.fixed.items()}
     objective = OBJECTIVES[seed % len(OBJECTIVES)]
     found = megaplan.search(
-        document, devices=space.devices, fix=fixed, vary=space.varied, objective=objective, headroom_bytes=headroom, top=4, processes=1
+        document,
+        devices=space.devices,
+        fix=fixed,
+        vary=space.varied,
+        objective=objective,
+        headroom_bytes=headroom,
+        top=4,
+        processes=1,
+        seconds=None,
     )
     row = {"layouts": str(found.num_layouts), "evaluated": str(found.num_evaluated)}
     if found.best is not None:

@@ -28,7 +28,7 @@ TINY = "plans/tiny-hybrid-pp2.yaml"
 
 @pytest.fixture(scope="module")
 def found():
-    return megaplan.search(TINY, devices=4, top=4, vary=["schedule"], processes=1)
+    return megaplan.search(TINY, devices=4, top=4, vary=["schedule"], processes=1, seconds=None)
 
 
 def test_a_rows_plan_is_estimated_as_the_row_says(found, tmp_path):
@@ -91,24 +91,26 @@ def test_the_result_does_not_depend_on_the_number_of_processes(monkeypatch):
 @pytest.mark.parametrize(("count", "said"), [(2, "--set schedule.num_microbatches=4"), (4, "")])
 def test_a_batch_without_a_sequence_for_every_device_is_noted(count, said):
     """And with the number of microbatches that it gives the note is gone."""
-    found = megaplan.search(TINY, f"schedule.num_microbatches={count}", "batch.micro_batch_size=1", devices=4, vary=[], processes=1)
+    found = megaplan.search(
+        TINY, f"schedule.num_microbatches={count}", "batch.micro_batch_size=1", devices=4, vary=[], processes=1, seconds=None
+    )
     text = " ".join(line.strip() for line, _ in search_lines(found, ()))
     assert ("the search keeps the global batch of 2 sequences, so at most 2 of 4 devices are data ranks" in text) == bool(said)
     assert said in text
 
 
 def test_headroom_is_kept_and_can_be_the_objective():
-    by_time = megaplan.search(TINY, devices=2, vary=["recompute"], processes=1)
-    most = megaplan.search(TINY, devices=2, vary=["recompute"], objective="headroom", processes=1)
+    by_time = megaplan.search(TINY, devices=2, vary=["recompute"], processes=1, seconds=None)
+    most = megaplan.search(TINY, devices=2, vary=["recompute"], objective="headroom", processes=1, seconds=None)
     assert most.rows[0].headroom_bytes >= max(row.headroom_bytes for row in by_time.rows)
     assert {one.reason for one in most.why_not} - {"illegal"} == {"less headroom"}
     asked = by_time.rows[0].headroom_bytes + 1
-    more = megaplan.search(TINY, devices=2, vary=["recompute"], headroom_bytes=asked, processes=1)
+    more = megaplan.search(TINY, devices=2, vary=["recompute"], headroom_bytes=asked, processes=1, seconds=None)
     assert all(row.headroom_bytes >= asked for row in more.rows)
 
 
 def test_what_is_fixed_stays():
-    found = megaplan.search(TINY, devices=4, fix=["mesh.tp=2", "recompute.blocks.A=full"], processes=1, vary=["recompute"])
+    found = megaplan.search(TINY, devices=4, fix=["mesh.tp=2", "recompute.blocks.A=full"], processes=1, seconds=None, vary=["recompute"])
     assert {(row.spec.mesh.tp, row.spec.recompute.of("A")) for row in found.rows} == {(2, "full")}
 
 
@@ -202,7 +204,7 @@ def test_the_committed_plan_of_nam56r_is_beaten():
     """Layouts without a pipeline beat it already, and a search of all layouts covers them."""
     committed = megaplan.estimate("plans/nam56r-8xh200.json")
     found = megaplan.search(
-        "plans/nam56r-8xh200.yaml", devices=8, fix={"mesh.pp": 1, "mesh.tp": 1, "mesh.cp": 1, "mesh.ep": 1}, processes=1
+        "plans/nam56r-8xh200.yaml", devices=8, fix={"mesh.pp": 1, "mesh.tp": 1, "mesh.cp": 1, "mesh.ep": 1}, processes=1, seconds=None
     )
     assert found.best is not None
     assert found.best.step_seconds < committed.step_seconds
@@ -210,7 +212,7 @@ def test_the_committed_plan_of_nam56r_is_beaten():
 
 @pytest.mark.slow
 def test_the_winner_for_nam56r_beats_the_committed_plan_as_estimate_says_it():
-    found = megaplan.search("plans/nam56r-8xh200.yaml", devices=8, processes=1)
+    found = megaplan.search("plans/nam56r-8xh200.yaml", devices=8, processes=1, seconds=None)
     after = megaplan.estimate("plans/nam56r-8xh200.yaml", *found.best.changes)
     assert after.fits
     assert after.step_seconds < megaplan.estimate("plans/nam56r-8xh200.json").step_seconds

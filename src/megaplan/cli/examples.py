@@ -1,0 +1,49 @@
+"""Groups of commands, and examples, for help texts."""
+
+from __future__ import annotations
+
+GROUPS = {
+    "Plan": ("estimate", "search", "split", "costs", "schedule", "show", "report"),
+    "Review": ("diff", "check"),
+    "Move": ("export", "import", "new", "schema"),
+    "Look up": ("explain", "devices", "calibrate"),
+}
+"""Commands by what they are for, in the order of the help."""
+EXAMPLES = {
+    "estimate": (
+        "megaplan estimate spec.yaml",
+        "megaplan estimate spec.yaml --set mesh.tp=2 --compare device.name=b200",
+        "megaplan estimate plan.json --rank 3 --explain",
+    ),
+    "search": (
+        "megaplan search spec.yaml --devices 64",
+        "megaplan search spec.yaml --devices 32,64,128 --device h100,b200 --price h100=2.5,b200=4",
+        "megaplan search spec.yaml --devices 64 --fix mesh.tp=8 --exhaust -o best",
+        "megaplan search spec.yaml --devices 64 --host megatron -o launches",
+    ),
+    "split": ("megaplan split spec.yaml -o plan.json", "megaplan split spec.yaml --set mesh.pp=4 -o plan.json"),
+    "diff": (
+        "megaplan diff old.json new.json",
+        "megaplan diff main...HEAD --format markdown",
+        "megaplan diff old.json new.json --fail-on 'oom,tokens<-5%'",
+    ),
+    "check": ("megaplan check plans/*.json", "megaplan check plan.json --spec spec.yaml --strict"),
+    "explain": ("megaplan explain MP203", "megaplan explain activations", "megaplan explain MFU", "megaplan explain list"),
+    "export": ("megaplan export plan.json --to megatron -o launch.sh", "megaplan export plan.json --to chrome-trace -o step.json"),
+    "report": ("megaplan report plan.json -o report.html",),
+    "schedule": ("megaplan schedule plan.json",),
+    "devices": ("megaplan devices", "megaplan devices h200"),
+    "new": ("megaplan new tiny-hybrid -o spec.yaml",),
+    "schema": ("megaplan schema spec > spec.schema.json",),
+}
+"""Commands that work as they are, for a spec or plan of one's own."""
+
+
+def group_of(name: str) -> str | None:
+    """The group of a command."""
+    return next((group for group, names in GROUPS.items() if name in names), None)
+
+
+def epilog_of(name: str) -> str | None:
+    """The examples of a command as paragraphs of its help."""
+    return "\n\n".join(("Examples:", *EXAMPLES[name])) if name in EXAMPLES else None

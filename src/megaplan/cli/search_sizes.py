@@ -1,0 +1,168 @@
+"""Searches on several numbers of devices, or on several devices, compared in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from megaplan.cli.search_text import billion_tokens, layout_text, search_document
+from megaplan.diagnostics import refuse
+from megaplan.terminal.output import StyledLine
+from megaplan.terminal.table import table, wrap
+from megaplan.units import format_gib, format_ns
+
+if TYPE_CHECKING:
+    from megaplan.api.search import Search
+
+FORMAT = "megaplan.searches/1"
+MEGATRON = (
+    "{name: megatron, model: MODEL, attention_mask: false, hidden_dropout: 0.0, attention_dropout: 0.0, moe_grouped_gemm: true, "
+    "moe_dispatcher: alltoall}"
+)
+"""Settings of a launch of Megatron-Core for a model of another host: no dropout, no mask, experts in one GEMM, tokens by all-to-all."""
+
+
+class Size(NamedTuple):
+    """A number of devices and a device.
+
+    Attributes:
+        devices: Number of devices; None for the spec's.
+        changes: The change of the spec that names the device.
+        price: Price of a device hour; None if not given.
+    """
+
+    devices: int | None
+    changes: tuple[str, ...]
+    price: float | None
+
+
+def sizes_of(devices: str | None, names: str | None, prices: str | None) -> list[Size]:
+    """Every number of devices with every device, in the order given.
+
+    Raises:
+        MegaplanError: MP489, a text is no number, or no list of them; MP504, a device is unknown.
+    """
+    numbers = [_number(text) for text in devices.split(",")] if devices is not None else [None]
+    known = [_device(text.strip()) for text in names.split(",")] if names is not None else [None]
+    cost = _prices(prices)
+    found = []
+    for name in known:
+        changes = () if name is None else (f"device.name={name}",)
+        price = cost.get(name or "", cost.get(""))
+        found += [Size(number, changes, price) for number in numbers]
+    return found
+
+
+def _number(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise refuse("MP489", f"--devices {text.strip()!r} is no number of devices", "--devices 8", "--devices 32,64,128")
+    return int(text)
+
+
+def _device(text: str) -> str:
+    """A device of the data file, in any case of letters, or the first of a kind: h100 is h100-sxm.
+
+    Raises:
+        MegaplanError: MP504, there is none.
+    """
+    from megaplan.devices import device_names, load_device  # noqa: PLC0415
+
+    low, names = text.lower(), device_names()
+    found = next((name for name in names if name == low), None) or next((name for name in names if name.startswith(f"{low}-")), text)
+    return load_device(found).name
+
+
+def _prices(text: str | None) -> dict[str, float]:
+    """Prices by device; the empty name is every device's."""
+    found: dict[str, float] = {}
+    for part in text.split(",") if text is not None else ():
+        name, _, value = part.rpartition("=")
+        try:
+            found[_device(name.strip()) if name else ""] = float(value)
+        except ValueError:
+            raise refuse(
+                "MP489", f"--price {part.strip()!r} is no price of a device hour", "--price 2.5", "--price h100=2.5,b200=4"
+            ) from None
+    return found
+
+
+def host_changes(source: str, overrides: Sequence[str], host: str | None) -> tuple[str, ...]:
+    """Changes that move a spec to another host with the same model and global batch; its mesh and recompute are the search's.
+
+    Raises:
+        MegaplanError: MP489, the host is unknown.
+    """
+    if host is None:
+        return ()
+    from megaplan.api.load import load_to_split  # noqa: PLC0415
+    from megaplan.hosts.registry import HOSTS  # noqa: PLC0415
+
+    if host not in HOSTS:
+        raise refuse("MP489", f"--host {host}: hosts are {', '.join(HOSTS)}", *(f"--host {name}" for name in HOSTS))
+    spec = load_to_split(source, overrides, None).spec
+    if spec.host.name == host:
+        return ()
+    letters = spec.model.pattern
+    model = "gpt" if set(letters[1::2]) <= set("DE") and set(letters[::2]) == {"A"} else "hybrid"
+    section = MEGATRON.replace("MODEL", model) if host == "megatron" else f"{{name: {host}}}"
+    count = spec.global_batch_size // spec.batch.micro_batch_size
+    return (
+        f"host={section}",
+        *("mesh={}", "recompute={}", "split={}", "sharding={reshard_after_forward: false}"),
+        f"schedule={{kind: 1f1b, num_microbatches: {count}}}",
+    )
+
+
+def sizes_lines(sizes: Sequence[Size], results: Sequence[Search]) -> Iterator[StyledLine]:
+    """A row for each size: its best layout; then the commands."""
+    priced = any(size.price is not None for size in sizes)
+    head = ("device", "number", "step", "tok/s/dev", "MFU", "peak GiB", *(("an hour", "1B tokens") if priced else ()), "gap", "layout")
+    yield results[0].job.spec.name + f", {results[0].job.spec.global_batch_size:,} sequences a step", "bold"
+    yield "", ""
+    rows = [_row(size, found, priced=priced) for size, found in zip(sizes, results, strict=True)]
+    yield from ((line, "") for line in table([head, *rows], left=(0, len(head) - 1)))
+    yield "gap: the most by which the layout can be above the best one of its size", ""
+    yield from ((line, "bold") for line in wrap(_bases(results), indent="  "))
+    yield "", ""
+    for found in results:
+        if found.rows:
+            yield found.command(found.rows[0]), ""
+        elif (fewest := found.fewest) is not None:
+            name = found.job.spec.device.name
+            text = f"nothing fits on {found.devices} x {name}: {fewest.devices:,} are enough, of the numbers tried"
+            yield from ((line, "bold") for line in wrap(text, indent="  "))
+
+
+def _bases(results: Sequence[Search]) -> str:
+    """Note that steps are not comparable, if those of some devices have measured constants and those of others do not."""
+    from megaplan.cost.rates import rates_of  # noqa: PLC0415
+
+    specs = {found.job.spec.device.name: found.job.spec for found in results}
+    measured = [name for name, spec in specs.items() if spec.host.kind.trained and rates_of(spec).measured is not None]
+    if not 0 < len(measured) < len(specs):
+        return ""
+    names = ", ".join(measured)
+    return (
+        f"steps of {names} include launches and copies as they were measured, those of the others do not: compare sizes, not these devices"
+    )
+
+
+def _row(size: Size, found: Search, *, priced: bool) -> tuple[str, ...]:
+    name, number = found.job.spec.device.name, f"{found.devices:,}"
+    if not found.rows:
+        return (name, number, "-", "-", "-", "-", *(("-", "-") if priced else ()), "-", "nothing fits")
+    row = found.rows[0]
+    price = size.price
+    costs = ("-", "-") if price is None else (f"{found.devices * price:,.2f}", f"{billion_tokens(row, price):,.2f}")
+    figures = f"{row.tokens_per_second_per_device:,.0f}", f"{100 * row.mfu:.1f}%", format_gib(row.peak_bytes, 1)
+    gap = "-" if found.gap is None else f"{100 * found.gap:.1f}%"
+    return (name, number, format_ns(row.exact.step_ns), *figures, *(costs if priced else ()), gap, " ".join(layout_text(row)))
+
+
+def sizes_document(sizes: Sequence[Size], results: Sequence[Search]) -> dict[str, Any]:
+    """The JSON document: one search a size."""
+    found = [
+        {"device": result.job.spec.device.name, "price_per_device_hour": size.price, **search_document(result, ())}
+        for size, result in zip(sizes, results, strict=True)
+    ]
+    return {"format": FORMAT, "searches": found}

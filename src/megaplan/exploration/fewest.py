@@ -1,0 +1,64 @@
+"""The smallest number of devices on which a model fits, for a search in which no layout does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import NamedTuple
+
+from megaplan.exploration.engine import SearchTask
+from megaplan.exploration.evaluate import Evaluator
+from megaplan.exploration.report import LayoutRow, row_of
+from megaplan.exploration.space import Space
+from megaplan.exploration.start import first_outcomes
+from megaplan.exploration.values import Exact
+
+DOUBLINGS = 8
+"""Doublings of the number of devices that are tried."""
+STEPS = 8
+"""Numbers of devices that are tried between the last doubling that does not fit and the first that does."""
+MOST_SECONDS = 20.0
+"""Time after which no further number is tried."""
+
+
+class FewestDevices(NamedTuple):
+    """A number of devices on which a layout fits.
+
+    Attributes:
+        devices: The number.
+        row: The layout.
+    """
+
+    devices: int
+    row: LayoutRow
+
+
+def fewest_devices(task: SearchTask) -> FewestDevices | None:
+    """The smallest number of devices of those tried, each with the usual layouts; None if none fits in the time that is taken."""
+    ends = monotonic() + (task.seconds or MOST_SECONDS)
+    devices, found = task.space.devices, None
+    for number in (devices << power for power in range(1, DOUBLINGS + 1)):
+        found = _fitting(task, number) if monotonic() < ends else None
+        if found is not None or monotonic() >= ends:
+            break
+    if found is None:
+        return None
+    for number in _between(found.devices // 2, found.devices, task.space.base.device.per_node):
+        smaller = _fitting(task, number) if monotonic() < ends else None
+        if smaller is not None:
+            return smaller
+    return found
+
+
+def _between(low: int, high: int, per_node: int) -> Iterator[int]:
+    """Whole nodes between two numbers of devices, or single devices within a node, ascending."""
+    step = max(per_node if low >= per_node else 1, (high - low) // STEPS)
+    return iter(range(low + step, high, step))
+
+
+def _fitting(task: SearchTask, devices: int) -> FewestDevices | None:
+    """The first layout on a number of devices that fits."""
+    space = Space(task.space.base, devices, task.space.fixed, tuple(task.space.varied))
+    own = Evaluator(space, task.headroom_bytes)
+    best: Exact | None = next((outcome.best for outcome in first_outcomes(own, limited=True) if outcome.best is not None), None)
+    return None if best is None else FewestDevices(devices, row_of(best, own))
