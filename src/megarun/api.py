@@ -14,7 +14,7 @@ from megarun.job.run import AUTO, DEFAULT_CHECKPOINTS, Checkpoints, Run, SavedPl
 from megarun.metrics.tensorboard import require_tensorboard
 from megarun.training.elastic import Plans, choose_plan, read_plans, started_processes
 from megarun.training.identity import checkpoints_of, report_options, require_data
-from megarun.training.prepare import hold_out, open_held_out, out_folder, prepare
+from megarun.training.prepare import hold_out, open_held_out, prepare
 
 if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
@@ -51,7 +51,6 @@ def prepare_run(
     planned: tuple[Job, SavedPlan],
     plans: Plans,
     data: Sequence[str],
-    out: Path,
     *,
     command: str,
     steps: int | None = None,
@@ -65,9 +64,8 @@ def prepare_run(
 
     Args:
         planned: The plan's job, and the plan as checkpoints keep it.
-        plans: The plans of which it is one.
+        plans: The plans of which it is one, and the run's folder: a new one, or one of a run that is resumed.
         data: Token files, as `--data` names them.
-        out: A new folder, or one of a run that is resumed.
         command: Command line after `megarun`, for hints.
         steps: Optimizer steps; None: the plan's `training.steps`.
         checkpoints: Settings for saving, and the checkpoint to start from.
@@ -95,7 +93,7 @@ def prepare_run(
         checkpoints = replace(checkpoints, **saving)
         planned = planned[0].with_seed(options["--seed"]), planned[1]
     num_processes = planned[0].spec.mesh.world_size if elastic else started_processes()
-    run = prepare(planned, data, out, steps, checkpoints, num_processes=num_processes, command=command)
+    run = prepare(planned, data, plans.out, steps, checkpoints, num_processes=num_processes, command=command)
     if evaluation.fraction is not None:
         if evaluation.data is not None:
             raise refusal("MP628", f"--validation-fraction {evaluation.fraction} and --eval-data {evaluation.data}: one of the two")
@@ -185,13 +183,11 @@ def train(
         >>> [metrics.step for metrics in trained.history], trained.stopped_by
         ([1, 2], 0)
     """
-    words, folder = _words(data), out_folder(out)
-    plans = read_plans(plan, None, seed, folder)
+    words, plans = _words(data), read_plans(plan, None, seed, out)
     run = prepare_run(
         choose_plan(plans, None, started_processes()),
         plans,
         words,
-        folder,
         command=" ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"]),
         steps=steps,
         checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data, checkpoint_url),

@@ -123,7 +123,7 @@ def write_whole(path: Path, text: str, mark: str) -> None:
 
     Args:
         path: The file.
-        text: Its text.
+        text: Text of the file.
         mark: Part of the name of the file until it is complete; no other process uses it.
 
     Raises:

@@ -90,7 +90,7 @@ class RemotePath:
         return int(self._tried("looked at", lambda: _filesystem(self.url).info(self._path)["size"]))
 
     def state(self) -> str:
-        """What a storage says of an object that changes with its bytes: size, and its own tag, sum or time.
+        """The values of an object that change with its bytes, as the storage gives them: size, and its own tag, sum or time.
 
         Raises:
             FileNotFoundError: It does not exist.

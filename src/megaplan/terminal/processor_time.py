@@ -17,7 +17,7 @@ AGAIN_SECONDS = 0.2
 
 
 class ProcessorTimeError(BaseException):
-    """The command has used its processor time. No `Exception`, so that nothing that tries and goes on handles it.
+    """The command has used its processor time. No `Exception`, so that nothing that tries again handles it.
 
     Attributes:
         seconds: The limit.

@@ -30,7 +30,7 @@ def check_adapters(path: AnyPath, manifest: Manifest, spec: Spec, saved: Collect
 
     Args:
         path: Folder of the checkpoint.
-        manifest: Its manifest.
+        manifest: Manifest of the checkpoint.
         spec: The plan's.
         saved: Names of the checkpoint's tensors.
 

@@ -91,7 +91,7 @@ class CheckpointWriter(FileSystemWriter):
     """Folders of this save below the run's."""
 
     def _make_folder(self, _: Any) -> None:
-        """Make the folders of this save, but not the run's: one that is gone is not made again."""
+        """Make the folders of this save, but not the run's: one that was removed is not made again."""
         for folder in (*list(self._partial.parents)[self._DEPTH - 2 :: -1], self._partial):
             make_own_folder(folder)
 

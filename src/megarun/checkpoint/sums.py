@@ -108,7 +108,7 @@ def _summed(path: AnyPath, file: BinaryIO) -> FileRecord:
 
 
 def _state(path: AnyPath, file: BinaryIO) -> str:
-    """What changes when the bytes of a file change: size, times and number of the open file, or what a storage says of the object."""
+    """Values that change when the bytes of a file change: size, times and number of the open file, or those that a storage gives."""
     if isinstance(path, RemotePath):
         return path.state()
     found = os.fstat(file.fileno())

@@ -98,19 +98,16 @@ def train(
     from megarun.job.run import Checkpoints  # noqa: PLC0415
     from megarun.launch.failure import exit_on_peer_failure, report_failure  # noqa: PLC0415
     from megarun.training.elastic import choose_plan, read_plans, started_processes  # noqa: PLC0415
-    from megarun.training.prepare import out_folder  # noqa: PLC0415
 
     launch = job = None
     try:
-        folder = out_folder(out)
-        candidates = read_plans(plan, plans, seed, folder)
+        candidates = read_plans(plan, plans, seed, out)
         planned = choose_plan(candidates, plans, started_processes())
         job = planned[0]
         prepared = prepare_run(
             planned,
             candidates,
             data,
-            folder,
             command=shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", out]),
             steps=steps,
             checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data, checkpoint_url),
@@ -128,7 +125,7 @@ def train(
         exit_on_peer_failure(launch)
         trained = loop.train(prepared, launch, Timeouts(first_step_timeout, step_timeout), kernels)
         if launch.rank == 0:
-            _summarise(job.spec.name, trained, folder)
+            _summarise(job.spec.name, trained, candidates.out)
     except Exception as error:  # the last resort: no user sees a traceback unasked
         report_failure(error, launch, job.spec.mesh if job else None, with_traceback=with_traceback)
         return ERROR

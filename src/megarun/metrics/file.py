@@ -83,7 +83,7 @@ class MetricsFile:
 
     def _deliver(self) -> None:
         try:
-            self._make_again_if_gone()
+            self._make_again_if_removed()
             while self._waiting:
                 line = self._waiting[0]
                 rest = line[os.write(self._handle, line) :]
@@ -97,11 +97,11 @@ class MetricsFile:
                 self._num_lost += 1
             if not self._reported:
                 self._reported = True
-                self._warn(f"{error.strerror or error}; the run goes on, and its lines are written when they can be")
+                self._warn(f"{error.strerror or error}; the run continues, and its lines are written when they can be")
             with suppress(OSError):  # a stale handle of a network file system stays so
                 self._open_again()
 
-    def _make_again_if_gone(self) -> None:
+    def _make_again_if_removed(self) -> None:
         """Open the file again if another file, or none, has its name; one that was removed is written again from its first line.
 
         Raises:

@@ -66,5 +66,5 @@ class Board:
             raise
         except Exception as error:  # of another project's writer and of its thread
             self._writer = None
-            detail = f"{self._folder}: {error}; there are no further curves, and the run goes on"
+            detail = f"{self._folder}: {error}; there are no further curves, and the run continues"
             report([diagnostic("MP661", detail, Location(file=str(self._folder)), severity=Severity.WARNING)])

@@ -20,6 +20,7 @@ from megarun.errors import refusal
 from megarun.job.job import Job
 from megarun.job.run import SavedPlan, job_of, read_job
 from megarun.training.identity import Beginning, report_plans, restarted_from
+from megarun.training.prepare import out_folder
 
 Planned = tuple[Job, SavedPlan]
 
@@ -30,11 +31,13 @@ class Plans:
 
     Attributes:
         jobs: The job of each plan and its text, by name; the first is the command line's.
-        began: What the job began with, if this start is a restart.
+        began: Content of `job.json` if this start is a restart.
+        out: Folder of the run.
     """
 
     jobs: dict[str, Planned]
     began: Beginning | None
+    out: Path
 
     @property
     def texts(self) -> dict[str, str]:
@@ -46,7 +49,7 @@ PROCESSES = "WORLD_SIZE"
 FIRST_PLAN = "PLAN"
 
 
-def read_plans(plan: str | os.PathLike[str] | PlanDocument, folder: Path | None, seed: int | None, out: Path) -> Plans:
+def read_plans(plan: str | os.PathLike[str] | PlanDocument, folder: Path | None, seed: int | None, out: str | os.PathLike[str]) -> Plans:
     """The plans that a start of the job may train.
 
     Args:
@@ -56,13 +59,14 @@ def read_plans(plan: str | os.PathLike[str] | PlanDocument, folder: Path | None,
         out: Folder of the run: a restart by torchrun takes the plans from there.
 
     Raises:
-        MegaplanError: A file is no plan; MP667 if a plan is of another run, or the folder has none.
+        MegaplanError: A file is no plan; MP667 if a plan is of another run, or the folder has none; MP670 if `out` is empty.
     """
+    place = out_folder(out)
     name = FIRST_PLAN if isinstance(plan, PlanDocument) else os.fspath(plan)
-    began = restarted_from(out)
+    began = restarted_from(place)
     if began is not None:
-        report_plans(began, {each: _text_now(plan if each == name else each) for each in began.plans}, out)
-        return Plans({each: job_of(text, each, seed) for each, text in began.plans.items()}, began)
+        report_plans(began, {each: _text_now(plan if each == name else each) for each in began.plans}, place)
+        return Plans({each: job_of(text, each, seed) for each, text in began.plans.items()}, began, place)
     plans = {name: read_job(plan, seed)}
     if folder is not None:
         files = sorted(folder.glob("*.json")) if folder.is_dir() else []
@@ -73,7 +77,7 @@ def read_plans(plan: str | os.PathLike[str] | PlanDocument, folder: Path | None,
             if wrong := _difference(plans[name], other):
                 raise refusal("MP667", wrong, "--plans", file=str(file))
             plans.setdefault(str(file), other)
-    return Plans(plans, None)
+    return Plans(plans, None, place)
 
 
 def choose_plan(planned: Plans, folder: Path | None, num_processes: int) -> Planned:

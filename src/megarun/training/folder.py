@@ -7,7 +7,7 @@ and no save would be complete.
 A lock whose process has ended, or that no process has touched for half a minute, is taken over: a killed run leaves it behind. Times are
 those of the file system, so that clocks of nodes may differ; a time in the future counts for nothing, only whether it changes.
 
-What is read is doubted before it ends a job: a lock that cannot be read, or is out of sight, belongs to nobody else. Only the token of
+What is read is doubted before it ends a job: a lock that cannot be read, or is out of sight, belongs to no other job. Only the token of
 another start, read twice, shows that the folder was taken over.
 """
 
@@ -102,15 +102,17 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._over.set()
         self._thread.join(self._every)
-        with suppress(OSError):
-            if _holder(self._path) == self.holder:
-                self._path.unlink()
         if self._handle >= 0:
+            own = Path(f"/proc/self/fd/{self._handle}") / LOCK  # also in a folder that was renamed
+            for path in (self._path, own):
+                with suppress(OSError):
+                    if _holder(path) == self.holder:
+                        path.unlink()
             os.close(self._handle)
             self._handle = -1
 
     def require(self) -> None:
-        """Refuse to write into a folder that another job has taken over, which happens to a job that was stopped for long, or that is gone.
+        """Refuse to write into a folder that was removed, or that another job has taken over while this one was stopped for long.
 
         Raises:
             MegaplanError: MP658; MP645 if the folder was removed or renamed.
@@ -118,7 +120,7 @@ class RunFolder:
         if self._lost is not None:
             raise _held(self._path, self._lost)
         end = time.monotonic() + DOUBT_SECONDS
-        while wrong := self._gone():
+        while wrong := self._missing():
             if time.monotonic() >= end:
                 raise refusal("MP645", f"{self._folder}: {wrong}", hints=(f"--out {self._folder}-2",), file=str(self._folder))
             time.sleep(POLL_SECONDS)
@@ -134,7 +136,7 @@ class RunFolder:
         except OSError as error:
             raise _unusable(self._folder / name, error) from None
 
-    def _gone(self) -> str:
+    def _missing(self) -> str:
         """Reason why the folder's path is not the folder that the run began with; empty if it is."""
         try:
             if _identity(self._folder.stat()) == self._identity:
@@ -168,7 +170,7 @@ class RunFolder:
             raise _held(self._path, other)
         end = time.monotonic() + self._stale  # its time may be in the future, where the clock was set back
         if self._age(touched) < self._stale:
-            note([f"{self._path}: {_text(other)} touched it; it is taken over if nobody does for {self._stale:g} s"])
+            note([f"{self._path}: {_text(other)} touched it; it is taken over if no process does for {self._stale:g} s"])
         while self._age(touched) < self._stale and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
             if _modified(self._path) not in (touched, None):
@@ -223,7 +225,7 @@ class RunFolder:
             found = self.holder.token
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
-        return not self._gone() and found == self.holder.token
+        return not self._missing() and found == self.holder.token
 
 
 def sees(folder: Path, token: str, seconds: float) -> str:

@@ -45,7 +45,7 @@ class Launcher:
 
     Attributes:
         run_id: `--rdzv-id`, or one that torchrun has drawn; empty without torchrun.
-        agent: Its process on this machine.
+        agent: Process of that torchrun on this machine.
     """
 
     run_id: str
@@ -53,7 +53,7 @@ class Launcher:
 
     @classmethod
     def own(cls) -> Launcher:
-        """That of this process."""
+        """The launcher of this process."""
         return cls(os.environ.get(RUN_ID, ""), ProcessIdentity.of(os.getppid()))
 
     def restarts(self, began: Launcher) -> bool:
@@ -65,7 +65,7 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a job began with.
+    """The inputs that a job began with.
 
     Attributes:
         token: Token of its lock.
@@ -107,7 +107,7 @@ class Beginning:
 
 
 def restarted_from(out: Path) -> Beginning | None:
-    """What the job began with, if this process is a restart by the torchrun that began it; else None.
+    """The inputs that the job began with, if this process is a restart by the torchrun that began it; else None.
 
     Args:
         out: Folder of the run.
@@ -124,7 +124,7 @@ def restarted_from(out: Path) -> Beginning | None:
 
 
 def beginning_of(run: Run, token: str) -> Beginning:
-    """What a job begins with.
+    """The inputs that a job begins with.
 
     Args:
         run: The run.
@@ -161,7 +161,7 @@ def report_plans(began: Beginning, now: Mapping[str, str | None], out: Path) -> 
     """Report on rank 0 the plan files that are not what the job began with.
 
     Args:
-        began: What the job began with.
+        began: Inputs that the job began with.
         now: Texts of the files as they are; None for one that cannot be read.
         out: Folder of the run.
     """

@@ -45,8 +45,8 @@ def test_the_file_of_lost_messages_is_no_link(tmp_path: Path) -> None:
     assert stream.account == "stderr: 1 line could not be written: it is closed"
 
 
-def test_a_reader_that_stops_reading_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe that is full, as behind a paused `less`; when it is read again the stream goes on."""
+def test_a_reader_that_stops_reading_blocks_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that is full, as behind a paused `less`; when it is read again the stream continues."""
     monkeypatch.setattr(streams, "PATIENCE_SECONDS", 0.01)
     read, written = os.pipe()
     stream = UnfailingStream(os.fdopen(written, "w"), "stderr")
@@ -60,7 +60,7 @@ def test_a_reader_that_stops_reading_blocks_nobody(monkeypatch: pytest.MonkeyPat
     assert stream.num_lost == before
     assert os.read(read, 1 << 20).endswith(b"again\n")
     os.close(read)
-    stream.write("nobody\n")
+    stream.write("unread\n")
     assert "Broken pipe" in stream.account
 
 

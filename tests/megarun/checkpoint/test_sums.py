@@ -1,4 +1,4 @@
-"""What was summed is what is read: files that are replaced or written again between the two."""
+"""Files that are replaced or written again between the comparison of their sums and their reading."""
 
 import os
 from pathlib import Path

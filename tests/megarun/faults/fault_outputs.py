@@ -82,7 +82,7 @@ def lost_output(bench: Bench, what: str) -> Outcome:
 def lost_metrics(bench: Bench, what: str) -> Outcome:
     """metrics.jsonl is removed, or its disk is full for some steps."""
     out, real = bench.folder / f"metrics-{what}", os.write
-    wanted = "made again with all its lines" if what == "removed" else "the run goes on"
+    wanted = "made again with all its lines" if what == "removed" else "the run continues"
 
     def write(handle: int, data: bytes) -> int:
         if b'"step": 6' in data and not failed:
@@ -99,7 +99,7 @@ def lost_metrics(bench: Bench, what: str) -> Outcome:
     return trains_on(bench, what, happened, out, said, seconds, wanted)
 
 
-def folder_gone(bench: Bench) -> Outcome:
+def folder_renamed(bench: Bench) -> Outcome:
     """`--out` is renamed: the next save ends the run, and nothing is written under the old name."""
     out, new = bench.folder / "moved", bench.folder / "moved-away"
     with replaced(run_folder, "DOUBT_SECONDS", 1.0), at_step(lambda: out.rename(new)):
@@ -230,7 +230,7 @@ OUTPUTS: dict[str, Case] = {
     "stdout full": lambda bench: lost_output(bench, "stdout"),
     "metrics removed": lambda bench: lost_metrics(bench, "removed"),
     "metrics on a full disk": lambda bench: lost_metrics(bench, "full"),
-    "out renamed": folder_gone,
+    "out renamed": folder_renamed,
     "link of a save": link_of_a_save,
     "link of the metrics": link_of_metrics,
     "checkpoint swapped": swapped,

@@ -32,7 +32,7 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_that_does_not_resolve_is_an_error(unknown: None) -> None:
-    """With the name, the resolver's words, and the way round; processes of one machine use its own address instead."""
+    """The name, the words of the resolver and the way round are given; processes of one machine use its own address."""
     with pytest.raises(MegaplanError) as refused:
         reachable_host(NOWHERE, 29400, 0.1, alone=False)
     (found,) = refused.value.diagnostics

@@ -34,7 +34,7 @@ def test_a_signal_during_the_imports_ends_the_process(number: signal.Signals, tm
 
 
 def test_every_signal_that_training_takes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `nohup` ignores stays ignored."""
+    """A signal that `nohup` ignores stays ignored."""
     taken: list[int] = []
     monkeypatch.setattr(signal, "signal", lambda number, _: taken.append(number))
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)

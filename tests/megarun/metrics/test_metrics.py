@@ -116,7 +116,7 @@ def test_lines_wait_for_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.
             metrics.write(Evaluated(step, 1.0, 1, 1.0))
         said = capsys.readouterr().err
         assert said.count("warning[MP661]") == 1
-        assert "No space left on device; the run goes on" in said
+        assert "No space left on device; the run continues" in said
         room[0] = 10_000
         metrics.write(Evaluated(4, 1.0, 1, 1.0))
     assert [each["step"] for each in records(tmp_path / FILE_NAME)] == [1, 2, 3, 4]
@@ -134,7 +134,7 @@ def test_lines_that_never_find_room_are_counted(
 
 
 def test_a_file_that_is_removed_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the lines that it had; one that is moved keeps them; in a folder that is renamed, and in no other."""
+    """The new file has the lines of the old; one that is moved keeps them; a folder that is renamed is followed."""
     out = tmp_path / "out"
     out.mkdir()
     with MetricsFile(out, 0) as metrics:
@@ -177,7 +177,7 @@ def test_curves_that_fail_end_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     board = Board(tmp_path)
     board.write({"step": 1, "loss": 1.0, "mfu": 0.5})
     board.close()
-    assert capsys.readouterr().err.count("there are no further curves, and the run goes on") == 1
+    assert capsys.readouterr().err.count("there are no further curves, and the run continues") == 1
 
 
 def test_links_are_not_written_through(tmp_path: Path) -> None:

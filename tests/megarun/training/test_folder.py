@@ -165,7 +165,7 @@ def test_a_lock_that_is_out_of_sight_is_doubted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_a_read_that_fails_is_tried_again(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the heartbeat, by the start that finds a lock, and by the other ranks."""
+    """The heartbeat, the start that finds a lock, and the other ranks try again."""
     real, left = read_bounded, [3]
 
     def read(path: Path, max_bytes: int) -> str:
@@ -216,7 +216,7 @@ def test_a_lock_of_the_future_is_waited_for_no_longer_than_another(tmp_path: Pat
 
 
 @pytest.mark.parametrize("what", ["removed", "renamed", "replaced"])
-def test_a_folder_that_is_gone_is_a_failed_save(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_missing_is_a_failed_save(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written into a new folder of the name."""
     monkeypatch.setattr("megarun.training.folder.DOUBT_SECONDS", 0.0)
     out = tmp_path / "out"

@@ -91,7 +91,7 @@ def test_a_plan_that_changes_meanwhile_is_not_trained(
     assert float(json.loads((out / PLAN).read_text())["inputs"]["training"]["learning_rate"]) == 3e-3
 
 
-def test_a_plan_that_is_gone_is_not_needed(
+def test_a_plan_that_is_missing_is_not_needed(
     words: Any, fails_once: Any, launched: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And an option that the script has changed meanwhile is that of the start."""
@@ -145,7 +145,7 @@ def test_other_tokens_end_a_restart(words: Any, fails_once: Any, launched: Any, 
 def test_a_new_start_of_the_command_reads_its_files(
     words: Any, fails_once: Any, launched: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where a job with the same --rdzv-id was started before by another torchrun."""
+    """A job of the same --rdzv-id that another torchrun started before does not count."""
     out = tmp_path / "run"
     launched(0)
     fails_once(4)
