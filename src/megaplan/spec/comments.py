@@ -22,11 +22,15 @@ SECTION = "megaplan"
 """Name of the section that has them, by dotted key."""
 
 
+def _part(section: Any, name: str) -> Any:
+    return getattr(section, name, None)
+
+
 def unsaid_settings(spec: Spec, keys: Sequence[str], always: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
     """Those of the dotted keys whose values are not the schema's defaults, and those of `always`, with plain values."""
     for key in dict.fromkeys((*keys, *always)):
         *path, name = key.split(".")
-        section: BaseModel | None = reduce(lambda part, step: getattr(part, step, None), path, spec)  # type: ignore[arg-type]
+        section: Any = reduce(_part, path, spec)
         if section is None or name not in type(section).model_fields:
             continue
         value, field = getattr(section, name), type(section).model_fields[name]
