@@ -26,12 +26,17 @@ def unsaid_settings(spec: Spec, keys: Sequence[str], always: Sequence[str] = ())
     """Those of the dotted keys whose values are not the schema's defaults, and those of `always`, with plain values."""
     for key in dict.fromkeys((*keys, *always)):
         *path, name = key.split(".")
-        section: BaseModel | None = reduce(lambda part, step: getattr(part, step, None), path, spec)  # type: ignore[arg-type]
+        section: Any = reduce(_part, path, spec)
         if section is None or name not in type(section).model_fields:
             continue
         value, field = getattr(section, name), type(section).model_fields[name]
         if key in always or value != field.get_default(call_default_factory=True):
             yield key, value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
+def _part(section: Any, name: str) -> Any:
+    """A part of a section; None where it is absent."""
+    return getattr(section, name, None)
 
 
 def commented_settings(spec: Spec, keys: Sequence[str], always: Sequence[str] = ()) -> list[str]:
