@@ -247,9 +247,9 @@ def class_intervals(rows: Sequence[Row], blind: Array, alone: Array, foreign: Ar
 
     Args:
         rows: The rows.
-        blind: Their cross-validated ratios of predicted to measured time.
-        alone: Those of `without_tuple`.
-        foreign: Those of `uncalibrated`.
+        blind: Cross-validated ratios of predicted to measured time.
+        alone: Ratios by `without_tuple`.
+        foreign: Ratios by `uncalibrated`.
     """
     tuples, folds = tuples_of(rows), [fold_of(row) for row in rows]
     known = {fold: {own for own, other in zip(tuples, folds, strict=True) if other != fold} for fold in set(folds)}

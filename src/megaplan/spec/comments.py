@@ -38,6 +38,11 @@ def unsaid_settings(spec: Spec, keys: Sequence[str], always: Sequence[str] = ())
             yield key, value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
+def _part(section: Any, name: str) -> Any:
+    """A part of a section; None where it is absent."""
+    return getattr(section, name, None)
+
+
 def commented_settings(spec: Spec, keys: Sequence[str], always: Sequence[str] = ()) -> list[str]:
     """Comments with the settings that no argument says, one per key; the arguments are those of `unsaid_settings`."""
     return [f"{MARK}{key}={json.dumps(value, ensure_ascii=False)}" for key, value in unsaid_settings(spec, keys, always)]

@@ -108,7 +108,7 @@ def megatron_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def differences(spec: Spec, export: Callable[[Source], Exported], load: Callable[[str], Spec]) -> Iterator[str]:
-    """What differs after export and import, unless the export reports it."""
+    """Each difference after export and import that the export does not report."""
     source = source_of(spec)
     exported = export(source)
     told = {loss.key for loss in exported.losses}

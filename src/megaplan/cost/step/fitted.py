@@ -15,7 +15,7 @@ NEAR, FAR = "near", "far"
 
 
 class FittedTuple(NamedTuple):
-    """What the constants of a step depend on; steps of another combination are predicted less well.
+    """A combination that the constants of a step depend on; steps of another one are predicted less well.
 
     Attributes:
         device: Name of the device.
