@@ -132,15 +132,9 @@ def data_traffic(work: TimedStep) -> tuple[int, int]:
     once, mesh = once_of(work), work.mesh
     reduced = gathered = 0.0
     repeats = work.batch.num_microbatches if once.per_microbatch else 1
-<<<<<<< HEAD
-    whole = (once.dense, 1, mesh.tp), (once.experts, 1, mesh.ep * mesh.etp)
-    sharded = (once.sharded, repeats, mesh.tp), (once.sharded_experts, repeats, mesh.ep * mesh.etp)
-    for group, times, ranks in (*whole, *sharded):
-=======
     once_a_step = ((once.dense, 1, mesh.tp), (once.experts, 1, mesh.ep * mesh.etp))
     gathered_often = ((once.sharded, repeats, mesh.tp), (once.sharded_experts, repeats, mesh.ep * mesh.etp))
     for group, times, ranks in (*once_a_step, *gathered_often):
->>>>>>> h-time
         if group.ranks > 1:
             again = once.gathers if times > 1 or once.per_microbatch else 1
             reduced += group.reduced * times * ranks * mesh.pp
