@@ -22,10 +22,6 @@ SECTION = "megaplan"
 """Name of the section that has them, by dotted key."""
 
 
-def _part(section: Any, name: str) -> Any:
-    return getattr(section, name, None)
-
-
 def unsaid_settings(spec: Spec, keys: Sequence[str], always: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
     """Those of the dotted keys whose values are not the schema's defaults, and those of `always`, with plain values."""
     for key in dict.fromkeys((*keys, *always)):
