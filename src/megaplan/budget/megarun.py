@@ -13,7 +13,7 @@ from megaplan.budget.peaks import WORK_OF_STAGE, StageSpans
 from megaplan.budget.rank import Persistent, rank_cells
 from megaplan.budget.reserved import reserving
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
-from megaplan.budget.values import Budget, KeptBytes, RankBudget, StageBudget, device_budget
+from megaplan.budget.values import NOTHING_OFFLOADED, Budget, KeptBytes, RankBudget, StageBudget, device_budget
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.tensors import Inventory
@@ -200,7 +200,7 @@ def _distinct(
         cells, where = rank_cells(persistent, peak, init_peak(persistent.slots, *place), stored.updates(*place))
         offsets = all_offsets(mesh, run, places) if listed else [run.first]
         ranks = tuple([first + offset for offset in offsets])
-        found.append(new(RankBudget, (ranks, coordinate, stored.parameters, cells, where, usable_bytes)))
+        found.append(new(RankBudget, (ranks, coordinate, stored.parameters, cells, where, usable_bytes, NOTHING_OFFLOADED)))
     return found
 
 

@@ -78,6 +78,9 @@ def checked(cells: Cells) -> Cells:
     return cells
 
 
+NOTHING_OFFLOADED = HostBytes(0, 0)
+
+
 class RankBudget(NamedTuple):
     """The budget that several ranks share.
 
@@ -97,7 +100,7 @@ class RankBudget(NamedTuple):
     cells: Cells
     peak_places: dict[Phase, str]
     usable_bytes: int
-    host: HostBytes = HostBytes(0, 0)
+    host: HostBytes = NOTHING_OFFLOADED
 
     @property
     def phases(self) -> dict[Phase, int]:

@@ -133,7 +133,7 @@ def test_v_placement_turns_on_the_last_rank(kind: str) -> None:
     ],
 )
 def test_spans_that_do_not_tile_the_layers_are_refused(spans: tuple[tuple[int, int], ...], code: str, words: str) -> None:
-    with pytest.raises(MegaplanError, match=f"{code}.*{words}"):
+    with pytest.raises(MegaplanError, match=f"(?s){code}.*{words}"):
         build_layout(make_spec(), make_inventory("ADAD"), spans)
 
 

@@ -135,9 +135,9 @@ def test_two_equal_largest_slots_are_their_own_second_largest() -> None:
 )
 @pytest.mark.requirement("R-24")
 def test_constraints_without_a_split_name_what_stands_in_the_way(rules: Constraints, num_slots: int, code: str, words: str) -> None:
-    with pytest.raises(MegaplanError, match=f"{code}.*{words}"):
+    with pytest.raises(MegaplanError, match=f"(?s){code}.*{words}"):
         balance(StackCosts((1, 1, 1, 1)), num_slots, rules)
-    with pytest.raises(MegaplanError, match=f"{code}.*{words}"):
+    with pytest.raises(MegaplanError, match=f"(?s){code}.*{words}"):
         balance(StackCosts((1, 1, 1, 1)), num_slots, rules, folded=True)
 
 
