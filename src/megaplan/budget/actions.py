@@ -8,9 +8,8 @@ slot's own group at the end. First gradients are cast for accumulation after eac
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
-from megaplan.budget.chunk import Chunk, ChunkPolicy
+from megaplan.budget.chunk import Chunk
 from megaplan.budget.stored import fsdp_order
 from megaplan.budget.tape import (
     NOTHING_AHEAD,
@@ -85,52 +84,28 @@ def _forward(unit: Unit, key: tuple[bool, bool, bool]) -> ForwardSegment:
     return found
 
 
-class Accumulating(NamedTuple):
-    """Settings of a backward where gradients accumulate.
-
-    Attributes:
-        accumulates: True if gradients are added in place to those of a microbatch before.
-        fetches: True if layers are gathered again for it.
-        takes: True if the gradients of experts are taken inside their layer's backward.
-        casts: True if first gradients are cast.
-        first: True in the first backward.
-    """
-
-    accumulates: bool
-    fetches: bool
-    takes: bool
-    casts: bool
-    first: bool
-
-
-def _settings(policy: ChunkPolicy, state: ChunkState) -> Accumulating:
-    first, frees = state <= FORWARDED, not policy.pipelined
-    fetches = policy.reshard and (frees or state is not BACKWARDED)  # under a pipeline a backward leaves every layer gathered
-    return Accumulating(policy.in_place and not first, fetches, frees or not policy.in_place, first and not policy.in_place, first)
-
-
 def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
-    """The largest point of a backward where whole gradients accumulate: under a pipeline, and without FSDP2."""
-    policy, frees = chunk.policy, not chunk.policy.pipelined
-    settings = _settings(policy, state)
-    units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
-    lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, _received(chunk)
-    gradients = 0 if settings.first else chunk.unsharded_bytes
-    gathered = chunk.root.gathered_bytes + (0 if settings.fetches else chunk.layers_gathered_bytes)
-    ahead, key = NOTHING_AHEAD, (settings, NOTHING_AHEAD)
+    """The largest point of a backward under a pipeline, where whole gradients accumulate."""
+    policy, first = chunk.policy, state <= FORWARDED
+    accumulates, casts = policy.in_place and not first, first and not policy.in_place
+    fetches, takes = policy.reshard and state is not BACKWARDED, not policy.in_place  # a backward leaves every layer gathered
+    units, before, carried, waiting, lasting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from, chunk.lasting
+    received = 0 if "embedding" in chunk.names else policy.boundary_bytes  # the gradient for the slot before
+    gradients = 0 if first else chunk.unsharded_bytes
+    gathered = chunk.root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
+    ahead, key = NOTHING_AHEAD, (accumulates, fetches, takes, casts, NOTHING_AHEAD)
     best = -1
     found: tuple[int, Point, int, int, int] | None = None
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
-        if settings.fetches:
+        if fetches:
             ahead = chunk.ahead[index]
-            key = settings, ahead
+            key = accumulates, fetches, takes, casts, ahead
             gathered += unit.gathered_bytes
-        running, cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key, policy)
+        running, cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key)
         level = before[index] + gradients + gathered
         if level + carried[index] + running.size > best:
             best, found = level + carried[index] + running.size, (index, running, gradients, gathered, carried[index])
-        gathered -= unit.gathered_bytes if frees else 0
         if cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + waiting[index]
             held = gradients + chunk.waiting_sums(index) + cast
@@ -138,40 +113,30 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
             if total > best:
                 point = Point(0, "cast of {}", None, (), 0, 0, 0)
                 best, found = total, (index, point, held, gathered + ahead.flat_bytes, activations)
-        gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
+        if first:
+            gradients += unit.unsharded_bytes
+        if not accumulates:
+            gradients += lasting[index]
+    if casts:  # gradients of the slot's own parameters
+        of_layers, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes, received + chunk.logits_bytes + waiting[0]
+        if gradients + chunk.root.unsharded_bytes + chunk.gathered_bytes + activations > best:
+            held = of_layers + cast_bytes(_outside(chunk))
+            peak = chunk.idle_peak("cast of the slot's own gradients", held, chunk.gathered_bytes, activations)
+            if peak.total > best:
+                return peak
     if found is None:
         raise ValueError("a chunk without units has no backward")
     index, point, held, communication, activations = found
-    ends = _ends_of_backward(chunk, gradients, gathered, casts=settings.casts)
-    return max([chunk.peak(index, point, held, communication, activations), *ends], key=lambda peak: peak.total)
+    return chunk.peak(index, point, held, communication, activations)
 
 
-def _received(chunk: Chunk) -> int:
-    """The gradient of the chunk's input, which the slot before waits for."""
-    return chunk.policy.boundary_bytes if chunk.policy.pipelined and "embedding" not in chunk.names else 0
-
-
-def _ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool) -> Iterator[Peak]:
-    """Points after the last block: the sum of a tied embedding's gradients, and the casts of those of the slot's own parameters."""
-    whole, frees = chunk.policy.whole, not chunk.policy.pipelined
-    tied = chunk.tied_sum_bytes() if frees else 0
-    if tied:
-        yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered)
-    if casts:
-        own = chunk.root.made_bytes + chunk.root.unsharded_bytes if whole else cast_bytes(_outside(chunk))
-        held, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes + own, _received(chunk) + chunk.logits_bytes
-        gathered -= chunk.root.gathered_bytes if frees else 0
-        yield chunk.idle_peak("cast of the slot's own gradients", held, gathered, activations + chunk.waiting_from[0])
-
-
-def _accumulating(unit: Unit, name: str, key: tuple[Accumulating, Ahead], policy: ChunkPolicy) -> tuple[Point, int]:
-    """A block's backward where gradients accumulate, and the bytes of its layer's casts after it; −1 if there are none."""
-    (accumulates, fetches, takes, casts, first), ahead = key
+def _accumulating(unit: Unit, name: str, key: tuple[bool, bool, bool, bool, Ahead]) -> tuple[Point, int]:
+    """A block's backward under a pipeline, and the bytes of its layer's casts after it; −1 if there are none."""
+    accumulates, fetches, takes, casts, ahead = key
     running = backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes)
     if unit.has_experts and takes:
-        after = casting_experts(unit, first=first, casts=casts, accumulates=accumulates, together=policy.whole, frees=not policy.pipelined)
-        running = largest([running, after])
-    found = unit.segments[key] = running, casting(unit, together=policy.whole) if casts and unit.layer else -1
+        running = largest([running, casting_experts(unit, first=casts)])
+    found = unit.segments[key] = running, casting(unit) if casts and unit.layer else -1
     return found
 
 

@@ -75,7 +75,7 @@ class Evaluated:
         unit = self._units.get(key)
         if unit is None:
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
-            has_experts = self.layer and self.storage is not None and self.storage.experts.has_tasks
+            has_experts = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
             shared = shared_names(sums.gradients) if self.family is Outside.MTP else ()
             unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, has_experts, shared)
             if policy.splits_backward and self.splits:
@@ -164,8 +164,6 @@ class Evaluation:
         self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon
         sizes, in_place = storage_sizes(spec, padded=padded), True
-        if shards is ShardsPool.REDUCE_SCATTER:  # of a version in which FSDP2 wrapped stages of one data rank, too
-            sizes = sizes._replace(whole_state=False)
         self.stored = stored(sizes, inventory)
         evaluated = {} if memo is None else memo.of(spec, self.dims, sizes)
         self.blocks: dict[str, Evaluated] = {}
@@ -194,7 +192,6 @@ class Evaluation:
             replicated=mesh.dp_replicate > 1,
             gathers_ahead=mesh.ep > 1,
             boundary_bytes=self.boundary_bytes,
-            whole=sizes.whole_state,
             separate_shards=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
         )
         self.shards, self.expands_segments = shards, spec.host.expands_segments

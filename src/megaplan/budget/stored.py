@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.group_bytes import GroupBytes, together
-from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastPeak, MatrixPeaks, MatrixScratch, last_peak, matrix_peaks
+from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastPeak, MatrixPeaks, in_turn, last_peak
 from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
@@ -47,14 +47,13 @@ class SlotStorage(NamedTuple):
         largest_flat_bytes: The largest all-gather output of a layer.
         largest_reduction_bytes: The largest buffers of a reduction.
         largest_casting_bytes: Most bytes in addition to gathered parameters while they are filled from casts.
-        adamw_shard_bytes: Gradient shards that AdamW's update frees: those of groups without tensors of Muon, or of single tensors.
+        adamw_shard_bytes: Gradient shards of groups, its own and layers', without tensors of Muon.
         attends: True if any block needs rotary tables.
         whole_parameters: Elements of the whole tensors, copies included.
         resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
         other_state_bytes: AdamW's moments of evenly sharded tensors.
         uneven: True if any tensor shards unevenly.
-        matrices: Tensors that Muon updates, by kind, with their number.
         casts: Gradients that are cast for AdamW, in the order of updates.
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
@@ -81,7 +80,6 @@ class SlotStorage(NamedTuple):
     matrix_state_bytes: int
     other_state_bytes: int
     uneven: bool
-    matrices: Mapping[MatrixScratch, int]
     casts: tuple[Cast, ...]
     slack_bytes: int
     state_slack_bytes: int
@@ -113,7 +111,7 @@ class RankStorage:
         resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
         shard_bytes: Gradient shards.
         pools: Bytes of its groups in FSDP2's streams.
-        adamw_shard_bytes: The same of all slots.
+        adamw_shard_bytes: Gradient shards of groups without tensors of Muon.
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
         parameters: Elements after TP and EP.
@@ -134,7 +132,6 @@ class RankStorage:
         self.uneven = _uneven(self.blocks) if any(slot.uneven for slot in slots) else ()
         self._matrix, self._other = _total(slots, "matrix_state_bytes"), _total(slots, "other_state_bytes")
         self._casts = tuple(chain.from_iterable(map(attrgetter("casts"), slots)))
-        self._matrices = _kinds(slots)
         self._updates: dict[tuple[int, int], Updates] = {}
         self.reservings: dict[tuple[bool, bool, bool, bool], Reserving] = {}
 
@@ -147,6 +144,7 @@ class RankStorage:
 
     def _at(self, dense_index: int, expert_index: int) -> Updates:
         matrix, other = self._matrix, self._other
+        found: dict[int, MatrixPeaks] = {}
         for storage, count in self.uneven:
             for tensor in storage.uneven:
                 size = count * tensor.state_bytes(expert_index if tensor.expert else dense_index)
@@ -154,7 +152,9 @@ class RankStorage:
                     matrix += size
                 else:
                     other += size
-        muon = matrix_peaks(self._matrices, matrix if self._matrices else 0, dense_index, expert_index)
+            if storage.even_peaks is None:
+                found[id(storage)] = storage.matrix_peaks(dense_index, expert_index)
+        muon = in_turn([each.even_peaks or found[id(each)] for each in self.blocks])
         adamw = last_peak(self._casts, dense_index, expert_index) if self._casts else AT_END
         return new(Updates, (matrix, other, adamw, muon))
 
@@ -167,7 +167,7 @@ class StoredState:
 
     def __init__(self, sizes: Sizes, inventory: Inventory) -> None:
         """Every block at once."""
-        self._inventory, self._ahead, self._whole = inventory, sizes.ep > 1, sizes.whole_state
+        self._inventory, self._ahead = inventory, sizes.ep > 1
         self._named = dict(inventory.blocks())
         self._blocks: dict[int, BlockStorage] = {}
         for block in self._named.values():
@@ -255,14 +255,13 @@ class StoredState:
             largest_flat_bytes=max(map(attrgetter("flat_bytes"), groups), default=0),
             largest_reduction_bytes=max(map(attrgetter("reduction_bytes"), running)),
             largest_casting_bytes=max(map(attrgetter("casting_bytes"), running[1:]), default=0),
-            adamw_shard_bytes=_total(storages, "adamw_shard_bytes") if self._whole else _by_adamw(blocks, root),
+            adamw_shard_bytes=_by_adamw(blocks, root),
             attends=not families.keys().isdisjoint(ATTENDING) or (has_mtp and self._attends_ahead),
             whole_parameters=_total(held, "elements"),
             resident_bytes=_added(map(attrgetter("resident_bytes"), storages)),
             matrix_state_bytes=_total(storages, "matrix_state_bytes"),
             other_state_bytes=_total(storages, "other_state_bytes"),
             uneven=any(map(attrgetter("uneven"), storages)),
-            matrices=_kinds(storages, "matrix_scratch"),
             casts=tuple(chain.from_iterable(map(attrgetter("casts"), storages))),
             slack_bytes=_total(storages, "resident_slack_bytes"),
             state_slack_bytes=_total(storages, "state_slack_bytes"),
@@ -283,15 +282,6 @@ def _total(parts: Iterable[object], field: str) -> int:
 def _added(sizes: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
     first, second, third = map(sum, zip(*sizes, strict=True))
     return first, second, third
-
-
-def _kinds(parts: Iterable[object], field: str = "matrices") -> dict[MatrixScratch, int]:
-    """Numbers of Muon's tensors by kind, added up."""
-    found: dict[MatrixScratch, int] = {}
-    for part in parts:
-        for kind, number in getattr(part, field).items():
-            found[kind] = found.get(kind, 0) + number
-    return found
 
 
 def _by_adamw(blocks: Sequence[tuple[str, BlockStorage, bool]], root: GroupBytes) -> int:
