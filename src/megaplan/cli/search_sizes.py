@@ -100,7 +100,7 @@ def host_changes(source: str, overrides: Sequence[str], host: str | None) -> tup
     if host not in HOSTS:
         raise refuse("MP489", f"--host {host}: hosts are {', '.join(HOSTS)}", *(f"--host {name}" for name in HOSTS))
     spec = load_to_split(source, overrides, None).spec
-    if spec.host.name == host:
+    if spec.host.kind is HOSTS[host]:
         return ()
     letters = spec.model.pattern
     model = "gpt" if set(letters[1::2]) <= set("DE") and set(letters[::2]) == {"A"} else "hybrid"

@@ -22,7 +22,7 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
         yield from wrap(f"  no step of the fit is of {', '.join(time.missing)} with the rest of this one", indent="  ")
     if any(time.traffic):
         reduced, gathered = (f"{size / 1e9:,.3g} GB" for size in time.traffic)
-        yield f"  data ranks reduce {reduced} of gradients and gather {gathered} of parameters per step"
+        yield from wrap(f"  data ranks reduce {reduced} of gradients and gather {gathered} of parameters per step", indent="  ")
     largest = sorted((term for term in time.terms.items() if term[1] > 0), key=lambda term: -term[1])[:NUM_TERMS]
     yield from wrap("  " + ", ".join(f"{name} {_text(seconds)}" for name, seconds in largest), indent="  ")
 

@@ -19,6 +19,7 @@ RANK = {
     "headroom_bytes",
     "fits",
     "allocated_bytes",
+    "host_bytes",
     "reserved_bytes",
     "device_bytes",
     "routing",
@@ -35,7 +36,19 @@ def document(ran):
 @pytest.mark.parametrize("suffix", [".yaml", ".json"])
 def test_estimate(megaplan, name, suffix):
     found = document(megaplan("estimate", f"plans/{name}{suffix}", "--json"))
-    assert list(found) == ["format", "totals", "fits", "largest_micro_batch", "device", "stages", "ranks", "time", "serving", "diagnostics"]
+    assert list(found) == [
+        "format",
+        "totals",
+        "fits",
+        "largest_micro_batch",
+        "device",
+        "host_bytes_per_node",
+        "stages",
+        "ranks",
+        "time",
+        "serving",
+        "diagnostics",
+    ]
     assert found["format"] == "megaplan.estimate/1"
     assert set(found["totals"]) == {"parameters", "active_parameters"}
     device = found["device"]

@@ -62,6 +62,6 @@ def test_errors_come_before_warnings() -> None:
     found = Diagnostics([warning])
     found.raise_errors()
     found.extend([error])
-    with pytest.raises(MegaplanError, match="MP304: the pattern is empty") as caught:
+    with pytest.raises(MegaplanError, match=r"MP304\]: the pattern is empty") as caught:
         found.raise_errors()
     assert caught.value.diagnostics == (error, warning)

@@ -43,6 +43,10 @@ class FittedTuple(NamedTuple):
         return self.device, self.dtype
 
 
+ASYNC_TENSOR = frozenset({"torchtitan"})
+"""Frameworks whose overlapped exchange of a tensor group is torch's async TP, whose steps differ from those without it."""
+
+
 def family_of(inventory: Inventory) -> str:
     """Class of a model: hybrid with M layers, moe with E layers, else dense."""
     letters = {block.family for block in inventory.layers}
@@ -53,7 +57,7 @@ def tuple_of(work: TimedStep) -> FittedTuple:
     """The combination of a step."""
     software, machine = work.software, work.machine
     tensor = "tp 1" if work.mesh.tp == 1 else "tp > 1"
-    if work.mesh.tp > 1 and software.name == "torchtitan" and software.tp_overlap:
+    if work.mesh.tp > 1 and software.name in ASYNC_TENSOR and software.tp_overlap:
         tensor = "async tp"
     return FittedTuple(
         machine.name,

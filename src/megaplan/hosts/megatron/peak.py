@@ -63,7 +63,7 @@ class MegatronMemory(NamedTuple):
         phases: Bytes that each phase adds to both, by its name.
         gathered: The part of each phase that is parameters and gradients that Megatron-FSDP has unsharded.
         received: The part of each phase that belongs to the previous microbatch, and is named by the pipeline's schedule.
-        pools: What graphs keep reserved.
+        pools: Bytes that graphs keep reserved.
     """
 
     static: dict[str, int]

@@ -308,7 +308,6 @@ def _allocator(launch: Arguments) -> dict[str, bool]:
 
 def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[str, Any]:
     granularity, modules = launch.value("recompute_granularity"), launch.value("recompute_modules")
-    method, layers = launch.value("recompute_method"), launch.value("recompute_num_layers")
     older = launch.given("recompute_activations")
     whole_experts = launch.given("moe_layer_recompute")
     if granularity is not None:
@@ -319,12 +318,7 @@ def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[st
     if granularity is None and (older or whole_experts):
         granularity, modules = "selective", ["core_attn"] * older + ["moe"] * whole_experts
     if granularity == "full":
-        if method not in ("uniform", "block"):
-            launch.cannot("recompute_method", "full recompute is uniform or block", "uniform")
-        if method == "block" and layers in (0, None):
-            return {}  # of no layer
-        host["recompute_num_layers"] = launch.whole("recompute_num_layers") if layers is not None else 1
-        host["recompute_method"] = method
+        _full_recompute(launch, host)
     elif granularity == "selective":
         named = _modules(launch, modules)
         core = "core_attn" in named and "A" in letters  # without an A layer no block has that policy
@@ -336,6 +330,16 @@ def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[st
     elif granularity is not None:
         launch.cannot("recompute_granularity", "it is full or selective")
     return {}
+
+
+def _full_recompute(launch: Arguments, host: dict[str, Any]) -> None:
+    method, layers = launch.value("recompute_method"), launch.value("recompute_num_layers")
+    if method not in ("uniform", "block"):
+        launch.cannot("recompute_method", "full recompute is uniform or block", "uniform")
+    if method == "block" and layers in (0, None):
+        return  # of no layer
+    host["recompute_num_layers"] = launch.whole("recompute_num_layers") if layers is not None else 1
+    host["recompute_method"] = method
 
 
 def _modules(launch: Arguments, modules: Any) -> list[str]:

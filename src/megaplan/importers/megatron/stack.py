@@ -182,14 +182,21 @@ def _whole_sizes(launch: Arguments, sizes: list[int], layers: int, pp: int) -> N
     given = {key: int(found) for key in _SPREAD if (found := launch.values.get(key))}
     ends = {key: given[key] for key in _ENDS if key in given}
     if ends:
-        key, placed, between = next(reversed(ends)), sum(ends.values()), pp - len(ends)
-        others = "".join(f"with {flag(other)} {size}, " for other, size in ends.items() if other != key)
-        said = f"{others}{placed} of {layers} layers are placed"
-        if between:
-            over = layers - placed
-            said += f", and {over} do not divide over {between} other stage{'s' * (between > 1)}"
-        launch.cannot(key, said, _fitting_end(layers, pp, ends))
-        return
+        _refuse_ends(launch, ends, layers, pp)
+    else:
+        _refuse_stages(launch, given, layers, pp)
+
+
+def _refuse_ends(launch: Arguments, ends: dict[str, int], layers: int, pp: int) -> None:
+    key, placed, between = next(reversed(ends)), sum(ends.values()), pp - len(ends)
+    others = "".join(f"with {flag(other)} {size}, " for other, size in ends.items() if other != key)
+    said = f"{others}{placed} of {layers} layers are placed"
+    if between:
+        said += f", and {layers - placed} do not divide over {between} other stage{'s' * (between > 1)}"
+    launch.cannot(key, said, _fitting_end(layers, pp, ends))
+
+
+def _refuse_stages(launch: Arguments, given: dict[str, int], layers: int, pp: int) -> None:
     counted = [flag(key) for key in _COUNTED_ENDS if launch.values.get(key)]
     per, total = given.get("num_layers_per_virtual_pipeline_stage"), layers + len(counted)
     virtual = given.get("num_virtual_stages_per_pipeline_rank") or (total // pp // per if per and total // pp >= per else 1)
@@ -199,14 +206,19 @@ def _whole_sizes(launch: Arguments, sizes: list[int], layers: int, pp: int) -> N
         counts = f"stages of {flag('num_layers_per_virtual_pipeline_stage')} {per} on {pp} ranks"
         stages = pp * per
     whole = f"{layers} layers" + (f" and {' and '.join(counted)}" if counted else "")
-    nearest = [size for size in (total // stages * stages, -(-total // stages) * stages) if size > len(counted)]
-    also = [each for each in range(pp, 1, -1) if total % each == 0][:1] if not (per or virtual > 1) else []
-    fits = f"{' or '.join(str(size - len(counted)) for size in dict.fromkeys(nearest))}"
-    if pp > 1 and virtual == 1 and not per and not counted:
-        fits += f"; or --decoder-last-pipeline-num-layers {layers - (pp - 1) * -(-layers // pp)}"
-    if also:
-        fits += f"; or --pipeline-model-parallel-size {also[0]}"
+    fits = _fitting_layers(layers, pp, stages, counted, alone=not (per or virtual > 1))
     launch.cannot("num_layers", f"{whole} do not divide over {counts}: {total} % {stages} = {total % stages}", fits)
+
+
+def _fitting_layers(layers: int, pp: int, stages: int, counted: list[str], *, alone: bool) -> str:
+    """Counts of layers that divide, and other arguments with which these do; `alone`: each rank has one stage."""
+    total = layers + len(counted)
+    nearest = [size for size in (total // stages * stages, -(-total // stages) * stages) if size > len(counted)]
+    fits = f"{' or '.join(str(size - len(counted)) for size in dict.fromkeys(nearest))}"
+    if pp > 1 and alone and not counted:
+        fits += f"; or --decoder-last-pipeline-num-layers {layers - (pp - 1) * -(-layers // pp)}"
+    also = [each for each in range(pp, 1, -1) if total % each == 0][:1] if alone else []
+    return fits + (f"; or --pipeline-model-parallel-size {also[0]}" if also else "")
 
 
 def _fitting_end(layers: int, pp: int, ends: Mapping[str, int]) -> int | None:

@@ -62,8 +62,8 @@ CHOSEN = {
 """Other settings that an enumeration needs before its values mean anything."""
 OF_MEMORY = {
     "data.packing", "host.attention_mask", "host.expandable_segments", "host.fsdp_double_buffer", "host.fsdp_ends",
-    "host.keep_pipeline_outputs", "host.mtp_repeated", "host.precision_aware_optimizer", "precision.grads", "precision.master",
-    "precision.moments", "precision.params", "precision.reduce",
+    "host.exp_avg_sq_dtype", "host.keep_pipeline_outputs", "host.mtp_repeated", "host.optimizer_recipe",
+    "host.precision_aware_optimizer", "precision.grads", "precision.master", "precision.moments", "precision.params", "precision.reduce",
 }  # fmt: skip
 """Keys of what is kept and in which dtype: fitted steps have one value, or show no difference."""
 OF_VALUES = {
@@ -74,7 +74,8 @@ OF_VALUES = {
 """Keys of which these hosts have one value, or which change values of tensors alone."""
 NOT_MEASURED = {
     "host.attention_backend", "host.compile_loss", "host.cross_entropy", "host.delayed_wgrad", "host.foreach_optimizer",
-    "host.fused_squared_relu", "host.moe_grouped_gemm", "host.moe_permute_fusion", "host.moe_router_dtype", "host.repeat_kv",
+    "host.fused_squared_relu", "host.moe_grouped_gemm", "host.moe_permute_fusion", "host.moe_router_dtype", "host.moe_shared_overlap",
+    "host.repeat_kv",
     "host.sequence_parallel", "host.transformer_impl", "precision.recipe.head",
 }  # fmt: skip
 """Choices of kernels that no published pair of steps tells one from the other: the step is that of the fused ones."""
