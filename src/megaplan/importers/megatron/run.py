@@ -308,6 +308,7 @@ def _allocator(launch: Arguments) -> dict[str, bool]:
 
 def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[str, Any]:
     granularity, modules = launch.value("recompute_granularity"), launch.value("recompute_modules")
+    method, layers = launch.value("recompute_method"), launch.value("recompute_num_layers")
     older = launch.given("recompute_activations")
     whole_experts = launch.given("moe_layer_recompute")
     if granularity is not None:
@@ -318,7 +319,7 @@ def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[st
     if granularity is None and (older or whole_experts):
         granularity, modules = "selective", ["core_attn"] * older + ["moe"] * whole_experts
     if granularity == "full":
-        _full_recompute(launch, host)
+        _full_recompute(launch, host, method, layers)
     elif granularity == "selective":
         named = _modules(launch, modules)
         core = "core_attn" in named and "A" in letters  # without an A layer no block has that policy
@@ -332,8 +333,7 @@ def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[st
     return {}
 
 
-def _full_recompute(launch: Arguments, host: dict[str, Any]) -> None:
-    method, layers = launch.value("recompute_method"), launch.value("recompute_num_layers")
+def _full_recompute(launch: Arguments, host: dict[str, Any], method: Any, layers: Any) -> None:
     if method not in ("uniform", "block"):
         launch.cannot("recompute_method", "full recompute is uniform or block", "uniform")
     if method == "block" and layers in (0, None):
