@@ -17,6 +17,8 @@ SEQUENCES_PER_GPU = 4
 """Sequences of the global batch for each GPU if nothing states the batch of an imported model."""
 _FIRST_LOOK = ("recompute", "batch")
 """Settings that a quick search varies in addition to the mesh."""
+_FIRST_LOOK_SECONDS = 4.0
+"""Time limit of the quick search, which most models do not need."""
 _DEGREES = frozenset({"mesh", *(f"mesh.{name}" for name in Mesh.model_fields)})
 
 
@@ -148,5 +150,5 @@ def _best(job: LoadedJob, gpus: int) -> tuple[str, ...] | None:
         return None
     from megaplan.api.search import search  # noqa: PLC0415  (only for a job without a mesh)
 
-    found = search(job, devices=gpus, vary=_FIRST_LOOK, top=1, processes=1)
+    found = search(job, devices=gpus, vary=_FIRST_LOOK, top=1, processes=1, seconds=_FIRST_LOOK_SECONDS)
     return None if found.best is None else found.best.changes
