@@ -197,7 +197,7 @@ def test_the_later_of_two_jobs_has_the_storage(storage: RemotePath) -> None:
     first.require()
     second.claim()
     second.require()
-    with pytest.raises(MegaplanError, match=r"MP658.*process \d+ on"):
+    with pytest.raises(MegaplanError, match=r"(?s)MP658.*process \d+ on"):
         first.require()
     (storage / FOLDER / OWNER).write_bytes(b"{")
     with pytest.raises(MegaplanError, match="MP658"):
@@ -227,7 +227,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "filesystem", missing)
-    with pytest.raises(MegaplanError, match=r"MP665.*Install s3fs"):
+    with pytest.raises(MegaplanError, match=r"(?s)MP665.*Install s3fs"):
         any_path("s3://bucket/run")
 
 

@@ -61,14 +61,14 @@ def test_the_largest_plan_with_enough_processes(tmp_path: Path, capfd: pytest.Ca
 def test_plans_must_be_of_one_run(tmp_path: Path) -> None:
     first = write(tmp_path / "two.json", 2)
     cases = {"batch": write(tmp_path / "batch" / "a.json", 1, rows=8), "rate": write(tmp_path / "rate" / "a.json", 1, learning_rate=2e-3)}
-    with pytest.raises(MegaplanError, match=r"MP667.*global batch 8 sequences of 24 tokens, PLAN's 4"):
+    with pytest.raises(MegaplanError, match=r"(?s)MP667.*global batch 8 sequences of 24 tokens, PLAN's 4"):
         read_plans(first, cases["batch"].parent, None, tmp_path)
-    with pytest.raises(MegaplanError, match=r"MP667.*training.learning_rate = 0.002, PLAN's 0.001"):
+    with pytest.raises(MegaplanError, match=r"(?s)MP667.*training.learning_rate = 0.002, PLAN's 0.001"):
         read_plans(first, cases["rate"].parent, None, tmp_path)
-    with pytest.raises(MegaplanError, match=r"MP667.*no \*.json"):
+    with pytest.raises(MegaplanError, match=r"(?s)MP667.*no \*.json"):
         read_plans(first, tmp_path / "nothing", None, tmp_path)
     write(tmp_path / "large" / "a.json", 2)
-    with pytest.raises(MegaplanError, match=r"MP667.*1 processes, and plans for 2 ranks"):
+    with pytest.raises(MegaplanError, match=r"(?s)MP667.*1 processes, and plans for 2 ranks"):
         choose_plan(read_plans(first, tmp_path / "large", None, tmp_path), tmp_path / "large", 1)
 
 
