@@ -78,7 +78,7 @@ def test_processor_time_is_bounded(monkeypatch: pytest.MonkeyPatch, capsys: pyte
                     raise
 
     monkeypatch.setattr(main, "_app", spend)
-    assert run(["estimate", SPEC]) == 2
+    assert run(["show", SPEC]) == 2
     said = capsys.readouterr().err
     assert "error[MP494]" in said
     assert "0.01 s of processor time" in said
