@@ -20,6 +20,10 @@ NEVER_DRAWN = {
     "training.rate_schedule[constant].kind": "one word",
     "optimizer.other": "one word",
     "host.features": "MP903: a plan that names a feature without a price is refused",
+    "host.exp_avg_sq_dtype": "hosts/megatron/test_optimizer_state.py has every pair of the optimizer's arguments",
+    "host.optimizer_recipe": "hosts/megatron/test_optimizer_state.py has every pair of the optimizer's arguments",
+    "host.optimizer_offload": "hosts/megatron/test_optimizer_state.py has every pair of the optimizer's arguments",
+    "host.moe_shared_overlap": "not drawn yet",
 }
 """Keys, and `key=word`, that no draw has another value for than the default, with the reason."""
 
