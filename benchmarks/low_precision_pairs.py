@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pages import write_page
+
 import megaplan
 from megaplan.low_precision import GENERATIONS, Recipe
 
@@ -208,11 +210,7 @@ def _bytes_line(name: str, generation: str) -> str:
 
 def main() -> int:
     """Write the page, or compare it."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        return int(PAGE.read_text(encoding="utf-8") != text)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_page(PAGE, page())
 
 
 if __name__ == "__main__":

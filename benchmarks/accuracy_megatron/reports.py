@@ -12,7 +12,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from launches import DEVICES, stage_of_launch
+from pages import write_page
 from recompute import GB, RUNS, peak_gb
 
 import megaplan
@@ -128,11 +131,7 @@ def page() -> str:
 
 def main() -> int:
     """Write the page, or compare it."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        return int(PAGE.read_text(encoding="utf-8") != text)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_page(PAGE, page())
 
 
 if __name__ == "__main__":

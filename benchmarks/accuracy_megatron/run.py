@@ -12,7 +12,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from launches import graphed, offloaded, refusals, skewed, stage_of_launch, stale, unbalanced
+from pages import write_page
 from published import published_bytes
 from recompute import recompute_lines
 from stages import stage_lines
@@ -326,11 +329,7 @@ def _summary(family: str, some: list[Replay]) -> str:
 
 def main() -> int:
     """Write the page, or compare it."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        return int(PAGE.read_text(encoding="utf-8") != text)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_page(PAGE, page())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import yaml
+from pages import write_page
 
 import megaplan
 from megaplan.terminal.table import markdown_table
@@ -108,11 +111,7 @@ def rows() -> list[PublishedRun]:
 
 def main() -> int:
     """Write the page, or compare it."""
-    text = page(rows())
-    if "--check" in sys.argv[1:]:
-        return int(PAGE.read_text(encoding="utf-8") != text)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_page(PAGE, page(rows()))
 
 
 def page(found: list[PublishedRun]) -> str:

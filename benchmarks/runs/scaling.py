@@ -18,6 +18,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from pages import write_page
 from runs.run import spec_of
 
 from megaplan.api.project import Projection, project
@@ -96,11 +97,7 @@ def page(found: list[Scaled]) -> str:
 
 def main() -> int:
     """Write the page, or compare it."""
-    text = page(series())
-    if "--check" in sys.argv[1:]:
-        return int(PAGE.read_text(encoding="utf-8") != text)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_page(PAGE, page(series()))
 
 
 if __name__ == "__main__":
