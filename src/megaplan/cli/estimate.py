@@ -56,9 +56,11 @@ def estimate(
     from megaplan.api.size import JobSize  # noqa: PLC0415
     from megaplan.cli.size import sized_job  # noqa: PLC0415
     from megaplan.diagnostics import refuse  # noqa: PLC0415
+    from megaplan.spec.settings import find_settings  # noqa: PLC0415
 
     size = JobSize(gpus, device, global_batch, seq)
-    job = sized_job(subject, overrides or (), size, costs=costs, device_file=device_file, fetch=fetch)
+    settings = find_settings()
+    job = sized_job(subject, overrides or (), size, settings, costs=costs, device_file=device_file, fetch=fetch)
     world_size = job.spec.mesh.world_size
     if rank is not None and not 0 <= rank < world_size:
         raise refuse("MP485", f"--rank {rank}, and the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")
@@ -80,9 +82,8 @@ def estimate(
         output.write_json(document)
     else:
         from megaplan.cli.estimate_text import estimate_lines  # noqa: PLC0415
-        from megaplan.spec.settings import find_settings  # noqa: PLC0415
 
-        output.write_styled(estimate_lines(found, ranks, all_ranks=all_ranks, price=find_settings().price))
+        output.write_styled(estimate_lines(found, ranks, all_ranks=all_ranks, price=settings.price))
         if compared is not None:
             from megaplan.cli.compare import compare_lines  # noqa: PLC0415
 

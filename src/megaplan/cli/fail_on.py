@@ -39,6 +39,11 @@ class Headroom:
         ]
 
 
+def _untimed(*times: Time | None) -> str | None:
+    """The reason why the first of these steps without a time has none; None if each has one."""
+    return next((time for time in times if isinstance(time, str)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class StepCondition:
     """A condition as the user wrote it; a step longer than `seconds`, or `growth` times the old one, meets it. One of both is None."""
@@ -49,9 +54,8 @@ class StepCondition:
 
     def met_by(self, before: Time | None, after: Time) -> list[str]:
         """One sentence if it is met, or if it cannot be decided because a step has no time."""
-        untimed = [time for time in (before if self.growth is not None else after, after) if isinstance(time, str)]
-        if untimed:
-            return [f"{self.text}: not timed: {untimed[0]}"]
+        if untimed := _untimed(before if self.growth is not None else after, after):
+            return [f"{self.text}: not timed: {untimed}"]
         assert isinstance(after, PlannedTime)
         if self.seconds is not None:
             return [f"{self.text}: step {after.seconds:.4g} s"] if after.seconds > self.seconds else []
@@ -73,9 +77,8 @@ class RateCondition:
 
     def met_by(self, before: Time | None, after: Time) -> list[str]:
         """One sentence if it is met, or if it cannot be decided because a step has no time."""
-        untimed = [time for time in (before if self.share is not None else after, after) if isinstance(time, str)]
-        if untimed:
-            return [f"{self.text}: not timed: {untimed[0]}"]
+        if untimed := _untimed(before if self.share is not None else after, after):
+            return [f"{self.text}: not timed: {untimed}"]
         assert isinstance(after, PlannedTime)
         new = after.tokens_per_second_per_device
         if self.rate is not None:

@@ -72,7 +72,7 @@ def _app(words: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     named = words[:1] if words and words[0] in _COMMANDS else None
-    helps = named is None or bool({"--help", "-h"} & set(words))
+    helps = not words or bool({"--help", "-h"} & set(words))
     for name in named or _COMMANDS:
         epilog, panel = _help_of(name) if helps else (None, None)
         app.command(epilog=epilog, rich_help_panel=panel)(getattr(import_module(f"megaplan.cli.{name}"), name))

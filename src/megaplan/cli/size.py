@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from megaplan.api.load import LoadedJob, load
 from megaplan.api.size import JobSize, load_sized
-from megaplan.spec.settings import Settings, find_settings
+from megaplan.spec.settings import Settings
 
 if TYPE_CHECKING:
     from megaplan.api.load import FilePath
@@ -18,6 +18,7 @@ def sized_job(
     subject: str,
     changes: Sequence[str],
     size: JobSize,
+    settings: Settings,
     *,
     costs: FilePath | None = None,
     device_file: FilePath | None = None,
@@ -28,13 +29,12 @@ def sized_job(
     The settings' device counts where neither the source nor an argument names one, their GPUs where a model's config states no mesh.
 
     Raises:
-        MegaplanError: Those of `load_sized`; MP144, the settings are wrong; MP825, the config was not downloaded.
+        MegaplanError: Those of `load_sized`; MP825, the config was not downloaded.
     """
     if fetch and not os.path.exists(subject):
         from megaplan.spec.hub import fetch_config  # noqa: PLC0415
 
         fetch_config(subject)
-    settings = find_settings()
     if settings == Settings():
         return _loaded(subject, changes, size, costs, device_file)
     job = load(subject, *changes, *size.changes)

@@ -59,9 +59,8 @@ def _experts(checked: Checked, serving: Serving) -> Iterator[Diagnostic]:
         detail = remainder("moe.num_experts", moe.num_experts, "serving.ep", ep)
         yield checked.error("MP218", detail, "serving.ep", use_one_of(divisors(moe.num_experts)))
     elif max(tp, ep) % min(tp, ep) or moe.ffn_hidden_size % max(tp // ep, 1):
-        detail = (
-            f"serving.tp = {tp} and serving.ep = {ep}: one must divide the other, and tp / ep moe.ffn_hidden_size = {moe.ffn_hidden_size}"
-        )
+        width = f"tp / ep must divide moe.ffn_hidden_size = {moe.ffn_hidden_size}"
+        detail = f"serving.tp = {tp} and serving.ep = {ep}: one must divide the other, and {width}"
         yield checked.error(
             "MP218", detail, "serving.ep" if serving.ep else "serving.tp", f"ep: {tp}" if moe.num_experts % tp == 0 else "ep: 1"
         )

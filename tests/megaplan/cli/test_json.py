@@ -82,7 +82,7 @@ def test_estimate(megaplan, name, suffix):
         assert set(item["location"]) == {"file", "line", "column", "key"}
     if found["serving"] is not None:
         sums = {"kv_cache_bytes", "recurrent_state_bytes", "parameters_bytes", "total", "fits"}
-        assert set(found["serving"]) in (sums, {*sums, "tp", "pp", "ep", "ranks"})
+        assert set(found["serving"]) == {*sums, "tp", "pp", "ep", "ranks"}  # each of these plans has several stages
 
 
 def test_a_spec_and_its_plan_are_estimated_alike(megaplan):
