@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from megaplan.budget.chunk import Chunk
+from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.stored import fsdp_order
 from megaplan.budget.tape import (
     NOTHING_AHEAD,
@@ -85,12 +85,14 @@ def _forward(unit: Unit, key: tuple[bool, bool, bool]) -> ForwardSegment:
 
 
 def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
-    """The largest point of a backward under a pipeline, where whole gradients accumulate."""
+    """The largest point of a backward where whole gradients accumulate: under a pipeline, and without FSDP2."""
     policy, first = chunk.policy, state <= FORWARDED
-    accumulates, casts = policy.in_place and not first, first and not policy.in_place
-    fetches, takes = policy.reshard and state is not BACKWARDED, not policy.in_place  # a backward leaves every layer gathered
-    units, before, carried, waiting, lasting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from, chunk.lasting
-    received = 0 if "embedding" in chunk.names else policy.boundary_bytes  # the gradient for the slot before
+    accumulates, casts, frees = policy.in_place and not first, first and not policy.in_place, not policy.pipelined
+    fetches = policy.reshard and (frees or state is not BACKWARDED)  # under a pipeline a backward leaves every layer gathered
+    takes = frees or not policy.in_place
+    units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
+    lasting = chunk.summed_later if accumulates else chunk.lasting
+    received = 0 if frees or "embedding" in chunk.names else policy.boundary_bytes  # the gradient for the slot before
     gradients = 0 if first else chunk.unsharded_bytes
     gathered = chunk.root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
     ahead, key = NOTHING_AHEAD, (accumulates, fetches, takes, casts, NOTHING_AHEAD)
@@ -102,10 +104,15 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
             ahead = chunk.ahead[index]
             key = accumulates, fetches, takes, casts, ahead
             gathered += unit.gathered_bytes
-        running, cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key)
+        running, cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key, chunk.policy, first=first)
         level = before[index] + gradients + gathered
         if level + carried[index] + running.size > best:
             best, found = level + carried[index] + running.size, (index, running, gradients, gathered, carried[index])
+        if frees:
+            gathered -= unit.gathered_bytes
+            if index == 0 and (tied := chunk.tied_sum_bytes()) and gradients + 2 * tied + gathered > best:
+                point = Point(0, "sum of the tied embedding's gradients", None, (), 0, 0, 0)
+                best, found = gradients + 2 * tied + gathered, (index, point, gradients + 2 * tied, gathered, 0)
         if cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + waiting[index]
             held = gradients + chunk.waiting_sums(index) + cast
@@ -115,13 +122,13 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
                 best, found = total, (index, point, held, gathered + ahead.flat_bytes, activations)
         if first:
             gradients += unit.unsharded_bytes
-        if not accumulates:
-            gradients += lasting[index]
+        gradients += lasting[index]
     if casts:  # gradients of the slot's own parameters
+        gathered -= chunk.root.gathered_bytes if frees else 0
         of_layers, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes, received + chunk.logits_bytes + waiting[0]
-        if gradients + chunk.root.unsharded_bytes + chunk.gathered_bytes + activations > best:
-            held = of_layers + cast_bytes(_outside(chunk))
-            peak = chunk.idle_peak("cast of the slot's own gradients", held, chunk.gathered_bytes, activations)
+        own = chunk.root.made_bytes + chunk.root.unsharded_bytes if policy.whole else cast_bytes(_outside(chunk))
+        if of_layers + own + gathered + activations > best:
+            peak = chunk.idle_peak("cast of the slot's own gradients", of_layers + own, gathered, activations)
             if peak.total > best:
                 return peak
     if found is None:
@@ -130,13 +137,16 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     return chunk.peak(index, point, held, communication, activations)
 
 
-def _accumulating(unit: Unit, name: str, key: tuple[bool, bool, bool, bool, Ahead]) -> tuple[Point, int]:
-    """A block's backward under a pipeline, and the bytes of its layer's casts after it; −1 if there are none."""
+def _accumulating(
+    unit: Unit, name: str, key: tuple[bool, bool, bool, bool, Ahead], policy: ChunkPolicy, *, first: bool
+) -> tuple[Point, int]:
+    """A block's backward where gradients accumulate, and the bytes of its layer's casts after it; −1 if there are none."""
     accumulates, fetches, takes, casts, ahead = key
     running = backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes)
     if unit.has_experts and takes:
-        running = largest([running, casting_experts(unit, first=casts)])
-    found = unit.segments[key] = running, casting(unit) if casts and unit.layer else -1
+        after = casting_experts(unit, first=first, casts=casts, accumulates=accumulates, together=policy.whole, frees=not policy.pipelined)
+        running = largest([running, after])
+    found = unit.segments[key] = running, casting(unit, together=policy.whole) if casts and unit.layer else -1
     return found
 
 

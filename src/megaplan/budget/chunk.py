@@ -36,6 +36,7 @@ class ChunkPolicy(NamedTuple):
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
+        whole: There is no FSDP2: gradients are moved to the stored parameters when a group's backward is done, all of a group in one launch.
         separate_shards: True if gradient shards are in another stream's pool than activations.
     """
 
@@ -46,6 +47,7 @@ class ChunkPolicy(NamedTuple):
     replicated: bool
     gathers_ahead: bool
     boundary_bytes: int
+    whole: bool = False
     separate_shards: bool = False
 
 
@@ -231,6 +233,20 @@ class Chunk:
         if self.ties and self.names[index] == "embedding":
             return 0
         return sum(unit.block.gradients.values())
+
+    @cached_property
+    def summed_later(self) -> list[int]:
+        """Gradients of the slot's own parameters that wait after each unit for a part that another unit makes, where autograd adds them
+        to those of earlier microbatches when it has all parts.
+        """
+        found = [0] * len(self.units)
+        if self.has_mtp:
+            first, names = self.names.index("mtp.0"), frozenset(self.names)
+            unit = self.units[first]
+            found[first] = sum([unit.block.gradients[name] for name in unit.shared if name.partition(".")[0] in names - {"head"}])
+        elif self.ties:
+            found[self.head] = self.units[0].block.gradients["weight"]
+        return found
 
     def tied_sum_bytes(self) -> int:
         """The sum of a tied embedding's two gradients, if autograd makes a third storage for it; 0 if there is none.

@@ -75,7 +75,7 @@ class Evaluated:
         unit = self._units.get(key)
         if unit is None:
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
-            has_experts = self.layer and self.storage is not None and self.storage.experts.gathered_bytes > 0
+            has_experts = self.layer and self.storage is not None and self.storage.experts.has_tasks
             shared = shared_names(sums.gradients) if self.family is Outside.MTP else ()
             unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, has_experts, shared)
             if policy.splits_backward and self.splits:
@@ -192,6 +192,7 @@ class Evaluation:
             replicated=mesh.dp_replicate > 1,
             gathers_ahead=mesh.ep > 1,
             boundary_bytes=self.boundary_bytes,
+            whole=sizes.whole_state,
             separate_shards=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
         )
         self.shards, self.expands_segments = shards, spec.host.expands_segments

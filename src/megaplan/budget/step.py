@@ -188,7 +188,7 @@ def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, wei
     if kind is FORWARD:
         return forward_peak(chunk, state, absent, weight_grads=weight_grads)
     if kind is BACKWARD:
-        if chunk.policy.pipelined:
+        if chunk.policy.pipelined or chunk.policy.whole:
             return accumulating_backward_peak(chunk, state)
         return reducing_backward_peak(chunk, later=state > FORWARDED)
     if kind is REDUCE:

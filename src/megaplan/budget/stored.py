@@ -47,7 +47,7 @@ class SlotStorage(NamedTuple):
         largest_flat_bytes: The largest all-gather output of a layer.
         largest_reduction_bytes: The largest buffers of a reduction.
         largest_casting_bytes: Most bytes in addition to gathered parameters while they are filled from casts.
-        adamw_shard_bytes: Gradient shards of groups, its own and layers', without tensors of Muon.
+        adamw_shard_bytes: Gradient shards that AdamW's update frees: those of groups without tensors of Muon, or of single tensors.
         attends: True if any block needs rotary tables.
         whole_parameters: Elements of the whole tensors, copies included.
         resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
@@ -111,7 +111,7 @@ class RankStorage:
         resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
         shard_bytes: Gradient shards.
         pools: Bytes of its groups in FSDP2's streams.
-        adamw_shard_bytes: Gradient shards of groups without tensors of Muon.
+        adamw_shard_bytes: The same of all slots.
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
         parameters: Elements after TP and EP.
@@ -167,7 +167,7 @@ class StoredState:
 
     def __init__(self, sizes: Sizes, inventory: Inventory) -> None:
         """Every block at once."""
-        self._inventory, self._ahead = inventory, sizes.ep > 1
+        self._inventory, self._ahead, self._whole = inventory, sizes.ep > 1, sizes.whole_state
         self._named = dict(inventory.blocks())
         self._blocks: dict[int, BlockStorage] = {}
         for block in self._named.values():
@@ -255,7 +255,7 @@ class StoredState:
             largest_flat_bytes=max(map(attrgetter("flat_bytes"), groups), default=0),
             largest_reduction_bytes=max(map(attrgetter("reduction_bytes"), running)),
             largest_casting_bytes=max(map(attrgetter("casting_bytes"), running[1:]), default=0),
-            adamw_shard_bytes=_by_adamw(blocks, root),
+            adamw_shard_bytes=_total(storages, "adamw_shard_bytes") if self._whole else _by_adamw(blocks, root),
             attends=not families.keys().isdisjoint(ATTENDING) or (has_mtp and self._attends_ahead),
             whole_parameters=_total(held, "elements"),
             resident_bytes=_added(map(attrgetter("resident_bytes"), storages)),

@@ -250,19 +250,34 @@ def _without_experts(point: LiveSet) -> tuple[str, ...]:
     return tuple([name for name in point.params if not in_bank(name)])
 
 
-def casting_experts(unit: Unit, *, first: bool) -> Point:
+def _new_without_experts(point: LiveSet) -> tuple[str, ...]:
+    return tuple([name for name in point.new_params if not in_bank(name)])
+
+
+def casting_experts(unit: Unit, *, first: bool, casts: bool, accumulates: bool, together: bool, frees: bool) -> Point:
     """The largest point of a layer's backward while its experts' gradients are cast, and after that.
 
-    The first ones are cast for accumulation, one after another, each freed after its cast; the casts are kept. Later ones are freed after
-    they have been added.
+    The first ones are cast for accumulation, one after another, each freed after its cast, or all together; the casts are kept. Later ones
+    are freed after they have been added.
+
+    Args:
+        unit: A layer with experts.
+        first: True in the first backward.
+        casts: True if its gradients are cast.
+        accumulates: True if gradients are added in place to those of a microbatch before.
+        together: True if all casts are made in one launch.
+        frees: True if the experts' gathered parameters are freed then.
     """
     experts = _group(unit, experts=True)
     taken, later = after_experts(unit.block.part.replay)
-    cast, found = experts.unsharded_bytes if first else 0, list[Point]()
-    if first:
+    cast, freed = experts.unsharded_bytes if first else 0, experts.gathered_bytes if frees else 0
+    params = _new_without_experts if accumulates else _without_experts
+    found = [_point(unit, "backward of {}", live, params(live), g=cast, c=-freed) for live in later]
+    if casts:
         made = {parameter: size for parameter, size in unit.block.gradients.items() if in_bank(parameter)}
-        found.append(_point(unit, "cast of {}.experts", taken, _without_experts(taken), g=cast_bytes([(made, experts)])))
-    return largest([*found, *[_point(unit, "backward of {}", live, _without_experts(live), g=cast) for live in later]])
+        most = experts.made_bytes + cast if together else cast_bytes([(made, experts)])
+        found.append(_point(unit, "cast of {}.experts", taken, _without_experts(taken), g=most, c=-freed))
+    return largest(found)
 
 
 def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bool) -> Segment:
@@ -286,9 +301,12 @@ def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bo
     return new(Segment, (largest(found), left))
 
 
-def casting(unit: Unit) -> int:
+def casting(unit: Unit, *, together: bool) -> int:
     """Most bytes of a layer's first gradients, its experts' included, while they are cast after its backward."""
     dense, experts = _group(unit, experts=False), _group(unit, experts=True)
+    if together:
+        made = sum(_listed(unit).values())
+        return experts.unsharded_bytes + made + made * dense.unsharded_bytes // dense.made_bytes
     return experts.unsharded_bytes + cast_bytes([(_listed(unit), dense)])
 
 

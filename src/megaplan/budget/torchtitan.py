@@ -150,7 +150,7 @@ def titan_sizes(spec: Spec) -> Sizes:
     """Sizes of FSDP2's sharding: over dp_shard · cp ranks; with float8 gathers the layers' weights have one byte."""
     ranks, recipe = spec.mesh.dp_shard * spec.mesh.cp, spec.precision.recipe
     low = frozenset({PAIR}) if recipe is not None and recipe.param_gather else frozenset[str]()
-    return storage_sizes(spec)._replace(degrees=(ranks, ranks), low=low)
+    return storage_sizes(spec)._replace(degrees=(ranks, ranks), low=low, whole_state=False)
 
 
 def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:

@@ -1,7 +1,8 @@
 """Work of a step of megarun beside its layers, by kinds of kernels: FSDP2's casts and copies, the gradient norm, the optimizers.
 
 FSDP2 casts each parameter's shard to the dtype of forward, copies it into the buffer that is gathered, lays the gradients of a block out
-for their reduction in its dtype, and copies the result; after the first microbatch it adds it to the sum. Clipping reads every gradient
+for their reduction in its dtype, and copies the result; after the first microbatch it adds it to the sum. A rank that has its parameters
+whole runs without FSDP2: it casts parameters and gradients, if their dtypes differ, and adds those of later microbatches. Clipping reads every gradient
 for its norm and scales it. AdamW reads gradient, parameter and two moments and writes the last three. Muon updates momentum and the
 Nesterov update by four elementwise operations, casts it, divides it by its norm, iterates, and applies it by three more.
 
@@ -75,6 +76,9 @@ class StoredParameters(NamedTuple):
 
 def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once, before the gather of all parameters."""
+    if spec.has_whole_state:
+        yield from _whole_casts(spec, held)
+        return
     stored, used = spec.precision.master.bytes, spec.precision.params.bytes
     own = held.elements // spec.mesh.dp_shard
     if spec.precision.master is not spec.precision.params:
@@ -82,15 +86,33 @@ def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     yield KindWork("shard copy", held.elements * 2 * used, 0, held.tensors)
 
 
+def _whole_casts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
+    """Copies of what is stored in another dtype than it is used in, a group in one launch."""
+    used, stored, frozen = spec.precision.params, spec.precision.master, held.elements - held.trained
+    kept = stored if spec.lora is None else spec.lora.stored(used)
+    cast = (held.trained * (stored.bytes + used.bytes) if stored is not used else 0) + (
+        frozen * (kept.bytes + used.bytes) if kept is not used else 0
+    )
+    if cast:
+        yield KindWork("cast", cast, 0, held.groups)
+
+
 def reduce_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once, around the reduction of all gradients."""
+    if spec.has_whole_state:
+        if spec.precision.params is not spec.precision.grads:
+            yield KindWork("cast", held.trained * (spec.precision.params.bytes + spec.precision.grads.bytes), 0, held.groups)
+        return
     used, summed = spec.precision.params.bytes, spec.precision.reduce.bytes
     yield KindWork("chunk_cat", held.trained * (used + summed), 0, held.groups)
     yield KindWork("shard copy", held.trained // spec.mesh.dp_shard * 2 * summed, 0, held.groups)
 
 
 def sum_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """The addition of each reduction after the first to the sum."""
+    """The addition of each reduction after the first to the sum; of a cast without FSDP2 it is the sum that is read, tensor by tensor."""
+    if spec.has_whole_state and spec.precision.params is not spec.precision.grads:
+        yield KindWork(SUM, held.trained * spec.precision.grads.bytes, 0, held.trained_tensors - held.groups)
+        return
     yield KindWork(SUM, held.trained // spec.mesh.dp_shard * 3 * spec.precision.grads.bytes, 0, held.trained_tensors)
 
 

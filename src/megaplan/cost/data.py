@@ -220,10 +220,13 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
 
 
 def exchanges(spec: Spec) -> tuple[int, int]:
-    """Number of gathers of all parameters, and of reductions of all gradients, in a step: under a pipeline without resharding, once."""
+    """Number of gathers of all parameters, and of reductions of all gradients, in a step: under a pipeline without resharding, once.
+
+    Without FSDP2 the gradients of every microbatch are cast and added.
+    """
     count, reshard = spec.schedule.microbatches_per_update, spec.sharding.reshard_after_forward
     gathers = count * (1 + reshard) if reshard or not spec.mesh.is_pipelined else 1
-    return gathers, 1 if spec.mesh.is_pipelined else count
+    return gathers, 1 if spec.mesh.is_pipelined and not spec.has_whole_state else count
 
 
 def held_of(spec: Spec, local: LocalElements) -> StoredParameters:

@@ -308,6 +308,12 @@ class Spec(OptionsSection):
         return DType.FP32 if self.precision.params is DType.FP32 else DType.BF16
 
     @property
+    def has_whole_state(self) -> bool:
+        """True if every rank has all parameters of its tensor, expert and pipeline ranks whole, so that nothing is gathered or reduced."""
+        mesh = self.mesh
+        return mesh.dp_shard == mesh.dp_replicate == 1 and (mesh.efsdp == 1 or self.model.moe is None)
+
+    @property
     def global_batch_size(self) -> int:
         """Sequences of one optimizer step, over all microbatches and data ranks."""
         return self.batch.micro_batch_size * self.schedule.microbatches_per_update * self.mesh.data_ranks

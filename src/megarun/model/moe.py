@@ -72,6 +72,11 @@ class ExpertBank(nn.Module):
         return None if bias is None else bias.view(self.num_experts, -1)
 
 
+def banks_of(block: nn.Module) -> list[ExpertBank]:
+    """The banks of a layer or a prediction depth."""
+    return [module for module in block.modules() if isinstance(module, ExpertBank)]
+
+
 class RoutingOptions(TypedDict):
     """Arguments of `megakernels.route` that a spec decides."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from megaplan.inventory.tensors import Group, Inventory, Outside, Owner
 from megaplan.spec.models import SIDES
 from megarun.engine.trainer import Trainer
 from megarun.parallel.apply.weight_gradients import WeightGradients
+from megarun.parallel.apply.whole import WholeGroup, whole_state
 from megarun.trace.kinds import COLUMNS, Kind
 from megarun.trace.places import Places
 from megarun.trace.replaced import replaced
@@ -65,6 +66,8 @@ COLLECTIVES = ("c10d.", "_c10d_functional.")
 GROUP_STEPS = ("lazy_init", "unshard", "wait_for_unshard", "post_backward")
 """Methods of an FSDP2 group that allocate storages."""
 REDUCTION = "post_backward"
+COLLECTION = "collect"
+"""The method of a group without FSDP2 that allocates gradients; its `fill` allocates copies."""
 SUM = "aten.add.Tensor"
 COPY, CAST = "aten.copy_.default", "aten._to_copy.default"
 """Operations in a reduction that fill its output on a one-rank mesh, or cast gradients."""
@@ -100,7 +103,8 @@ class Owners:
         if self.live.phase not in COMPUTING:
             record.kind = Kind.SCRATCH
         elif self._group_step is not None:
-            record.kind = Kind.GRADIENT if self._group_step == REDUCTION and record.op == CAST else Kind.COLLECTIVE
+            gradient = (self._group_step == REDUCTION and record.op == CAST) or self._group_step == COLLECTION
+            record.kind = Kind.GRADIENT if gradient else Kind.COLLECTIVE
         elif record.output in ROUTED_OUTPUTS.get(record.op, ()):
             record.kind = Kind.ROUTED
         elif record.output in PARAMETER_GRADIENTS.get(record.op, ()):
@@ -171,6 +175,8 @@ class Owners:
         for name, parameter in stage.named_parameters():
             self._names[id(parameter)] = name
             self.label(parameter.detach(), Kind.PARAMETER, name)
+            if parameter.requires_grad and whole_state(stage) is not None:
+                parameter.register_hook(self._gradient_labeller(name))
 
     def label_resident(self, trainer: Trainer) -> None:
         """Label parameters, buffers and optimizer state."""
@@ -182,16 +188,16 @@ class Owners:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context in which storages of FSDP2 and of the second half of a split backward are labelled after allocation."""
+        """Context in which storages of groups and of the second half of a split backward are labelled after allocation."""
 
-        def watched(name: str, method: Any) -> Any:
-            def call(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
+        def watched(name: str, method: Any, label: Callable[[Any], None]) -> Any:
+            def call(group: Any, *args: Any, **kwargs: Any) -> Any:
                 outer, self._group_step = self._group_step, name
                 try:
                     return method(group, *args, **kwargs)
                 finally:
                     self._group_step = outer
-                    self._label_group(group)
+                    label(group)
 
             return call
 
@@ -201,9 +207,20 @@ class Owners:
             self.label(store.accumulated(weight), Kind.GRADIENT)  # a separate storage if its dtype differs from that of `gradient`
 
         accumulate = WeightGradients.accumulate
-        steps = {name: watched(name, getattr(FSDPParamGroup, name)) for name in GROUP_STEPS}
-        with replaced(FSDPParamGroup, **steps), replaced(WeightGradients, accumulate=labelled):
+        steps = {name: watched(name, getattr(FSDPParamGroup, name), self._label_group) for name in GROUP_STEPS}
+        whole = {name: watched(name, getattr(WholeGroup, name), self._label_whole) for name in ("fill", COLLECTION)}
+        with replaced(FSDPParamGroup, **steps), replaced(WholeGroup, **whole), replaced(WeightGradients, accumulate=labelled):
             yield
+
+    def _label_whole(self, group: WholeGroup) -> None:
+        for member in group.members:
+            name = self._names[id(member.stored)]
+            self.label((member.stored.grad, member.used.grad), Kind.GRADIENT, name)
+            if member.copied:
+                self.label(member.used.detach(), Kind.GATHERED_PARAMETER, name)
+            if member.used.requires_grad and id(member.used) not in self._hooked:
+                self._hooked.add(id(member.used))
+                member.used.register_hook(self._gradient_labeller(name))
 
     def _label_group(self, group: FSDPParamGroup) -> None:
         for item in group.fsdp_params:

@@ -42,6 +42,11 @@ class GroupBytes(NamedTuple):
     last_unsharded_bytes: int = 0
 
     @property
+    def has_tasks(self) -> bool:
+        """True if its parameters are gathered, or its gradients taken when they are made."""
+        return self.gathered_bytes > 0 or self.made_bytes > 0
+
+    @property
     def reduction_bytes(self) -> int:
         """All buffers of a reduction."""
         return self.reduce_bytes + self.reduced_bytes + self.divided_bytes + self.recast_bytes

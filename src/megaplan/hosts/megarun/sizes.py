@@ -36,6 +36,7 @@ class Sizes(NamedTuple):
         casts_gradients: True if AdamW's gradients are cast for it.
         recasts: True if reduced gradients are cast.
         padded: True if chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
+        whole_state: True if there is no FSDP2.
         frozen: Dtype of the shards of frozen parameters; None if all are trained.
     """
 
@@ -57,6 +58,7 @@ class Sizes(NamedTuple):
     casts_gradients: bool
     recasts: bool
     padded: bool
+    whole_state: bool
     frozen: DType | None = None
 
     def compute(self, family: str) -> DType:
@@ -102,5 +104,6 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         casts_gradients=precision.grads is not precision.master,
         recasts=precision.grads is not precision.reduce,
         padded=padded,
+        whole_state=spec.has_whole_state,
         frozen=None if spec.lora is None else spec.lora.stored(precision.params),
     )

@@ -81,7 +81,8 @@ class BlockStorage(NamedTuple):
         matrix_scratch: Muon's scratch and momentum of each tensor, in the order of updates.
         even_peaks: Peaks of Muon's updates; None if a tensor shards unevenly, so that ranks differ.
         casts: Casts of AdamW's gradients in the order of updates; empty if gradients are not cast.
-        adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors; else 0.
+        adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors, else 0; without FSDP2 of all tensors that
+            are not Muon's.
         resident_slack_bytes: Bytes that the allocator's rounding adds to the shards.
         state_slack_bytes: Bytes that it adds to the moments.
         parameters: Elements after TP and EP, before state sharding.
@@ -225,7 +226,7 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
             tuple(scratch),
             None if ranks_differ else matrix_peaks(scratch, 0, 0),
             tuple(casts),
-            0 if dense_by_muon else dense.shard_bytes,
+            sum(adamw_shards) // master * sizes.grads if sizes.whole_state else 0 if dense_by_muon else dense.shard_bytes,
             resident_slack,
             state_slack,
             dense_elements + expert_elements,
@@ -280,13 +281,13 @@ def _matrices(tensor: ParamTensor, shape: tuple[int, ...], sizes: Sizes) -> tupl
 def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
     """Bytes in addition to the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh.
 
-    A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage.
+    Without FSDP2 a copy is cast in place. With it, a cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """
     key, compute = listed_key(block), sizes.compute(block.family)
     stored = {False: sizes.masters, True: sizes.frozen or sizes.masters}
-    if all(dtype is compute for dtype in stored.values()) or min(sizes.degrees) > 1:
+    if sizes.whole_state or all(dtype is compute for dtype in stored.values()) or min(sizes.degrees) > 1:
         return 0, 0
     tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: key(each[0].name))
     found = []
@@ -307,6 +308,10 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
     shard, true, last, casting = elements
     if not true:
         return NOTHING
+    if sizes.whole_state:
+        used = 0 if sizes.compute(family) is sizes.masters else sizes.compute(family).bytes
+        made = max(sizes.made(family).bytes, 2)
+        return GroupBytes(true * used, unsharded_bytes=true * sizes.grads, made_bytes=true * made, shard_bytes=true * sizes.grads)
     grads, reduce, recasts = sizes.grads, sizes.reduce, sizes.recasts
     whole, sharded = shard * degree, degree > 1
     compute, made = sizes.compute(family).bytes, max(sizes.made(family).bytes, 2)  # fp8 weights get bf16 gradients

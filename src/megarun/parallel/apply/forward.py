@@ -21,6 +21,7 @@ from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
 from megarun.parallel.apply.gradients import parameter_groups
 from megarun.parallel.apply.pipeline import batch_loss
+from megarun.parallel.apply.whole import whole_state
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.shapes import residual_shape
 
@@ -51,6 +52,9 @@ class ForwardRunner:
         end here: the next step would take its values, and the parameters may be others by then.
         """
         for stage in self._stages:
+            whole = whole_state(stage)
+            if whole is not None:
+                whole.release()
             for group in parameter_groups(stage):
                 if group._all_gather_result is not None:
                     group.wait_for_unshard()

@@ -1,4 +1,6 @@
-"""FSDP2: every parameter is sharded in `precision.master` and gathered in `precision.params`, also on a one-rank mesh.
+"""FSDP2: every parameter is sharded in `precision.master` and gathered in `precision.params`.
+
+A stage whose parameters one data rank has whole is not wrapped (`megarun.parallel.apply.whole`).
 
 Wrapped bottom up (R-55): a layer's expert bank, then the layer, then the stage, with the parameters outside the layers; a depth of
 multi-token prediction is wrapped as a layer is. The stage's group is never resharded after forward, because its backward follows
@@ -16,20 +18,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
-from megarun.model.moe import ExpertBank
+from megarun.model.moe import banks_of
 from megarun.model.stage import Stage
 from megarun.parallel.apply.shards import reuse_freed_activations
+from megarun.parallel.apply.whole import WholeState
 from megarun.parallel.groups.mesh import RankMesh
 
 
 def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     """Wrap a meta stage in place, layers and prediction depths in model order, then the stage."""
+    if spec.has_whole_state:
+        WholeState(stage, spec)
+        return
     precision = spec.precision
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPES[precision.params],
@@ -38,7 +43,7 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     )
     where, reshard = mesh.state_mesh, spec.sharding.reshard_after_forward
     for block in stage.wrapped():
-        for bank in _banks(block):
+        for bank in banks_of(block):
             _sum_gradients(fully_shard(bank, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard), mesh.bank_mesh)
         _sum_gradients(fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard), where)
     _sum_gradients(fully_shard(stage, mesh=where, mp_policy=policy, reshard_after_forward=False), where)
@@ -61,9 +66,5 @@ def _gather_ahead(stage: Stage) -> None:
     """Make every layer or depth, and the stage before its first one, gather the next one's groups before it runs."""
     ahead: Any = stage
     for block in stage.wrapped():
-        ahead.set_modules_to_forward_prefetch([block, *_banks(block)])
+        ahead.set_modules_to_forward_prefetch([block, *banks_of(block)])
         ahead = block
-
-
-def _banks(block: nn.Module) -> list[ExpertBank]:
-    return [module for module in block.modules() if isinstance(module, ExpertBank)]

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
+from megarun.parallel.apply.whole import whole_state
 
 
 def keep_gradient_dtype(stage: nn.Module, spec: Spec) -> None:
@@ -35,6 +36,9 @@ def keep_gradient_dtype(stage: nn.Module, spec: Spec) -> None:
     for parameter in stage.parameters():
         if parameter.requires_grad:
             parameter.grad_dtype = dtype
+
+    if whole_state(stage) is not None:
+        return
 
     def set_once(*_: Any) -> None:
         handle.remove()

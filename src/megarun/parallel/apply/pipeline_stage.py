@@ -16,6 +16,7 @@ from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
 from megarun.parallel.apply.weight_gradients import WeightGradients, split_linears
+from megarun.parallel.apply.whole import whole_state
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.shapes import logits_shape, residual_shape, token_shape
 
@@ -63,6 +64,9 @@ class FullBackwardStage(PipelineStage):
         """End a schedule step."""
         if self.reduces:
             super().perform_reduce_grad(grad_scale_factor)
+            whole = whole_state(self.submod)
+            if whole is not None:
+                whole.release()
 
 
 class SplitStage(FullBackwardStage):

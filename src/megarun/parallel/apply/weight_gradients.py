@@ -28,6 +28,7 @@ from torch.nn.functional import linear
 from megarun.model.norm import RowLinear
 from megarun.model.stage import Stage
 from megarun.parallel.apply.gradients import parameter_groups
+from megarun.parallel.apply.whole import add_gradient, whole_state
 from megarun.parallel.groups.deferred import deferring_to, leave_pending, product
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
@@ -46,7 +47,7 @@ class WeightGradients:
     """The deferred products of one stage."""
 
     def __init__(self, stage: nn.Module) -> None:
-        self._stage = stage
+        self._stage, self._whole = stage, whole_state(stage)
         self._pending: deque[_Pending] = deque()
         self._sharded: dict[Tensor, Any] = {}
 
@@ -76,7 +77,14 @@ class WeightGradients:
             del rows, gradients, gradient  # free them before the next input is fetched
 
     def accumulate(self, weight: Tensor, gradient: Tensor) -> None:
-        """Accumulate one microbatch's gradient, as autograd and FSDP2's post-backward hook do."""
+        """Accumulate one microbatch's gradient, as autograd and the end of a group's backward do."""
+        if self._whole is not None:
+            lent = self._whole.lent(weight)
+            if lent is None:
+                add_gradient(weight, gradient)
+            else:
+                lent.add(gradient)
+            return
         sharded = self._of(weight)
         if sharded.unsharded_accumulated_grad is not None:
             sharded.unsharded_accumulated_grad += gradient
@@ -87,7 +95,10 @@ class WeightGradients:
             sharded.to_accumulated_grad_if_needed()
 
     def accumulated(self, weight: Tensor) -> Tensor | None:
-        """The accumulated gradient of a gathered parameter, None if there is none."""
+        """The accumulated gradient of a parameter in use, None if there is none."""
+        if self._whole is not None:
+            lent = self._whole.lent(weight)
+            return weight.grad if lent is None else lent.stored.grad
         found: Tensor | None = self._of(weight).unsharded_accumulated_grad
         return weight.grad if found is None else found
 

@@ -1,0 +1,265 @@
+"""Parameters that one rank has whole: without FSDP2, without gathers, and without buffers of a reduction.
+
+With one data rank there is nothing to gather and nothing to reduce. A parameter that is stored in the dtype in which it is used, and whose
+gradients autograd makes in `precision.grads`, is used as it is. Any other one is lent while its module runs: the module has another
+parameter in its place, which shares its storage or is a copy in `precision.params`, and autograd leaves the gradient there.
+
+Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank, the layer, and what is outside of the layers. A group's
+copies are filled before its forward and, if `sharding.reshard_after_forward` freed them after it, before its backward. When its backward is
+done, its gradients are cast into the stored parameters' first gradients, all in one launch, or added to them; without a pipeline its copies
+are then freed, with one they stay until the step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from megaplan.spec.models import Spec
+from megarun.dtypes import TORCH_DTYPES
+from megarun.model.moe import banks_of
+from megarun.model.stage import Stage
+
+
+class Lent(NamedTuple):
+    """A parameter in use: `used` takes the place of `stored` in a module.
+
+    Attributes:
+        module: Module that has the parameter.
+        name: Its name there.
+        stored: The parameter that the optimizer updates.
+        used: The parameter that the module computes with.
+        copied: True if `used` has a storage of its own.
+    """
+
+    module: nn.Module
+    name: str
+    stored: nn.Parameter
+    used: nn.Parameter
+    copied: bool
+
+    @property
+    def sums(self) -> bool:
+        """True if autograd adds a gradient to those of earlier microbatches by itself."""
+        return self.used.dtype is (self.stored.grad_dtype or self.stored.dtype)
+
+    def lend(self) -> None:
+        """Put the used parameter in its place, with the sum of gradients so far if autograd adds to it."""
+        self.module._parameters[self.name] = self.used
+        if self.sums:
+            self.used.grad = self.stored.grad
+
+    def add(self, gradient: Tensor) -> None:
+        """Add one gradient that no backward has left to the stored parameter's."""
+        made = self.stored.grad_dtype or self.stored.dtype
+        add_gradient(self.stored, gradient if self.stored.grad is not None else gradient.to(made))
+        if self.sums:
+            self.used.grad = self.stored.grad
+
+    def give_back(self) -> None:
+        """Put the stored parameter in its place again, and free a copy."""
+        self.module._parameters[self.name] = self.stored
+        if self.copied:
+            self.used.untyped_storage().resize_(0)
+
+
+def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to a parameter's gradient in place; the first one becomes it."""
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad += gradient
+
+
+class WholeGroup:
+    """The parameters of a module, and of those below it that are in no other group."""
+
+    def __init__(self, names: list[tuple[nn.Module, str]], spec: Spec) -> None:
+        """Start without copies: parameters have no storage yet."""
+        self._names = names
+        self._used, self._made = (TORCH_DTYPES[dtype] for dtype in (spec.precision.params, spec.precision.grads))
+        self._frees_after_forward, self._keeps = spec.sharding.reshard_after_forward, spec.mesh.is_pipelined
+        self._members: list[Lent] | None = None
+        self._running = False
+
+    @property
+    def members(self) -> list[Lent]:
+        """Its lent parameters."""
+        if self._members is None:
+            found = [(module, name, module._parameters[name]) for module, name in self._names]
+            self._members = [self._lent(*each) for each in found if each[2] is not None and self._is_lent(each[2])]
+        return self._members
+
+    def _is_lent(self, stored: nn.Parameter) -> bool:
+        return stored.dtype is not self._used or (stored.requires_grad and self._used is not self._made)
+
+    def _lent(self, module: nn.Module, name: str, stored: nn.Parameter) -> Lent:
+        copied = stored.dtype is not self._used
+        values = torch.empty_like(stored, dtype=self._used) if copied else stored.detach()
+        if copied:
+            values.untyped_storage().resize_(0)
+        return Lent(module, name, stored, nn.Parameter(values, requires_grad=stored.requires_grad), copied)
+
+    def fill(self) -> None:
+        """Lend every parameter that is not lent yet."""
+        if self._running:
+            return
+        self._running = True
+        copied = [member for member in self.members if member.copied]
+        if copied:
+            values = [member.used.detach() for member in copied]
+            for value in values:
+                value.untyped_storage().resize_(value.numel() * value.element_size())
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(values)):
+                torch._foreach_copy_(values, [member.stored.detach() for member in copied])
+        for member in self.members:
+            member.lend()
+
+    def release(self) -> None:
+        """Give every parameter back and free the copies."""
+        if self._running:
+            self._running = False
+            for member in self.members:
+                member.give_back()
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Move the gradients that a backward has left to the stored parameters."""
+        first: list[Lent] = []
+        for member in self.members:
+            gradient = member.used.grad
+            if gradient is None:
+                continue
+            if member.sums:
+                member.stored.grad = gradient
+                member.used.grad = gradient if self._running else None
+            elif member.stored.grad is None:
+                first.append(member)
+            else:
+                member.stored.grad.add_(gradient)
+                member.used.grad = None
+        if first:
+            made = [torch.empty_like(member.stored, dtype=self._made) for member in first]
+            torch._foreach_copy_(made, [member.used.grad for member in first])
+            for member, gradient in zip(first, made, strict=True):
+                member.stored.grad, member.used.grad = gradient, None
+
+    def end_backward(self) -> None:
+        """Called when all gradients of a backward are made."""
+        if not self._keeps:
+            self.release()
+        self.collect()
+
+    def end_forward(self) -> None:
+        """Called after a forward; a backward that runs a module again leaves its parameters lent."""
+        if self._frees_after_forward and not _in_backward():
+            self.release()
+
+
+class WholeState:
+    """The groups of a stage."""
+
+    def __init__(self, stage: Stage, spec: Spec) -> None:
+        """Make the groups of a meta stage, and have its modules call them."""
+        taken: set[nn.Module] = set()
+        self.groups: list[WholeGroup] = []
+        for block in stage.wrapped():
+            for module in (*banks_of(block), block):
+                self._watch(module, self._group(module, taken, spec))
+        self._root = self._group(stage, taken, spec)
+        self._root._frees_after_forward = False  # its backward follows at once
+        self._watch(stage, self._root)
+        self._awaited = False
+        self._lent: dict[Tensor, Lent] = {}
+        stage.whole_state = self  # type: ignore[assignment]  # no module
+
+    def _group(self, module: nn.Module, taken: set[nn.Module], spec: Spec) -> WholeGroup:
+        own = [each for each in module.modules() if each not in taken]
+        taken.update(own)
+        self.groups.append(WholeGroup([(each, name) for each in own for name, _ in each.named_parameters(recurse=False)], spec))
+        return self.groups[-1]
+
+    def _watch(self, module: nn.Module, group: WholeGroup) -> None:
+        def before(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            group.fill()
+            return _followed(group, inputs, keywords) if group.members and torch.is_grad_enabled() else (inputs, keywords)
+
+        def after(_: nn.Module, __: Any, output: Any) -> None:
+            group.end_forward()
+            if group.members and torch.is_grad_enabled():
+                for tensor in _needing_gradients(output):
+                    tensor.register_hook(start)
+
+        def start(_: Tensor) -> None:
+            if not self._awaited:
+                self._awaited = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
+            group.fill()
+
+        compiled = module._compiled_call_impl is not None
+        module.register_forward_pre_hook(torch._dynamo.disable(before) if compiled else before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(torch._dynamo.disable(after) if compiled else after)
+
+    def _end(self) -> None:
+        """End a backward: of groups whose inputs need no gradient, and of the stage's own."""
+        self._awaited = False
+        for group in self.groups:
+            group.end_backward()
+
+    def release(self) -> None:
+        """Give all parameters back: before the optimizer updates them."""
+        for group in self.groups:
+            group.release()
+            group.collect()
+
+    def lent(self, weight: Tensor) -> Lent | None:
+        """The record of a parameter in use; None if it is the stored one."""
+        if not self._lent:
+            self._lent = {member.used: member for group in self.groups for member in group.members}
+        return self._lent.get(weight)
+
+
+def whole_state(stage: nn.Module) -> WholeState | None:
+    """The groups of a stage whose parameters the rank has whole; None if FSDP2 shards them."""
+    return getattr(stage, "whole_state", None)
+
+
+class _EndOfBackward(torch.autograd.Function):
+    """The identity of a module's inputs; its backward runs when the module's is done."""
+
+    @staticmethod
+    def forward(ctx: Any, group: WholeGroup, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Inputs unchanged."""
+        ctx.group = group
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients unchanged."""
+        ctx.group.end_backward()
+        return None, *gradients
+
+
+def _followed(group: WholeGroup, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs of a module, such that the group learns when the backward has made their gradients."""
+    values, structure = tree_flatten((inputs, keywords))
+    places = [place for place, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad]
+    if not places:
+        return inputs, keywords
+    outputs = _EndOfBackward.apply(group, *(values[place] for place in places))  # type: ignore[no-untyped-call]
+    for place, output in zip(places, outputs, strict=True):
+        values[place] = output
+    found: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(values, structure)
+    return found
+
+
+def _needing_gradients(value: Any) -> Iterator[Tensor]:
+    return (each for each in tree_flatten(value)[0] if isinstance(each, Tensor) and each.requires_grad)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
