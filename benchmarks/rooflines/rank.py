@@ -43,11 +43,6 @@ class CountedTrainer(PhasedTrainer):
     def fill(self, job: Job) -> None:
         """Skip the initialisation: parameters have no values."""
 
-    def read(self, scalar: Tensor) -> float:  # noqa: ARG002  it has no value
-        """A placeholder; a run synchronises here."""
-        self._counter.waits("read")
-        return FINITE
-
     def read_all(self, values: Tensor) -> list[float]:
         """Placeholders; a run synchronises here."""
         self._counter.waits("read_all")

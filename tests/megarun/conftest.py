@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from megaplan.spec.models import Spec
 from megarun.launch.process_group import process_group, read_launch
 
 torch.set_num_threads(1)  # as torchrun's workers have: small tensors, and sums in one order
@@ -92,6 +93,12 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with process_group(read_launch(), torch.device("cpu")):
         yield
+
+
+@pytest.fixture
+def wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes FSDP2 wrap stages of one process, too: what its groups do can be seen without a second rank."""
+    monkeypatch.setattr(Spec, "has_whole_state", False)
 
 
 @pytest.fixture(scope="session")

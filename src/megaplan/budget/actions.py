@@ -95,16 +95,16 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     received = 0 if frees or "embedding" in chunk.names else policy.boundary_bytes  # the gradient for the slot before
     gradients = 0 if first else chunk.unsharded_bytes
     gathered = chunk.root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
-    ahead, key = NOTHING_AHEAD, (accumulates, fetches, takes, casts, NOTHING_AHEAD)
+    ahead, key = NOTHING_AHEAD, (accumulates, fetches, takes, casts, first, NOTHING_AHEAD)
     best = -1
     found: tuple[int, Point, int, int, int] | None = None
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
         if fetches:
             ahead = chunk.ahead[index]
-            key = accumulates, fetches, takes, casts, ahead
+            key = accumulates, fetches, takes, casts, first, ahead
             gathered += unit.gathered_bytes
-        running, cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key, chunk.policy, first=first)
+        running, cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key, policy)
         level = before[index] + gradients + gathered
         if level + carried[index] + running.size > best:
             best, found = level + carried[index] + running.size, (index, running, gradients, gathered, carried[index])
@@ -137,11 +137,9 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     return chunk.peak(index, point, held, communication, activations)
 
 
-def _accumulating(
-    unit: Unit, name: str, key: tuple[bool, bool, bool, bool, Ahead], policy: ChunkPolicy, *, first: bool
-) -> tuple[Point, int]:
+def _accumulating(unit: Unit, name: str, key: tuple[bool, bool, bool, bool, bool, Ahead], policy: ChunkPolicy) -> tuple[Point, int]:
     """A block's backward where gradients accumulate, and the bytes of its layer's casts after it; −1 if there are none."""
-    accumulates, fetches, takes, casts, ahead = key
+    accumulates, fetches, takes, casts, first, ahead = key
     running = backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes)
     if unit.has_experts and takes:
         after = casting_experts(unit, first=first, casts=casts, accumulates=accumulates, together=policy.whole, frees=not policy.pipelined)

@@ -36,7 +36,7 @@ class ChunkPolicy(NamedTuple):
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
-        whole: There is no FSDP2: gradients are moved to the stored parameters when a group's backward is done, all of a group in one launch.
+        whole: There is no FSDP2: when a group's backward is done, its gradients are cast for the stored parameters, all in one launch.
         separate_shards: True if gradient shards are in another stream's pool than activations.
     """
 
@@ -236,8 +236,9 @@ class Chunk:
 
     @cached_property
     def summed_later(self) -> list[int]:
-        """Gradients of the slot's own parameters that wait after each unit for a part that another unit makes, where autograd adds them
-        to those of earlier microbatches when it has all parts.
+        """Gradients of the slot's own parameters that wait after each unit for a part that another unit makes.
+
+        That is where autograd adds them to those of earlier microbatches: it waits for all parts.
         """
         found = [0] * len(self.units)
         if self.has_mtp:

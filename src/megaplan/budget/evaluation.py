@@ -164,6 +164,8 @@ class Evaluation:
         self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon
         sizes, in_place = storage_sizes(spec, padded=padded), True
+        if shards is ShardsPool.REDUCE_SCATTER:  # of a version in which FSDP2 wrapped stages of one data rank, too
+            sizes = sizes._replace(whole_state=False)
         self.stored = stored(sizes, inventory)
         evaluated = {} if memo is None else memo.of(spec, self.dims, sizes)
         self.blocks: dict[str, Evaluated] = {}

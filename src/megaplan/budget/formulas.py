@@ -56,7 +56,8 @@ FORMULAS: dict[str, ColumnFormula] = {
         "Whole gradients while microbatches accumulate under a pipeline, gradient shards after their reduction, and the gradients of the"
         " block whose backward runs.",
         "pipeline: Σ elements · bytes(precision.grads) from a chunk's first backward to its last, then padded shards;"
-        " without one: padded shards; plus elements · bytes(precision.params) of the running block",
+        " without one: padded shards; with one data rank whole gradients always;"
+        " plus elements · bytes(precision.params) of the running block",
         "bytes",
         "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `post_backward`; torch/distributed/pipelining/stage.py",
         "1.00 B parameters on a stage, pp 2, fp32: 4,000,000,000 B in backward, 1,000,000,000 B as shards of dp_shard 4",
@@ -105,7 +106,8 @@ FORMULAS: dict[str, ColumnFormula] = {
     Column.COMMUNICATION: ColumnFormula(
         "Pipeline receive buffers, parameters gathered to run, reduce-scatter inputs, inputs gathered over TP or CP.",
         "M boundaries for activations and M for gradients of every chunk between two others, boundary = B · T / (cp · tp) · h ·"
-        " bytes(activations); + Σ n · ceil(d0 / n) · (elements / d0) · bytes(precision.params) of what is gathered",
+        " bytes(activations); + Σ n · ceil(d0 / n) · (elements / d0) · bytes(precision.params) of what is gathered; with one"
+        " data rank only of what is stored in another dtype",
         "bytes",
         "torch/distributed/pipelining/stage.py; torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py",
         "16 microbatches of [4, 4096, 3584] in bf16, one chunk between two others: 2 · 16 · 117,440,512 = 3,758,096,384 B",
@@ -114,11 +116,12 @@ FORMULAS: dict[str, ColumnFormula] = {
         "Scratch inside torch's allocator: GEMM libraries, Newton-Schulz, head and loss in one operation.",
         "GEMM workspaces of the device's data file; while head and loss run with host.kernels triton + a slice of logits, at most 2²⁷"
         " elements, and in backward + 6 · rows · h where precision.params has 2 bytes; in the optimizer's phase + the largest over matrices"
-        " of (shard + 3 · n + 2 · k · r²) ·"
-        " bytes(newton_schulz_dtype), k matrices of shorter side r in a tensor of n elements, or of the cast back to precision.master",
+        " of (2 · n + 2 · k · r²) ·"
+        " bytes(newton_schulz_dtype), k matrices of shorter side r and n elements that a rank orthogonalises together, or of their"
+        " updates, in precision.moments and newton_schulz_dtype",
         "bytes",
         "aten/src/ATen/cuda/CublasHandlePool.cpp; megarun's optim/muon.py",
-        "up_proj [18944, 3584], dp_shard 4, bf16: (16,973,824 + 3 · 67,895,296 + 2 · 3584²) · 2 = 492,699,648 B",
+        "up_proj [18944, 3584], dp_shard 4, bf16: (2 · 67,895,296 + 2 · 3584²) · 2 = 322,961,408 B",
         Basis.MODELLED,
     ),
     Column.OVERHEAD: ColumnFormula(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.group_bytes import GroupBytes, together
-from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastPeak, MatrixPeaks, in_turn, last_peak
+from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastPeak, MatrixPeaks, MatrixScratch, last_peak, matrix_peaks
 from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
@@ -54,6 +54,7 @@ class SlotStorage(NamedTuple):
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
         other_state_bytes: AdamW's moments of evenly sharded tensors.
         uneven: True if any tensor shards unevenly.
+        matrices: Tensors that Muon updates, by kind, with their number.
         casts: Gradients that are cast for AdamW, in the order of updates.
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
@@ -80,6 +81,7 @@ class SlotStorage(NamedTuple):
     matrix_state_bytes: int
     other_state_bytes: int
     uneven: bool
+    matrices: Mapping[MatrixScratch, int]
     casts: tuple[Cast, ...]
     slack_bytes: int
     state_slack_bytes: int
@@ -132,6 +134,7 @@ class RankStorage:
         self.uneven = _uneven(self.blocks) if any(slot.uneven for slot in slots) else ()
         self._matrix, self._other = _total(slots, "matrix_state_bytes"), _total(slots, "other_state_bytes")
         self._casts = tuple(chain.from_iterable(map(attrgetter("casts"), slots)))
+        self._matrices = _kinds(slots)
         self._updates: dict[tuple[int, int], Updates] = {}
         self.reservings: dict[tuple[bool, bool, bool, bool], Reserving] = {}
 
@@ -144,7 +147,6 @@ class RankStorage:
 
     def _at(self, dense_index: int, expert_index: int) -> Updates:
         matrix, other = self._matrix, self._other
-        found: dict[int, MatrixPeaks] = {}
         for storage, count in self.uneven:
             for tensor in storage.uneven:
                 size = count * tensor.state_bytes(expert_index if tensor.expert else dense_index)
@@ -152,9 +154,7 @@ class RankStorage:
                     matrix += size
                 else:
                     other += size
-            if storage.even_peaks is None:
-                found[id(storage)] = storage.matrix_peaks(dense_index, expert_index)
-        muon = in_turn([each.even_peaks or found[id(each)] for each in self.blocks])
+        muon = matrix_peaks(self._matrices, matrix if self._matrices else 0, dense_index, expert_index)
         adamw = last_peak(self._casts, dense_index, expert_index) if self._casts else AT_END
         return new(Updates, (matrix, other, adamw, muon))
 
@@ -262,6 +262,7 @@ class StoredState:
             matrix_state_bytes=_total(storages, "matrix_state_bytes"),
             other_state_bytes=_total(storages, "other_state_bytes"),
             uneven=any(map(attrgetter("uneven"), storages)),
+            matrices=_kinds(storages, "matrix_scratch"),
             casts=tuple(chain.from_iterable(map(attrgetter("casts"), storages))),
             slack_bytes=_total(storages, "resident_slack_bytes"),
             state_slack_bytes=_total(storages, "state_slack_bytes"),
@@ -282,6 +283,15 @@ def _total(parts: Iterable[object], field: str) -> int:
 def _added(sizes: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
     first, second, third = map(sum, zip(*sizes, strict=True))
     return first, second, third
+
+
+def _kinds(parts: Iterable[object], field: str = "matrices") -> dict[MatrixScratch, int]:
+    """Numbers of Muon's tensors by kind, added up."""
+    found: dict[MatrixScratch, int] = {}
+    for part in parts:
+        for kind, number in getattr(part, field).items():
+            found[kind] = found.get(kind, 0) + number
+    return found
 
 
 def _by_adamw(blocks: Sequence[tuple[str, BlockStorage, bool]], root: GroupBytes) -> int:

@@ -2,9 +2,9 @@
 
 FSDP2 casts each parameter's shard to the dtype of forward, copies it into the buffer that is gathered, lays the gradients of a block out
 for their reduction in its dtype, and copies the result; after the first microbatch it adds it to the sum. A rank that has its parameters
-whole runs without FSDP2: it casts parameters and gradients, if their dtypes differ, and adds those of later microbatches. Clipping reads every gradient
-for its norm and scales it. AdamW reads gradient, parameter and two moments and writes the last three. Muon updates momentum and the
-Nesterov update by four elementwise operations, casts it, divides it by its norm, iterates, and applies it by three more.
+whole runs without FSDP2: it casts parameters and gradients, if their dtypes differ, and adds those of later microbatches. Clipping reads
+every gradient for its norm and scales it. AdamW reads gradient, parameter and two moments and writes the last three. Muon moves momenta and
+makes Nesterov updates, each in one pass over a round's tensors, casts them into the matrices of its iterations, decays and adds.
 
 Products of Newton-Schulz are counted in whole waves of tiles over the multiprocessors: a matrix of few tiles leaves most of them idle.
 
@@ -18,36 +18,46 @@ from typing import NamedTuple
 
 from megakernels.facts import MEMORY, SUM, KindWork
 from megakernels.ops.newton_schulz.facts import num_tiles, tile_side
+from megaplan.inventory.matrices import MatrixRound, matrix_round
 from megaplan.spec.models import Spec
 
 PRODUCT_ROWS, PRODUCT_COLUMNS = 256, 128
 """Sides of the tiles of the GEMM library's products."""
 CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
 """Limits of one launch over many tensors: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
-CLIP_OPERATIONS, ADAMW_OPERATIONS, MUON_OPERATIONS, STEP_OPERATIONS = 2, 2, 11, 3
-"""Operations of the host for a tensor: its square and their sum; the unwrapping of parameter with state and of gradient; of Muon those that
-it launches once, and in each step of Newton-Schulz."""
+CLIP_OPERATIONS, ROUND_OPERATIONS, STEP_OPERATIONS = 5, 8, 4
+"""Operations of the host for the gradients' norm and their scaling, for a round of Muon's, and for each step of Newton-Schulz in it."""
+ADAMW_OPERATIONS, MUON_OPERATIONS = 2, 1
+"""Those for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; the addition of Muon's update."""
 
 
 class Matrices(NamedTuple):
-    """Matrices that Muon updates together: one tensor's.
+    """Matrices of tensors alike that Muon updates.
 
     Attributes:
-        num_tensors: Tensors alike.
-        stack: Matrices of one tensor that a rank orthogonalises.
+        num_tensors: Tensors, on all pipeline ranks together.
+        stack: Matrices of one tensor, on all ranks that share it.
         rows: Rows of one whole matrix.
         columns: Columns of one whole matrix.
+        in_bank: True for expert banks.
     """
 
     num_tensors: int
     stack: int
     rows: int
     columns: int
+    in_bank: bool
 
-    @property
-    def elements(self) -> int:
-        """Elements of all these tensors."""
-        return self.num_tensors * self.stack * self.rows * self.columns
+    def degree(self, spec: Spec) -> int:
+        """Ranks that share them."""
+        return spec.mesh.efsdp if self.in_bank else spec.mesh.dp_shard
+
+    def rounds(self, spec: Spec) -> tuple[MatrixRound, int, int]:
+        """Their rounds, the number of rounds on all pipeline ranks together, and the matrices of a rank in one of them."""
+        dealt, pp = matrix_round(self.stack, self.rows * self.columns, self.degree(spec)), spec.mesh.pp
+        number = -(-self.num_tensors // pp)
+        rounds = -(-number // dealt.num_tensors)
+        return dealt, pp * rounds, dealt.matrices(-(-number // rounds))
 
 
 class StoredParameters(NamedTuple):
@@ -117,9 +127,9 @@ def sum_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def clip_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Once: norm and scale, and for each tensor its square and their sum."""
+    """Once: norm and scale, and the sum of squares."""
     yield KindWork("clip", held.shard * 3 * spec.precision.grads.bytes, 0, 2 * _launches(held.shard))
-    yield KindWork(MEMORY, 0, 0, CLIP_OPERATIONS * held.trained_tensors)
+    yield KindWork(MEMORY, 0, 0, (CLIP_OPERATIONS - 2) * spec.mesh.pp)
 
 
 def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
@@ -130,40 +140,54 @@ def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def muon_parts(spec: Spec, held: StoredParameters, num_sms: int) -> Iterator[KindWork]:
-    """Once, after AdamW."""
+    """Once, after AdamW: momenta and Nesterov updates, their copies for the iteration, the iterations, decay and update.
+
+    Each matrix is orthogonalised by one of the ranks that share it. An exchange packs what is sent and unpacks what arrives.
+    """
     if not spec.optimizer.uses_muon:
         return
     grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
-    size, steps, own = spec.newton_schulz_dtype.bytes, spec.optimizer.newton_schulz_steps, held.shard_matrices
-    number = _num_matrices(held)
-    yield KindWork("muon.scale", own * (4 * moments + 2 * stored), 0, 3 * number)
-    yield KindWork(SUM, own * 2 * (2 * moments + grads) + own * 3 * stored, 0, 3 * number)
-    yield KindWork("cast", own * (moments + size), 0, number)
-    yield KindWork("muon.uncast", own * (size + stored), 0, number)
+    size, own = spec.newton_schulz_dtype.bytes, held.shard_matrices
+    number, rounds = _num_matrices(held), _num_rounds(spec, held)
+    yield KindWork("muon.scale", own * (3 * moments + 2 * grads + moments + 2 * stored), 0, 3 * rounds)
+    yield KindWork("cast", own * (moments + size), 0, rounds)
+    yield KindWork(SUM, own * (size + 2 * stored), 0, number)
+    exchanged = exchanged_elements(spec, held)
+    if any(exchanged):
+        yield KindWork("copy", sum(exchanged) * 4 * size, 0, 2 * rounds)
     for each in held.matrices:
-        yield from _orthogonalised(each, size, steps, num_sms)
+        yield from _orthogonalised(spec, each, num_sms)
 
 
-def _orthogonalised(each: Matrices, size: int, steps: int, num_sms: int) -> Iterator[KindWork]:
-    """Newton-Schulz steps of one tensor's matrices, as often as there are tensors alike; tall ones are read transposed."""
+def exchanged_elements(spec: Spec, held: StoredParameters) -> tuple[int, int]:
+    """Elements that a rank sends to the ranks that orthogonalise them, of dense tensors and of banks; as many come back."""
+    found = [0, 0]
+    for each in held.matrices:
+        if each.rounds(spec)[0].degree > 1:
+            found[each.in_bank] += each.num_tensors * each.stack * each.rows * each.columns // each.degree(spec)
+    return found[0], found[1]
+
+
+def _orthogonalised(spec: Spec, each: Matrices, num_sms: int) -> Iterator[KindWork]:
+    """Newton-Schulz steps of one rank's matrices of tensors alike, in rounds."""
+    size, steps = spec.newton_schulz_dtype.bytes, spec.optimizer.newton_schulz_steps
     short, long = sorted((each.rows, each.columns))
-    number, count, elements = each.num_tensors, each.stack, each.elements
-    tall = each.rows > each.columns
-    yield KindWork("muon.norm", elements * size, 0, 2 * number)
-    yield KindWork("muon.divide", elements * 2 * size, 0, number)
+    _, rounds, count = each.rounds(spec)
+    elements = rounds * count * each.rows * each.columns
+    yield KindWork("muon.norm", elements * size, 0, 2 * rounds)
+    yield KindWork("muon.divide", rounds * count * short**2 * 4 * size, 0, 2 * rounds)
     triangle = _waves(count * num_tiles(short, size), num_sms) * num_sms * 2 * tile_side(short, size) ** 2
-    yield KindWork("muon.symmetric", 0, number * steps * triangle * (long + short), 2 * number * steps)
+    yield KindWork("muon.symmetric", 0, rounds * steps * triangle * (long + short), 2 * rounds * steps)
     tiles = _waves(count * -(-short // PRODUCT_ROWS) * -(-long // PRODUCT_COLUMNS), num_sms) * num_sms
-    moved = 3 * elements * size * steps
-    yield KindWork("muon.product", moved, number * steps * tiles * 2 * PRODUCT_ROWS * PRODUCT_COLUMNS * short, number * steps)
-    copied = elements * 2 * size
-    yield KindWork("copy", copied * (steps - tall), 0, number * (steps - tall))
-    if tall:
-        yield KindWork("strided copy", copied * (1 + (count > 1)), 0, number * (1 + (count > 1)))
+    moved = 2 * elements * size * steps
+    yield KindWork("muon.product", moved, rounds * steps * tiles * 2 * PRODUCT_ROWS * PRODUCT_COLUMNS * short, rounds * steps)
+    yield KindWork(MEMORY, 0, 0, rounds * steps)
 
 
 def adamw_operations(spec: Spec, held: StoredParameters) -> int:
-    """Host operations on AdamW's tensors before its launch."""
+    """Host operations on AdamW's tensors before its launch: none on plain tensors, which are not unwrapped."""
+    if spec.has_whole_state:
+        return 0
     own = held.trained_tensors - (_num_matrices(held) if spec.optimizer.uses_muon else 0)
     return ADAMW_OPERATIONS * own
 
@@ -172,12 +196,18 @@ def muon_operations(spec: Spec, held: StoredParameters) -> int:
     """Operations that the host launches for Muon's update."""
     if not spec.optimizer.uses_muon:
         return 0
-    return _num_matrices(held) * (MUON_OPERATIONS + STEP_OPERATIONS * spec.optimizer.newton_schulz_steps)
+    rounds = _num_rounds(spec, held)
+    steps = ROUND_OPERATIONS + STEP_OPERATIONS * spec.optimizer.newton_schulz_steps
+    return MUON_OPERATIONS * _num_matrices(held) + rounds * steps
 
 
 def _num_matrices(held: StoredParameters) -> int:
     """Tensors that Muon updates."""
     return sum(each.num_tensors for each in held.matrices)
+
+
+def _num_rounds(spec: Spec, held: StoredParameters) -> int:
+    return sum(each.rounds(spec)[1] for each in held.matrices)
 
 
 def _waves(tiles: int, num_sms: int) -> int:

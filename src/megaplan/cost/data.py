@@ -5,8 +5,8 @@ more gathers for backward where parameters are freed after forward. torch's pipe
 the end of the step. What is exposed: without a pipeline the gather before the first layer, the reduction after the last, and what all of
 it takes beyond the layers' own time; under a pipeline the reduction, and what gathers take beyond the forwards beside which they run.
 
-Parameters are those of a mean pipeline rank, so that no figure here depends on the cuts. Muon's Newton-Schulz steps run on whole matrices,
-which data ranks gather and do not share.
+Parameters are those of a mean pipeline rank, so that no figure here depends on the cuts. Each of Muon's matrices is sent to one of the
+ranks that share it, orthogonalised there, and sent back.
 
 Source: arXiv:2304.11277, section 4 (FSDP's overlap); torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`.
 """
@@ -27,6 +27,7 @@ from megaplan.cost.beside import (
     adamw_operations,
     adamw_parts,
     clip_parts,
+    exchanged_elements,
     gather_parts,
     muon_operations,
     muon_parts,
@@ -36,7 +37,6 @@ from megaplan.cost.beside import (
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns
-from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Group, Inventory, Owner
 from megaplan.spec.models import Spec
 
@@ -73,7 +73,6 @@ class LocalElements(NamedTuple):
     Attributes:
         dense: Elements of dense tensors.
         experts: Elements of expert banks.
-        orthogonalised_flops: FLOPs of one Newton-Schulz step on all matrices of the rank; see `newton_schulz_flops`.
         trained: Elements of dense tensors with gradients.
         trained_experts: Elements of expert banks with gradients.
         dense_matrices: Elements of dense tensors that Muon updates.
@@ -86,7 +85,6 @@ class LocalElements(NamedTuple):
 
     dense: int
     experts: int
-    orthogonalised_flops: int
     trained: int
     trained_experts: int
     dense_matrices: int
@@ -99,8 +97,8 @@ class LocalElements(NamedTuple):
 
 def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalElements:
     """The elements of the whole model on one tensor and expert rank."""
-    flops = tensors = trained_tensors = 0
-    matrices = Counter[tuple[int, int, int]]()
+    tensors = trained_tensors = 0
+    matrices = Counter[tuple[int, int, int, bool]]()
     elements, trained, muon = [0, 0], [0, 0], [0, 0]
     for block, count in inventory.makes:
         for tensor in block.tensors:
@@ -119,13 +117,12 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalEle
                 columns, local = tensor.shape[-1], tensor.local_matrices(tp, ep)
                 rows = whole // tensor.num_matrices // columns
                 muon[in_bank] += count * own
-                matrices[local, rows, columns] += count
-                flops += count * local * newton_schulz_flops(rows, columns)
+                matrices[local, rows, columns, in_bank] += count
     layers = len(inventory.layers)
     groups = layers + sum(name.startswith("mtp.") for name, _ in inventory.outside) + 1
     made = tuple(Matrices(number, *key) for key, number in matrices.items())
     (dense, experts), (own, banked), (whole, stacked) = elements, trained, muon
-    return LocalElements(dense, experts, flops, own, banked, whole, stacked, tensors, trained_tensors, groups, made)
+    return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, made)
 
 
 def newton_schulz_flops(rows: int, columns: int) -> int:
@@ -171,22 +168,25 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     shard = trained // mesh.dp_shard + trained_experts // mesh.efsdp
     reduced += 2 * gather_ns(rates, spec, replicas, shard * summed)
     reduced += 2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), trained // mesh.dp_shard * summed)
-    if rates.measured is None:
-        muon = _muon_ns(spec, rates, local.orthogonalised_flops // mesh.pp)
-        return DataTimes(gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + muon)
     held, pp = held_of(spec, local), mesh.pp
+    exchange = 0
+    if spec.optimizer.uses_muon:
+        sent = zip((shards, banks), exchanged_elements(spec, held), strict=True)
+        exchange = 2 * sum(gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in sent)
+    if rates.measured is None:
+        return DataTimes(gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + _muon_ns(spec, rates, local.matrices) + exchange)
 
     def taken(parts: Iterable[KindWork]) -> int:
         return sum(part_ns(spec, rates, part) for part in parts)
 
     clip, adamw = taken(clip_parts(spec, held)), taken(adamw_parts(spec, held))
     muon = taken(muon_parts(spec, held, rates.device.num_sms.value))
-    phases = (clip // pp, CLIP_OPERATIONS * held.trained_tensors // pp), (muon // pp, muon_operations(spec, held) // pp)
+    phases = (clip // pp, CLIP_OPERATIONS), (muon // pp, muon_operations(spec, held) // pp)
     late = adamw_operations(spec, held) // pp
     before, after = tuple(gather_parts(spec, held)), tuple(reduce_parts(spec, held))
     copies = taken(before) // pp, taken(after) // pp, taken(sum_parts(spec, held)) // pp
     issued = sum(part.launches for part in before) // pp, sum(part.launches for part in after) // pp
-    return DataTimes(gather, reduced, clip // pp + adamw // pp + muon // pp, copies, phases, late, issued)
+    return DataTimes(gather, reduced, clip // pp + adamw // pp + muon // pp + exchange, copies, phases, late, issued)
 
 
 def copies_ns(spec: Spec, times: DataTimes) -> int:
@@ -250,12 +250,15 @@ def part_ns(spec: Spec, rates: Rates, part: KindWork) -> int:
     return rates.kind_ns(part.kind, part.num_bytes, part.flops, "D", dtype.of_products) + part.launches * rates.launch_ns
 
 
-def _muon_ns(spec: Spec, rates: Rates, flops: int) -> int:
-    """Newton-Schulz on whole matrices, which every data rank repeats."""
+def _muon_ns(spec: Spec, rates: Rates, matrices: Iterable[Matrices]) -> int:
+    """Newton-Schulz on whole matrices, each on one of the ranks that share it."""
     if not spec.optimizer.uses_muon:
         return 0
-    dtype = spec.optimizer.newton_schulz_dtype or (DType.FP32 if spec.precision.params is DType.FP32 else DType.BF16)
-    return rates.compute_ns(flops * spec.optimizer.newton_schulz_steps, "D", dtype)
+    dtype, flops = spec.newton_schulz_dtype, 0
+    for each in matrices:
+        number = -(-each.num_tensors * each.stack // each.degree(spec))
+        flops += number * newton_schulz_flops(each.rows, each.columns)
+    return rates.compute_ns(flops // spec.mesh.pp * spec.optimizer.newton_schulz_steps, "D", dtype)
 
 
 def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) -> int:

@@ -21,7 +21,7 @@ from megarun.job.job import Job
 from megarun.model.stage import Stage
 from megarun.model.step_sums import Routed, move_biases, routing_table, start_sums, sum_further
 from megarun.optim.build import Optimizers
-from megarun.optim.clip import clip_gradients
+from megarun.optim.clip import clip_gradients, gradient_norm
 from megarun.parallel.apply.compile import compile_stage
 from megarun.parallel.apply.fsdp import shard_stage
 from megarun.parallel.apply.gradients import keep_gradient_dtype
@@ -112,6 +112,7 @@ class Trainer:
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
         self._routers = router_modules(spec, job.inventory)
         self._sums: list[list[float]] = []
+        self._norm = 0.0  # of gradients that were measured and not yet applied
         self._owned: list[nn.Parameter] = []
         self._copies: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []
@@ -136,12 +137,8 @@ class Trainer:
         for stage in self.stages:
             initialise(stage, job.inventory, job.spec.training.seed, self.mesh)
 
-    def read(self, scalar: Tensor) -> float:
-        """A scalar's value on the host, a device synchronisation; only this and `read_all` read values in a step."""
-        return float(scalar)
-
     def read_all(self, values: Tensor) -> list[float]:
-        """The values of a vector [n] on the host, one device synchronisation."""
+        """The values of a vector [n] on the host: the one device synchronisation of a step outside E blocks."""
         found: list[float] = values.tolist()
         return found
 
@@ -168,10 +165,9 @@ class Trainer:
         return result
 
     def measure(self, batch: Batch) -> StepResult:
-        """Forward and backward on this rank's rows, and gradient clipping; parameters are unchanged."""
+        """Forward and backward on this rank's rows, and the gradients' norm; parameters are unchanged."""
         partial = self.accumulate_gradients(batch)
-        norm = clip_gradients(self._owned, self._copies, self.mesh, self._spec.training.gradient_clip, self.read)
-        wanted = []
+        wanted = [gradient_norm(self._owned, self.mesh).reshape(1)]
         if self._spec.model.features.mtp is not None:
             further = sum_further(self.stages, self.mesh.device)
             further /= batch.packed.num_targets if batch.packed else self._spec.global_batch_tokens
@@ -180,11 +176,13 @@ class Trainer:
         wanted.append(self.reduced_loss(partial).reshape(1))
         table = self._routing()
         values = self.read_all(torch.cat(wanted if table is None else [*wanted, table.flatten()]))
-        losses, sums = values[: len(wanted)], values[len(wanted) :]
-        return StepResult(losses[-1], norm, self._routed(sums), losses[0] if len(losses) > 1 else 0.0)
+        (self._norm, *losses), sums = values[: len(wanted)], values[len(wanted) :]
+        return StepResult(losses[-1], self._norm, self._routed(sums), losses[0] if len(losses) > 1 else 0.0)
 
     def update(self, step: int) -> None:
-        """Apply the optimizer update of 0-based `step`, free the gradients, and move the experts' biases by the step's rows."""
+        """Clip the measured gradients, update by them, free them, and move the experts' biases by the step's rows; `step` is 0-based."""
+        clip_gradients([*self._owned, *self._copies], self._norm, self._spec.training.gradient_clip)
+        self._norm = 0.0
         self.optimizers.step(step)
         moe = self._spec.model.moe
         if moe is not None and moe.expert_bias_rate:
@@ -192,6 +190,7 @@ class Trainer:
 
     def drop_gradients(self) -> None:
         """Free the gradients of a step without an update."""
+        self._norm = 0.0
         for stage in self.stages:
             stage.zero_grad(set_to_none=True)
 

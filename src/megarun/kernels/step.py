@@ -39,10 +39,6 @@ class UnvaluedTrainer(Trainer):
     def fill(self, job: Job) -> None:
         """Skip the initialisation: parameters have no values."""
 
-    def read(self, scalar: Tensor) -> float:  # noqa: ARG002  it has no value
-        """A placeholder with which the step completes."""
-        return FINITE
-
     def read_all(self, values: Tensor) -> list[float]:
         """Placeholders with which the step completes."""
         return [FINITE] * len(values)

@@ -133,6 +133,7 @@ def _muon(matrices: Sequence[tuple[ParamTensor, nn.Parameter]], spec: Spec, rate
         num_steps=spec.optimizer.newton_schulz_steps,
         cut={p: dim for t, p in matrices if (dim := t.cut_dim(tp.degree)) is not None},
         tp=tp,
+        banks=frozenset(p for t, p in matrices if t.owner is Owner.EXPERT_PARALLEL),
     )
 
 

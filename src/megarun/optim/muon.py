@@ -1,16 +1,23 @@
-"""Muon: momentum orthogonalised by Newton-Schulz, for plain tensors and FSDP2 shards, single matrices and stacks."""
+"""Muon: momentum orthogonalised by Newton-Schulz, for plain tensors and FSDP2 shards, single matrices and stacks.
+
+Tensors of one shape are updated in rounds (`megaplan.inventory.matrices`), each matrix by one of the ranks that share it:
+ranks send it their rows of the momentum's update, and it sends them their rows of the result. Each of the two exchanges is one all-to-all,
+in the iteration's dtype. Tall matrices are multiplied from the right, so that none is transposed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from megakernels import symmetric_product
-from megarun.parallel.groups.ownership import local_shard
+from megaplan.inventory.matrices import MatrixRound, matrix_round
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -31,33 +38,112 @@ def orthogonalise(matrices: Tensor, num_steps: int) -> Tensor:
 
     Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024), quintic coefficients.
     """
+    return _iterate(matrices.clone(memory_format=torch.contiguous_format), num_steps)
+
+
+def _iterate(x: Tensor, num_steps: int) -> Tensor:
+    """`orthogonalise` in the storage of `x` [n, rows, cols] and one more.
+
+    a · x is a part of the product: a is added to the diagonal of the polynomial of x xᵀ. A product that adds x itself would copy x first.
+    In the first step x xᵀ and the polynomial are divided by norms, instead of x, which is larger.
+    """
     a, b, c = COEFFICIENTS
-    tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=EPSILON)
-    for _ in range(num_steps):
-        gram = symmetric_product(x)
-        x = torch.baddbmm(x, symmetric_product(gram, gram, alpha=c, beta=b), x, beta=a)
-    return x.mT if tall else x
+    norms = x.norm(dim=(1, 2), keepdim=True).float().clamp_(min=EPSILON)
+    other, tall = torch.empty_like(x), x.shape[1] > x.shape[2]
+    for step in range(num_steps):
+        gram = symmetric_product(x.mT if tall else x)
+        if step == 0:
+            gram.div_(norms.square())
+        factor = symmetric_product(gram, gram, alpha=c, beta=b)
+        del gram
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        if step == 0:
+            factor.div_(norms)
+        torch.bmm(*((x, factor) if tall else (factor, x)), out=other)
+        x, other = other, x
+        del factor
+    return x
+
+
+class Kind(NamedTuple):
+    """What equal tensors have in common.
+
+    Attributes:
+        round: Their rounds.
+        part: Shape of a rank's part of a matrix as it is laid out for the iteration: of the dims of a cut matrix the cut one is first.
+        share_elements: A whole share of a tensor.
+        rows: Rows of dim 0 if the ranks' shares differ, else 0.
+        cut: True if TP shards the matrices.
+        is_bank: True for expert banks.
+        group: The ranks that share them; None if one rank has them whole, or each has whole matrices.
+        place: This rank's place among them.
+    """
+
+    round: MatrixRound
+    part: tuple[int, int]
+    share_elements: int
+    rows: int
+    cut: bool
+    is_bank: bool
+    group: dist.ProcessGroup | None
+    place: int
+
+
+class Member(NamedTuple):
+    """A parameter of a kind.
+
+    Attributes:
+        parameter: The parameter.
+        rows: Rows of one of its matrices, before TP gathers it.
+        share_rows: Rows of a whole share of it, all dims but the last read as rows.
+        transposed: True if a matrix is laid out transposed: TP shards its columns.
+        scale: Factor of its update.
+    """
+
+    parameter: Tensor
+    rows: int
+    share_rows: int
+    transposed: bool
+    scale: float
+
+
+class Piece(NamedTuple):
+    """Rows of one matrix on one rank.
+
+    Attributes:
+        owner: The rank that orthogonalises it.
+        slot: Its place among the owner's matrices.
+        tensor: The tensor that it belongs to.
+        start: First row in this rank's share of the tensor.
+        num_rows: Number of rows.
+        offset: First row in the matrix.
+    """
+
+    owner: int
+    slot: int
+    tensor: int
+    start: int
+    num_rows: int
+    offset: int
 
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised per matrix, with decoupled weight decay.
 
     The update of a matrix [rows, cols] is scaled by 0.2 · sqrt(max(rows, cols)), which gives it the RMS of an AdamW update, so that both
-    groups share one learning rate and decay (arXiv:2502.16982, equation 4). The momentum of a sharded parameter is sharded; the update is
-    gathered in the iteration's dtype, orthogonalised on every rank, and each rank applies its shard: equal to the unsharded update.
-    A matrix that TP shards is gathered over the TP group, too.
+    groups share one learning rate and decay (arXiv:2502.16982, equation 4). The momentum of a sharded parameter is sharded. A matrix that
+    TP shards is gathered over the TP group.
 
     Args:
         params: (parameter, num_matrices) pairs; dims before the last, read as rows, are split into num_matrices equal matrices.
         lr: Learning rate.
         weight_decay: Decoupled decay, multiplied by the learning rate.
         moments_dtype: Dtype of the momentum.
-        iteration_dtype: Dtype of Newton-Schulz and of the gathered update.
+        iteration_dtype: Dtype of Newton-Schulz and of exchanged updates.
         num_steps: Newton-Schulz steps.
         cut: Dim along which TP shards a parameter's matrix, for the parameters that it shards.
         tp: The TP group.
+        banks: Parameters of expert banks.
     """
 
     def __init__(
@@ -71,66 +157,206 @@ class Muon(torch.optim.Optimizer):
         num_steps: int,
         cut: Mapping[Tensor, int] | None = None,
         tp: TensorParallel = ALONE,
+        banks: Container[Tensor] = (),
     ) -> None:
-        self._cut, self._tp = dict(cut or {}), tp
+        self._cut, self._tp, self._counts, self._banks = dict(cut or {}), tp, dict(params), banks
         self.moments_dtype, self.iteration_dtype, self.num_steps = moments_dtype, iteration_dtype, num_steps
-        groups = [{"params": [parameter], "num_matrices": count} for parameter, count in params]
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        self._deals: dict[tuple[Kind, int], Deal] = {}
+        super().__init__(list(self._counts), {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter; all ranks of a shard group must call it together."""
         if closure is not None:
             raise ValueError("Muon does not support a closure")
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self._update(parameter, group)
+        for parameter in self._counts:
+            if parameter.grad is None:
+                raise RuntimeError(f"a matrix of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
+            if not self.state[parameter]:
+                self.state[parameter] |= self.first_state(parameter)
+        first_owner = 0
+        for kind, members in self._kinds.items():
+            most = kind.round.num_tensors
+            for start in range(0, len(members), most):
+                together = members[start : start + most]
+                if kind.group is None:
+                    self._update_whole(kind, together)
+                    continue
+                deal = self._deals.get((kind, start)) or self._deals.setdefault((kind, start), Deal(kind, together, first_owner))
+                self._update_dealt(kind, deal)
+                first_owner += deal.num_owners
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """State of a parameter before its first update."""
         return {"momentum": torch.zeros_like(parameter, dtype=self.moments_dtype)}
 
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        if parameter.grad is None:
-            raise RuntimeError(f"a matrix of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
-        weights, gradient = _local(parameter), _local(parameter.grad)
-        state = self.state[parameter]
-        if not state:
-            state |= self.first_state(parameter)
-        momentum = _local(state["momentum"])
-        # mixed-dtype operations avoid a copy of the gradient in the momentum's dtype
-        momentum.mul_(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM)
-        update = momentum.mul(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM).to(self.iteration_dtype)
-        update, scale = self._orthogonalised(_whole(update, parameter), group["num_matrices"], self._cut.get(parameter))
-        if isinstance(parameter, DTensor):
-            update = local_shard(update, parameter)
-        weights.mul_(1 - group["lr"] * group["weight_decay"])
-        weights.add_(update.to(weights.dtype), alpha=-group["lr"] * scale)
+    @cached_property
+    def _kinds(self) -> dict[Kind, list[Member]]:
+        found: dict[Kind, list[Member]] = {}
+        for parameter, count in self._counts.items():
+            kind, member = self._kind_of(parameter, count)
+            found.setdefault(kind, []).append(member)
+        return found
 
-    def _orthogonalised(self, update: Tensor, num_matrices: int, cut: int | None) -> tuple[Tensor, float]:
-        """This rank's part of an orthogonalised update, of the part's shape, and the scale of its matrices."""
-        shape, width = update.shape, update.shape[-1]
-        if cut is None:
-            matrices = update.view(num_matrices, -1, width)
-        else:
-            # the concatenated parts are the full matrix, or its transpose if columns are sharded
-            part = update if cut == 0 else update.mT
-            matrices = self._tp.start_gather(part[None]).wait()
-        scale = ADAMW_RMS * max(matrices.shape[1:]) ** 0.5
-        found = orthogonalise(matrices, self.num_steps)
-        if cut is None:
-            return found.reshape(shape), scale
-        own = found[0].chunk(self._tp.degree)[self._tp.index]
-        return (own if cut == 0 else own.mT), scale
+    def _kind_of(self, parameter: Tensor, count: int) -> tuple[Kind, Member]:
+        columns, degree, index, group = parameter.shape[-1], 1, 0, None
+        if isinstance(parameter, DTensor):
+            axis = parameter.device_mesh.ndim - 1  # the one that shards; the one before it replicates
+            degree, index = parameter.device_mesh.size(axis), parameter.device_mesh.get_local_rank(axis)
+            group = parameter.device_mesh.get_group(axis)
+        rows, of_dim = parameter.numel() // columns, parameter.numel() // columns // parameter.shape[0]
+        chunk, of_matrix = -(-parameter.shape[0] // degree) * of_dim, rows // count
+        cut = self._cut.get(parameter)
+        lengths = [of_matrix, columns]
+        transposed = cut == 1
+        if cut is not None:
+            lengths[cut] *= self._tp.degree
+        dealt = matrix_round(count, lengths[0] * lengths[1], degree)
+        if dealt.degree == 1:
+            index, group = 0, None
+        part = (columns, of_matrix) if transposed else (of_matrix, columns)
+        uneven = parameter.shape[0] if parameter.shape[0] % degree else 0
+        kind = Kind(dealt, part, chunk * columns, uneven, cut is not None, parameter in self._banks, group, index)
+        return kind, Member(parameter, of_matrix, chunk, transposed, ADAMW_RMS * max(lengths) ** 0.5)
+
+    def _update_whole(self, kind: Kind, members: Sequence[Member]) -> None:
+        """A round of matrices that this rank has whole, or of which TP ranks have parts."""
+        x = _iterate(self._gathered(kind, self._laid_out(kind, members)), self.num_steps)
+        rate, weights = self._decayed(members)
+        for weight, member, found in zip(weights, members, self._own_part(kind, x).split(kind.round.num_matrices), strict=True):
+            own = found.mT if member.transposed else found
+            weight.view(own.shape).add_(own, alpha=-rate * member.scale)
+
+    def _update_dealt(self, kind: Kind, deal: Deal) -> None:
+        """A round of matrices of which each rank has rows."""
+        x = _iterate(self._gathered(kind, deal.collected(self._updates(deal.members), self.iteration_dtype)), self.num_steps)
+        back = deal.packed(self._own_part(kind, x))
+        del x
+        returned = deal.handed_out(back)
+        del back
+        rate, weights = self._decayed(deal.members)
+        for piece, found in zip(deal.sent, returned, strict=True):
+            rows = weights[piece.tensor].view(-1, found.shape[1])[piece.start :][: piece.num_rows]
+            rows.add_(found, alpha=-rate * deal.members[piece.tensor].scale)
+
+    def _decayed(self, members: Sequence[Member]) -> tuple[float, list[Tensor]]:
+        """The learning rate, and this rank's weights after their decay."""
+        options, weights = self.param_groups[0], [_local(member.parameter) for member in members]
+        rate: float = options["lr"]
+        torch._foreach_mul_(weights, 1 - rate * options["weight_decay"])
+        return rate, weights
+
+    def _updates(self, members: Sequence[Member]) -> list[Tensor]:
+        """The Nesterov updates of this rank's shards, after moving the momenta."""
+        momenta = [_local(self.state[member.parameter]["momentum"]) for member in members]
+        gradients = [_local(member.parameter.grad) for member in members if member.parameter.grad is not None]
+        if gradients[0].dtype is self.moments_dtype:
+            torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+            return list(torch._foreach_lerp(gradients, momenta, MOMENTUM))
+        updates = [torch.empty_like(momentum) for momentum in momenta]  # a lerp has one dtype
+        torch._foreach_copy_(updates, gradients)
+        torch._foreach_lerp_(momenta, updates, 1 - MOMENTUM)
+        torch._foreach_lerp_(updates, momenta, MOMENTUM)
+        return updates
+
+    def _laid_out(self, kind: Kind, members: Sequence[Member]) -> Tensor:
+        """This rank's matrices, or their TP parts, in the iteration's dtype: [n, rows, cols]."""
+        updates = self._updates(members)
+        parts = updates[0].new_empty((len(members) * kind.round.num_matrices, *kind.part), dtype=self.iteration_dtype)
+        places = [place.mT if each.transposed else place for place, each in zip(parts.split(kind.round.num_matrices), members, strict=True)]
+        torch._foreach_copy_(places, [update.view(place.shape) for update, place in zip(updates, places, strict=True)])
+        return parts
+
+    def _gathered(self, kind: Kind, parts: Tensor) -> Tensor:
+        """Whole matrices."""
+        return self._tp.start_gather(parts).wait() if kind.cut else parts
+
+    def _own_part(self, kind: Kind, x: Tensor) -> Tensor:
+        """This rank's parts of orthogonalised matrices."""
+        return x.narrow(1, self._tp.index * kind.part[0], kind.part[0]) if kind.cut else x
+
+
+class Deal:
+    """The exchange of a round: which rank has which rows, and which one orthogonalises which matrix.
+
+    Attributes:
+        members: The tensors.
+        num_owners: Ranks that have matrices; the others compute with zeros.
+        sent: This rank's pieces, by owner and matrix.
+        received: The pieces of the matrices that this rank owns, by the rank that has them.
+    """
+
+    def __init__(self, kind: Kind, members: Sequence[Member], first_owner: int) -> None:
+        """Deal the matrices out, as many to each rank, beginning with `first_owner`."""
+        self._kind, self.members, self._first = kind, members, first_owner
+        self._own = kind.round.matrices(len(members))
+        self.num_owners = -(-len(members) * kind.round.num_matrices // self._own)
+        ranks = range(kind.round.degree)
+        self.sent = sorted(self._pieces(kind.place))
+        self.received = [[piece for piece in sorted(self._pieces(rank)) if piece.owner == kind.place] for rank in ranks]
+        self._widths = [kind.part[0] if member.transposed else kind.part[1] for member in members]
+        self._to = [sum(self._elements(piece) for piece in self.sent if piece.owner == rank) for rank in ranks]
+        self._from = [sum(map(self._elements, pieces)) for pieces in self.received]
+
+    def _pieces(self, rank: int) -> Iterator[Piece]:
+        for tensor, member in enumerate(self.members):
+            first, last = rank * member.share_rows, min((rank + 1) * member.share_rows, member.rows * self._kind.round.num_matrices)
+            for matrix in range(self._kind.round.num_matrices):
+                start, stop = max(first, matrix * member.rows), min(last, (matrix + 1) * member.rows)
+                if start < stop:
+                    place, slot = divmod(tensor * self._kind.round.num_matrices + matrix, self._own)
+                    owner = (place + self._first) % self._kind.round.degree
+                    yield Piece(owner, slot, tensor, start - first, stop - start, start - matrix * member.rows)
+
+    def _elements(self, piece: Piece) -> int:
+        return piece.num_rows * self._widths[piece.tensor]
+
+    def collected(self, updates: list[Tensor], dtype: torch.dtype) -> Tensor:
+        """This rank's whole matrices, or their TP parts [n, rows, cols], from the updates of its shards, whose list is cleared."""
+        sent = updates[0].new_empty(sum(self._to), dtype=dtype)
+        rows = [updates[each.tensor].view(-1, self._widths[each.tensor])[each.start :][: each.num_rows] for each in self.sent]
+        self._copy(self._views(sent, self.sent), rows)
+        updates.clear()
+        del rows
+        buffer = sent.new_empty((self._own, *self._kind.part))
+        received = buffer.view(-1)[: sum(self._from)]
+        dist.all_to_all_single(received, sent, self._from, self._to, group=self._kind.group)
+        del sent
+        pieces = [piece for from_rank in self.received for piece in from_rank]
+        if pieces and self._own == 1 and not self.members[pieces[0].tensor].transposed:
+            return buffer  # the rows of one matrix arrive in their order
+        parts = torch.zeros_like(buffer)
+        self._copy(self._places(parts, pieces), self._views(received, pieces))
+        return parts
+
+    def packed(self, parts: Tensor) -> Tensor:
+        """The pieces of this rank's matrices, by the rank that has them in its shards."""
+        pieces = [piece for from_rank in self.received for piece in from_rank]
+        back = parts.new_empty(sum(self._from))
+        self._copy(self._views(back, pieces), self._places(parts, pieces))
+        return back
+
+    def handed_out(self, back: Tensor) -> list[Tensor]:
+        """This rank's rows of all matrices, one tensor for each of `sent`."""
+        found = back.new_empty(sum(self._to))
+        dist.all_to_all_single(found, back, self._to, self._from, group=self._kind.group)
+        return self._views(found, self.sent)
+
+    def _views(self, flat: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
+        """The pieces in a buffer in which they follow each other."""
+        parts = flat.split([self._elements(piece) for piece in pieces])
+        return [part.view(piece.num_rows, -1) for part, piece in zip(parts, pieces, strict=True)]
+
+    def _places(self, parts: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
+        """Their places in this rank's matrices."""
+        matrices = [parts[piece.slot].mT if self.members[piece.tensor].transposed else parts[piece.slot] for piece in pieces]
+        return [matrix[piece.offset :][: piece.num_rows] for matrix, piece in zip(matrices, pieces, strict=True)]
+
+    @staticmethod
+    def _copy(places: list[Tensor], values: list[Tensor]) -> None:
+        if places:
+            torch._foreach_copy_(places, values)
 
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _whole(local: Tensor, like: Tensor) -> Tensor:
-    """The full tensor of which `local` is this rank's shard, sharded like `like`."""
-    if not isinstance(like, DTensor):
-        return local
-    sharded = DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
-    return sharded.full_tensor()

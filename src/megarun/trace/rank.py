@@ -51,10 +51,6 @@ class TracedTrainer(PhasedTrainer):
             with self._owners.live.paused():
                 super().fill(job)
 
-    def read(self, scalar: Tensor) -> float:
-        """The value, or a placeholder with which the step completes."""
-        return super().read(scalar) if self._with_values else FINITE
-
     def read_all(self, values: Tensor) -> list[float]:
         """The values, or placeholders with which the step completes."""
         return super().read_all(values) if self._with_values else [FINITE] * len(values)

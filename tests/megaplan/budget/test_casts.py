@@ -40,7 +40,7 @@ def test_the_largest_moment_is_that_of_the_walk(sizes: list[int], made: int, who
 def test_a_layer_is_cast_beside_the_gradient_of_its_input(grads: str, hybrid: Callable[..., Spec]) -> None:
     """The first layer's cast is the largest where parameters outweigh activations; in the parameters' own dtype there is none."""
     few: dict[str, Any] = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192, "model.features": {}}
-    spec = hybrid({"mesh": {"pp": 2}, "precision.grads": grads, "precision.reduce": grads, **few})
+    spec = hybrid({"mesh": {"pp": 2, "dp_shard": 2}, "precision.grads": grads, "precision.reduce": grads, **few})
     inventory = build_inventory(spec)
     first, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
     assert first.policy.in_place == (grads == "bf16")
@@ -67,7 +67,8 @@ def test_a_layer_is_cast_beside_the_gather_of_the_layer_before(hybrid: Callable[
 
 def test_the_last_stage_casts_beside_its_output(hybrid: Callable[..., Spec]) -> None:
     """torch's stage names the logits until its backward has returned; FSDP2 casts before that."""
-    spec = hybrid({"mesh": {"pp": 2}, "model.vocab_size": 50257, "batch.micro_batch_size": 1, "batch.seq_length": 16, "model.features": {}})
+    few: dict[str, Any] = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.features": {}}
+    spec = hybrid({"mesh": {"pp": 2, "dp_shard": 2}, "model.vocab_size": 50257, **few})
     inventory = build_inventory(spec)
     _, last = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
     found = accumulating_backward_peak(last, FORWARDED)
@@ -80,15 +81,20 @@ def test_the_last_stage_casts_beside_its_output(hybrid: Callable[..., Spec]) -> 
 def test_a_banks_first_gradients_are_cast_one_after_another(params: str, grads: str, hybrid: Callable[..., Spec]) -> None:
     """To a narrower dtype the first cast is the largest point, to a wider one the last: all others have been cast by then."""
     given: dict[str, Any] = {"batch.micro_batch_size": 1, "batch.seq_length": 1, "model.moe.ffn_hidden_size": 4096, "model.features": {}}
-    spec = hybrid({"mesh": {"pp": 2}, "precision.params": params, "precision.grads": grads, "precision.reduce": grads, **given})
+    spec = hybrid(
+        {"mesh": {"pp": 2, "dp_shard": 2}, "precision.params": params, "precision.grads": grads, "precision.reduce": grads, **given}
+    )
     inventory = build_inventory(spec)
     first, _ = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))
     index = first.names.index("layers.1")
     made = [size for name, size in first.units[index].block.gradients.items() if name.startswith("experts.")]
-    found = casting_experts(first.units[index], first=True)
+    alone = {"accumulates": False, "together": False, "frees": False}
+    found = casting_experts(first.units[index], first=True, casts=True, **alone)
     assert found.where == "cast of {}.experts"
     assert found.gradients == walked(made, spec.precision.grads.bytes, spec.precision.params.bytes)
-    assert casting_experts(first.units[index], first=False).size < found.size
+    assert casting_experts(first.units[index], first=False, casts=False, **alone).size < found.size
+    together = casting_experts(first.units[index], first=True, casts=True, **{**alone, "together": True})
+    assert together.gradients == sum(made) + sum(made) * spec.precision.grads.bytes // spec.precision.params.bytes
 
 
 @pytest.mark.parametrize("later", [True, False])

@@ -30,10 +30,6 @@ PLACES = ("route_kernel", "count_kernel", "place_kernel", "ngram_rows_kernel")
 class Unjudged(Trainer):
     """The trainer with finite losses: what is not interpreted has no values."""
 
-    def read(self, scalar: torch.Tensor) -> float:
-        super().read(scalar)
-        return FINITE
-
     def read_all(self, values: torch.Tensor) -> list[float]:
         return [FINITE] * len(super().read_all(values))
 

@@ -19,7 +19,6 @@ EXPERTS = {
     "moe": {"num_experts": 16, "top_k": 2, "ffn_hidden_size": 64},
 }
 CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "added on a one-rank mesh": ({"model": EXPERTS}, "layers.1.experts"),
     "divided for replicas of a whole shard": ({"model": EXPERTS, "mesh": {"dp_replicate": 2}}, "layers.0.experts"),
     "added to shards": ({"model": VOCABULARY, "mesh.dp_shard": 2}, "the slot's own parameters"),
     "cast to the gradients' dtype": ({"model": VOCABULARY, "mesh.dp_shard": 2, "precision.grads": "bf16"}, "the slot's own parameters"),

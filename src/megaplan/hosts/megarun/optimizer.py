@@ -1,16 +1,17 @@
 """Optimizer state and the scratch of a step, as megarun's Muon and torch's fused AdamW run it.
 
 Muon keeps one momentum shard; AdamW two moments and a step counter. Fused AdamW needs no scratch, and gradients in the parameters' dtype:
-if `precision.grads` is another, megarun updates one parameter at a time, with its gradient cast to `precision.master`. Muon updates one
-tensor at a time and reads its gradient unchanged: the update shard in the iteration's dtype, the whole update gathered from it, and
-Newton-Schulz on that.
+if `precision.grads` is another, megarun updates one parameter at a time, with its gradient cast to `precision.master`. Muon updates tensors
+of one shape in rounds and reads their gradients unchanged: each matrix is sent to one of the ranks that share it, Newton-Schulz runs there,
+and every rank gets its rows of the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from megaplan.inventory.matrices import MatrixRound
 from megaplan.tuples import new
 
 
@@ -52,69 +53,53 @@ class Uneven(NamedTuple):
 
 
 class MatrixScratch(NamedTuple):
-    """Temporary tensors of one Newton-Schulz update, and the momentum made by its first step, on a rank with a whole share of the rows.
+    """Muon's scratch for tensors of one kind.
 
-    The scratch is that of an iteration: the gathered update, the iterate x, x xᵀ and its polynomial (k matrices of r × r, r the shorter
-    side), and the next iterate, in addition to the update's shard. If TP shards the matrix, FSDP2 gathers a part of it, which is gathered
-    again over TP. Afterwards there are the orthogonalised update and the rank's shard of it in `precision.master`, which are less: an
-    element of master is at most twice as wide as one of the iteration.
+    A round begins with updates in the moments' dtype, which are copied into the iteration's: the share that a rank sends, or the matrices
+    themselves. What arrives is the rank's matrices, or their TP parts, which TP gathers. The iteration has two buffers of its matrices,
+    x xᵀ (or xᵀ x) and its polynomial (r × r, r the shorter side). Everything afterwards is less.
 
     Attributes:
-        iterating_bytes: Everything except the shard.
-        shard_bytes: The update's shard in the iteration's dtype; 0 on a one-rank mesh, where it is the gathered update itself.
-        momentum_bytes: The momentum's shard.
+        round: Rounds of these tensors.
+        rows: Rows of a whole matrix, or its columns if TP shards these.
+        tp_parts: Number of TP ranks that share a matrix; 1 if each rank has its own.
+        iteration: Bytes of an element of the iteration.
+        moments: Bytes of an element of the momentum.
+        share_elements: A whole share of a tensor, without padding.
+        expert: True if it belongs to an expert bank.
         uneven: Present if the rows do not divide by the shard degree.
     """
 
-    iterating_bytes: int
-    shard_bytes: int
-    momentum_bytes: int
+    round: MatrixRound
+    rows: int
+    tp_parts: int
+    iteration: int
+    moments: int
+    share_elements: int
+    expert: bool
     uneven: Uneven | None = None
 
-    def at(self, dense_index: int, expert_index: int) -> tuple[int, int, int, int]:
-        """The update alone, on the rank with these indices among those that share dense tensors and expert banks, as `in_turn` takes it."""
-        iterating, shard, momentum, uneven = self
-        if uneven is not None:
-            rows, whole = uneven.local_rows(expert_index if uneven.expert else dense_index), uneven.chunk_rows
-            shard, momentum = shard * rows // whole, momentum * rows // whole
-        return iterating + shard, momentum, iterating + shard, momentum
-
-
-def matrix_scratch(
-    matrices: tuple[int, int, int],
-    tp_parts: int,
-    iteration_bytes: int,
-    shard_elements: int,
-    degree: int,
-    momentum_bytes: int,
-    uneven: Uneven | None,
-) -> MatrixScratch:
-    """The scratch of one tensor.
-
-    Args:
-        matrices: Whole matrices that the rank orthogonalises: their number, the elements of all, columns of each.
-        tp_parts: Number of TP ranks that share them; 1 if each rank has its own.
-        iteration_bytes: Bytes of an element of the iteration.
-        shard_elements: A whole share of the rank's part; the all-gather makes `degree` of them, padding included.
-        degree: Ranks that share it.
-        momentum_bytes: Momentum of a whole share.
-        uneven: Present if the rows do not divide by the degree.
-    """
-    count, elements, columns = matrices
-    side = elements // (count * columns)
-    side = side if side < columns else columns
-    gathered = shard_elements * degree + (elements if tp_parts > 1 else 0)
-    iterating, shard = gathered + 2 * elements + 2 * count * side * side, shard_elements if degree > 1 else 0
-    return new(MatrixScratch, (iterating * iteration_bytes, shard * iteration_bytes, momentum_bytes, uneven))
+    def at(self, num_tensors: int, dense_index: int, expert_index: int) -> int:
+        """Most bytes in a round, on the rank with these indices among those that share dense tensors and expert banks."""
+        together = min(num_tensors, self.round.num_tensors)
+        matrices, share = self.round.matrices(together), self.share_elements
+        if self.uneven is not None:
+            rows, whole = self.uneven.local_rows(expert_index if self.expert else dense_index), self.uneven.chunk_rows
+            share = share * rows // whole
+        part = matrices * self.round.elements // self.tp_parts
+        sent = together * share if self.round.degree > 1 else part
+        made = together * share * self.moments + sent * self.iteration
+        exchanged = (sent + part) * self.iteration
+        side = min(self.rows, self.round.elements // self.rows)
+        return max(made, exchanged, 2 * matrices * (self.round.elements + side**2) * self.iteration)
 
 
 class MatrixPeaks(NamedTuple):
     """Peaks of Muon's steps.
 
     Attributes:
-        scratch_bytes: The largest scratch of a tensor: a later step's peak.
-        first_momenta_bytes: Momenta that exist at the peak of the first step, which is in a tensor's update after its own momentum was
-            made.
+        scratch_bytes: The largest scratch of a round: a later step's peak.
+        first_momenta_bytes: Momenta that exist at the peak of the first step: all, because they are made before its first round.
         first_scratch_bytes: The scratch at that point.
         momenta_bytes: All momenta.
     """
@@ -125,32 +110,17 @@ class MatrixPeaks(NamedTuple):
     momenta_bytes: int = 0
 
 
-NO_UPDATES = MatrixPeaks()
-
-
-def matrix_peaks(tensors: Iterable[MatrixScratch], dense_index: int, expert_index: int) -> MatrixPeaks:
-    """The peaks of a block's updates.
+def matrix_peaks(tensors: Mapping[MatrixScratch, int], momenta_bytes: int, dense_index: int, expert_index: int) -> MatrixPeaks:
+    """The peaks of a rank's updates.
 
     Args:
-        tensors: Tensors in the order of updates.
+        tensors: Number of tensors of each kind.
+        momenta_bytes: All momenta.
         dense_index: The rank's place among those that share dense tensors.
         expert_index: Place among ranks that share expert banks.
     """
-    return in_turn([tensor.at(dense_index, expert_index) for tensor in tensors])
-
-
-def in_turn(updates: Sequence[tuple[int, int, int, int]]) -> MatrixPeaks:
-    """Updates of several tensors or blocks in sequence; each as the four fields of `MatrixPeaks`."""
-    if not updates:
-        return NO_UPDATES
-    largest = max(updates)[0]
-    highest = first_momenta = first_scratch = made = 0
-    for _, own_momenta, own_scratch, momenta in updates:
-        if made + own_momenta + own_scratch > highest:
-            first_momenta, first_scratch = made + own_momenta, own_scratch
-            highest = first_momenta + first_scratch
-        made += momenta
-    return new(MatrixPeaks, (largest, first_momenta, first_scratch, made))
+    scratch = max([kind.at(number, dense_index, expert_index) for kind, number in tensors.items()], default=0)
+    return new(MatrixPeaks, (scratch, momenta_bytes, scratch, momenta_bytes))
 
 
 class Cast(NamedTuple):

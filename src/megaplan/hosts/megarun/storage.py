@@ -26,13 +26,11 @@ from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.group_bytes import NOTHING, GroupBytes, together
 from megaplan.hosts.megarun.optimizer import (
     Cast,
-    MatrixPeaks,
     MatrixScratch,
     Uneven,
-    matrix_peaks,
-    matrix_scratch,
 )
 from megaplan.hosts.megarun.sizes import Sizes
+from megaplan.inventory.matrices import matrix_round
 from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block
 from megaplan.tuples import new
 
@@ -78,8 +76,7 @@ class BlockStorage(NamedTuple):
         other_state_bytes: Moments of AdamW tensors that shard evenly, step counters of all AdamW tensors.
         uneven: Tensors whose last chunks are short or empty.
         shards: If there are such tensors, every tensor in the order in which it is made and padded.
-        matrix_scratch: Muon's scratch and momentum of each tensor, in the order of updates.
-        even_peaks: Peaks of Muon's updates; None if a tensor shards unevenly, so that ranks differ.
+        matrix_scratch: Muon's scratch, by kind of tensor, with the number of tensors.
         casts: Casts of AdamW's gradients in the order of updates; empty if gradients are not cast.
         adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors, else 0; without FSDP2 of all tensors that
             are not Muon's.
@@ -96,17 +93,12 @@ class BlockStorage(NamedTuple):
     other_state_bytes: int
     uneven: tuple[Uneven, ...]
     shards: tuple[Shard, ...]
-    matrix_scratch: tuple[MatrixScratch, ...]
-    even_peaks: MatrixPeaks | None
+    matrix_scratch: Mapping[MatrixScratch, int]
     casts: tuple[Cast, ...]
     adamw_shard_bytes: int
     resident_slack_bytes: int
     state_slack_bytes: int
     parameters: int
-
-    def matrix_peaks(self, dense_index: int, expert_index: int) -> MatrixPeaks:
-        """Peaks of Muon's updates of the block on the rank at these places."""
-        return matrix_peaks(self.matrix_scratch, dense_index, expert_index)
 
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
@@ -169,9 +161,9 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
     matrix_state = other_state = 0
     adamw_shards, muon_shards = list[int](), list[int]()
     uneven: dict[str, Uneven] = {}
-    scratch: list[MatrixScratch] = []
+    scratch: dict[MatrixScratch, int] = {}
     casts: list[Cast] = []
-    dense_by_muon = ranks_differ = False
+    dense_by_muon = False
     for tensor, unsharded in zip(block.tensors, block.sizes, strict=True):
         name, shape, owner, group, _, _, _, num_matrices = tensor
         shape, elements = (shape, unsharded) if whole else _local(tensor, sizes)
@@ -196,9 +188,10 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
             uneven[name] = short
         if is_muons:
             matrix_state += even_state
-            dense_by_muon, ranks_differ = dense_by_muon | (not expert), ranks_differ | (short is not None)
-            matrices, parts = ((num_matrices, elements, shape[-1]), 1) if whole else _matrices(tensor, shape, sizes)
-            scratch.append(matrix_scratch(matrices, parts, iteration, chunk, degree, state, short))
+            dense_by_muon |= not expert
+            matrices = (num_matrices, elements, shape[-1], 1) if whole else _matrices(tensor, elements, sizes)
+            kind = _matrix_scratch(matrices, sizes, chunk, expert=expert, short=short)
+            scratch[kind] = scratch.get(kind, 0) + 1
             muon_shards.append(nbytes)
             continue
         adamw_shards.append(nbytes)
@@ -223,8 +216,7 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
             other_state,
             tuple(uneven.values()),
             _in_order(sizes, block, uneven),
-            tuple(scratch),
-            None if ranks_differ else matrix_peaks(scratch, 0, 0),
+            scratch,
             tuple(casts),
             sum(adamw_shards) // master * sizes.grads if sizes.whole_state else 0 if dense_by_muon else dense.shard_bytes,
             resident_slack,
@@ -270,18 +262,32 @@ def _slacks(adamw_shards: list[int], muon_shards: list[int], master: int, moment
     return adamw + muon, 2 * slack_bytes(of_adamw) + slack_bytes(of_muon)
 
 
-def _matrices(tensor: ParamTensor, shape: tuple[int, ...], sizes: Sizes) -> tuple[tuple[int, int, int], int]:
-    """Matrices that a rank orthogonalises, as `matrix_scratch` takes them, and the TP ranks that share them; `shape` is the rank's part."""
-    count = tensor.local_matrices(sizes.tp, sizes.ep)
-    if tensor.cut_dim(sizes.tp) is not None:
-        return (count, tensor.elements, tensor.shape[-1]), sizes.tp
-    return (count, prod(shape), shape[-1]), 1
+def _matrix_scratch(
+    matrices: tuple[int, int, int, int], sizes: Sizes, share_elements: int, *, expert: bool, short: Uneven | None
+) -> MatrixScratch:
+    """Muon's scratch for a tensor with these matrices, as `_matrices` gives them."""
+    count, elements, columns, parts = matrices
+    dealt = matrix_round(count, elements // count, sizes.degrees[expert])
+    rows = dealt.elements // columns
+    return new(MatrixScratch, (dealt, rows, parts, sizes.iteration, sizes.moments, share_elements, expert, short))
+
+
+def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, int, int, int]:
+    """The whole matrices of which a rank has parts: their number, elements, columns or the dim that TP does not shard, and its TP ranks.
+
+    `elements` are those of the rank's part of the tensor.
+    """
+    count, cut, columns = tensor.local_matrices(sizes.tp, sizes.ep), tensor.cut_dim(sizes.tp), tensor.shape[-1]
+    if cut is None:
+        return count, elements, columns, 1
+    return count, tensor.elements, columns if cut == 0 else tensor.elements // count // columns, sizes.tp
 
 
 def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
     """Bytes in addition to the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh.
 
-    Without FSDP2 a copy is cast in place. With it, a cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage.
+    A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage. Without FSDP2 there
+    are none: copies are cast in place.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """

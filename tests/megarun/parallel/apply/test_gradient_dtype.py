@@ -13,7 +13,7 @@ from megarun.optim.build import Optimizers
 from megarun.parallel.apply.gradients import in_parameter_dtype, keep_gradient_dtype, parameter_groups
 from megarun.parallel.groups.mesh import build_mesh
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.usefixtures("wrapped")]
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
 

@@ -18,7 +18,7 @@ from megarun.parallel.groups.mesh import build_mesh
 from megarun.trace.rank import empty_batch
 from megarun.trace.tracker import plain_tensors
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.usefixtures("wrapped")]
 CPU = torch.device("cpu")
 
 

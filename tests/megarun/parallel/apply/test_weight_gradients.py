@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def trainer(one_process: Any, worker: Any, spec_with: Any) -> Trainer:
+def trainer(one_process: Any, wrapped: None, worker: Any, spec_with: Any) -> Trainer:
     """The small hybrid, recomputed where it may be."""
     spec = spec_with({"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}})
     job: Job = worker.build_job({"spec": spec, "spans": [[0, 5]]})
@@ -145,7 +145,7 @@ def test_the_input_gradient_is_no_view() -> None:
 @pytest.mark.requirement("R-41")
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize("attention", ["gqa", "mla"])
-def test_what_waits_is_the_ledgers(policy: str, attention: str, one_process: Any, worker: Any, spec_with: Any) -> None:
+def test_what_waits_is_the_ledgers(policy: str, attention: str, one_process: Any, wrapped: None, worker: Any, spec_with: Any) -> None:
     """Layer by layer, the storages between the two halves are those that the budget counts."""
     blocks = {"M": "none" if policy == "none" else "selective", "E": "none" if policy == "none" else "selective"}
     latent = {

@@ -1,0 +1,44 @@
+"""One data rank has no FSDP2: copies only of what is stored in another dtype, and gradients without buffers of a reduction."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from megaplan.budget.values import Budget
+from megaplan.columns import Column, Phase
+from megaplan.inventory.build import build_inventory
+from megaplan.spec.models import Spec
+
+EQUAL = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
+MIXED = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
+
+
+def cells(budget: Budget, phase: Phase = Phase.FORWARD_BACKWARD) -> dict[Column, int]:
+    (rank,) = budget.ranks
+    return rank.cells[phase]
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_parameters_in_the_used_dtype_are_not_copied(reshard: bool, hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    found = cells(budget_of(hybrid({"mesh": {}, "precision": EQUAL, "sharding.reshard_after_forward": reshard})))
+    assert found[Column.COMMUNICATION] == 0
+
+
+def test_others_have_one_copy_each(hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
+    """At a microbatch's peak in the head's backward, where all layers are still there."""
+    few: dict[str, Any] = {"model.vocab_size": 4096, "model.features": {}, "batch.micro_batch_size": 4, "batch.seq_length": 512}
+    spec = hybrid({"mesh": {}, "precision": MIXED, **few})
+    budget, elements = budget_of(spec), build_inventory(spec).parameters
+    (rank,) = budget.ranks
+    assert rank.peak_places[Phase.FORWARD_BACKWARD].startswith("backward of head")
+    assert cells(budget)[Column.COMMUNICATION] == 2 * elements
+    assert cells(budget, Phase.OPTIMIZER)[Column.COMMUNICATION] == 0
+
+
+def test_a_second_rank_brings_fsdp2_back(hybrid: Callable[..., Spec]) -> None:
+    """Replicas and shards of banks, too: then what is summed needs a reduction."""
+    alone = {"pp": 2, "tp": 2, "cp": 2, "ep": 4}
+    assert hybrid({"mesh": alone, "model.features": {}}).has_whole_state
+    for mesh in ({"dp_shard": 2}, {"dp_replicate": 2}, {**alone, "ep": 2}):
+        assert not hybrid({"mesh": mesh, "model.features": {}}).has_whole_state
