@@ -8,6 +8,7 @@ slot's own group at the end. First gradients are cast for accumulation after eac
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.stored import fsdp_order
@@ -84,35 +85,52 @@ def _forward(unit: Unit, key: tuple[bool, bool, bool]) -> ForwardSegment:
     return found
 
 
+class Accumulating(NamedTuple):
+    """Settings of a backward where gradients accumulate.
+
+    Attributes:
+        accumulates: True if gradients are added in place to those of a microbatch before.
+        fetches: True if layers are gathered again for it.
+        takes: True if the gradients of experts are taken inside their layer's backward.
+        casts: True if first gradients are cast.
+        first: True in the first backward.
+    """
+
+    accumulates: bool
+    fetches: bool
+    takes: bool
+    casts: bool
+    first: bool
+
+
+def _settings(policy: ChunkPolicy, state: ChunkState) -> Accumulating:
+    first, frees = state <= FORWARDED, not policy.pipelined
+    fetches = policy.reshard and (frees or state is not BACKWARDED)  # under a pipeline a backward leaves every layer gathered
+    return Accumulating(policy.in_place and not first, fetches, frees or not policy.in_place, first and not policy.in_place, first)
+
+
 def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     """The largest point of a backward where whole gradients accumulate: under a pipeline, and without FSDP2."""
-    policy, first = chunk.policy, state <= FORWARDED
-    accumulates, casts, frees = policy.in_place and not first, first and not policy.in_place, not policy.pipelined
-    fetches = policy.reshard and (frees or state is not BACKWARDED)  # under a pipeline a backward leaves every layer gathered
-    takes = frees or not policy.in_place
+    policy, frees = chunk.policy, not chunk.policy.pipelined
+    settings = _settings(policy, state)
     units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
-    lasting = chunk.summed_later if accumulates else chunk.lasting
-    received = 0 if frees or "embedding" in chunk.names else policy.boundary_bytes  # the gradient for the slot before
-    gradients = 0 if first else chunk.unsharded_bytes
-    gathered = chunk.root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
-    ahead, key = NOTHING_AHEAD, (accumulates, fetches, takes, casts, first, NOTHING_AHEAD)
+    lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, _received(chunk)
+    gradients = 0 if settings.first else chunk.unsharded_bytes
+    gathered = chunk.root.gathered_bytes + (0 if settings.fetches else chunk.layers_gathered_bytes)
+    ahead, key = NOTHING_AHEAD, (settings, NOTHING_AHEAD)
     best = -1
     found: tuple[int, Point, int, int, int] | None = None
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
-        if fetches:
+        if settings.fetches:
             ahead = chunk.ahead[index]
-            key = accumulates, fetches, takes, casts, first, ahead
+            key = settings, ahead
             gathered += unit.gathered_bytes
         running, cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key, policy)
         level = before[index] + gradients + gathered
         if level + carried[index] + running.size > best:
             best, found = level + carried[index] + running.size, (index, running, gradients, gathered, carried[index])
-        if frees:
-            gathered -= unit.gathered_bytes
-            if index == 0 and (tied := chunk.tied_sum_bytes()) and gradients + 2 * tied + gathered > best:
-                point = Point(0, "sum of the tied embedding's gradients", None, (), 0, 0, 0)
-                best, found = gradients + 2 * tied + gathered, (index, point, gradients + 2 * tied, gathered, 0)
+        gathered -= unit.gathered_bytes if frees else 0
         if cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + waiting[index]
             held = gradients + chunk.waiting_sums(index) + cast
@@ -120,26 +138,35 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
             if total > best:
                 point = Point(0, "cast of {}", None, (), 0, 0, 0)
                 best, found = total, (index, point, held, gathered + ahead.flat_bytes, activations)
-        if first:
-            gradients += unit.unsharded_bytes
-        gradients += lasting[index]
-    if casts:  # gradients of the slot's own parameters
-        gathered -= chunk.root.gathered_bytes if frees else 0
-        of_layers, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes, received + chunk.logits_bytes + waiting[0]
-        own = chunk.root.made_bytes + chunk.root.unsharded_bytes if policy.whole else cast_bytes(_outside(chunk))
-        if of_layers + own + gathered + activations > best:
-            peak = chunk.idle_peak("cast of the slot's own gradients", of_layers + own, gathered, activations)
-            if peak.total > best:
-                return peak
+        gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
     if found is None:
         raise ValueError("a chunk without units has no backward")
     index, point, held, communication, activations = found
-    return chunk.peak(index, point, held, communication, activations)
+    ends = _ends_of_backward(chunk, gradients, gathered, casts=settings.casts)
+    return max([chunk.peak(index, point, held, communication, activations), *ends], key=lambda peak: peak.total)
 
 
-def _accumulating(unit: Unit, name: str, key: tuple[bool, bool, bool, bool, bool, Ahead], policy: ChunkPolicy) -> tuple[Point, int]:
+def _received(chunk: Chunk) -> int:
+    """The gradient of the chunk's input, which the slot before waits for."""
+    return chunk.policy.boundary_bytes if chunk.policy.pipelined and "embedding" not in chunk.names else 0
+
+
+def _ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool) -> Iterator[Peak]:
+    """Points after the last block: the sum of a tied embedding's gradients, and the casts of those of the slot's own parameters."""
+    whole, frees = chunk.policy.whole, not chunk.policy.pipelined
+    tied = chunk.tied_sum_bytes() if frees else 0
+    if tied:
+        yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered)
+    if casts:
+        own = chunk.root.made_bytes + chunk.root.unsharded_bytes if whole else cast_bytes(_outside(chunk))
+        held, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes + own, _received(chunk) + chunk.logits_bytes
+        gathered -= chunk.root.gathered_bytes if frees else 0
+        yield chunk.idle_peak("cast of the slot's own gradients", held, gathered, activations + chunk.waiting_from[0])
+
+
+def _accumulating(unit: Unit, name: str, key: tuple[Accumulating, Ahead], policy: ChunkPolicy) -> tuple[Point, int]:
     """A block's backward where gradients accumulate, and the bytes of its layer's casts after it; −1 if there are none."""
-    accumulates, fetches, takes, casts, first, ahead = key
+    (accumulates, fetches, takes, casts, first), ahead = key
     running = backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes)
     if unit.has_experts and takes:
         after = casting_experts(unit, first=first, casts=casts, accumulates=accumulates, together=policy.whole, frees=not policy.pipelined)

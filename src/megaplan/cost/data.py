@@ -171,8 +171,8 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     held, pp = held_of(spec, local), mesh.pp
     exchange = 0
     if spec.optimizer.uses_muon:
-        sent = zip((shards, banks), exchanged_elements(spec, held), strict=True)
-        exchange = 2 * sum(gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in sent)
+        pairs = zip((shards, banks), exchanged_elements(spec, held), strict=True)
+        exchange = 2 * sum([gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in pairs])
     if rates.measured is None:
         return DataTimes(gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + _muon_ns(spec, rates, local.matrices) + exchange)
 

@@ -65,12 +65,12 @@ def _iterate(x: Tensor, num_steps: int) -> Tensor:
     return x
 
 
-class Kind(NamedTuple):
-    """What equal tensors have in common.
+class Alike(NamedTuple):
+    """Facts that the tensors of a round share.
 
     Attributes:
-        round: Their rounds.
-        part: Shape of a rank's part of a matrix as it is laid out for the iteration: of the dims of a cut matrix the cut one is first.
+        round: Rounds of these tensors.
+        part: Shape of a rank's part of a matrix as the iteration has it: of the dims of a cut matrix the cut one is first.
         share_elements: A whole share of a tensor.
         rows: Rows of dim 0 if the ranks' shares differ, else 0.
         cut: True if TP shards the matrices.
@@ -96,7 +96,7 @@ class Member(NamedTuple):
         parameter: The parameter.
         rows: Rows of one of its matrices, before TP gathers it.
         share_rows: Rows of a whole share of it, all dims but the last read as rows.
-        transposed: True if a matrix is laid out transposed: TP shards its columns.
+        transposed: True if the iteration has a matrix transposed: TP shards its columns.
         scale: Factor of its update.
     """
 
@@ -112,7 +112,7 @@ class Piece(NamedTuple):
 
     Attributes:
         owner: The rank that orthogonalises it.
-        slot: Its place among the owner's matrices.
+        slot: Place of the matrix among the owner's.
         tensor: The tensor that it belongs to.
         start: First row in this rank's share of the tensor.
         num_rows: Number of rows.
@@ -161,7 +161,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         self._cut, self._tp, self._counts, self._banks = dict(cut or {}), tp, dict(params), banks
         self.moments_dtype, self.iteration_dtype, self.num_steps = moments_dtype, iteration_dtype, num_steps
-        self._deals: dict[tuple[Kind, int], Deal] = {}
+        self._deals: dict[tuple[Alike, int], Deal] = {}
         super().__init__(list(self._counts), {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -191,14 +191,14 @@ class Muon(torch.optim.Optimizer):
         return {"momentum": torch.zeros_like(parameter, dtype=self.moments_dtype)}
 
     @cached_property
-    def _kinds(self) -> dict[Kind, list[Member]]:
-        found: dict[Kind, list[Member]] = {}
+    def _kinds(self) -> dict[Alike, list[Member]]:
+        found: dict[Alike, list[Member]] = {}
         for parameter, count in self._counts.items():
             kind, member = self._kind_of(parameter, count)
             found.setdefault(kind, []).append(member)
         return found
 
-    def _kind_of(self, parameter: Tensor, count: int) -> tuple[Kind, Member]:
+    def _kind_of(self, parameter: Tensor, count: int) -> tuple[Alike, Member]:
         columns, degree, index, group = parameter.shape[-1], 1, 0, None
         if isinstance(parameter, DTensor):
             axis = parameter.device_mesh.ndim - 1  # the one that shards; the one before it replicates
@@ -216,18 +216,18 @@ class Muon(torch.optim.Optimizer):
             index, group = 0, None
         part = (columns, of_matrix) if transposed else (of_matrix, columns)
         uneven = parameter.shape[0] if parameter.shape[0] % degree else 0
-        kind = Kind(dealt, part, chunk * columns, uneven, cut is not None, parameter in self._banks, group, index)
+        kind = Alike(dealt, part, chunk * columns, uneven, cut is not None, parameter in self._banks, group, index)
         return kind, Member(parameter, of_matrix, chunk, transposed, ADAMW_RMS * max(lengths) ** 0.5)
 
-    def _update_whole(self, kind: Kind, members: Sequence[Member]) -> None:
+    def _update_whole(self, kind: Alike, members: Sequence[Member]) -> None:
         """A round of matrices that this rank has whole, or of which TP ranks have parts."""
-        x = _iterate(self._gathered(kind, self._laid_out(kind, members)), self.num_steps)
+        x = _iterate(self._gathered(kind, self._own_matrices(kind, members)), self.num_steps)
         rate, weights = self._decayed(members)
-        for weight, member, found in zip(weights, members, self._own_part(kind, x).split(kind.round.num_matrices), strict=True):
+        for weight, member, found in zip(weights, members, _split(self._own_part(kind, x), kind.round.num_matrices), strict=True):
             own = found.mT if member.transposed else found
             weight.view(own.shape).add_(own, alpha=-rate * member.scale)
 
-    def _update_dealt(self, kind: Kind, deal: Deal) -> None:
+    def _update_dealt(self, kind: Alike, deal: Deal) -> None:
         """A round of matrices of which each rank has rows."""
         x = _iterate(self._gathered(kind, deal.collected(self._updates(deal.members), self.iteration_dtype)), self.num_steps)
         back = deal.packed(self._own_part(kind, x))
@@ -259,19 +259,21 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(updates, momenta, MOMENTUM)
         return updates
 
-    def _laid_out(self, kind: Kind, members: Sequence[Member]) -> Tensor:
+    def _own_matrices(self, kind: Alike, members: Sequence[Member]) -> Tensor:
         """This rank's matrices, or their TP parts, in the iteration's dtype: [n, rows, cols]."""
         updates = self._updates(members)
         parts = updates[0].new_empty((len(members) * kind.round.num_matrices, *kind.part), dtype=self.iteration_dtype)
-        places = [place.mT if each.transposed else place for place, each in zip(parts.split(kind.round.num_matrices), members, strict=True)]
+        places = [
+            place.mT if each.transposed else place for place, each in zip(_split(parts, kind.round.num_matrices), members, strict=True)
+        ]
         torch._foreach_copy_(places, [update.view(place.shape) for update, place in zip(updates, places, strict=True)])
         return parts
 
-    def _gathered(self, kind: Kind, parts: Tensor) -> Tensor:
+    def _gathered(self, kind: Alike, parts: Tensor) -> Tensor:
         """Whole matrices."""
         return self._tp.start_gather(parts).wait() if kind.cut else parts
 
-    def _own_part(self, kind: Kind, x: Tensor) -> Tensor:
+    def _own_part(self, kind: Alike, x: Tensor) -> Tensor:
         """This rank's parts of orthogonalised matrices."""
         return x.narrow(1, self._tp.index * kind.part[0], kind.part[0]) if kind.cut else x
 
@@ -286,7 +288,7 @@ class Deal:
         received: The pieces of the matrices that this rank owns, by the rank that has them.
     """
 
-    def __init__(self, kind: Kind, members: Sequence[Member], first_owner: int) -> None:
+    def __init__(self, kind: Alike, members: Sequence[Member], first_owner: int) -> None:
         """Deal the matrices out, as many to each rank, beginning with `first_owner`."""
         self._kind, self.members, self._first = kind, members, first_owner
         self._own = kind.round.matrices(len(members))
@@ -344,11 +346,11 @@ class Deal:
 
     def _views(self, flat: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
         """The pieces in a buffer in which they follow each other."""
-        parts = flat.split([self._elements(piece) for piece in pieces])
+        parts = _split(flat, [self._elements(piece) for piece in pieces])
         return [part.view(piece.num_rows, -1) for part, piece in zip(parts, pieces, strict=True)]
 
     def _places(self, parts: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Their places in this rank's matrices."""
+        """Places of pieces in this rank's matrices."""
         matrices = [parts[piece.slot].mT if self.members[piece.tensor].transposed else parts[piece.slot] for piece in pieces]
         return [matrix[piece.offset :][: piece.num_rows] for matrix, piece in zip(matrices, pieces, strict=True)]
 
@@ -356,6 +358,11 @@ class Deal:
     def _copy(places: list[Tensor], values: list[Tensor]) -> None:
         if places:
             torch._foreach_copy_(places, values)
+
+
+def _split(tensor: Tensor, sizes: int | list[int]) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = torch.split(tensor, sizes)
+    return found
 
 
 def _local(tensor: Tensor) -> Tensor:

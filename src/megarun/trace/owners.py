@@ -176,7 +176,7 @@ class Owners:
             self._names[id(parameter)] = name
             self.label(parameter.detach(), Kind.PARAMETER, name)
             if parameter.requires_grad and whole_state(stage) is not None:
-                parameter.register_hook(self._gradient_labeller(name))
+                parameter.register_hook(self._gradient_labeller(name))  # type: ignore[no-untyped-call]
 
     def label_resident(self, trainer: Trainer) -> None:
         """Label parameters, buffers and optimizer state."""
@@ -220,7 +220,7 @@ class Owners:
                 self.label(member.used.detach(), Kind.GATHERED_PARAMETER, name)
             if member.used.requires_grad and id(member.used) not in self._hooked:
                 self._hooked.add(id(member.used))
-                member.used.register_hook(self._gradient_labeller(name))
+                member.used.register_hook(self._gradient_labeller(name))  # type: ignore[no-untyped-call]
 
     def _label_group(self, group: FSDPParamGroup) -> None:
         for item in group.fsdp_params:

@@ -38,5 +38,5 @@ class Evaluator:
                 num_labels += labels
         finally:
             runner.reshard()
-        loss = trainer.read(trainer.reduced_loss(nats)) / num_labels
-        return Evaluated(step, loss, self._num_batches * self._job.global_batch_tokens, time.perf_counter() - began)
+        (loss,) = trainer.read_all(trainer.reduced_loss(nats).reshape(1))
+        return Evaluated(step, loss / num_labels, self._num_batches * self._job.global_batch_tokens, time.perf_counter() - began)

@@ -99,7 +99,7 @@ def test_states_of_one_process_by_hand(budget_of: Callable[..., Budget]) -> None
 
 
 def test_newton_schulz_of_two_shards_by_hand(budget_of: Callable[..., Budget]) -> None:
-    """Of four matrices each rank has two; of shards, AdamW drops those of groups that have no matrix."""
+    """Each rank has two of four matrices; AdamW drops the shards of groups that have no matrix."""
     rank = budget_of(plain({"mesh.dp_shard": 2})).ranks[0]
     cells = rank.cells[Phase.OPTIMIZER]
     assert rank.peak_places[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from megaplan.spec.models import Spec
@@ -30,7 +31,7 @@ class Lent(NamedTuple):
 
     Attributes:
         module: Module that has the parameter.
-        name: Its name there.
+        name: Name of the parameter there.
         stored: The parameter that the optimizer updates.
         used: The parameter that the module computes with.
         copied: True if `used` has a storage of its own.
@@ -88,10 +89,10 @@ class WholeGroup:
 
     @property
     def members(self) -> list[Lent]:
-        """Its lent parameters."""
+        """The lent parameters of the group."""
         if self._members is None:
-            found = [(module, name, module._parameters[name]) for module, name in self._names]
-            self._members = [self._lent(*each) for each in found if each[2] is not None and self._is_lent(each[2])]
+            found = ((module, name, module.get_parameter(name)) for module, name in self._names)
+            self._members = [self._lent(*each) for each in found if self._is_lent(each[2])]
         return self._members
 
     def _is_lent(self, stored: nn.Parameter) -> bool:
@@ -114,7 +115,7 @@ class WholeGroup:
             values = [member.used.detach() for member in copied]
             for value in values:
                 value.untyped_storage().resize_(value.numel() * value.element_size())
-            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(values)):
+            with torch.no_grad(), _unsafe_preserve_version_counter(tuple(values)):
                 torch._foreach_copy_(values, [member.stored.detach() for member in copied])
         for member in self.members:
             member.lend()
@@ -144,7 +145,7 @@ class WholeGroup:
                 member.used.grad = None
         if first:
             made = [torch.empty_like(member.stored, dtype=self._made) for member in first]
-            torch._foreach_copy_(made, [member.used.grad for member in first])
+            torch._foreach_copy_(made, [member.used.grad for member in first if member.used.grad is not None])
             for member, gradient in zip(first, made, strict=True):
                 member.stored.grad, member.used.grad = gradient, None
 
@@ -192,17 +193,18 @@ class WholeState:
             group.end_forward()
             if group.members and torch.is_grad_enabled():
                 for tensor in _needing_gradients(output):
-                    tensor.register_hook(start)
+                    tensor.register_hook(start)  # type: ignore[no-untyped-call]
 
         def start(_: Tensor) -> None:
             if not self._awaited:
                 self._awaited = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
             group.fill()
 
         compiled = module._compiled_call_impl is not None
-        module.register_forward_pre_hook(torch._dynamo.disable(before) if compiled else before, prepend=True, with_kwargs=True)
-        module.register_forward_hook(torch._dynamo.disable(after) if compiled else after)
+        keep: Any = torch._dynamo.disable if compiled else _as_it_is
+        module.register_forward_pre_hook(keep(before), prepend=True, with_kwargs=True)
+        module.register_forward_hook(keep(after))
 
     def _end(self) -> None:
         """End a backward: of groups whose inputs need no gradient, and of the stage's own."""
@@ -259,6 +261,10 @@ def _followed(group: WholeGroup, inputs: tuple[Any, ...], keywords: dict[str, An
 
 def _needing_gradients(value: Any) -> Iterator[Tensor]:
     return (each for each in tree_flatten(value)[0] if isinstance(each, Tensor) and each.requires_grad)
+
+
+def _as_it_is(hook: Any) -> Any:
+    return hook
 
 
 def _in_backward() -> bool:

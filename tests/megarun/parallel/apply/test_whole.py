@@ -113,7 +113,7 @@ def test_deferred_gradients_are_added_where_autograd_adds(name: str, one_process
 
 
 def test_a_module_without_lent_parameters_costs_nothing(one_process: Any, worker: Any, spec_with: Any) -> None:
-    """Its inputs pass through no function, and its outputs have no hook."""
+    """Inputs pass through no function, and outputs have no hook."""
     trainer, batches = trained(worker, spec_with())
     seen: list[Any] = []
     block: nn.Module = next(iter(trainer.stages[0].layers.values()))
