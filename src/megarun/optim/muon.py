@@ -65,7 +65,7 @@ def _iterate(x: Tensor, num_steps: int) -> Tensor:
     return x
 
 
-class Alike(NamedTuple):
+class RoundKey(NamedTuple):
     """Facts that the tensors of a round share.
 
     Attributes:
@@ -161,7 +161,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         self._cut, self._tp, self._counts, self._banks = dict(cut or {}), tp, dict(params), banks
         self.moments_dtype, self.iteration_dtype, self.num_steps = moments_dtype, iteration_dtype, num_steps
-        self._deals: dict[tuple[Alike, int], Deal] = {}
+        self._deals: dict[tuple[RoundKey, int], Deal] = {}
         super().__init__(list(self._counts), {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -191,14 +191,14 @@ class Muon(torch.optim.Optimizer):
         return {"momentum": torch.zeros_like(parameter, dtype=self.moments_dtype)}
 
     @cached_property
-    def _kinds(self) -> dict[Alike, list[Member]]:
-        found: dict[Alike, list[Member]] = {}
+    def _kinds(self) -> dict[RoundKey, list[Member]]:
+        found: dict[RoundKey, list[Member]] = {}
         for parameter, count in self._counts.items():
             kind, member = self._kind_of(parameter, count)
             found.setdefault(kind, []).append(member)
         return found
 
-    def _kind_of(self, parameter: Tensor, count: int) -> tuple[Alike, Member]:
+    def _kind_of(self, parameter: Tensor, count: int) -> tuple[RoundKey, Member]:
         columns, degree, index, group = parameter.shape[-1], 1, 0, None
         if isinstance(parameter, DTensor):
             axis = parameter.device_mesh.ndim - 1  # the one that shards; the one before it replicates
@@ -216,10 +216,10 @@ class Muon(torch.optim.Optimizer):
             index, group = 0, None
         part = (columns, of_matrix) if transposed else (of_matrix, columns)
         uneven = parameter.shape[0] if parameter.shape[0] % degree else 0
-        kind = Alike(dealt, part, chunk * columns, uneven, cut is not None, parameter in self._banks, group, index)
+        kind = RoundKey(dealt, part, chunk * columns, uneven, cut is not None, parameter in self._banks, group, index)
         return kind, Member(parameter, of_matrix, chunk, transposed, ADAMW_RMS * max(lengths) ** 0.5)
 
-    def _update_whole(self, kind: Alike, members: Sequence[Member]) -> None:
+    def _update_whole(self, kind: RoundKey, members: Sequence[Member]) -> None:
         """A round of matrices that this rank has whole, or of which TP ranks have parts."""
         x = _iterate(self._gathered(kind, self._own_matrices(kind, members)), self.num_steps)
         rate, weights = self._decayed(members)
@@ -227,7 +227,7 @@ class Muon(torch.optim.Optimizer):
             own = found.mT if member.transposed else found
             weight.view(own.shape).add_(own, alpha=-rate * member.scale)
 
-    def _update_dealt(self, kind: Alike, deal: Deal) -> None:
+    def _update_dealt(self, kind: RoundKey, deal: Deal) -> None:
         """A round of matrices of which each rank has rows."""
         x = _iterate(self._gathered(kind, deal.collected(self._updates(deal.members), self.iteration_dtype)), self.num_steps)
         back = deal.packed(self._own_part(kind, x))
@@ -259,7 +259,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(updates, momenta, MOMENTUM)
         return updates
 
-    def _own_matrices(self, kind: Alike, members: Sequence[Member]) -> Tensor:
+    def _own_matrices(self, kind: RoundKey, members: Sequence[Member]) -> Tensor:
         """This rank's matrices, or their TP parts, in the iteration's dtype: [n, rows, cols]."""
         updates = self._updates(members)
         parts = updates[0].new_empty((len(members) * kind.round.num_matrices, *kind.part), dtype=self.iteration_dtype)
@@ -269,11 +269,11 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_copy_(places, [update.view(place.shape) for update, place in zip(updates, places, strict=True)])
         return parts
 
-    def _gathered(self, kind: Alike, parts: Tensor) -> Tensor:
+    def _gathered(self, kind: RoundKey, parts: Tensor) -> Tensor:
         """Whole matrices."""
         return self._tp.start_gather(parts).wait() if kind.cut else parts
 
-    def _own_part(self, kind: Alike, x: Tensor) -> Tensor:
+    def _own_part(self, kind: RoundKey, x: Tensor) -> Tensor:
         """This rank's parts of orthogonalised matrices."""
         return x.narrow(1, self._tp.index * kind.part[0], kind.part[0]) if kind.cut else x
 
@@ -288,7 +288,7 @@ class Deal:
         received: The pieces of the matrices that this rank owns, by the rank that has them.
     """
 
-    def __init__(self, kind: Alike, members: Sequence[Member], first_owner: int) -> None:
+    def __init__(self, kind: RoundKey, members: Sequence[Member], first_owner: int) -> None:
         """Deal the matrices out, as many to each rank, beginning with `first_owner`."""
         self._kind, self.members, self._first = kind, members, first_owner
         self._own = kind.round.matrices(len(members))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from megaplan.inventory.matrices import ROUND_ELEMENTS, matrix_round
 from megarun.optim import muon
-from megarun.optim.muon import Alike, Deal, Member, Muon, orthogonalise
+from megarun.optim.muon import Deal, Member, Muon, RoundKey, orthogonalise
 
 pytestmark = pytest.mark.runtime
 
@@ -22,7 +22,7 @@ def dealt(shape: tuple[int, int], count: int, degree: int, num_tensors: int, fir
     share = -(-count * rows // degree)
     found = []
     for rank in range(degree):
-        kind = Alike(matrix_round(count, rows * columns, degree), shape, share * columns, 0, False, False, None, rank)
+        kind = RoundKey(matrix_round(count, rows * columns, degree), shape, share * columns, 0, False, False, None, rank)
         member = Member(torch.empty(0), rows, share, False, 1.0)
         found.append(Deal(kind, [member] * num_tensors, first))
     return found
