@@ -1,12 +1,14 @@
 """Writes docs/reference/measured.md: a GPU's measurements, the estimate, the modelled step and the counted floor of the same plans.
 
-python benchmarks/gpu/measured/page.py        of all benchmarks/results/h200-YYYY-MM-DD.json
+python benchmarks/gpu/measured/page.py                 of all benchmarks/results/h200-YYYY-MM-DD*.json
+python benchmarks/gpu/measured/page.py --keep FILE     add today's estimates and modelled times to a results file, before the runtime changes
 
 It needs no GPU. The counted floors run each spec on tensors without values (`benchmarks/roofline.py`), about half a minute a spec.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks"
 
 from gpu.measured import times  # noqa: E402
 from gpu.measured.reserved import ReservedRow, reserved_rows, reserved_table  # noqa: E402
-from gpu.measured.results import FITTED, LATER, TrainingRun, document, training_runs  # noqa: E402
+from gpu.measured.results import FITTED, LATER, TrainingRun, document, kept_model, training_runs  # noqa: E402
 from gpu.tables import markdown  # noqa: E402
 
 import megaplan  # noqa: E402
@@ -111,7 +113,8 @@ def page() -> str:
     """The page as Markdown."""
     found, runs = document(), training_runs()
     estimates = {run.name: megaplan.estimate(run.spec) for run in runs}
-    floors = {run.name: floor_seconds(run.spec) for run in runs if not run.expandable_segments}
+    kept = kept_model(found)
+    floors = kept["floors"] if kept else {run.name: floor_seconds(run.spec) for run in runs if not run.expandable_segments}
     steps = (
         "run",
         "step ms",
@@ -221,5 +224,29 @@ def above_rows(cases: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
             yield line["case"], str(line["num_tokens"]), line["dtype"], f"{line['error']:.1e}"
 
 
+def keep(path: Path) -> None:
+    """Add what today's code models for the runs of a results file to the file, as its key `modelled`."""
+    found = document(path)
+    specs = {run.name: run.spec for run in training_runs(path) if not run.expandable_segments}
+    kept = {
+        "steps": times.steps(found),
+        "parts": times.rows(found),
+        "reserved": list(reserved_rows(path)),
+        "floors": {name: floor_seconds(spec) for name, spec in specs.items()},
+    }
+    lines = ",\n".join(f' "{key}": {_rows_text(value)}' for key, value in kept.items())
+    path.write_text(path.read_text().rstrip().removesuffix("}").rstrip() + f',\n"modelled": {{\n{lines}}}\n}}\n')
+
+
+def _rows_text(value: Any) -> str:
+    """JSON with a line for each row of a table."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in value) + "]"
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    if sys.argv[1:2] == ["--keep"]:
+        keep(Path(sys.argv[2]).resolve())
+    else:
+        PAGE.write_text(page())

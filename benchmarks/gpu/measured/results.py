@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +76,12 @@ class TrainingRun(NamedTuple):
 def document(path: Path = FITTED) -> dict[str, Any]:
     """A results file as it is."""
     found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def kept_model(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Estimates and modelled times of the code that ran, of results whose runtime had other operations than today's; None for others."""
+    found: dict[str, Any] | None = results.get("modelled")
     return found
 
 
