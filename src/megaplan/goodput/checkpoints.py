@@ -26,7 +26,7 @@ BIAS_BYTES = 4
 
 
 class StageBytes(NamedTuple):
-    """What the ranks of a pipeline rank write: tensors that several of them hold are written once.
+    """Bytes that the ranks of a pipeline rank write: tensors that several of them hold are written once.
 
     Attributes:
         pp_rank: Pipeline rank.

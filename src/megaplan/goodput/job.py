@@ -15,7 +15,7 @@ from megaplan.spec.models import Run, Spec
 
 
 class Saving(NamedTuple):
-    """What a save costs.
+    """The cost of a save.
 
     Attributes:
         stall: Seconds that it stops training.

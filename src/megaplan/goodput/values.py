@@ -154,7 +154,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class RunChange:
-    """What a change would gain.
+    """The gain of a change of the run.
 
     Attributes:
         name: Change.
