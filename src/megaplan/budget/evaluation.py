@@ -129,7 +129,7 @@ class Evaluation:
 
     Attributes:
         blocks: Blocks by name; `head` is included for a tied head too.
-        equal_ranks: For storages with unevenly sharded tensors, by identity, the ranks of a stage with equal bytes of each; for all
+        equal_ranks: Ranks of a stage with equal bytes of each, by identity of the storages with unevenly sharded tensors; for all
             layouts.
     """
 
