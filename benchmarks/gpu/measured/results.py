@@ -16,8 +16,8 @@ from megaplan.spec.models import Spec
 ROOT = Path(__file__).resolve().parents[3]
 SPECS = ROOT / "benchmarks/gpu/specs"
 MEMORY = ROOT / "benchmarks/gpu/memory.yaml"
-FITTED, *LATER = sorted((ROOT / "benchmarks/results").glob("h200-????-??-??.json"))
-"""The results that the constants come from, and those that are in none: predictions of the model."""
+*EARLIER, FITTED = sorted((ROOT / "benchmarks/results").glob("h200-????-??-??*.json"))
+"""Results of earlier runtimes, each with the model of its time; and the newest, which the constants come from."""
 
 
 class Phase(NamedTuple):
