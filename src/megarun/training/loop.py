@@ -174,6 +174,7 @@ def train_steps(
         data_seconds = time.perf_counter() - began
         progress.enter("computing")
         result = trainer.measure(batch)
+        display.note(trainer.take_note())
         progress.enter("updating")
         bad = guard.judge(step, result)
         if bad is not None:
