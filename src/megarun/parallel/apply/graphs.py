@@ -21,8 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from megaplan.spec.step_graphs import why_eager
 from megaplan.spec.models import Spec
+from megaplan.spec.step_graphs import why_eager
 from megarun.data.batches import Batch
 from megarun.parallel.apply.pipeline import AccumulatingRunner, Runner
 from megarun.parallel.apply.whole import whole_state
@@ -64,8 +64,9 @@ class CudaRecorder:
 
     def drop(self) -> None:
         """See `Recorder`. torch leaves the allocator's routing to the pool as it is if the end of a capture fails."""
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
+        for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with suppress(RuntimeError):  # it has ended
+                end(self._device.index or 0, self._pool)
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 
@@ -112,8 +113,12 @@ class GraphedRunner:
         """Record both graphs, or say in the log why they cannot be."""
         try:
             self._replays = self._recorded(batch)
-        except Exception as failure:  # noqa: BLE001  eager steps do the same without graphs, and no run ends for its speed
-            reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        except Exception as failure:
+            first: BaseException = failure
+            while first.__context__ is not None:  # the end of a capture fails because of what failed in it
+                first = first.__context__
+            reason = f"{type(first).__name__}: {first}".splitlines()[0]
+            del first
         else:
             self.note = f"CUDA graphs: forward and backward of a microbatch are replayed, after {WARM_UP_STEPS} eager steps"
             return
