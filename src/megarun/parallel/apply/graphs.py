@@ -1,13 +1,13 @@
 """Forward and backward of a microbatch as CUDA graphs: recorded once, replayed without the host.
 
-After `WARM_UP_STEPS` eager steps, which compile kernels and make what is made lazily, two graphs are recorded: of a step's first microbatch,
-whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from tensors of their own, and share
-one memory pool: the second reuses what the first has freed, and a replay finds every tensor where it was recorded. Gradients stay in the
-pool between steps; the optimizer runs eagerly, on the same tensors.
+The first steps are eager: they compile kernels and make what is made lazily. Then two graphs are recorded: of a step's first microbatch,
+whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from tensors of their own. They
+share one memory pool: the second reuses what the first has freed, and a replay finds every tensor where it was recorded. Gradients stay in
+the pool between steps; the optimizer runs eagerly, on the same tensors.
 
 The functions that torch runs are those of eager steps, in the same order, so a replayed step is bitwise equal to an eager one. What the
-host decides while a graph is recorded is part of it: `megaplan.spec.step_graphs` names the plans in which the host decides by
-values, or talks to other ranks, and which therefore run eagerly.
+host decides while a graph is recorded is part of it: `megaplan.spec.step_graphs` names the plans in which the host decides by values, or
+talks to other ranks, and which therefore run eagerly.
 
 Source: torch/cuda/graphs.py; docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs".
 """
@@ -99,6 +99,11 @@ class GraphedRunner:
         """The message for the log, once."""
         found, self.note = self.note, ""
         return found or None
+
+    def held_tensors(self) -> list[Tensor]:
+        """Tensors that graphs read and write, without gradients; none before they are recorded."""
+        found = [] if self._inputs is None or self._total is None else [*self._inputs.tensors(), self._total]
+        return [*found, *self._eager.loss.held_tensors()]
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """See `Runner`."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import schedules
@@ -79,8 +80,8 @@ class BatchLoss(nn.Module):
         self.num_tokens = num_tokens
         if self._held is not None:
             # on CUDA torch multiplies by the reciprocal of a number, in fp32: aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu
-            value = torch.tensor(num_tokens, dtype=torch.float32)
-            self._held.fill_((value.reciprocal() if self._held.is_cuda else value).item())
+            value = np.float32(num_tokens)
+            self._held.fill_(float(np.float32(1) / value if self._held.is_cuda else value))
 
     def hold(self, device: torch.device) -> None:
         """Read the divisor from the device from now on: a recorded graph has the numbers of its recording."""
@@ -90,6 +91,10 @@ class BatchLoss(nn.Module):
     def let_go(self) -> None:
         """Undo `hold`."""
         self._held = None
+
+    def held_tensors(self) -> list[Tensor]:
+        """The divisor on the device, if it is there."""
+        return [] if self._held is None else [self._held]
 
     def _divided(self, loss: Tensor) -> Tensor:
         if self._held is None:
