@@ -66,8 +66,7 @@ class Host(Section):
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
         deterministic_mode: Deterministic kernels; without moe_permute_fusion the combination of experts' rows then keeps those rows.
         mtp_repeated: All prediction depths share one module's parameters.
-        cuda_graphs: Of megarun graphs of a microbatch's forward and backward (microbatch, its default), or none. Of Megatron one graph per
-            layer (layers), one of all forwards and backwards of a step (iteration), or none, its default. null for the host's default.
+        cuda_graphs: Of a microbatch (megarun's default), each layer, or all microbatches (iteration); null for the host's default.
         cuda_graph_modules: Modules in the graphs of layers; empty for whole layers.
         offload_modules: Modules whose inputs are offloaded to host memory while other layers run.
         delayed_wgrad: Weight gradients of a layer are computed after all of its input gradients.

@@ -20,7 +20,7 @@ def _switched_off(spec: Spec) -> str | None:
 
 
 def _other_host(spec: Spec) -> str | None:
-    return None if spec.host.kind.trained else f"host.name = {spec.host.name}"
+    return None if spec.host.kind.trained else f"host.name = {spec.host.kind.name}"
 
 
 def _several_ranks(spec: Spec) -> str | None:
