@@ -16,6 +16,7 @@ from random_plans.options import add_megatron_options, add_options, add_scores, 
 from random_plans.settings import (
     add_allocator,
     add_framework,
+    add_graphs,
     add_serving_ranks,
     device_section,
     host_section,
@@ -31,7 +32,7 @@ from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
 
 MEGATRON_SHARE = 0.12
 FIRST_RUN = 1000
-"""Seed from which plans have a section `run`, which moves no estimate: the pinned plans are of lower seeds."""
+"""Seed from which plans have a section `run`, and a value of `host.cuda_graphs`: the pinned plans are of lower seeds."""
 
 
 def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, Any]:
@@ -113,6 +114,8 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
         whole.maybe(sections, 0.25, data={"packing": "documents"})
     add_allocator(stream("allocator"), sections["host"])
+    if not megatron and seed >= FIRST_RUN:
+        add_graphs(stream("graphs"), sections["host"])
     add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
     for name, share, section in (
         ("device", 0.4, device_section),

@@ -22,6 +22,7 @@ from megaplan.budget.values import (
     checked,
 )
 from megaplan.columns import Column, Phase
+from megaplan.hosts.allocator import OPEN_SEGMENTS_BYTES
 from megaplan.hosts.megarun.optimizer import LastPeak
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.megarun.streams import Reserving
@@ -46,6 +47,9 @@ class Persistent(NamedTuple):
         workspace_bytes: Workspace of GEMM libraries.
         slack_bytes: Allocator rounding of shards and buffers.
         reserving: Bytes that the allocator reserves beyond those allocated in a step.
+        replays: True if microbatches are replayed as CUDA graphs: their gradients stay, and their memory is a pool of its own.
+        graph_bytes: Tensors of the graphs' own, in addition to those of eager steps.
+        graph_workspace_bytes: Workspace of GEMM libraries in the stream in which graphs are recorded.
     """
 
     stored: RankStorage
@@ -57,6 +61,9 @@ class Persistent(NamedTuple):
     workspace_bytes: int
     slack_bytes: int
     reserving: Reserving
+    replays: bool = False
+    graph_bytes: int = 0
+    graph_workspace_bytes: int = 0
 
 
 def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updates: Updates) -> tuple[Cells, dict[Phase, str]]:
@@ -83,20 +90,24 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         where_first = step.first.where
     steady_step[MATRIX_OPTIMIZER] += matrix_bytes
     steady_step[OTHER_OPTIMIZER] += other_bytes
+    steady_step[ACTIVATIONS] += persistent.graph_bytes
+    steady_step[WORKSPACE] += persistent.graph_workspace_bytes
 
     first_update = base
     first_update[GRADIENTS] += persistent.stored.shard_bytes
     # AdamW updates first; if its gradients have their own buffer, they are freed when Muon's iterations begin
     steady_update = first_update.copy()
-    dropped, cast_bytes = persistent.other_shard_bytes, to_make.largest_bytes
+    dropped, cast_bytes = 0 if persistent.replays else persistent.other_shard_bytes, to_make.largest_bytes
     cast = cast_bytes > scratch - dropped  # AdamW's update, with every gradient alive, is the higher
     if not cast:
         steady_update[GRADIENTS] -= dropped
-    steady_update[WORKSPACE] += cast_bytes if cast else scratch
+    steady_update[WORKSPACE] += persistent.graph_workspace_bytes + (cast_bytes if cast else scratch)
+    steady_update[ACTIVATIONS] += persistent.graph_bytes
     steady_update[MATRIX_OPTIMIZER] += matrix_bytes
     steady_update[OTHER_OPTIMIZER] += other_bytes
 
     matrix, other = matrix_bytes - momenta - to_make.matrix_bytes, other_bytes - to_make.other_bytes
+    dropped = persistent.other_shard_bytes
     by_muon = matrix_bytes - momenta + other_bytes - dropped + first_momenta + first_scratch
     made_at_end = matrix + other + to_make.scratch_bytes >= by_muon
     if made_at_end:
@@ -116,8 +127,9 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         OPTIMIZER: steady_update,
     }
     slack, with_state = persistent.slack_bytes, persistent.slack_bytes + persistent.stored.state_slack_bytes
+    updating = (cast_bytes if cast else scratch) + OPEN_SEGMENTS_BYTES if persistent.replays else 0  # outside the graphs' pool
     add_overhead(
-        cells, persistent.reserving, step, (slack, slack + step.slack_bytes, with_state, with_state + step.slack_bytes, with_state)
+        cells, persistent.reserving, step, updating, (slack, slack + step.slack_bytes, with_state, with_state + step.slack_bytes, with_state)
     )
     where = {
         INIT: init_where,

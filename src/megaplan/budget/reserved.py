@@ -98,13 +98,14 @@ def _own_segments(sizes: Iterable[int], largest: int = 0) -> int:
     return total
 
 
-def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, rounding: Sequence[int]) -> None:
+def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, outside_graphs: int, rounding: Sequence[int]) -> None:
     """Fill the overhead column: reserved less allocated, phase by phase.
 
     Args:
         cells: Cells of a rank, all but overhead.
         reserving: Reserving of the rank.
         step: Peaks of its steps.
+        outside_graphs: What the optimizer takes while the memory of recorded microbatches is a pool that serves nothing else; else 0.
         rounding: Bytes that rounding adds in each phase to tensors that have their own segments.
     """
     if not reserving.rounds:
@@ -112,7 +113,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, rounding: S
     _, first_step, _, steady_step, _ = cells.values()
     steady = _beyond(steady_step, reserving, step)
     first = steady if step.first is None else _beyond(first_step, reserving, step.first)
-    more = OPEN_SEGMENTS_BYTES, first, OPEN_SEGMENTS_BYTES, steady, OPEN_SEGMENTS_BYTES
+    more = OPEN_SEGMENTS_BYTES, first, OPEN_SEGMENTS_BYTES, steady + outside_graphs, OPEN_SEGMENTS_BYTES
     reserved = 0
     for phase, own, rounded in zip(cells.values(), more, rounding, strict=True):
         allocated = sum(phase.values())

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from megaplan.budget.values import RankBudget
 from megaplan.cli.topics import column_lines
+from megaplan.columns import Column, Phase
+from megaplan.hosts.megarun.buffers import graph_bytes
 from megaplan.hosts.megarun.dims import local_shape
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Block
 from megaplan.layout.runs import runs_label, runs_of
+from megaplan.spec.step_graphs import why_eager
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes
@@ -34,6 +37,7 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
         yield f"{column}: {num_bytes:,} bytes ({format_bytes(num_bytes)})", "bold"
         holds = column_lines(column) if host.trained else wrap(host.holds[column], width=76)
         yield from _plain(f"  {line}" for line in holds)
+    yield from _steps(given, rank)
     found: Explained = host.explain(given.spec, given.inventory, given.layout, rank.coordinate["pp"])
     yield "", ""
     yield "parameters of each block on this rank, before state sharding", "bold"
@@ -47,6 +51,26 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
         yield f"  {title}: {format_bytes(num_bytes)}", ""
         if tensors:
             yield from _plain(table([found.heads, *tensors], left=texts, indent="    "))
+
+
+def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
+    """How megarun runs the microbatches of a step."""
+    spec = given.spec
+    if not spec.host.kind.trained:
+        return
+    yield "", ""
+    yield "steps", "bold"
+    reason = why_eager(spec)
+    if reason is not None:
+        yield from _plain(wrap(f"  eager, without CUDA graphs; {reason}", indent="    "))
+        return
+    inputs, update = format_bytes(graph_bytes(spec)), format_bytes(rank.cells[Phase.OPTIMIZER][Column.WORKSPACE])
+    text = (
+        f"  CUDA graphs of a microbatch's forward and backward (host.cuda_graphs = {spec.host.graphs}), recorded after eager steps. Their pool"
+        f" holds activations, gradients and copies of parameters, and serves nothing else: {inputs} of inputs are in it again, gradients stay"
+        f" until the next step, and the optimizer's workspace, {update}, is reserved in addition (modelled)"
+    )
+    yield from _plain(wrap(text, indent="    "))
 
 
 def _parameters(given: LoadedJob, block: Block) -> Iterator[StyledLine]:

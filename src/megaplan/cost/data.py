@@ -39,7 +39,10 @@ from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns
 from megaplan.inventory.tensors import Group, Inventory, Owner
 from megaplan.spec.models import Spec
+from megaplan.spec.step_graphs import replays_graphs
 
+GRAPH_OPERATIONS = 3
+"""Operations that the host launches before the device begins a step of graphs: the copies of a batch's inputs, and a graph."""
 OPTIMIZER_BYTES = 30
 """Read and written of an element: gradient, master, two moments and parameter."""
 
@@ -199,7 +202,8 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
     """Time that the phases of a step wait for the host: launching a phase may take longer than running it.
 
     A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or as good as.
-    AdamW is one launch for many tensors, which the device waits for while the host looks at each.
+    AdamW is one launch for many tensors, which the device waits for while the host looks at each. Where microbatches are replayed as CUDA
+    graphs, the host launches one for each, and all but the first while the device runs the one before.
 
     Args:
         spec: A checked spec.
@@ -215,8 +219,9 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
     waits = max(0, (forward[1] + first * gathers) * issue_ns - forward[0] - first * before)
     launches = backward[1] + again * gathers + alone * reductions
     waits += max(0, launches * issue_ns - backward[0] - again * before - alone * after)
+    waits = GRAPH_OPERATIONS * issue_ns if replays_graphs(spec) else spec.schedule.microbatches_per_update * waits
     update = sum(max(0, operations * update_ns - taken) for taken, operations in times.phases)
-    return spec.schedule.microbatches_per_update * waits + update + times.late * update_ns
+    return waits + update + times.late * update_ns
 
 
 def exchanges(spec: Spec) -> tuple[int, int]:

@@ -58,6 +58,7 @@ class HostKind(NamedTuple):
         vocab_with_tp: Embedding and head are sharded over the vocabulary if mesh.tp is above 1.
         reshards: Searches and advice vary sharding.reshard_after_forward.
         expandable: The launch sets expandable segments of torch's allocator unless the spec says otherwise.
+        graphs: Values of `host.cuda_graphs` that it knows, its default first.
         empty_slots: A slot may have only the embedding or the head, or nothing.
         block_layers: Layers of one of its blocks, which no cut separates.
     """
@@ -84,5 +85,6 @@ class HostKind(NamedTuple):
     vocab_with_tp: bool = False
     reshards: bool = True
     expandable: bool = True
+    graphs: tuple[str, ...] = ("none",)
     empty_slots: bool = False
     block_layers: int = 1

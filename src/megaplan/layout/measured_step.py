@@ -8,6 +8,7 @@ from megaplan.columns import Basis
 from megaplan.cost.replay import ReplayTimer
 from megaplan.measured.constants import measured
 from megaplan.spec.models import Spec
+from megaplan.spec.step_graphs import replays_graphs
 
 UNCALIBRATED = "uncalibrated"
 GIVEN = ("efficiency_percent", "launch_ns", "recurrence_step_ns", "reached", "memory_bytes_per_second", "peak_flops")
@@ -56,6 +57,8 @@ def _reason(spec: Spec, timer: ReplayTimer) -> str | None:
         return f"{', '.join(found.dtypes)} were measured"
     if any(getattr(section, key) not in (None, {}) for key in GIVEN):
         return "the spec gives rates of its own"
+    if replays_graphs(spec):
+        return "steps without CUDA graphs were measured"
     kinds, known = timer.kinds_seen(spec), {*found.shares, *found.steps_ns}
     if kinds - known:
         return f"{_names(kinds - known)} not measured"

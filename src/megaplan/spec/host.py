@@ -66,7 +66,7 @@ class Host(Section):
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
         deterministic_mode: Deterministic kernels; without moe_permute_fusion the combination of experts' rows then keeps those rows.
         mtp_repeated: All prediction depths share one module's parameters.
-        cuda_graphs: One graph per layer (layers), or one graph of all forwards and backwards of a step (iteration).
+        cuda_graphs: Of a microbatch (megarun's default), each layer, or all microbatches (iteration); null for the host's default.
         cuda_graph_modules: Modules in the graphs of layers; empty for whole layers.
         offload_modules: Modules whose inputs are offloaded to host memory while other layers run.
         delayed_wgrad: Weight gradients of a layer are computed after all of its input gradients.
@@ -126,7 +126,7 @@ class Host(Section):
     moe_load_balancing: LoadBalancing = "seq_aux_loss"
     deterministic_mode: StrictBool = False
     mtp_repeated: StrictBool = False
-    cuda_graphs: Literal["none", "layers", "iteration"] = "none"
+    cuda_graphs: Literal["none", "microbatch", "layers", "iteration"] | None = None
     cuda_graph_modules: tuple[GraphModule, ...] = ()
     offload_modules: tuple[OffloadModule, ...] = ()
     delayed_wgrad: StrictBool = False
@@ -170,6 +170,11 @@ class Host(Section):
     def expands_segments(self) -> bool:
         """True if torch's allocator has expandable segments; null is the host's default."""
         return self.kind.expandable if self.expandable_segments is None else self.expandable_segments
+
+    @property
+    def graphs(self) -> str:
+        """Work of which CUDA graphs are made; null is the host's default."""
+        return self.kind.graphs[0] if self.cuda_graphs is None else self.cuda_graphs
 
     @property
     def has_kernels(self) -> bool:

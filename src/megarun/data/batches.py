@@ -113,6 +113,21 @@ class Batch(NamedTuple):
             given[name] = getattr(self, name) or None
         return {name: value for name, value in given.items() if value is not None}
 
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, in one order for all batches of a plan."""
+        whole = (*(self[:2]), self.packed.starts if self.packed is not None else None, *self[3:])
+        return [each for field in whole if field is not None for each in (field if isinstance(field, tuple) else (field,))]
+
+    def copied(self) -> Batch:
+        """The same with tensors of its own."""
+
+        def copy(field: Any) -> Any:
+            if isinstance(field, Packed):
+                return Packed(field.starts.clone(), field.num_targets)
+            return tuple(each.clone() for each in field) if isinstance(field, tuple) else field.clone()
+
+        return Batch(*(None if field is None else copy(field) for field in self))
+
     def part(self, index: int, num_parts: int) -> Batch:
         """Rows of one of `num_parts` equal parts, as views."""
 

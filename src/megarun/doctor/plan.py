@@ -10,6 +10,7 @@ from megaplan.devices import load_device
 from megaplan.errors import MegaplanError
 from megaplan.spec.device import device_of
 from megaplan.spec.not_built_yet import megarun_refuses
+from megaplan.spec.step_graphs import why_eager
 from megaplan.terminal.versions import installed
 from megaplan.units import format_bytes
 from megarun.doctor.findings import Finding, ok, problem, warning
@@ -33,6 +34,7 @@ def plan_findings(plan: str) -> Iterator[Finding]:
         yield problem(PLAN, job.spec.name, f"megarun does not build it: {refused[0].detail}", "megarun train says all reasons")
         return
     yield from _devices(job)
+    yield _graphs(job)
     yield _kernels(job, plan)
 
 
@@ -67,6 +69,13 @@ def _devices(job: Job) -> Iterator[Finding]:
         )
     else:
         yield ok(PLAN, spec.name, text, **values)
+
+
+def _graphs(job: Job) -> Finding:
+    """A finding on whether steps are replayed as CUDA graphs, and why not."""
+    reason = why_eager(job.spec)
+    text = "forward and backward of a microbatch are replayed after the first steps" if reason is None else f"none; {reason}"
+    return ok(PLAN, "CUDA graphs", text, replayed=reason is None)
 
 
 def _visible() -> tuple[int, int, tuple[int, int]] | None:

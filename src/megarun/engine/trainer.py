@@ -19,12 +19,13 @@ from megarun.engine.initialise import initialise
 from megarun.errors import refusal
 from megarun.job.job import Job
 from megarun.model.stage import Stage
-from megarun.model.step_sums import Routed, move_biases, routing_table, start_sums, sum_further
+from megarun.model.step_sums import Routed, move_biases, routing_table, sum_further
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients, gradient_norm
 from megarun.parallel.apply.compile import compile_stage
 from megarun.parallel.apply.fsdp import shard_stage
 from megarun.parallel.apply.gradients import keep_gradient_dtype
+from megarun.parallel.apply.graphs import GraphedRunner, graphed
 from megarun.parallel.apply.pipeline import build_runner
 from megarun.parallel.apply.recompute import recompute_stage
 from megarun.parallel.groups.context import context_parallel
@@ -107,7 +108,7 @@ class Trainer:
             keep_gradient_dtype(stage, spec)
         self.fill(job)
         self._shared = SharedGradients(job.layout, mesh)
-        self._runner = build_runner(self.stages, spec, mesh)
+        self._runner = graphed(build_runner(self.stages, spec, mesh), spec, mesh.device)
         self._tp, self._cp = tensor_parallel(mesh), context_parallel(mesh)
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
         self._routers = router_modules(spec, job.inventory)
@@ -137,6 +138,10 @@ class Trainer:
         for stage in self.stages:
             initialise(stage, job.inventory, job.spec.training.seed, self.mesh)
 
+    def take_note(self) -> str | None:
+        """A message for the log that has not been taken yet; None if there is none."""
+        return self._runner.take_note() if isinstance(self._runner, GraphedRunner) else None
+
     def read_all(self, values: Tensor) -> list[float]:
         """The values of a vector [n] on the host: the one device synchronisation of a step outside E blocks."""
         found: list[float] = values.tolist()
@@ -144,7 +149,6 @@ class Trainer:
 
     def accumulate_gradients(self, batch: Batch) -> Tensor:
         """Forward and backward of this rank's microbatches; returns its part of the loss, fp64. Gradients are reduced into the shards."""
-        start_sums(self.stages)
         partial = self._runner.forward_backward(batch)
         self._shared.reduce(self.stages)
         sum_replicated(self._replicated, self._tp)

@@ -91,6 +91,7 @@ class Owners:
             fake_only: True to ignore real tensors, which are host bookkeeping in a trace on fake tensors.
         """
         self._tensors, self._places, self._workspace_bytes = dict(inventory.tensors()), places, workspace_bytes
+        self._workspace_of_stream = workspace_bytes
         self._hooked: set[int] = set()
         self._names: dict[int, str] = {}
         self._parts: dict[StorageRecord, tuple[StorageRecord, ...]] = {}  # addends of a sum computed in backward
@@ -142,6 +143,10 @@ class Owners:
             self.label(operands[1], Kind.COLLECTIVE)
         elif op.startswith("c10d._allgather_base_"):
             self.label(operands[0], Kind.COLLECTIVE)  # its input is FSDP2's, labelled at allocation, or an activation
+
+    def enter_stream(self) -> None:
+        """Begin to run in a stream that is new to the GEMM libraries: the next product takes a workspace for it."""
+        self._workspace_bytes = self._workspace_of_stream
 
     def label(self, value: Any, kind: Kind, name: str = "") -> None:
         """Label the storages in a value, unless they have a kind of higher priority."""

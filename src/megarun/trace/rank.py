@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,11 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from megaplan.budget.values import Cells
 from megaplan.columns import Column, Phase
 from megaplan.spec.models import SIDES
+from megaplan.spec.step_graphs import replays_graphs
 from megarun.data.batches import Batch, Packed
 from megarun.engine.phases import PhasedTrainer
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
 from megarun.model.stage import Stage
+from megarun.parallel.apply.graphs import GraphedRunner
+from megarun.parallel.apply.pipeline import AccumulatingRunner
 from megarun.parallel.groups.mesh import RankMesh, build_mesh
 from megarun.parallel.groups.shapes import residual_shape, token_shape
 from megarun.trace.fake import lone_rank, no_cycle_collection, static_shapes
@@ -35,12 +39,34 @@ FINITE = 1e9
 """Value returned for a loss or norm: finite, and above every clipping threshold, so that gradients are clipped."""
 
 
+class TraceRecorder:
+    """Runs what a CUDA graph would record, once and in a pool of its own, and nothing again: a replay allocates nothing."""
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners, self._pool, self._began = owners, torch.cpu.Stream(), False
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See `megarun.parallel.apply.graphs.Recorder`."""
+        if not self._began:
+            self._began = True
+            self._owners.enter_stream()
+        with torch.cpu.stream(self._pool):
+            work()
+        return lambda: None
+
+    def drop(self) -> None:
+        """Called after a failure, which ends the trace: its bytes would not be those of the recording."""
+        raise RuntimeError("a microbatch could not be recorded")
+
+
 class TracedTrainer(PhasedTrainer):
     """The trainer with reported phases; without values, it neither initialises parameters nor reads tensors."""
 
     def __init__(self, job: Job, mesh: RankMesh, stages: tuple[Stage, ...], owners: Owners, *, with_values: bool) -> None:
         self._owners, self._with_values = owners, with_values
         super().__init__(job, mesh, stages)
+        if replays_graphs(job.spec) and isinstance(self._runner, AccumulatingRunner):
+            self._runner = GraphedRunner(self._runner, TraceRecorder(owners), warm_up_steps=1)
         for stage in stages:
             owners.label_parameters(stage)
         owners.label_resident(self)
@@ -74,7 +100,10 @@ class TracedTrainer(PhasedTrainer):
             *batch.following_platform,
         )
         self._owners.label((*inputs, batch.packed.starts if batch.packed else None), Kind.INPUT, "batch")
-        return super().accumulate_gradients(batch)
+        partial = super().accumulate_gradients(batch)
+        if isinstance(self._runner, GraphedRunner):
+            self._owners.label(self._runner.held_tensors(), Kind.INPUT, "batch of the graphs")
+        return partial
 
 
 def trace_rank(job: Job, rank: int, *, workspace_bytes: int = 0) -> RankTrace:
@@ -134,7 +163,8 @@ def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks:
         for record, nbytes in storages:
             cells[phase][owners.column(record)] += nbytes
         rows[phase] = group_rows(storages, owners.column)
-    left = [(record, record.nbytes) for record in owners.live.live() if record.kind not in RESIDENT and record.nbytes]
+    resident = (*RESIDENT, Kind.GRADIENT) if replays_graphs(job.spec) else RESIDENT
+    left = [(record, record.nbytes) for record in owners.live.live() if record.kind not in resident and record.nbytes]
     differences = compare_kept(job.spec, job.inventory, blocks, kept)
     for row in group_rows(left, owners.column):
         differences.append(Difference(f"{row.describe()}, is still alive after the step", row.column, 0, row.nbytes))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from megaplan.spec.step_graphs import why_eager
 from megaplan.terminal.streams import unfailing_stderr
 from megarun.checkpoint.keeper import Keeper
 from megarun.data.batches import Batches
@@ -135,6 +136,8 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
         if device.type == "cuda":
             display.note(f"allocator: {setting.text}")
             display.note(differs_from_plan(setting, planned))
+            reason = why_eager(run.job.spec)
+            display.note(None if reason is None else f"CUDA graphs: none, so steps are eager; {reason}")
         sampler = stack.enter_context(WaitSampler(progress)) if launch.world_size > 1 and device.type == "cpu" else None
         times = StepTimes(run.job.spec.mesh, mesh.rank, keeper.control, sampler)
         ready = partial(_await_kernels, kernels, launch, interrupt, display, progress)
@@ -209,7 +212,7 @@ def train_steps(
         metrics_file.write(metrics)
         if len(history) == 2:  # the first step with steady-state memory
             metrics_file.write(RankMemory(step, num_bytes, planned_bytes(job) if basis == "peak" else None))
-        _report(times.add(step, seconds, data_seconds), metrics_file, display)
+        _report(times.add(step, seconds, data_seconds), metrics_file, display, trainer.take_note())
         display.show(metrics)
         last = step == run.num_steps
         if held_out is not None and evaluator is not None and (last or step % held_out.every == 0):
@@ -234,7 +237,8 @@ def _await_kernels(kernels: KernelsAhead | None, launch: Launch, interrupt: Inte
         display.note(outcome.text, anywhere=bool(outcome.error))
 
 
-def _report(compared: RankTimes | None, metrics_file: MetricsFile, display: Display) -> None:
+def _report(compared: RankTimes | None, metrics_file: MetricsFile, display: Display, note: str | None) -> None:
+    display.note(note)
     if compared is not None:
         metrics_file.write(compared)
         display.note(compared.note)

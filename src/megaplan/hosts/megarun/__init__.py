@@ -12,7 +12,7 @@ from megaplan.hosts.kind import HostKind, Later
 
 HOST = HostKind(
     name="megarun",
-    keys=frozenset({"kernels", "expandable_segments"}),
+    keys=frozenset({"kernels", "expandable_segments", "cuda_graphs"}),
     holds={
         Column.REPLICATED_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
         Column.TENSOR_PARALLEL_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
@@ -35,4 +35,5 @@ HOST = HostKind(
     sums=Later("megaplan.partition.layer_bytes:necessary_limits"),
     floors=Later("megaplan.exploration.floors:Floors"),
     trained=True,
+    graphs=("microbatch", "none"),
 )

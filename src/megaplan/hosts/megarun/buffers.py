@@ -8,6 +8,7 @@ from megaplan.families.registry import families_of
 from megaplan.inventory.tensors import Outside
 from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import GroupedQueryAttention, Spec
+from megaplan.spec.step_graphs import replays_graphs
 
 
 def boundary_bytes(dims: Dims) -> int:
@@ -108,6 +109,17 @@ def _positions(spec: Spec) -> int:
 
 def _rows(spec: Spec) -> int:
     return spec.schedule.microbatches_per_update * spec.batch.micro_batch_size
+
+
+def graph_bytes(spec: Spec) -> int:
+    """What CUDA graphs of a microbatch read and write beside what eager steps have: its inputs again, and the sum of the losses, fp64.
+
+    With packed rows also the number by which the loss is divided, fp32. 0 where steps are eager.
+    """
+    if not replays_graphs(spec):
+        return 0
+    inputs = (input_bytes(spec) + label_bytes(spec) + every_stage_bytes(spec)) // spec.schedule.microbatches_per_update
+    return inputs + FP64_BYTES + (DType.FP32.bytes if spec.data.packing == "documents" else 0)
 
 
 def further_loss_bytes(spec: Spec) -> int:

@@ -50,5 +50,6 @@ HOST = HostKind(
     vocab_with_tp=True,
     reshards=False,
     expandable=False,
+    graphs=("none", "layers", "iteration"),
     empty_slots=True,
 )

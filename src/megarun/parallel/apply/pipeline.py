@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import schedules
@@ -15,6 +16,7 @@ from megaplan.schedules import SCHEDULES
 from megaplan.spec.models import Spec
 from megarun.data.batches import Batch
 from megarun.model.stage import Stage
+from megarun.model.step_sums import start_sums
 from megarun.parallel.apply.order import check_order
 from megarun.parallel.apply.pipeline_stage import pipeline_stage
 from megarun.parallel.groups.mesh import RankMesh
@@ -57,6 +59,7 @@ class BatchLoss(nn.Module):
         """Args: tokens of the global batch, and the TP group if the vocabulary is sharded."""
         super().__init__()
         self.num_tokens, self._slices = num_tokens, slices
+        self._held: Tensor | None = None
 
     def forward(self, output: Tensor | tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
         """The last stage's output and labels [B, T] -> fp32 scalar: of local tokens, or of all if the vocabulary is sharded.
@@ -67,32 +70,74 @@ class BatchLoss(nn.Module):
             labels: int64 [B, T].
         """
         if isinstance(output, Tensor) and output.dim() == 0:
-            return output / self.num_tokens
+            return self._divided(output)
         logits, further = output if isinstance(output, tuple) else (output, None)
         loss = summed_cross_entropy(self._slices, logits, labels)
-        return (loss if further is None else loss + further) / self.num_tokens
+        return self._divided(loss if further is None else loss + further)
+
+    def divide_by(self, num_tokens: int) -> None:
+        """Set the divisor of the microbatches that follow."""
+        self.num_tokens = num_tokens
+        if self._held is not None:
+            # on CUDA torch multiplies by the reciprocal of a number, in fp32: aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu
+            value = np.float32(num_tokens)
+            self._held.fill_(float(np.float32(1) / value if self._held.is_cuda else value))
+
+    def hold(self, device: torch.device) -> None:
+        """Read the divisor from the device from now on: a recorded graph has the numbers of its recording."""
+        self._held = torch.ones((), dtype=torch.float32, device=device)
+        self.divide_by(self.num_tokens)
+
+    def let_go(self) -> None:
+        """Undo `hold`."""
+        self._held = None
+
+    def held_tensors(self) -> list[Tensor]:
+        """The divisor on the device, if it is there."""
+        return [] if self._held is None else [self._held]
+
+    def _divided(self, loss: Tensor) -> Tensor:
+        if self._held is None:
+            return loss / self.num_tokens
+        return loss * self._held if self._held.is_cuda else loss / self._held
 
 
 class AccumulatingRunner:
-    """One stage: forward and backward of each microbatch in order, each reduced into the gradient shards."""
+    """One stage: forward and backward of each microbatch in order, each reduced into the gradient shards.
+
+    Attributes:
+        stage: The stage.
+        loss: Its criterion.
+        device: The rank's device.
+        num_microbatches: Microbatches of a step.
+    """
 
     def __init__(self, stage: Stage, spec: Spec, mesh: RankMesh) -> None:
-        self._stage, self._loss, self._device = stage, batch_loss(spec, mesh), mesh.device
-        self._num_microbatches = spec.schedule.microbatches_per_update
+        self.stage, self.loss, self.device = stage, batch_loss(spec, mesh), mesh.device
+        self.num_microbatches = spec.schedule.microbatches_per_update
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """See `Runner`; one stage is first and last."""
-        if batch.tokens is None or batch.labels is None:
-            raise ValueError("a single stage needs tokens and labels")
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        self.begin()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         if batch.packed is not None:
-            self._loss.num_tokens = batch.packed.num_targets
-        for index in range(self._num_microbatches):
-            part = batch.part(index, self._num_microbatches)
-            loss = self._loss(self._stage(part.tokens, **part.keyword_inputs()), part.labels)
-            torch.autograd.backward(loss)
-            total += loss.detach()
+            self.loss.num_tokens = batch.packed.num_targets
+        for index in range(self.num_microbatches):
+            total += self.microbatch(batch.part(index, self.num_microbatches))
         return total
+
+    def begin(self) -> None:
+        """Reset what the microbatches of a step sum."""
+        start_sums([self.stage])
+
+    def microbatch(self, part: Batch) -> Tensor:
+        """Forward and backward of one microbatch; returns its part of the loss, fp32."""
+        if part.tokens is None or part.labels is None:
+            raise ValueError("a single stage needs tokens and labels")
+        loss = self.loss(self.stage(part.tokens, **part.keyword_inputs()), part.labels)
+        torch.autograd.backward(loss)
+        found: Tensor = loss.detach()
+        return found
 
 
 class PipelineRunner:
@@ -105,7 +150,7 @@ class PipelineRunner:
     """
 
     def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
-        self._device, self._looks_ahead = mesh.device, spec.model.features.mtp is not None
+        self._device, self._modules = mesh.device, stages
         logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # every rank would print its whole order with the one error
         kind = schedule_class(spec.schedule.kind)
         check_order(kind, mesh.coordinate["pp"], spec)
@@ -121,6 +166,7 @@ class PipelineRunner:
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """See `Runner`."""
+        start_sums(self._modules)
         if batch.packed is not None:
             self._loss.num_tokens = batch.packed.num_targets
         total = torch.zeros((), dtype=torch.float64, device=self._device)

@@ -218,6 +218,14 @@ class WholeState:
             group.release()
             group.collect()
 
+    def abandon(self) -> None:
+        """Give all parameters back after a forward or backward that has failed, whose gradients are dropped."""
+        self._awaited = False
+        for group in self.groups:
+            group.release()
+            for member in group.members:
+                member.used.grad = member.stored.grad = None
+
     def lent(self, weight: Tensor) -> Lent | None:
         """The record of a parameter in use; None if it is the stored one."""
         if not self._lent:

@@ -35,7 +35,7 @@ def _loss(trainer: Trainer) -> torch.Tensor:
     stage.set_is_last_backward(False)  # type: ignore[operator]
     stage.set_requires_gradient_sync(False)  # type: ignore[operator]
     stage.set_reshard_after_backward(False)  # type: ignore[operator]
-    return trainer._runner._loss(stage(rows[:, :-1]), rows[:, 1:])  # type: ignore[attr-defined]
+    return trainer._runner.loss(stage(rows[:, :-1]), rows[:, 1:])  # type: ignore[attr-defined]
 
 
 def _gradients(trainer: Trainer) -> dict[str, torch.Tensor | None]:

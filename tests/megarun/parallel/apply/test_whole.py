@@ -105,7 +105,7 @@ def test_deferred_gradients_are_added_where_autograd_adds(name: str, one_process
     for index in range(2):
         part = batch.part(index, 2)
         with store.deferring():
-            torch.autograd.backward(trainer._runner._loss(stage(part.tokens), part.labels))  # type: ignore[attr-defined]
+            torch.autograd.backward(trainer._runner.loss(stage(part.tokens), part.labels))  # type: ignore[attr-defined]
         store.take()()
     assert gradients(trainer).keys() == expected.keys()
     for key, value in gradients(trainer).items():

@@ -1,0 +1,177 @@
+"""Forward and backward of a microbatch as CUDA graphs: recorded once, replayed without the host.
+
+The first steps are eager: they compile kernels and make what is made lazily. Then two graphs are recorded: of a step's first microbatch,
+whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from tensors of their own. They
+share one memory pool: the second reuses what the first has freed, and a replay finds every tensor where it was recorded. Gradients stay in
+the pool between steps; the optimizer runs eagerly, on the same tensors.
+
+The functions that torch runs are those of eager steps, in the same order, so a replayed step is bitwise equal to an eager one. What the
+host decides while a graph is recorded is part of it: `megaplan.spec.step_graphs` names the plans in which the host decides by values, or
+talks to other ranks, and which therefore run eagerly.
+
+Source: torch/cuda/graphs.py; docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from megaplan.spec.models import Spec
+from megaplan.spec.step_graphs import why_eager
+from megarun.data.batches import Batch
+from megarun.parallel.apply.pipeline import AccumulatingRunner, Runner
+from megarun.parallel.apply.whole import whole_state
+
+WARM_UP_STEPS = 2
+"""Eager steps before the graphs are recorded: the first makes optimizer state, the second has the memory of every later one."""
+
+Replay = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Records what a function does on the device."""
+
+    def record(self, work: Callable[[], None]) -> Replay:
+        """Run `work` once, recording its operations without running them; returns the function that runs them."""
+        ...
+
+    def drop(self) -> None:
+        """Free what an unfinished recording holds."""
+        ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share a memory pool and are replayed in the order in which they were recorded."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool, self._stream = device, torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+    def record(self, work: Callable[[], None]) -> Replay:
+        """See `Recorder`. Before it, torch's allocator gives back what eager steps have freed, which the pool takes again."""
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        try:
+            # the watchdog of a process group queries events in a thread of its own meanwhile
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                work()
+        finally:
+            torch.cuda.set_stream(before)  # a failed capture leaves its own
+        return graph.replay
+
+    def drop(self) -> None:
+        """See `Recorder`. torch leaves the allocator's routing to the pool as it is if the end of a capture fails."""
+        for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with suppress(RuntimeError):  # it has ended
+                end(self._device.index or 0, self._pool)
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+
+
+def graphed(runner: Runner, spec: Spec, device: torch.device) -> Runner:
+    """The runner with graphs where the plan has them and the device records them; else the runner itself."""
+    if device.type != "cuda" or not isinstance(runner, AccumulatingRunner) or why_eager(spec):
+        return runner
+    return GraphedRunner(runner, CudaRecorder(device))
+
+
+class GraphedRunner:
+    """An `AccumulatingRunner` whose microbatches are replayed once they are recorded.
+
+    Attributes:
+        note: A message for the log that has not been taken yet: graphs were recorded, or why they were not; empty if there is none.
+    """
+
+    def __init__(self, eager: AccumulatingRunner, recorder: Recorder, *, warm_up_steps: int = WARM_UP_STEPS) -> None:
+        self._eager, self._recorder, self._left = eager, recorder, warm_up_steps
+        self._stage: nn.Module = eager.stage
+        self._replays: list[Replay] = []
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+        self._inputs: Batch | None = None
+        self._total: Tensor | None = None
+        self._given_up = False
+        self.note = ""
+
+    def take_note(self) -> str | None:
+        """The message for the log, once."""
+        found, self.note = self.note, ""
+        return found or None
+
+    def held_tensors(self) -> list[Tensor]:
+        """Tensors that graphs read and write, without gradients; none before they are recorded."""
+        found = [] if self._inputs is None or self._total is None else [*self._inputs.tensors(), self._total]
+        return [*found, *self._eager.loss.held_tensors()]
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """See `Runner`."""
+        if not self._replays and not self._given_up:
+            if self._left > 0:
+                self._left -= 1
+            else:
+                self._record(batch)
+        return self._replayed(batch) if self._replays else self._eager.forward_backward(batch)
+
+    def _record(self, batch: Batch) -> None:
+        """Record both graphs, or say in the log why they cannot be."""
+        try:
+            self._replays = self._recorded(batch)
+        except Exception as failure:
+            first: BaseException = failure
+            while first.__context__ is not None:  # the end of a capture fails because of what failed in it
+                first = first.__context__
+            reason = f"{type(first).__name__}: {first}".splitlines()[0]
+            del first
+        else:
+            self.note = f"CUDA graphs: forward and backward of a microbatch are replayed, after {WARM_UP_STEPS} eager steps"
+            return
+        self._give_up(reason)  # the traceback, which keeps the recording's tensors alive, is gone
+
+    def _recorded(self, batch: Batch) -> list[Replay]:
+        eager = self._eager
+        first = batch.part(0, eager.num_microbatches)
+        inputs = self._inputs = first.copied()
+        total = self._total = torch.zeros((), dtype=torch.float64, device=eager.device)
+        if first.packed is not None:
+            eager.loss.hold(eager.device)
+        self._stage.zero_grad(set_to_none=True)
+
+        def begin() -> None:
+            eager.begin()
+            total.copy_(eager.microbatch(inputs))
+
+        def go_on() -> None:
+            total.add_(eager.microbatch(inputs))
+
+        replays = [self._recorder.record(begin)]
+        if eager.num_microbatches > 1:
+            replays.append(self._recorder.record(go_on))
+        self._gradients = [(each, each.grad) for each in self._stage.parameters() if each.grad is not None]
+        return replays
+
+    def _give_up(self, reason: str) -> None:
+        self._given_up, self._inputs, self._total = True, None, None
+        whole = whole_state(self._stage)
+        if whole is not None:
+            whole.abandon()
+        self._stage.zero_grad(set_to_none=True)
+        self._eager.loss.let_go()
+        self._recorder.drop()
+        self.note = f"CUDA graphs: not recorded, so steps stay eager: {reason}"
+
+    def _replayed(self, batch: Batch) -> Tensor:
+        """The microbatches, by the graphs; their gradients are parameters' again afterwards, for the optimizer."""
+        inputs, total = self._inputs, self._total
+        if inputs is None or total is None:
+            raise RuntimeError("graphs without inputs")
+        if batch.packed is not None:
+            self._eager.loss.divide_by(batch.packed.num_targets)
+        for index in range(self._eager.num_microbatches):
+            part = batch.part(index, self._eager.num_microbatches)
+            torch._foreach_copy_(inputs.tensors(), part.tensors())
+            self._replays[min(index, 1)]()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        return total.clone()
