@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from megakernels import scratch_bytes
 from megakernels.ops.attention import kernel as attention_kernel
+from megakernels.ops.attention.stored import backward as stored_backward
 from megakernels.ops.gated_delta import launch as delta_launch
 from megakernels.ops.indexed_attention import kernel as indexed_kernel
 from megakernels.ops.m2rnn import kernel as m2rnn_kernel
@@ -23,6 +24,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 KERNELS = {
     delta_launch: tuple(name for name in vars(delta_launch) if name.startswith("delta_") and name.endswith("_kernel")),
     attention_kernel: ("attention_forward_kernel", "attention_query_kernel", "attention_key_kernel", "attention_relation_kernel"),
+    stored_backward: tuple(name for name in vars(stored_backward) if name.startswith("attention_") and name.endswith("_kernel")),
     indexed_kernel: tuple(name for name in vars(indexed_kernel) if name.startswith("index_") and name.endswith("_kernel")),
     ssd_kernel: ("ssd_table_kernel", "ssd_chunk_kernel", "ssd_pass_kernel", "ssd_output_kernel"),
     ssd_launch_backward: (

@@ -41,6 +41,8 @@ FAMILIES: tuple[KernelFamily, ...] = (
     KernelFamily(r"^cudnn_.*sdpa", "attn fwd (cuDNN)", ("attention.forward", "latent_attention.forward")),
     KernelFamily(r"^attention_key", "attn bwd dk,dv", ("attention.key", "latent_attention.key")),
     KernelFamily(r"^attention_query", "attn bwd dq", ("attention.query", "latent_attention.query")),
+    KernelFamily(r"^attention_(score|delta)", "attn bwd scores", ("attention.score", "latent_attention.score", "wide_attention.score")),
+    KernelFamily(r"^attention_product", "attn bwd products", ("attention.product", "latent_attention.product", "wide_attention.product")),
     KernelFamily(r"^outer_", "MoE wgrad (outer)", ("experts.outer", "gated_experts.outer")),
     KernelFamily(r"^down_", "MoE down", ("experts.down", "gated_experts.down")),
     KernelFamily(r"^pull_", "MoE pull (dgrad)", ("experts.pull", "gated_experts.pull")),

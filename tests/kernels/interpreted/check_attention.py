@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from megakernels import attention, attention_pieces, attention_pieces_backward
 from megakernels.ops.attention import choice, facts, kernel, reference
 from megakernels.ops.attention.inputs import Attention, Places, places_of
+from megakernels.ops.attention.tiles import facts as tiles_facts
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("attention")}
 EACH = pytest.mark.parametrize("name", BY_NAME)
@@ -36,8 +37,8 @@ SMALL = 32
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, tiles in facts.TILES.items():
-        monkeypatch.setitem(facts.TILES, name, {key: tile._replace(queries=SMALL, keys=SMALL) for key, tile in tiles.items()})
+    for name, tiles in tiles_facts.TILES.items():
+        monkeypatch.setitem(tiles_facts.TILES, name, {key: tile._replace(queries=SMALL, keys=SMALL) for key, tile in tiles.items()})
 
 
 @EACH_PACKED
@@ -264,7 +265,7 @@ def test_pieces_that_stay_with_the_reference() -> None:
 @pytest.mark.parametrize("width", range(1, 257))
 def test_every_width_has_its_columns(width: int) -> None:
     """And those that two tiles leave empty are fewer than one tile of the next power of two would."""
-    head, rest = facts.split_width(width)
+    head, rest = tiles_facts.split_width(width)
     assert head + rest >= width
     assert head + rest <= max(16, 1 << (width - 1).bit_length())
     assert all(side == 0 or (side >= 16 and side & (side - 1) == 0) for side in (head, rest))

@@ -17,6 +17,7 @@ from megakernels import attention, attention_pieces, attention_pieces_backward
 from megakernels.ops.attention import choice, facts, reference
 from megakernels.ops.attention.inputs import Attention
 from megakernels.ops.attention.relations import relations_gradient
+from megakernels.ops.attention.tiles import facts as tiles_facts
 
 SMALL = 32
 """Queries and keys of a tile, so that a short row has several."""
@@ -24,10 +25,10 @@ SMALL = 32
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for tiles in (facts.TILES, facts.BENT_TILES):
+    for tiles in (tiles_facts.TILES, tiles_facts.BENT_TILES):
         for name, each in tiles.items():
             monkeypatch.setitem(tiles, name, {key: tile._replace(queries=SMALL, keys=SMALL) for key, tile in each.items()})
-    monkeypatch.setattr(facts, "RELATION_TILE", {"N": 16, "R": 4})
+    monkeypatch.setattr(tiles_facts, "RELATION_TILE", {"N": 16, "R": 4})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # flex_attention says that it is slow where it is not compiled
         yield

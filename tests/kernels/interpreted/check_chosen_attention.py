@@ -17,7 +17,7 @@ from megakernels import (
     indexed_attention_choice,
     indexed_attention_pieces_choice,
 )
-from megakernels.ops.attention import facts as attention_sizes
+from megakernels.ops.attention.tiles import facts as attention_sizes
 from megakernels.ops.chosen_attention import op as chosen_op
 from megakernels.ops.chosen_attention import pieces as chosen_pieces
 from megakernels.ops.chosen_attention import reference

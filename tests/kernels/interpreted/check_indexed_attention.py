@@ -26,7 +26,7 @@ from megakernels import (
     indexed_attention_pieces,
     indexed_attention_pieces_backward,
 )
-from megakernels.ops.attention import facts as attention_sizes
+from megakernels.ops.attention.tiles import facts as attention_sizes
 from megakernels.ops.indexed_attention import choice, facts, reference
 from megakernels.ops.indexed_attention.inputs import Arguments
 from megakernels.ops.indexed_attention.pieces import IndexedSettings

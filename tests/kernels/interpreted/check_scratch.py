@@ -12,6 +12,7 @@ from megakernels import scratch_bytes, use_kernels
 from megakernels.ops.attention import facts as attention_facts
 from megakernels.ops.attention import op as attention_op
 from megakernels.ops.attention import pieces as attention_pieces
+from megakernels.ops.attention.stored import facts as stored_facts
 from megakernels.ops.indexed_attention import facts as indexed_sizes
 from megakernels.ops.indexed_attention import op as indexed_op
 from megakernels.ops.indexed_attention import pieces as indexed_pieces
@@ -72,6 +73,24 @@ def test_attention(shape: tuple[int, ...], packed: bool) -> None:
     delta = 4 * batch * heads * num_positions
     assert check(attention_op._attention_backward, *behind, [*[True] * 3, False, False]) == delta
     assert check(attention_op._attention_backward, *behind, [True, False, True, False, False]) == delta + inputs[1].nbytes
+
+
+@PACKED
+@pytest.mark.parametrize(("widths", "cap"), [((200, 128), None), ((24, 16), 2.0)], ids=str)
+@pytest.mark.parametrize("parts", [1, 2, 100])
+def test_attention_that_stores_scores(
+    widths: tuple[int, int], cap: float | None, parts: int, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backward also the tiles of the part of the batch that is made at once; a window leaves fewer, and sinks need no more."""
+    inputs, starts = attention_inputs((2, 520, 4, 2, *widths), BF16), starts_of(2, 520, packed)
+    out, lse = torch.empty(2, 520, 4, widths[1], dtype=BF16), torch.empty(2, 4, 520)
+    for window, tiles in ((None, 15), (129, 10)):
+        each = 2 * 2 * tiles * 128**2 * 2
+        monkeypatch.setattr(stored_facts, "STORED_BYTES", parts * each)
+        for sinks in (None, torch.empty(4)):
+            behind = out, *inputs, starts, sinks, None, None, out, lse, 0.3, window, cap
+            found = check(attention_op._attention_backward, *behind, [*[True] * 3, sinks is not None, False])
+            assert found == 4 * 2 * 4 * 520 + min(parts, 4) * each - 4 * 4 * (sinks is not None)
 
 
 @PACKED

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from megakernels.ops.attention.facts import constants, key_parts
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel
 from megakernels.ops.attention.kernel_forward import attention_forward_kernel
+from megakernels.ops.attention.tiles.facts import constants, key_parts
 from megakernels.ops.indexed_attention.facts import (
     KEY_WARPS,
     difference_constants,

@@ -10,7 +10,8 @@ from megakernels.ops.attention import reference, vendor
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.relations import relations_gradient
 from megakernels.ops.attention.sinks import add_sinks, delta_of, sinks_gradient
-from megakernels.ops.attention.sizes import accepts, backward_cost, backward_inside, forward_cost, forward_inside
+from megakernels.ops.attention.sizes import accepts, backward_cost, backward_inside, forward_cost, forward_inside, sizes_of
+from megakernels.ops.attention.stored.facts import StoredTiles
 
 
 def runs_kernels(given: Attention) -> bool:
@@ -40,7 +41,7 @@ def _forward(given: Attention) -> tuple[Tensor, Tensor]:
 def backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, the sinks and the relations; the kernels make all of the first three."""
     if runs_kernels(given):
-        return kernel_backward(grad_out, given, out, lse, Places())
+        return kernel_backward(grad_out, given, out, lse, Places(), sizes_of(given).stored)
     *found, added = reference.backward(grad_out, given, out, lse, (*needs[:3], needs[4]))
     wanted = given.sinks is not None and needs[3]
     of_sinks = sinks_gradient(delta_of(grad_out, out), lse, given.sinks) if wanted and given.sinks is not None else None
@@ -61,12 +62,14 @@ def kernel_forward(given: Attention, places: Places) -> tuple[Tensor, Tensor]:
     return kernel.forward(given, places)
 
 
-def kernel_backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor | None, ...]:
+def kernel_backward(
+    grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places, parts: StoredTiles | None = None
+) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, the sinks and the relations, None without these."""
     from megakernels.ops.attention import kernel  # noqa: PLC0415
 
     delta = torch.empty(lse.shape, dtype=lse.dtype, device=lse.device)
-    *found, grad_relations = kernel.backward(grad_out, given, out, lse, places, delta=delta)
+    *found, grad_relations = kernel.backward(grad_out, given, out, lse, places, delta=delta, parts=parts)
     return *found, None if given.sinks is None else sinks_gradient(delta, lse, given.sinks), grad_relations
 
 
@@ -81,7 +84,7 @@ def backward_scratch(grad_out: Tensor, given: Attention, out: Tensor, lse: Tenso
     """Bytes inside the Triton backward, which always makes all gradients."""
     if not chooses_kernels(given):
         return 0
-    inside = backward_inside(grad_out, given, out, lse, sinks=needs[3])
+    inside = backward_inside(grad_out, given, out, lse, sinks=needs[3], masked=False)
     dropped = dropped_bytes(given[:3], needs[:3])
     if given.relations is not None:
         dropped += dropped_bytes((given.relations,), needs[4:])
@@ -95,4 +98,4 @@ def cost_of_forward(given: Attention) -> Cost:
 
 def cost_of_backward(_grad_out: Tensor, given: Attention, _out: Tensor, _lse: Tensor, _needs: Sequence[bool]) -> Cost:
     """Cost of the Triton backward, which always makes all gradients."""
-    return backward_cost(given, Places())
+    return backward_cost(given, Places(), masked=False)

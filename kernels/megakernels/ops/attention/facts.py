@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megakernels.facts import SMALLEST_DOT, SUMS_BYTES, KernelScratch, KindWork, Pass, Passes, Work, block_of, ceil_div
+from megakernels.facts import SUMS_BYTES, KernelScratch, KindWork, Pass, Passes, Work, ceil_div
+from megakernels.ops.attention.stored.facts import StoredTiles, stored_tiles
+from megakernels.ops.attention.tiles.facts import KEY_WIDTH, key_parts
 
 ATTENTION_LARGEST_WIDTH = {2: 256, 4: 64}
 """Largest head of keys or values, by bytes of an element; an fp32 product holds each operand as two TF32 numbers."""
 BENT_WIDTH = 192
 """Largest head of capped scores with relations: both at once need more registers than wider heads leave."""
-KEY_WIDTH = {2: 128, 4: 32}
-"""Largest head whose gradients of k and v one launch makes, by bytes of an element."""
-RELATION_TILE = {"N": 128, "R": 16}
-"""Keys and classes of a tile of the sum over the keys of each class."""
+STORED_WIDTH = 128
+"""Widest head whose weights are made twice where scores can be stored; a measured choice."""
 START_SAMPLES = 128
 """Document starts that a step of the search for a position reads at once."""
 PLAIN_SCORES, PLAIN_QUERIES = 1 << 24, 64
@@ -27,58 +27,10 @@ UPCAST = 6
 """Bytes of a 16-bit element that is read, and written in fp32."""
 CUDNN_WIDTH = 128
 """Widest head of cuDNN's forward."""
+CUDNN_EQUAL_WIDTH = 256
+"""Widest head of cuDNN's forward on Hopper, of queries and values of one width."""
 FLASH_WIDTH = 256
 """Widest head of torch's flash kernel."""
-
-
-class Tile(NamedTuple):
-    """A launch: queries and keys per tile, warps, and stages of the load pipeline."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-TILES: dict[str, dict[tuple[bool, int], Tile]] = {
-    "forward": {
-        (False, 128): Tile(128, 64, 4, 3),
-        (False, 256): Tile(128, 64, 8, 3),
-        (False, 512): Tile(128, 32, 8, 2),
-        (True, 128): Tile(64, 32, 8, 2),
-    },
-    "query": {
-        (False, 256): Tile(128, 64, 8, 2),
-        (False, 384): Tile(64, 32, 4, 2),
-        (False, 512): Tile(64, 32, 8, 2),
-        (True, 128): Tile(64, 16, 4, 2),
-    },
-    "key": {
-        (False, 128): Tile(64, 128, 8, 2),
-        (False, 256): Tile(32, 128, 8, 2),
-        (False, 384): Tile(32, 64, 4, 2),
-        (False, 512): Tile(32, 64, 8, 2),
-        (True, 128): Tile(16, 64, 4, 2),
-    },
-}
-"""Tiles of each kernel, by whether operands are fp32, and the largest number of columns of a key's and a value's tiles together.
-
-A product of 64 rows has one warp group: a second one halves the columns of each instruction, which then waits for its left operand. With
-heads of 256 one warp group has too few registers, and its faster form, which spills some, is among the measured options alone.
-"""
-BENT_TILES = {
-    "forward": {(False, 128): Tile(64, 64, 4, 3)},
-    "query": {(False, 384): Tile(64, 16, 8, 2), (False, 512): Tile(64, 16, 8, 2)},
-    "key": {
-        (False, 128): Tile(32, 128, 8, 2),
-        (False, 256): Tile(32, 64, 8, 2),
-        (False, 384): Tile(16, 64, 8, 2),
-        (False, 512): Tile(16, 64, 8, 2),
-    },
-}
-"""Tiles in place of these where scores are capped or have relations, which need more registers."""
-MASKED_TILES = {"key": {(False, 384): Tile(32, 64, 8, 2), (False, 512): Tile(16, 64, 8, 2)}}
-"""Tiles in place of these where a mask of chosen keys needs more registers than there are."""
 
 
 class QueryTiles(NamedTuple):
@@ -139,6 +91,7 @@ class AttentionSizes(NamedTuple):
         latent: True for multi-head latent attention, whose kernels have measured constants of their own.
         most_keys: Keys that a query attends to, of those that it sees; None for all.
         index_heads: Heads of the indexer that runs in the same operation; 0 without one.
+        masked: True if the kernels read a mask of the keys that each query chose, or queries in pieces.
     """
 
     batch: int
@@ -157,6 +110,24 @@ class AttentionSizes(NamedTuple):
     latent: bool = False
     most_keys: int | None = None
     index_heads: int = 0
+    masked: bool = False
+
+    @property
+    def stored(self) -> StoredTiles | None:
+        """Tiles that the backward stores: of wide heads and capped scores, which leave too few registers for sums over them.
+
+        None where it makes weights twice: narrower heads, fp32, relations, queries in pieces, chosen keys, long and short sequences.
+        """
+        narrow = not (self.capped or max(self.width, self.value_width) > STORED_WIDTH)
+        other = self.itemsize == SUMS_BYTES or self.queries != self.keys or self.relations or self.masked or self.most_keys is not None
+        if narrow or other or not (self.accepted and self.batch and self.queries and self.groups):
+            return None
+        return stored_tiles(self.batch, self.queries, self.heads, self.groups, self.itemsize, self.window)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the stored tiles of all sequences and heads, of weights or of score gradients; 0 if none are stored."""
+        return self.batch * self.heads * self.stored.slots * self.stored.side**2 * self.itemsize if self.stored else 0
 
     @property
     def accepted(self) -> bool:
@@ -199,16 +170,20 @@ class AttentionSizes(NamedTuple):
     def products(self) -> int:
         """Widths of the backward's products of a pair.
 
-        The query kernel makes the scores, their gradients and the gradient of q. A launch of the key kernel makes the scores; those of k
-        and of relations make their gradients too.
+        Stored scores are made once, as are their gradients. Else the query kernel makes the scores, their gradients and the gradient of
+        q. A launch of the key kernel makes the scores; those of k and of relations make their gradients too.
         """
+        if self.stored:
+            return 3 * self.width + 2 * self.value_width
         found = 2 * self.width + self.value_width
         for part in key_parts(self.width, self.value_width, self.itemsize, relations=self.relations):
             found += self.width + (self.value_width + self.width) * part["KEYS"] + self.value_width * (part["VALUES"] + part["ADDED"])
         return found
 
     def kernels(self, work: Work, tokens: int) -> Passes | None:
-        """A vendor's kernel forward; backward one for queries and one for keys and values, or one for each where heads are wide.
+        """A vendor's kernel forward; backward scores and their products, or a kernel for queries and one or two for keys and values.
+
+        Stored weights are written and read once, stored score gradients written once and read twice.
 
         With relations one more makes the gradients of scores for their sums, and one these sums for each relation.
         """
@@ -217,6 +192,9 @@ class AttentionSizes(NamedTuple):
         pairs = work.forward * tokens // (self.width + self.value_width)  # twice the pairs
         moved = work.moved_input * tokens * (217 if self.is_wide else 152) // 100
         launches = 2 + self.is_wide + 2 * self.relations
+        if self.stored:
+            moved = (work.moved_input + work.moved_forward) * tokens + 5 * self.stored_bytes
+            launches = 1 + 4 * ceil_div(self.batch, self.stored.sequences) * ceil_div(self.groups, self.stored.groups)
         if self.relations:
             moved += work.moved_forward * tokens + 4 * tokens * self.heads * SUMS_BYTES
         forward = Pass(work.moved_forward * tokens, work.forward * tokens, 1)
@@ -224,11 +202,16 @@ class AttentionSizes(NamedTuple):
         return forward._replace(kinds=self.kinds(forward, backward=False)), backward._replace(kinds=self.kinds(backward, backward=True))
 
     def kinds(self, done: Pass, *, backward: bool) -> tuple[KindWork, ...]:
-        """Kinds of the kernels of a pass: backward for queries, three products of a pair, and for keys and values, four."""
+        """Kinds of the kernels of a pass: backward scores and products of stored ones, or for queries, and for keys and values."""
         prefix = "wide_attention" if self.is_wide else "latent_attention" if self.latent else "attention"
         if not backward:
             return (KindWork(f"{prefix}.forward", done.num_bytes, done.flops, done.launches),)
         width, value = self.width, self.value_width
+        if self.stored:
+            moved, flops = (done.num_bytes - self.stored_bytes) // 2, done.flops * (width + value) // (3 * width + 2 * value)
+            launches = done.launches
+            score = KindWork(f"{prefix}.score", moved, flops, launches // 4 + 1)
+            return score, KindWork(f"{prefix}.product", done.num_bytes - moved, done.flops - flops, launches - launches // 4 - 1)
         query, half = done.flops * (2 * width + value) // (4 * width + 3 * value), done.num_bytes // 2
         key = KindWork(f"{prefix}.key", done.num_bytes - half, done.flops - query, done.launches - 1)
         return KindWork(f"{prefix}.query", half, query, 1), key
@@ -279,7 +262,7 @@ class AttentionSizes(NamedTuple):
         return forward, Pass(moved, flops, loop.blocks * of_block + (12 if loop.upcast else 5), is_fp32=True)
 
     def inside(self, sink_bytes: int = 0, copies: tuple[int, int] = (0, 0)) -> KernelScratch:
-        """Bytes that the kernels hold: δ, one number per query and head, and with relations one per key and head.
+        """Bytes that the kernels hold: δ, one number per query and head, stored scores, and with relations a number per key and head.
 
         With sinks one number per query and head forward, and two backward, where their gradient is made last.
 
@@ -289,6 +272,7 @@ class AttentionSizes(NamedTuple):
         """
         sums = SUMS_BYTES * self.batch * self.heads * self.queries
         forward, backward = copies[0], sums + SUMS_BYTES * self.batch * self.heads * self.keys * self.relations + copies[1]
+        backward += self.stored.num_bytes if self.stored else 0
         return (
             KernelScratch(max(forward, sums), max(backward - sink_bytes * self.heads, 2 * sums))
             if self.sinks
@@ -322,41 +306,3 @@ def query_tiles(seq_length: int, window: int | None, rows: int) -> QueryTiles:
     keys = rows * (count - 1) * count // 2 + seq_length - begins
     of_last = seq_length - max(0, seq_length - last - seen + 1)
     return QueryTiles(count, keys, rows * keys - (rows - last) * of_last)
-
-
-def split_width(width: int) -> tuple[int, int]:
-    """Columns of a head's tile and of a second one for the rest, 0 if there is none: powers of two, of which little is empty."""
-    whole = block_of(width, SMALLEST_DOT)
-    rest = block_of(width - whole // 2, SMALLEST_DOT)
-    return (whole, 0) if width <= SMALLEST_DOT or rest == whole // 2 else (whole // 2, rest)
-
-
-def tile_of(kernel: str, columns: int, itemsize: int, masked: bool, bent: bool) -> Tile:
-    """The tile of one of `TILES`' kernels."""
-    wide, tiles = itemsize == SUMS_BYTES, TILES[kernel] | (MASKED_TILES.get(kernel, {}) if masked else {})
-    tiles |= BENT_TILES.get(kernel, {}) if bent else {}
-    return next(tile for (fp32, largest), tile in tiles.items() if fp32 == wide and columns <= largest)
-
-
-def constants(
-    kernel: str, width: int, value_width: int, itemsize: int, *, masked: bool = False, bent: bool = False
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Constants of a kernel, and its launch options, that follow from widths and dtype.
-
-    `masked`: true if queries choose keys; `bent`: true if scores are capped or have relations.
-    """
-    (head, rest), value = split_width(width), block_of(value_width, SMALLEST_DOT)
-    tile = tile_of(kernel, head + rest + value, itemsize, masked, bent)
-    sides = {"WIDTH": width, "VALUE": value_width, "D": head, "R": rest, "V": value}
-    return sides | {"M": tile.queries, "N": tile.keys}, {"num_warps": tile.warps, "num_stages": tile.stages}
-
-
-def key_parts(width: int, value_width: int, itemsize: int, *, relations: bool = False) -> list[dict[str, bool]]:
-    """Launches of the key kernel. Both gradients of a wide head do not fit into registers: each has a launch that makes the weights.
-
-    With relations one more makes the gradient of what is added to the scores of keys, of each head.
-    """
-    none = {"KEYS": False, "VALUES": False, "ADDED": False}
-    together = max(width, value_width) <= KEY_WIDTH[itemsize]
-    parts = [none | {"KEYS": True, "VALUES": True}] if together else [none | {"KEYS": True}, none | {"VALUES": True}]
-    return [*parts, none | {"ADDED": True}] if relations else parts

@@ -19,10 +19,15 @@ from torch import Tensor
 
 from megakernels._common.tiles import LOG2_E, on_device_of, unit_stride
 from megakernels._common.tuning import launch_options
-from megakernels.ops.attention.facts import RELATION_TILE, constants, key_parts
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel, attention_relation_kernel
 from megakernels.ops.attention.kernel_forward import attention_forward_kernel
+from megakernels.ops.attention.stored.backward import stored_backward
+from megakernels.ops.attention.stored.facts import StoredTiles
+from megakernels.ops.attention.tiles.facts import RELATION_TILE, constants, key_parts
+
+HAS_REGISTERS = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
+"""True for Triton's versions that compile `LARGE_TILES` without spills: 3.9 spills 72 bytes of registers."""
 
 
 def forward(given: Attention, places: Places, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -55,10 +60,11 @@ def backward(
     places: Places,
     bits: Tensor | None = None,
     delta: Tensor | None = None,
+    parts: StoredTiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and, if given, of the relations, for queries in pieces: of all but q the part that these queries make.
 
-    `bits` are those of `forward`; `delta` is written with Σ ∂L/∂out ⊙ out, fp32 as lse.
+    `bits` are those of `forward`; `delta` is written with Σ ∂L/∂out ⊙ out, fp32 as lse; with `parts` scores are stored.
     """
     q, k, v = (unit_stride(each) for each in given[:3])
     grad_out, out, lse = unit_stride(grad_out.to(q.dtype)), out.contiguous(), lse.contiguous()
@@ -75,6 +81,10 @@ def backward(
         grad_relations = torch.empty(given.relations.shape, dtype=given.relations.dtype, device=q.device)
     if not q.numel():
         return grad_q, grad_k.zero_(), grad_v.zero_(), None if grad_relations is None else grad_relations.zero_()
+    if parts is not None:
+        with on_device_of(q):
+            stored_backward(grad_out, given._replace(q=q, k=k, v=v), out, lse, delta, (grad_q, grad_k, grad_v), parts)
+        return grad_q, grad_k, grad_v, None
     with on_device_of(q):
         numbers, options = constants("query", *widths, masked=bits is not None, bent=_is_bent(given))
         settings = {**flags, **numbers}
@@ -83,7 +93,7 @@ def backward(
             *strides,
             **settings, **launch_options("attention_query_kernel", options, settings, q.device),
         )  # fmt: skip
-        numbers, options = constants("key", *widths, masked=bits is not None, bent=_is_bent(given))
+        numbers, options = constants("key", *widths, **key_tile(given, places, bits))
         for part in key_parts(*widths, relations=given.relations is not None):
             columns = q.shape[2] if part["ADDED"] else k.shape[2]
             settings = {"NUM_PIECES": len(places.firsts), **part, **flags, **numbers}
@@ -108,6 +118,12 @@ def _query_grid(q: Tensor, places: Places, tile: int) -> tuple[int, int, int]:
 
 def _starts(given: Attention) -> Tensor:
     return given.q if given.starts is None else given.starts.contiguous()
+
+
+def key_tile(given: Attention, places: Places, bits: Tensor | None) -> dict[str, bool]:
+    """Properties of a call that decide the tile of the key kernel."""
+    edged = given.starts is not None or len(places.firsts) > 1 or places.num_ranks > 1
+    return {"masked": bits is not None, "bent": _is_bent(given), "edged": edged, "large": HAS_REGISTERS}
 
 
 def _is_bent(given: Attention) -> bool:

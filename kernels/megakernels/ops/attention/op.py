@@ -49,16 +49,18 @@ def attention(
 
     Scratch:
         Backward δ = Σ ∂L/∂out ⊙ out, fp32 [B, Hq, T], and with relations one such array of the keys; with sinks one forward and two
-        backward. Both ways copies of operands whose last dim is not dense.
+        backward. Stored scores (below) have up to 1.25 GiB. Both ways copies of operands whose last dim is not dense.
 
     Triton:
         One kernel forward, two backward: gradient of q and δ, gradients of k and v; for heads wider than 128 (fp32: 32) k and v have a
-        launch each. On CUDA the forward is a library's where one accepts the inputs: cuDNN on Hopper and Blackwell for bf16 and fp16
-        heads up to 128, else torch's flash kernel. The Triton forward runs packed rows, fp32, capped scores, relations, and the windows and
-        unequal widths that neither accepts. The backward is always the Triton one and is bitwise reproducible; with relations one launch
-        more makes the gradient of what is added to each key's scores, and a kernel sums it for each class. Heads wider than 256 (fp32: 64;
-        with a cap and relations at once 192), and q, k and v of different dtypes, stay with plain torch. Sinks scale what a forward has
-        made, by plain torch.
+        launch each. For bf16 and fp16 heads wider than 128, and capped scores, backward stores weights and score gradients of a part of
+        the batch, and multiplies them; not for rows of up to 384 positions, relations, or a sequence whose scores of one key head are
+        more than 1.25 GiB. On CUDA the forward is a library's where one accepts the inputs: cuDNN on Hopper and Blackwell for bf16 and
+        fp16 heads up to 128, on Hopper up to 256 if all have one width, else torch's flash kernel. The Triton forward runs packed rows,
+        fp32, capped scores, relations, and the windows and unequal widths that neither accepts. The backward is always the Triton one and
+        is bitwise reproducible; with relations one launch more makes the gradient of what is added to each key's scores, and a kernel
+        sums it for each class. Heads wider than 256 (fp32: 64; with a cap and relations at once 192), and q, k and v of different dtypes,
+        stay with plain torch. Sinks scale what a forward has made, by plain torch.
 
     Raises:
         ValueError: shapes do not fit, window < 1, or cap ≤ 0.

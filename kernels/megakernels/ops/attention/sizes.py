@@ -25,11 +25,20 @@ def forward_inside(given: Attention) -> int:
     return sizes_of(given).inside(copies=(_copies(given), 0)).forward
 
 
-def backward_inside(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, *, sinks: bool = True) -> int:
-    """Bytes of `kernel.backward` in addition to operands and results; `sinks`: true if their gradient is a result."""
+def backward_inside(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, *, sinks: bool = True, masked: bool = True) -> int:
+    """Bytes of `kernel.backward` in addition to operands and results.
+
+    Args:
+        grad_out: The gradient of out.
+        given: The arguments of the forward.
+        out: Its output.
+        lse: Its log-sum-exp.
+        sinks: True if their gradient is a result.
+        masked: True for queries in pieces, or with a mask of chosen keys.
+    """
     own = out.numel() * out.element_size() if grad_out.dtype != given.q.dtype else copies_bytes(rows=(grad_out,))
     sink_bytes = given.sinks.element_size() if sinks and given.sinks is not None else 0
-    return sizes_of(given).inside(sink_bytes, (0, own + copies_bytes((out, lse)) + _copies(given))).backward
+    return sizes_of(given)._replace(masked=masked).inside(sink_bytes, (0, own + copies_bytes((out, lse)) + _copies(given))).backward
 
 
 def forward_cost(given: Attention, places: Places) -> Cost:
@@ -38,9 +47,9 @@ def forward_cost(given: Attention, places: Places) -> Cost:
     return Cost({q.dtype: 2 * num_pairs(q, given.window, places) * (q.shape[3] + v.shape[3])})
 
 
-def backward_cost(given: Attention, places: Places) -> Cost:
-    """Cost of `kernel.backward`."""
-    return Cost({given.q.dtype: 2 * num_pairs(given.q, given.window, places) * sizes_of(given).products()})
+def backward_cost(given: Attention, places: Places, *, masked: bool = True) -> Cost:
+    """Cost of `kernel.backward`; `masked` as for `backward_inside`."""
+    return Cost({given.q.dtype: 2 * num_pairs(given.q, given.window, places) * sizes_of(given)._replace(masked=masked).products()})
 
 
 def num_pairs(q: Tensor, window: int | None, places: Places) -> int:

@@ -1,8 +1,8 @@
 """Attention's forward by the libraries in torch, and which of them accepts which inputs.
 
 Both return what the operation saves: out and the log-sum-exp of scaled scores. Their backwards are not used. torch's flash backward sums dq
-with atomics; its deterministic mode holds several copies of dq in fp32 and the gradients of k and v for every query head. cuDNN's backward
-through torch is not deterministic.
+with atomics; its deterministic mode, slower than the Triton kernels, holds copies of dq in fp32 and the gradients of k and v for every
+query head. cuDNN's backward through torch is not deterministic: of 20 runs on an H200 none to six had the bits of the first.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from megakernels.ops.attention.facts import CUDNN_WIDTH, FLASH_WIDTH
+from megakernels.ops.attention.facts import CUDNN_EQUAL_WIDTH, CUDNN_WIDTH, FLASH_WIDTH
 from megakernels.ops.attention.inputs import Attention
 
 Library = Literal["cudnn", "flash"]
 HALF = (torch.bfloat16, torch.float16)
 ALIGNED = 8
 """Both need head widths and row offsets that are multiples of this many elements, 16 bytes."""
-CUDNN_GENERATIONS = (9, 10)
+HOPPER = 9
+CUDNN_GENERATIONS = (HOPPER, 10)
 """Major compute capabilities for which cuDNN has kernels of their own: Hopper and data-centre Blackwell."""
 FLASH_GENERATION = 8
 """The lowest major compute capability of the flash kernels."""
@@ -59,7 +60,8 @@ def library_of(
     if dtype not in HALF or packed or num_positions < 2 or width % ALIGNED or value_width % ALIGNED:
         return None
     major, version = machine.capability[0], machine.cudnn_version
-    if major in CUDNN_GENERATIONS and not window and max(width, value_width) <= CUDNN_WIDTH and (version or 0) >= CUDNN_VERSION:
+    widest = CUDNN_EQUAL_WIDTH if major == HOPPER and width == value_width else CUDNN_WIDTH
+    if major in CUDNN_GENERATIONS and not window and max(width, value_width) <= widest and (version or 0) >= CUDNN_VERSION:
         return "cudnn"
     return "flash" if machine.has_flash and major >= FLASH_GENERATION and width == value_width <= FLASH_WIDTH else None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megakernels.facts import EXACT, SMALLEST_DOT, SUMS_BYTES, KernelScratch, KindWork, Pass, Passes, Work, block_of, ceil_div
-from megakernels.ops.attention.facts import NUMBER, AttentionSizes, Tile, pairs_before, split_width
+from megakernels.ops.attention.facts import NUMBER, AttentionSizes, pairs_before
+from megakernels.ops.attention.tiles.facts import Tile, split_width
 
 WORD_BITS = 32
 """Keys whose choice a word of the bits has."""

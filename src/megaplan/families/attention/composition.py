@@ -42,12 +42,15 @@ def core_sizes(
     return AttentionSizes(*shape, capped=capped, relations=relations, sinks=sinks, latent=not is_grouped)
 
 
-def core_inside(dims: Dims, attention: GroupedQueryAttention | LatentAttention, parameters: DType) -> KernelScratch | None:
+def core_inside(
+    dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, parameters: DType
+) -> KernelScratch | None:
     """Kernel scratch of the core without an indexer, in bytes; None if plain torch runs: `host.kernels: reference`, or too wide heads.
 
     The dtype of sinks is `parameters`.
     """
-    sizes = _of_rank(dims, attention)
+    window = None if variant.full else attention.window_size
+    sizes = _of_rank(dims, attention)._replace(window=window, masked=variant.shares)
     return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
 
 

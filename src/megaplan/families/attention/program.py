@@ -87,7 +87,7 @@ def attention_program(
     if variant.indexed and isinstance(attention, LatentAttention):
         inside = indexed_inside(dims, attention, parameters, returns_choice=role == "source")
     else:
-        inside = core_inside(dims, attention, parameters)
+        inside = core_inside(dims, attention, variant, parameters)
     core = place.rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None, role
     key = attention_key(attention)._replace(relations=dims.relations > 0)
     tensors = {**attention_storages(dims, attention), **inside_storages(dims, inside)}
