@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from megakernels.ops.newton_schulz.iteration import COEFFICIENTS
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Group
 from megaplan.layout.build import build_layout
@@ -19,7 +20,7 @@ from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
 from megarun.optim.build import Optimizers
 from megarun.optim.clip import clip_gradients, gradient_norm
-from megarun.optim.muon import COEFFICIENTS, Muon, orthogonalise
+from megarun.optim.muon import Muon, orthogonalise
 from megarun.parallel.apply.gradients import parameter_groups
 
 pytestmark = pytest.mark.runtime
