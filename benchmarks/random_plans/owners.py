@@ -49,7 +49,7 @@ def _matches(job: Job, compared: RankComparison, phase: Phase, column: Column, s
 
 
 def _estimated(job: Job) -> Iterator[tuple[str, int]]:
-    """Sizes of what a budget is made of: tensors whole and in shards, in every dtype of the plan, and kept activations."""
+    """Names and bytes of the parts of a budget: tensors whole and in shards, in every dtype of the plan, and kept activations."""
     mesh, precision = job.spec.mesh, job.spec.precision
     roles: dict[str, DType] = {role: getattr(precision, role) for role in ("params", "grads", "master", "moments", "reduce")}
     for name, tensor in job.inventory.tensors():

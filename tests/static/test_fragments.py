@@ -1,7 +1,4 @@
-"""Docstrings are sentences or noun phrases: none, and no entry of a field list, begins as a fragment without a subject.
-
-`FOLDERS` lists the folders that are finished; add a folder after its docstrings are revised.
-"""
+"""Docstrings are sentences or noun phrases: none, and no entry of a field list, begins as a fragment without a subject."""
 
 from __future__ import annotations
 
@@ -13,22 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (
-    "benchmarks",
-    "kernels",
-    "scripts",
-    *(
-        f"src/megaplan/{name}"
-        for name in (
-            *("advice", "api", "blocks", "cli", "diagnostics", "exploration", "exporters", "families", "hosts", "importers", "inventory"),
-            *("cost/step", "layout", "measured", "partition", "plan", "report", "schedules", "spec", "terminal"),
-        )
-    ),
-    "src/megarun",
-    "tests",
-)
-"""Folders whose docstrings are revised."""
-
+FOLDERS = ("benchmarks", "kernels", "scripts", "src/megaplan", "src/megarun", "tests")
 WORDS = (
     "Of|What|Whether|Beside|Besides|How|Which|Where|Who|Why|When|By|For|From|With|Within|Without|Same|Than|Until|As|Its|Their|Also|Likewise"
 )

@@ -1,12 +1,14 @@
 """Writes docs/reference/measured.md: a GPU's measurements, the estimate, the modelled step and the counted floor of the same plans.
 
-python benchmarks/gpu/measured/page.py        of all benchmarks/results/h200-YYYY-MM-DD.json
+python benchmarks/gpu/measured/page.py                 of all benchmarks/results/h200-YYYY-MM-DD*.json
+python benchmarks/gpu/measured/page.py --keep FILE     add the model of today to a results file, before the runtime changes
 
 It needs no GPU. The counted floors run each spec on tensors without values (`benchmarks/roofline.py`), about half a minute a spec.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,17 +19,15 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks"
 
 from gpu.measured import times  # noqa: E402
 from gpu.measured.reserved import ReservedRow, reserved_rows, reserved_table  # noqa: E402
-from gpu.measured.results import FITTED, LATER, TrainingRun, document, training_runs  # noqa: E402
+from gpu.measured.results import EARLIER, FITTED, document, kept_model, training_runs  # noqa: E402
 from gpu.tables import markdown  # noqa: E402
-
-import megaplan  # noqa: E402
-from megaplan.layout.step_time import PlannedTime  # noqa: E402
 
 LEAST_GAIN = 0.07
 """Gain of another number of warps or stages from which it is shown."""
 PAGE = ROOT / "docs/reference/measured.md"
 GIB = 2**30
 TEMPLATE = Path(__file__).with_name("page.md")
+STEPS = ("run", "step ms", "modelled", "error", "80 % interval", "floor", "GPU busy", "launches", "MFU", "first step s", "compiled ahead")
 COPY_GB_S, MATMUL_TFLOP_S = 4800, 989
 """Rates of the data sheet."""
 
@@ -43,35 +43,33 @@ def percent(estimate: float, measured: float) -> str:
     return f"{error:+.2f} %" if abs(error) < 1 else f"{error:+.1f} %"
 
 
-def step_rows(
-    runs: Sequence[TrainingRun], modelled: dict[str, times.StepRow], estimates: dict[str, megaplan.Estimate], floors: dict[str, float]
-) -> Iterator[Sequence[str]]:
-    """Step, its model and interval, MFU, the first step, and the step that is modelled with today's kernels."""
-    for run in runs:
-        today = estimates[run.name].step_time
-        if run.expandable_segments or not isinstance(today, PlannedTime):
-            continue
-        planned = modelled[run.name]
-        busy = (f"{run.busy_ms:,.0f}", f"{run.launches:,}") if run.busy_ms is not None else ("", "")
-        measured = 1e3 * run.step_seconds
+def step_rows(path: Path, floors: dict[str, float]) -> Iterator[Sequence[str]]:
+    """Step, its model and interval, floor, and the first step with the kernels that it found in the cache."""
+    runs = {(run.name, run.expandable_segments): run for run in training_runs(path)}
+    ahead = {row["run"]: row.get("kernels") for row in document(path)["runs"]}
+    for row in times.steps(document(path)):
+        run = runs.get((row.run, False)) or runs[row.run, True]
+        kernels = ahead[row.run]
         yield (
-            run.name,
-            f"{measured:,.0f}",
-            f"{1e3 * planned.modelled:,.0f}",
-            percent(planned.modelled, run.step_seconds),
-            f"{1e3 * planned.low:,.0f} to {1e3 * planned.high:,.0f}",
-            f"{1e3 * floors[run.name]:,.0f}",
-            *busy,
+            row.run,
+            f"{1e3 * row.measured:,.0f}",
+            f"{1e3 * row.modelled:,.0f}",
+            percent(row.modelled, row.measured),
+            f"{1e3 * row.low:,.0f} to {1e3 * row.high:,.0f}",
+            f"{1e3 * floors[row.run]:,.0f}" if row.run in floors else "",
+            *((f"{run.busy_ms:,.0f}", f"{run.launches:,}") if run.busy_ms is not None else ("", "")),
             f"{100 * run.mfu:.1f} %",
             f"{run.first_step_seconds:.1f}",
-            f"{1e3 * today.seconds:,.0f}",
+            f"{kernels['found'] - kernels['compiled']} of {kernels['found']}" if kernels else "",
         )
 
 
 def allocated_rows(rows: Iterable[ReservedRow]) -> Iterator[Sequence[str]]:
-    """Allocated bytes of every phase under the default allocator."""
+    """Allocated bytes of every phase, under one of the allocators."""
+    seen = set()
     for row in rows:
-        if not row.expandable_segments:
+        if (row.run, row.phase) not in seen:
+            seen.add((row.run, row.phase))
             sizes = (f"{row.allocated / GIB:.3f}", f"{row.estimated_allocated / GIB:.3f}")
             yield row.run, str(row.phase), *sizes, percent(row.estimated_allocated, row.allocated)
 
@@ -108,78 +106,42 @@ def floor_seconds(spec: Path) -> float:
 
 
 def page() -> str:
-    """The page as Markdown."""
-    found, runs = document(), training_runs()
-    estimates = {run.name: megaplan.estimate(run.spec) for run in runs}
-    floors = {run.name: floor_seconds(run.spec) for run in runs if not run.expandable_segments}
-    steps = (
-        "run",
-        "step ms",
-        "modelled",
-        "error",
-        "80 % interval",
-        "floor",
-        "GPU busy",
-        "launches",
-        "MFU",
-        "first step s",
-        "today, modelled",
-    )
-    modelled = {row.run: row for row in times.steps(found)}
-    return TEMPLATE.read_text().format(
-        file=FITTED.name,
-        copy_percent=100 * found["copy_gb_s"] / COPY_GB_S,
-        matmul_percent=100 * found["matmul_bf16_8192_tflop_s"] / MATMUL_TFLOP_S,
-        steps=table(steps, step_rows(runs, modelled, estimates, floors)),
-        allocated=table(("run", "phase", "measured", "estimate", "error"), allocated_rows(reserved_rows(FITTED))),
-        reserved=reserved_table(FITTED).rstrip(),
-        residuals="\n".join(times.step_table(times.steps(found))),
-        parts="\n".join(times.table(times.rows(found))),
-        operations=table(("case", "kernels", "forward ms", "backward ms", "TFLOP/s"), operation_rows(found["kernel_times"])),
-        checks=table(("case", "largest error", "bitwise repeatable"), check_rows(found["checks_at_300_tokens"])),
-        later="\n\n".join(map(later, LATER)),
-        **found,
-    )
+    """The page as Markdown: a section for each results file, the newest first."""
+    sections = "\n\n".join(section(path).rstrip() for path in (FITTED, *reversed(EARLIER)))
+    return TEMPLATE.read_text().format(sections=sections) + "\n"
 
 
-def later(path: Path) -> str:
-    """The section of results that are in no constant; its text is a file of this folder with the name of the results."""
-    found, steps = document(path), times.steps(document(path))
-    runs = {run.name: run for run in training_runs(path)}
-    ahead = {run["run"]: run["kernels"] for run in found["runs"]}
-    rows = [
-        (
-            row.run,
-            f"{1e3 * row.measured:,.0f}",
-            f"{1e3 * row.modelled:,.0f}",
-            percent(row.modelled, row.measured),
-            f"{1e3 * row.low:,.0f} to {1e3 * row.high:,.0f}",
-            f"{runs[row.run].busy_ms:,.0f}",
-            f"{runs[row.run].launches:,}",
-            f"{100 * runs[row.run].mfu:.1f} %",
-            f"{runs[row.run].first_step_seconds:.1f}",
-            f"{ahead[row.run]['found'] - ahead[row.run]['compiled']} of {ahead[row.run]['found']}",
+def section(path: Path) -> str:
+    """The section of a results file; its text is the file of this folder with the name of the results."""
+    found, rows = document(path), times.rows(document(path))
+    kept = kept_model(found)
+    floors = kept["floors"] if kept else {run.name: floor_seconds(run.spec) for run in training_runs(path)}
+    far = [row for row in rows if row.share > times.LEAST and (row.error is None or abs(row.error) > times.FAR)]
+    cases = [line for line in found.get("checks", ()) if "num_tokens" in line]
+    return (
+        TEMPLATE.with_name(f"{path.stem}.md")
+        .read_text()
+        .format(
+            file=path.name,
+            copy_percent=100 * found["copy_gb_s"] / COPY_GB_S,
+            matmul_percent=100 * found["matmul_bf16_8192_tflop_s"] / MATMUL_TFLOP_S,
+            steps=table(STEPS, step_rows(path, floors)),
+            residuals="\n".join(times.step_table(times.steps(found))),
+            parts="\n".join(times.table(rows)),
+            far_parts="\n".join(times.table(far)),
+            allocated=table(("run", "phase", "measured", "estimate", "error"), allocated_rows(reserved_rows(path))),
+            reserved=reserved_table(path).rstrip(),
+            operations=table(("case", "kernels", "forward ms", "backward ms", "TFLOP/s"), operation_rows(found.get("kernel_times", ()))),
+            checks_at_300=table(("case", "largest error", "bitwise repeatable"), check_rows(found.get("checks_at_300_tokens", ()))),
+            rates=table(("operation", "us", "TFLOP/s", "GB/s"), rate_rows(found.get("rates", ()))),
+            above=table(("case", "tokens", "dtype", "error"), above_rows(cases)),
+            num_plans=len([*found["runs"], *found.get("memory", ())]),
+            num_checks=len(cases),
+            num_cases=len({line["case"] for line in cases}),
+            num_bitwise=sum(bool(line["bitwise"]) for line in cases),
+            **(variants_of(found) if "variants" in found else {}),
+            **{key: value for key, value in found.items() if isinstance(value, (str, float))},
         )
-        for row in steps
-    ]
-    large = [row for row in times.rows(found) if row.share > times.LEAST and (row.error is None or abs(row.error) > times.FAR)]
-    cases = [line for line in found["checks"] if "num_tokens" in line]
-    head = ("run", "step ms", "modelled", "error", "80 % interval", "GPU busy", "launches", "MFU", "first step s", "kernels from the cache")
-    text = TEMPLATE.with_name(f"{path.stem}.md").read_text()
-    return text.format(
-        file=path.name,
-        steps=table(head, rows),
-        parts="\n".join(times.table(large)),
-        reserved=reserved_table(path).rstrip(),
-        operations=table(("case", "kernels", "forward ms", "backward ms", "TFLOP/s"), operation_rows(found["kernel_times"])),
-        **variants_of(found),
-        rates=table(("operation", "us", "TFLOP/s", "GB/s"), rate_rows(found["rates"])),
-        num_plans=len([*found["runs"], *found["memory"]]),
-        num_checks=len(cases),
-        num_cases=len({line["case"] for line in cases}),
-        num_bitwise=sum(bool(line["bitwise"]) for line in cases),
-        above=table(("case", "tokens", "dtype", "error"), above_rows(cases)),
-        **{key: value for key, value in found.items() if isinstance(value, (str, float))},
     )
 
 
@@ -221,5 +183,29 @@ def above_rows(cases: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
             yield line["case"], str(line["num_tokens"]), line["dtype"], f"{line['error']:.1e}"
 
 
+def keep(path: Path) -> None:
+    """Add what today's code models for the runs of a results file to the file, as its key `modelled`."""
+    found = document(path)
+    specs = {run.name: run.spec for run in training_runs(path) if not run.expandable_segments}
+    kept = {
+        "steps": times.steps(found),
+        "parts": times.rows(found),
+        "reserved": list(reserved_rows(path)),
+        "floors": {name: floor_seconds(spec) for name, spec in specs.items()},
+    }
+    lines = ",\n".join(f' "{key}": {_rows_text(value)}' for key, value in kept.items())
+    path.write_text(path.read_text().rstrip().removesuffix("}").rstrip() + f',\n"modelled": {{\n{lines}}}\n}}\n')
+
+
+def _rows_text(value: Any) -> str:
+    """JSON with a line for each row of a table."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in value) + "]"
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    if sys.argv[1:2] == ["--keep"]:
+        keep(Path(sys.argv[2]).resolve())
+    else:
+        PAGE.write_text(page())

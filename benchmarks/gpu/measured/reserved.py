@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu.measured.results import FITTED, document, spec_of
+from gpu.measured.results import FITTED, document, kept_model, spec_of
 
 from megaplan.budget.megarun import megarun_budget
 from megaplan.columns import Column, Phase
@@ -53,8 +53,12 @@ class ReservedRow(NamedTuple):
 
 
 def reserved_rows(results: Path = FITTED) -> Iterator[ReservedRow]:
-    """Every phase of every run of a results file."""
+    """Every phase of every run of a results file; as estimated at the time where the file keeps that."""
     found = document(results)
+    if (kept := kept_model(found)) is not None:
+        for name, expandable, phase, *sizes in kept["reserved"]:
+            yield ReservedRow(name, expandable, Phase(phase), *sizes)
+        return
     shards = RUN_WITH.get(found["commit"], SHARDS)
     for run in [*found["runs"], *found.get("memory", ())]:
         yield from _of_run(run, shards)

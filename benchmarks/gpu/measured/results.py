@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ from megaplan.spec.models import Spec
 ROOT = Path(__file__).resolve().parents[3]
 SPECS = ROOT / "benchmarks/gpu/specs"
 MEMORY = ROOT / "benchmarks/gpu/memory.yaml"
-FITTED, *LATER = sorted((ROOT / "benchmarks/results").glob("h200-????-??-??.json"))
-"""The results that the constants come from, and those that are in none: predictions of the model."""
+*EARLIER, FITTED = sorted((ROOT / "benchmarks/results").glob("h200-????-??-??*.json"))
+"""Results of earlier runtimes, each with the model of its time; and the newest, which the constants come from."""
 
 
 class Phase(NamedTuple):
@@ -75,6 +76,12 @@ class TrainingRun(NamedTuple):
 def document(path: Path = FITTED) -> dict[str, Any]:
     """A results file as it is."""
     found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def kept_model(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Estimates and modelled times of the code that ran, of results whose runtime had other operations than today's; None for others."""
+    found: dict[str, Any] | None = results.get("modelled")
     return found
 
 

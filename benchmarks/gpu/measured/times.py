@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpu.measured.results import SPECS
+from gpu.measured.results import SPECS, kept_model
 
 import megaplan
 from megaplan.cost.rates import Rates, rates_with
@@ -59,7 +59,9 @@ class StepRow(NamedTuple):
 
 
 def rows(results: Mapping[str, Any]) -> list[GroupRow]:
-    """The parts of every profiled run, longest first."""
+    """The parts of every profiled run, longest first; as modelled at the time where the results keep that."""
+    if (kept := kept_model(results)) is not None:
+        return [GroupRow(*row) for row in kept["parts"]]
     found = []
     for run in results["runs"]:
         if run.get("gpu"):
@@ -68,7 +70,9 @@ def rows(results: Mapping[str, Any]) -> list[GroupRow]:
 
 
 def steps(results: Mapping[str, Any]) -> list[StepRow]:
-    """Every run, of two with different allocators the one of the default."""
+    """Every run, of two with different allocators the one of the default; as modelled at the time where the results keep that."""
+    if (kept := kept_model(results)) is not None:
+        return [StepRow(*row) for row in kept["steps"]]
     found = []
     default = {run["run"] for run in results["runs"] if not run.get("expandable_segments")}
     for run in results["runs"]:

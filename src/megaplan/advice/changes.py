@@ -77,7 +77,7 @@ def growth(spec: Spec, factor: int) -> Iterator[Edit]:
 
 
 def _expert_ranks(spec: Spec, factors: Sequence[tuple[str, Fraction]]) -> int:
-    """Expert ranks after a growth of the axes that form their groups: the most that divide the experts."""
+    """The largest expert-parallel degree that divides the experts, after the axes that form expert groups have grown."""
     if spec.model.moe is None or "E" not in _letters(spec):
         return spec.mesh.ep
     inside = prod(int(by) for axis, by in factors if axis in EXPERT_AXES)

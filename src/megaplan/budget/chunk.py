@@ -59,7 +59,7 @@ class Chunk:
         waiting_bytes: Bytes that a microbatch keeps between the two halves of a split backward.
         waiting_slack_bytes: Bytes that the allocator's rounding adds to them.
         kept_input_bytes: Bytes that it keeps for the second half: an input that the stage before has sent on the same rank.
-        choices: For each unit, the choice of keys that the stage holds as its forward begins, for a layer from it on.
+        choices: The choice of keys that the stage holds as a unit's forward begins, for each unit, for a layer from it on.
     """
 
     late_bytes = waiting_bytes = waiting_slack_bytes = kept_input_bytes = 0
@@ -166,7 +166,7 @@ class Chunk:
 
     @cached_property
     def ahead(self) -> list[Ahead]:
-        """For each unit, the all-gather of the layer before, which its backward begins."""
+        """The all-gather of the layer before, which a unit's backward begins, for each unit."""
         found, last = [], NOTHING_AHEAD
         for unit in self.units:
             found.append(last)
@@ -177,7 +177,7 @@ class Chunk:
 
     @cached_property
     def next_flats(self) -> list[int]:
-        """For each unit, the all-gather output of the next layer."""
+        """The all-gather output of the next layer, for each unit."""
         found, following = [], 0
         for unit in reversed(self.units):
             found.append(following)
@@ -185,7 +185,7 @@ class Chunk:
         return found[::-1]
 
     def groups(self) -> Iterator[tuple[str, GroupBytes]]:
-        """Its groups by name: its own, then its layers' and their experts'."""
+        """The groups by name: its own, then its layers' and their experts'."""
         yield "the slot's own parameters", self.root
         for name, unit in zip(self.names, self.units, strict=True):
             if unit.layer and unit.storage is not None:
@@ -194,7 +194,7 @@ class Chunk:
 
     @property
     def reduced_groups(self) -> list[GroupBytes]:
-        """Its groups in the order in which they are reduced."""
+        """The groups in the order in which they are reduced."""
         groups = [group for _, group in self.groups() if group.reduce_bytes]
         if not self.policy.pipelined:  # a layer's experts inside its backward, then the layer, and the slot's own when all are done
             groups.reverse()

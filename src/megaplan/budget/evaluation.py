@@ -63,10 +63,10 @@ class Evaluated:
         self._arrived: BlockBytes | None = None
 
     def unit(self, owned: bool, policy: ChunkPolicy, *, arrived: bool) -> Unit:
-        """The block as a unit.
+        """The block as a unit of its chunk, with the sums that this case needs.
 
         Args:
-            owned: True if its input is a storage of the chunk that it would keep.
+            owned: True if the chunk itself made the input, so that keeping it costs bytes.
             policy: Policy of the chunk.
             arrived: True if the gradient of its output came from another slot.
         """
@@ -129,7 +129,7 @@ class Evaluation:
 
     Attributes:
         blocks: Blocks by name; `head` is included for a tied head too.
-        equal_ranks: For storages with unevenly sharded tensors, by identity, the ranks of a stage with equal bytes of each; for all
+        equal_ranks: Ranks of a stage with equal bytes of each, by identity of the storages with unevenly sharded tensors; for all
             layouts.
     """
 

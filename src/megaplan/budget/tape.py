@@ -162,7 +162,7 @@ def backward_point(unit: Unit, name: str, ahead: Ahead, *, accumulates: bool, fe
 
     Args:
         unit: The block.
-        name: Its name.
+        name: Name of the event.
         ahead: The all-gather of the layer before, in flight while it runs.
         accumulates: True if gradients are added in place to those of a microbatch before.
         fetches: True if layers are gathered again for it.

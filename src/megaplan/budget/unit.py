@@ -50,12 +50,12 @@ class Unit(NamedTuple):
         elsewhere: Kept bytes in columns other than activations.
         has_experts: True if it is a layer with experts, which have their own group.
         passing_bytes: Input of the block, if the chunk owns it and it does not keep it: allocated until its forward has ended.
-        last_own: For a layer, the tensor that FSDP2 lists after those of its children; "" if there is none.
-        shared: For the first prediction depth, the parameters of other blocks whose gradients it passes on.
-        split: For a layer with a split backward, its two halves.
-        choice_bytes: For a layer that passes its choice of keys on, the choice: the stage holds it until a later layer keeps it.
+        last_own: The tensor of a layer that FSDP2 lists after those of its children; "" if there is none.
+        shared: Parameters of other blocks whose gradients the first prediction depth passes on.
+        split: The two halves of a layer with a split backward.
+        choice_bytes: The choice of keys that a layer passes on: the stage holds it until a later layer keeps it.
         takes_choice: True if it is that layer.
-        segments: Its segments of the tape (`megaplan.budget.tape`), by action and settings.
+        segments: Segments of the tape (`megaplan.budget.tape`), by action and settings.
     """
 
     block: BlockBytes
@@ -139,7 +139,7 @@ class Peak(NamedTuple):
         communication: Gathered parameters and reduce buffers.
         activations: Other activations, the block's input included while that is allocated.
         absent: Workspace of the libraries, which exists from the first product on; not in `total`.
-        earlier: For a backward that reduces, the largest total before the slot's own parameters are reduced; 0 otherwise.
+        earlier: The largest total before the slot's own parameters are reduced, in a backward that reduces; 0 otherwise.
     """
 
     total: int

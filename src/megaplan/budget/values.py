@@ -209,7 +209,7 @@ class ServingStage(NamedTuple):
         end: Layer after the last one.
         kv_cache_bytes: Keys and values (or latents) of its attention layers.
         recurrent_state_bytes: State pool of its recurrent layers.
-        parameters_bytes: Its part of the parameters in the compute dtype.
+        parameters_bytes: Part of the parameters in the compute dtype.
     """
 
     first: int

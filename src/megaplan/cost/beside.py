@@ -53,7 +53,7 @@ class Matrices(NamedTuple):
         return spec.mesh.efsdp if self.in_bank else spec.mesh.dp_shard
 
     def rounds(self, spec: Spec) -> tuple[MatrixRound, int, int]:
-        """Their rounds, the number of rounds on all pipeline ranks together, and the matrices of a rank in one of them."""
+        """The rounds, the number of rounds on all pipeline ranks together, and the matrices of a rank in one of them."""
         dealt, pp = matrix_round(self.stack, self.rows * self.columns, self.degree(spec)), spec.mesh.pp
         number = -(-self.num_tensors // pp)
         rounds = -(-number // dealt.num_tensors)

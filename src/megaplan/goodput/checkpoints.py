@@ -26,11 +26,11 @@ BIAS_BYTES = 4
 
 
 class StageBytes(NamedTuple):
-    """What the ranks of a pipeline rank write: tensors that several of them hold are written once.
+    """Bytes that the ranks of a pipeline rank write: tensors that several of them hold are written once.
 
     Attributes:
         pp_rank: Pipeline rank.
-        num_ranks: Its ranks, which share the writing.
+        num_ranks: Ranks, which share the writing.
         bytes: Bytes of its tensors.
     """
 
@@ -57,8 +57,8 @@ class StorageTime(NamedTuple):
         name: Class: local, parallel or s3.
         node_bandwidth: Bytes per second of one node.
         total_bandwidth: Bytes per second of the whole storage; None if each node has its own.
-        write_seconds: From the copy in host memory to the whole checkpoint.
-        read_seconds: Until every rank has its state.
+        write_seconds: Time from the copy in host memory to the whole checkpoint.
+        read_seconds: Time until every rank has its state.
         survives: True if the checkpoint outlives a broken node.
     """
 
@@ -74,7 +74,7 @@ class CheckpointSizes(NamedTuple):
     """Bytes of a checkpoint, and of its copy in host memory.
 
     Attributes:
-        stages: What each pipeline rank writes.
+        stages: Bytes that each pipeline rank writes.
         rank_host_bytes: Bytes that a save copies to host memory on each rank: its state, replicas on every rank; Megatron-Core copies what
             it writes.
         per_node: Ranks of a node.

@@ -15,7 +15,7 @@ from megaplan.spec.models import Run, Spec
 
 
 class Saving(NamedTuple):
-    """What a save costs.
+    """The cost of a save.
 
     Attributes:
         stall: Seconds that it stops training.
@@ -53,7 +53,7 @@ class Job:
 
     Args:
         faults: Interruptions and their parts.
-        saving: What a save costs.
+        saving: Cost of a save.
         step: Seconds of a step.
         num_steps: Steps of the run.
         recovery: Recovery; by default that of `faults`.
@@ -88,7 +88,7 @@ class Job:
 
     @property
     def wall_seconds(self) -> float:
-        """From the first start to the last step; infinite if nothing is ever saved."""
+        """Time from the first start to the last step; infinite if nothing is ever saved."""
         return self.start + self.useful_seconds / self.shares.useful if self.shares.useful else float("inf")
 
     @property

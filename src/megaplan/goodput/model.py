@@ -21,7 +21,7 @@ BISECTIONS = 80
 
 
 class Interruptions(NamedTuple):
-    """What interruptions and saves cost a job.
+    """The cost of interruptions and saves to a job.
 
     Attributes:
         rate: Interruptions of the job per second.

@@ -16,7 +16,7 @@ class Recovery(NamedTuple):
     """Mean seconds of each part of a recovery.
 
     Attributes:
-        detection: From the interruption to the end of the job.
+        detection: Time from the interruption to the end of the job.
         replacement: The whole job is queued again because no spare node is there for a broken one; weighed with how often that is.
         restart: Processes start and connect, where nodes keep their environment; weighed likewise.
         compile: The first step beyond a later one.
@@ -36,7 +36,7 @@ class Recovery(NamedTuple):
 
 
 class Faults(NamedTuple):
-    """How a job is interrupted and comes back, from the spec and the figures.
+    """Interruptions and recovery of a job, from the spec and the figures.
 
     Attributes:
         figures: Every figure with its basis, given ones among them.

@@ -47,7 +47,7 @@ class Losses:
         start: First start of the job, and its first step beyond a later one.
         stalls: Training waits for saves.
         repeated: Steps that are made again after interruptions.
-        detection: From interruptions to the end of the job.
+        detection: Time from interruptions to the end of the job.
         replacement: The job waits in the queue because a node is broken.
         restart: Processes start and connect.
         compile: First steps beyond later ones.
@@ -66,7 +66,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class SaveInterval:
-    """How often the run saves.
+    """Interval of the saves of a run.
 
     Attributes:
         steps: Steps between two saves.
@@ -93,7 +93,7 @@ class RankShare:
 
     Attributes:
         pp_rank: Pipeline rank.
-        num_ranks: Its ranks, which share the writing about evenly.
+        num_ranks: Ranks, which share the writing about evenly.
         bytes: Bytes of all of them.
         largest_rank_bytes: The most that one of them writes.
     """
@@ -133,7 +133,7 @@ class Checkpoints:
 
     Attributes:
         whole_bytes: One checkpoint.
-        ranks: What each pipeline rank writes.
+        ranks: Bytes that each pipeline rank writes.
         rank_host_bytes: The most that a rank's copy takes in host memory.
         node_host_bytes: The most that the copies of a node's ranks take.
         stall_seconds: Time that a save stops training.
@@ -154,7 +154,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class RunChange:
-    """What a change would gain.
+    """The gain of a change of the run.
 
     Attributes:
         name: Change.
@@ -162,7 +162,7 @@ class RunChange:
         days: Days of the run with it.
         device_hours: Device hours with it, spare nodes included.
         cost_change: Change of the cost; null without a price.
-        note: What it needs.
+        note: Requirement of the change.
     """
 
     name: str
@@ -202,9 +202,9 @@ class RunEstimate:
         interruptions: Expected interruptions of the run.
         mtbf_hours: Mean hours between interruptions of the job.
         recovery_seconds: Mean seconds of a recovery.
-        interval: How often the run saves.
+        interval: Interval of the saves.
         checkpoints: Bytes and times of its checkpoints.
-        gains: What changes would gain, the largest first.
+        gains: Gains of changes, the largest first.
         figures: Every figure that the result depends on, with basis and source.
     """
 

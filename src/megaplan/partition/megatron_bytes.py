@@ -1,7 +1,7 @@
 """Bytes that layers certainly need on a rank under Megatron-Core, as sums: limits that every fitting split must keep.
 
-They contain storage of each layer, and the tensors of the microbatches at one point that every split of the schedule reaches. Phases and
-fixed buffers are left out, so a split beyond these sums is known not to fit, and one within them has yet to be measured by the budget.
+A sum has the storage of each layer, and the activations that every split of the schedule holds at one point. Phases and fixed buffers are
+left out: a split above the limit does not fit, and one below it may or may not; the budget decides.
 """
 
 from __future__ import annotations

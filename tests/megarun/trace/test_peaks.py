@@ -19,7 +19,7 @@ SQUARE = {"pattern": "D", "num_layers": 4, "hidden_size": 256, "vocab_size": 64,
 
 
 def num_tensors(job: Any) -> int:
-    """Each has a gradient norm, fp64: in no ledger either."""
+    """Each has a gradient norm in fp64, and a copy in the stack of all: in no ledger either."""
     return sum(1 for _ in job.inventory.tensors())
 
 
@@ -27,7 +27,7 @@ def compare(job: Any, rank: int) -> RankComparison:
     budget = build_budget(job.spec, job.inventory, job.layout).of_rank(rank)
     found = RankComparison(budget, trace_rank(job, rank, workspace_bytes=load_device("h200").gemm_workspace_bytes))
     for phase in Phase:
-        allowed = SCALARS_BYTES + 8 * num_tensors(job) * (phase is Phase.OPTIMIZER)
+        allowed = SCALARS_BYTES + 16 * num_tensors(job) * (phase is Phase.OPTIMIZER)
         assert all(abs(pair.difference) <= allowed for pair in found.columns(phase).values()), phase
     assert found.within
     assert found.peak_phase is budget.peak_phase is found.trace.peak_phase
@@ -56,15 +56,15 @@ def test_the_first_update_of_the_last_of_the_largest_matrices(job_with: Any) -> 
 
 
 def test_the_update_of_large_matrices(job_with: Any) -> None:
-    """The largest come before others, whose momenta are not there in the first step."""
+    """The largest come before others, but all momenta are made before the first: the first update is as high as a later one."""
     attention = {"kind": "gqa", "num_heads": 2, "num_kv_heads": 1, "head_dim": 16}
     model = {**SQUARE, "pattern": "DA", "attention": attention}
     found = compare(job_with({"model": model, **FEW_TOKENS}), 0)
-    assert found.peak_phase is Phase.OPTIMIZER
-    assert found.phases[Phase.FIRST_OPTIMIZER].trace < found.phases[Phase.OPTIMIZER].trace
+    assert found.peak_phase is Phase.FIRST_OPTIMIZER
+    assert found.phases[Phase.FIRST_OPTIMIZER] == found.phases[Phase.OPTIMIZER]
     assert found.budget.peak_places[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"
     iteration = [row for row in at_peak(found) if row.column is Column.WORKSPACE and row.shape[-2:] == (256, 256)]
-    assert sum(row.count for row in iteration) == 5  # the update, the iterate, x xᵀ, its polynomial, the next iterate
+    assert sum(row.count for row in iteration) == 4  # two buffers of the iterate, x xᵀ, its polynomial
 
 
 def test_the_backward_of_the_loss_on_the_last_stage(job_with: Any) -> None:
@@ -101,7 +101,7 @@ def test_what_the_first_update_reaches_every_later_one_repeats(job_with: Any) ->
     found = compare(job, 0)
     first, later = found.phases[Phase.FIRST_OPTIMIZER], found.phases[Phase.OPTIMIZER]
     assert first.estimate == later.estimate
-    assert later.trace - first.trace == 8 * (num_tensors(job) + 3)
+    assert later.trace - first.trace == 8 * (2 * num_tensors(job) + 1)
     assert found.budget.peak_places[Phase.FIRST_OPTIMIZER] == "all optimizer state made"
     assert found.budget.peak_places[Phase.OPTIMIZER] == "the update of all parameters"
 
