@@ -37,7 +37,7 @@ from megakernels.ops.moe.permutation import arrival_plan, combine, dispatch, dis
 from megakernels.ops.moe.routed_mlp import routed_experts
 from megakernels.ops.moe.routing import route, route_scored
 from megakernels.ops.newton_schulz.op import newton_schulz_
-from megakernels.ops.optimizer.op import decayed_add_, nesterov_
+from megakernels.ops.optimizer.op import adamw_, decayed_add_, nesterov_
 from megakernels.ops.rms_norm.op import (
     add_rms_norm,
     gated_dot,
@@ -59,7 +59,7 @@ from megakernels.ops.ssd.op import ssd
 from megakernels.ops.ssd.piece import ssd_piece, ssd_piece_backward
 
 __all__ = [
-    "accumulator_dtype", "add_rms_norm", "arrival_plan", "attention", "attention_pieces", "attention_pieces_backward", "causal_conv1d",
+    "accumulator_dtype", "adamw_", "add_rms_norm", "arrival_plan", "attention", "attention_pieces", "attention_pieces_backward", "causal_conv1d",
     "check_labels", "chosen_attention", "chosen_attention_pieces", "chosen_attention_pieces_backward", "combine", "conv_pieces",
     "conv_pieces_backward", "cross_entropy", "decayed_add_", "dispatch", "dispatch_plan", "experts", "fp8_experts", "fp8_experts_backward",
     "fp8_input_gradients", "fp8_linears", "fp8_quantize", "fp8_weight_gradients", "gated_add", "gated_conv1d", "gated_conv_pieces",

@@ -224,7 +224,7 @@ class Muon(torch.optim.Optimizer):
 
     @staticmethod
     def _gradients(members: Sequence[Member]) -> list[Tensor]:
-        return [_local(member.parameter.grad) for member in members if member.parameter.grad is not None]
+        return [_local(member.parameter.grad).contiguous() for member in members if member.parameter.grad is not None]
 
     def _gathered(self, kind: RoundKey, parts: Tensor) -> Tensor:
         """Whole matrices."""

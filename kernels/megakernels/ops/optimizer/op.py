@@ -1,7 +1,8 @@
-"""Updates of optimizers: one pass over momentum and gradient, and one over weight and update. No gradient."""
+"""Updates of optimizers: one pass over momentum and gradient, one over weight and update, and AdamW's. No gradient."""
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.library import custom_op
 
@@ -9,7 +10,7 @@ from megakernels._common import require
 from megakernels._common.device import module_for
 from megakernels.ops.optimizer import reference
 
-__all__ = ["decayed_add_", "nesterov_"]
+__all__ = ["adamw_", "decayed_add_", "nesterov_"]
 
 
 def nesterov_(momenta: list[Tensor], gradients: list[Tensor], updates: list[Tensor], keep: float, scale: float = 1.0) -> None:
@@ -55,6 +56,39 @@ def decayed_add_(weights: list[Tensor], updates: list[Tensor], decay: float, rat
         _decayed_add_(weights, updates, decay, rates)
 
 
+def adamw_(
+    weights: list[Tensor], gradients: list[Tensor], first: list[Tensor], second: list[Tensor], steps: list[Tensor],
+    *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, scale: float = 1.0,
+) -> None:  # fmt: skip
+    """An update of AdamW, as torch's fused implementation makes it, by scaled gradients.
+
+    Args:
+        weights: Contiguous tensors.
+        gradients: Contiguous tensors, in the weights' dtype; without Triton scaled in place.
+        first: First moments, in the weights' dtype.
+        second: Second moments, in the weights' dtype.
+        steps: Number of updates of each, fp32 scalars on its device; incremented.
+        lr: Learning rate.
+        betas: Shares of the moments that are kept.
+        eps: Added to the root of the second moment.
+        weight_decay: Decoupled decay, multiplied by the learning rate.
+        scale: Factor of the gradients.
+
+    Triton:
+        One kernel for each tensor, in one pass.
+
+    Raises:
+        ValueError: numbers of elements differ, or a tensor is not contiguous.
+
+    Source: aten/src/ATen/native/cuda/fused_adam_utils.cuh; arXiv:1711.05101, algorithm 2.
+    """
+    _check("adamw_", weights, first, gradients)
+    _check("adamw_", weights, second, second)
+    if weights:
+        torch._foreach_add_(steps, 1)
+        _adamw_(weights, gradients, first, second, steps, lr, *betas, eps, weight_decay, scale)
+
+
 def _check(name: str, dense: Sequence[Tensor], strided: Sequence[Tensor], further: Sequence[Tensor] | None = None) -> None:
     for each, other, third in zip(dense, strided, dense if further is None else further, strict=True):
         fits = each.is_contiguous() and third.is_contiguous() and each.numel() == other.numel() == third.numel() and other.dim() <= 3
@@ -83,4 +117,21 @@ def _decayed_add_(weights: Sequence[Tensor], updates: Sequence[Tensor], decay: f
 
 @_decayed_add_.register_fake
 def _(_weights: Sequence[Tensor], _updates: Sequence[Tensor], _decay: float, _rates: Sequence[float]) -> None:
+    pass
+
+
+@custom_op("megakernels::adamw_", mutates_args=("weights", "gradients", "first", "second"))
+def _adamw_(
+    weights: Sequence[Tensor], gradients: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], steps: Sequence[Tensor],
+    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, scale: float,
+) -> None:  # fmt: skip
+    module_for(weights[0], reference).adamw(weights, gradients, first, second, steps, lr, beta1, beta2, eps, weight_decay, scale)
+
+
+@_adamw_.register_fake
+def _(
+    _weights: Sequence[Tensor], _gradients: Sequence[Tensor], _first: Sequence[Tensor], _second: Sequence[Tensor],
+    _steps: Sequence[Tensor],
+    _lr: float, _beta1: float, _beta2: float, _eps: float, _weight_decay: float, _scale: float,
+) -> None:  # fmt: skip
     pass
