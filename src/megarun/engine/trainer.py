@@ -21,7 +21,7 @@ from megarun.job.job import Job
 from megarun.model.stage import Stage
 from megarun.model.step_sums import Routed, move_biases, routing_table, sum_further
 from megarun.optim.build import Optimizers
-from megarun.optim.clip import clip_gradients, gradient_norm
+from megarun.optim.clip import clip_factor, gradient_norm
 from megarun.parallel.apply.compile import compile_stage
 from megarun.parallel.apply.fsdp import shard_stage
 from megarun.parallel.apply.gradients import keep_gradient_dtype
@@ -115,7 +115,6 @@ class Trainer:
         self._sums: list[list[float]] = []
         self._norm = 0.0  # of gradients that were measured and not yet applied
         self._owned: list[nn.Parameter] = []
-        self._copies: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []
         self._dense: list[tuple[str, nn.Parameter]] = []
         owners = {name: tensor.owner for name, tensor in job.inventory.tensors()}
@@ -127,7 +126,8 @@ class Trainer:
                 dense = owners[name] is not Owner.EXPERT_PARALLEL
                 counted = not (replicated and self._tp.index > 0) and not (dense and self._cp.index > 0)
                 copied = any(name.startswith(f"{block}.") for block in slot.copies) or not counted
-                (self._copies if copied else self._owned).append(parameter)
+                if not copied:
+                    self._owned.append(parameter)
                 if replicated:
                     self._replicated.append((name, parameter))
                 if dense:
@@ -185,9 +185,8 @@ class Trainer:
 
     def update(self, step: int) -> None:
         """Clip the measured gradients, update by them, free them, and move the experts' biases by the step's rows; `step` is 0-based."""
-        clip_gradients([*self._owned, *self._copies], self._norm, self._spec.training.gradient_clip)
-        self._norm = 0.0
-        self.optimizers.step(step)
+        factor, self._norm = clip_factor(self._norm, self._spec.training.gradient_clip), 0.0
+        self.optimizers.step(step, factor)
         moe = self._spec.model.moe
         if moe is not None and moe.expert_bias_rate:
             move_biases(self.stages, self._routers, self._sums, moe.expert_bias_rate)

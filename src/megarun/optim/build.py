@@ -11,13 +11,11 @@ from torch import nn
 from megaplan.inventory.tensors import Group, Inventory, Owner, ParamTensor
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
+from megarun.optim.adamw import AdamW
 from megarun.optim.muon import Muon
 from megarun.optim.rates import learning_rate
 from megarun.parallel.apply.gradients import in_parameter_dtype
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
-
-BETAS = (0.9, 0.95)
-EPSILON = 1e-8
 
 
 def _refuse_late_parameters(stages: Sequence[nn.Module], tensors: Container[str]) -> None:
@@ -37,7 +35,7 @@ def _refuse_late_parameters(stages: Sequence[nn.Module], tensors: Container[str]
 class Optimizers:
     """Muon for matrices, AdamW for the rest; only AdamW if `optimizer.matrix` is adamw.
 
-    AdamW is torch's fused implementation on every device. Weight decay applies to tensors of two or more dims, not to scales, biases (of
+    AdamW is torch's fused implementation or a kernel that equals it. Weight decay applies to tensors of two or more dims, not to scales, biases (of
     experts too) and scalars.
     Muon accepts gradients of any dtype. Fused AdamW needs the parameter's: if `precision.grads` differs, every parameter has its own
     AdamW, so that only one gradient at a time exists in both dtypes.
@@ -53,34 +51,34 @@ class Optimizers:
         muon = spec.optimizer.uses_muon
         matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
         others = [(p, training.weight_decay if _decays(t) else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
-        self._all: list[tuple[torch.optim.Optimizer, float]] = []
-        self._narrow: list[tuple[torch.optim.Optimizer, nn.Parameter, float]] = []
+        self._all: list[tuple[Muon | AdamW, float]] = []
+        self._narrow: list[tuple[Muon | AdamW, nn.Parameter, float]] = []
         rate = training.learning_rate
         if spec.precision.grads is not spec.precision.master:
-            self._narrow = [(_adamw([([p], decay)], rate), p, rate) for p, decay in others]
+            self._narrow = [(AdamW([([p], decay)], rate), p, rate) for p, decay in others]
         elif others:
             decays = sorted({decay for _, decay in others}, reverse=True)
-            self._all.append((_adamw([([p for p, found in others if found == decay], decay) for decay in decays], rate), rate))
+            self._all.append((AdamW([([p for p, found in others if found == decay], decay) for decay in decays], rate), rate))
         if matrices:
             own = training.muon_learning_rate or rate
             self._all.append((_muon(matrices, spec, own, tp), own))
         self._schedule, self._num_steps = training.rate_schedule, training.steps
 
-    def step(self, step: int) -> None:
-        """Update with the learning rate of 0-based `step`, then drop the gradients."""
+    def step(self, step: int, scale: float = 1.0) -> None:
+        """Update with the learning rate of 0-based `step` by the gradients times `scale`, then drop them."""
         for optimizer, parameter, base in self._narrow:
             with in_parameter_dtype(parameter):
-                self._update(optimizer, base, step)
+                self._update(optimizer, base, step, scale)
         for optimizer, _, _ in self._narrow:
             optimizer.zero_grad(set_to_none=True)
         for optimizer, base in self._all:
-            self._update(optimizer, base, step)
+            self._update(optimizer, base, step, scale)
             optimizer.zero_grad(set_to_none=True)
 
-    def _update(self, optimizer: torch.optim.Optimizer, base: float, step: int) -> None:
+    def _update(self, optimizer: Muon | AdamW, base: float, step: int, scale: float) -> None:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(base, self._schedule, step, self._num_steps)
-        optimizer.step()
+        optimizer.step(scale=scale)
 
     def states(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
         """Every parameter that has state, with its state."""
@@ -92,9 +90,7 @@ class Optimizers:
         for optimizer in (*(optimizer for optimizer, _ in self._all), *(optimizer for optimizer, _, _ in self._narrow)):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    optimizer.state[parameter] = (
-                        optimizer.first_state(parameter) if isinstance(optimizer, Muon) else _adamw_state(parameter)
-                    )
+                    optimizer.state[parameter] = optimizer.first_state(parameter)
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Every tensor that the optimizers store between steps."""
@@ -117,12 +113,6 @@ def _in_update_order(stage: nn.Module, inventory: Inventory) -> list[tuple[str, 
     return [(name, parameters[name]) for name in names]
 
 
-def _adamw_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Source: torch/optim/adamw.py and adam.py, `_init_group` with `fused`."""
-    moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in ("exp_avg", "exp_avg_sq")}
-    return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device), **moments}
-
-
 def _muon(matrices: Sequence[tuple[ParamTensor, nn.Parameter]], spec: Spec, rate: float, tp: TensorParallel) -> Muon:
     return Muon(
         [(p, t.local_matrices(tp.degree, spec.mesh.ep)) for t, p in matrices],
@@ -135,9 +125,3 @@ def _muon(matrices: Sequence[tuple[ParamTensor, nn.Parameter]], spec: Spec, rate
         tp=tp,
         banks=frozenset(p for t, p in matrices if t.owner is Owner.EXPERT_PARALLEL),
     )
-
-
-def _adamw(groups: Sequence[tuple[list[nn.Parameter], float]], rate: float) -> torch.optim.AdamW:
-    """AdamW of (parameters, weight decay) groups."""
-    params: list[dict[str, Any]] = [{"params": params, "weight_decay": decay} for params, decay in groups]
-    return torch.optim.AdamW(params, lr=rate, betas=BETAS, eps=EPSILON, foreach=False, fused=True)

@@ -33,12 +33,9 @@ def gradient_norm(owned: Iterable[Tensor], mesh: RankMesh) -> Tensor:
     return mesh.sum(squares, "dp_shard", "cp", "tp", "pp").sqrt()
 
 
-@torch.no_grad()
-def clip_gradients(parameters: Iterable[Tensor], norm: float, largest_norm: float | None) -> None:
-    """Scale every gradient in place so that their global norm, which is `norm`, is at most `largest_norm`; None leaves them."""
-    gradients = [_local_gradient(p) for p in parameters]
-    if largest_norm is not None and norm > largest_norm and gradients:
-        torch._foreach_mul_(gradients, largest_norm / norm)
+def clip_factor(norm: float, largest_norm: float | None) -> float:
+    """The factor of every gradient with which their global norm, which is `norm`, is at most `largest_norm`; None clips nothing."""
+    return largest_norm / norm if largest_norm is not None and norm > largest_norm else 1.0
 
 
 def _local_gradient(parameter: Tensor) -> Tensor:

@@ -16,53 +16,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from megakernels import symmetric_product
+from megakernels import decayed_add_, nesterov_, newton_schulz_
 from megaplan.inventory.matrices import MatrixRound, matrix_round
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MOMENTUM = 0.95
-EPSILON = 1e-7
 ADAMW_RMS = 0.2
 
 
 def orthogonalise(matrices: Tensor, num_steps: int) -> Tensor:
-    """Approximations of the nearest semi-orthogonal matrices, with singular values between about 0.7 and 1.2.
-
-    Args:
-        matrices: [n, rows, cols]; the iteration runs in their dtype.
-        num_steps: Newton-Schulz steps.
-
-    Returns:
-        [n, rows, cols].
-
-    Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024), quintic coefficients.
-    """
-    return _iterate(matrices.clone(memory_format=torch.contiguous_format), num_steps)
-
-
-def _iterate(x: Tensor, num_steps: int) -> Tensor:
-    """`orthogonalise` in the storage of `x` [n, rows, cols] and one more.
-
-    a · x is a part of the product: a is added to the diagonal of the polynomial of x xᵀ. A product that adds x itself would copy x first.
-    In the first step x xᵀ and the polynomial are divided by norms, instead of x, which is larger.
-    """
-    a, b, c = COEFFICIENTS
-    norms = x.norm(dim=(1, 2), keepdim=True).float().clamp_(min=EPSILON)
-    other, tall = torch.empty_like(x), x.shape[1] > x.shape[2]
-    for step in range(num_steps):
-        gram = symmetric_product(x.mT if tall else x)
-        if step == 0:
-            gram.div_(norms.square())
-        factor = symmetric_product(gram, gram, alpha=c, beta=b)
-        del gram
-        factor.diagonal(dim1=1, dim2=2).add_(a)
-        if step == 0:
-            factor.div_(norms)
-        torch.bmm(*((x, factor) if tall else (factor, x)), out=other)
-        x, other = other, x
-        del factor
-    return x
+    """`newton_schulz_` of a copy of matrices [n, rows, cols], which runs in their dtype."""
+    return newton_schulz_(matrices.clone(memory_format=torch.contiguous_format), num_steps)
 
 
 class RoundKey(NamedTuple):
@@ -162,11 +126,13 @@ class Muon(torch.optim.Optimizer):
         self._cut, self._tp, self._counts, self._banks = dict(cut or {}), tp, dict(params), banks
         self.moments_dtype, self.iteration_dtype, self.num_steps = moments_dtype, iteration_dtype, num_steps
         self._deals: dict[tuple[RoundKey, int], Deal] = {}
+        self._scale = 1.0
         super().__init__(list(self._counts), {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter; all ranks of a shard group must call it together."""
+    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
+        """Update every parameter with its gradient, multiplied by `scale`; all ranks of a shard group must call it together."""
+        self._scale = scale
         if closure is not None:
             raise ValueError("Muon does not support a closure")
         for parameter in self._counts:
@@ -221,53 +187,44 @@ class Muon(torch.optim.Optimizer):
 
     def _update_whole(self, kind: RoundKey, members: Sequence[Member]) -> None:
         """A round of matrices that this rank has whole, or of which TP ranks have parts."""
-        x = _iterate(self._gathered(kind, self._own_matrices(kind, members)), self.num_steps)
-        rate, weights = self._decayed(members)
-        for weight, member, found in zip(weights, members, _split(self._own_part(kind, x), kind.round.num_matrices), strict=True):
-            own = found.mT if member.transposed else found
-            weight.view(own.shape).add_(own, alpha=-rate * member.scale)
+        gradients = self._gradients(members)
+        count = kind.round.num_matrices
+        parts = gradients[0].new_empty((len(members) * count, *kind.part), dtype=self.iteration_dtype)
+        nesterov_(self._momenta(members), gradients, _as_stored(parts, members, count), MOMENTUM, self._scale)
+        x = self._gathered(kind, parts)
+        del parts
+        newton_schulz_(x, self.num_steps)
+        self._apply(members, [_local(each.parameter) for each in members], _as_stored(self._own_part(kind, x), members, count))
 
     def _update_dealt(self, kind: RoundKey, deal: Deal) -> None:
         """A round of matrices of which each rank has rows."""
-        x = _iterate(self._gathered(kind, deal.collected(self._updates(deal.members), self.iteration_dtype)), self.num_steps)
+        gradients = self._gradients(deal.members)
+        sent = deal.outgoing(gradients[0], self.iteration_dtype)
+        nesterov_(deal.rows(self._momenta(deal.members)), deal.rows(gradients), deal.views(sent), MOMENTUM, self._scale)
+        parts = deal.collected(sent)
+        del sent
+        x = self._gathered(kind, parts)
+        del parts
+        newton_schulz_(x, self.num_steps)
         back = deal.packed(self._own_part(kind, x))
         del x
         returned = deal.handed_out(back)
         del back
-        rate, weights = self._decayed(deal.members)
-        for piece, found in zip(deal.sent, returned, strict=True):
-            rows = weights[piece.tensor].view(-1, found.shape[1])[piece.start :][: piece.num_rows]
-            rows.add_(found, alpha=-rate * deal.members[piece.tensor].scale)
+        weights = deal.rows([_local(each.parameter) for each in deal.members])
+        self._apply([deal.members[piece.tensor] for piece in deal.sent], weights, returned)
 
-    def _decayed(self, members: Sequence[Member]) -> tuple[float, list[Tensor]]:
-        """The learning rate, and this rank's weights after their decay."""
-        options, weights = self.param_groups[0], [_local(member.parameter) for member in members]
+    def _apply(self, members: Sequence[Member], weights: list[Tensor], updates: list[Tensor]) -> None:
+        """Weight decay, and the update of each weight by that of the member."""
+        options = self.param_groups[0]
         rate: float = options["lr"]
-        torch._foreach_mul_(weights, 1 - rate * options["weight_decay"])
-        return rate, weights
+        decayed_add_(weights, updates, 1 - rate * options["weight_decay"], [rate * member.scale for member in members])
 
-    def _updates(self, members: Sequence[Member]) -> list[Tensor]:
-        """The Nesterov updates of this rank's shards, after moving the momenta."""
-        momenta = [_local(self.state[member.parameter]["momentum"]) for member in members]
-        gradients = [_local(member.parameter.grad) for member in members if member.parameter.grad is not None]
-        if gradients[0].dtype is self.moments_dtype:
-            torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-            return list(torch._foreach_lerp(gradients, momenta, MOMENTUM))
-        updates = [torch.empty_like(momentum) for momentum in momenta]  # a lerp has one dtype
-        torch._foreach_copy_(updates, gradients)
-        torch._foreach_lerp_(momenta, updates, 1 - MOMENTUM)
-        torch._foreach_lerp_(updates, momenta, MOMENTUM)
-        return updates
+    def _momenta(self, members: Sequence[Member]) -> list[Tensor]:
+        return [_local(self.state[member.parameter]["momentum"]) for member in members]
 
-    def _own_matrices(self, kind: RoundKey, members: Sequence[Member]) -> Tensor:
-        """This rank's matrices, or their TP parts, in the iteration's dtype: [n, rows, cols]."""
-        updates = self._updates(members)
-        parts = updates[0].new_empty((len(members) * kind.round.num_matrices, *kind.part), dtype=self.iteration_dtype)
-        places = [
-            place.mT if each.transposed else place for place, each in zip(_split(parts, kind.round.num_matrices), members, strict=True)
-        ]
-        torch._foreach_copy_(places, [update.view(place.shape) for update, place in zip(updates, places, strict=True)])
-        return parts
+    @staticmethod
+    def _gradients(members: Sequence[Member]) -> list[Tensor]:
+        return [_local(member.parameter.grad).contiguous() for member in members if member.parameter.grad is not None]
 
     def _gathered(self, kind: RoundKey, parts: Tensor) -> Tensor:
         """Whole matrices."""
@@ -313,17 +270,23 @@ class Deal:
     def _elements(self, piece: Piece) -> int:
         return piece.num_rows * self._widths[piece.tensor]
 
-    def collected(self, updates: list[Tensor], dtype: torch.dtype) -> Tensor:
-        """This rank's whole matrices, or their TP parts [n, rows, cols], from the updates of its shards, whose list is cleared."""
-        sent = updates[0].new_empty(sum(self._to), dtype=dtype)
-        rows = [updates[each.tensor].view(-1, self._widths[each.tensor])[each.start :][: each.num_rows] for each in self.sent]
-        self._copy(self._views(sent, self.sent), rows)
-        updates.clear()
-        del rows
+    def rows(self, shards: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's pieces of all matrices in its shards."""
+        return [shards[each.tensor].view(-1, self._widths[each.tensor])[each.start :][: each.num_rows] for each in self.sent]
+
+    def outgoing(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """A buffer for all pieces that this rank sends."""
+        return like.new_empty(sum(self._to), dtype=dtype)
+
+    def views(self, sent: Tensor) -> list[Tensor]:
+        """The pieces in such a buffer."""
+        return self._views(sent, self.sent)
+
+    def collected(self, sent: Tensor) -> Tensor:
+        """This rank's whole matrices, or their TP parts [n, rows, cols], from what all ranks send."""
         buffer = sent.new_empty((self._own, *self._kind.part))
         received = buffer.view(-1)[: sum(self._from)]
         dist.all_to_all_single(received, sent, self._from, self._to, group=self._kind.group)
-        del sent
         pieces = [piece for from_rank in self.received for piece in from_rank]
         if pieces and self._own == 1 and not self.members[pieces[0].tensor].transposed:
             return buffer  # the rows of one matrix arrive in their order
@@ -358,6 +321,12 @@ class Deal:
     def _copy(places: list[Tensor], values: list[Tensor]) -> None:
         if places:
             torch._foreach_copy_(places, values)
+
+
+def _as_stored(parts: Tensor, members: Sequence[Member], num_matrices: int) -> list[Tensor]:
+    """The matrices of each member in `parts` [n, rows, cols], as its parameter has them."""
+    found = _split(parts, num_matrices)
+    return [each.mT if member.transposed else each for each, member in zip(found, members, strict=True)]
 
 
 def _split(tensor: Tensor, sizes: int | list[int]) -> tuple[Tensor, ...]:

@@ -11,16 +11,18 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from megakernels.ops.newton_schulz.iteration import COEFFICIENTS
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Group
 from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
+from megarun.dtypes import TORCH_DTYPES
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
 from megarun.optim.build import Optimizers
-from megarun.optim.clip import clip_gradients, gradient_norm
-from megarun.optim.muon import COEFFICIENTS, Muon, orthogonalise
-from megarun.parallel.apply.gradients import parameter_groups
+from megarun.optim.clip import clip_factor, gradient_norm
+from megarun.optim.muon import Muon, orthogonalise
+from megarun.parallel.apply.gradients import keep_gradient_dtype, parameter_groups
 
 pytestmark = pytest.mark.runtime
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "moments_dtype": torch.float32, "num_steps": 5}
@@ -180,17 +182,34 @@ def test_newton_schulz_dtype(spec_with: Any) -> None:
     assert Spec.model_validate(spec_with({"optimizer.newton_schulz_dtype": "bf16"})).newton_schulz_dtype == "bf16"
 
 
-def test_clipping_counts_a_copy_once_and_scales_it_too() -> None:
-    """The norm is the owned gradients'; every gradient shrinks by one factor, and only when the norm is too large."""
+def test_clipping_scales_every_gradient_in_its_update() -> None:
+    """The norm is the owned gradients'; every update is that by a gradient that is shrunk by one factor, if the norm is too large."""
     alone = SimpleNamespace(device=torch.device("cpu"), sum=lambda value, *_: value)
-    for largest, factor in ((None, 1.0), (100.0, 1.0), (1.0, 1 / 13)):
-        owned, copy = [nn.Parameter(torch.zeros(2)) for _ in range(2)], nn.Parameter(torch.zeros(2))
-        owned[0].grad, owned[1].grad, copy.grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0, 0.0]), torch.tensor([13.0, 0.0])
-        norm = float(gradient_norm(owned, alone))  # type: ignore[arg-type]
-        assert norm == 13.0
-        clip_gradients([*owned, copy], norm, largest)
-        torch.testing.assert_close(copy.grad, torch.tensor([13.0 * factor, 0.0]))
-        torch.testing.assert_close(owned[1].grad, torch.tensor([12.0 * factor, 0.0]))
+    owned = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    owned[0].grad, owned[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0, 0.0])
+    norm = float(gradient_norm(owned, alone))  # type: ignore[arg-type]
+    assert norm == 13.0
+    assert [clip_factor(norm, largest) for largest in (None, 100.0, 13.0, 1.0)] == [1.0, 1.0, 1.0, 1 / 13]
+
+
+@pytest.mark.parametrize("matrix", ["muon", "adamw"])
+@pytest.mark.parametrize("grads", ["fp32", "bf16"])
+def test_an_update_by_scaled_gradients(spec_with: Any, matrix: str, grads: str) -> None:
+    """A factor of a power of two gives the bits of gradients that were scaled before, in every optimizer."""
+    spec = Spec.model_validate(spec_with({"optimizer.matrix": matrix, "precision": {"params": "bf16", "grads": grads, "master": "fp32"}}))
+    updated = []
+    for factor in (1.0, 0.25):
+        stage, optimizers = built(spec)
+        keep_gradient_dtype(stage, spec)
+        torch.manual_seed(0)
+        for _ in range(2):
+            for parameter in stage.parameters():
+                gradient = torch.randn(parameter.shape) / 4
+                parameter.grad = (gradient / factor).to(TORCH_DTYPES[spec.precision.grads])
+            optimizers.step(0, factor)
+        updated.append([parameter.detach().clone() for parameter in stage.parameters()])
+    for pair in zip(*updated, strict=True):
+        torch.testing.assert_close(*pair, rtol=1e-6, atol=1e-7)
 
 
 def test_a_parameter_without_gradient_is_an_error() -> None:

@@ -1,15 +1,25 @@
-"""Cost of the symmetric product's kernel; needs no triton."""
-
-from typing import Any
+"""Scratch and cost of Newton-Schulz steps of given tensors; needs no triton."""
 
 from torch import Tensor
 
 from megakernels._common.cost import Cost
-from megakernels.ops.newton_schulz.facts import num_tiles, tile_side
+from megakernels._common.device import chooses_triton
+from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES, num_inner_products, product_flops, segments
+from megakernels.ops.newton_schulz.iteration import inner_dtype
 
 
-def cost(x: Tensor, *_: Any) -> Cost:
-    """Cost of `kernel.forward`: the products of the tiles of the lower triangle."""
-    num_matrices, num_rows, num_cols = x.shape
-    tiles = num_tiles(num_rows, x.element_size())
-    return Cost({x.dtype: num_matrices * tiles * 2 * tile_side(num_rows, x.element_size()) ** 2 * num_cols})
+def scratch(x: Tensor, _num_steps: int) -> int:
+    """One more buffer of x, and two of x xᵀ; of the reference also a product in fp32, or its mirror image."""
+    reference = 0 if chooses_triton(x) else REFERENCE_BYTES
+    return x.numel() * x.element_size() + x.shape[0] * min(x.shape[1:]) ** 2 * (2 * x.element_size() + reference)
+
+
+def cost(x: Tensor, num_steps: int) -> Cost:
+    """The tiles of symmetric products, and the products with x."""
+    (short, long), size = sorted(x.shape[1:]), x.element_size()
+    lengths = segments(num_steps, short, long)
+    outer = product_flops(short, long, size, tall=x.shape[1] > x.shape[2]) + 2 * short**2 * long
+    inner = num_inner_products(lengths) * product_flops(short, short, size)
+    found = {x.dtype: x.shape[0] * len(lengths) * outer}
+    found[inner_dtype(x.dtype)] = found.get(inner_dtype(x.dtype), 0) + x.shape[0] * inner
+    return Cost(found)

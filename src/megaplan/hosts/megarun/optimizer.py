@@ -2,7 +2,7 @@
 
 Muon keeps one momentum shard; AdamW two moments and a step counter. Fused AdamW needs no scratch, and gradients in the parameters' dtype:
 if `precision.grads` is another, megarun updates one parameter at a time, with its gradient cast to `precision.master`. Muon updates tensors
-of one shape in rounds and reads their gradients unchanged: each matrix is sent to one of the ranks that share it, Newton-Schulz runs there,
+of one shape in rounds and reads their gradients unchanged, in one pass: each matrix is sent to one of the ranks that share it, Newton-Schulz runs there,
 and every rank gets its rows of the result.
 """
 
@@ -55,16 +55,16 @@ class Uneven(NamedTuple):
 class MatrixScratch(NamedTuple):
     """Muon's scratch for tensors of one kind.
 
-    A round begins with updates in the moments' dtype, which are copied into the iteration's: the share that a rank sends, or the matrices
-    themselves. What arrives is the rank's matrices, or their TP parts, which TP gathers. The iteration has two buffers of its matrices,
-    x xᵀ (or xᵀ x) and its polynomial (r × r, r the shorter side). Everything afterwards is less.
+    A round begins with updates in the iteration's dtype: the share that a rank sends, or the matrices themselves. What arrives is the
+    rank's matrices, or their TP parts, which TP gathers. The iteration has two buffers of its matrices, and two of x xᵀ (or xᵀ x: r × r, r
+    the shorter side); plain torch needs a third of these at times. Everything afterwards is less.
 
     Attributes:
         round: Rounds of these tensors.
         rows: Rows of a whole matrix, or its columns if TP shards these.
         tp_parts: Number of TP ranks that share a matrix; 1 if each rank has its own.
         iteration: Bytes of an element of the iteration.
-        moments: Bytes of an element of the momentum.
+        squares: Bytes of an element of x xᵀ, in all its buffers.
         share_elements: A whole share of a tensor, without padding.
         expert: True if it belongs to an expert bank.
         uneven: Present if the rows do not divide by the shard degree.
@@ -74,7 +74,7 @@ class MatrixScratch(NamedTuple):
     rows: int
     tp_parts: int
     iteration: int
-    moments: int
+    squares: int
     share_elements: int
     expert: bool
     uneven: Uneven | None = None
@@ -88,10 +88,8 @@ class MatrixScratch(NamedTuple):
             share = share * rows // whole
         part = matrices * self.round.elements // self.tp_parts
         sent = together * share if self.round.degree > 1 else part
-        made = together * share * self.moments + sent * self.iteration
-        exchanged = (sent + part) * self.iteration
         side = min(self.rows, self.round.elements // self.rows)
-        return max(made, exchanged, 2 * matrices * (self.round.elements + side**2) * self.iteration)
+        return max((sent + part) * self.iteration, matrices * (2 * self.round.elements * self.iteration + side**2 * self.squares))
 
 
 class MatrixPeaks(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.spec.models import Mesh, Spec
@@ -33,6 +34,7 @@ class Sizes(NamedTuple):
         reduce: Bytes of an element in `precision.reduce`.
         moments: Bytes of an element in `precision.moments`.
         iteration: Bytes of an element in Muon's iteration; 0 without Muon.
+        squares: Bytes of an element of x xᵀ in it: those of the plain torch products come on top.
         casts_gradients: True if AdamW's gradients are cast for it.
         recasts: True if reduced gradients are cast.
         padded: True if chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
@@ -55,6 +57,7 @@ class Sizes(NamedTuple):
     reduce: int
     moments: int
     iteration: int
+    squares: int
     casts_gradients: bool
     recasts: bool
     padded: bool
@@ -85,6 +88,7 @@ def _gathered_low(spec: Spec) -> frozenset[str]:
 def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
     """The sizes of a spec; without `padded` those of a runtime that could cut between any two elements."""
     mesh, precision = spec.mesh, spec.precision
+    iteration = spec.newton_schulz_dtype.bytes if spec.optimizer.uses_muon else 0
     return Sizes(
         mesh.tp,
         mesh.ep,
@@ -100,7 +104,8 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         grads=precision.grads.bytes,
         reduce=precision.reduce.bytes,
         moments=precision.moments.bytes,
-        iteration=spec.newton_schulz_dtype.bytes if spec.optimizer.uses_muon else 0,
+        iteration=iteration,
+        squares=2 * iteration + (0 if spec.host.uses_triton else REFERENCE_BYTES),
         casts_gradients=precision.grads is not precision.master,
         recasts=precision.grads is not precision.reduce,
         padded=padded,

@@ -269,7 +269,7 @@ def _matrix_scratch(
     count, elements, columns, parts = matrices
     dealt = matrix_round(count, elements // count, sizes.degrees[expert])
     rows = dealt.elements // columns
-    return new(MatrixScratch, (dealt, rows, parts, sizes.iteration, sizes.moments, share_elements, expert, short))
+    return new(MatrixScratch, (dealt, rows, parts, sizes.iteration, sizes.squares, share_elements, expert, short))
 
 
 def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, int, int, int]:

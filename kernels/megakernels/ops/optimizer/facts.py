@@ -1,0 +1,23 @@
+"""Facts of the optimizers' updates: elements of a program, and bytes of an element."""
+
+from __future__ import annotations
+
+UPDATE_BLOCK = 2048
+"""Elements of a program."""
+ADAMW_BLOCK = 1024
+"""Those of AdamW's, which reads four tensors."""
+
+
+def nesterov_bytes(gradient: int, moment: int, update: int) -> int:
+    """Bytes of an element of `nesterov_`: gradient and momentum are read, momentum and update written."""
+    return gradient + 2 * moment + update
+
+
+def decayed_add_bytes(weight: int, update: int) -> int:
+    """Bytes of an element of `decayed_add_`: weight and update are read, the weight written."""
+    return 2 * weight + update
+
+
+def adamw_bytes(gradient: int, moment: int, weight: int) -> int:
+    """Bytes of an element of `adamw_`: the gradient is read, both moments and the weight are read and written."""
+    return gradient + 4 * moment + 2 * weight

@@ -1,0 +1,64 @@
+"""AdamW with the state of torch's, whose update reads scaled gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from megakernels import adamw_
+
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's fused AdamW: on CUDA with host.kernels triton by a kernel that also scales the gradients, else by torch's own.
+
+    Args:
+        groups: (parameters, weight decay) pairs.
+        lr: Learning rate.
+    """
+
+    def __init__(self, groups: Sequence[tuple[list[nn.Parameter], float]], lr: float) -> None:
+        params: list[dict[str, Any]] = [{"params": params, "weight_decay": decay} for params, decay in groups]
+        super().__init__(params, lr=lr, betas=BETAS, eps=EPSILON, foreach=False, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
+        """Update every parameter with its gradient, multiplied by `scale`."""
+        if closure is not None:
+            raise ValueError("this AdamW does not support a closure")
+        for group in self.param_groups:
+            members: list[Tensor] = group["params"]
+            for parameter in members:
+                if parameter.grad is None:
+                    raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
+                if not self.state[parameter]:
+                    self.state[parameter] |= self.first_state(parameter)
+            states = [self.state[parameter] for parameter in members]
+            adamw_(
+                [_local(parameter) for parameter in members],
+                [_local(parameter.grad).contiguous() for parameter in members if parameter.grad is not None],
+                *([_local(state[key]) for state in states] for key in ("exp_avg", "exp_avg_sq", "step")),
+                lr=group["lr"],
+                betas=group["betas"],
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                scale=scale,
+            )
+
+    def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """State of a parameter before its first update.
+
+        Source: torch/optim/adamw.py and adam.py, `_init_group` with `fused`.
+        """
+        moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device), **moments}
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
