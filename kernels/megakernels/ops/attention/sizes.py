@@ -31,8 +31,8 @@ def backward_inside(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor
     Args:
         grad_out: The gradient of out.
         given: The arguments of the forward.
-        out: Its output.
-        lse: Its log-sum-exp.
+        out: The output of the forward.
+        lse: The log-sum-exp of the forward.
         sinks: True if their gradient is a result.
         masked: True for queries in pieces, or with a mask of chosen keys.
     """

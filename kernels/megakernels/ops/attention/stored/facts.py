@@ -19,7 +19,7 @@ STORED_BYTES = 5 << 28
 SCORE_TILE = {"M": 128, "N": 64}
 """Queries and keys of a program that makes scores: two or three of them share a multiprocessor, one's stores behind another's products."""
 SCORE_OPTIONS = {"num_warps": 4, "num_stages": 3}
-SCORE_COLUMNS = 64
+STORED_COLUMNS = 64
 """Columns of a head that a step of its products takes."""
 DELTA_ROWS = 64
 """Queries of a program that makes δ."""
@@ -76,4 +76,4 @@ def stored_tiles(batch: int, positions: int, heads: int, groups: int, itemsize: 
 
 def score_columns(width: int, value_width: int) -> int:
     """Columns of a step of the products over a head."""
-    return min(SCORE_COLUMNS, *(block_of(each & -each, SMALLEST_DOT) for each in (width, value_width)))
+    return min(STORED_COLUMNS, *(block_of(each & -each, SMALLEST_DOT) for each in (width, value_width)))

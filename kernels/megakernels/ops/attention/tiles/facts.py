@@ -22,7 +22,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-Tiles = Mapping[tuple[bool, int], Tile]
+TileTable = Mapping[tuple[bool, int], Tile]
 TILES: dict[str, dict[tuple[bool, int], Tile]] = {
     "forward": {
         (False, 128): Tile(128, 64, 4, 3),
@@ -78,7 +78,7 @@ def split_width(width: int) -> tuple[int, int]:
     return (whole, 0) if width <= SMALLEST_DOT or rest == whole // 2 else (whole // 2, rest)
 
 
-def tile_of(kernel: str, columns: int, itemsize: int, replaced: Iterable[Mapping[str, Tiles]]) -> Tile:
+def tile_of(kernel: str, columns: int, itemsize: int, replaced: Iterable[Mapping[str, TileTable]]) -> Tile:
     """The tile of one of `TILES`' kernels, with those of `replaced` in their place, the last before the others."""
     wide, tiles = itemsize == SUMS_BYTES, dict(TILES[kernel])
     for each in replaced:
