@@ -52,10 +52,13 @@ def configurations() -> dict[str, Any]:
         needs = {"NEEDS_BIAS": True, "NEEDS_WEIGHTS": True}
         found[f"bias gradient up {dtype}"] = (kernel.bias_kernel, types, options, launch)
         found[f"bias gradient down {dtype}"] = (kernel.down_bias_kernel, types, {**needs, **options}, launch)
-        for gathers in (False, True):
-            options, launch = split(facts.outer_options(WIDTH if gathers else HIDDEN, size))
-            constants = {"GATHERS_A": gathers, "TILE": kernel.outer_rows(HIDDEN, size), **options}
-            found[f"matrix gradient {'down' if gathers else 'up'} {dtype}"] = (kernel.outer_kernel, types, constants, launch)
+        for name, across, cols in (("up", WIDTH, HIDDEN), ("down", HIDDEN, WIDTH)):
+            options, launch = split(facts.outer_options(across, cols, size))
+            for blocks in (False, *([True] if dtype == "bf16" else ())):
+                sides = {f"{side}_blocks": f"tensordesc<bf16[{options['STEP']},{options[tile]}]>" for side, tile in (("a", "TILE"), ("b", "COLS"))}
+                kinds = types | (sides if blocks else {"a_blocks": types["a"], "b_blocks": types["b"]})
+                key = f"matrix gradient {name} {dtype}{' by blocks' if blocks else ''}"
+                found[key] = (kernel.outer_kernel, kinds, {"BLOCKS": blocks, **options}, launch)
         for indirect in (False, True):
             options, launch = split(kernel_plan.sum_options(HIDDEN))
             name = f"sum of slots {'by position ' if indirect else ''}{dtype}"
@@ -127,9 +130,9 @@ def launches() -> dict[str, Any]:
     """Programs, and the steps over an expert's rows, of the gradient of each kind of matrix."""
     found: dict[str, tuple[int, tuple[int, ...]]] = {}
     for name, across, cols in (("up", WIDTH, HIDDEN), ("down", HIDDEN, WIDTH)):
-        options = facts.outer_options(cols, 2)
-        programs = NUM_EXPERTS * -(-across // kernel.outer_rows(across, 2)) * -(-cols // options["COLS"])
-        found[f"matrix gradient {name} bf16"] = (programs, (-(-TOKENS * TOP_K // NUM_EXPERTS // options["STEP"]),))
+        options = facts.outer_options(across, cols, 2)
+        programs = NUM_EXPERTS * -(-across // options["TILE"]) * -(-cols // options["COLS"])
+        found[f"matrix gradient {name} bf16 by blocks"] = (programs, (-(-TOKENS * TOP_K // NUM_EXPERTS // options["STEP"]),))
     return found
 
 

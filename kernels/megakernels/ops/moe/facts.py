@@ -24,9 +24,12 @@ DISPATCH_LAUNCHES = 8
 PLAIN_DISPATCH = base.PlainPasses(base.PlainPass(100, launches=2), base.PlainPass(820, launches=14))
 PLAIN_COMBINE = base.PlainPasses(base.PlainPass(820, launches=14), base.PlainPass(160, launches=2))
 EXPERTS_LAUNCHES = 7, 11
+COPIES_LAUNCHES = 3
 PLAIN_EXPERTS = base.PlainPasses(base.PlainPass(310, launches=12), base.PlainPass(650, launches=37))
 SORT_PAIRS = 128
 """Pairs per program."""
+POSITION_BYTES = 4
+"""Bytes of the row of a pair."""
 INVERT_PAIRS = 1024
 """Pairs per program that inverts a permutation."""
 EXPERTS_AT_ONCE = 32
@@ -112,7 +115,10 @@ class ExpertSizes(NamedTuple):
         return first * (1 + self.gated) + activation(self.width, self.itemsize, gated=self.gated) + last
 
     def kernels(self, work: base.Work, tokens: int) -> base.Passes:
-        """Products of groups: forward up and down; backward the gradients through both, and of their weights, two for each forward one."""
+        """Products of groups: forward up and down; backward the gradients through both, and of their weights, two for each forward one.
+
+        The products of weights' gradients read copies of tokens and of their gradients in the rows' order.
+        """
         first, prefix = 1 + self.gated, "gated_experts" if self.gated else "experts"
         kinds = (
             (base.KindShare(f"{prefix}.up", first, first, of=first + 1), base.KindShare(f"{prefix}.down", 1, 1, of=first + 1)),
@@ -126,7 +132,10 @@ class ExpertSizes(NamedTuple):
             base.Pass(moved, flops, launches, each)
             for (moved, flops), launches, each in zip(base.ideal(work, tokens), EXPERTS_LAUNCHES, kinds, strict=True)
         )
-        return forward, backward
+        copied = 2 * (self.tokens + self.rows) * self.hidden * self.itemsize
+        copies = base.KindWork("experts.sum", copied, 0, COPIES_LAUNCHES)
+        parts = *backward.parts(), copies
+        return forward, base.Pass(backward.num_bytes + copied, backward.flops, backward.launches + COPIES_LAUNCHES, parts)
 
     def plain(self, work: base.Work, tokens: int) -> base.Passes:
         """Both passes by plain torch: every intermediate goes through memory."""
@@ -153,10 +162,13 @@ class ExpertSizes(NamedTuple):
             own, products = (each * self.hidden * self.itemsize for each in (self.tokens, self.rows))
             peaks.append(buffers * inner + made + own + (0 if self.slots == 1 else products))
             made += own
-        of_gate = ((needs.gate, needs.gate_bias),) if self.gated else ()
-        for needed, of_bias in ((needs.down, 0), *of_gate, (needs.up, needs.up_bias)):
+        of_first = needs.up or (self.gated and needs.gate)
+        positions = self.rows * POSITION_BYTES if needs.down or of_first else 0
+        copied = self.rows * self.hidden * self.itemsize
+        of_gate = ((needs.gate, needs.gate_bias, of_first),) if self.gated else ()
+        for needed, of_bias, copies in ((needs.down, 0, needs.down), *of_gate, (needs.up, needs.up_bias, of_first)):
             made += of_bias + (matrix if needed else 0)
-            peaks.append(buffers * inner + made)
+            peaks.append(buffers * inner + made + positions + (copied if copies else 0))
             buffers -= 1
         return self.tile_bytes() + max(peaks) - made
 
@@ -245,9 +257,12 @@ def product_options(num_cols: int, itemsize: int, largest: int = 128) -> dict[st
     }
 
 
-def outer_options(num_cols: int, itemsize: int) -> dict[str, int]:
-    """The same of the matrices' gradients: with 128 columns a tile of two-byte elements takes longer to issue than to multiply."""
-    return product_options(num_cols, itemsize, largest=256 if itemsize == 2 and num_cols % 256 == 0 else 128)
+def outer_options(num_across: int, num_cols: int, itemsize: int) -> dict[str, int]:
+    """The same of the matrices' gradients, and rows of a tile: of two tiles of 2¹⁵ two-byte elements the one that covers least in vain."""
+    largest = ((128, 256), (256, 128)) if itemsize == 2 else ((64, 64),)
+    sides = [tuple(min(side, base.block_of(size, base.SMALLEST_DOT)) for side, size in zip(each, (num_across, num_cols), strict=True)) for each in largest]
+    tile, cols = min(sides, key=lambda each: base.ceil_div(num_across, each[0]) * each[0] * base.ceil_div(num_cols, each[1]) * each[1])
+    return {**product_options(num_cols, itemsize), "TILE": tile, "COLS": cols}
 
 
 def bias_options() -> dict[str, int]:

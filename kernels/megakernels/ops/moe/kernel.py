@@ -1,6 +1,7 @@
 """Launches of the Triton kernels of routed experts.
 
-No permuted copy of tokens is made, forward or backward; buffers are freed after their last use, in the order that `sizes` counts.
+Products of rows gather tokens while they read, and products that sum over rows read copies of tokens in the rows' order; buffers are freed
+after their last use, in the order that `sizes` counts.
 """
 
 from collections.abc import Sequence
@@ -8,13 +9,14 @@ from collections.abc import Sequence
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.facts import SMALLEST_DOT, block_of
+from megakernels._common.tiles import has_descriptor, on_device_of, unit_stride
+from megakernels.facts import block_of
 from megakernels.ops.activation.kernel import KINDS
 from megakernels.ops.moe.facts import BIAS_COLS, PULL_COLS, UP_COLS, bias_options, outer_options, product_options
 from megakernels.ops.moe.inputs import Experts, Made
-from megakernels.ops.moe.kernel_plan import Tiles, sum_rows, tiles_of
+from megakernels.ops.moe.kernel_plan import Tiles, inverse, spread, sum_rows, tiles_of
 from megakernels.ops.moe.kernel_products import CLAMPED, bias_kernel, down_bias_kernel, down_kernel, outer_kernel, pull_kernel, up_kernel
 from megakernels.ops.moe.sizes import sizes_of
 
@@ -77,18 +79,22 @@ def routed_experts_backward(
         other = None if gate is None else gate.contiguous()
         _times(tiles, given, grad_up_out, up, grad_gate_out, other, grad_x, transposed=False)
         grad_x = grad_x if top_k == 1 else sum_rows(grad_x, None, top_k)
+    positions = inverse(rows) if needs[2] or needs[3] or needs[4] else rows
     if needs[4]:  # free each product's operand before the next result is allocated
-        grad_down = _outer(tiles, rows, top_k, grad_y, hidden, gathers_a=True)
+        copied = spread(grad_y, positions, top_k)
+        grad_down = outer(tiles, copied, hidden)
+        del copied
     del hidden
+    copied = spread(x, positions, top_k) if needs[2] or needs[3] else x
     if needs[5] and grad_gate_out is not None:
         grad_gate_bias = bias_gradient(tiles, given.gate_bias, grad_gate_out)
     if needs[2] and grad_gate_out is not None:
-        grad_gate = _outer(tiles, rows, top_k, grad_gate_out, x, gathers_a=False)
+        grad_gate = outer(tiles, grad_gate_out, copied)
     del grad_gate_out
     if needs[6]:
         grad_up_bias = bias_gradient(tiles, given.up_bias, grad_up_out)
     if needs[3]:
-        grad_up = _outer(tiles, rows, top_k, grad_up_out, x, gathers_a=False)
+        grad_up = outer(tiles, grad_up_out, copied)
     return grad_x, grad_weights, grad_gate, grad_up, grad_down, grad_gate_bias, grad_up_bias, grad_down_bias
 
 
@@ -112,15 +118,19 @@ def _times(
             )  # fmt: skip
 
 
-def _outer(tiles: Tiles, rows: Tensor, top_k: int, a: Tensor, b: Tensor, *, gathers_a: bool) -> Tensor:
-    """Σ over each expert's rows of a ⊗ b: [E, a's width, b's width]."""
+def outer(tiles: Tiles, a: Tensor, b: Tensor) -> Tensor:
+    """Σ over each expert's rows of a ⊗ b, both sorted by expert: [E, a's width, b's width]."""
     num_experts, num_across, num_cols = tiles.ends.shape[0], a.shape[1], b.shape[1]
     out = torch.empty(num_experts, num_across, num_cols, dtype=a.dtype, device=a.device)
-    options = outer_options(num_cols, a.element_size())
-    tile = outer_rows(num_across, a.element_size())
+    options = outer_options(num_across, num_cols, a.element_size())
+    blocks = has_descriptor(a) and has_descriptor(b)
+    a_blocks, b_blocks = (
+        TensorDescriptor.from_tensor(each, [options["STEP"], options[side]]) if blocks else each
+        for each, side in ((a, "TILE"), (b, "COLS"))
+    )
     with on_device_of(a):
-        outer_kernel[(triton.cdiv(num_cols, options["COLS"]), triton.cdiv(num_across, tile), num_experts)](
-            a, b, rows, tiles.ends, out, a.stride(0), b.stride(0), top_k, num_across, num_cols, GATHERS_A=gathers_a, TILE=tile, **options
+        outer_kernel[(triton.cdiv(num_cols, options["COLS"]), triton.cdiv(num_across, options["TILE"]), num_experts)](
+            a_blocks, b_blocks, a, b, tiles.ends, out, a.stride(0), b.stride(0), num_across, num_cols, BLOCKS=blocks, **options
         )
     return out
 
@@ -167,7 +177,3 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     """`tensor`, or a placeholder that the kernel does not read."""
     return other if tensor is None else tensor.contiguous()
 
-
-def outer_rows(num_across: int, element_bytes: int) -> int:
-    """Rows of a tile of the matrices' gradients."""
-    return min(256 // element_bytes, block_of(num_across, SMALLEST_DOT))

@@ -1,8 +1,9 @@
 """Triton kernels of routed experts: grouped products that gather tokens while reading, and write results by token and slot.
 
 Rows are the (token, slot) pairs sorted by expert, split into tiles of one expert each; the expert of a tile is found
-from running sums on the device. The grid has the maximum number of tiles, and programs without a tile exit immediately. No permuted copy
-of tokens is made, forward or backward. Biases are added where a product is still in fp32.
+from running sums on the device. The grid has the maximum number of tiles, and programs without a tile exit immediately. Products that sum
+over rows, the matrices' gradients, read copies in the rows' order: there the index of each row would have to be read in every step. Biases
+are added where a product is still in fp32.
 """
 
 import triton
@@ -200,12 +201,12 @@ def pull_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def outer_kernel(  # type: ignore[no-untyped-def]
-    a, b, rows, ends, out,
+    a_blocks, b_blocks, a, b, ends, out,
     a_stride, b_stride,
-    top_k, num_across, num_cols,
-    GATHERS_A: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
+    num_across, num_cols,
+    BLOCKS: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one expert's Σ a ⊗ b over its rows; a, or else b, is read at the rows' tokens. Zero for an expert without rows."""
+    """A tile of one expert's Σ a ⊗ b over its rows: whole blocks of rows by descriptors if BLOCKS. Zero for an expert without rows."""
     expert = tl.program_id(2).to(tl.int64)
     across = tl.program_id(1) * TILE + tl.arange(0, TILE)
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
@@ -213,15 +214,18 @@ def outer_kernel(  # type: ignore[no-untyped-def]
     stop = tl.load(ends + expert)
     step = tl.arange(0, STEP).to(tl.int64)
     total = tl.zeros([TILE, COLS], dtype=tl.float32)
-    for first in range(start, stop, STEP):
+    whole = start
+    if BLOCKS:
+        whole = start + (stop - start) // STEP * STEP
+        for first in tl.range(start, whole, STEP):
+            left = a_blocks.load([first, tl.program_id(1) * TILE])
+            total += dot(left.T, b_blocks.load([first, tl.program_id(0) * COLS]))
+    for first in tl.range(whole, stop, STEP, num_stages=1 if BLOCKS else None):  # with blocks the last rows, else all
         row = first + step
         there = row < stop
-        token = (tl.load(rows + row, mask=there, other=0) // top_k).to(tl.int64)
-        a_row = (token if GATHERS_A else row) * a_stride
-        b_row = (row if GATHERS_A else token) * b_stride
-        left = tl.load(a + a_row[None, :] + across[:, None], mask=there[None, :] & (across < num_across)[:, None], other=0.0)
-        right = tl.load(b + b_row[:, None] + col[None, :], mask=there[:, None] & (col < num_cols)[None, :], other=0.0)
-        total += dot(left, right)
+        left = tl.load(a + row[:, None] * a_stride + across[None, :], mask=there[:, None] & (across < num_across)[None, :], other=0.0)
+        right = tl.load(b + row[:, None] * b_stride + col[None, :], mask=there[:, None] & (col < num_cols)[None, :], other=0.0)
+        total += dot(left.T, right)
     place = expert * num_across * num_cols + across[:, None].to(tl.int64) * num_cols + col[None, :]
     tl.store(out + place, narrow(total, out.dtype.element_ty), mask=(across < num_across)[:, None] & (col < num_cols)[None, :])
 
