@@ -75,6 +75,4 @@ def sharing(ops: Works) -> frozenset[int]:
 
 def saved_by_attention(ops: Works) -> frozenset[int]:
     """Indices of linears whose input is the result of attention, which saves it: no copy of it is kept."""
-    return frozenset(
-        index for index, (before, op) in enumerate(pairwise(ops), start=1) if in_eight_bits(op) and before.part == ATTENTION
-    )
+    return frozenset(index for index, (before, op) in enumerate(pairwise(ops), start=1) if in_eight_bits(op) and before.part == ATTENTION)

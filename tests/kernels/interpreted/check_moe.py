@@ -31,6 +31,16 @@ def test_values_of_several_tiles_a_side(dtype: torch.dtype) -> None:
     check_values(routed_case("swiglu", 70, 140), 40, dtype, reference)
 
 
+@pytest.mark.parametrize("sizes", [("swiglu", 128, 192), ("relu2", 128, 136), ("gelu", 192, 320)], ids=str)
+def test_values_by_blocks(sizes: tuple[str, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough rows an expert that descriptors read the operands; widths that tiles and steps do not divide."""
+    asked, found = kernel.reads_blocks, []
+    monkeypatch.setattr(kernel, "reads_blocks", lambda *given: found.append(asked(*given)) or found[-1])
+    check_values(routed_case(*sizes), 165, torch.bfloat16, reference)
+    assert found.count(True) >= 2
+    assert not found[0] or sizes[1] % 64 == 0
+
+
 @EACH
 def test_contract(case) -> None:  # type: ignore[no-untyped-def]
     check_contract(case)

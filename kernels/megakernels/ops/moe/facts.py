@@ -13,6 +13,10 @@ from megakernels.ops.library import linear
 
 PULL_COLS = 64
 """Columns of a bf16 tile of the backward's first product, which needs the most registers."""
+BLOCK_ROWS, BLOCK_COLS, BLOCK_STEP = 128, 256, 64
+"""Sides of a tile and inner step of products whose operands descriptors read."""
+BLOCK_UP_COLS = {"swiglu": 128, "geglu": 128, "relu2": 256, "gelu": 128}
+"""Columns of such a tile of the forward's first product."""
 BIAS_COLS = 128
 """Columns of a tile of the sums that are the biases' gradients."""
 ROUTE = base.FixedRatios(
@@ -257,12 +261,32 @@ def product_options(num_cols: int, itemsize: int, largest: int = 128) -> dict[st
     }
 
 
-def outer_options(num_across: int, num_cols: int, itemsize: int) -> dict[str, int]:
-    """The same of the matrices' gradients, and rows of a tile: of two tiles of 2¹⁵ two-byte elements the one that covers least in vain."""
-    largest = ((128, 256), (256, 128)) if itemsize == 2 else ((64, 64),)
-    sides = [tuple(min(side, base.block_of(size, base.SMALLEST_DOT)) for side, size in zip(each, (num_across, num_cols), strict=True)) for each in largest]
-    tile, cols = min(sides, key=lambda each: base.ceil_div(num_across, each[0]) * each[0] * base.ceil_div(num_cols, each[1]) * each[1])
-    return {**product_options(num_cols, itemsize), "TILE": tile, "COLS": cols}
+def block_options(num_cols: int, largest: int, num_stages: int = 3) -> dict[str, int]:
+    """The same of products whose matrices descriptors read: two-byte elements, many rows an expert, a large shared memory."""
+    return {"COLS": tile_cols(num_cols, 2, largest), "STEP": BLOCK_STEP, "num_warps": 8, "num_stages": num_stages}
+
+
+def up_options(activation: str, num_cols: int, itemsize: int, *, blocks: bool) -> dict[str, int]:
+    """The same of the forward's first products."""
+    return block_options(num_cols, BLOCK_UP_COLS[activation]) if blocks else product_options(num_cols, itemsize, UP_COLS[activation])
+
+
+def pull_options(num_cols: int, itemsize: int, *, blocks: bool) -> dict[str, int]:
+    """The same of the backward's first product."""
+    return block_options(num_cols, 2 * PULL_COLS) if blocks else product_options(num_cols, itemsize, PULL_COLS)
+
+
+def down_options(num_cols: int, itemsize: int, *, blocks: bool, pair: bool) -> dict[str, int]:
+    """The same of the products that give rows as wide as tokens; `pair`: of two operands."""
+    return block_options(num_cols, BLOCK_COLS, num_stages=3 if pair else 4) if blocks else product_options(num_cols, itemsize)
+
+
+def outer_options(num_across: int, num_cols: int, itemsize: int, *, blocks: bool) -> dict[str, int]:
+    """The same of the matrices' gradients, and rows of a tile: with blocks the tile of 2¹⁵ elements that covers least in vain."""
+    sides = ((BLOCK_ROWS, BLOCK_COLS), (BLOCK_COLS, BLOCK_ROWS)) if blocks else ((256 // itemsize, 128),)
+    tiles = [(tile_cols(num_across, itemsize, rows), tile_cols(num_cols, itemsize, cols)) for rows, cols in sides]
+    rows, cols = min(tiles, key=lambda each: base.ceil_div(num_across, each[0]) * each[0] * base.ceil_div(num_cols, each[1]) * each[1])
+    return {**product_options(num_cols, itemsize), "TILE": rows, "COLS": cols}
 
 
 def bias_options() -> dict[str, int]:

@@ -37,7 +37,7 @@ def forward_cost(given: Experts) -> Cost:
 def backward_cost(given: Experts, needs: Sequence[bool]) -> Cost:
     """Cost of `kernel.routed_experts_backward`; `needs` are the required gradients of `inputs.GRADIENTS`.
 
-    The gradients of tokens are gathered for the product with `down` and for its bias; the products that are matrices' gradients read copies.
+    The gradients of tokens are gathered for the product with `down` and for its bias; the matrices' gradients are products of copies.
     """
     first = 2 if given.gate is not None else 1
     products = 1 + first * needs[0] + needs[4] + (given.gate is not None and needs[2]) + needs[3]
