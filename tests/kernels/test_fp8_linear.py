@@ -190,7 +190,7 @@ def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: boo
     if kernels == "triton":
         kernel = pytest.importorskip("megakernels.ops.fp8_linear.kernel")
         monkeypatch.setattr(device, "runs_triton", lambda *_: True)
-        for name in ("fp8_maxima_kernel", "fp8_scale_kernel", "fp8_round_kernel", "fp8_turn_kernel"):
+        for name in ("fp8_row_kernel", "fp8_maxima_kernel", "fp8_scale_kernel", "fp8_round_kernel", "fp8_turn_kernel"):
             monkeypatch.setattr(kernel, name, Idle())
     monkeypatch.setattr(reference, "has_tensor_cores", lambda _: True)
     with FakeTensorMode():

@@ -16,6 +16,10 @@ from megakernels._common.device import INTERPRETED as _INTERPRETED
 
 INTERPRETED = tl.constexpr(_INTERPRETED)
 LOG2_E = tl.constexpr(math.log2(math.e))
+HOPPER, LARGE_SHARED_BYTES = 9, 200 << 10
+"""Major compute capability from which on there are tensor descriptors, and shared memory of a program for large tiles."""
+DESCRIPTOR_BYTES = 16
+"""Alignment of a tensor descriptor's rows."""
 on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.device_of
 """The context a kernel is launched in."""
 
@@ -28,6 +32,20 @@ def num_multiprocessors(device: torch.device) -> int:
 def unit_stride(tensor: Tensor) -> Tensor:
     """The tensor, or its contiguous copy where the last dim is not dense; a slice of a wider projection stays a view."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def has_large_tiles(device: torch.device) -> bool:
+    """True if a program can hold four stages of 48 KiB that descriptors fill: Hopper and data-center Blackwell, and the interpreter."""
+    if device.type == "cpu":
+        return True
+    properties = torch.cuda.get_device_properties(device)
+    return properties.major >= HOPPER and properties.shared_memory_per_block_optin >= LARGE_SHARED_BYTES
+
+
+def has_descriptor(tensor: Tensor) -> bool:
+    """True if a tensor descriptor reads this matrix: two bytes an element, dense rows at multiples of 16 bytes, and not empty."""
+    fits = tensor.element_size() == 2 and tensor.stride(1) == 1 and tensor.numel() > 0
+    return fits and tensor.data_ptr() % DESCRIPTOR_BYTES == 0 and tensor.stride(0) * tensor.element_size() % DESCRIPTOR_BYTES == 0
 
 
 @triton.jit

@@ -17,6 +17,9 @@ from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
+ATTENTION = "attention"
+"""The part of attention's kernels."""
+
 
 class EightBits:
     """Passes of a spec's linears and banks in eight bits.
@@ -36,17 +39,18 @@ class EightBits:
         grouped = spec.precision.params is DType.BF16 and device_of(spec.device).generation == "hopper"
         self._products = 1 if moe is None or grouped else moe.num_experts // mesh.ep
 
-    def passes(self, op: OpWork, tokens: int, *, shares: bool) -> ScaledPasses | None:
+    def passes(self, op: OpWork, tokens: int, *, shares: bool, keeps: bool = True) -> ScaledPasses | None:
         """F, I and W of a linear, or of a bank, whose I has the gradients of the matrices; None for other operations.
 
         Args:
             op: The operation.
             tokens: Tokens of the call.
             shares: True if the input is that of the linear before.
+            keeps: True if the input's copy is kept in place of the input.
         """
         if in_eight_bits(op):
-            setting = {"by_row": self._by_row, "fused": self._fused, "shares": shares, "has_weight_gradient": op.work.weight_grad > 0}
-            return linear_passes(op.in_width, op.weights // op.in_width, tokens, self._itemsize, **setting)
+            setting = {"by_row": self._by_row, "fused": self._fused, "has_weight_gradient": op.work.weight_grad > 0}
+            return linear_passes(op.in_width, op.weights // op.in_width, tokens, self._itemsize, shares=shares, keeps=keeps, **setting)
         if not isinstance(op.facts, ExpertSizes):
             return None
         rows = tokens * op.facts.slots * self._etp
@@ -67,3 +71,8 @@ def sharing(ops: Works) -> frozenset[int]:
         for index, (before, op) in enumerate(pairwise(ops), start=1)
         if in_eight_bits(before) and in_eight_bits(op) and (before.in_width, before.own_tokens) == (op.in_width, op.own_tokens)
     )
+
+
+def saved_by_attention(ops: Works) -> frozenset[int]:
+    """Indices of linears whose input is the result of attention, which saves it: no copy of it is kept."""
+    return frozenset(index for index, (before, op) in enumerate(pairwise(ops), start=1) if in_eight_bits(op) and before.part == ATTENTION)

@@ -35,7 +35,7 @@ from megakernels.facts import ADD, KindWork, Pass, Passes
 from megakernels.ops.fp8_linear.facts import ScaledPasses
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.cost.blocks import end_works, layer_works, rank_workload
-from megaplan.cost.low_precision import EightBits, sharing
+from megaplan.cost.low_precision import EightBits, saved_by_attention, sharing
 from megaplan.cost.prices import FORWARD, INPUT, WEIGHT, Prices, Seen
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.transfers import (
@@ -272,11 +272,11 @@ class _Timer:
         return LayerTime(input_ns=sum(map(self._forward_ns, self._passes(ops))), backward_launches=self._prices.taken())
 
     def _passes(self, ops: Works) -> list[_Passes]:
-        shared = sharing(ops) if self._scaled is not None else frozenset[int]()
+        shared, saved = (sharing(ops), saved_by_attention(ops)) if self._scaled is not None else (frozenset[int](),) * 2
         found = []
         for index, op in enumerate(ops):
             tokens, facts = self._tokens(op), op.facts
-            scaled = None if self._scaled is None else self._scaled.passes(op, tokens, shares=index in shared)
+            scaled = None if self._scaled is None else self._scaled.passes(op, tokens, shares=index in shared, keeps=index not in saved)
             kernels = facts.kernels(op.work, tokens) if facts is not None and self._runs_kernels and scaled is None else None
             plain = facts.plain(op.work, tokens) if facts is not None and self._runs_plain and kernels is None and scaled is None else None
             found.append(_Passes(op, scaled, kernels, plain))

@@ -31,6 +31,16 @@ def test_values_of_several_tiles_a_side(dtype: torch.dtype) -> None:
     check_values(routed_case("swiglu", 70, 140), 40, dtype, reference)
 
 
+@pytest.mark.parametrize("sizes", [("swiglu", 128, 192), ("relu2", 128, 136), ("gelu", 192, 320)], ids=str)
+def test_values_by_blocks(sizes: tuple[str, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough rows an expert that descriptors read the operands; widths that tiles and steps do not divide."""
+    asked, found = kernel.reads_blocks, []
+    monkeypatch.setattr(kernel, "reads_blocks", lambda *given: found.append(asked(*given)) or found[-1])
+    check_values(routed_case(*sizes), 165, torch.bfloat16, reference)
+    assert found.count(True) >= 2
+    assert not found[0] or sizes[1] % 64 == 0
+
+
 @EACH
 def test_contract(case) -> None:  # type: ignore[no-untyped-def]
     check_contract(case)
@@ -76,7 +86,8 @@ def test_the_inside_is_what_is_stated(
     activation = "swiglu" if gated else "relu2"
     for name in ("up_kernel", "down_kernel", "pull_kernel", "outer_kernel"):
         monkeypatch.setattr(kernel, name, Idle())
-    monkeypatch.setattr(kernel_plan, "sum_slots_kernel", Idle())
+    for name in ("sum_slots_kernel", "invert_kernel", "spread_kernel"):
+        monkeypatch.setattr(kernel_plan, name, Idle())
     given = Experts(x, weights, rows, counts, gate if gated else None, up, down, None, None, None, activation, None)
     with Storages() as forward:
         results = kernel.routed_experts_forward(given)
@@ -128,23 +139,25 @@ def test_rows_past_the_last_offset_are_not_read() -> None:
     last = int(rows[-1])
     counts[int(counts.nonzero()[-1])] -= 1
     tiles = kernel_plan.tiles_of(counts, rows.numel(), 4)
-    hidden = torch.randn(rows.numel(), 24)
-    hidden[-1] = torch.nan
-    found = kernel._outer(tiles, rows, TOP_K, hidden, inputs["x"], gathers_a=False)
+    hidden, copied = torch.randn(rows.numel(), 24), inputs["x"][rows.long() // TOP_K]
+    hidden[-1] = copied[-1] = torch.nan
+    found = kernel.outer(tiles, hidden, copied)
     assert found.isfinite().all()
     assert not found[counts == 0].any()
     assert last in rows
 
 
-def test_gradients_of_wide_matrices() -> None:
-    """The gradient has tiles of 256 columns, and takes the last rows of one."""
-    counts = torch.tensor([3, 0, 2], dtype=torch.int32)
-    rows, a, b = torch.tensor([1, 4, 6, 0, 9], dtype=torch.int32), torch.randn(5, 7).bfloat16(), torch.randn(5, 512).bfloat16()
-    found = kernel._outer(kernel_plan.tiles_of(counts, 5, 2), rows, TOP_K, a, b, gathers_a=False)
-    owner, token = torch.tensor([0, 0, 0, 2, 2]), rows.long() // TOP_K
-    for expert in range(3):
-        own = owner == expert
-        assert rms_ratio(found[expert], a[own].double().T @ b[token[own]].double()) < TOLERANCE[torch.bfloat16]
+@pytest.mark.parametrize(("across", "cols"), [(7, 512), (264, 16), (40, 24)])
+@pytest.mark.parametrize("counts", [[3, 0, 2], [0, 130, 5], [64, 64, 1]], ids=str)
+def test_gradients_of_blocks_and_of_last_rows(across: int, cols: int, counts: list[int]) -> None:
+    """Both orders of a tile's sides; rows of several blocks, of a block, and what is left; widths that descriptors do not read."""
+    num_rows = sum(counts)
+    a, b = torch.randn(num_rows, across).bfloat16(), torch.randn(num_rows, cols).bfloat16()
+    tiles = kernel_plan.tiles_of(torch.tensor(counts, dtype=torch.int32), num_rows, 2)
+    with shuffled_grid(seed=1):
+        found = kernel.outer(tiles, a, b)
+    for expert, (first, second) in enumerate(zip(a.double().split(counts), b.double().split(counts), strict=True)):
+        assert rms_ratio(found[expert], first.T @ second) < TOLERANCE[torch.bfloat16]
 
 
 def test_tokens_beyond_32_bit_offsets() -> None:

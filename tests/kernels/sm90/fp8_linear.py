@@ -24,6 +24,12 @@ def configurations() -> dict[str, Any]:
                     constants = {**tile, "SCALED": scaled, "TURNED": turned, "FRACTION_BITS": kernel.FRACTION_BITS[stored]}
                     key = f"fp8 round, {name} {dtype} to {format}{' transposed' if turned else ''}"
                     found[key] = (kernel.fp8_round_kernel, types, constants, options)
+        for format, stored in FORMATS.items():
+            constants = {"EXPONENT": kernel.LARGEST_EXPONENT[stored], "FRACTION_BITS": kernel.FRACTION_BITS[stored]}
+            for width in (64, 4096, facts.LONGEST_ROW):
+                found[f"fp8 rows of {width} {dtype} to {format}"] = (
+                    kernel.fp8_row_kernel, types, {**kernel.row_tile(width), **constants}, options
+                )  # fmt: skip
     for name, sides in (("whole", kernel.ONE_SCALE), ("rows or columns", kernel.MANY_SCALES)):
         constants = {"EXPONENT": kernel.LARGEST_EXPONENT[FORMATS["e4m3"]], **sides}
         found[f"fp8 scale, {name}"] = (kernel.fp8_scale_kernel, types, constants, options)

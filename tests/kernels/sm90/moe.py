@@ -4,7 +4,7 @@ from typing import Any
 
 from megakernels.ops.activation.kernel import KINDS
 from megakernels.ops.moe import facts, kernel, kernel_losses, kernel_plan, kernel_products, kernel_route
-from megakernels.ops.moe.facts import EXPERTS_AT_ONCE, INVERT_PAIRS, SORT_PAIRS, UP_COLS
+from megakernels.ops.moe.facts import EXPERTS_AT_ONCE, INVERT_PAIRS, SORT_PAIRS
 
 LAUNCH = ("num_warps", "num_stages")
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 128, 2048, 768, 8
@@ -25,37 +25,47 @@ def configurations() -> dict[str, Any]:
         types = dict.fromkeys((*own, *biases, "gate_out", "up_out", "grad_gate_out", "grad_up_out"), f"*{dtype}") | {"limit": "fp32"}
         types |= dict.fromkeys(("rows", "ends", "tile_ends", "positions"), "*i32") | {"weights": "*fp32", "grad_weights": "*fp32"}
         widths = ("x_stride", "grad_stride", "a_stride", "b_stride", "inner", "num_cols", "num_across", "width", "num_pairs")
-        types |= dict.fromkeys((*widths, "b_inner_stride", "b_col_stride"), "i32:16")
-        for tokens in (32768, 256):
+        types |= dict.fromkeys(widths, "i32:16")
+        for tokens, blocks in ((32768, False), (256, False), *([(32768, True)] if dtype == "bf16" else ())):
             tile = kernel_plan.tile_rows(tokens * TOP_K, NUM_EXPERTS, size)
-            rows = {"TILE": tile, "EXPERTS": NUM_EXPERTS}
-            where = f"{dtype}, tiles of {tile} rows"
+            rows = {"TILE": tile, "EXPERTS": NUM_EXPERTS, "BLOCKS": blocks}
+            where = f"{dtype}, tiles of {tile} rows{' by blocks' if blocks else ''}"
             for activation, kind, biased in KINDS_OF:
                 flags = {"KIND": kind, "GATED": activation in GATED, **rows}
                 name = f"{activation}{' clamped' if kind == kernel_products.CLAMPED else ''}{', biases,' if biased else ''} {where}"
-                options, launch = split(facts.product_options(WIDTH, size, UP_COLS[activation]))
+                options, launch = split(facts.up_options(activation, WIDTH, size, blocks=blocks))
                 added = {"HAS_UP_BIAS": biased, "HAS_GATE_BIAS": biased and activation in GATED}
-                found[f"up {name}"] = (kernel.up_kernel, types, {**flags, **added, **options}, launch)
-                options, launch = split(facts.product_options(WIDTH, size, largest=facts.PULL_COLS))
-                if not biased or kind == kernel_products.CLAMPED:
-                    found[f"pull {name}"] = (kernel.pull_kernel, types, {**flags, **options}, launch)
-            options, launch = split(facts.product_options(HIDDEN, size))
-            for name, pair, biased, dense in (
-                ("down", False, False, "b_inner_stride"),
-                ("down, bias,", False, True, "b_inner_stride"),
-                ("up back", True, False, "b_col_stride"),
-                ("up back alone", False, False, "b_col_stride"),
+                kinds = types | (described(("gate", "up"), options["COLS"], options["STEP"]) if blocks else {})
+                found[f"up {name}"] = (kernel.up_kernel, kinds, {**flags, **added, **options}, launch)
+                options, launch = split(facts.pull_options(WIDTH, size, blocks=blocks))
+                kinds = types | (described(("down",), options["STEP"], options["COLS"]) if blocks else {})
+                if not biased or (kind == kernel_products.CLAMPED and not blocks):
+                    found[f"pull {name}"] = (kernel.pull_kernel, kinds, {**flags, **options}, launch)
+            for name, pair, biased, turned in (
+                ("down", False, False, True),
+                ("down, bias,", False, True, True),
+                ("up back", True, False, False),
+                ("up back alone", False, False, False),
             ):
-                constants = {"PAIR": pair, "HAS_BIAS": biased, dense: 1, **rows, **options}
-                found[f"{name} {where}"] = (kernel.down_kernel, types, constants, launch)
+                options, launch = split(facts.down_options(HIDDEN, size, blocks=blocks, pair=pair))
+                constants = {"PAIR": pair, "HAS_BIAS": biased, "TURNED": turned, **rows, **options}
+                step, cols = options["STEP"], options["COLS"]
+                matrices = described(("b", "other_b"), *((cols, step) if turned else (step, cols)))
+                kinds = types | ({**described(("a", "other_a"), tile, step), **matrices} if blocks else {})
+                found[f"{name} {where}"] = (kernel.down_kernel, kinds, constants, launch)
         options, launch = split(facts.bias_options())
         needs = {"NEEDS_BIAS": True, "NEEDS_WEIGHTS": True}
         found[f"bias gradient up {dtype}"] = (kernel.bias_kernel, types, options, launch)
         found[f"bias gradient down {dtype}"] = (kernel.down_bias_kernel, types, {**needs, **options}, launch)
-        for gathers in (False, True):
-            options, launch = split(facts.outer_options(WIDTH if gathers else HIDDEN, size))
-            constants = {"GATHERS_A": gathers, "TILE": kernel.outer_rows(HIDDEN, size), **options}
-            found[f"matrix gradient {'down' if gathers else 'up'} {dtype}"] = (kernel.outer_kernel, types, constants, launch)
+        for name, across, cols in (("up", WIDTH, HIDDEN), ("down", HIDDEN, WIDTH)):
+            for blocks in (False, *([True] if dtype == "bf16" else ())):
+                options, launch = split(facts.outer_options(across, cols, size, blocks=blocks))
+                kinds = types | {"a_blocks": types["a"], "b_blocks": types["b"]}
+                if blocks:
+                    sides = (("a_blocks", options["TILE"]), ("b_blocks", options["COLS"]))
+                    kinds |= {key: kind for side, size_of in sides for key, kind in described((side,), options["STEP"], size_of).items()}
+                key = f"matrix gradient {name} {dtype}{' by blocks' if blocks else ''}"
+                found[key] = (kernel.outer_kernel, kinds, {"BLOCKS": blocks, **options}, launch)
         for indirect in (False, True):
             options, launch = split(kernel_plan.sum_options(HIDDEN))
             name = f"sum of slots {'by position ' if indirect else ''}{dtype}"
@@ -110,6 +120,11 @@ def losses() -> dict[str, Any]:
     }
 
 
+def described(names: tuple[str, ...], rows: int, columns: int) -> dict[str, str]:
+    """Types of descriptors of bf16 tiles."""
+    return dict.fromkeys(names, f"tensordesc<bf16[{rows},{columns}]>")
+
+
 def split(options: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """Constants, and what the launch takes."""
     return {name: value for name, value in options.items() if name not in LAUNCH}, {
@@ -127,9 +142,9 @@ def launches() -> dict[str, Any]:
     """Programs, and the steps over an expert's rows, of the gradient of each kind of matrix."""
     found: dict[str, tuple[int, tuple[int, ...]]] = {}
     for name, across, cols in (("up", WIDTH, HIDDEN), ("down", HIDDEN, WIDTH)):
-        options = facts.outer_options(cols, 2)
-        programs = NUM_EXPERTS * -(-across // kernel.outer_rows(across, 2)) * -(-cols // options["COLS"])
-        found[f"matrix gradient {name} bf16"] = (programs, (-(-TOKENS * TOP_K // NUM_EXPERTS // options["STEP"]),))
+        options = facts.outer_options(across, cols, 2, blocks=True)
+        programs = NUM_EXPERTS * -(-across // options["TILE"]) * -(-cols // options["COLS"])
+        found[f"matrix gradient {name} bf16 by blocks"] = (programs, (-(-TOKENS * TOP_K // NUM_EXPERTS // options["STEP"]),))
     return found
 
 

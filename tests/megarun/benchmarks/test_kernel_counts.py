@@ -18,7 +18,7 @@ from megakernels.facts import Pass  # noqa: E402
 from megakernels.ops.fp8_linear.facts import summed  # noqa: E402
 from megakernels.ops.moe.facts import ExpertSizes  # noqa: E402
 from megaplan.cost.blocks import layer_works, rank_workload  # noqa: E402
-from megaplan.cost.low_precision import EightBits, in_eight_bits, sharing  # noqa: E402
+from megaplan.cost.low_precision import EightBits, in_eight_bits, saved_by_attention, sharing  # noqa: E402
 from megarun.job.job import Job  # noqa: E402
 
 pytestmark = pytest.mark.runtime
@@ -82,9 +82,9 @@ def scaled_passes(source: Any) -> list[list[int]]:
     for block in loaded.inventory.layers:
         load = rank_workload(loaded.spec, loaded.spec.precision.of(block.family))
         ops, scaled = layer_works(load, loaded.spec.model, block), EightBits(loaded.spec, load.itemsize, "none")
-        shared = sharing(ops)
+        shared, saved = sharing(ops), saved_by_attention(ops)
         for index, op in enumerate(ops):
-            passes = scaled.passes(op, load.num_tokens, shares=index in shared) if in_eight_bits(op) else ()
+            passes = scaled.passes(op, load.num_tokens, shares=index in shared, keeps=index not in saved) if in_eight_bits(op) else ()
             for own, parts in zip(found, passes, strict=False):
                 counts = ((part.num_bytes, part.flops, part.launches) for part in parts)
                 own[:] = [total + sum(values) for total, values in zip(own, zip(*counts, strict=True), strict=True)]

@@ -185,14 +185,18 @@ class ScaledBankCost(NamedTuple):
         outers = (first + 1) * (inner + outer + elements * size) + gradient_bytes
         return ScaledPass(summed(*copies), Pass(inputs + outers, 4 * (first + 1) * inner * bank.hidden, 2 * (first + 1) * self.products))
 
+    @property
+    def _scaled(self) -> int:
+        return BY_ROW if self.by_row else WHOLE
+
     def _copy(self, elements: int, columns: int) -> Pass:
         """The copy of a matrix as it is; one scale is written for each row."""
-        made = copy_pass(elements, columns, self.sizes.itemsize, fused=self.fused)
+        made = copy_pass(elements, columns, self.sizes.itemsize, self._scaled, fused=self.fused)
         return made if self.by_row else made._replace(launches=made.launches + 1)
 
     def _gathered(self, given: int, rows: int, columns: int) -> Pass:
         """The copy of tokens, whose eight-bit rows are gathered with their scales."""
-        made, several = copy_pass(given * columns, columns, self.sizes.itemsize, fused=self.fused), rows > given
+        made, several = copy_pass(given * columns, columns, self.sizes.itemsize, self._scaled, fused=self.fused), rows > given
         return Pass(made.num_bytes + 2 * rows * columns, 0, made.launches + 2 + several)
 
     def _turned_rows(self, given: int, rows: int, columns: int) -> Pass:

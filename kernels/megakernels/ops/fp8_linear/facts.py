@@ -1,8 +1,8 @@
 """Facts of linears in eight bits: copies of both operands that a pass makes for itself, and products of two copies.
 
 An operand has one scale for the whole matrix, or one for each row of the product (`by_row`). Triton kernels read a matrix twice, for the
-maxima and to be rounded, and write the copy; plain torch also writes and reads it scaled. torch's scaled product takes dims that 16
-divides.
+maxima and to be rounded, and write the copy; one whose rows have scales and fit in a program they read once. Plain torch also writes and
+reads it scaled. torch's scaled product takes dims that 16 divides.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ SCALE_BYTES = 4
 """Bytes of a scale."""
 SCALED_TILE = 128
 """Rows and columns of a tile of the Triton kernels."""
+LONGEST_ROW, ROW_TILE_ELEMENTS = 16384, 8192
+"""Columns of a row that a program holds to scale and round it in one pass, and elements that it holds of shorter rows."""
 WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
 """Parts of a matrix, as it is given, that have a scale each."""
 READS_FUSED, READS_PLAIN = 2, 4
-"""Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes."""
+"""Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes; one where `in_one_pass`."""
 LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
 NOTHING = Pass(0, 0, 0)
 ROUND, SCALED_PRODUCT = "fp8.round", "fp8.product"
@@ -119,12 +121,13 @@ class ScaledLinears(NamedTuple):
 
 
 def linear_passes(
-    width: int, out: int, tokens: int, itemsize: int, *, by_row: bool, fused: bool, shares: bool, has_weight_gradient: bool = True
-) -> ScaledPasses:
+    width: int, out: int, tokens: int, itemsize: int,
+    *, by_row: bool, fused: bool, shares: bool, keeps: bool = True, has_weight_gradient: bool = True,
+) -> ScaledPasses:  # fmt: skip
     """The passes of one linear.
 
     Forward copies input and weight, and the input once more for the weight gradient where rows have scales; the input's gradient copies the
-    output's gradient and the weight, the weight's the gradient again, and turns the kept copy.
+    output's gradient and the weight, the weight's the gradient again, and turns the kept copy, or makes it of an input that is kept itself.
 
     Args:
         width: Width of the input.
@@ -134,30 +137,35 @@ def linear_passes(
         by_row: True if rows and columns have scales.
         fused: True if Triton kernels make the copies.
         shares: True if the input is that of the linear before, whose copies it shares; the gradients of both are then added.
+        keeps: True if the input's copy is kept in place of the input.
         has_weight_gradient: False for a frozen weight.
     """
     weight, given, made = width * out, tokens * width, tokens * out
     own = 0 if shares else given
-    of_input = copy_pass(own, width, itemsize, fused=fused), copy_pass(own if by_row else 0, width, itemsize, fused=fused)
-    of_weight, of_gradient = copy_pass(weight, width, itemsize, fused=fused), copy_pass(made, out, itemsize, fused=fused)
-    turned = Pass(2 * own, 0, 1 if own else 0)
+    rows, columns = (BY_ROW, BY_COLUMN) if by_row else (WHOLE, WHOLE)
+    of_input = copy_pass(own, width, itemsize, rows, fused=fused)
+    for_weight = copy_pass(own if by_row or not keeps else 0, width, itemsize, columns, fused=fused)
+    of_weight, of_turned_weight = (copy_pass(weight, width, itemsize, scaled, fused=fused) for scaled in (rows, columns))
+    of_gradient, of_turned_gradient = (copy_pass(made, out, itemsize, scaled, fused=fused) for scaled in (rows, columns))
+    first, turned = (for_weight, Pass(2 * own, 0, 1 if own else 0)) if keeps else (NOTHING, for_weight)
     added = Pass(3 * given * itemsize, 0, 1) if shares else NOTHING
     flops = 2 * width * out * tokens
     forward, back = Pass(given + weight + made * itemsize, flops, 1), Pass(made + weight + given * itemsize, flops, 1)
     last = Pass(made + given + weight * itemsize, flops * has_weight_gradient, 1)
     return (
-        ScaledPass(summed(*of_input, of_weight), forward),
-        ScaledPass(summed(of_gradient, of_weight, added), back),
-        ScaledPass(summed(of_gradient, turned), last),
+        ScaledPass(summed(of_input, first, of_weight), forward),
+        ScaledPass(summed(of_gradient, of_turned_weight, added), back),
+        ScaledPass(summed(of_turned_gradient, turned), last),
     )
 
 
-def copy_pass(elements: int, columns: int, itemsize: int, *, fused: bool) -> Pass:
-    """The making of one copy of a matrix with these columns."""
+def copy_pass(elements: int, columns: int, itemsize: int, scaled: int, *, fused: bool) -> Pass:
+    """The making of one copy of a matrix with these columns, whose parts `scaled` have a scale each."""
     if not elements:
         return NOTHING
     if fused:
-        return Pass(elements * (READS_FUSED * itemsize + 1), 0, LAUNCHES_FUSED)
+        reads, launches = (1, 1) if in_one_pass(columns, scaled) else (READS_FUSED, LAUNCHES_FUSED)
+        return Pass(elements * (reads * itemsize + 1), 0, launches)
     slices = ceil_div(elements, max(columns, SCALED_SLICE_ELEMENTS))
     return Pass(elements * (READS_PLAIN * itemsize + 1), 0, LAUNCHES_PLAIN + LAUNCHES_OF_SLICE * slices)
 
@@ -176,8 +184,15 @@ def making_bytes(rows: int, columns: int, scaled: int, itemsize: int, *, fused: 
 
 def num_maxima(rows: int, columns: int, scaled: int) -> int:
     """Maxima that the Triton kernels hold between their passes: of each tile or, scaled by row or by column, its rows or columns."""
+    if in_one_pass(columns, scaled):
+        return 0
     down, across = ceil_div(rows, SCALED_TILE), ceil_div(columns, SCALED_TILE)
     return (down * across, rows * across, columns * down)[scaled]
+
+
+def in_one_pass(columns: int, scaled: int) -> bool:
+    """True if one Triton kernel finds the scales and rounds, because a program holds whole rows."""
+    return scaled == BY_ROW and columns <= LONGEST_ROW
 
 
 def slice_rows(rows: int, columns: int) -> int:

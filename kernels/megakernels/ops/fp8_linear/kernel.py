@@ -1,5 +1,6 @@
 """Triton kernels of copies in eight bits: two passes over a matrix, the largest magnitudes and the rounding, which also transposes.
 
+- `fp8_row_kernel`: one program per few whole rows, in place of the next three where each row has a scale: both in one pass.
 - `fp8_maxima_kernel`: one program per tile: the largest magnitude of its rows, of its columns or of all of it.
 - `fp8_scale_kernel`: one program per few scales: the largest of the tiles, and its power of two.
 - `fp8_round_kernel`: one program per tile of the copy: elements divided by their scales and rounded, zeros in the padding.
@@ -17,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.tiles import INTERPRETED, on_device_of, widen
-from megakernels.ops.fp8_linear.facts import BY_COLUMN, BY_ROW, SCALED_TILE, WHOLE, num_maxima, padded
+from megakernels.facts import block_of
+from megakernels.ops.fp8_linear.facts import BY_COLUMN, BY_ROW, ROW_TILE_ELEMENTS, SCALED_TILE, WHOLE, in_one_pass, num_maxima, padded
 from megakernels.ops.fp8_linear.reference import SMALLEST, Operand
 
 NUM_WARPS = 8
@@ -135,6 +137,19 @@ def fp8_round_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def fp8_row_kernel(  # type: ignore[no-untyped-def]
+    x, scales, data, num_rows, num_columns, stride, copy_rows, copy_columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EXPONENT: tl.constexpr, FRACTION_BITS: tl.constexpr,
+):  # fmt: skip
+    """Whole rows of x in the copy [copy_rows, copy_columns], and their scales; of rows that x does not have zeros and 1."""
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    values = widen(tile_at(x, row, column, num_rows, num_columns, stride))
+    scale = tl.where(row < num_rows, scale_of(tl.maximum(tl.max(magnitudes(values), 1), LEAST), EXPONENT), 1.0)
+    tl.store(scales + row, scale, mask=row < copy_rows)
+    store_tile(data, eight_bits(values * reciprocal(scale)[:, None], FRACTION_BITS=FRACTION_BITS), row, column, copy_rows, copy_columns)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def fp8_turn_kernel(low, data, num_rows, num_columns, stride, copy_rows, copy_columns, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile of the transpose of a copy."""
     row, column = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.program_id(1) * SIDE + tl.arange(0, SIDE)
@@ -171,6 +186,18 @@ def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *,
     rows, columns = x.shape
     data = torch.empty(shape, dtype=dtype, device=x.device)
     num_padded = 1 if scaled == WHOLE else shape[1] if scaled == BY_COLUMN and not turned else shape[0]
+    if in_one_pass(columns, scaled):
+        scale = torch.empty(num_padded, dtype=torch.float32, device=x.device)
+        if num_padded:
+            tile = row_tile(shape[1])
+            with on_device_of(x):
+                fp8_row_kernel[(triton.cdiv(num_padded, tile["ROWS"]),)](
+                    x, scale, data.view(torch.uint8), rows, columns,
+                    x.stride(0),
+                    *shape,
+                    **tile, EXPONENT=LARGEST_EXPONENT[dtype], FRACTION_BITS=FRACTION_BITS[dtype], num_warps=NUM_WARPS,
+                )  # fmt: skip
+        return data, scale
     scale = scales(x, dtype, scaled, num_padded)
     covered = shape[::-1] if turned else shape
     if data.numel():
@@ -202,6 +229,12 @@ def scales(x: Tensor, dtype: torch.dtype, scaled: int, num_padded: int) -> Tenso
                 EXPONENT=LARGEST_EXPONENT[dtype], **sides, num_warps=NUM_WARPS,
             )  # fmt: skip
     return scale
+
+
+def row_tile(columns: int) -> dict[str, int]:
+    """Rows and columns of a program that holds whole rows."""
+    block = block_of(columns)
+    return {"ROWS": max(1, ROW_TILE_ELEMENTS // block), "COLUMNS": block}
 
 
 def _tiles(rows: int, columns: int) -> tuple[int, int]:

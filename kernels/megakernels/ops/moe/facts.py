@@ -13,6 +13,10 @@ from megakernels.ops.library import linear
 
 PULL_COLS = 64
 """Columns of a bf16 tile of the backward's first product, which needs the most registers."""
+BLOCK_ROWS, BLOCK_COLS, BLOCK_STEP = 128, 256, 64
+"""Sides of a tile and inner step of products whose operands descriptors read."""
+BLOCK_UP_COLS = {"swiglu": 128, "geglu": 128, "relu2": 256, "gelu": 128}
+"""Columns of such a tile of the forward's first product."""
 BIAS_COLS = 128
 """Columns of a tile of the sums that are the biases' gradients."""
 ROUTE = base.FixedRatios(
@@ -24,9 +28,12 @@ DISPATCH_LAUNCHES = 8
 PLAIN_DISPATCH = base.PlainPasses(base.PlainPass(100, launches=2), base.PlainPass(820, launches=14))
 PLAIN_COMBINE = base.PlainPasses(base.PlainPass(820, launches=14), base.PlainPass(160, launches=2))
 EXPERTS_LAUNCHES = 7, 11
+COPIES_LAUNCHES = 3
 PLAIN_EXPERTS = base.PlainPasses(base.PlainPass(310, launches=12), base.PlainPass(650, launches=37))
 SORT_PAIRS = 128
 """Pairs per program."""
+POSITION_BYTES = 4
+"""Bytes of the row of a pair."""
 INVERT_PAIRS = 1024
 """Pairs per program that inverts a permutation."""
 EXPERTS_AT_ONCE = 32
@@ -112,7 +119,10 @@ class ExpertSizes(NamedTuple):
         return first * (1 + self.gated) + activation(self.width, self.itemsize, gated=self.gated) + last
 
     def kernels(self, work: base.Work, tokens: int) -> base.Passes:
-        """Products of groups: forward up and down; backward the gradients through both, and of their weights, two for each forward one."""
+        """Products of groups: forward up and down; backward the gradients through both, and of their weights, two for each forward one.
+
+        The products of weights' gradients read copies of tokens and of their gradients in the rows' order.
+        """
         first, prefix = 1 + self.gated, "gated_experts" if self.gated else "experts"
         kinds = (
             (base.KindShare(f"{prefix}.up", first, first, of=first + 1), base.KindShare(f"{prefix}.down", 1, 1, of=first + 1)),
@@ -126,7 +136,10 @@ class ExpertSizes(NamedTuple):
             base.Pass(moved, flops, launches, each)
             for (moved, flops), launches, each in zip(base.ideal(work, tokens), EXPERTS_LAUNCHES, kinds, strict=True)
         )
-        return forward, backward
+        copied = 2 * (self.tokens + self.rows) * self.hidden * self.itemsize
+        copies = base.KindWork("experts.sum", copied, 0, COPIES_LAUNCHES)
+        parts = *backward.parts(), copies
+        return forward, base.Pass(backward.num_bytes + copied, backward.flops, backward.launches + COPIES_LAUNCHES, parts)
 
     def plain(self, work: base.Work, tokens: int) -> base.Passes:
         """Both passes by plain torch: every intermediate goes through memory."""
@@ -153,10 +166,13 @@ class ExpertSizes(NamedTuple):
             own, products = (each * self.hidden * self.itemsize for each in (self.tokens, self.rows))
             peaks.append(buffers * inner + made + own + (0 if self.slots == 1 else products))
             made += own
-        of_gate = ((needs.gate, needs.gate_bias),) if self.gated else ()
-        for needed, of_bias in ((needs.down, 0), *of_gate, (needs.up, needs.up_bias)):
+        of_first = needs.up or (self.gated and needs.gate)
+        positions = self.rows * POSITION_BYTES if needs.down or of_first else 0
+        copied = self.rows * self.hidden * self.itemsize
+        of_gate = ((needs.gate, needs.gate_bias, of_first),) if self.gated else ()
+        for needed, of_bias, copies in ((needs.down, 0, needs.down), *of_gate, (needs.up, needs.up_bias, of_first)):
             made += of_bias + (matrix if needed else 0)
-            peaks.append(buffers * inner + made)
+            peaks.append(buffers * inner + made + positions + (copied if copies else 0))
             buffers -= 1
         return self.tile_bytes() + max(peaks) - made
 
@@ -245,9 +261,32 @@ def product_options(num_cols: int, itemsize: int, largest: int = 128) -> dict[st
     }
 
 
-def outer_options(num_cols: int, itemsize: int) -> dict[str, int]:
-    """The same of the matrices' gradients: with 128 columns a tile of two-byte elements takes longer to issue than to multiply."""
-    return product_options(num_cols, itemsize, largest=256 if itemsize == 2 and num_cols % 256 == 0 else 128)
+def block_options(num_cols: int, largest: int, num_stages: int = 3) -> dict[str, int]:
+    """The same of products whose matrices descriptors read: two-byte elements, many rows an expert, a large shared memory."""
+    return {"COLS": tile_cols(num_cols, 2, largest), "STEP": BLOCK_STEP, "num_warps": 8, "num_stages": num_stages}
+
+
+def up_options(activation: str, num_cols: int, itemsize: int, *, blocks: bool) -> dict[str, int]:
+    """The same of the forward's first products."""
+    return block_options(num_cols, BLOCK_UP_COLS[activation]) if blocks else product_options(num_cols, itemsize, UP_COLS[activation])
+
+
+def pull_options(num_cols: int, itemsize: int, *, blocks: bool) -> dict[str, int]:
+    """The same of the backward's first product."""
+    return block_options(num_cols, 2 * PULL_COLS) if blocks else product_options(num_cols, itemsize, PULL_COLS)
+
+
+def down_options(num_cols: int, itemsize: int, *, blocks: bool, pair: bool) -> dict[str, int]:
+    """The same of the products that give rows as wide as tokens; `pair`: of two operands."""
+    return block_options(num_cols, BLOCK_COLS, num_stages=3 if pair else 4) if blocks else product_options(num_cols, itemsize)
+
+
+def outer_options(num_across: int, num_cols: int, itemsize: int, *, blocks: bool) -> dict[str, int]:
+    """The same of the matrices' gradients, and rows of a tile: with blocks the tile of 2¹⁵ elements that covers least in vain."""
+    sides = ((BLOCK_ROWS, BLOCK_COLS), (BLOCK_COLS, BLOCK_ROWS)) if blocks else ((256 // itemsize, 128),)
+    tiles = [(tile_cols(num_across, itemsize, rows), tile_cols(num_cols, itemsize, cols)) for rows, cols in sides]
+    rows, cols = min(tiles, key=lambda each: base.ceil_div(num_across, each[0]) * each[0] * base.ceil_div(num_cols, each[1]) * each[1])
+    return {**product_options(num_cols, itemsize), "TILE": rows, "COLS": cols}
 
 
 def bias_options() -> dict[str, int]:

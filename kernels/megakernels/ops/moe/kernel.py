@@ -1,6 +1,7 @@
 """Launches of the Triton kernels of routed experts.
 
-No permuted copy of tokens is made, forward or backward; buffers are freed after their last use, in the order that `sizes` counts.
+Products of rows gather tokens while they read, and products that sum over rows read copies of tokens in the rows' order; buffers are freed
+after their last use, in the order that `sizes` counts.
 """
 
 from collections.abc import Sequence
@@ -8,13 +9,25 @@ from collections.abc import Sequence
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.facts import SMALLEST_DOT, block_of
+from megakernels._common.tiles import has_descriptor, has_large_tiles, on_device_of, unit_stride
+from megakernels.facts import block_of
 from megakernels.ops.activation.kernel import KINDS
-from megakernels.ops.moe.facts import BIAS_COLS, PULL_COLS, UP_COLS, bias_options, outer_options, product_options
+from megakernels.ops.moe.facts import (
+    BIAS_COLS,
+    BLOCK_ROWS,
+    BLOCK_STEP,
+    PULL_COLS,
+    bias_options,
+    down_options,
+    outer_options,
+    pull_options,
+    tile_cols,
+    up_options,
+)
 from megakernels.ops.moe.inputs import Experts, Made
-from megakernels.ops.moe.kernel_plan import Tiles, sum_rows, tiles_of
+from megakernels.ops.moe.kernel_plan import Tiles, inverse, spread, sum_rows, tiles_of
 from megakernels.ops.moe.kernel_products import CLAMPED, bias_kernel, down_bias_kernel, down_kernel, outer_kernel, pull_kernel, up_kernel
 from megakernels.ops.moe.sizes import sizes_of
 
@@ -32,14 +45,17 @@ def routed_experts_forward(given: Experts) -> Made:
     experts = block_of(num_experts)
     if num_pairs:
         with on_device_of(x):
-            options = product_options(width, x.element_size(), UP_COLS[given.activation])
+            blocks = reads_blocks(tiles, num_hidden, width, up)
+            options = up_options(given.activation, width, x.element_size(), blocks=blocks)
+            first = [up if gate is None else gate.contiguous(), up]
             up_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](
-                x, up if gate is None else gate.contiguous(), up, _or(given.gate_bias, weights), _or(given.up_bias, weights), weights,
+                x, *(described(each, options["COLS"], options["STEP"]) if blocks else each for each in first),
+                _or(given.gate_bias, weights), _or(given.up_bias, weights), weights,
                 rows, tiles.ends, tiles.tile_ends, up_out if gate_out is None else gate_out, up_out, hidden,
                 x.stride(0),
                 top_k, num_experts, num_hidden, width, given.limit or 0.0,
                 KIND=kind_of(given), GATED=gate is not None, HAS_GATE_BIAS=given.gate_bias is not None,
-                HAS_UP_BIAS=given.up_bias is not None, TILE=tiles.rows, EXPERTS=experts, **options,
+                HAS_UP_BIAS=given.up_bias is not None, BLOCKS=blocks, TILE=tiles.rows, EXPERTS=experts, **options,
             )  # fmt: skip
         _times(tiles, given, hidden, down, None, None, out, transposed=True)
     del hidden
@@ -54,19 +70,21 @@ def routed_experts_backward(
     grad_y, x, weights, up, down = unit_stride(grad_y), unit_stride(x), weights.contiguous(), up.contiguous(), down.contiguous()
     (num_pairs, width), (num_experts, _, num_hidden), top_k = up_out.shape, up.shape, weights.shape[1]
     tiles = tiles_of(counts, num_pairs, x.element_size())
-    options = product_options(width, x.element_size(), largest=PULL_COLS)
-    num_shares = triton.cdiv(width, options["COLS"])
+    num_shares = triton.cdiv(width, tile_cols(width, x.element_size(), PULL_COLS))
+    blocks = kind_of(given) != CLAMPED and reads_blocks(tiles, num_hidden, width, down)  # of the clamped one large tiles spill
+    options = pull_options(width, x.element_size(), blocks=blocks)
     grad_up_out, hidden = torch.empty_like(up_out), torch.empty_like(up_out)
     grad_gate_out = None if gate_out is None else torch.empty_like(gate_out)
     shares = torch.empty(num_shares + sizes_of(given).bias_shares(weights=needs[1]), num_pairs, dtype=torch.float32, device=x.device)
     if num_pairs:
         with on_device_of(x):
-            pull_kernel[(num_shares, tiles.most)](
-                grad_y, down, weights, rows, tiles.ends, tiles.tile_ends, up_out if gate_out is None else gate_out, up_out,
+            pull_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](
+                grad_y, described(down, options["STEP"], options["COLS"]) if blocks else down, weights, rows, tiles.ends, tiles.tile_ends,
+                up_out if gate_out is None else gate_out, up_out,
                 grad_up_out if grad_gate_out is None else grad_gate_out, grad_up_out, hidden, shares,
                 grad_y.stride(0),
                 top_k, num_experts, num_pairs, num_hidden, width, given.limit or 0.0,
-                KIND=kind_of(given), GATED=gate is not None, TILE=tiles.rows, EXPERTS=block_of(num_experts), **options,
+                KIND=kind_of(given), GATED=gate is not None, BLOCKS=blocks, TILE=tiles.rows, EXPERTS=block_of(num_experts), **options,
             )  # fmt: skip
     grad_down_bias = down_bias_gradient(tiles, given, grad_y, shares[num_shares:], needs[7])
     grad_weights = shares.sum(0).view(weights.shape) if needs[1] else None
@@ -77,18 +95,22 @@ def routed_experts_backward(
         other = None if gate is None else gate.contiguous()
         _times(tiles, given, grad_up_out, up, grad_gate_out, other, grad_x, transposed=False)
         grad_x = grad_x if top_k == 1 else sum_rows(grad_x, None, top_k)
+    positions = inverse(rows) if needs[2] or needs[3] or needs[4] else rows
     if needs[4]:  # free each product's operand before the next result is allocated
-        grad_down = _outer(tiles, rows, top_k, grad_y, hidden, gathers_a=True)
+        copied = spread(grad_y, positions, top_k)
+        grad_down = outer(tiles, copied, hidden)
+        del copied
     del hidden
+    copied = spread(x, positions, top_k) if needs[2] or needs[3] else x
     if needs[5] and grad_gate_out is not None:
         grad_gate_bias = bias_gradient(tiles, given.gate_bias, grad_gate_out)
     if needs[2] and grad_gate_out is not None:
-        grad_gate = _outer(tiles, rows, top_k, grad_gate_out, x, gathers_a=False)
+        grad_gate = outer(tiles, grad_gate_out, copied)
     del grad_gate_out
     if needs[6]:
         grad_up_bias = bias_gradient(tiles, given.up_bias, grad_up_out)
     if needs[3]:
-        grad_up = _outer(tiles, rows, top_k, grad_up_out, x, gathers_a=False)
+        grad_up = outer(tiles, grad_up_out, copied)
     return grad_x, grad_weights, grad_gate, grad_up, grad_down, grad_gate_bias, grad_up_bias, grad_down_bias
 
 
@@ -101,26 +123,33 @@ def _times(
     """
     bias = given.down_bias if transposed else None
     inner, num_cols = a.shape[1], out.shape[1]
-    options = product_options(num_cols, a.element_size())
+    blocks = reads_blocks(tiles, inner, num_cols, a, b)
+    options = down_options(num_cols, a.element_size(), blocks=blocks, pair=other_a is not None)
+    operands = [a, b, a if other_a is None else other_a, b if other_b is None else other_b]
+    if blocks:
+        step, cols = options["STEP"], options["COLS"]
+        sides = [tiles.rows, step], [cols, step] if transposed else [step, cols]
+        operands = [described(each, *sides[index % 2]) for index, each in enumerate(operands)]
     if a.shape[0]:
         with on_device_of(a):
             down_kernel[(triton.cdiv(num_cols, options["COLS"]), tiles.most)](
-                a, b, a if other_a is None else other_a, b if other_b is None else other_b, _or(bias, given.weights),
-                given.weights.contiguous(), given.rows, tiles.ends, tiles.tile_ends, out, b.shape[0], inner, num_cols,
-                1 if transposed else num_cols, inner if transposed else 1,
-                PAIR=other_a is not None, HAS_BIAS=bias is not None, TILE=tiles.rows, EXPERTS=block_of(b.shape[0]), **options,
+                *operands, _or(bias, given.weights), given.weights.contiguous(), given.rows, tiles.ends, tiles.tile_ends, out,
+                b.shape[0], inner, num_cols,
+                TURNED=transposed, PAIR=other_a is not None, HAS_BIAS=bias is not None, BLOCKS=blocks,
+                TILE=tiles.rows, EXPERTS=block_of(b.shape[0]), **options,
             )  # fmt: skip
 
 
-def _outer(tiles: Tiles, rows: Tensor, top_k: int, a: Tensor, b: Tensor, *, gathers_a: bool) -> Tensor:
-    """Σ over each expert's rows of a ⊗ b: [E, a's width, b's width]."""
+def outer(tiles: Tiles, a: Tensor, b: Tensor) -> Tensor:
+    """Σ over each expert's rows of a ⊗ b, both sorted by expert: [E, a's width, b's width]."""
     num_experts, num_across, num_cols = tiles.ends.shape[0], a.shape[1], b.shape[1]
     out = torch.empty(num_experts, num_across, num_cols, dtype=a.dtype, device=a.device)
-    options = outer_options(num_cols, a.element_size())
-    tile = outer_rows(num_across, a.element_size())
+    blocks = has_large_tiles(a.device) and has_descriptor(a) and has_descriptor(b)
+    options = outer_options(num_across, num_cols, a.element_size(), blocks=blocks)
+    a_blocks, b_blocks = (described(each, options["STEP"], options[side]) if blocks else each for each, side in ((a, "TILE"), (b, "COLS")))
     with on_device_of(a):
-        outer_kernel[(triton.cdiv(num_cols, options["COLS"]), triton.cdiv(num_across, tile), num_experts)](
-            a, b, rows, tiles.ends, out, a.stride(0), b.stride(0), top_k, num_across, num_cols, GATHERS_A=gathers_a, TILE=tile, **options
+        outer_kernel[(triton.cdiv(num_cols, options["COLS"]), triton.cdiv(num_across, options["TILE"]), num_experts)](
+            a_blocks, b_blocks, a, b, tiles.ends, out, a.stride(0), b.stride(0), num_across, num_cols, BLOCKS=blocks, **options
         )
     return out
 
@@ -158,6 +187,17 @@ def down_bias_gradient(tiles: Tiles, given: Experts, grad_y: Tensor, shares: Ten
     return out
 
 
+def reads_blocks(tiles: Tiles, inner: int, num_cols: int, *operands: Tensor) -> bool:
+    """True if descriptors read these operands of a product of sorted rows, of which an expert has enough for large tiles."""
+    large = tiles.rows == BLOCK_ROWS and num_cols >= BLOCK_ROWS and inner % BLOCK_STEP == 0 and has_large_tiles(operands[0].device)
+    return large and all(has_descriptor(each.flatten(0, -2)) for each in operands)
+
+
+def described(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Descriptor of tiles of a matrix, or of a stack of matrices under one another."""
+    return TensorDescriptor.from_tensor(tensor.flatten(0, -2), [rows, columns])
+
+
 def kind_of(given: Experts) -> int:
     """The compiled kind of an activation."""
     return KINDS[given.activation] if given.limit is None else CLAMPED
@@ -166,8 +206,3 @@ def kind_of(given: Experts) -> int:
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     """`tensor`, or a placeholder that the kernel does not read."""
     return other if tensor is None else tensor.contiguous()
-
-
-def outer_rows(num_across: int, element_bytes: int) -> int:
-    """Rows of a tile of the matrices' gradients."""
-    return min(256 // element_bytes, block_of(num_across, SMALLEST_DOT))

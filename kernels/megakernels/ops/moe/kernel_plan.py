@@ -173,8 +173,13 @@ def gather_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
         top_k: k.
         rows: int32 [N·k], the pair that each row holds.
     """
-    x, positions = unit_stride(x), inverse(rows)
-    y = torch.empty(rows.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
+    return spread(x, inverse(rows), top_k)
+
+
+def spread(x: Tensor, positions: Tensor, top_k: int) -> Tensor:
+    """`gather_rows`, given the row of each pair: int32 [N·k]."""
+    x = unit_stride(x)
+    y = torch.empty(positions.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
     if y.numel():
         options = sum_options(y.shape[1])
         grid = triton.cdiv(x.shape[0], options["ROWS"]), triton.cdiv(x.shape[1], options["BLOCK"])

@@ -1,8 +1,9 @@
 """Triton kernels of routed experts: grouped products that gather tokens while reading, and write results by token and slot.
 
 Rows are the (token, slot) pairs sorted by expert, split into tiles of one expert each; the expert of a tile is found
-from running sums on the device. The grid has the maximum number of tiles, and programs without a tile exit immediately. No permuted copy
-of tokens is made, forward or backward. Biases are added where a product is still in fp32.
+from running sums on the device. The grid has the maximum number of tiles, and programs without a tile exit immediately. Products that sum
+over rows, the matrices' gradients, read copies in the rows' order: there the index of each row would have to be read in every step. Biases
+are added where a product is still in fp32.
 """
 
 import triton
@@ -59,13 +60,15 @@ def bias_of(bias, expert, col, num_cols):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def products(  # type: ignore[no-untyped-def]
     a, b, other_b, a_row, matrix, col, inner, num_cols, there,
-    b_inner_stride, b_col_stride,
-    TWO: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
+    TURNED: tl.constexpr, TWO: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Rows of a, given by their offsets, times one matrix of b, and of other_b if TWO: fp32 [TILE, COLS] each; else the first twice."""
+    """Rows of a, given by their offsets, times one matrix of b, and of other_b if TWO: fp32 [TILE, COLS] each; else the first twice.
+
+    A matrix is [inner, num_cols], or its transpose if TURNED.
+    """
     step = tl.arange(0, STEP)
     left = a + a_row[:, None] + step[None, :]
-    place = matrix + step[:, None].to(tl.int64) * b_inner_stride + col[None, :].to(tl.int64) * b_col_stride
+    place = matrix + step[:, None].to(tl.int64) * (1 if TURNED else num_cols) + col[None, :].to(tl.int64) * (inner if TURNED else 1)
     inside = col < num_cols
     total = tl.zeros([TILE, COLS], dtype=tl.float32)
     other = total
@@ -78,8 +81,39 @@ def products(  # type: ignore[no-untyped-def]
             z = tl.load(other_b + place, mask=(step < rest)[:, None] & inside[None, :], other=0.0)
             other += dot(x, z)
         left += STEP
-        place += tl.cast(b_inner_stride, tl.int64) * STEP
+        place += STEP if TURNED else tl.cast(num_cols, tl.int64) * STEP
     return total, other if TWO else total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def block_products(  # type: ignore[no-untyped-def]
+    a, b, other_b, total, a_row, first_row, expert, first_col, inner, num_cols, there,
+    DENSE: tl.constexpr, TURNED: tl.constexpr, TWO: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """`products`, added to a total, of matrices that descriptors read, and of rows of a from first_row on if DENSE; STEP divides `inner`.
+
+    Beyond an expert's rows and columns are those of the next one: the caller stores neither.
+    """
+    other = tl.zeros([TILE, COLS], dtype=tl.float32)
+    left = None if DENSE else a + a_row[:, None] + tl.arange(0, STEP)[None, :]
+    matrix = expert * (num_cols if TURNED else inner)
+    for first in range(0, inner, STEP):
+        if DENSE:
+            x = a.load([first_row, first])
+        else:
+            x = tl.load(left, mask=there[:, None], other=0.0)
+            left += STEP
+        y = b.load([matrix + first_col, first]).T if TURNED else b.load([matrix + first, first_col])
+        total += dot(x, y)
+        if TWO:
+            other += dot(x, other_b.load([matrix + first_col, first]).T)
+    return total, other if TWO else total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def halves(tile, TILE: tl.constexpr, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The left and the right columns of a tile; a thread keeps its elements."""
+    return tl.split(tl.permute(tl.reshape(tile, (TILE, 2, COLS // 2)), (0, 2, 1)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -107,21 +141,13 @@ def made_at(weights, near, there, pair, col, first, num_cols):  # type: ignore[n
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def up_kernel(  # type: ignore[no-untyped-def]
-    x, gate, up, gate_bias, up_bias, weights, rows, ends, tile_ends, gate_out, up_out, hidden,
-    x_stride,
-    top_k, num_experts, inner, num_cols, limit,
-    KIND: tl.constexpr, GATED: tl.constexpr, HAS_GATE_BIAS: tl.constexpr, HAS_UP_BIAS: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr,
-    STEP: tl.constexpr, EXPERTS: tl.constexpr,
+def up_end(  # type: ignore[no-untyped-def]
+    gate_tile, up_tile, weights, gate_bias, up_bias, gate_out, up_out, hidden,
+    expert, near, there, pair, first, first_col, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_GATE_BIAS: tl.constexpr, HAS_UP_BIAS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x gateᵀ and x upᵀ, and of their activation times the rows' weights; x is read at the rows' tokens."""
-    expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
-    if expert >= num_experts:
-        return
-    near, there, pair, token = pairs_of(rows, first, stop, top_k, TILE)
-    token *= x_stride
-    col, matrix = tile_of(expert, inner, num_cols, COLS)
-    up_tile, gate_tile = products(x, up, gate, token, matrix, col, inner, num_cols, there, 1, inner, GATED, TILE, COLS, STEP)
+    """Stores COLS columns of the first products, with their biases, and of their activation times the rows' weights."""
+    col = first_col + tl.arange(0, COLS)
     if HAS_UP_BIAS:
         up_tile += bias_of(up_bias, expert, col, num_cols)
     if HAS_GATE_BIAS:
@@ -137,12 +163,58 @@ def up_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def up_kernel(  # type: ignore[no-untyped-def]
+    x, gate, up, gate_bias, up_bias, weights, rows, ends, tile_ends, gate_out, up_out, hidden,
+    x_stride,
+    top_k, num_experts, inner, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_GATE_BIAS: tl.constexpr, HAS_UP_BIAS: tl.constexpr, BLOCKS: tl.constexpr,
+    TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
+    """A tile of x gateᵀ and x upᵀ, and of their activation times the rows' weights; x is read at the rows' tokens.
+
+    With BLOCKS gate and up are descriptors, and the tile's halves end one after the other, which takes fewer registers.
+    """
+    expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
+    if expert >= num_experts:
+        return
+    near, there, pair, token = pairs_of(rows, first, stop, top_k, TILE)
+    token *= x_stride
+    if BLOCKS:
+        first_col = tl.program_id(0) * COLS
+        up_tile, gate_tile = block_products(
+            x, up, gate, tl.zeros([TILE, COLS], dtype=tl.float32), token, first, expert, first_col, inner, num_cols, there,
+            False, True, GATED, TILE, COLS, STEP,
+        )  # fmt: skip
+        HALF: tl.constexpr = COLS // 2
+        up_left, up_right = halves(up_tile, TILE, COLS)
+        gate_left, gate_right = halves(gate_tile, TILE, COLS)
+        up_end(
+            gate_left, up_left, weights, gate_bias, up_bias, gate_out, up_out, hidden,
+            expert, near, there, pair, first, first_col, num_cols, limit, KIND, GATED, HAS_GATE_BIAS, HAS_UP_BIAS, HALF,
+        )  # fmt: skip
+        up_end(
+            gate_right, up_right, weights, gate_bias, up_bias, gate_out, up_out, hidden,
+            expert, near, there, pair, first, first_col + HALF, num_cols, limit, KIND, GATED, HAS_GATE_BIAS, HAS_UP_BIAS, HALF,
+        )  # fmt: skip
+    else:
+        col, matrix = tile_of(expert, inner, num_cols, COLS)
+        up_tile, gate_tile = products(x, up, gate, token, matrix, col, inner, num_cols, there, True, GATED, TILE, COLS, STEP)
+        up_end(
+            gate_tile, up_tile, weights, gate_bias, up_bias, gate_out, up_out, hidden,
+            expert, near, there, pair, first, tl.program_id(0) * COLS, num_cols, limit, KIND, GATED, HAS_GATE_BIAS, HAS_UP_BIAS, COLS,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def down_kernel(  # type: ignore[no-untyped-def]
     a, b, other_a, other_b, bias, weights, rows, ends, tile_ends, out, num_experts, inner, num_cols,
-    b_inner_stride, b_col_stride,
-    PAIR: tl.constexpr, HAS_BIAS: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, EXPERTS: tl.constexpr,
+    TURNED: tl.constexpr, PAIR: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCKS: tl.constexpr,
+    TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a b, of a b + other_a other_b, or of a b + weights · bias, for sorted rows; stored where their tokens and slots are."""
+    """A tile of a b, of a b + other_a other_b, or of a b + weights · bias, for sorted rows; stored where their tokens and slots are.
+
+    With BLOCKS all four are descriptors; matrices are transposed if TURNED.
+    """
     expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
     if expert >= num_experts:
         return
@@ -150,12 +222,21 @@ def down_kernel(  # type: ignore[no-untyped-def]
     there = row < stop
     col, matrix = tile_of(expert, inner, num_cols, COLS)
     a_row = row * inner
-    total, _ = products(a, b, b, a_row, matrix, col, inner, num_cols, there, b_inner_stride, b_col_stride, False, TILE, COLS, STEP)
-    if PAIR:
-        more, _ = products(
-            other_a, other_b, b, a_row, matrix, col, inner, num_cols, there, b_inner_stride, b_col_stride, False, TILE, COLS, STEP
+    if BLOCKS:
+        first_col = tl.program_id(0) * COLS
+        total = tl.zeros([TILE, COLS], dtype=tl.float32)
+        total, _ = block_products(
+            a, b, b, total, a_row, first, expert, first_col, inner, num_cols, there, True, TURNED, False, TILE, COLS, STEP
         )
-        total += more
+        if PAIR:
+            total, _ = block_products(
+                other_a, other_b, b, total, a_row, first, expert, first_col, inner, num_cols, there, True, TURNED, False, TILE, COLS, STEP
+            )
+    else:
+        total, _ = products(a, b, b, a_row, matrix, col, inner, num_cols, there, TURNED, False, TILE, COLS, STEP)
+        if PAIR:
+            more, _ = products(other_a, other_b, b, a_row, matrix, col, inner, num_cols, there, TURNED, False, TILE, COLS, STEP)
+            total += more
     pair = tl.load(rows + row, mask=there, other=0)
     if HAS_BIAS:
         total += tl.load(weights + pair, mask=there, other=0.0).to(tl.float32)[:, None] * bias_of(bias, expert, col, num_cols)
@@ -165,28 +246,20 @@ def down_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def pull_kernel(  # type: ignore[no-untyped-def]
-    grad_y, down, weights, rows, ends, tile_ends, gate_out, up_out, grad_gate_out, grad_up_out, hidden, grad_weights,
-    grad_stride,
-    top_k, num_experts, num_pairs, inner, num_cols, limit,
-    KIND: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, EXPERTS: tl.constexpr,
+def pull_end(  # type: ignore[no-untyped-def]
+    pulled, weights, gate_out, up_out, grad_gate_out, grad_up_out, hidden, share,
+    near, there, pair, first, first_col, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of grad_y down, the gradients of gate_out and up_out, the weighted hidden rows, and shares of the weights' gradient."""
-    expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
-    if expert >= num_experts:
-        return
-    near, there, pair, token = pairs_of(rows, first, stop, top_k, TILE)
-    token *= grad_stride
-    col, matrix = tile_of(expert, inner, num_cols, COLS)
-    pulled, _ = products(grad_y, down, down, token, matrix, col, inner, num_cols, there, num_cols, 1, False, TILE, COLS, STEP)
+    """Stores COLS columns of the gradients of gate_out and up_out and of the hidden rows, and their share of the weights' gradient."""
+    col = first_col + tl.arange(0, COLS)
     mask, corner, place, weight = made_at(weights, near, there, pair, col, first, num_cols)
     up = tl.load(up_out + corner + place, mask=mask, other=0.0).to(tl.float32)
     gate = up
     if GATED:
         gate = tl.load(gate_out + corner + place, mask=mask, other=0.0).to(tl.float32)
-    share = grad_weights + tl.program_id(0).to(tl.int64) * num_pairs + pair
     acted = hidden_of(gate, up, limit, KIND)
-    tl.store(share, tl.sum(pulled * acted, 1), mask=there)
+    tl.store(share + pair, tl.sum(tl.where(mask, pulled * acted, 0.0), 1), mask=there & (near * 0 + first_col < num_cols))
     if KIND == 4:  # the clamped kernel spills if this is last, and the others if it is not
         tl.store(hidden + corner + place, narrow(acted * weight[:, None], hidden.dtype.element_ty), mask=mask)
     by_gate, by_up = slopes_of(gate, up, limit, KIND)
@@ -199,13 +272,57 @@ def pull_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def outer_kernel(  # type: ignore[no-untyped-def]
-    a, b, rows, ends, out,
-    a_stride, b_stride,
-    top_k, num_across, num_cols,
-    GATHERS_A: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
+def pull_kernel(  # type: ignore[no-untyped-def]
+    grad_y, down, weights, rows, ends, tile_ends, gate_out, up_out, grad_gate_out, grad_up_out, hidden, grad_weights,
+    grad_stride,
+    top_k, num_experts, num_pairs, inner, num_cols, limit,
+    KIND: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
+    TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one expert's Σ a ⊗ b over its rows; a, or else b, is read at the rows' tokens. Zero for an expert without rows."""
+    """A tile of grad_y down, the gradients of gate_out and up_out, the weighted hidden rows, and shares of the weights' gradient.
+
+    With BLOCKS down is a descriptor, and the tile's halves end one after the other, with a share each.
+    """
+    expert, first, stop = group_of(tl.program_id(1), ends, tile_ends, num_experts, TILE, EXPERTS)
+    if expert >= num_experts:
+        return
+    near, there, pair, token = pairs_of(rows, first, stop, top_k, TILE)
+    token *= grad_stride
+    if BLOCKS:
+        first_col = tl.program_id(0) * COLS
+        pulled, _ = block_products(
+            grad_y, down, down, tl.zeros([TILE, COLS], dtype=tl.float32), token, first, expert, first_col, inner, num_cols, there,
+            False, False, False, TILE, COLS, STEP,
+        )  # fmt: skip
+        HALF: tl.constexpr = COLS // 2
+        left, right = halves(pulled, TILE, COLS)
+        share = grad_weights + tl.program_id(0).to(tl.int64) * 2 * num_pairs
+        pull_end(
+            left, weights, gate_out, up_out, grad_gate_out, grad_up_out, hidden, share,
+            near, there, pair, first, first_col, num_cols, limit, KIND, GATED, HALF,
+        )  # fmt: skip
+        pull_end(
+            right, weights, gate_out, up_out, grad_gate_out, grad_up_out, hidden, share + num_pairs,
+            near, there, pair, first, first_col + HALF, num_cols, limit, KIND, GATED, HALF,
+        )  # fmt: skip
+    else:
+        col, matrix = tile_of(expert, inner, num_cols, COLS)
+        pulled, _ = products(grad_y, down, down, token, matrix, col, inner, num_cols, there, False, False, TILE, COLS, STEP)
+        share = grad_weights + tl.program_id(0).to(tl.int64) * num_pairs
+        pull_end(
+            pulled, weights, gate_out, up_out, grad_gate_out, grad_up_out, hidden, share,
+            near, there, pair, first, tl.program_id(0) * COLS, num_cols, limit, KIND, GATED, COLS,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def outer_kernel(  # type: ignore[no-untyped-def]
+    a_blocks, b_blocks, a, b, ends, out,
+    a_stride, b_stride,
+    num_across, num_cols,
+    BLOCKS: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """A tile of one expert's Σ a ⊗ b over its rows: whole blocks of rows by descriptors if BLOCKS. Zero for an expert without rows."""
     expert = tl.program_id(2).to(tl.int64)
     across = tl.program_id(1) * TILE + tl.arange(0, TILE)
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
@@ -213,15 +330,18 @@ def outer_kernel(  # type: ignore[no-untyped-def]
     stop = tl.load(ends + expert)
     step = tl.arange(0, STEP).to(tl.int64)
     total = tl.zeros([TILE, COLS], dtype=tl.float32)
-    for first in range(start, stop, STEP):
+    whole = start
+    if BLOCKS:
+        whole = start + (stop - start) // STEP * STEP
+        for first in tl.range(start, whole, STEP):
+            left = a_blocks.load([first, tl.program_id(1) * TILE])
+            total += dot(left.T, b_blocks.load([first, tl.program_id(0) * COLS]))
+    for first in tl.range(whole, stop, STEP, num_stages=1 if BLOCKS else None):  # with blocks the last rows, else all
         row = first + step
         there = row < stop
-        token = (tl.load(rows + row, mask=there, other=0) // top_k).to(tl.int64)
-        a_row = (token if GATHERS_A else row) * a_stride
-        b_row = (row if GATHERS_A else token) * b_stride
-        left = tl.load(a + a_row[None, :] + across[:, None], mask=there[None, :] & (across < num_across)[:, None], other=0.0)
-        right = tl.load(b + b_row[:, None] + col[None, :], mask=there[:, None] & (col < num_cols)[None, :], other=0.0)
-        total += dot(left, right)
+        left = tl.load(a + row[:, None] * a_stride + across[None, :], mask=there[:, None] & (across < num_across)[None, :], other=0.0)
+        right = tl.load(b + row[:, None] * b_stride + col[None, :], mask=there[:, None] & (col < num_cols)[None, :], other=0.0)
+        total += dot(left.T, right)
     place = expert * num_across * num_cols + across[:, None].to(tl.int64) * num_cols + col[None, :]
     tl.store(out + place, narrow(total, out.dtype.element_ty), mask=(across < num_across)[:, None] & (col < num_cols)[None, :])
 

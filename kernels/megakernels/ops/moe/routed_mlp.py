@@ -42,12 +42,12 @@ def routed_experts(
 
     Scratch:
         Forward: the activated rows [N·k, F] and, with several slots per token, their products [N·k, h] until they are summed. Backward: the
-        gradients of the first products' outputs and the activated rows, [N·k, F] each, and the rows' gradients [N·k, h] until they are
-        summed.
+        gradients of the first products' outputs and the activated rows, [N·k, F] each, the rows' gradients [N·k, h] until they are summed,
+        and for the matrices' gradients a copy of the rows [N·k, h] of first y's gradient and then x.
 
     Triton:
-        Three kernels forward: up with its activation, down, sum of slots; six backward: down, gradient of x, sum of slots, the matrices;
-        and one for the gradient of each bias.
+        Three kernels forward: up with its activation, down, sum of slots; nine backward: down, gradient of x, sum of slots, two copies of
+        rows and where they go, the matrices; and one for the gradient of each bias.
 
     Raises:
         ValueError: shapes, dtypes or activation do not fit.

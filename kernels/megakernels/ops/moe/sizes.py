@@ -37,12 +37,11 @@ def forward_cost(given: Experts) -> Cost:
 def backward_cost(given: Experts, needs: Sequence[bool]) -> Cost:
     """Cost of `kernel.routed_experts_backward`; `needs` are the required gradients of `inputs.GRADIENTS`.
 
-    The gradients of tokens are gathered for the product with `down`, for the gradient of `down` and for its bias; the tokens are gathered
-    for the gradient of each other matrix.
+    The gradients of tokens are gathered for the product with `down` and for its bias; the matrices' gradients are products of copies.
     """
     first = 2 if given.gate is not None else 1
     products = 1 + first * needs[0] + needs[4] + (given.gate is not None and needs[2]) + needs[3]
-    gathers = 1 + needs[4] + (given.gate is not None and needs[2]) + needs[3] + (given.down_bias is not None and (needs[1] or needs[7]))
+    gathers = 1 + (given.down_bias is not None and (needs[1] or needs[7]))
     return Cost({given.x.dtype: products * _product_flops(given)}, repeated_bytes=gathers * _gathered_again(given))
 
 
