@@ -90,7 +90,7 @@ PARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("m2rnn", ("m2rnn fwd", "m2rnn bwd"), r"m2rnn"),
     ("attention", (*(group for group in GROUPS if group.startswith("attn")), "indexed attention"), r"attention"),
     ("MoE", tuple(group for group in GROUPS if group.startswith("MoE ") and "fp8" not in group), r"routed_experts|dispatch_plan|\.route"),
-    ("Muon's products", ("Muon symmetric", "Muon GEMM (baddbmm)"), r"baddbmm|symmetric_product"),
+    ("Muon's products", ("Muon symmetric", "Muon GEMM (baddbmm)"), r"baddbmm|symmetric_(product|bands)"),
     ("convolutions", ("causal conv", "gated conv"), r"conv1d|gated_conv"),
     ("norms", ("norms",), r"(rms|gated)_norm(_backward)?$"),
     ("activations, rope", ("activation", "rope/mla_kv"), r"swiglu|relu2|gelu|rope|mla_kv"),

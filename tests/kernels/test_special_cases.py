@@ -21,6 +21,7 @@ from megakernels import (
     add_rms_norm,
     attention,
     causal_conv1d,
+    decayed_add_,
     combine,
     cross_entropy,
     dispatch,
@@ -32,12 +33,12 @@ from megakernels import (
     m2rnn,
     mamba3,
     mla_kv,
+    newton_schulz_,
     rms_norm,
     rope,
     route,
     ssd,
     swiglu,
-    symmetric_product,
 )
 from megakernels.ops.attention import reference as attention_reference
 from megakernels.ops.cross_entropy import reference as cross_entropy_reference
@@ -281,7 +282,8 @@ REFUSALS = [
         "experts: swiglu and geglu take a gate, relu2 and gelu take none; got activation = swiglu, gate = None",
     ),
     (lambda: causal_conv1d(ones(1, 2, 3), ones(3, 4), initial=ones(1, 2, 3)), "causal_conv1d: initial must be"),
-    (lambda: symmetric_product(ones(2, 3, 4), ones(2, 4, 4)), r"symmetric_product: x must be \[n,r,c\]"),
+    (lambda: newton_schulz_(ones(2, 4, 3).mT, 5), r"newton_schulz_: x must be contiguous \[n,rows,cols\]"),
+    (lambda: decayed_add_([ones(2, 3)], [ones(2, 4)], 0.9, [0.1]), r"decayed_add_: tensors must have equal numbers of elements"),
     (lambda: linear_cross_entropy(ones(2, 3), ones(5, 4), NO_ROWS), r"linear_cross_entropy: x must be \[N,h\]"),
     (lambda: linear_cross_entropy(ones(2, 3), ones(5, 3).double(), torch.zeros(2, dtype=torch.int64)), "must have one dtype"),
     (lambda: linear_cross_entropy(ones(2, 3), ones(5, 3), torch.zeros(2, dtype=torch.int32)), "labels must be int64"),

@@ -3,12 +3,12 @@
 FSDP2 casts each parameter's shard to the dtype of forward, copies it into the buffer that is gathered, lays the gradients of a block out
 for their reduction in its dtype, and copies the result; after the first microbatch it adds it to the sum. A rank that has its parameters
 whole runs without FSDP2: it casts parameters and gradients, if their dtypes differ, and adds those of later microbatches. Clipping reads
-every gradient for its norm and scales it. AdamW reads gradient, parameter and two moments and writes the last three. Muon moves momenta and
-makes Nesterov updates, each in one pass over a round's tensors, casts them into the matrices of its iterations, decays and adds.
+every gradient for its norm. AdamW reads gradient, parameter and two moments and writes the last three. Muon moves a momentum and writes its
+Nesterov update into the matrices of its iterations in one pass, and decays and updates the parameter in another.
 
 Products of Newton-Schulz are counted in whole waves of tiles over the multiprocessors: a matrix of few tiles leaves most of them idle.
 
-Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py; torch's fused AdamW; `megarun.optim.muon`, `megarun.optim.clip`.
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py; `megarun.optim`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from megakernels.facts import MEMORY, SUM, KindWork
-from megakernels.ops.newton_schulz.facts import num_tiles, tile_side
+from megakernels.ops.newton_schulz.facts import num_inner_products, segments, tiles_of
+from megakernels.ops.optimizer.facts import adamw_bytes, decayed_add_bytes, nesterov_bytes
 from megaplan.inventory.matrices import MatrixRound, matrix_round
 from megaplan.spec.models import Spec
 
@@ -25,10 +26,10 @@ PRODUCT_ROWS, PRODUCT_COLUMNS = 256, 128
 """Sides of the tiles of the GEMM library's products."""
 CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
 """Limits of one launch over many tensors: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
-CLIP_OPERATIONS, ROUND_OPERATIONS, STEP_OPERATIONS = 5, 8, 4
-"""Operations of the host for the gradients' norm and their scaling, for a round of Muon's, and for each step of Newton-Schulz in it."""
-ADAMW_OPERATIONS, MUON_OPERATIONS = 2, 1
-"""Those for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; the addition of Muon's update."""
+CLIP_OPERATIONS, ROUND_OPERATIONS, NORM_LAUNCHES = 4, 8, 4
+"""Operations of the host for the gradients' norm, for a round of Muon's without its products, and of those the ones on norms."""
+ADAMW_OPERATIONS, MUON_OPERATIONS = 2, 2
+"""Those for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; Muon's two passes."""
 
 
 class Matrices(NamedTuple):
@@ -127,34 +128,32 @@ def sum_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def clip_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Once: norm and scale, and the sum of squares."""
-    yield KindWork("clip", held.shard * 3 * spec.precision.grads.bytes, 0, 2 * _launches(held.shard))
-    yield KindWork(MEMORY, 0, 0, (CLIP_OPERATIONS - 2) * spec.mesh.pp)
+    """Once: the norm, and the sum of squares; the gradients are scaled where they are read."""
+    yield KindWork("clip", held.shard * spec.precision.grads.bytes, 0, _launches(held.shard))
+    yield KindWork(MEMORY, 0, 0, (CLIP_OPERATIONS - 1) * spec.mesh.pp)
 
 
 def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once: gradient, parameter and two moments read, the last three written."""
     grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
     others = held.shard - (held.shard_matrices if spec.optimizer.uses_muon else 0)
-    yield KindWork("adamw", others * (grads + 4 * moments + 2 * stored), 0, _launches(others))
+    yield KindWork("adamw", others * adamw_bytes(grads, moments, stored), 0, held.trained_tensors - _num_matrices(held))
 
 
 def muon_parts(spec: Spec, held: StoredParameters, num_sms: int) -> Iterator[KindWork]:
-    """Once, after AdamW: momenta and Nesterov updates, their copies for the iteration, the iterations, decay and update.
+    """Once, after AdamW: momenta and updates in one pass, the iterations, and decay and update in one.
 
     Each matrix is orthogonalised by one of the ranks that share it. An exchange packs what is sent and unpacks what arrives.
     """
     if not spec.optimizer.uses_muon:
         return
     grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
-    size, own = spec.newton_schulz_dtype.bytes, held.shard_matrices
-    number, rounds = _num_matrices(held), _num_rounds(spec, held)
-    yield KindWork("muon.scale", own * (3 * moments + 2 * grads + moments + 2 * stored), 0, 3 * rounds)
-    yield KindWork("cast", own * (moments + size), 0, rounds)
-    yield KindWork(SUM, own * (size + 2 * stored), 0, number)
+    size, own, number = spec.newton_schulz_dtype.bytes, held.shard_matrices, _num_matrices(held)
+    moved = nesterov_bytes(grads, moments, size) + decayed_add_bytes(stored, size)
+    yield KindWork("muon.scale", own * moved, 0, 2 * number)
     exchanged = exchanged_elements(spec, held)
     if any(exchanged):
-        yield KindWork("copy", sum(exchanged) * 4 * size, 0, 2 * rounds)
+        yield KindWork("copy", sum(exchanged) * 2 * size, 0, _num_rounds(spec, held))
     for each in held.matrices:
         yield from _orthogonalised(spec, each, num_sms)
 
@@ -173,15 +172,18 @@ def _orthogonalised(spec: Spec, each: Matrices, num_sms: int) -> Iterator[KindWo
     size, steps = spec.newton_schulz_dtype.bytes, spec.optimizer.newton_schulz_steps
     short, long = sorted((each.rows, each.columns))
     _, rounds, count = each.rounds(spec)
-    elements = rounds * count * each.rows * each.columns
-    yield KindWork("muon.norm", elements * size, 0, 2 * rounds)
-    yield KindWork("muon.divide", rounds * count * short**2 * 4 * size, 0, 2 * rounds)
-    triangle = _waves(count * num_tiles(short, size), num_sms) * num_sms * 2 * tile_side(short, size) ** 2
-    yield KindWork("muon.symmetric", 0, rounds * steps * triangle * (long + short), 2 * rounds * steps)
+    elements, lengths = rounds * count * each.rows * each.columns, segments(steps, short, long)
+    yield KindWork("muon.norm", elements * size, 0, rounds)
+    outer, inner = (
+        _waves(count * tiles, num_sms) * num_sms * flops
+        for tiles, flops in (tiles_of(short, cols, size, tall=tall) for cols, tall in ((long, each.rows > each.columns), (short, False)))
+    )
+    products = len(lengths) + num_inner_products(lengths)
+    yield KindWork("muon.symmetric", 0, rounds * (len(lengths) * outer + num_inner_products(lengths) * inner), rounds * products)
     tiles = _waves(count * -(-short // PRODUCT_ROWS) * -(-long // PRODUCT_COLUMNS), num_sms) * num_sms
-    moved = 2 * elements * size * steps
-    yield KindWork("muon.product", moved, rounds * steps * tiles * 2 * PRODUCT_ROWS * PRODUCT_COLUMNS * short, rounds * steps)
-    yield KindWork(MEMORY, 0, 0, rounds * steps)
+    flops = rounds * len(lengths) * tiles * 2 * PRODUCT_ROWS * PRODUCT_COLUMNS * short
+    yield KindWork("muon.product", 2 * elements * size * len(lengths), flops, rounds * len(lengths))
+    yield KindWork(MEMORY, 0, 0, rounds * NORM_LAUNCHES)
 
 
 def adamw_operations(spec: Spec, held: StoredParameters) -> int:
@@ -197,8 +199,11 @@ def muon_operations(spec: Spec, held: StoredParameters) -> int:
     if not spec.optimizer.uses_muon:
         return 0
     rounds = _num_rounds(spec, held)
-    steps = ROUND_OPERATIONS + STEP_OPERATIONS * spec.optimizer.newton_schulz_steps
-    return MUON_OPERATIONS * _num_matrices(held) + rounds * steps
+    products = 0
+    for each in held.matrices:
+        lengths = segments(spec.optimizer.newton_schulz_steps, *sorted((each.rows, each.columns)))
+        products += each.rounds(spec)[1] * (2 * len(lengths) + num_inner_products(lengths))
+    return MUON_OPERATIONS * _num_matrices(held) + ROUND_OPERATIONS * rounds + products
 
 
 def _num_matrices(held: StoredParameters) -> int:

@@ -20,6 +20,7 @@ from math import prod
 from typing import NamedTuple
 
 from megakernels.facts import KindWork
+from megakernels.ops.newton_schulz.facts import num_inner_products, segments
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
     Matrices,
@@ -128,13 +129,14 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalEle
     return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, made)
 
 
-def newton_schulz_flops(rows: int, columns: int) -> int:
-    """One step on a matrix of n ≤ m: X Xᵀ and its square, of which symmetry leaves half to compute, and one product with X: 3 n² m + n³.
+def newton_schulz_flops(rows: int, columns: int, num_steps: int) -> int:
+    """Newton-Schulz on a matrix of n ≤ m: in each segment half of X Xᵀ and a product with X, 3 n² m, and halves of products of n × n, n³.
 
-    Source: K. Jordan et al., "Muon" (2024), the quintic iteration; `megakernels.symmetric_product` computes one triangle.
+    Source: `megakernels.newton_schulz_`, whose symmetric products are of one triangle.
     """
     short, long = sorted((rows, columns))
-    return 3 * short**2 * long + short**3
+    lengths = segments(num_steps, short, long)
+    return 3 * len(lengths) * short**2 * long + num_inner_products(lengths) * short**3
 
 
 def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
@@ -259,11 +261,11 @@ def _muon_ns(spec: Spec, rates: Rates, matrices: Iterable[Matrices]) -> int:
     """Newton-Schulz on whole matrices, each on one of the ranks that share it."""
     if not spec.optimizer.uses_muon:
         return 0
-    dtype, flops = spec.newton_schulz_dtype, 0
+    dtype, flops, steps = spec.newton_schulz_dtype, 0, spec.optimizer.newton_schulz_steps
     for each in matrices:
         number = -(-each.num_tensors * each.stack // each.degree(spec))
-        flops += number * newton_schulz_flops(each.rows, each.columns)
-    return rates.compute_ns(flops // spec.mesh.pp * spec.optimizer.newton_schulz_steps, "D", dtype)
+        flops += number * newton_schulz_flops(each.rows, each.columns, steps)
+    return rates.compute_ns(flops // spec.mesh.pp, "D", dtype)
 
 
 def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) -> int:

@@ -48,7 +48,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     KernelFamily(r"^pull_", "MoE pull (dgrad)", ("experts.pull", "gated_experts.pull")),
     KernelFamily(r"^up_", "MoE up", ("experts.up", "gated_experts.up")),
     KernelFamily(r"^fp8_(maxima|round|row|scale|turn)", "fp8 quantise", ("fp8.round",)),
-    KernelFamily(r"^symmetric_product", "Muon symmetric", ("muon.symmetric",)),
+    KernelFamily(r"^symmetric_(product|bands)", "Muon symmetric", ("muon.symmetric",)),
     KernelFamily(r"^conv_forward", "causal conv", ("convolution.forward",)),
     KernelFamily(r"^conv_backward", "causal conv", ("convolution.backward",)),
     KernelFamily(r"^rms_norm_forward", "norms", ("norm.forward",)),

@@ -94,10 +94,21 @@ def run_fp8_linears(draw: random.Random) -> None:
     )
 
 
-def run_symmetric_product(draw: random.Random) -> None:
-    x = torch.zeros(size(draw, 1, 4), size(draw, 1, 700), size(draw, 1, 700), dtype=draw.choice([torch.float32, torch.bfloat16]))
-    gram = megakernels.symmetric_product(x)
-    megakernels.symmetric_product(gram, gram, 0.5, 2.0)
+def run_newton_schulz(draw: random.Random) -> None:
+    rows, cols = size(draw, 1, 700), size(draw, 1, 700)
+    x = torch.zeros(size(draw, 1, 4), rows, cols, dtype=draw.choice([torch.float32, torch.bfloat16, torch.float16]))
+    megakernels.newton_schulz_(x, 5)
+    megakernels.newton_schulz_(torch.zeros(1, 8 * draw.randint(32, 60), 64 * draw.randint(9, 20)).bfloat16(), 5)
+
+
+def run_updates(draw: random.Random) -> None:
+    shape, dtypes = (size(draw, 1, 4), size(draw, 1, 700), size(draw, 1, 700)), (torch.float32, torch.bfloat16)
+    moment, gradient, weight, first, second = (torch.zeros(shape, dtype=draw.choice(dtypes)) for _ in range(5))
+    update = torch.zeros(shape).bfloat16() if draw.random() < 0.5 else torch.zeros(shape[0], shape[2], shape[1]).mT
+    megakernels.nesterov_([moment], [gradient], [update], 0.95, 0.5)
+    megakernels.decayed_add_([weight], [update], 0.9, [0.1])
+    moments = [first], [second], [torch.zeros(())]
+    megakernels.adamw_([weight], [gradient], *moments, lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
 
 def run_ngram_rows(draw: random.Random) -> None:
@@ -144,7 +155,10 @@ def run_experts_with_biases(draw: random.Random) -> None:
 
 EXTRA = {
     run.__name__: run
-    for run in (run_fp8_linears, run_symmetric_product, run_ngram_rows, run_router, run_bent_attention, run_experts_with_biases)
+    for run in (
+        *(run_fp8_linears, run_newton_schulz, run_updates, run_ngram_rows),
+        *(run_router, run_bent_attention, run_experts_with_biases),
+    )
 }
 RUNS: dict[str, Callable[[random.Random], None]] = {**{name: lambda draw, name=name: run_case(name, draw) for name in WIDE}, **EXTRA}
 

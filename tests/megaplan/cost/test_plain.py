@@ -150,16 +150,17 @@ def _llama(kernels: str) -> megaplan.LoadedJob:
 
 
 def test_muon_deals_whole_matrices_out_to_data_ranks():
-    """Five steps of 3 n² m + n³ FLOPs on each matrix, at 65 % of 989 TFLOP/s; none under AdamW; of four ranks each has a fourth."""
-    assert newton_schulz_flops(6, 4) == 3 * 16 * 6 + 64
+    """A step is 3 n² m + n³ FLOPs, two and three in segments 6 n² m + 14 n³, at 65 % of 989 TFLOP/s; of four ranks each has a fourth."""
+    assert newton_schulz_flops(4, 12, 5) == 6 * 16 * 12 + 14 * 64
+    assert newton_schulz_flops(6, 4, 1) == 3 * 16 * 6 + 64
     products, exchanges = [], []
     for ranks in (1, 4):
         job = megaplan.load("plans/tiny-hybrid.yaml", "device.name=h100-sxm", "mesh={}", f"mesh.dp_shard={ranks}")
         local = local_elements(job.inventory, 1, 1, 1)
         found = data_times(job.spec, rates_of(job.spec), local).optimizer_ns
         adamw = job.spec.model_copy(update={"optimizer": job.spec.optimizer.model_copy(update={"matrix": "adamw"})})
-        flops = sum(-(-each.num_tensors * each.stack // ranks) * newton_schulz_flops(each.rows, each.columns) for each in local.matrices)
-        seconds = 5 * flops / (67e12 * 0.65 if job.spec.precision.params == "fp32" else 989e12 * 0.65)
+        flops = sum(-(-each.num_tensors * each.stack // ranks) * newton_schulz_flops(each.rows, each.columns, 5) for each in local.matrices)
+        seconds = flops / (67e12 * 0.65 if job.spec.precision.params == "fp32" else 989e12 * 0.65)
         products.append(flops)
         exchanges.append(found - data_times(adamw, rates_of(adamw), local).optimizer_ns - seconds * 1e9)
     assert exchanges[0] == pytest.approx(0, abs=1)

@@ -65,7 +65,8 @@ def test_the_update_of_large_matrices(job_with: Any) -> None:
     assert found.budget.peak_places[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"
     assert found.budget.peak_places[Phase.OPTIMIZER] == "Newton-Schulz of the largest matrix"
     iteration = {row.op: row.nbytes for row in at_peak(found) if row.column is Column.WORKSPACE and "newton" in row.op}
-    assert iteration == {"megakernels.newton_schulz_.default": 4 * 4 * 256 * 256}  # a buffer of the iterate, x xᵀ, its polynomial, a mirror image
+    # of four matrices: a buffer of the iterate, x xᵀ, its polynomial, a mirror image
+    assert iteration == {"megakernels.newton_schulz_.default": 4 * 4 * 4 * 256 * 256}
 
 
 def test_the_backward_of_the_loss_on_the_last_stage(job_with: Any) -> None:
@@ -128,6 +129,6 @@ def test_of_equal_phases_the_first_has_the_peak(job_with: Any) -> None:
 def test_a_short_shard_is_padded_before_later_slots_are_made(job_with: Any) -> None:
     """Two slots per rank: the first's embedding is padded before the second has parameters, the last's head after everything else."""
     mesh = {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 2}}
-    job = job_with({"model": SQUARE | {"vocab_size": 255}, **mesh})
+    job = job_with({"model": SQUARE | {"vocab_size": 255}, **mesh, "batch": {"micro_batch_size": 8, "seq_length": 64}})
     assert compare(job, 1).budget.peak_places[Phase.INIT] == "parameters in place"
     assert compare(job, 3).budget.peak_places[Phase.INIT] == "padding of a short shard"

@@ -48,11 +48,11 @@ def num_tiles(num_rows: int, itemsize: int) -> int:
     return tiles * (tiles + 1) // 2
 
 
-def product_flops(num_rows: int, num_cols: int, itemsize: int, *, tall: bool = False) -> int:
-    """FLOPs of one symmetric product [num_rows, num_cols] · [num_cols, num_rows]: those of its tiles."""
+def tiles_of(num_rows: int, num_cols: int, itemsize: int, *, tall: bool = False) -> tuple[int, int]:
+    """Tiles of one symmetric product [num_rows, num_cols] · [num_cols, num_rows], and the FLOPs of each."""
     if uses_descriptors(num_rows, num_cols, itemsize, tall=tall):
-        return num_bands(num_rows) * 2 * SYMMETRIC_BAND**2 * num_cols
-    return num_tiles(num_rows, itemsize) * 2 * tile_side(num_rows, itemsize) ** 2 * num_cols
+        return 2 * num_bands(num_rows), SYMMETRIC_BAND**2 * num_cols
+    return num_tiles(num_rows, itemsize), 2 * tile_side(num_rows, itemsize) ** 2 * num_cols
 
 
 def segments(num_steps: int, short: int, long: int) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
 """Scratch and cost of Newton-Schulz steps of given tensors; needs no triton."""
 
+from math import prod
+
 from torch import Tensor
 
 from megakernels._common.cost import Cost
 from megakernels._common.device import chooses_triton
-from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES, num_inner_products, product_flops, segments
+from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES, num_inner_products, segments, tiles_of
 from megakernels.ops.newton_schulz.iteration import inner_dtype
 
 
@@ -18,8 +20,8 @@ def cost(x: Tensor, num_steps: int) -> Cost:
     """The tiles of symmetric products, and the products with x."""
     (short, long), size = sorted(x.shape[1:]), x.element_size()
     lengths = segments(num_steps, short, long)
-    outer = product_flops(short, long, size, tall=x.shape[1] > x.shape[2]) + 2 * short**2 * long
-    inner = num_inner_products(lengths) * product_flops(short, short, size)
+    outer = prod(tiles_of(short, long, size, tall=x.shape[1] > x.shape[2])) + 2 * short**2 * long
+    inner = num_inner_products(lengths) * prod(tiles_of(short, short, size))
     found = {x.dtype: x.shape[0] * len(lengths) * outer}
     found[inner_dtype(x.dtype)] = found.get(inner_dtype(x.dtype), 0) + x.shape[0] * inner
     return Cost(found)
