@@ -17,7 +17,7 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
 ):  # fmt: skip
     """Segments [first_segment, stop_segment) of one sequence and head, from the last; sums over positions are accumulated.
 
-    The walks over positions hold what a position needs of the one next to it. All else is made after them, of all positions of a segment:
+    The walks over positions hold what a position needs of the one next to it. The rest is made after them, of all positions of a segment:
     gradients of k, v and f, and of parameters. Between them `grad_k_parts` has the row sums of what each decay scales.
     """
     T: tl.constexpr = max(1, ROWS // K)
