@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, run, seeds_of
 from op_cases import CASES
 from op_checks import rms_ratio
@@ -15,6 +17,7 @@ from torch import Tensor
 from megakernels import m2rnn, m2rnn_piece, m2rnn_piece_backward
 from megakernels.ops.m2rnn import facts, kernel, reference
 from megakernels.ops.m2rnn.inputs import M2rnnInputs
+from megakernels.ops.m2rnn.kernel_step import quick_tanh
 from megakernels.ops.m2rnn.op import SCAN
 
 BY_NAME = {case.name: case for case in CASES}
@@ -140,3 +143,18 @@ def test_large_states_stay_with_the_reference() -> None:
     for key_width, value_width, expected in ((keys, values, kernel), (keys + 1, values, reference), (keys, values + 1, reference)):
         given = nothing._replace(q=torch.empty(1, 1, key_width), v=torch.empty(1, 1, 1, value_width))
         assert SCAN.module(given) is expected
+
+
+@triton.jit
+def tanh_kernel(x, y, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(y + tl.arange(0, N), quick_tanh(tl.load(x + tl.arange(0, N))))
+
+
+def test_the_recurrences_tanh() -> None:
+    """Relative errors, from the smallest to the largest arguments of both signs, on both sides of where its series ends."""
+    sizes = torch.cat([torch.logspace(-30, 3, 122), torch.tensor([0.0, 0.2499, 0.25, 0.2501, 39.9, 40.1])])
+    x = torch.cat([sizes, -sizes])
+    y = torch.empty_like(x)
+    tanh_kernel[(1,)](x, y, N=256)
+    exact = x.double().tanh()
+    assert ((y.double() - exact).abs() <= 1e-6 * exact.abs()).all()

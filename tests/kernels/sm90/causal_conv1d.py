@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from megakernels._common.walks import UNROLLED
 from megakernels.ops.causal_conv1d import kernel
 from megakernels.ops.causal_conv1d.facts import CONV_BACKWARD_POSITIONS, CONV_FORWARD_POSITIONS
 
@@ -36,14 +35,14 @@ ELEMENTS = ROWS * WIDTH
 
 
 def launches() -> dict[str, Any]:
-    """Programs and turns of loops at `SHAPE`: the positions that a walk takes together, and those that are left."""
+    """Programs and turns of the loop at `SHAPE`: a walk takes four positions together, backward two and three more in all."""
     found: dict[str, tuple[int, tuple[int, ...]]] = {}
-    for name, positions, before, options in (
-        ("forward", CONV_FORWARD_POSITIONS, 0, kernel.forward_options(WIDTH)),
-        ("backward", CONV_BACKWARD_POSITIONS, 3, kernel.backward_options(WIDTH, torch.bfloat16)),
+    for name, positions, taken, options in (
+        ("forward", CONV_FORWARD_POSITIONS, 4, kernel.forward_options(WIDTH)),
+        ("backward", CONV_BACKWARD_POSITIONS, 2, kernel.backward_options(WIDTH, torch.bfloat16)),
     ):
         programs = ROWS // positions * (WIDTH // options["CHANNELS"])
-        found[f"conv {name} {WIDTH} bf16"] = (programs, divmod(positions - before, UNROLLED.value))
+        found[f"conv {name} {WIDTH} bf16"] = (programs, (-(-positions // taken),))
     return found
 
 

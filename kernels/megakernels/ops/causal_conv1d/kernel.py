@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.tiles import exp2, narrow, on_device_of, reciprocal, unit_stride, widen
-from megakernels._common.walks import UNROLLED, of_document, only_if, walk_of
+from megakernels._common.tiles import narrow, on_device_of, unit_stride, widen
+from megakernels._common.walks import only_if, walk_of
 from megakernels.facts import block_of
 from megakernels.ops.causal_conv1d.facts import (
     CONV_BACKWARD_BYTES,
@@ -23,10 +23,15 @@ from megakernels.ops.causal_conv1d.facts import (
 )
 from megakernels.ops.causal_conv1d.kernel_steps import (
     SCALE,
+    age_of,
+    four_at,
     inputs_before,
     offset_of,
+    output_of,
     scaled_taps,
     step_back,
+    store_before,
+    two_at,
     with_shares,
 )
 from megakernels.ops.causal_conv1d.reference import Convolution
@@ -43,6 +48,7 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """POSITIONS positions of CHANNELS channels of one row of y."""
     row, first, steps, channel, inside = walk_of(num_positions, num_channels, POSITIONS=POSITIONS, CHANNELS=CHANNELS)
+    x_stride = tl.cast(x_stride, tl.int64)  # of several positions
     x += row * x_row
     initial += row * (TAPS - 1) * num_channels
     now, tap_1, tap_2, tap_3 = scaled_taps(weight, channel, inside, TAPS=TAPS, SILU=SILU)
@@ -51,23 +57,27 @@ def conv_forward_kernel(  # type: ignore[no-untyped-def]
     read = x + first * x_stride + channel
     written = y + (row * num_positions + first) * num_channels + channel
     starts += row * num_positions + first
-    for step in tl.range(0, steps, loop_unroll_factor=UNROLLED):
-        x_0 = widen(tl.load(read, mask=inside))
-        seen_1 = x_1
-        seen_2 = x_2
-        seen_3 = x_3
-        if PACKED:
-            place = first + step - tl.load(starts + step)
-            seen_1, seen_2, seen_3 = of_document(place, x_1, x_2, x_3)
-        total = offset + x_0 * now + seen_1 * tap_1 + seen_2 * tap_2 + seen_3 * tap_3
-        if SILU:
-            total = total * reciprocal(SCALE + SCALE * exp2(total))
-        tl.store(written, narrow(total, y.dtype.element_ty), mask=inside)
-        read += x_stride
-        written += num_channels
-        x_3 = x_2
-        x_2 = x_1
-        x_1 = x_0
+    one, two, three, four = four_at(read, x_stride, 0, steps, channel, num_channels)
+    for step in tl.range(0, steps, 4):
+        read += 4 * x_stride
+        next_one, next_two, next_three, next_four = four_at(read, x_stride, step + 4, steps, channel, num_channels)
+        place = first + step
+        age_1 = age_of(starts, place, step, steps, PACKED=PACKED)
+        age_2 = age_of(starts, place + 1, step + 1, steps, PACKED=PACKED)
+        age_3 = age_of(starts, place + 2, step + 2, steps, PACKED=PACKED)
+        age_4 = age_of(starts, place + 3, step + 3, steps, PACKED=PACKED)
+        u_1, u_2, u_3, u_4 = widen(one), widen(two), widen(three), widen(four)
+        y_1 = output_of(u_1, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age_1, PACKED=PACKED, SILU=SILU)
+        y_2 = output_of(u_2, u_1, x_1, x_2, offset, now, tap_1, tap_2, tap_3, age_2, PACKED=PACKED, SILU=SILU)
+        y_3 = output_of(u_3, u_2, u_1, x_1, offset, now, tap_1, tap_2, tap_3, age_3, PACKED=PACKED, SILU=SILU)
+        y_4 = output_of(u_4, u_3, u_2, u_1, offset, now, tap_1, tap_2, tap_3, age_4, PACKED=PACKED, SILU=SILU)
+        tl.store(written, narrow(y_1, y.dtype.element_ty), mask=inside)
+        tl.store(written + num_channels, narrow(y_2, y.dtype.element_ty), mask=only_if(step + 1 < steps, channel, num_channels))
+        tl.store(written + 2 * num_channels, narrow(y_3, y.dtype.element_ty), mask=only_if(step + 2 < steps, channel, num_channels))
+        tl.store(written + 3 * num_channels, narrow(y_4, y.dtype.element_ty), mask=only_if(step + 3 < steps, channel, num_channels))
+        written += 4 * num_channels
+        x_1, x_2, x_3 = u_4, u_3, u_2
+        one, two, three, four = next_one, next_two, next_three, next_four
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -80,8 +90,8 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
 ):  # fmt: skip
     """The gradients of POSITIONS positions of CHANNELS channels of one row, and their share of the weight gradient.
 
-    The first three positions and the three after the tile, whose gradients reach back, are outside the loop: inside, each position stores
-    the gradient of the input three before it. Widths are constants, so that a turn's addresses are offsets in its instructions.
+    A turn takes two positions. Each stores the gradient of the input three before it; the three positions after the tile, whose gradients
+    reach back, have no share of the weight gradient. Widths are constants, so that a turn's addresses are offsets in its instructions.
     """
     row, first, steps, channel, inside = walk_of(num_positions, num_channels, POSITIONS=POSITIONS, CHANNELS=CHANNELS)
     left = tl.minimum(POSITIONS + 3, num_positions - first).to(tl.int32)  # positions that exist, of those this program reads
@@ -104,77 +114,58 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     share_bias = tl.zeros([CHANNELS], dtype=tl.float32)
     read_x = x + first * x_stride + channel
     read_grad = grad_y + first * grad_stride + channel
-    written = grad_x + (row * num_positions + first) * num_channels + channel
+    written = grad_x + (row * num_positions + first - 3) * num_channels + channel
     starts += row * num_positions + first
     ahead = tl.where(first == 0, TAPS - 4, 1 << 30)  # row of `initial` that the first step's oldest input is, if there is one
-    for step in tl.static_range(3):
-        here = only_if(left > step, channel, num_channels)
-        x_0 = widen(tl.load(read_x + step * x_stride, mask=here, other=0.0))
-        grad = widen(tl.load(read_grad + step * grad_stride, mask=here, other=0.0))
-        age = POSITIONS
-        if PACKED:
-            age = first.to(tl.int32) + step - tl.load(starts + step, mask=left > step, other=0)
+    x_now, x_later = two_at(read_x, x_stride, 0, left, channel, num_channels)
+    grad_now, grad_later = two_at(read_grad, grad_stride, 0, left, channel, num_channels)
+    for step in tl.range(0, steps + 3, 2):
+        read_x += 2 * x_stride
+        read_grad += 2 * grad_stride
+        next_x, next_x_later = two_at(read_x, x_stride, step + 2, left, channel, num_channels)
+        next_grad, next_grad_later = two_at(read_grad, grad_stride, step + 2, left, channel, num_channels)
+        place = first.to(tl.int32) + step
+        age = age_of(starts, place, step, left, PACKED=PACKED)
+        later_age = age_of(starts, place + 1, step + 1, left, PACKED=PACKED)
+
+        x_0 = widen(x_now)
         grad, seen_1, seen_2, seen_3, grad_1, grad_2, grad_3 = step_back(
-            grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
+            widen(grad_now), x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
         )
         share, share_1, share_2, share_3, share_bias = with_shares(
-            share, share_1, share_2, share_3, share_bias, grad, x_0, seen_1, seen_2, seen_3, NEEDS_WEIGHT=NEEDS_WEIGHT
-        )
-        if NEEDS_INITIAL:
-            place = grad_initial + (ahead + step) * num_channels + channel
-            reaches = (ahead + step >= 0) & (ahead + step < TAPS - 1)
-            tl.store(place, narrow(back_3 + grad_3, grad_initial.dtype.element_ty), mask=only_if(reaches, channel, num_channels))
+            share, share_1, share_2, share_3, share_bias, tl.where(step < steps, grad, 0.0), x_0, seen_1, seen_2, seen_3,
+            NEEDS_WEIGHT=NEEDS_WEIGHT,
+        )  # fmt: skip
+        whole = back_3 + grad_3
         back_3 = back_2 + grad_2
         back_2 = back_1 + grad_1
         back_1 = grad * now
-        x_3 = x_2
-        x_2 = x_1
-        x_1 = x_0
-    read_x += 3 * x_stride
-    read_grad += 3 * grad_stride
-    for step in tl.range(3, steps, loop_unroll_factor=UNROLLED):
-        x_0 = widen(tl.load(read_x, mask=inside))
-        grad = widen(tl.load(read_grad, mask=inside))
-        age = POSITIONS
-        if PACKED:
-            age = first.to(tl.int32) + step - tl.load(starts + step)
+
+        x_later_0 = widen(x_later)
         grad, seen_1, seen_2, seen_3, grad_1, grad_2, grad_3 = step_back(
-            grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
+            widen(grad_later), x_later_0, x_0, x_1, x_2, offset, now, tap_1, tap_2, tap_3, later_age, PACKED=PACKED, SILU=SILU
         )
         share, share_1, share_2, share_3, share_bias = with_shares(
-            share, share_1, share_2, share_3, share_bias, grad, x_0, seen_1, seen_2, seen_3, NEEDS_WEIGHT=NEEDS_WEIGHT
-        )
+            share, share_1, share_2, share_3, share_bias, tl.where(step + 1 < steps, grad, 0.0), x_later_0, seen_1, seen_2, seen_3,
+            NEEDS_WEIGHT=NEEDS_WEIGHT,
+        )  # fmt: skip
+        whole_later = back_3 + grad_3
+        back_3 = back_2 + grad_2
+        back_2 = back_1 + grad_1
+        back_1 = grad * now
+
         if NEEDS_X:
-            tl.store(written, narrow(back_3 + grad_3, grad_x.dtype.element_ty), mask=inside)
-        back_3 = back_2 + grad_2
-        back_2 = back_1 + grad_1
-        back_1 = grad * now
-        x_3 = x_2
-        x_2 = x_1
-        x_1 = x_0
-        read_x += x_stride
-        read_grad += grad_stride
-        written += num_channels
-    if NEEDS_X:
-        stop = tl.maximum(steps, 3)
-        for more in tl.static_range(3):
-            here = only_if(stop + more < left, channel, num_channels)
-            x_0 = widen(tl.load(read_x + more * x_stride, mask=here, other=0.0))
-            grad = widen(tl.load(read_grad + more * grad_stride, mask=here, other=0.0))
-            age = POSITIONS
-            if PACKED:
-                age = first.to(tl.int32) + stop + more - tl.load(starts + stop + more, mask=stop + more < left, other=0)
-            grad, seen_1, seen_2, seen_3, grad_1, grad_2, grad_3 = step_back(
-                grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED=PACKED, SILU=SILU
-            )
-            place = written + more * num_channels
-            tl.store(place, narrow(back_3 + grad_3, grad_x.dtype.element_ty), mask=only_if(stop + more < steps + 3, channel, num_channels))
-            back_3 = back_2 + grad_2
-            back_2 = back_1 + grad_1
-            back_1 = grad * now
-            x_3 = x_2
-            x_2 = x_1
-            x_1 = x_0
+            here, later = (step >= 3) & (step < steps + 3), (step >= 2) & (step < steps + 2)
+            tl.store(written, narrow(whole, grad_x.dtype.element_ty), mask=only_if(here, channel, num_channels))
+            tl.store(written + num_channels, narrow(whole_later, grad_x.dtype.element_ty), mask=only_if(later, channel, num_channels))
+            written += 2 * num_channels
+        if NEEDS_INITIAL:
+            store_before(grad_initial, ahead + step, whole, channel, num_channels, TAPS=TAPS)
+            store_before(grad_initial, ahead + step + 1, whole_later, channel, num_channels, TAPS=TAPS)
+        x_3 = x_1
+        x_2 = x_0
+        x_1 = x_later_0
+        x_now, x_later, grad_now, grad_later = next_x, next_x_later, next_grad, next_grad_later
     if NEEDS_WEIGHT:
         if SILU:
             share *= SCALE
@@ -191,14 +182,14 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
 
 
 def forward_options(num_channels: int) -> dict[str, int]:
-    """Tile and warps of the forward: eight channels per thread."""
-    return {"POSITIONS": CONV_FORWARD_POSITIONS, "CHANNELS": min(CONV_FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 1}
+    """Tile and warps of the forward: four channels per thread, since eight of four positions leave room for half as many warps."""
+    return {"POSITIONS": CONV_FORWARD_POSITIONS, "CHANNELS": min(CONV_FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 2}
 
 
 def backward_options(num_channels: int, dtype: torch.dtype) -> dict[str, int]:
-    """Tile and warps of the backward: a thread loads 16 bytes, eight channels or, of fp32, four."""
+    """Tile and warps of the backward: a thread loads 8 bytes of a position, four channels or, of fp32, two."""
     channels = CONV_BACKWARD_BYTES // dtype.itemsize
-    return {"POSITIONS": CONV_BACKWARD_POSITIONS, "CHANNELS": min(channels, block_of(num_channels, 32)), "num_warps": 1}
+    return {"POSITIONS": CONV_BACKWARD_POSITIONS, "CHANNELS": min(channels, block_of(num_channels, 32)), "num_warps": 2}
 
 
 def forward(given: Convolution) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import exp2, reciprocal
+from megakernels._common.tiles import exp2, narrow, reciprocal
 from megakernels._common.walks import of_document, only_if, taps_of
 
 SCALE = tl.constexpr(-math.log2(math.e))
@@ -51,6 +51,48 @@ def inputs_before(  # type: ignore[no-untyped-def]
     one = inputs_at(x, initial, first - 1, x_stride, num_positions, channel, num_channels, TAPS, HAS_INITIAL)
     two = inputs_at(x, initial, first - 2, x_stride, num_positions, channel, num_channels, TAPS, HAS_INITIAL)
     return one, two, inputs_at(x, initial, first - 3, x_stride, num_positions, channel, num_channels, TAPS, HAS_INITIAL)
+
+
+@triton.jit
+def two_at(read, stride, step, stop, channel, num_channels):  # type: ignore[no-untyped-def]
+    """The rows of two positions of a walk from `step` on, as stored; zeros from `stop` on."""
+    first = tl.load(read, mask=only_if(step < stop, channel, num_channels), other=0.0)
+    return first, tl.load(read + stride, mask=only_if(step + 1 < stop, channel, num_channels), other=0.0)
+
+
+@triton.jit
+def four_at(read, stride, step, stop, channel, num_channels):  # type: ignore[no-untyped-def]
+    """The rows of four positions, as `two_at`."""
+    one, two = two_at(read, stride, step, stop, channel, num_channels)
+    three, four = two_at(read + 2 * stride, stride, step + 2, stop, channel, num_channels)
+    return one, two, three, four
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def age_of(starts, position, step, stop, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Positions since the position's document began; `starts` is that of the walk. Without documents no one reads it."""
+    if PACKED:
+        return position - tl.load(starts + step, mask=step < stop, other=0)
+    else:  # noqa: RET505  one branch is compiled
+        return position
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def output_of(  # type: ignore[no-untyped-def]
+    x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED: tl.constexpr, SILU: tl.constexpr
+):
+    """The output at one position, from its input and the three before it."""
+    if PACKED:
+        x_1, x_2, x_3 = of_document(age, x_1, x_2, x_3)
+    total = offset + x_0 * now + x_1 * tap_1 + x_2 * tap_2 + x_3 * tap_3
+    return total * reciprocal(SCALE + SCALE * exp2(total)) if SILU else total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_before(grad_initial, row, whole, channel, num_channels, TAPS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient of one of the inputs before the first position, if `row` is one."""
+    mask = only_if((row >= 0) & (row < TAPS - 1), channel, num_channels)
+    tl.store(grad_initial + row * num_channels + channel, narrow(whole, grad_initial.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

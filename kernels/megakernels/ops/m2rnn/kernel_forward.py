@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow, tanh
-from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, operands_at, parameters_of
+from megakernels._common.tiles import dot, narrow
+from megakernels.ops.m2rnn.kernel_step import gain_of, kept_of, operands_at, parameters_of, quick_tanh
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -37,7 +37,7 @@ def m2rnn_forward_kernel(  # type: ignore[no-untyped-def]
             next_queries = tl.load(q + tl.cast(ahead, tl.int64) * q_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
             _raw, _log_decay, gain = gain_of(gate, bias, rate)
             state = state * kept_of(starts, batch * num_positions, t, HAS_STARTS)
-            candidate = tanh(dot(state, weights) + keys[:, None] * values[None, :])
+            candidate = quick_tanh(dot(state, weights) + keys[:, None] * values[None, :])
             state += gain * (candidate - state)
             found = tl.sum(state * queries[:, None], 0) + skip * values
             out = ((batch * num_positions + t) * num_heads + head) * value_width + vs

@@ -3,7 +3,19 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import expm1, softplus
+from megakernels._common.tiles import LOG2_E, exp2, expm1, reciprocal, softplus
+
+
+@triton.jit
+def quick_tanh(x):  # type: ignore[no-untyped-def]
+    """Hyperbolic tangent within 1e-6 of it, however small x is: its series to the ninth power where |x| < 0.25.
+
+    Two special functions and a third of the instructions of `tiles.tanh`, which every position waits for.
+    """
+    square = x * x
+    series = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
+    far = 1.0 - 2.0 * reciprocal(1.0 + exp2(tl.minimum(x, 40.0) * (2.0 * LOG2_E)))
+    return tl.where(square < 0.0625, series, far)
 
 
 @triton.jit
