@@ -10,7 +10,7 @@ import re
 
 from megaplan.measured.kernels import FAMILIES, GEMM, family_of
 
-FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "GEMM fwd/recompute", "GEMM dgrad", "GEMM wgrad"
+FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "GEMM fwd/recompute", "GEMM dgrad, Muon's products", "GEMM wgrad"
 OTHER, OTHER_PRODUCTS = "other", "GEMM of other kernels"
 
 OPERATIONS: dict[str, str] = {
@@ -21,6 +21,7 @@ OPERATIONS: dict[str, str] = {
 """Parts of matrix products by the operation that launched them, where a profile says which."""
 
 RULES: tuple[tuple[str, str], ...] = (
+    (rf"^{GEMM}.*_bx_", "Muon GEMM (baddbmm)"),
     (r"^cudnn_.*sdpa.*(bprop|bwd)", "attn bwd (cuDNN)"),
     (r"flash_bwd|FlashAttnBwd", "attn bwd (flash)"),
     (r"flash_fwd|FlashAttnFwd", "attn fwd (flash)"),

@@ -19,8 +19,10 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks"
 
 from gpu.measured import times  # noqa: E402
 from gpu.measured.reserved import ReservedRow, reserved_rows, reserved_table  # noqa: E402
-from gpu.measured.results import EARLIER, FITTED, document, kept_model, training_runs  # noqa: E402
+from gpu.measured.results import EARLIER, FITTED, TrainingRun, document, kept_model, training_runs  # noqa: E402
 from gpu.tables import markdown  # noqa: E402
+
+from megaplan.api.profiled import label_of  # noqa: E402
 
 LEAST_GAIN = 0.07
 """Gain of another number of warps or stages from which it is shown."""
@@ -46,7 +48,7 @@ def percent(estimate: float, measured: float) -> str:
 def step_rows(path: Path, floors: dict[str, float]) -> Iterator[Sequence[str]]:
     """Step, its model and interval, floor, and the first step with the kernels that it found in the cache."""
     runs = {(run.name, run.expandable_segments): run for run in training_runs(path)}
-    ahead = {row["run"]: row.get("kernels") for row in document(path)["runs"]}
+    ahead = {label_of(row): row.get("kernels") for row in document(path)["runs"]}
     for row in times.steps(document(path)):
         run = runs.get((row.run, False)) or runs[row.run, True]
         kernels = ahead[row.run]
@@ -98,11 +100,11 @@ def check_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
             yield row["case"], "failed", ""
 
 
-def floor_seconds(spec: Path) -> float:
-    """The counted lower bound of a spec's step."""
+def floor_seconds(run: TrainingRun) -> float:
+    """The counted lower bound of a run's step."""
     import roofline  # noqa: PLC0415  (loads torch)
 
-    return float(roofline.counted(str(spec), []).floor.seconds)
+    return float(roofline.counted(str(run.spec), run.overrides).floor.seconds)
 
 
 def page() -> str:
@@ -115,7 +117,7 @@ def section(path: Path) -> str:
     """The section of a results file; its text is the file of this folder with the name of the results."""
     found, rows = document(path), times.rows(document(path))
     kept = kept_model(found)
-    floors = kept["floors"] if kept else {run.name: floor_seconds(run.spec) for run in training_runs(path)}
+    floors = kept["floors"] if kept else {run.name: floor_seconds(run) for run in training_runs(path)}
     far = [row for row in rows if row.share > times.LEAST and (row.error is None or abs(row.error) > times.FAR)]
     cases = [line for line in found.get("checks", ()) if "num_tokens" in line]
     return (
@@ -186,12 +188,11 @@ def above_rows(cases: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
 def keep(path: Path) -> None:
     """Add what today's code models for the runs of a results file to the file, as its key `modelled`."""
     found = document(path)
-    specs = {run.name: run.spec for run in training_runs(path) if not run.expandable_segments}
     kept = {
         "steps": times.steps(found),
         "parts": times.rows(found),
         "reserved": list(reserved_rows(path)),
-        "floors": {name: floor_seconds(spec) for name, spec in specs.items()},
+        "floors": {run.name: floor_seconds(run) for run in training_runs(path)},
     }
     lines = ",\n".join(f' "{key}": {_rows_text(value)}' for key, value in kept.items())
     path.write_text(path.read_text().rstrip().removesuffix("}").rstrip() + f',\n"modelled": {{\n{lines}}}\n}}\n')

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from gpu.measured.results import FITTED, document, kept_model, spec_of
 
+from megaplan.api.profiled import label_of
 from megaplan.budget.megarun import megarun_budget
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
@@ -66,7 +67,7 @@ def reserved_rows(results: Path = FITTED) -> Iterator[ReservedRow]:
 
 def _of_run(run: dict[str, Any], shards: ShardsPool) -> Iterator[ReservedRow]:
     expandable = bool(run["expandable_segments"])
-    spec = spec_of(run["run"], f"host.expandable_segments={str(expandable).lower()}")
+    spec = spec_of(run["run"], *run.get("overrides", ()), f"host.expandable_segments={str(expandable).lower()}")
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, choose_cuts(spec, inventory).spans)
     budget = megarun_budget(spec, inventory, layout, shards=shards)
@@ -74,7 +75,7 @@ def _of_run(run: dict[str, Any], shards: ShardsPool) -> Iterator[ReservedRow]:
     for phase, measured in ((Phase(name), values) for name, values in run["phases"].items()):
         estimated = then.phases[phase]
         yield ReservedRow(
-            run["run"],
+            label_of(run),
             expandable,
             phase,
             measured["allocated"],

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from megaplan.api.profiled import label_of
 from megaplan.spec.load import load_spec, load_spec_text
 from megaplan.spec.models import Spec
 
@@ -38,7 +39,7 @@ class TrainingRun(NamedTuple):
     """One measured training run.
 
     Attributes:
-        name: The spec under `benchmarks/gpu/specs`.
+        name: The spec under `benchmarks/gpu/specs`, and the overrides with which it was trained.
         expandable_segments: The allocator's setting.
         step_seconds: Median of the steps after the first.
         first_step_seconds: The first step, compilation of kernels included.
@@ -64,7 +65,12 @@ class TrainingRun(NamedTuple):
     @property
     def spec(self) -> Path:
         """The spec that was trained."""
-        return SPECS / f"{self.name}.yaml"
+        return SPECS / f"{self.name.split()[0]}.yaml"
+
+    @property
+    def overrides(self) -> list[str]:
+        """The overrides with which it was trained."""
+        return self.name.split()[1:]
 
     @property
     def peak(self) -> Phase:
@@ -104,7 +110,7 @@ def spec_of(name: str, *overrides: str) -> Spec:
 def _training_run(row: dict[str, Any]) -> TrainingRun:
     gpu = row.get("gpu", {})
     return TrainingRun(
-        row["run"],
+        label_of(row),
         row["expandable_segments"],
         row["step_s"],
         row["seconds"][0],

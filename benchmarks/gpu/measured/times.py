@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from gpu.measured.results import SPECS, kept_model
 
 import megaplan
+from megaplan.api.profiled import label_of
 from megaplan.cost.rates import Rates, rates_with
 from megaplan.cost.replay import ReplayTimer
 from megaplan.layout.profile import TrainedPlan, counts_of
@@ -78,13 +79,13 @@ def steps(results: Mapping[str, Any]) -> list[StepRow]:
     for run in results["runs"]:
         if run.get("expandable_segments") and run["run"] in default:
             continue
-        task = task_of(run["run"])
+        task = task_of(run)
         seconds = ReplayTimer(task.inventory, task.spec, as_profiled).step_ns(task.spec, task.spans) / 1e9
         constants = profiled(task.spec.device.name)
         assert constants is not None
         low, high = constants.interval
-        without = constants.runs.get(run["run"], {}).get("without it", seconds)
-        found.append(StepRow(run["run"], run["step_s"], seconds, low * seconds, high * seconds, without, bool(run.get("gpu"))))
+        without = constants.runs.get(label_of(run), {}).get("without it", seconds)
+        found.append(StepRow(label_of(run), run["step_s"], seconds, low * seconds, high * seconds, without, bool(run.get("gpu"))))
     return found
 
 
@@ -94,14 +95,14 @@ def as_profiled(rates: Rates) -> Rates:
     return rates if found is None else rates_with(rates, found)
 
 
-def task_of(name: str) -> TrainedPlan:
+def task_of(run: Mapping[str, Any]) -> TrainedPlan:
     """The plan that a run trained."""
-    job = megaplan.load(str(SPECS / f"{name}.yaml"))
+    job = megaplan.load(str(SPECS / f"{run['run']}.yaml"), *run.get("overrides", ()))
     return TrainedPlan(job.spec, job.inventory, job.spans)
 
 
 def _rows_of(run: Mapping[str, Any]) -> list[GroupRow]:
-    name, step, task = run["run"], 1e3 * run["step_s"], task_of(run["run"])
+    name, step, task = label_of(run), 1e3 * run["step_s"], task_of(run)
     timer = ReplayTimer(task.inventory, task.spec, as_profiled)
     labels = _labels()
     taken: dict[str, float] = {}
@@ -131,13 +132,15 @@ def _error(taken: float, modelled: float, step: float) -> float | None:
 
 
 def _labels() -> dict[tuple[str, str | None], str]:
-    """The part of each kind and letter: families with one group, or with the same kinds, are one part."""
+    """The part of each kind and letter: families with one group, or with the same kinds, are one part; the empty letter is outside passes."""
     by_kinds: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
     for family in FAMILIES:
         groups = by_kinds.setdefault((family.kinds, family.letter), [])
         if family.group not in groups:
             groups.append(family.group)
-    return {(kind, letter): ", ".join(groups) for (kinds, letter), groups in by_kinds.items() for kind in kinds}
+    found = {(kind, letter): ", ".join(groups) for (kinds, letter), groups in by_kinds.items() for kind in kinds}
+    outside = {(kind, ""): label for (kind, letter), label in found.items() if letter is not None and (kind, None) not in found}
+    return outside | found
 
 
 def step_table(found: Sequence[StepRow]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ def measured_constants(folder: str, results: str, held_out: Sequence[str] = (), 
     """The document of measured constants.
 
     Args:
-        folder: Folder in which `NAME.yaml` is the spec that the run `NAME` trained.
+        folder: Folder in which `NAME.yaml` is the spec that the run `NAME` trained, with the run's `overrides` if it has any.
         results: JSON of the runs, or a line for each run and lines that hold the other facts.
         held_out: Results whose runs are in no constant: the errors of their modelled steps count for the interval.
         changed: Kernels that changed after these runs, with their times before and after: the constants are those of today's kernels.
@@ -43,7 +43,7 @@ def measured_constants(folder: str, results: str, held_out: Sequence[str] = (), 
         raise refuse("MP487", f"{results} has no profiled run", FORM)
     if missing := [fact for fact in FACTS if fact not in found]:
         raise refuse("MP487", f"{results} does not say {', '.join(missing)}", FORM)
-    tasks = {run["run"]: _task(Path(folder), run["run"]) for run in runs}
+    tasks = {run["run"]: _task(Path(folder), run) for run in runs}
     devices = sorted({task.spec.device.name for task in tasks.values()})
     if len(devices) > 1:
         raise refuse("MP487", f"the specs of {folder} are of {' and '.join(devices)}", "one file for each device")
@@ -56,7 +56,7 @@ def _steps(folder: str, path: str) -> Iterator[tuple[str, float, TrainedPlan]]:
     found = _results(path)
     for run in found["runs"]:
         if _is_timed(run):
-            yield f"{run['run']} {found.get('date', path)}", run["step_s"], _task(Path(folder), run["run"])
+            yield f"{run['run']} {found.get('date', path)}", run["step_s"], _task(Path(folder), run)
 
 
 def _results(path: str) -> dict[str, Any]:
@@ -77,18 +77,23 @@ def _results(path: str) -> dict[str, Any]:
             found["runs"].append(each)
         else:
             found |= each | {"runs": [*found["runs"], *each.get("runs", [])]}
-    return found
+    return found | {"runs": [run | {"spec": run["run"], "run": label_of(run)} if _is_timed(run) else run for run in found["runs"]]}
+
+
+def label_of(run: Mapping[str, Any]) -> str:
+    """The name of a run: its spec's, and the overrides with which it was trained."""
+    return " ".join([run["run"], *run.get("overrides", ())])
 
 
 def _is_timed(run: Any) -> bool:
     return isinstance(run, dict) and isinstance(run.get("run"), str) and isinstance(run.get("step_s"), (int, float)) and run["step_s"] > 0
 
 
-def _task(folder: Path, name: str) -> TrainedPlan:
+def _task(folder: Path, run: Mapping[str, Any]) -> TrainedPlan:
     from megaplan.layout.profile import TrainedPlan  # noqa: PLC0415
 
-    job = load(str(folder / f"{name}.yaml"))
+    job = load(str(folder / f"{run['spec']}.yaml"), *run.get("overrides", ()))
     host = job.spec.host
     if not host.uses_triton:
-        raise refuse("MP487", f"run {name} is of host {host.kind.name} with kernels {host.kernels}", "host.kernels: triton")
+        raise refuse("MP487", f"run {run['run']} is of host {host.kind.name} with kernels {host.kernels}", "host.kernels: triton")
     return TrainedPlan(job.spec, job.inventory, job.spans)

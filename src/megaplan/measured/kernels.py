@@ -15,7 +15,7 @@ class KernelFamily(NamedTuple):
         rule: An expression that their names match; the first family counts.
         group: Name in tables; several families may share one.
         kinds: Kinds of the cost model whose times they make up together.
-        letter: Letter of the passes, if products differ by it; None for all.
+        letter: Letter of the passes, if products differ by it; None for all. Kernels outside passes belong to it too.
     """
 
     rule: str
@@ -28,9 +28,8 @@ GEMM = r"(nvjet_|cutlass|sm\d+_xmma_gemm|void (cutlass|gemm)|ampere_.*gemm)"
 COPIES, CASTS, ADDS = "DtoD copies", "copies with stride / cast to bf16", "adds bf16 (residual, dgrad sums)"
 FAMILIES: tuple[KernelFamily, ...] = (
     KernelFamily(rf"^{GEMM}.*_qq[a-z]*_", "GEMM fp8", ("fp8.product",)),
-    KernelFamily(rf"^{GEMM}.*_bx_", "Muon GEMM (baddbmm)", ("muon.product",)),
     KernelFamily(rf"^{GEMM}.*_TN[NT]$", "GEMM fwd/recompute", ("product",), "F"),
-    KernelFamily(rf"^{GEMM}.*_NN[NT]$", "GEMM dgrad", ("product",), "I"),
+    KernelFamily(rf"^{GEMM}.*_NN[NT]$", "GEMM dgrad, Muon's products", ("product", "muon.product"), "I"),
     KernelFamily(rf"^{GEMM}.*_NT[NT]$", "GEMM wgrad", ("product",), "W"),
     KernelFamily(r"^mamba3_", "Mamba-3 scan", ("mamba3",)),
     KernelFamily(r"^ssd_", "SSD scan", ("ssd",)),
@@ -61,7 +60,8 @@ FAMILIES: tuple[KernelFamily, ...] = (
     KernelFamily(r"^(sum_slots|spread)_", "MoE combine", ("experts.sum",)),
     KernelFamily(r"chunk_cat_cuda_kernel", "FSDP chunk_cat", ("chunk_cat",)),
     KernelFamily(r"CatArrayBatchedCopy", "cat", ("join",)),
-    KernelFamily(r"multi_tensor_apply_kernel<.*FusedOpti", "AdamW", ("adamw",)),
+    KernelFamily(r"^adamw_kernel|multi_tensor_apply_kernel<.*FusedOpti", "AdamW", ("adamw",)),
+    KernelFamily(r"^(nesterov|decayed_add)_kernel", "Muon's momentum and update", ("muon.scale",)),
     KernelFamily(r"multi_tensor_apply_kernel", "clip (norm, scale)", ("clip",)),
     KernelFamily(r"bfloat16_copy_kernel_cuda|gpu_kernel_impl_nocast<at::native::bfloat16_copy_kerne", "FSDP cast fp32->bf16", ("cast",)),
     KernelFamily(r"elementwise_kernel<128.*direct_copy_kernel", CASTS, ("strided copy",)),
