@@ -61,7 +61,7 @@ def test_the_inside_of_attention(job_with: Any, section: str, cp: int, settings:
     assert inside == (0 if section == "too wide" else 4 * 2 * 16 * 128 // cp)
 
 
-@pytest.mark.parametrize(("full_layers", "slots"), [([1], 10), ([], 7)], ids=["full", "windows"])
+@pytest.mark.parametrize(("full_layers", "slots"), [([1], 10), ([], 8)], ids=["full", "windows"])
 def test_the_inside_of_stored_scores(job_with: Any, full_layers: list[int], slots: int) -> None:
     """Weights and score gradients of the tiles of every head, fewer of them in a layer with a window."""
     section = {
