@@ -47,6 +47,7 @@ def configurations() -> dict[str, Any]:
         (128, 128, "bf16", EVERYTHING),
         (128, 128, "bf16", WINDOW),
         (96, 64, "bf16", WINDOW),
+        (96, 64, "bf16", WINDOW | {"HAS_STARTS": True}),
         (192, 128, "bf16", PLAIN),
         (256, 256, "bf16", PLAIN),
         (64, 64, "fp32", EVERYTHING),
@@ -67,7 +68,7 @@ def configurations() -> dict[str, Any]:
         strides = [f"{name}_stride_{axis}" for name in ("grad", "q", "k", "v") for axis in "bth"]
         types |= dict.fromkeys((*ALIGNED, *strides), "i32:16")
         for key, function in KERNELS.items():
-            place = {"edged": flags["HAS_STARTS"] or flags["ZIG_ZAG"], "large": HAS_REGISTERS} if key == "key" else {}
+            place = {"pieces": flags["ZIG_ZAG"], "large": HAS_REGISTERS and not flags["HAS_STARTS"]} if key == "key" else {}
             bent = flags["CAPPED"] or flags["HAS_RELATIONS"]
             numbers, options = constants(key, width, value_width, DTYPES[dtype].itemsize, bent=bent, **place)
             name = (

@@ -114,7 +114,7 @@ def attention_kernels(width: int, value_width: int, dtype: str, flags: dict[str,
     found: dict[str, Any] = {f"index mass {name}": (index_mass_kernel, numbers, {**constants_of, **masked}, options)}
     kernels = {"forward": attention_forward_kernel, "query": attention_query_kernel, "key": attention_key_kernel}
     for key, function in kernels.items():
-        constants_of, options = constants(key, width, value_width, DTYPES[dtype].itemsize, masked=True)
+        constants_of, options = constants(key, width, value_width, DTYPES[dtype].itemsize, masked=True, pieces=masked["ZIG_ZAG"])
         parts = [{"NUM_PIECES": 1 + masked["ZIG_ZAG"], **part} for part in key_parts(width, value_width, DTYPES[dtype].itemsize)]
         for number, part in enumerate(parts if key == "key" else [{}]):
             of_part = f" {number}" if number else ""

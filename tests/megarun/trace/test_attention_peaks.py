@@ -61,6 +61,25 @@ def test_the_inside_of_attention(job_with: Any, section: str, cp: int, settings:
     assert inside == (0 if section == "too wide" else 4 * 2 * 16 * 128 // cp)
 
 
+@pytest.mark.parametrize(("full_layers", "slots"), [([1], 10), ([], 8)], ids=["full", "windows"])
+def test_the_inside_of_stored_scores(job_with: Any, full_layers: list[int], slots: int) -> None:
+    """Weights and score gradients of the tiles of every head, fewer of them in a layer with a window."""
+    section = {
+        "kind": "gqa",
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "head_dim": 8,
+        "score_cap": 30.0,
+        "window_size": 100,
+        "full_layers": full_layers,
+    }
+    model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": section}
+    batch = {"micro_batch_size": 1, "seq_length": 512}
+    found = compare_passes(job_with({"model": model, "precision": BF16, "batch": batch, "host.kernels": "triton"}))
+    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
+    assert inside == 4 * 2 * 512 + 2 * 2 * slots * 128**2 * 2
+
+
 @pytest.mark.parametrize(
     ("cp", "settings"),
     [(1, {}), (1, {"recompute": {"default": "selective"}}), (2, {"data.packing": "documents"})],

@@ -122,8 +122,8 @@ def _starts(given: Attention) -> Tensor:
 
 def key_tile(given: Attention, places: Places, bits: Tensor | None) -> dict[str, bool]:
     """Properties of a call that decide the tile of the key kernel."""
-    edged = given.starts is not None or len(places.firsts) > 1 or places.num_ranks > 1
-    return {"masked": bits is not None, "bent": _is_bent(given), "edged": edged, "large": HAS_REGISTERS}
+    large = HAS_REGISTERS and given.starts is None and bits is None
+    return {"masked": bits is not None, "bent": _is_bent(given), "pieces": len(places.firsts) > 1 or places.num_ranks > 1, "large": large}
 
 
 def _is_bent(given: Attention) -> bool:

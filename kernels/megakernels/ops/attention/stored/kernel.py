@@ -32,7 +32,7 @@ def attention_delta_kernel(  # type: ignore[no-untyped-def]
     tl.store(delta + (batch * num_heads + head) * num_queries + row, tl.sum(grads * made.to(tl.float32), 1), mask=there)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def stored_tile(tile, band, HAS_WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
     """The tile of queries and that of keys of a stored tile; that of keys is below 0 for one that does not exist."""
     if HAS_WINDOW:
@@ -46,7 +46,7 @@ def stored_tile(tile, band, HAS_WINDOW: tl.constexpr):  # type: ignore[no-untype
     return of_queries, of_keys
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def place_of(of_queries, of_keys, band, HAS_WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
     """Number of the stored tile of a tile of queries and one of keys; `stored_tile` backwards."""
     if HAS_WINDOW:

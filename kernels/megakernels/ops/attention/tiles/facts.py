@@ -63,10 +63,10 @@ BENT_TILES = {
     },
 }
 """Tiles in place of these where scores are capped or have relations, which need more registers."""
-EDGED_TILES = {"key": {(False, 160): Tile(32, 128, 8, 2)}}
-"""Tiles in place of these where documents or pieces of a sequence need more registers, as a mask of chosen keys does."""
+PIECES_TILES = {"key": {(False, 160): Tile(32, 128, 8, 2)}}
+"""Tiles in place of these where pieces of a sequence need more registers."""
 LARGE_TILES = {"key": {(False, 256): Tile(64, 128, 8, 2)}}
-"""Tiles in place of these under Triton's versions that compile them without spills: loads of the next queries overlap products."""
+"""Tiles in place of these under Triton's versions that compile them without spills, of rows of one document."""
 MASKED_TILES = {"key": {(False, 384): Tile(32, 64, 8, 2), (False, 512): Tile(16, 64, 8, 2)}}
 """Tiles in place of these where a mask of chosen keys needs more registers than there are."""
 
@@ -88,7 +88,7 @@ def tile_of(kernel: str, columns: int, itemsize: int, replaced: Iterable[Mapping
 
 def constants(
     kernel: str, width: int, value_width: int, itemsize: int,
-    *, masked: bool = False, bent: bool = False, edged: bool = False, large: bool = False,
+    *, masked: bool = False, bent: bool = False, pieces: bool = False, large: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:  # fmt: skip
     """Constants of a kernel, and its launch options, that follow from widths and dtype.
 
@@ -99,11 +99,11 @@ def constants(
         itemsize: Bytes of an element.
         masked: True if queries choose keys.
         bent: True if scores are capped or have relations.
-        edged: True if rows hold documents, or queries are pieces of a sequence.
-        large: True if the compiler has registers for `LARGE_TILES`.
+        pieces: True if queries are pieces of a sequence.
+        large: True if the compiler has registers for `LARGE_TILES`, and rows are of one document.
     """
     (head, rest), value = split_width(width), block_of(value_width, SMALLEST_DOT)
-    choices = (LARGE_TILES, large and not (edged or masked)), (EDGED_TILES, edged or masked), (MASKED_TILES, masked), (BENT_TILES, bent)
+    choices = (LARGE_TILES, large and not pieces), (PIECES_TILES, pieces), (MASKED_TILES, masked), (BENT_TILES, bent)
     tile = tile_of(kernel, head + rest + value, itemsize, (tiles for tiles, applies in choices if applies))
     sides = {"WIDTH": width, "VALUE": value_width, "D": head, "R": rest, "V": value}
     return sides | {"M": tile.queries, "N": tile.keys}, {"num_warps": tile.warps, "num_stages": tile.stages}
