@@ -35,11 +35,11 @@ def unit_stride(tensor: Tensor) -> Tensor:
 
 
 def has_large_tiles(device: torch.device) -> bool:
-    """True if a program can hold four stages of 48 KiB that descriptors fill: Hopper and data-center Blackwell, and the interpreter."""
+    """True if a program can hold four stages of 48 KiB that descriptors fill: on Hopper, Blackwell of data centres, and in the interpreter."""
     if device.type == "cpu":
         return True
     properties = torch.cuda.get_device_properties(device)
-    return properties.major >= HOPPER and properties.shared_memory_per_block_optin >= LARGE_SHARED_BYTES
+    return properties.major >= HOPPER and getattr(properties, "shared_memory_per_block_optin", 0) >= LARGE_SHARED_BYTES
 
 
 def has_descriptor(tensor: Tensor) -> bool:
