@@ -35,7 +35,7 @@ def unit_stride(tensor: Tensor) -> Tensor:
 
 
 def has_large_tiles(device: torch.device) -> bool:
-    """True if a program can hold four stages of 48 KiB that descriptors fill: Hopper and data-center Blackwell, and the interpreter."""
+    """True if a program can hold four stages of 48 KiB that descriptors fill: on Hopper, data-center Blackwell, and in the interpreter."""
     if device.type == "cpu":
         return True
     properties = torch.cuda.get_device_properties(device)

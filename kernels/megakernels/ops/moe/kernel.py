@@ -68,24 +68,14 @@ def routed_experts_backward(
     """Follows the contract of `reference.routed_experts_backward`."""
     x, weights, rows, counts, gate, up, down = given[:7]
     grad_y, x, weights, up, down = unit_stride(grad_y), unit_stride(x), weights.contiguous(), up.contiguous(), down.contiguous()
-    (num_pairs, width), (num_experts, _, num_hidden), top_k = up_out.shape, up.shape, weights.shape[1]
+    (num_pairs, width), num_hidden, top_k = up_out.shape, up.shape[2], weights.shape[1]
     tiles = tiles_of(counts, num_pairs, x.element_size())
     num_shares = triton.cdiv(width, tile_cols(width, x.element_size(), PULL_COLS))
-    blocks = kind_of(given) != CLAMPED and reads_blocks(tiles, num_hidden, width, down)  # of the clamped one large tiles spill
-    options = pull_options(width, x.element_size(), blocks=blocks)
     grad_up_out, hidden = torch.empty_like(up_out), torch.empty_like(up_out)
     grad_gate_out = None if gate_out is None else torch.empty_like(gate_out)
     shares = torch.empty(num_shares + sizes_of(given).bias_shares(weights=needs[1]), num_pairs, dtype=torch.float32, device=x.device)
     if num_pairs:
-        with on_device_of(x):
-            pull_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](
-                grad_y, described(down, options["STEP"], options["COLS"]) if blocks else down, weights, rows, tiles.ends, tiles.tile_ends,
-                up_out if gate_out is None else gate_out, up_out,
-                grad_up_out if grad_gate_out is None else grad_gate_out, grad_up_out, hidden, shares,
-                grad_y.stride(0),
-                top_k, num_experts, num_pairs, num_hidden, width, given.limit or 0.0,
-                KIND=kind_of(given), GATED=gate is not None, BLOCKS=blocks, TILE=tiles.rows, EXPERTS=block_of(num_experts), **options,
-            )  # fmt: skip
+        _pull(tiles, given, grad_y, (gate_out, up_out), (grad_gate_out, grad_up_out), hidden, shares)
     grad_down_bias = down_bias_gradient(tiles, given, grad_y, shares[num_shares:], needs[7])
     grad_weights = shares.sum(0).view(weights.shape) if needs[1] else None
     del shares
@@ -112,6 +102,26 @@ def routed_experts_backward(
     if needs[3]:
         grad_up = outer(tiles, grad_up_out, copied)
     return grad_x, grad_weights, grad_gate, grad_up, grad_down, grad_gate_bias, grad_up_bias, grad_down_bias
+
+
+def _pull(
+    tiles: Tiles, given: Experts, grad_y: Tensor, made: tuple[Tensor | None, Tensor], gradients: tuple[Tensor | None, Tensor],
+    hidden: Tensor, shares: Tensor,
+) -> None:  # fmt: skip
+    """The gradients of gate_out and up_out, the weighted hidden rows, and shares of the weights' gradient."""
+    down, top_k, (num_experts, width, num_hidden) = given.down.contiguous(), given.weights.shape[1], given.up.shape
+    (gate_out, up_out), (grad_gate_out, grad_up_out) = made, gradients
+    blocks = kind_of(given) != CLAMPED and reads_blocks(tiles, num_hidden, width, down)  # of the clamped one large tiles spill
+    options = pull_options(width, up_out.element_size(), blocks=blocks)
+    with on_device_of(up_out):
+        pull_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](
+            grad_y, described(down, options["STEP"], options["COLS"]) if blocks else down, given.weights.contiguous(),
+            given.rows, tiles.ends, tiles.tile_ends,
+            _or(gate_out, up_out), up_out, _or(grad_gate_out, grad_up_out), grad_up_out, hidden, shares,
+            grad_y.stride(0),
+            top_k, num_experts, up_out.shape[0], num_hidden, width, given.limit or 0.0,
+            KIND=kind_of(given), GATED=gate_out is not None, BLOCKS=blocks, TILE=tiles.rows, EXPERTS=block_of(num_experts), **options,
+        )  # fmt: skip
 
 
 def _times(
