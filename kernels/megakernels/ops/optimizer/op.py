@@ -103,9 +103,7 @@ def _nesterov_(momenta: Sequence[Tensor], gradients: Sequence[Tensor], updates: 
 
 
 @_nesterov_.register_fake
-def _(
-    _momenta: Sequence[Tensor], _gradients: Sequence[Tensor], _updates: Sequence[Tensor], _keep: float, _scale: float
-) -> None:
+def _(_momenta: Sequence[Tensor], _gradients: Sequence[Tensor], _updates: Sequence[Tensor], _keep: float, _scale: float) -> None:
     pass
 
 
